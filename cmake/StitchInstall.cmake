@@ -1,0 +1,28 @@
+# cmake --install puts libraries, headers, stitch-run and the package files in place; a program then says
+#   find_package(stitch REQUIRED)
+#   target_link_libraries(app PRIVATE stitch::stitch)
+include(CMakePackageConfigHelpers)
+set(stitch_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/stitch")
+
+foreach(folder IN LISTS STITCH_FOLDERS)
+  if(TARGET stitch_${folder})
+    list(APPEND stitch_libraries stitch_${folder})
+  endif()
+  install(DIRECTORY "${folder}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/stitch/${folder}" FILES_MATCHING PATTERN "*.h")
+endforeach()
+install(FILES stitch.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/stitch")
+install(TARGETS stitch ${stitch_libraries} EXPORT stitchTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT stitchTargets NAMESPACE stitch:: DESTINATION "${stitch_package_dir}")
+if(TARGET stitch-run)
+  install(TARGETS stitch-run RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
+
+configure_package_config_file(cmake/stitchConfig.cmake.in "${CMAKE_CURRENT_BINARY_DIR}/stitchConfig.cmake" INSTALL_DESTINATION "${stitch_package_dir}")
+write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/stitchConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES
+  "${CMAKE_CURRENT_BINARY_DIR}/stitchConfig.cmake"
+  "${CMAKE_CURRENT_BINARY_DIR}/stitchConfigVersion.cmake"
+  cmake/StitchDependencies.cmake
+  cmake/StitchTorch.cmake
+  cmake/clang_vector.h
+  DESTINATION "${stitch_package_dir}")

@@ -1,0 +1,149 @@
+#pragma once
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+// The only place that knows how versions of libtorch differ. Features are asked for, versions never. What must depend on a
+// template parameter does, because `requires` only tests dependent expressions softly.
+namespace stitch::dist_autograd {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// How this libtorch owns a node: std::shared_ptr, or an intrusive pointer in later ones.
+using NodePtr = std::remove_cvref_t<decltype(std::declval<Edge&>().function)>;
+inline constexpr bool kSharedNodes = std::is_same_v<NodePtr, std::shared_ptr<Node>>;
+
+// Makes a node whose end does not recurse through a deep graph.
+template <class T, class... Args>
+[[nodiscard]] auto make_node(Args&&... args) {
+  if constexpr (kSharedNodes) {
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
+}
+
+// The stream on which a node's work belongs: that of its first input on an accelerator. None for CPU nodes.
+[[nodiscard]] inline std::optional<c10::Stream> node_stream(const Node& node) {
+  for (std::uint32_t i = 0; i < node.num_inputs(); ++i) {
+    const auto& metadata = node.input_metadata(i);
+    if (!metadata.device().is_cpu() && !metadata.device().is_meta()) return metadata.stream();
+  }
+  return std::nullopt;
+}
+
+// Makes work that `consumer` does later wait for what the current stream has done to `tensor`. CPU tensors need nothing.
+inline void hand_over(const at::Tensor& tensor, const std::optional<c10::Stream>& consumer) {
+  if (!tensor.defined() || tensor.device().is_cpu() || tensor.device().is_meta() || !consumer) return;
+  const c10::impl::VirtualGuardImpl device(tensor.device().type());
+  const c10::Stream producer = device.getStream(tensor.device());
+  if (producer == *consumer || consumer->device_type() != producer.device_type()) return;
+  c10::Event ready(producer.device_type());
+  ready.record(producer);
+  ready.block(*consumer);
+  if (tensor.has_storage()) device.recordDataPtrOnStream(tensor.storage().data_ptr(), *consumer);
+}
+
+// Tensor hooks that run before a node's own pre hooks, where this libtorch keeps them apart (else they are pre hooks).
+template <class N>
+void tensor_pre_hooks(N& node, variable_list& grads) {
+  if constexpr (requires { node.tensor_pre_hooks(); }) {
+    for (const auto& hook : node.tensor_pre_hooks()) grads = (*hook)(grads);
+    for (const auto& retained : node.retains_grad_hooks()) grads = (*retained.second)(grads);
+  }
+}
+
+// Hooks of a leaf, where this libtorch runs them inside AccumulateGrad (else tensor_pre_hooks() has run them).
+template <class N>
+void leaf_hooks(N& node, const at::Tensor& variable, at::Tensor& grad) {
+  if constexpr (!requires { node.tensor_pre_hooks(); }) {
+    for (const auto& hook : torch::autograd::impl::hooks(variable)) grad = (*hook)({grad})[0];
+  }
+}
+
+// Gives `grad` the dtype that the input described by `metadata` wants.
+template <class Metadata>
+void fit_dtype(const Metadata& metadata, at::Tensor& grad) {
+  auto wanted = c10::typeMetaToScalarType(metadata.options().dtype());
+  if constexpr (requires { metadata.grad_dtype(); }) {
+    if (metadata.was_default_constructed()) return;
+    const auto named = metadata.grad_dtype();
+    if (!named.has_value()) return;
+    wanted = *named;
+  }
+  if (grad.scalar_type() != wanted) grad = grad.to(wanted);
+}
+
+// True when nothing but `tensor` can see its memory, so that it may be changed in place.
+[[nodiscard]] inline bool sole_owner(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !at::isTensorSubclassLike(tensor) && !tensor._is_zerotensor() && !tensor.is_nested() &&
+         tensor.is_non_overlapping_and_dense() && tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
+}
+
+// True when nothing but the tensor's own handle holds its memory: what is needed to take a gradient over without a copy.
+[[nodiscard]] inline bool owns_memory(const at::Tensor& tensor) {
+  if (tensor.layout() == c10::kStrided) return tensor.has_storage() && tensor.storage().use_count() == 1;
+  if (tensor.layout() == c10::kSparse) {
+    return tensor._indices().storage().use_count() == 1 && tensor._values().storage().use_count() == 1;
+  }
+  return false;
+}
+
+// slot += grad, in place only where nobody else can see it. An undefined gradient adds nothing.
+inline void accumulate(at::Tensor& slot, at::Tensor&& grad) {
+  if (!grad.defined()) return;
+  if (!slot.defined()) {
+    slot = std::move(grad);
+  } else if (!at::GradMode::is_enabled() && slot.is_sparse() && sole_owner(grad)) {
+    slot = std::move(grad.add_(slot));
+  } else if (slot.is_sparse() && !grad.is_sparse()) {
+    slot = grad + slot;  // dense + sparse is defined, sparse + dense is not
+  } else if (!at::GradMode::is_enabled() && sole_owner(slot)) {
+    slot.add_(grad);
+  } else {
+    slot = slot + grad;
+  }
+}
+
+// Adds `grad` to `kept` by the rules of this libtorch's own AccumulateGrad. `references`: how many the caller may hold on
+// `grad` for it to be taken over instead of copied; 0 always copies.
+inline void accumulate_leaf(const at::Tensor& variable, at::Tensor& kept, const at::Tensor& grad, std::size_t references) {
+  AccumulateGrad::accumulateGrad(variable, kept, grad, references, [&kept](at::Tensor&& updated) { kept = std::move(updated); });
+}
+
+// The state an optimizer keeps for `parameter`, or null before its first step.
+template <class Optimizer>
+[[nodiscard]] auto* state_of(Optimizer& optimizer, const at::Tensor& parameter) {
+  auto& states = optimizer.state();
+  using Key = typename std::remove_cvref_t<decltype(states)>::key_type;
+  auto found = states.end();
+  if constexpr (std::is_same_v<Key, std::string>) {
+    std::ostringstream key;
+    key << parameter.unsafeGetTensorImpl();
+    found = states.find(key.str());
+  } else {
+    found = states.find(parameter.unsafeGetTensorImpl());
+  }
+  return found == states.end() ? nullptr : found->second.get();
+}
+
+}  // namespace stitch::dist_autograd

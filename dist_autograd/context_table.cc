@@ -1,0 +1,103 @@
+#include "stitch/dist_autograd/context_table.h"
+
+#include <limits>
+
+namespace stitch::dist_autograd {
+
+std::shared_ptr<ContextState> ContextTable::create() {
+  MutexLock lock(mutex_);
+  const ContextId id{self_, epoch_, next_++};
+  auto context = std::make_shared<ContextState>(id);
+  own_.insert(id.counter);
+  contexts_.emplace(id, context);
+  return context;
+}
+
+std::shared_ptr<ContextState> ContextTable::find(const ContextId& id) const {
+  MutexLock lock(mutex_);
+  const auto found = contexts_.find(id);
+  return found == contexts_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
+  MutexLock lock(mutex_);
+  if (const auto found = contexts_.find(id); found != contexts_.end()) return found->second;
+  if (closed_ || has_ended(id)) return nullptr;
+  auto context = std::make_shared<ContextState>(id);
+  contexts_.emplace(id, context);
+  return context;
+}
+
+std::shared_ptr<ContextState> ContextTable::remove(const ContextId& id) {
+  MutexLock lock(mutex_);
+  if (own(id)) {
+    own_.erase(id.counter);
+  } else if (!has_ended(id)) {
+    ended_[{id.home, id.epoch}].counters.insert(id.counter);
+  }
+  const auto found = contexts_.find(id);
+  if (found == contexts_.end()) return nullptr;
+  auto context = std::move(found->second);
+  contexts_.erase(found);
+  return context;
+}
+
+void ContextTable::raise_low_water(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
+  MutexLock lock(mutex_);
+  Ended& ended = ended_[{home, epoch}];
+  if (counter <= ended.low_water) return;
+  ended.low_water = counter;
+  ended.counters.erase(ended.counters.begin(), ended.counters.lower_bound(counter));
+}
+
+std::uint64_t ContextTable::low_water() const {
+  MutexLock lock(mutex_);
+  return own_.empty() ? next_ : *own_.begin();
+}
+
+std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home, std::uint64_t epoch) {
+  std::vector<std::shared_ptr<ContextState>> removed;
+  MutexLock lock(mutex_);
+  Ended& ended = ended_[{home, epoch}];
+  ended.low_water = std::numeric_limits<std::uint64_t>::max();
+  ended.counters.clear();
+  std::erase_if(contexts_, [&](auto& entry) {
+    if (entry.first.home != home || entry.first.epoch != epoch) return false;
+    removed.push_back(std::move(entry.second));
+    return true;
+  });
+  return removed;
+}
+
+std::vector<std::shared_ptr<ContextState>> ContextTable::remove_all() {
+  std::vector<std::shared_ptr<ContextState>> removed;
+  MutexLock lock(mutex_);
+  closed_ = true;
+  for (auto& [id, context] : contexts_) removed.push_back(std::move(context));
+  contexts_.clear();
+  own_.clear();
+  return removed;
+}
+
+std::vector<std::shared_ptr<ContextState>> ContextTable::all() const {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<ContextState>> contexts;
+  for (const auto& [id, context] : contexts_) contexts.push_back(context);
+  return contexts;
+}
+
+std::size_t ContextTable::ended_remembered() const {
+  MutexLock lock(mutex_);
+  std::size_t count = 0;
+  for (const auto& [life, ended] : ended_) count += ended.counters.size();
+  return count;
+}
+
+// REQUIRES: the context is not here.
+bool ContextTable::has_ended(const ContextId& id) const {
+  if (own(id)) return true;
+  const auto found = ended_.find({id.home, id.epoch});
+  return found != ended_.end() && (id.counter < found->second.low_water || found->second.counters.contains(id.counter));
+}
+
+}  // namespace stitch::dist_autograd

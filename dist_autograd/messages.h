@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "stitch/dist_autograd/ids.h"
+#include "stitch/rpc/archive.h"
+
+// What workers say to each other about contexts and backward passes. PROTOCOL.md says when and why.
+namespace stitch::dist_autograd::wire {
+
+enum FrameKind : std::uint16_t {
+  kMark = 0x140,       // exact mode: the loss uses these links
+  kAck = 0x141,        // marks (exact) or gradients (fast) have been dealt with
+  kSettle = 0x142,     // exact: marking has ended, the rest is dead; fast: the pass has ended
+  kGradients = 0x143,  // gradients for the senders' side of links
+  kDone = 0x144,       // this worker has finished its part
+  kAbort = 0x145,      // the pass has failed
+  kRelease = 0x146,    // a context has ended
+};
+// On requests and replies: the context they belong to and the link that their tensors make.
+inline constexpr std::uint16_t kContextSection = 0x140;
+
+struct PassHeader {
+  ContextId context;
+  PassId pass;
+  std::uint8_t flags = 0;
+  enum Flag : std::uint8_t { kRetainGraph = 1, kCreateGraph = 2, kAnomaly = 4, kFast = 8 };
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(context.home, context.epoch, context.counter, pass.root, pass.counter, flags);
+  }
+};
+
+struct Mark {
+  std::vector<std::uint64_t> links;  // counters of the receiver's own links
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(links);
+  }
+};
+
+struct Ack {
+  std::uint32_t count = 0;
+  std::vector<WorkerId> participants;  // with the last one owed: who took part below
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(count, participants);
+  }
+};
+
+struct Done {
+  std::uint64_t unused_links = 0;
+  std::vector<std::string> unused_calls;  // some of them, in words
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(unused_links, unused_calls);
+  }
+};
+
+// The gradients of one link. Followed in the message by its defined tensors, in order.
+struct GradientEntry {
+  std::uint64_t link = 0;           // a counter of the receiver's own links
+  std::uint64_t gradient_link = 0;  // create_graph: a new link of the sender's, over the tensors that require grad; 0: none
+  std::vector<bool> defined;
+  std::vector<bool> differentiable;  // which belong to gradient_link; empty without one
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(link, gradient_link, defined, differentiable);
+  }
+};
+
+struct Release {
+  ContextId context;
+  std::uint64_t low_water = 0;  // all contexts of this home below this counter have ended
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(context.home, context.epoch, context.counter, low_water);
+  }
+};
+
+}  // namespace stitch::dist_autograd::wire

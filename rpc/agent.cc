@@ -1,0 +1,381 @@
+#include "stitch/rpc/agent.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "stitch/rpc/board.h"
+#include "stitch/rpc/incoming_call.h"
+#include "stitch/rpc/leave.h"
+#include "stitch/rpc/tensor_codec.h"
+#include "stitch/transport/byte_io.h"
+
+namespace stitch {
+
+namespace {
+
+std::string milliseconds(std::chrono::nanoseconds duration) {
+  const double ms = std::chrono::duration<double, std::milli>(duration).count();
+  std::string text = std::to_string(ms);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " ms";
+}
+
+std::string call_text(const CallTable::Record& record) { return "call " + record.function + "() to " + to_string(record.to); }
+
+Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
+  return Error(cause.code(), call_text(record) + ' ' + text).with_worker(record.to.name).with_function(record.function).with_remote(cause.remote());
+}
+
+std::size_t message_bytes(const transport::Message& message) {
+  std::size_t bytes = message.frame.size();
+  for (const auto& buffer : message.buffers) bytes += buffer.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop)
+    : options_(std::move(options)),
+      self_(std::move(self)),
+      loop_(std::move(loop)),
+      pool_(options_.num_threads, "stitch-" + self_.name),
+      leave_(std::make_unique<Leave>(*this)),
+      board_(std::make_unique<Board>()) {
+  set_frame_handler(wire::kLeave, [this](InMessage message) { leave_->on_message(std::move(message)); });
+  for (const auto factory : detail::extension_factories()) extensions_.push_back(factory(*this));
+}
+
+Agent::~Agent() {
+  // A worker whose start failed was never shut down: its endpoints must be quiet before anything here goes.
+  if (peers_) peers_->close();
+}
+
+void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members, std::shared_ptr<void> rendezvous) {
+  peers_ = std::move(peers);
+  rendezvous_ = std::move(rendezvous);
+  peers_->start(members, {.on_message = [this](const auto& connection, const WorkerInfo& from,
+                                               transport::Message message) { on_message(connection, from, std::move(message)); },
+                          .on_lost = [this](const WorkerInfo& peer, const Error& reason) { on_peer_lost(peer, reason); }});
+}
+
+OutMessage Agent::begin_request(std::uint64_t function_id) {
+  OutMessage message(wire::kRequest);
+  transport::ByteWriter out(message.frame.body());
+  out.write(std::uint64_t{0});
+  out.write(function_id);
+  out.write(std::int64_t{0});
+  return message;
+}
+
+namespace {
+
+// Fills in what begin_request() left open.
+void complete_header(OutMessage& message, std::uint64_t call_id, std::chrono::nanoseconds timeout) {
+  std::byte* const header = message.frame.body().data() + transport::FrameBuilder::body_offset();
+  const auto id = transport::to_wire_order(call_id);
+  const auto ns = transport::to_wire_order(static_cast<std::int64_t>(timeout.count()));
+  std::memcpy(header, &id, sizeof(id));
+  std::memcpy(header + 16, &ns, sizeof(ns));
+}
+
+}  // namespace
+
+std::chrono::nanoseconds Agent::effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const {
+  std::chrono::nanoseconds limit = timeout.value_or(options_.rpc_timeout);
+  const auto deadline = Ambient::current().deadline;
+  if (deadline == Clock::time_point::max()) return limit;
+  const auto left = std::max(std::chrono::nanoseconds(1), std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()));
+  return limit.count() == 0 ? left : std::min(limit, left);
+}
+
+std::uint64_t Agent::start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout, OutMessage message,
+                       std::shared_ptr<PendingCall> pending) {
+  throw_if_stopped();
+  const auto started = Clock::now();
+  const std::uint64_t id = calls_.add({std::move(pending), to, function_name, timeout, started, 0});
+  try {
+    complete_header(message, id, timeout);
+    if (timeout.count() > 0 && timeout < Clock::time_point::max() - started) {
+      const auto timer = loop_->call_at(started + timeout, [weak = weak_from_this(), id] {
+        if (const auto agent = weak.lock()) agent->expire(id);
+      });
+      if (!calls_.set_timer(id, timer)) loop_->cancel(timer);
+    }
+    send(to, nullptr, std::move(message), true, [weak = weak_from_this(), id](const std::optional<Error>& error) {
+      if (!error) return;
+      const auto agent = weak.lock();
+      auto record = agent ? agent->calls_.take(id) : std::nullopt;
+      if (!record) return;
+      agent->loop_->cancel(record->timer);
+      record->pending->on_error(about(*record, *error, std::string("failed: ") + error->what()));
+    });
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
+    if (auto record = calls_.take(id)) {
+      loop_->cancel(record->timer);
+      record->pending->on_error(about(*record, error, std::string("was not made: ") + error.what()));
+    }
+  }
+  // The worker may have stopped between the first look and the entry in the table: nobody else would complete the call then.
+  if (stopped()) {
+    if (auto record = calls_.take(id)) record->pending->on_error(about(*record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+  }
+  return id;
+}
+
+void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
+  throw_if_stopped();
+  complete_header(message, 0, std::chrono::nanoseconds(0));
+  send(to, nullptr, std::move(message), true, nullptr);
+}
+
+bool Agent::abandon_call(std::uint64_t call_id) {
+  const auto record = calls_.take(call_id);
+  if (!record) return false;
+  loop_->cancel(record->timer);
+  OutMessage message(wire::kCancel);
+  transport::ByteWriter(message.frame.body()).write(call_id);
+  send_frame(record->to, std::move(message));
+  return true;
+}
+
+void Agent::expire(std::uint64_t call_id) {
+  const auto record = calls_.take(call_id);
+  if (!record) return;
+  OutMessage message(wire::kCancel);
+  transport::ByteWriter(message.frame.body()).write(call_id);
+  send_frame(record->to, std::move(message));
+  record->pending->on_error(
+      about(*record, Error(ErrorCode::timeout, ""), "timed out after " + milliseconds(record->timeout) + "; worker is connected"));
+}
+
+void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks, transport::SendDone done) {
+  const auto kind = message.frame.kind();
+  message.frame.end_body();
+  encode_tensors(message);
+  if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
+  transport::Message bytes = std::move(message.frame).finish();
+  const std::size_t size = message_bytes(bytes);
+  if (bytes.frame.size() > options_.max_frame_bytes) {
+    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes.frame.size()) + " bytes exceeds max_frame_bytes " + std::to_string(options_.max_frame_bytes));
+  }
+  if (outgoing_bytes_.fetch_add(size) + size > options_.max_inflight_bytes && size > 0) {
+    outgoing_bytes_.fetch_sub(size);
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(size) + " bytes would exceed max_inflight_bytes " + std::to_string(options_.max_inflight_bytes));
+  }
+  if (kind != wire::kLeave) sent_.fetch_add(1);
+  peers_->send(to, connection, std::move(bytes),
+               [self = shared_from_this(), size, attachments = std::move(message.attachments),
+                done = std::move(done)](const std::optional<Error>& error) mutable {
+                 self->outgoing_bytes_.fetch_sub(size);
+                 for (const auto& each : attachments) each->on_sent(error);
+                 if (done) done(error);
+               });
+}
+
+void Agent::send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
+  send(to, nullptr, std::move(message), false, std::move(done));
+}
+
+void Agent::send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message) {
+  send(to, connection, std::move(message), true, nullptr);
+}
+
+void Agent::on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from, transport::Message bytes) {
+  try {
+    InMessage message(std::move(bytes), from);
+    const auto kind = message.view.kind();
+    if (kind != wire::kLeave) received_.fetch_add(1);
+    switch (kind) {
+      case wire::kRequest: on_request(connection, std::move(message)); return;
+      case wire::kReply:
+      case wire::kErrorReply: on_answer(std::move(message)); return;
+      case wire::kCancel: on_cancel(std::move(message)); return;
+      default: break;
+    }
+    const auto handler = frame_handlers_.find(kind);
+    if (handler == frame_handlers_.end()) throw Error(ErrorCode::protocol, "frame kind " + std::to_string(kind) + " is unknown");
+    handler->second(std::move(message));
+  } catch (const Error& error) {
+    // What cannot be understood ends its connection; nothing else stops.
+    connection->close(error.with_prefix("message from " + to_string(from)));
+  } catch (const std::exception& error) {
+    connection->close(Error(ErrorCode::internal, "message from " + to_string(from) + ": " + error.what()));
+  }
+}
+
+void Agent::on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message) {
+  transport::ByteReader in(message.view.body(), "request");
+  CallHeader header;
+  header.call_id = in.read<std::uint64_t>();
+  header.function_id = in.read<std::uint64_t>();
+  header.timeout_ns = in.read<std::int64_t>();
+  for_each_extension([&](Extension& extension) { extension.on_receive(message); });
+  const auto call = std::make_shared<IncomingCall>(shared_from_this(), connection, std::move(message), header);
+  incoming_.add(call);
+  if (incoming_bytes_.fetch_add(call->bytes()) + call->bytes() > options_.max_inflight_bytes) {
+    call->fail(Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " + std::to_string(options_.max_inflight_bytes)));
+    return;
+  }
+  if (stopped()) {
+    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    return;
+  }
+  if (header.function_id != 0 && call->function() == nullptr) {
+    std::string names;  // the caller knows the name it wanted and picks the nearest
+    for (const auto& name : FunctionRegistry::instance().names()) names += name + '\n';
+    call->fail(Error(ErrorCode::unimplemented, std::move(names)));
+    return;
+  }
+  for (const auto& extension : extensions_) {
+    if (extension->take_over(call)) return;
+  }
+  if (call->function() == nullptr || call->function()->object_type != nullptr) {
+    call->fail(Error(ErrorCode::protocol, "the request names no function that can run without an object"));
+    return;
+  }
+  dispatch(call, [call] { call->run(); });
+}
+
+void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task) {
+  if (call->function() != nullptr && call->function()->run_inline) {
+    task();
+  } else {
+    post(std::move(task));
+  }
+}
+
+void Agent::on_answer(InMessage message) {
+  for_each_extension([&](Extension& extension) { extension.on_receive(message); });
+  transport::ByteReader in(message.view.body(), "reply");
+  auto record = calls_.take(in.read<std::uint64_t>());
+  if (!record) return;  // timed out or cancelled; the extensions have seen the header
+  loop_->cancel(record->timer);
+  try {
+    Ambient ambient;
+    ambient.agent = shared_from_this();
+    decode_tensors(message);
+    for_each_extension([&](Extension& extension) { extension.on_decode(message, ambient); });
+    if (message.view.kind() == wire::kReply) {
+      record->pending->on_reply(message);
+      return;
+    }
+    InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
+    Error error;
+    archive(error);
+    if (error.code() == ErrorCode::unimplemented) {
+      std::vector<std::string> names;
+      const std::string all = error.what();
+      for (std::size_t at = 0; at < all.size(); at = all.find('\n', at) + 1) names.push_back(all.substr(at, all.find('\n', at) - at));
+      std::string near;
+      for (const auto& name : nearest_names(record->function, std::move(names), 3)) near += (near.empty() ? "; near names there: " : ", ") + name;
+      record->pending->on_error(about(*record, error.with_remote(true), "failed: the function is not registered there" + near));
+      return;
+    }
+    record->pending->on_error(about(*record, error.with_remote(true), std::string("failed: ") + error.what()));
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
+    record->pending->on_error(about(*record, error, std::string("failed: its result does not match its type on the caller: ") + error.what()));
+  }
+}
+
+void Agent::on_cancel(InMessage message) {
+  transport::ByteReader in(message.view.body(), "cancel");
+  if (auto call = incoming_.find(message.from.id, in.read<std::uint64_t>())) {
+    post([call] { call->request_stop(); });
+  }
+}
+
+void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  for (auto& record : calls_.take_all(peer)) {
+    loop_->cancel(record.timer);
+    record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""), std::string("failed: the worker is gone: ") + reason.what()));
+  }
+  for (auto& call : incoming_.list(peer.id)) {
+    post([call] { call->request_stop(); });
+  }
+  for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
+  leave_->on_peer_lost();
+}
+
+void Agent::forget(const IncomingCall& call) {
+  incoming_.remove(call);
+  incoming_bytes_.fetch_sub(call.bytes());
+}
+
+void Agent::set_frame_handler(std::uint16_t kind, FrameHandler handler) { frame_handlers_.insert_or_assign(kind, std::move(handler)); }
+
+void Agent::post(UniqueFunction<void()> task) {
+  if (!pool_.post(task)) task();
+}
+
+Agent::Activity Agent::activity() {
+  Activity activity;
+  activity.busy = calls_.size() + incoming_.size();
+  for_each_extension([&](Extension& extension) { activity.busy += extension.active(); });
+  activity.sent = sent_.load();
+  activity.received = received_.load();
+  return activity;
+}
+
+std::map<std::string, std::int64_t> Agent::debug_info() {
+  std::map<std::string, std::int64_t> numbers{
+      {"rpc.calls_made", static_cast<std::int64_t>(calls_.size())},
+      {"rpc.calls_served", static_cast<std::int64_t>(incoming_.size())},
+      {"rpc.messages_sent", static_cast<std::int64_t>(sent_.load())},
+      {"rpc.messages_received", static_cast<std::int64_t>(received_.load())},
+      {"rpc.outgoing_bytes", static_cast<std::int64_t>(outgoing_bytes_.load())},
+      {"rpc.incoming_bytes", static_cast<std::int64_t>(incoming_bytes_.load())},
+      {"rpc.connections", static_cast<std::int64_t>(peers_->connections())},
+      {"rpc.pool_threads", pool_.threads()},
+      {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
+  };
+  for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
+  return numbers;
+}
+
+void Agent::throw_if_stopped() const {
+  if (stopped()) throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down").with_worker(self_.name);
+}
+
+std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
+  if (shutdown_begun_.exchange(true)) return std::nullopt;
+  if (pool_.on_pool_thread()) {
+    shutdown_begun_ = false;
+    throw Error(ErrorCode::invalid_argument, "shutdown of " + to_string(self_) + " was called from one of its own handlers, which it would wait for");
+  }
+  const auto now = Clock::now();
+  const auto deadline = timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
+  std::optional<Error> error;
+  if (graceful) error = leave_->run(deadline);
+  // However long leaving took, closing gets a moment of its own.
+  stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
+  return error;
+}
+
+void Agent::stop_everything(Clock::time_point deadline) {
+  stopped_.store(true, std::memory_order_release);
+  peers_->expect_closing();
+  for (auto& record : calls_.take_all()) {
+    loop_->cancel(record.timer);
+    record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+  }
+  for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
+  for_each_extension([&](Extension& extension) { extension.stop(); });
+  pool_.close();
+  if (!pool_.join_until(deadline)) {
+    std::string running;
+    for (auto& call : incoming_.list(std::nullopt)) {
+      if (call->function() != nullptr) running += (running.empty() ? "" : ", ") + call->function()->name + "()";
+    }
+    std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n", to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
+  }
+  peers_->close();
+  rendezvous_.reset();
+  loop_->close();
+}
+
+}  // namespace stitch

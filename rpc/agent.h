@@ -1,0 +1,128 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/rpc/ambient.h"
+#include "stitch/rpc/call_table.h"
+#include "stitch/rpc/extension.h"
+#include "stitch/rpc/message.h"
+#include "stitch/rpc/options.h"
+#include "stitch/rpc/peer_table.h"
+#include "stitch/rpc/registry.h"
+#include "stitch/rpc/thread_pool.h"
+#include "stitch/rpc/worker_info.h"
+#include "stitch/transport/event_loop.h"
+
+namespace stitch {
+
+class Leave;
+class Board;
+class IncomingCall;
+
+// One worker's engine: sends calls and frames, receives them, keeps the tables, hosts the extensions. Several live in one
+// process, independent of each other. Shared by its Worker and by everything in flight; ended by shutdown().
+// Thread contract: any thread unless said otherwise. No lock is held while user code, an extension or the transport is called.
+// Lock order: none; every component has one lock and calls nothing under it.
+class Agent : public std::enable_shared_from_this<Agent> {
+ public:
+  // `loop` runs the timers. Call start() next.
+  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop);
+  ~Agent();
+  // Makes the members known and begins to serve. `peers` listens already.
+  // `rendezvous` is kept until shutdown: the store server that others may still be reading from.
+  void start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members, std::shared_ptr<void> rendezvous);
+
+  // ---- who is here: constant after start()
+  [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  [[nodiscard]] PeerTable& peers() noexcept { return *peers_; }
+  [[nodiscard]] std::size_t world_size() const noexcept { return peers_->size(); }
+
+  // ---- calls
+  // Sends a request for `function` whose arguments are in `message` (see begin_request) and calls `pending` exactly once.
+  // `timeout` zero: none. A failure to send reaches `pending`, too; only `shutting_down` is thrown. Returns the call's id.
+  std::uint64_t start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout, OutMessage message,
+                  std::shared_ptr<PendingCall> pending);
+  // One-way: no answer, no pending call.
+  void start_notify(const WorkerInfo& to, OutMessage message);
+  // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending call hears nothing more.
+  bool abandon_call(std::uint64_t call_id);
+  // A request message with room for the CallHeader; arguments are appended by an OutArchive over it.
+  [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
+  // What is left for a call made now: the given timeout (or the default) bounded by the deadline this thread runs under.
+  [[nodiscard]] std::chrono::nanoseconds effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const;
+
+  // ---- for extensions
+  // Sends a frame of an extension's own kind. `done` (may be empty) as for Connection::send.
+  void send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr);
+  // Handles frames of `kind`, on reader threads. Before start(): in the extension's constructor.
+  using FrameHandler = std::function<void(InMessage message)>;
+  void set_frame_handler(std::uint16_t kind, FrameHandler handler);
+  [[nodiscard]] Extension& extension(int index) { return *extensions_.at(static_cast<std::size_t>(index)); }
+  template <class F>
+  void for_each_extension(F&& f) {
+    for (const auto& each : extensions_) f(*each);
+  }
+  // Runs `task` on the user-function threads, or here when they have ended.
+  void post(UniqueFunction<void()> task);
+  [[nodiscard]] transport::EventLoop& loop() noexcept { return *loop_; }
+  [[nodiscard]] Board& board() noexcept { return *board_; }
+  // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an inline function).
+  void dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task);
+  // Connections and queues as numbers.
+  [[nodiscard]] std::map<std::string, std::int64_t> debug_info();
+
+  // ---- ending
+  // Leaves the world. Graceful: first waits until every live worker leaves too and nothing is in flight anywhere. Always
+  // ends everything here; returns the error that made it less than graceful, if any. A second call returns at once.
+  // REQUIRES: not on a thread of this agent.
+  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
+  [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
+  void throw_if_stopped() const;
+
+  // ---- for IncomingCall and Leave
+  void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message);
+  void forget(const IncomingCall& call);
+  struct Activity {
+    std::uint64_t busy = 0;      // calls made, calls being served, what extensions wait for
+    std::uint64_t sent = 0;      // messages, not counting those of shutdown itself
+    std::uint64_t received = 0;
+  };
+  [[nodiscard]] Activity activity();
+
+ private:
+  void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from, transport::Message message);
+  void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
+  void on_answer(InMessage message);
+  void on_cancel(InMessage message);
+  void expire(std::uint64_t call_id);
+  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks, transport::SendDone done);
+  void stop_everything(std::chrono::steady_clock::time_point deadline);
+
+  const Options options_;
+  const WorkerInfo self_;
+  const std::shared_ptr<transport::EventLoop> loop_;
+  std::unique_ptr<PeerTable> peers_;                        // constant after start()
+  std::shared_ptr<void> rendezvous_;                        // until shutdown()
+  std::map<std::uint16_t, FrameHandler> frame_handlers_;    // likewise
+  std::vector<std::unique_ptr<Extension>> extensions_;      // likewise
+  CallTable calls_;
+  IncomingTable incoming_;
+  ThreadPool pool_;
+  std::unique_ptr<Leave> leave_;
+  std::unique_ptr<Board> board_;
+  std::atomic<bool> shutdown_begun_{false};
+  std::atomic<bool> stopped_{false};
+  std::atomic<std::uint64_t> sent_{0};
+  std::atomic<std::uint64_t> received_{0};
+  std::atomic<std::size_t> outgoing_bytes_{0};
+  std::atomic<std::size_t> incoming_bytes_{0};
+};
+
+}  // namespace stitch

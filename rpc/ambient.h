@@ -1,0 +1,45 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <stop_token>
+
+#include "stitch/transport/unique_function.h"
+
+namespace stitch {
+
+class Agent;
+using Clock = std::chrono::steady_clock;
+
+// What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it learns of cancellation, and
+// what one layer above hangs on it (the autograd context). Handlers start with that of their call; continuations and
+// coroutines keep that under which they were made, on whatever thread they run.
+struct Ambient {
+  std::shared_ptr<Agent> agent;  // null: none is current
+  Clock::time_point deadline = Clock::time_point::max();
+  std::stop_token stop;
+  std::shared_ptr<const void> carried;
+
+  // This thread's. A plain thread-local: only its own thread touches it.
+  [[nodiscard]] static Ambient& current() noexcept;
+};
+
+// Makes an Ambient current on this thread for a block. Blocks nest.
+class AmbientScope {
+ public:
+  explicit AmbientScope(Ambient ambient) : outer_(std::exchange(Ambient::current(), std::move(ambient))) {}
+  ~AmbientScope() { Ambient::current() = std::move(outer_); }
+  AmbientScope(const AmbientScope&) = delete;
+  AmbientScope& operator=(const AmbientScope&) = delete;
+
+ private:
+  Ambient outer_;
+};
+
+// Runs `task` under `ambient`: on the thread pool of its agent, or here and now when there is no agent or it has stopped.
+void run_continuation(Ambient ambient, UniqueFunction<void()> task);
+
+// Tells the handler running on this thread that its caller has cancelled the call, or that its deadline has passed.
+[[nodiscard]] std::stop_token current_stop_token();
+
+}  // namespace stitch

@@ -1,0 +1,191 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "stitch/rpc/incoming_call.h"
+#include "stitch/rpc/registry.h"
+#include "stitch/transport/demangle.h"
+
+// From a function named at compile time to a registry entry that can be called from bytes.
+namespace stitch::detail {
+
+struct ReplyDelivery {
+  std::shared_ptr<IncomingCall> call;
+  void value() {
+    call->reply([](OutArchive&) {});
+  }
+  template <class V>
+  void value(V&& value) {
+    call->reply([&](OutArchive& archive) { archive(value); });
+  }
+  void error(const std::exception_ptr& exception) { call->fail_in_handler(exception); }
+  void refused(const Error& error) { call->fail(error); }
+};
+
+struct KeepDelivery {
+  KeepResult sink;
+  void value() { sink(Value::of(std::make_shared<std::monostate>()), nullptr); }
+  template <class V>
+  void value(V&& value) {
+    sink(Value::of(std::make_shared<std::remove_cvref_t<V>>(std::forward<V>(value))), nullptr);
+  }
+  void error(const std::exception_ptr& exception) { sink({}, exception); }
+  void refused(const Error& error) { sink({}, std::make_exception_ptr(CallRefused(error))); }
+};
+
+template <class... Params>
+void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
+  InArchive archive = call.arguments();
+  std::size_t position = 0;
+  const auto decode_one = [&]<class P>(P& argument) {
+    ++position;
+    try {
+      archive(argument);
+      archive.check_seal();
+    } catch (const std::exception& error) {
+      throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) + " does not match its type on the callee, " +
+                                                   demangle(typeid(P).name()) + ": " + error.what());
+    }
+  };
+  std::apply([&](auto&... argument) { (decode_one(argument), ...); }, arguments);
+  archive.expect_end();
+}
+
+// Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to `delivery`.
+template <class Result, class Arguments, class Invoke, class Delivery>
+void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Delivery delivery) {
+  // Shared only when the function may go on after it returned: a coroutine can hold references to its arguments.
+  std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::unique_ptr<Arguments>> arguments;
+  try {
+    if constexpr (kIsFuture<Result>) {
+      arguments = std::make_shared<Arguments>();
+    } else {
+      arguments = std::make_unique<Arguments>();
+    }
+    decode_arguments(*call, *arguments);
+  } catch (...) {
+    delivery.refused(to_error(std::current_exception()));
+    return;
+  }
+  const auto apply = [&]() -> decltype(auto) { return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); }, *arguments); };
+  try {
+    if constexpr (kIsFuture<Result>) {
+      Result future = apply();
+      future.on_ready([future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
+        arguments.reset();  // what they keep is gone when the answer leaves
+        if (future.has_error()) {
+          try {
+            static_cast<void>(future.get());
+          } catch (...) {
+            delivery.error(std::current_exception());
+          }
+        } else if constexpr (std::is_void_v<UnwrapT<Result>>) {
+          delivery.value();
+        } else {
+          delivery.value(future.get());
+        }
+      });
+    } else if constexpr (std::is_void_v<Result>) {
+      apply();
+      arguments.reset();
+      delivery.value();
+    } else {
+      Result result = apply();
+      arguments.reset();  // what they keep is gone when the answer leaves
+      delivery.value(std::move(result));
+    }
+  } catch (...) {
+    arguments.reset();
+    delivery.error(std::current_exception());
+  }
+}
+
+template <auto F>
+struct FunctionRunner {
+  using Traits = TraitsOf<F>;
+  using Return = std::remove_cvref_t<typename Traits::Return>;
+  using Arguments = typename Traits::Arguments;
+
+  template <class Delivery>
+  static void run(const std::shared_ptr<IncomingCall>& call, void* object, Delivery delivery) {
+    run_function<Return, Arguments>(
+        call,
+        [object]<class... A>(A&&... arguments) -> typename Traits::Return {
+          if constexpr (kIsFree<F>) {
+            static_cast<void>(object);
+            return call_with(std::index_sequence_for<A...>{}, arguments...);
+          } else {
+            return call_member(*static_cast<typename Traits::ObjectType*>(object), std::index_sequence_for<A...>{}, arguments...);
+          }
+        },
+        std::move(delivery));
+  }
+  static void reply(const std::shared_ptr<IncomingCall>& call, void* object) {
+    if constexpr (std::is_void_v<typename Traits::Result> || Sendable<typename Traits::Result>) {
+      run(call, object, ReplyDelivery{call});
+    } else {
+      call->fail(Error(ErrorCode::invalid_argument, "its result of type " + demangle(typeid(typename Traits::Result).name()) + " cannot be sent; use remote<>"));
+    }
+  }
+  static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) { run(call, object, KeepDelivery{std::move(sink)}); }
+
+ private:
+  // A const& parameter gets an lvalue (a coroutine may keep referring to it), everything else is moved in.
+  template <std::size_t I, class A>
+  static decltype(auto) pass(A& argument) {
+    if constexpr (std::is_lvalue_reference_v<typename Traits::template Param<I>>) {
+      return static_cast<const A&>(argument);
+    } else {
+      return std::move(argument);
+    }
+  }
+  template <std::size_t... I, class... A>
+  static typename Traits::Return call_with(std::index_sequence<I...>, A&... arguments) {
+    return F(pass<I>(arguments)...);
+  }
+  template <class T, std::size_t... I, class... A>
+  static typename Traits::Return call_member(T& object, std::index_sequence<I...>, A&... arguments) {
+    return (object.*F)(pass<I>(arguments)...);
+  }
+};
+
+template <auto F>
+const Function& register_function() {
+  using Traits = TraitsOf<F>;
+  Function function;
+  const std::type_info& tag = typeid(FunctionTag<F>);
+  function.id = function_id(tag.name());
+  function.name = function_display_name(tag);
+  function.identity = reinterpret_cast<const void*>(&FunctionRunner<F>::keep);
+  if constexpr (!kIsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
+  function.reply = &FunctionRunner<F>::reply;
+  function.keep = &FunctionRunner<F>::keep;
+  return FunctionRegistry::instance().add(std::move(function));
+}
+
+}  // namespace stitch::detail
+
+namespace stitch {
+
+// The registry entry of F. Naming it anywhere in a program registers F before main().
+template <auto F>
+inline const Function& kFunction = detail::register_function<F>();
+
+}  // namespace stitch
+
+#define STITCH_DETAIL_JOIN2(a, b) a##b
+#define STITCH_DETAIL_JOIN(a, b) STITCH_DETAIL_JOIN2(a, b)
+// At namespace scope: lets peers call a function that this program itself never calls remotely.
+#define STITCH_EXPORT(...) \
+  [[maybe_unused]] static const ::stitch::Function& STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = ::stitch::kFunction<__VA_ARGS__>
+// The same under a name of its own: caller and callee that both export a function under one name need not have it in common.
+#define STITCH_EXPORT_AS(name, ...) \
+  [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
+      (::stitch::FunctionRegistry::instance().rename(::stitch::detail::register_function<__VA_ARGS__>(), name), true)
+// At namespace scope: the function runs on the thread that read the message; it must be short and must not block.
+#define STITCH_INLINE(...) \
+  [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_inline_, __COUNTER__) = \
+      (::stitch::FunctionRegistry::instance().mark_inline(::stitch::detail::register_function<__VA_ARGS__>()), true)

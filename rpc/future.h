@@ -1,0 +1,266 @@
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "stitch/rpc/ambient.h"
+#include "stitch/rpc/future_state.h"
+
+namespace stitch {
+
+template <class T>
+class Future;
+template <class T>
+class Promise;
+
+namespace detail {
+
+template <class T>
+inline constexpr bool kIsFuture = false;
+template <class T>
+inline constexpr bool kIsFuture<Future<T>> = true;
+
+// The T of Future<T>; T itself otherwise.
+template <class T>
+struct Unwrap {
+  using type = T;
+};
+template <class T>
+struct Unwrap<Future<T>> {
+  using type = T;
+};
+template <class T>
+using UnwrapT = typename Unwrap<T>::type;
+
+// What then(fn) calls fn with: the value when it takes that, else the completed future.
+template <class F, class T>
+struct ThenResult {
+  using type = std::invoke_result_t<F, Future<T>>;
+};
+template <class F, class T>
+  requires(!std::is_void_v<T> && std::is_invocable_v<F, T>)
+struct ThenResult<F, T> {
+  using type = std::invoke_result_t<F, T>;
+};
+template <class F, class T>
+  requires(std::is_void_v<T> && std::is_invocable_v<F>)
+struct ThenResult<F, T> {
+  using type = std::invoke_result_t<F>;
+};
+
+template <class T>
+class FutureAwaiter;
+template <class T>
+class CoroutinePromise;
+
+}  // namespace detail
+
+// The outcome of work that may not be done yet: a value of type T (void allowed) or an error. Copies share the outcome.
+// Dropping every copy does not stop the work; cancel() asks for that.
+// Thread contract: all methods from any thread. Continuations keep the worker, the deadline and the autograd context under
+// which they were added and run on that worker's thread pool (without a worker: on the completing thread), never under a
+// lock. get() and wait_for() must not be called from a STITCH_INLINE function.
+template <class T>
+class [[nodiscard]] Future {
+ public:
+  using value_type = T;
+  using promise_type = detail::CoroutinePromise<T>;  // a function returning Future<T> may be a coroutine
+
+  // A future without an outcome to come; only assigning and valid() are allowed.
+  Future() = default;
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+
+  // Waits, then returns the value or throws: Error, or what a continuation or local promise threw. May be called again;
+  // a value that cannot be copied is moved out by the first call.
+  T get() const& {
+    state_->wait();
+    return take(false);
+  }
+  T get() && {
+    state_->wait();
+    return take(state_.use_count() == 1);
+  }
+  // True when it completed within `duration`.
+  template <class Rep, class Period>
+  [[nodiscard]] bool wait_for(std::chrono::duration<Rep, Period> duration) const {
+    return state_->wait_until(saturating_deadline(duration));
+  }
+  [[nodiscard]] bool ready() const noexcept { return state_->ready(); }
+  // True when it completed with an error.
+  [[nodiscard]] bool has_error() const noexcept { return state_->ready() && state_->exception() != nullptr; }
+  // The error it completed with. Throws Error(invalid_argument) when there is none (yet).
+  [[nodiscard]] Error error() const {
+    if (!has_error()) throw Error(ErrorCode::invalid_argument, ready() ? "future has a value, not an error" : "future is not ready");
+    return to_error(state_->exception());
+  }
+  // Gives up on the outcome: the future completes with `cancelled` and the work is asked to stop. Nothing happens when it
+  // is complete.
+  void cancel() const { state_->cancel(); }
+
+  // Calls `fn` with the value when it is there; an error skips `fn` and goes to the returned future. A `fn` that takes a
+  // Future<T> is called in both cases. Returns the future of fn's result (a returned Future is followed); what fn throws
+  // becomes its error.
+  template <class F>
+  auto then(F&& fn) const {
+    using Fn = std::decay_t<F>;
+    using Result = typename detail::ThenResult<Fn&, T>::type;
+    Promise<detail::UnwrapT<Result>> promise;
+    auto result = promise.future();
+    result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
+      if (auto source = weak.lock()) source->cancel();
+    });
+    state_->on_ready([ambient = Ambient::current(), source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
+      run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn), promise = std::move(promise)]() mutable {
+        Future done = std::move(source);
+        promise.fulfil([&]() -> Result { return call(fn, done); }, done.state_->exception() != nullptr && !kTakesFuture<Fn> ? done.state_.get() : nullptr);
+      });
+    });
+    return result;
+  }
+
+  // Runs `callback` on the thread that completes the future, at once when it is complete. For short work that must not
+  // wait for a pool thread: it must neither block nor throw.
+  void on_ready(UniqueFunction<void()> callback) const { state_->on_ready(std::move(callback)); }
+
+  // co_await: suspends the coroutine until the outcome is there; it goes on as a continuation does.
+  detail::FutureAwaiter<T> operator co_await() const& { return detail::FutureAwaiter<T>(*this); }
+  detail::FutureAwaiter<T> operator co_await() && { return detail::FutureAwaiter<T>(std::move(*this)); }
+
+  [[nodiscard]] static Clock::time_point saturating_deadline(auto duration) {
+    const auto now = Clock::now();
+    if (std::chrono::duration<double>(duration) >= std::chrono::duration<double>(Clock::time_point::max() - now)) return Clock::time_point::max();
+    return now + std::chrono::ceil<Clock::duration>(duration);
+  }
+
+ private:
+  template <class>
+  friend class Future;
+  friend class Promise<T>;
+  friend class detail::FutureAwaiter<T>;
+  template <class Fn>
+  static constexpr bool kTakesFuture = std::is_void_v<T> ? !std::is_invocable_v<Fn&> : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
+
+  explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
+
+  T take(bool sole) const {
+    if (state_->exception()) std::rethrow_exception(state_->exception());
+    if constexpr (!std::is_void_v<T>) {
+      if constexpr (std::is_copy_constructible_v<T>) {
+        if (!sole) return state_->value();
+      }
+      return std::move(state_->value());
+    }
+  }
+
+  template <class Fn>
+  static decltype(auto) call(Fn& fn, Future& done) {
+    if constexpr (kTakesFuture<Fn>) {
+      return fn(std::move(done));
+    } else if constexpr (std::is_void_v<T>) {
+      return fn();
+    } else {
+      return fn(std::move(done).get());
+    }
+  }
+
+  std::shared_ptr<detail::FutureState<T>> state_;
+};
+
+// The writing end of a Future. Copies share it; the first completion counts, later ones return false.
+// A promise whose last copy goes without completing completes its future with `cancelled` ("promise was dropped").
+// Thread contract: any thread; continuations of the future are started by the completing thread.
+template <class T>
+class Promise {
+ public:
+  Promise() : holder_(std::make_shared<Holder>()) {}
+
+  [[nodiscard]] Future<T> future() const { return Future<T>(holder_->state); }
+  bool set_value()
+    requires std::is_void_v<T>
+  {
+    return holder_->state->set_value();
+  }
+  template <class U = T>
+    requires(!std::is_void_v<T> && std::is_constructible_v<T, U>)
+  bool set_value(U&& value) const {
+    return holder_->state->set_value(std::forward<U>(value));
+  }
+  bool set_exception(std::exception_ptr exception) const { return holder_->state->set_exception(std::move(exception)); }
+  bool set_error(Error error) const { return set_exception(std::make_exception_ptr(std::move(error))); }
+  // What Future::cancel() calls, on the cancelling thread.
+  void on_cancel(UniqueFunction<void()> canceller) const { holder_->state->set_canceller(std::move(canceller)); }
+
+  // Completes with the outcome of `make`, following a Future it returns; with the error of `failed` when that is not null.
+  template <class Make>
+  void fulfil(Make&& make, detail::FutureStateBase* failed = nullptr) const {
+    if (failed != nullptr) {
+      set_exception(failed->exception());
+      return;
+    }
+    using Result = std::invoke_result_t<Make>;
+    try {
+      if constexpr (detail::kIsFuture<Result>) {
+        follow(make());
+      } else if constexpr (std::is_void_v<Result>) {
+        make();
+        holder_->state->set_value();
+      } else {
+        holder_->state->set_value(make());
+      }
+    } catch (...) {
+      set_exception(std::current_exception());
+    }
+  }
+
+ private:
+  struct Holder {
+    std::shared_ptr<detail::FutureState<T>> state = std::make_shared<detail::FutureState<T>>();
+    ~Holder() {
+      if (!state->ready()) state->set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "promise was dropped before it was kept")));
+    }
+  };
+
+  void follow(Future<T> inner) const {
+    on_cancel([inner] { inner.cancel(); });
+    inner.on_ready([promise = *this, inner] {
+      if (inner.has_error()) {
+        promise.set_exception(inner.state_->exception());
+      } else if constexpr (std::is_void_v<T>) {
+        promise.holder_->state->set_value();
+      } else {
+        promise.holder_->state->set_value(inner.get());
+      }
+    });
+  }
+
+  std::shared_ptr<Holder> holder_;
+};
+
+// A future that is complete.
+template <class T>
+[[nodiscard]] Future<std::decay_t<T>> make_ready(T&& value) {
+  Promise<std::decay_t<T>> promise;
+  promise.set_value(std::forward<T>(value));
+  return promise.future();
+}
+[[nodiscard]] inline Future<void> make_ready() {
+  Promise<void> promise;
+  promise.set_value();
+  return promise.future();
+}
+// A future that has failed.
+template <class T>
+[[nodiscard]] Future<T> make_failed(Error error) {
+  Promise<T> promise;
+  promise.set_error(std::move(error));
+  return promise.future();
+}
+
+}  // namespace stitch
+
+#include "stitch/rpc/coroutine.h"     // IWYU pragma: export
+#include "stitch/rpc/future_group.h"  // IWYU pragma: export

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "stitch/transport/error.h"
+#include "stitch/transport/mutex.h"
+#include "stitch/transport/unique_function.h"
+
+namespace stitch::detail {
+
+// The part of a future's shared state that does not depend on its type: completion, waiting, callbacks, cancelling.
+// Thread contract: any thread. Callbacks run exactly once, in the order they were added, on the thread that completes the
+// state or, when it is complete, at once on the thread that adds them; never under the lock.
+class FutureStateBase {
+ public:
+  FutureStateBase() = default;
+  virtual ~FutureStateBase() = default;
+  FutureStateBase(const FutureStateBase&) = delete;
+  FutureStateBase& operator=(const FutureStateBase&) = delete;
+
+  [[nodiscard]] bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
+  void wait() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool wait_until(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  void on_ready(UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
+  // False when it was complete already; the first completion counts.
+  bool set_exception(std::exception_ptr exception) STITCH_EXCLUDES(mutex_);
+  // REQUIRES: ready().
+  [[nodiscard]] const std::exception_ptr& exception() const noexcept { return exception_; }
+
+  // Asks whoever is working on it to stop, then completes it with `cancelled`. Does nothing when it is complete.
+  void cancel() STITCH_EXCLUDES(mutex_);
+  // What cancel() asks; dropped at completion.
+  void set_canceller(UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
+
+ protected:
+  // True for the one caller that may now store the outcome and must then publish() it.
+  [[nodiscard]] bool claim() noexcept { return !claimed_.exchange(true, std::memory_order_acq_rel); }
+  void publish() STITCH_EXCLUDES(mutex_);
+
+  std::exception_ptr exception_;  // written between claim() and publish(), constant after
+
+ private:
+  std::atomic<bool> claimed_{false};
+  std::atomic<bool> ready_{false};
+  Mutex mutex_;
+  CondVar completed_;
+  std::vector<UniqueFunction<void()>> callbacks_ STITCH_GUARDED_BY(mutex_);
+  UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
+};
+
+template <class T>
+class FutureState final : public FutureStateBase {
+ public:
+  using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+  // False when it was complete already.
+  template <class... Args>
+  bool set_value(Args&&... args) {
+    if (!claim()) return false;
+    try {
+      value_.emplace(std::forward<Args>(args)...);
+    } catch (...) {
+      exception_ = std::current_exception();
+    }
+    publish();
+    return true;
+  }
+  // REQUIRES: ready() without an exception.
+  [[nodiscard]] Stored& value() noexcept { return *value_; }
+
+ private:
+  std::optional<Stored> value_;
+};
+
+}  // namespace stitch::detail

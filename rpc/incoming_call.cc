@@ -1,0 +1,95 @@
+#include "stitch/rpc/incoming_call.h"
+
+#include <string>
+#include <utility>
+
+#include "stitch/rpc/agent.h"
+#include "stitch/rpc/tensor_codec.h"
+
+namespace stitch {
+
+namespace {
+
+Clock::time_point deadline_after(std::int64_t timeout_ns) {
+  if (timeout_ns <= 0) return Clock::time_point::max();
+  const auto now = Clock::now();
+  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now ? Clock::time_point::max() : now + std::chrono::nanoseconds(timeout_ns);
+}
+
+}  // namespace
+
+IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message, const CallHeader& header)
+    : agent_(std::move(agent)),
+      connection_(std::move(connection)),
+      message_(std::move(message)),
+      header_(header),
+      bytes_(message_.raw->frame.size()),
+      function_(header.function_id == 0 ? nullptr : FunctionRegistry::instance().find(header.function_id)) {
+  ambient_.agent = agent_;
+  ambient_.deadline = deadline_after(header.timeout_ns);
+  ambient_.stop = stop_.get_token();
+}
+
+IncomingCall::~IncomingCall() {
+  if (!answered_.load()) fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+  agent_->forget(*this);
+}
+
+void IncomingCall::prepare() {
+  if (prepared_) return;
+  prepared_ = true;
+  if (Clock::now() >= ambient_.deadline) throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
+  if (ambient_.stop.stop_requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  decode_tensors(message_);
+  agent_->for_each_extension([&](Extension& extension) { extension.on_decode(message_, ambient_); });
+}
+
+void IncomingCall::run(void* object) {
+  run_task([&] { function_->reply(shared_from_this(), object); });
+}
+
+void IncomingCall::run_keeping(void* object, KeepResult sink) {
+  try {
+    prepare();
+  } catch (...) {
+    sink({}, std::make_exception_ptr(detail::CallRefused(to_error(std::current_exception()))));
+    return;
+  }
+  const AmbientScope scope(ambient_);
+  function_->keep(shared_from_this(), object, std::move(sink));
+}
+
+void IncomingCall::begin_reply(OutArchive& archive) const {
+  const auto id = transport::to_wire_order(header_.call_id);
+  archive.message().frame.body().append(&id, sizeof(id));
+}
+
+void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
+  for (const auto& each : message_.attachments) each->on_answer(error);
+  agent_->send_reply(caller(), connection_, std::move(message));
+}
+
+void IncomingCall::fail(const Error& error) {
+  if (answered_.exchange(true)) return;
+  send_error(error);
+}
+
+void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
+  if (answered_.exchange(true)) return;
+  send_error(Error(ErrorCode::remote_exception, describe(exception)));
+}
+
+void IncomingCall::send_error(const Error& error) {
+  if (one_way()) return;
+  try {
+    OutMessage message(wire::kErrorReply);
+    OutArchive archive(message);
+    begin_reply(archive);
+    archive(error);
+    send_reply(std::move(message), error);
+  } catch (const std::exception&) {
+    // Out of memory while reporting an error: the caller's deadline ends its wait.
+  }
+}
+
+}  // namespace stitch

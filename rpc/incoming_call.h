@@ -1,0 +1,106 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <stop_token>
+
+#include "stitch/rpc/ambient.h"
+#include "stitch/rpc/archive.h"
+#include "stitch/rpc/message.h"
+#include "stitch/rpc/registry.h"
+#include "stitch/transport/endpoint.h"
+
+namespace stitch {
+
+// The fixed fields at the start of a request's body.
+struct CallHeader {
+  std::uint64_t call_id = 0;      // chosen by the caller; 0 for a one-way call
+  std::uint64_t function_id = 0;  // 0: none, an extension knows what is wanted
+  std::int64_t timeout_ns = 0;    // what is left of the deadline; 0: none
+  static constexpr std::size_t kBytes = 24;
+};
+
+// A call that a peer made to this worker: its arguments, what it runs under, and the way back. Shared by whoever runs it;
+// answered exactly once (with an error if everybody lets go of it unanswered). Its message, with what layers above hung on
+// it, lives until then.
+// Thread contract: run() and answer on any thread, one at a time; request_stop() on any.
+class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
+ public:
+  IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message, const CallHeader& header);
+  ~IncomingCall();
+  IncomingCall(const IncomingCall&) = delete;
+  IncomingCall& operator=(const IncomingCall&) = delete;
+
+  [[nodiscard]] Agent& agent() noexcept { return *agent_; }
+  [[nodiscard]] const WorkerInfo& caller() const noexcept { return message_.from; }
+  [[nodiscard]] InMessage& message() noexcept { return message_; }
+  [[nodiscard]] std::uint64_t id() const noexcept { return header_.call_id; }
+  [[nodiscard]] bool one_way() const noexcept { return header_.call_id == 0; }
+  [[nodiscard]] const Function* function() const noexcept { return function_; }
+  [[nodiscard]] Clock::time_point deadline() const noexcept { return ambient_.deadline; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+  // Decodes the tensors, lets the extensions see them, then runs the function under this call's ambient: the result is the
+  // answer. Anything that goes wrong is the answer too; nothing is thrown. REQUIRES: function() is not null.
+  void run(void* object = nullptr);
+  // As run(), but the result goes to `sink` and the call stays unanswered.
+  void run_keeping(void* object, KeepResult sink);
+  // Runs `task` under this call's ambient, its tensors decoded; what it throws answers the call with fail().
+  template <class Task>
+  void run_task(Task&& task) {
+    try {
+      prepare();
+      const AmbientScope scope(ambient_);
+      task();
+    } catch (...) {
+      fail(to_error(std::current_exception()));
+    }
+  }
+
+  // An archive over the arguments. REQUIRES: within run() or run_task().
+  [[nodiscard]] InArchive arguments() { return InArchive(message_, message_.view.body().subspan(CallHeader::kBytes)); }
+
+  // Answers with what `encode(OutArchive&)` writes. A one-way call's answer goes nowhere. The first answer counts.
+  template <class Encode>
+  void reply(Encode&& encode) {
+    if (answered_.exchange(true)) return;
+    if (one_way()) return;
+    try {
+      const AmbientScope scope(ambient_);
+      OutMessage message(wire::kReply);
+      OutArchive archive(message);
+      begin_reply(archive);
+      encode(archive);
+      send_reply(std::move(message), std::nullopt);
+    } catch (...) {
+      send_error(to_error(std::current_exception()).with_prefix("its result cannot be sent"));
+    }
+  }
+  // Answers with an error as it is.
+  void fail(const Error& error);
+  // Answers with what the user's function threw: `remote_exception` with the type and text.
+  void fail_in_handler(const std::exception_ptr& exception);
+
+  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread.
+  void request_stop() { stop_.request_stop(); }
+
+ private:
+  void prepare();
+  void begin_reply(OutArchive& archive) const;
+  void send_reply(OutMessage message, const std::optional<Error>& error);
+  void send_error(const Error& error);
+
+  const std::shared_ptr<Agent> agent_;
+  const std::shared_ptr<transport::Connection> connection_;
+  InMessage message_;
+  const CallHeader header_;
+  const std::size_t bytes_;
+  const Function* function_ = nullptr;
+  std::stop_source stop_;
+  Ambient ambient_;
+  bool prepared_ = false;
+  std::atomic<bool> answered_{false};
+};
+
+}  // namespace stitch

@@ -1,0 +1,181 @@
+#include "stitch/rpc/leave.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "stitch/rpc/agent.h"
+#include "stitch/transport/byte_io.h"
+
+namespace stitch {
+
+using std::chrono::steady_clock;
+
+std::set<WorkerId> Leave::live() const {
+  std::set<WorkerId> ids;
+  for (const auto& info : agent_.peers().infos()) {
+    if (info.id == agent_.self().id || !agent_.peers().lost(info.id)) ids.insert(info.id);
+  }
+  return ids;
+}
+
+void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
+  OutMessage message(wire::kLeave);
+  transport::ByteWriter out(message.frame.body());
+  out.write(step);
+  out.write(round);
+  out.write(status.busy);
+  out.write(status.sent);
+  out.write(status.received);
+  agent_.send_frame(agent_.peers().find(to), std::move(message));
+}
+
+Leave::Status Leave::own_status() const {
+  const auto activity = agent_.activity();
+  return {activity.busy, activity.sent, activity.received};
+}
+
+void Leave::on_message(InMessage message) {
+  transport::ByteReader in(message.view.body(), "leave message");
+  const auto step = in.read<Step>();
+  const auto round = in.read<std::uint64_t>();
+  const Status status{in.read<std::uint64_t>(), in.read<std::uint64_t>(), in.read<std::uint64_t>()};
+  const WorkerId from = message.from.id;
+  switch (step) {
+    case Step::ready: {
+      MutexLock lock(mutex_);
+      ready_.insert(from);
+      changed_.notify_all();
+      break;
+    }
+    case Step::poll: send(from, Step::status, round, own_status()); break;
+    case Step::status: {
+      MutexLock lock(mutex_);
+      if (round == round_) statuses_.insert_or_assign(from, status);
+      changed_.notify_all();
+      break;
+    }
+    case Step::go: {
+      agent_.peers().expect_closing();
+      send(from, Step::gone, round, {});
+      MutexLock lock(mutex_);
+      go_ = true;
+      changed_.notify_all();
+      break;
+    }
+    case Step::gone: {
+      MutexLock lock(mutex_);
+      gone_.insert(from);
+      changed_.notify_all();
+      break;
+    }
+    default: break;
+  }
+}
+
+void Leave::on_peer_lost() {
+  MutexLock lock(mutex_);
+  ++losses_;
+  changed_.notify_all();
+}
+
+Error Leave::late(const std::string& what, const std::set<WorkerId>& missing) const {
+  std::string names;
+  for (const auto id : missing) names += (names.empty() ? "" : ", ") + to_string(agent_.peers().find(id));
+  return Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) + " was not graceful: " + what + " " + names);
+}
+
+std::optional<Error> Leave::run(steady_clock::time_point deadline) {
+  for (;;) {
+    auto others = live();
+    const WorkerId leader = *others.begin();
+    if (leader == agent_.self().id) {
+      others.erase(leader);
+      return lead(deadline, others);
+    }
+    send(leader, Step::ready, 0, {});
+    MutexLock lock(mutex_);
+    const auto losses = losses_;
+    while (!go_ && losses_ == losses) {
+      if (!changed_.wait_until(mutex_, deadline)) break;
+    }
+    if (go_) return std::nullopt;
+    if (losses_ == losses) {
+      lock.unlock();
+      return late("no word to go within the time limit from", {leader});
+    }
+  }
+}
+
+std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::set<WorkerId>& initial) {
+  const auto still_live = [&] {
+    std::set<WorkerId> others;
+    const auto now_live = live();
+    std::set_intersection(initial.begin(), initial.end(), now_live.begin(), now_live.end(), std::inserter(others, others.begin()));
+    return others;
+  };
+  // Waits until everyone still live is in `arrived`; returns who is missing at the deadline.
+  const auto wait_for = [&](auto&& arrived) {
+    std::set<WorkerId> missing;
+    for (;;) {
+      const auto others = still_live();
+      MutexLock lock(mutex_);
+      missing.clear();
+      for (const auto id : others) {
+        if (!arrived(id)) missing.insert(id);
+      }
+      if (missing.empty()) return missing;
+      // A loss between still_live() and here only costs this short wait.
+      const auto until = std::min(deadline, steady_clock::now() + std::chrono::milliseconds(100));
+      changed_.wait_until(mutex_, until);
+      if (steady_clock::now() >= deadline) return missing;
+    }
+  };
+  auto missing = wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); });
+  if (!missing.empty()) return late("these did not want to leave within the time limit:", missing);
+
+  std::map<WorkerId, Status> previous;
+  auto pause = std::chrono::microseconds(200);
+  for (std::uint64_t round = 1;; ++round) {
+    const auto others = still_live();
+    {
+      MutexLock lock(mutex_);
+      round_ = round;
+      statuses_.clear();
+    }
+    for (const auto id : others) send(id, Step::poll, round, {});
+    missing = wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); });
+    if (!missing.empty()) return late("these did not answer within the time limit:", missing);
+    std::map<WorkerId, Status> statuses;
+    {
+      MutexLock lock(mutex_);
+      statuses = statuses_;
+    }
+    statuses.insert_or_assign(agent_.self().id, own_status());
+    std::set<WorkerId> busy;
+    Status sum;
+    for (const auto& [id, status] : statuses) {
+      if (status.busy != 0) busy.insert(id);
+      sum.sent += status.sent;
+      sum.received += status.received;
+    }
+    // Messages to and from lost workers are in the sums of one side only, so equal rounds must do once somebody is lost.
+    const bool balanced = sum.sent == sum.received || live().size() < agent_.world_size();
+    if (busy.empty() && balanced && statuses == previous) break;
+    previous = busy.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
+    MutexLock lock(mutex_);
+    changed_.wait_until(mutex_, std::min(deadline, steady_clock::now() + pause));
+    if (steady_clock::now() >= deadline) {
+      lock.unlock();
+      return busy.empty() ? Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) + " was not graceful: messages are still in flight")
+                          : late("calls are still running on", busy);
+    }
+    pause = std::min(pause * 2, std::chrono::microseconds(20'000));
+  }
+  agent_.peers().expect_closing();
+  for (const auto id : still_live()) send(id, Step::go, 0, {});
+  // Close only when all have heard; a worker that closes after its answer counts as gone too.
+  wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return gone_.contains(id); });
+  return std::nullopt;
+}
+
+}  // namespace stitch

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "stitch/rpc/worker_info.h"
+#include "stitch/transport/error.h"
+#include "stitch/transport/frame.h"
+
+namespace stitch {
+
+// Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
+namespace wire {
+enum FrameKind : std::uint16_t {
+  kRequest = 1,      // CallHeader, arguments
+  kReply = 2,        // call id, result
+  kErrorReply = 3,   // call id, error
+  kCancel = 4,       // call id
+  kLeave = 5,        // graceful shutdown
+  kFirstUpperFrame = 0x100,
+};
+enum SectionKind : std::uint16_t {
+  kTensors = 1,  // descriptors of the tensors of the message
+  kFirstUpperSection = 0x100,
+};
+}  // namespace wire
+
+// What a layer above hangs on a message: on an outgoing one between encoding and sending, on an incoming one until it has
+// been dealt with completely (its handler has replied, its arguments are gone). Any thread may destroy it; no lock is held.
+class Attachment {
+ public:
+  virtual ~Attachment() = default;
+  // Outgoing only: the message was handed to the transport (nullopt) or certainly never will be. Called at most once.
+  virtual void on_sent(const std::optional<Error>& error) {}
+  // Incoming requests only: the answer, or the error that it is, is complete and about to be shown to on_send(); the
+  // arguments are gone. May be called again when that answer then could not be sent.
+  virtual void on_answer(const std::optional<Error>& error) {}
+};
+
+// A message being written: the body through an OutArchive, tensors set aside, sections by the layers above.
+// Owned by the sending thread until it is sent. Not thread-safe.
+struct OutMessage {
+  explicit OutMessage(std::uint16_t kind) : frame(kind) {}
+
+  transport::FrameBuilder frame;
+  std::vector<at::Tensor> tensors;  // in the order the body refers to them
+  // The attachment of type T, made on first use; a message has at most one of each type.
+  template <class T>
+  T& attachment() {
+    if (T* found = find_attachment<T>()) return *found;
+    attachments.push_back(std::make_unique<T>());
+    return static_cast<T&>(*attachments.back());
+  }
+  template <class T>
+  [[nodiscard]] T* find_attachment() const {
+    for (const auto& each : attachments) {
+      if (auto* found = dynamic_cast<T*>(each.get())) return found;
+    }
+    return nullptr;
+  }
+  std::vector<std::unique_ptr<Attachment>> attachments;
+};
+
+// A received message, its frame checked. Tensors are made by decode_tensors(), off the reader thread where possible.
+// Owned by whoever handles it. Not thread-safe.
+struct InMessage {
+  InMessage(transport::Message message, WorkerInfo sender);
+
+  std::unique_ptr<const transport::Message> raw;  // on the heap: the view points into it
+  transport::FrameView view;
+  WorkerInfo from;
+  std::vector<at::Tensor> tensors;
+  std::vector<std::unique_ptr<Attachment>> attachments;  // what layers above decoded from their sections
+
+  template <class T>
+  [[nodiscard]] T* find_attachment() const {
+    for (const auto& each : attachments) {
+      if (auto* found = dynamic_cast<T*>(each.get())) return found;
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace stitch

@@ -1,0 +1,281 @@
+#include "stitch/rpc/rendezvous.h"
+
+#include <sodium.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "stitch/transport/address.h"
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/event_loop.h"
+#include "stitch/transport/file_store.h"
+#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/prefix_store.h"
+#include "stitch/transport/hash_store.h"
+#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/tensorpipe_endpoint.h"
+
+namespace stitch {
+
+namespace {
+
+using transport::Store;
+using std::chrono::steady_clock;
+
+std::uint64_t random_number() {
+  if (sodium_init() < 0) throw Error(ErrorCode::internal, "libsodium cannot be initialised");
+  std::uint64_t number = 0;
+  randombytes_buf(&number, sizeof(number));
+  return number;
+}
+
+// Equal for workers of one process, and for nobody else.
+const std::string& process_token() {
+  static const std::string token = std::to_string(getpid()) + '-' + std::to_string(random_number());
+  return token;
+}
+
+// Equal for workers that can share memory and abstract sockets: one kernel, one network namespace.
+std::string host_token() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char net[128] = {};
+  if (readlink("/proc/self/ns/net", net, sizeof(net) - 1) < 0) net[0] = '\0';
+  return boot + net;
+}
+
+// One worker's entry in the store.
+struct Entry {
+  std::string name;
+  std::int64_t rank = 0;
+  std::int64_t world_size = 0;
+  std::uint64_t epoch = 0;
+  std::string process;
+  std::string host;
+
+  [[nodiscard]] std::string encode() const {
+    transport::Bytes bytes;
+    transport::ByteWriter out(bytes);
+    out.write_string(name);
+    out.write(rank);
+    out.write(world_size);
+    out.write(epoch);
+    out.write_string(process);
+    out.write_string(host);
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  [[nodiscard]] static Entry decode(const std::string& text) {
+    transport::ByteReader in(std::as_bytes(std::span(text)), "member entry");
+    Entry entry;
+    entry.name = in.read_string();
+    entry.rank = in.read<std::int64_t>();
+    entry.world_size = in.read<std::int64_t>();
+    entry.epoch = in.read<std::uint64_t>();
+    entry.process = in.read_string();
+    entry.host = in.read_string();
+    return entry;
+  }
+};
+
+struct Meeting {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<void> server;  // on the worker that hosts the store
+};
+
+Meeting open_store(const Options& options, transport::EventLoop& loop) {
+  if (options.store) return {options.store, nullptr};
+  if (options.world_size == 1) return {transport::make_hash_store(), nullptr};
+  const std::string& method = options.init_method;
+  if (method.starts_with("file://")) return {transport::make_file_store(method.substr(7)), nullptr};
+  // tcp://host:port, checked by resolve_options().
+  const auto colon = method.rfind(':');
+  transport::TcpStoreOptions tcp;
+  tcp.host = method.substr(6, colon - 6);
+  tcp.port = static_cast<std::uint16_t>(std::stoi(method.substr(colon + 1)));
+  tcp.port_span = tcp.port == 0 ? 1 : 16;
+  tcp.job = method;
+  tcp.secret = options.secret;
+  tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
+  Meeting meeting;
+  if (options.rank == 0) {
+    auto server = std::make_shared<transport::TcpStoreServer>(loop, tcp);
+    meeting.server = server;
+    tcp.port = server->port();
+    tcp.port_span = 1;
+  }
+  meeting.store = transport::make_tcp_store(loop, tcp);
+  return meeting;
+}
+
+class Rendezvous {
+ public:
+  Rendezvous(const Options& options, Store& store)
+      : options_(options), store_(store), deadline_(steady_clock::now() + options.init_timeout) {}
+
+  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a world.
+  std::vector<Entry> meet(Entry self) {
+    self.epoch = static_cast<std::uint64_t>(store_.add("epoch/" + self.name, 1));
+    const auto slot = store_.add("arrived", 1) - 1;
+    store_.set("member/" + std::to_string(slot), self.encode());
+    if (slot >= options_.world_size) {
+      throw Error(ErrorCode::invalid_argument, "worker \"" + self.name + "\" is one too many: the world of " + std::to_string(options_.world_size) +
+                                                   " at " + store_.describe() + " is full");
+    }
+    std::vector<Entry> entries;
+    try {
+      for (const auto& text : read_all("member/")) entries.push_back(Entry::decode(text));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::timeout) throw;
+      throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " + std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
+                                          " ms for a world of " + std::to_string(options_.world_size) + " at " + store_.describe() +
+                                          ": only these arrived: " + arrived_names());
+    }
+    check(entries);
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.rank < b.rank; });
+    return entries;
+  }
+
+  std::uint64_t world_number() {
+    return std::stoull(store_.compare_and_set("world", std::nullopt, std::to_string(random_number())));
+  }
+
+  // Everybody's addresses, by rank.
+  std::vector<std::vector<std::string>> exchange_addresses(const std::vector<std::string>& mine) {
+    std::string joined;
+    for (const auto& address : mine) joined += address + '\n';
+    store_.set("address/" + std::to_string(options_.rank), joined);
+    std::vector<std::vector<std::string>> all;
+    for (const auto& text : read_all("address/")) {
+      auto& addresses = all.emplace_back();
+      for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) addresses.push_back(text.substr(at, text.find('\n', at) - at));
+    }
+    return all;
+  }
+
+  // To be called when everything has been read. True for the last worker, which has cleaned up.
+  bool finish() {
+    if (store_.add("read", 1) < options_.world_size) return false;
+    for (std::int64_t i = 0; i < options_.world_size; ++i) {
+      store_.erase("member/" + std::to_string(i));
+      store_.erase("address/" + std::to_string(i));
+    }
+    store_.erase("world");
+    store_.erase("read");
+    store_.erase("arrived");
+    return true;
+  }
+
+ private:
+  std::vector<std::string> read_all(const std::string& prefix) {
+    std::vector<std::string> keys;
+    for (std::int64_t i = 0; i < options_.world_size; ++i) keys.push_back(prefix + std::to_string(i));
+    store_.wait(keys, left());
+    std::vector<std::string> values;
+    for (const auto& key : keys) values.push_back(store_.get(key, left()));
+    return values;
+  }
+  [[nodiscard]] Store::Timeout left() const {
+    const auto now = steady_clock::now();
+    return now >= deadline_ ? Store::Timeout(0) : std::chrono::ceil<Store::Timeout>(deadline_ - now);
+  }
+  std::string arrived_names() {
+    std::string names;
+    for (std::int64_t i = 0; i < options_.world_size; ++i) {
+      if (const auto text = store_.try_get("member/" + std::to_string(i))) names += (names.empty() ? "" : ", ") + Entry::decode(*text).name;
+    }
+    return names;
+  }
+  void check(const std::vector<Entry>& entries) const {
+    std::map<std::int64_t, const Entry*> by_rank;
+    std::map<std::string, const Entry*> by_name;
+    for (const auto& entry : entries) {
+      const std::string who = "worker \"" + entry.name + "\" (rank " + std::to_string(entry.rank) + ")";
+      if (entry.world_size != options_.world_size) {
+        throw Error(ErrorCode::invalid_argument, who + " expects a world of " + std::to_string(entry.world_size) + ", worker \"" + options_.name +
+                                                     "\" one of " + std::to_string(options_.world_size));
+      }
+      const auto [same_rank, new_rank] = by_rank.emplace(entry.rank, &entry);
+      if (!new_rank) {
+        throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(entry.rank) + " is taken twice: by worker \"" + same_rank->second->name +
+                                                     "\" and worker \"" + entry.name + "\"");
+      }
+      const auto [same_name, new_name] = by_name.emplace(entry.name, &entry);
+      if (!new_name) {
+        throw Error(ErrorCode::invalid_argument, "worker name \"" + entry.name + "\" is taken twice: by rank " + std::to_string(same_name->second->rank) +
+                                                     " and rank " + std::to_string(entry.rank));
+      }
+    }
+  }
+
+  const Options& options_;
+  Store& store_;
+  const steady_clock::time_point deadline_;
+};
+
+void check_open_network(const Options& options, const std::string& bind_address) {
+  const char* insecure = std::getenv("STITCH_INSECURE");
+  if (bind_address == "127.0.0.1" || bind_address == "::1" || !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1")) return;
+  throw Error(ErrorCode::invalid_argument, "worker \"" + options.name + "\" would listen on " + bind_address +
+                                               " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
+}
+
+}  // namespace
+
+std::shared_ptr<Agent> join_world(const Options& options) {
+  auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
+  Meeting meeting = open_store(options, *loop);
+  const auto store = transport::make_prefix_store("stitch", meeting.store);
+  Rendezvous rendezvous(options, *store);
+  const auto entries = rendezvous.meet({options.name, options.rank, options.world_size, 0, process_token(), host_token()});
+  const Entry& self = entries[static_cast<std::size_t>(options.rank)];
+
+  transport::EndpointOptions endpoint_options;
+  endpoint_options.self.id = static_cast<std::uint32_t>(options.rank);
+  endpoint_options.self.epoch = self.epoch;
+  endpoint_options.self.name = options.name;
+  endpoint_options.self.world = rendezvous.world_number();
+  endpoint_options.secret = options.secret;
+  endpoint_options.max_frame_bytes = options.max_frame_bytes;
+
+  // Listen only where somebody will call from: in process always (calls to self go there, too).
+  auto peers = std::make_unique<PeerTable>();
+  auto addresses = peers->listen(transport::make_loopback_endpoint(endpoint_options, transport::LoopbackNetwork::process_wide()));
+  const bool other_processes = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.process != self.process; });
+  const bool other_hosts = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.host != self.host; });
+  if (other_processes) {
+    transport::TensorPipeOptions tensorpipe;
+    if (!options.transports.empty()) tensorpipe.transports = options.transports;
+    if (!options.channels.empty()) tensorpipe.channels = options.channels;
+    const auto wanted = transport::wanted_interfaces_from_environment();
+    tensorpipe.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
+    check_open_network(options, tensorpipe.bind_address);
+    for (auto& address : peers->listen(transport::make_tensorpipe_endpoint(endpoint_options, tensorpipe))) addresses.push_back(std::move(address));
+  }
+
+  const auto all_addresses = rendezvous.exchange_addresses(addresses);
+  std::vector<Member> members;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const Entry& entry = entries[i];
+    Member member{{entry.name, WorkerId(static_cast<std::uint32_t>(i)), entry.epoch}, entry.process, entry.host, {}};
+    for (const auto& address : all_addresses[i]) {
+      const bool usable = address.starts_with("loopback:") ? entry.process == self.process
+                          : address.starts_with("shm:")    ? entry.host == self.host && entry.process != self.process
+                                                           : entry.process != self.process;
+      if (usable) member.addresses.push_back(address);
+    }
+    members.push_back(std::move(member));
+  }
+
+  auto agent = std::make_shared<Agent>(options, members[static_cast<std::size_t>(options.rank)].info, loop);
+  agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
+  rendezvous.finish();
+  return agent;
+}
+
+}  // namespace stitch

@@ -1,0 +1,136 @@
+#include "stitch/rpc/thread_pool.h"
+
+#include <pthread.h>
+
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "stitch/transport/mutex.h"
+
+namespace stitch {
+
+struct ThreadPool::State {
+  State(int threads, std::string thread_name) : wanted(threads), name(std::move(thread_name)) {}
+  const int wanted;
+  const std::string name;
+
+  Mutex mutex;
+  CondVar work;
+  CondVar ended;
+  std::deque<UniqueFunction<void()>> queue STITCH_GUARDED_BY(mutex);
+  int alive STITCH_GUARDED_BY(mutex) = 0;
+  int idle STITCH_GUARDED_BY(mutex) = 0;
+  int blocked STITCH_GUARDED_BY(mutex) = 0;
+  bool closed STITCH_GUARDED_BY(mutex) = false;
+};
+
+namespace {
+thread_local ThreadPool::State* serving = nullptr;
+thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
+}  // namespace
+
+ThreadPool::ThreadPool(int threads, std::string name) : state_(std::make_shared<State>(threads, std::move(name))) {
+  {
+    MutexLock lock(state_->mutex);
+    state_->alive = threads;
+  }
+  for (int i = 0; i < threads; ++i) start_thread(state_);
+}
+
+ThreadPool::~ThreadPool() {
+  close();
+  join_until(std::chrono::steady_clock::time_point::max());
+}
+
+// Threads own the state and are detached: a thread that never returns from a task cannot keep the pool's owner from leaving.
+void ThreadPool::start_thread(const std::shared_ptr<State>& state) {
+  std::thread([state] {
+    pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
+    serve(state);
+  }).detach();
+}
+
+void ThreadPool::serve(const std::shared_ptr<State>& state) {
+  std::weak_ptr<State> owner = state;
+  serving = state.get();
+  serving_owner = &owner;
+  MutexLock lock(state->mutex);
+  for (;;) {
+    while (state->queue.empty() && !state->closed && state->alive - state->blocked <= state->wanted) {
+      ++state->idle;
+      state->work.wait(state->mutex);
+      --state->idle;
+    }
+    if (state->queue.empty() || state->alive - state->blocked > state->wanted) {
+      if (state->queue.empty() || !state->closed) break;  // closed and drained, or surplus after a blocked thread came back
+    }
+    UniqueFunction<void()> task = std::move(state->queue.front());
+    state->queue.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // destroyed before the next wait, outside the lock
+    lock.lock();
+  }
+  --state->alive;
+  // A surplus thread may have swallowed a wake-up meant for a task.
+  if (!state->queue.empty()) state->work.notify_one();
+  state->ended.notify_all();
+}
+
+bool ThreadPool::post(UniqueFunction<void()>& task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->queue.push_back(std::move(task));
+  if (state_->idle > 0) state_->work.notify_one();
+  return true;
+}
+
+void ThreadPool::close() {
+  MutexLock lock(state_->mutex);
+  state_->closed = true;
+  state_->work.notify_all();
+}
+
+bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
+  MutexLock lock(state_->mutex);
+  while (state_->alive > 0) {
+    if (!state_->ended.wait_until(state_->mutex, deadline)) return state_->alive == 0;
+  }
+  return true;
+}
+
+bool ThreadPool::on_pool_thread() const noexcept { return serving == state_.get(); }
+
+std::size_t ThreadPool::queued() const {
+  MutexLock lock(state_->mutex);
+  return state_->queue.size();
+}
+
+int ThreadPool::threads() const {
+  MutexLock lock(state_->mutex);
+  return state_->alive;
+}
+
+BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
+  if (!state_) return;
+  bool add = false;
+  {
+    MutexLock lock(state_->mutex);
+    ++state_->blocked;
+    if (state_->idle == 0 && state_->alive - state_->blocked < state_->wanted && state_->alive < state_->wanted + ThreadPool::kMaxExtra) {
+      ++state_->alive;
+      add = true;
+    }
+  }
+  if (add) ThreadPool::start_thread(state_);
+}
+
+BlockingRegion::~BlockingRegion() {
+  if (!state_) return;
+  MutexLock lock(state_->mutex);
+  --state_->blocked;
+  if (state_->alive - state_->blocked > state_->wanted) state_->work.notify_one();  // one idle thread is surplus now
+}
+
+}  // namespace stitch

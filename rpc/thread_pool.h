@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "stitch/transport/unique_function.h"
+
+namespace stitch {
+
+// The user-function threads of one worker: a queue served in order by a fixed number of threads. A thread that says it is
+// blocked (waiting for a future inside a handler) is replaced while it waits, so nested calls cannot use up the pool.
+// Thread contract: any thread. A task must not throw. join() runs what is queued, then ends the threads.
+class ThreadPool {
+ public:
+  // REQUIRES: threads > 0. At most `kMaxExtra` threads are added for blocked ones.
+  ThreadPool(int threads, std::string name);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // False, and the task is left untouched, when the pool has been closed.
+  bool post(UniqueFunction<void()>& task);
+  // Refuses new tasks. The queued ones still run.
+  void close();
+  // Waits until the queue is empty and all threads have ended. False when `deadline` passed first; the threads that are
+  // still inside a task are then left to end by themselves and must be kept from outliving what they use.
+  // REQUIRES: close() was called; not on a thread of this pool.
+  bool join_until(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] bool on_pool_thread() const noexcept;
+  [[nodiscard]] std::size_t queued() const;
+  [[nodiscard]] int threads() const;
+
+  static constexpr int kMaxExtra = 256;
+  struct State;  // shared with the threads, which may outlive the pool
+
+ private:
+  friend class BlockingRegion;
+  static void serve(const std::shared_ptr<State>& state);
+  static void start_thread(const std::shared_ptr<State>& state);
+  std::shared_ptr<State> state_;
+};
+
+// Says that this thread is about to wait for something another handler may have to do. On a pool thread the pool adds a
+// thread for the block if none is free; elsewhere it does nothing.
+class BlockingRegion {
+ public:
+  BlockingRegion();
+  ~BlockingRegion();
+  BlockingRegion(const BlockingRegion&) = delete;
+  BlockingRegion& operator=(const BlockingRegion&) = delete;
+
+ private:
+  std::shared_ptr<ThreadPool::State> state_;
+};
+
+}  // namespace stitch

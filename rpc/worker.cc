@@ -1,0 +1,151 @@
+#include "stitch/rpc/worker.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "stitch/rpc/rendezvous.h"
+
+namespace stitch {
+
+namespace {
+
+// The workers of this process, so that a program with one need not say which.
+class LiveAgents {
+ public:
+  void add(const std::shared_ptr<Agent>& agent) {
+    MutexLock lock(mutex_);
+    agents_.push_back(agent);
+  }
+  void remove(const Agent* agent) {
+    MutexLock lock(mutex_);
+    std::erase_if(agents_, [&](const auto& weak) {
+      const auto each = weak.lock();
+      return !each || each.get() == agent;
+    });
+    last_gone_ = true;
+  }
+  [[nodiscard]] std::shared_ptr<Agent> only() {
+    MutexLock lock(mutex_);
+    std::erase_if(agents_, [](const auto& weak) { return weak.expired(); });
+    if (agents_.size() == 1) {
+      if (auto agent = agents_.front().lock()) return agent;
+    }
+    if (agents_.empty()) {
+      if (last_gone_) throw Error(ErrorCode::shutting_down, "there is no current worker: the one of this process has shut down");
+      throw Error(ErrorCode::invalid_argument, "there is no current worker: call stitch::init() first");
+    }
+    std::string names;
+    for (const auto& weak : agents_) {
+      if (const auto agent = weak.lock()) names += (names.empty() ? "" : ", ") + agent->self().name;
+    }
+    throw Error(ErrorCode::invalid_argument,
+                "there is no current worker on this thread, and this process has several (" + names + "): make one current with stitch::WorkerScope");
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::weak_ptr<Agent>> agents_ STITCH_GUARDED_BY(mutex_);
+  bool last_gone_ STITCH_GUARDED_BY(mutex_) = false;
+};
+
+LiveAgents& live_agents() {
+  static auto* const agents = new LiveAgents;  // never destroyed: workers may outlive other static objects
+  return *agents;
+}
+
+}  // namespace
+
+namespace detail {
+
+// Inline: a barrier must pass even while every user-function thread is taken.
+Future<bool> fetch_presence(std::string key) {
+  Promise<bool> promise;
+  current_agent()->board().fetch(key).on_ready([promise] { promise.set_value(true); });
+  return promise.future();
+}
+STITCH_INLINE(&fetch_presence);
+
+}  // namespace detail
+
+std::shared_ptr<Agent> current_agent() {
+  if (const auto& agent = Ambient::current().agent) return agent;
+  return live_agents().only();
+}
+
+Worker::Worker(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) { live_agents().add(agent_); }
+
+Worker& Worker::operator=(Worker&& other) noexcept {
+  if (this != &other) {
+    Worker old(std::move(*this));  // leaves its world when this block ends
+    agent_ = std::move(other.agent_);
+  }
+  return *this;
+}
+
+Worker::~Worker() {
+  if (!agent_) return;
+  try {
+    shutdown();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "stitch: %s\n", error.what());
+  }
+}
+
+void Worker::shutdown(ShutdownOptions options) {
+  const auto error = agent_->shutdown(options.graceful, options.timeout.value_or(agent_->options().shutdown_timeout));
+  if (agent_->stopped()) live_agents().remove(agent_.get());
+  if (error) throw *error;
+}
+
+std::vector<std::string> Worker::all_names() const {
+  std::vector<std::string> names;
+  for (const auto& info : workers()) names.push_back(info.name);
+  return names;
+}
+
+Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, Value value) {
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  if (!std::binary_search(names.begin(), names.end(), name())) {
+    throw Error(ErrorCode::invalid_argument, "worker \"" + name() + "\" cannot wait in a barrier that does not name it");
+  }
+  Gathering gathering;
+  for (const auto& each : names) {
+    const WorkerInfo& info = worker(each);
+    if (info.id != id()) gathering.others.push_back(info);
+  }
+  agent_->throw_if_stopped();
+  gathering.key = agent_->board().next_key(names);
+  agent_->board().post(gathering.key, std::move(value), gathering.others.size());
+  return gathering;
+}
+
+void Worker::fail_gathering(const char* what, const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
+  const Error& first = failures.front().second;
+  std::string names;
+  for (const auto& [info, error] : failures) names += (names.empty() ? "" : ", ") + to_string(info);
+  throw Error(first.code(), std::string(what) + " on " + to_string(info()) + " failed: no answer from " + names + ": " + first.what()).with_worker(first.worker());
+}
+
+void Worker::barrier(const std::vector<std::string>& names) {
+  const auto gathering = begin_gathering(names, Value::of(std::make_shared<bool>(true)));
+  std::vector<Future<bool>> futures;
+  for (const auto& other : gathering.others) futures.push_back(rpc_async<&detail::fetch_presence>(other, gathering.key));
+  std::vector<std::pair<WorkerInfo, Error>> failures;
+  for (std::size_t i = 0; i < futures.size(); ++i) {
+    try {
+      futures[i].get();
+    } catch (const Error& error) {
+      failures.emplace_back(gathering.others[i], error);
+    }
+  }
+  if (!failures.empty()) fail_gathering("barrier", failures);
+}
+
+Worker init(Options options) {
+  FunctionRegistry::instance().check();
+  return Worker(join_world(resolve_options(std::move(options))));
+}
+
+}  // namespace stitch

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <utility>
+
+namespace stitch {
+
+// Identifies a worker within its world: a strong integer, equal to its rank in a world of fixed size.
+class WorkerId {
+ public:
+  constexpr WorkerId() noexcept = default;
+  constexpr explicit WorkerId(std::uint32_t value) noexcept : value_(value) {}
+  [[nodiscard]] constexpr std::uint32_t value() const noexcept { return value_; }
+  friend constexpr auto operator<=>(WorkerId, WorkerId) = default;
+  friend std::ostream& operator<<(std::ostream& out, WorkerId id) { return out << id.value_; }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(value_);
+  }
+
+ private:
+  std::uint32_t value_ = 0;
+};
+
+// A worker's name, id, and which life of it this is: a worker that comes back under its name has a higher epoch. Sendable.
+struct WorkerInfo {
+  std::string name;
+  WorkerId id;
+  std::uint64_t epoch = 0;
+
+  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const WorkerInfo& info) {
+    return out << "worker \"" << info.name << "\" (id " << info.id << ")";
+  }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(name, id, epoch);
+  }
+};
+
+// `worker "ps0" (id 7)`, as error texts name a worker.
+[[nodiscard]] std::string to_string(const WorkerInfo& info);
+
+}  // namespace stitch
+
+template <>
+struct std::hash<stitch::WorkerId> {
+  std::size_t operator()(stitch::WorkerId id) const noexcept { return std::hash<std::uint32_t>{}(id.value()); }
+};
+template <>
+struct std::hash<stitch::WorkerInfo> {
+  std::size_t operator()(const stitch::WorkerInfo& info) const noexcept {
+    return std::hash<std::string>{}(info.name) ^ (std::hash<std::uint64_t>{}(info.epoch) * 31 + info.id.value());
+  }
+};

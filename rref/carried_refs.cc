@@ -1,0 +1,171 @@
+#include "stitch/rref/carried_refs.h"
+
+#include <string>
+#include <utility>
+
+#include "stitch/rref/rref_agent.h"
+#include "stitch/transport/byte_io.h"
+
+namespace stitch::rref {
+namespace {
+
+constexpr std::uint32_t kNoReference = 0xffffffff;
+enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
+
+void add_section(OutMessage& message, std::uint16_t kind, const transport::Bytes& bytes) { message.frame.add_section(kind, bytes.span()); }
+
+}  // namespace
+
+OutgoingRefs::~OutgoingRefs() { unpin(); }
+
+std::uint32_t OutgoingRefs::add(const HandlePtr& handle) {
+  const auto [found, fresh] = index_.try_emplace(handle->id, static_cast<std::uint32_t>(handles_.size()));
+  if (fresh) handles_.push_back(handle);
+  return found->second;
+}
+
+void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& message, const WorkerInfo& to) {
+  to_ = life_of(to);
+  for (const HandlePtr& handle : handles_) {
+    if (handle->rrefs != sender) {
+      throw Error(ErrorCode::invalid_argument, to_string(handle->id) + " belongs to worker " + std::to_string(handle->rrefs->lifetime().self().id) +
+                                                   " of this process and cannot be sent by worker " + std::to_string(sender->lifetime().self().id));
+    }
+  }
+  if (!handles_.empty()) sender->require_alive(to);
+  sender_ = sender;
+  if (!handles_.empty()) {
+    transport::Bytes bytes;
+    transport::ByteWriter out(bytes);
+    out.write(static_cast<std::uint32_t>(handles_.size()));
+    for (const HandlePtr& handle : handles_) {
+      const Carried carried = sender->lifetime().pin(handle->id, to_);
+      pinned_.push_back(carried);
+      write(out, carried.id);
+      out.write(carried.token);
+      out.write(static_cast<std::uint8_t>((carried.pinned ? kPinned : 0) | (carried.lost ? kLost : 0) | (carried.created ? kCreated : 0)));
+    }
+    add_section(message, wire::kCarriedSection, bytes);
+    handles_.clear();  // the pins hold from here on
+  }
+  if (create_) {
+    transport::Bytes bytes;
+    transport::ByteWriter out(bytes);
+    write(out, create_->id);
+    out.write(static_cast<std::int64_t>(create_->timeout.count()));
+    add_section(message, wire::kCreateSection, bytes);
+  }
+  if (target_) {
+    transport::Bytes bytes;
+    transport::ByteWriter out(bytes);
+    out.write(target_->index);
+    out.write(target_->use);
+    add_section(message, wire::kTargetSection, bytes);
+  }
+}
+
+void OutgoingRefs::on_sent(const std::optional<Error>& error) {
+  // A connection that broke meanwhile does not say that the peer never got the message, and what it got it may have lent on:
+  // those pins stay, as all pins towards the dead do. Any other error came before the bytes left.
+  if (!error || error->code() == ErrorCode::disconnected) pinned_.clear();
+  unpin();
+}
+
+void OutgoingRefs::unpin() {
+  for (const Carried& carried : std::exchange(pinned_, {})) sender_->perform(sender_->lifetime().unpin(carried, to_));
+}
+
+std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent>& receiver, const InMessage& message) {
+  const auto* carried = message.view.section(wire::kCarriedSection);
+  const auto* create = message.view.section(wire::kCreateSection);
+  const auto* target = message.view.section(wire::kTargetSection);
+  if (carried == nullptr && create == nullptr && target == nullptr) return nullptr;
+  std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
+  std::vector<Carried> arrived;
+  if (carried != nullptr) {
+    transport::ByteReader in(carried->bytes, "list of references");
+    const auto count = in.read_count(kWireIdBytes + 9);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      Carried each;
+      each.id = read_rref_id(in);
+      each.token = in.read<std::uint64_t>();
+      const auto flags = in.read<std::uint8_t>();
+      each.pinned = (flags & kPinned) != 0;
+      each.lost = (flags & kLost) != 0;
+      each.created = (flags & kCreated) != 0;
+      arrived.push_back(each);
+    }
+    in.expect_end();
+  }
+  std::optional<CreateRequest> request;
+  if (create != nullptr) {
+    transport::ByteReader in(create->bytes, "request to create");
+    CreateRequest read;
+    read.id = read_rref_id(in);
+    read.timeout = std::chrono::nanoseconds(in.read<std::int64_t>());
+    in.expect_end();
+    request = read;
+  }
+  if (target != nullptr) {
+    transport::ByteReader in(target->bytes, "request about an object");
+    TargetRequest read;
+    read.index = in.read<std::uint32_t>();
+    read.use = in.read<TargetUse>();
+    in.expect_end();
+    if (read.index >= arrived.size()) throw Error(ErrorCode::protocol, "request about an object names reference " + std::to_string(read.index) + " of " + std::to_string(arrived.size()));
+    if (read.use < TargetUse::call || read.use > TargetUse::await) throw Error(ErrorCode::protocol, "request about an object has an unknown use");
+    refs->target_ = read;
+  }
+  // Everything is read and makes sense: only now does anything change.
+  for (const Carried& each : arrived) {
+    receiver->perform(receiver->lifetime().receive(each, refs->sender_));
+    refs->ids_.push_back(each.id);
+  }
+  if (request) {
+    // To oneself the Entry is there since remote() made it.
+    if (refs->sender_ != receiver->lifetime().self() && !receiver->lifetime().create(request->id, refs->sender_)) {
+      throw Error(ErrorCode::protocol, to_string(request->id) + " is asked for twice");
+    }
+    refs->create_ = request;
+  }
+  return refs;
+}
+
+IncomingRefs::~IncomingRefs() { end(Error(ErrorCode::cancelled, "its creation was dropped before it ended")); }
+
+HandlePtr IncomingRefs::handle(std::uint32_t index) const {
+  if (index >= ids_.size()) {
+    throw Error(ErrorCode::invalid_argument, "the message names reference " + std::to_string(index) + ", it carries " + std::to_string(ids_.size()));
+  }
+  return receiver_->adopt(ids_[index]);
+}
+
+void IncomingRefs::on_answer(const std::optional<Error>& error) {
+  end(error ? *error : Error(ErrorCode::internal, "its creation was answered before it ended"));
+}
+
+void IncomingRefs::end(const Error& if_not_created) {
+  if (std::exchange(ended_, true)) return;
+  // However a request to create ends, its object has an outcome; the first one stands.
+  if (create_) receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, if_not_created));
+  for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
+}
+
+void write_reference(OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {
+  archive.write(handle == nullptr ? kNoReference : archive.message().attachment<OutgoingRefs>().add(handle));
+  archive.write(type);
+}
+
+HandlePtr read_reference(InArchive& archive, std::uint64_t type, std::string_view type_name) {
+  std::uint32_t index = 0;
+  std::uint64_t written = 0;
+  archive.read(index);
+  archive.read(written);
+  if (written != type) throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" + std::string(type_name) + "> is expected");
+  if (index == kNoReference) return nullptr;
+  const auto* refs = archive.message().find_attachment<IncomingRefs>();
+  if (refs == nullptr) throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");
+  return refs->handle(index);
+}
+
+}  // namespace stitch::rref

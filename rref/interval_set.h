@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <map>
+
+namespace stitch::rref {
+
+// A set of numbers kept as runs: what has been seen of a counter, in memory proportional to its holes. Not thread-safe.
+class IntervalSet {
+ public:
+  // False when it was there already.
+  bool insert(std::uint64_t value) {
+    auto next = runs_.upper_bound(value);
+    if (next != runs_.begin()) {
+      const auto previous = std::prev(next);
+      if (value <= previous->second) return false;
+      if (previous->second + 1 == value) {
+        previous->second = value;
+        if (next != runs_.end() && value != std::numeric_limits<std::uint64_t>::max() && next->first == value + 1) {
+          previous->second = next->second;
+          runs_.erase(next);
+        }
+        return true;
+      }
+    }
+    if (next != runs_.end() && value + 1 == next->first) {
+      const std::uint64_t last = next->second;
+      runs_.erase(next);
+      runs_.emplace(value, last);
+      return true;
+    }
+    runs_.emplace(value, value);
+    return true;
+  }
+  [[nodiscard]] bool contains(std::uint64_t value) const {
+    const auto next = runs_.upper_bound(value);
+    return next != runs_.begin() && value <= std::prev(next)->second;
+  }
+  [[nodiscard]] std::size_t runs() const noexcept { return runs_.size(); }
+
+ private:
+  std::map<std::uint64_t, std::uint64_t> runs_;  // first -> last, disjoint, never touching
+};
+
+}  // namespace stitch::rref

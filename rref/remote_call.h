@@ -1,0 +1,201 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <variant>
+
+#include "stitch/rpc/calls.h"
+#include "stitch/rref/rref_agent.h"
+
+// The requests behind RRef<T> and remote<>: typed at compile time, ordinary rpc requests on the wire.
+namespace stitch::detail {
+
+using Timeout = std::optional<std::chrono::nanoseconds>;
+
+// What RRef<T> is on the wire: both ends compare it.
+template <class T>
+[[nodiscard]] std::uint64_t reference_type() {
+  static const std::uint64_t type = function_id(typeid(T).name());
+  return type;
+}
+
+[[nodiscard]] Error wrong_type(const rref::Handle& handle, const std::type_info& actual, const std::type_info& wanted);
+
+// The registry entry of a method M called on a T. A method that T inherits gets an entry of its own, which knows the way
+// from a T to the base.
+template <class T, auto M>
+struct InheritedMethod {
+  using Base = typename TraitsOf<M>::ObjectType;
+  static void reply(const std::shared_ptr<IncomingCall>& call, void* object) { FunctionRunner<M>::reply(call, static_cast<Base*>(static_cast<T*>(object))); }
+  static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) {
+    FunctionRunner<M>::keep(call, static_cast<Base*>(static_cast<T*>(object)), std::move(sink));
+  }
+  static const Function& add() {
+    Function function = kFunction<M>;
+    function.id = function_id(typeid(InheritedMethod).name());
+    function.identity = reinterpret_cast<const void*>(&InheritedMethod::keep);
+    function.object_type = &typeid(T);
+    function.reply = &InheritedMethod::reply;
+    function.keep = &InheritedMethod::keep;
+    return FunctionRegistry::instance().add(std::move(function));
+  }
+};
+template <class T, auto M>
+inline const Function& kInheritedMethod = InheritedMethod<T, M>::add();
+
+template <class T, auto M>
+[[nodiscard]] const Function& method_function() {
+  static_assert(!kIsFree<M>, "stitch: name a member function, rref.rpc_async<&T::method>(...)");
+  using Object = typename TraitsOf<M>::ObjectType;
+  static_assert(std::is_base_of_v<Object, T>, "stitch: this is not a member function of the referenced type");
+  if constexpr (std::is_same_v<Object, T>) {
+    return kFunction<M>;
+  } else {
+    return kInheritedMethod<T, M>;
+  }
+}
+
+// The registry entry that constructs a T from an A...: only keeping the result makes sense.
+template <class T, class... A>
+struct Constructor {
+  static void reply(const std::shared_ptr<IncomingCall>& call, void*) {
+    call->fail(Error(ErrorCode::protocol, "a constructor's result can only be kept"));
+  }
+  static void keep(const std::shared_ptr<IncomingCall>& call, void*, KeepResult sink) {
+    std::tuple<A...> arguments;
+    try {
+      decode_arguments(*call, arguments);
+    } catch (...) {
+      sink({}, std::make_exception_ptr(CallRefused(to_error(std::current_exception()))));
+      return;
+    }
+    Value value;
+    try {
+      value = Value::of(std::apply([](A&... each) { return std::make_shared<T>(std::move(each)...); }, arguments));
+    } catch (...) {
+      sink({}, std::current_exception());
+      return;
+    }
+    arguments = {};
+    sink(std::move(value), nullptr);
+  }
+  static const Function& add() {
+    Function function;
+    function.id = function_id(typeid(Constructor).name());
+    function.name = demangle(typeid(T).name());
+    function.identity = reinterpret_cast<const void*>(&Constructor::keep);
+    function.reply = &Constructor::reply;
+    function.keep = &Constructor::keep;
+    return FunctionRegistry::instance().add(std::move(function));
+  }
+};
+template <class T, class... A>
+inline const Function& kConstructor = Constructor<T, A...>::add();
+
+// How an argument without a parameter to convert to is sent.
+template <class A>
+using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>, std::string, std::decay_t<A>>;
+
+// A request about the object of `handle`. Errors of the handle are thrown.
+struct TargetedRequest {
+  std::shared_ptr<Agent> agent;
+  OutMessage message;
+};
+[[nodiscard]] TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use, std::uint64_t function_id);
+
+template <class T, auto M, class... Args>
+auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
+  using Traits = TraitsOf<M>;
+  using R = typename Traits::Result;
+  static_assert(std::is_void_v<R> || Sendable<R>, "stitch: the result type of this method cannot be sent; keep it on the owner with remote<>()");
+  const Function& function = method_function<T, M>();
+  try {
+    auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
+    encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
+    return start_call<R>(request.agent, handle.owner, function.name, timeout, std::move(request.message));
+  } catch (const Error& error) {
+    return make_failed<R>(error);
+  }
+}
+
+template <class T, auto M, class... Args>
+rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
+  const Function& function = method_function<T, M>();
+  auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
+  encode_arguments<TraitsOf<M>>(request.message, std::forward<Args>(args)...);
+  return handle.rrefs->create(handle.owner, function.name, request.agent->effective_timeout(timeout), std::move(request.message));
+}
+
+template <auto F, class... Args>
+rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
+  static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
+  const Function& function = kFunction<F>;
+  agent->throw_if_stopped();
+  const WorkerInfo& to = target.resolve(agent->peers());
+  OutMessage message = Agent::begin_request(function.id);
+  encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);
+  return rref::RRefAgent::of(*agent)->create(to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
+}
+
+template <class T, class... Args>
+rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
+  static_assert((Sendable<SentAs<Args>> && ...), "stitch: an argument of this constructor has a type that cannot be sent");
+  static_assert(std::is_constructible_v<T, SentAs<Args>&&...>, "stitch: the type has no constructor for these arguments (text is sent as std::string)");
+  const Function& function = kConstructor<T, SentAs<Args>...>;
+  agent->throw_if_stopped();
+  const WorkerInfo& to = target.resolve(agent->peers());
+  OutMessage message = Agent::begin_request(function.id);
+  OutArchive archive(message);
+  (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
+  return rref::RRefAgent::of(*agent)->create(to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
+}
+
+// Completes with `failed` at `deadline` unless it is complete by then.
+template <class T>
+void complete_by(const Promise<T>& promise, Agent& agent, std::chrono::nanoseconds timeout, const rref::Handle& handle) {
+  if (timeout.count() <= 0 || promise.future().ready() || timeout >= Clock::time_point::max() - Clock::now()) return;
+  const auto timer = agent.loop().call_at(Clock::now() + timeout, [promise, id = handle.id] {
+    promise.set_error(Error(ErrorCode::timeout, rref::to_string(id) + " was not created in time"));
+  });
+  promise.future().on_ready([weak = agent.weak_from_this(), timer] {
+    if (const auto alive = weak.lock()) alive->loop().cancel(timer);
+  });
+}
+
+template <class T>
+Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
+  try {
+    const auto agent = handle.rrefs->require_usable(handle);
+    if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
+      if (handle.id.owner == handle.rrefs->lifetime().self()) {
+        Promise<T> promise;
+        handle.rrefs->when_created(handle.id, [promise](void* object, const std::optional<Error>& failure) mutable {
+          if (failure) {
+            promise.set_error(failure->with_prefix("its object was not created"));
+          } else {
+            if constexpr (std::is_void_v<T>) {
+              promise.set_value();
+            } else {
+              promise.fulfil([&] { return *static_cast<const T*>(static_cast<const Value*>(object)->object.get()); });
+            }
+          }
+        });
+        complete_by(promise, *agent, agent->effective_timeout(timeout), handle);
+        return promise.future();
+      }
+    }
+    auto request = begin_targeted(handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0);
+    return start_call<T>(agent, handle.owner, "RRef::to_here", timeout, std::move(request.message));
+  } catch (const Error& error) {
+    return make_failed<T>(error);
+  }
+}
+
+[[nodiscard]] Future<void> when_created(const rref::Handle& handle, const Timeout& timeout);
+
+}  // namespace stitch::detail

@@ -1,0 +1,362 @@
+#include "stitch/rref/rref_agent.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/transport/demangle.h"
+
+namespace stitch::rref {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a ledger waits for a ride.
+Clock::duration patience(Urgency urgency) {
+  switch (urgency) {
+    case Urgency::soon: return 1ms;
+    case Urgency::later: return 20ms;
+    default: return 200ms;
+  }
+}
+// Twice this is the age at which a borrow is registered and an operation without acknowledgement is sent again.
+constexpr auto kTick = 500ms;
+
+class RRefExtension final : public Extension {
+ public:
+  explicit RRefExtension(Agent& agent) : rrefs(std::make_shared<RRefAgent>(agent)) {
+    agent.set_frame_handler(wire::kLedgerFrame, [weak = std::weak_ptr(rrefs)](InMessage message) {
+      if (const auto alive = weak.lock()) alive->on_ledger_frame(message);
+    });
+  }
+  ~RRefExtension() override { rrefs->stop(); }
+  void on_send(OutMessage& message, const WorkerInfo& to) override { rrefs->on_send(message, to); }
+  void on_receive(InMessage& message) override { rrefs->on_receive(message); }
+  void on_decode(InMessage& message, Ambient& ambient) override {
+    const auto* refs = message.find_attachment<IncomingRefs>();
+    if (refs != nullptr && refs->create() && refs->create()->timeout > 0ns) {
+      ambient.deadline = std::min(ambient.deadline, Clock::now() + refs->create()->timeout);
+    }
+  }
+  bool take_over(const std::shared_ptr<IncomingCall>& call) override { return rrefs->take_over(call); }
+  void on_peer_lost(const WorkerInfo& peer, const Error& reason) override { rrefs->on_peer_lost(peer, reason); }
+  void stop() override { rrefs->stop(); }
+  void debug_info(std::map<std::string, std::int64_t>& numbers) override { rrefs->debug_info(numbers); }
+
+  const std::shared_ptr<RRefAgent> rrefs;
+};
+
+const int kExtension = register_extension([](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<RRefExtension>(agent); });
+
+// The creator waits for the owner's word, not for a clock of its own: both agree on one outcome.
+class PendingCreation final : public PendingCall {
+ public:
+  PendingCreation(std::shared_ptr<RRefAgent> rrefs, const RRefId& id) : rrefs_(std::move(rrefs)), id_(id) {}
+  void on_reply(InMessage&) override { rrefs_->perform(rrefs_->lifetime().answered(id_, std::nullopt)); }
+  void on_error(const Error& error) override {
+    if (id_.owner == rrefs_->lifetime().self()) {
+      rrefs_->perform(rrefs_->lifetime().resolve(id_, nullptr, error));  // nothing new if its creation ended already
+    } else if (error.remote()) {
+      rrefs_->perform(rrefs_->lifetime().answered(id_, error));
+    } else {
+      rrefs_->perform(rrefs_->lifetime().never_asked(id_, error));
+    }
+  }
+
+ private:
+  const std::shared_ptr<RRefAgent> rrefs_;
+  const RRefId id_;
+};
+
+}  // namespace
+
+Handle::~Handle() { rrefs->perform(rrefs->lifetime().drop_local(id)); }
+
+std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) { return static_cast<RRefExtension&>(agent.extension(kExtension)).rrefs; }
+
+std::shared_ptr<Agent> RRefAgent::agent() const {
+  MutexLock lock(mutex_);
+  return agent_ == nullptr ? nullptr : agent_->weak_from_this().lock();
+}
+
+void RRefAgent::perform(Lifetime::Todo todo) {
+  for (Effects::Run& waiter : todo.run) waiter();
+  if (!todo.destroy.empty()) {
+    if (const auto alive = agent()) alive->post([objects = std::move(todo.destroy)]() mutable { objects.clear(); });
+  }
+  for (const auto& [peer, urgency] : todo.flush) schedule_flush(peer, urgency);
+}
+
+HandlePtr RRefAgent::own(Value value) {
+  const auto alive = agent();
+  if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
+  const RRefId id = lifetime_.add_object(std::make_shared<Value>(std::move(value)));
+  return std::make_shared<Handle>(shared_from_this(), id, alive->self());
+}
+
+HandlePtr RRefAgent::adopt(const RRefId& id) {
+  WorkerInfo owner{"", WorkerId(id.owner.id), id.owner.epoch};
+  if (const auto alive = agent(); alive && id.owner.id < alive->peers().size()) owner.name = alive->peers().find(owner.id).name;
+  lifetime_.add_local(id);
+  return std::make_shared<Handle>(shared_from_this(), id, std::move(owner));
+}
+
+std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle) const {
+  auto alive = agent();
+  if (!alive) throw Error(ErrorCode::shutting_down, to_string(handle.id) + " cannot be used: its worker has shut down");
+  if (const auto lost = lifetime_.status(handle.id).lost) throw *lost;
+  return alive;
+}
+
+Value RRefAgent::local_value(const Handle& handle) {
+  const auto alive = require_usable(handle);
+  if (handle.id.owner != lifetime_.self()) {
+    throw Error(ErrorCode::invalid_argument, to_string(handle.id) + " is owned by " + to_string(handle.owner) + ", not by " + to_string(alive->self()) +
+                                                 " that asked for its local value; use to_here() or call a method of it");
+  }
+  Promise<Value> promise;
+  when_created(handle.id, [promise](void* object, const std::optional<Error>& failure) {
+    if (failure) {
+      promise.set_error(*failure);
+    } else {
+      promise.set_value(*static_cast<const Value*>(object));
+    }
+  });
+  return promise.future().get();
+}
+
+HandlePtr RRefAgent::create(const WorkerInfo& to, const std::string& function, std::chrono::nanoseconds timeout, OutMessage message) {
+  const auto alive = agent();
+  if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
+  const RRefId id = life_of(to) == lifetime_.self() ? lifetime_.add_object(nullptr) : lifetime_.begin_create(life_of(to));
+  auto handle = std::make_shared<Handle>(shared_from_this(), id, to);
+  message.attachment<OutgoingRefs>().create({id, timeout});
+  alive->start_call(to, function, 0ns, std::move(message), std::make_shared<PendingCreation>(shared_from_this(), id));
+  return handle;
+}
+
+void RRefAgent::on_send(OutMessage& message, const WorkerInfo& to) {
+  if (auto* refs = message.find_attachment<OutgoingRefs>()) refs->leave(shared_from_this(), message, to);
+  transport::Bytes ledger;
+  if (lifetime_.encode_ledger(life_of(to), ledger)) message.frame.add_section(wire::kLedgerSection, ledger.span());
+}
+
+void RRefAgent::on_receive(InMessage& message) {
+  // References before the ledger: what keeps objects goes first.
+  if (auto refs = IncomingRefs::read(shared_from_this(), message)) message.attachments.push_back(std::move(refs));
+  if (const auto* ledger = message.view.section(wire::kLedgerSection)) accept_ledger(message, ledger->bytes);
+}
+
+void RRefAgent::on_ledger_frame(const InMessage& message) { accept_ledger(message, message.view.body()); }
+
+void RRefAgent::accept_ledger(const InMessage& message, std::span<const std::byte> frame) {
+  auto todo = lifetime_.accept_ledger(life_of(message.from), frame);
+  const auto broken = std::move(todo.broken);
+  perform(std::move(todo));
+  if (broken) throw *broken;
+}
+
+bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
+  auto* refs = call->message().find_attachment<IncomingRefs>();
+  if (refs == nullptr || (!refs->create() && !refs->target())) return false;
+  if (refs->create()) start_creation_timer(call, *refs);
+  if (!refs->target()) {
+    serve(call, *refs, nullptr);
+    return true;
+  }
+  if (refs->target_id().owner != lifetime_.self() || !lifetime_.owned(refs->target_id())) {
+    call->fail(lifetime_.status(refs->target_id())
+                   .lost.value_or(Error(ErrorCode::disconnected, to_string(refs->target_id()) + " is not owned by " + to_string(call->agent().self()))));
+    return true;
+  }
+  // Behind the creation, if that has not ended; no thread waits. The message keeps the object until the call is answered.
+  when_created(refs->target_id(), [self = shared_from_this(), call, refs](void* object, const std::optional<Error>& failure) {
+    if (failure) {
+      call->fail(failure->with_prefix("its object was not created"));
+    } else {
+      self->serve(call, *refs, static_cast<const Value*>(object));
+    }
+  });
+  return true;
+}
+
+void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs, const Value* target) {
+  Agent& alive = call->agent();
+  if (target != nullptr && refs.target()->use == TargetUse::await) {
+    call->reply([](OutArchive&) {});
+    return;
+  }
+  if (target != nullptr && refs.target()->use == TargetUse::fetch) {
+    alive.post([call, target] {
+      call->run_task([&] {
+        if (target->encode == nullptr) throw Error(ErrorCode::invalid_argument, "an object of type " + demangle(target->type->name()) + " cannot be sent");
+        call->reply([&](OutArchive& archive) { target->encode(archive, target->object.get()); });
+      });
+    });
+    return;
+  }
+  const Function* function = call->function();
+  const std::type_info* wanted = function == nullptr ? nullptr : function->object_type;
+  if (function == nullptr || (target != nullptr) != (wanted != nullptr)) {
+    call->fail(Error(ErrorCode::protocol, "the request does not name a function that fits what it is about"));
+    return;
+  }
+  if (wanted != nullptr && *wanted != *target->type) {
+    call->fail(Error(ErrorCode::invalid_argument,
+                     "the object is of type " + demangle(target->type->name()) + ", not " + demangle(wanted->name()) + ", which the method belongs to"));
+    return;
+  }
+  void* object = target == nullptr ? nullptr : target->object.get();
+  if (refs.create()) {
+    alive.dispatch(call, [self = shared_from_this(), call, id = refs.create()->id, object] { self->serve_creation(call, id, object); });
+  } else {
+    alive.dispatch(call, [call, object] { call->run(object); });
+  }
+}
+
+void RRefAgent::serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id, void* object) {
+  call->run_keeping(object, [self = shared_from_this(), call, id](Value value, std::exception_ptr exception) {
+    const auto timer = call->message().find_attachment<IncomingRefs>()->creation_timer;
+    if (timer != 0) call->agent().loop().cancel(timer);
+    if (!exception) {
+      self->perform(self->lifetime_.resolve(id, std::make_shared<Value>(std::move(value)), std::nullopt));
+      call->reply([](OutArchive&) {});
+      return;
+    }
+    try {
+      std::rethrow_exception(exception);
+    } catch (const detail::CallRefused& refused) {
+      call->fail(refused);
+    } catch (...) {
+      call->fail_in_handler(exception);  // on its way it becomes the object's outcome
+    }
+  });
+}
+
+void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call, IncomingRefs& refs) {
+  const auto timeout = refs.create()->timeout;
+  if (timeout <= 0ns || timeout >= Clock::time_point::max() - Clock::now()) return;
+  refs.creation_timer = call->agent().loop().call_at(Clock::now() + timeout, [weak = std::weak_ptr(call), timeout] {
+    const auto late = weak.lock();
+    if (!late) return;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
+    late->agent().post([late] { late->request_stop(); });
+  });
+}
+
+void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const Error why = Error(ErrorCode::disconnected, "worker \"" + peer.name + "\" epoch " + std::to_string(peer.epoch) + " is gone: " + reason.what()).with_worker(peer.name);
+  perform(lifetime_.peer_lost(life_of(peer), why));
+}
+
+void RRefAgent::require_alive(const WorkerInfo& peer) const {
+  const auto alive = agent();
+  if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
+  if (const auto lost = alive->peers().lost(peer.id)) throw *lost;
+}
+
+void RRefAgent::stop() {
+  const Error why(ErrorCode::shutting_down, "this worker has shut down");
+  perform(lifetime_.leave(why));
+  perform(lifetime_.close());
+  MutexLock lock(mutex_);
+  agent_ = nullptr;
+  due_.clear();
+}
+
+void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
+  const auto counts = lifetime_.counts();
+  const auto put = [&](const char* name, std::size_t number) { numbers.emplace(std::string("rref.") + name, static_cast<std::int64_t>(number)); };
+  put("entries", counts.entries);
+  put("entries_pending", counts.owned.pending);
+  put("entries_failed", counts.owned.failed);
+  put("entries_waiting_calls", counts.owned.waiters);
+  put("holders", counts.owned.holders);
+  put("holds", counts.holds);
+  put("holds_creating", counts.held.creating);
+  put("holds_borrowed", counts.held.borrowed);
+  put("holds_registering", counts.held.registering);
+  put("holds_registered", counts.held.registered);
+  put("holds_lost", counts.held.lost);
+  put("pins", counts.tokens);
+  put("creditors", counts.held.creditors);
+  put("ledger_unsent", counts.ledger_unsent);
+  put("ledger_unacknowledged", counts.ledger_unacknowledged);
+  put("ledger_frames", ledger_frames_.load());
+}
+
+void RRefAgent::schedule_flush(const WorkerLife& peer, Urgency urgency) {
+  if (urgency == Urgency::none) return;
+  const auto when = Clock::now() + patience(urgency);
+  std::shared_ptr<Agent> alive;
+  {
+    MutexLock lock(mutex_);
+    if (agent_ == nullptr) return;
+    const auto [found, fresh] = due_.try_emplace(peer, when);
+    if (!fresh && found->second <= when) return;
+    found->second = when;
+    alive = agent_->weak_from_this().lock();
+  }
+  if (!alive) return;
+  alive->loop().call_at(when, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->flush_due();
+  });
+  start_ticking();
+}
+
+void RRefAgent::flush_due() {
+  const auto now = Clock::now();
+  std::vector<WorkerLife> peers;
+  {
+    MutexLock lock(mutex_);
+    for (auto at = due_.begin(); at != due_.end();) {
+      if (at->second <= now) {
+        peers.push_back(at->first);
+        at = due_.erase(at);
+      } else {
+        ++at;
+      }
+    }
+  }
+  const auto alive = agent();
+  if (!alive) return;
+  for (const WorkerLife& peer : peers) {
+    for (;;) {  // nothing is due any more when another message gave it a ride
+      OutMessage message(wire::kLedgerFrame);
+      if (!lifetime_.encode_ledger(peer, message.frame.body())) break;
+      ledger_frames_.fetch_add(1);
+      try {
+        alive->send_frame(alive->peers().find(WorkerId(peer.id)), std::move(message));
+      } catch (const Error&) {
+        break;  // it is repeated at a later tick
+      }
+    }
+  }
+}
+
+void RRefAgent::start_ticking() {
+  const auto alive = agent();
+  {
+    MutexLock lock(mutex_);
+    if (ticking_ || !alive) return;
+    ticking_ = true;
+  }
+  alive->loop().call_at(Clock::now() + kTick, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->tick();
+  });
+}
+
+void RRefAgent::tick() {
+  {
+    MutexLock lock(mutex_);
+    ticking_ = false;
+  }
+  perform(lifetime_.tick());
+  const auto counts = lifetime_.counts();
+  // An idle worker has no timer.
+  if (counts.ledger_unacknowledged + counts.held.borrowed > 0) start_ticking();
+}
+
+}  // namespace stitch::rref

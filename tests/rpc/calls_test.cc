@@ -1,0 +1,50 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using stitch::testing::Cluster;
+
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+int twice(int x) { return 2 * x; }
+double twice(double x) { return 2 * x; }
+template <class T>
+T triple(T x) {
+  return 3 * x;
+}
+std::string greet(const std::string& name) { return "hello " + name; }
+std::string whoami() { return stitch::current_agent()->self().name; }
+
+TEST(Calls, ReturnTheResultOfTheFunction) {
+  Cluster cluster(2);
+  EXPECT_TRUE(at::equal(stitch::rpc_sync<add>("worker1", at::ones(2), at::ones(2)), at::full({2}, 2.0)));
+}
+
+TEST(Calls, ConvertArgumentsAsADirectCallDoes) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<greet>("worker1", "you"), "hello you");
+  EXPECT_EQ(stitch::rpc_sync<stitch::overload<double(double)>(twice)>("worker1", 2), 4.0);
+}
+
+TEST(Calls, NameOverloadsTemplatesAndLambdas) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<stitch::overload<int(int)>(twice)>("worker1", 21), 42);
+  EXPECT_EQ(stitch::rpc_sync<triple<int>>("worker1", 5), 15);
+  EXPECT_EQ(stitch::rpc_sync<[](int x) { return x + 1; }>("worker1", 1), 2);
+}
+
+TEST(Calls, ReachWorkersByNameIdAndInfo) {
+  Cluster cluster(3);
+  using namespace std::chrono_literals;
+  EXPECT_EQ(stitch::rpc_sync<whoami>("worker2"), "worker2");
+  EXPECT_EQ(stitch::rpc_sync<whoami>(stitch::WorkerId(1)), "worker1");
+  EXPECT_EQ(stitch::rpc_sync<whoami>(cluster[2].info()), "worker2");
+  EXPECT_EQ(stitch::rpc_sync<whoami>({.to = "worker1", .timeout = 5s}), "worker1");
+  EXPECT_EQ(cluster[2].rpc_sync<whoami>("worker2"), "worker2");
+  EXPECT_EQ(cluster[1].rpc_sync<whoami>(stitch::WorkerId(0)), "worker0");
+}
+
+}  // namespace

@@ -1,0 +1,332 @@
+#include "tests/rref/lifetime_simulation.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stitch::rref::test {
+
+struct LifetimeSimulation::Object {
+  RRefId id;
+  std::size_t owner = 0;
+  bool made = false;  // there was an object to destroy
+  int destroyed = 0;
+};
+
+// What the tables keep: tells the simulation when it is destroyed.
+struct LifetimeSimulation::Probe {
+  LifetimeSimulation* simulation;
+  Object* object;
+  Probe(LifetimeSimulation* s, Object* o) : simulation(s), object(o) {}
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+  ~Probe() { simulation->on_destroyed(*object); }
+};
+
+LifetimeSimulation::LifetimeSimulation(std::uint64_t seed, Options options) : options_(options), random_(seed) {
+  handles_.resize(options.workers);
+  for (std::size_t w = 0; w < options.workers; ++w) lives_.push_back(std::make_unique<Lifetime>(life(w)));
+}
+
+LifetimeSimulation::~LifetimeSimulation() {
+  failure_ = "over";  // what is destroyed from here on is no news
+  for (auto& worker : lives_) {
+    if (worker != nullptr) (void)worker->close();
+  }
+}
+
+void LifetimeSimulation::run() {
+  for (std::size_t i = 0; i < options_.objects; ++i) {
+    if (chance(0.5)) {
+      make_object();
+    } else {
+      start_creation();
+    }
+  }
+  for (int i = 0; i < options_.steps && failure_.empty(); ++i) {
+    if (options_.kill_one && i == options_.steps / 2) kill(pick(options_.workers));
+    step(i > options_.steps * 3 / 4);
+  }
+  if (failure_.empty()) come_to_rest();
+  if (failure_.empty()) check_rest();
+}
+
+void LifetimeSimulation::step(bool winding_down) {
+  const std::size_t w = pick(options_.workers);
+  const std::size_t other = pick(options_.workers);
+  switch (pick(winding_down ? 8 : 11)) {
+    case 0:
+    case 1:
+      if (!frames_.empty()) deliver_frame(pick(frames_.size()));
+      return;
+    case 2:
+      if (alive(w) && alive(other)) flush(w, other);
+      return;
+    case 3:
+      if (!messages_.empty()) deliver(pick(messages_.size()));
+      return;
+    case 4:
+      if (!tasks_.empty()) finish(pick(tasks_.size()));
+      return;
+    case 5:
+      if (alive(w) && !handles_[w].empty()) drop_handle(w, pick(handles_[w].size()));
+      return;
+    case 6:
+      if (!tasks_.empty()) work_on(pick(tasks_.size()));
+      return;
+    case 7:
+      tell_of_death();
+      if (alive(w) && chance(0.2)) perform(w, lives_[w]->tick());
+      return;
+    case 8:
+    case 9:
+      if (alive(w) && !handles_[w].empty()) send(w, handles_[w], Kind::call, other);
+      return;
+    default:
+      if (chance(0.05)) {
+        make_object();
+      } else if (chance(0.05)) {
+        start_creation();
+      } else if (alive(w) && !handles_[w].empty()) {  // a copy
+        const RRefId id = handles_[w][pick(handles_[w].size())];
+        lives_[w]->add_local(id);
+        handles_[w].push_back(id);
+      }
+  }
+}
+
+void LifetimeSimulation::make_object() {
+  const std::size_t w = pick(options_.workers);
+  if (!alive(w)) return;
+  objects_.push_back(std::make_unique<Object>());
+  Object& object = *objects_.back();
+  object.owner = w;
+  object.made = true;
+  object.id = lives_[w]->add_object(std::make_shared<Probe>(this, &object));
+  object_of_[object.id] = &object;
+  handles_[w].push_back(object.id);
+}
+
+void LifetimeSimulation::start_creation() {
+  const std::size_t w = pick(options_.workers);
+  const std::size_t owner = pick(options_.workers);
+  if (w == owner || !alive(w) || !alive(owner) || cut(owner, w)) return;
+  objects_.push_back(std::make_unique<Object>());
+  Object& object = *objects_.back();
+  object.owner = owner;
+  object.id = lives_[w]->begin_create(life(owner));
+  object_of_[object.id] = &object;
+  handles_[w].push_back(object.id);
+  Message message{Kind::create, w, owner, {}, object.id, false};
+  const RRefId also = handles_[w][pick(handles_[w].size())];
+  if (chance(0.3) && also != object.id) message.carried.push_back(lives_[w]->pin(also, life(owner)));
+  ++waiters_made_;
+  perform(w, lives_[w]->when_created(object.id, [this](void*, const std::optional<Error>&) { ++waiters_run_; }));
+  messages_.push_back(std::move(message));
+}
+
+void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_handles, Kind kind, std::size_t to) {
+  if (!alive(to) || cut(to, from)) return;
+  std::set<RRefId> ids;
+  for (std::size_t i = 0; i < 1 + pick(2); ++i) ids.insert(from_handles[pick(from_handles.size())]);
+  Message message{kind, from, to, {}, {}, false};
+  for (const RRefId& id : ids) message.carried.push_back(lives_[from]->pin(id, life(to)));
+  if (chance(0.05)) {  // it certainly never leaves
+    for (const Carried& carried : message.carried) perform(from, lives_[from]->unpin(carried, life(to)));
+    return;
+  }
+  messages_.push_back(std::move(message));
+}
+
+void LifetimeSimulation::deliver(std::size_t index) {
+  Message message = std::move(messages_[index]);
+  messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(index));
+  const std::size_t at = message.to;
+  if (!alive(at) || cut(message.from, at)) return;
+  tasks_.push_back({message, {}});  // from here on it counts as in use there
+  for (const Carried& carried : message.carried) perform(at, lives_[at]->receive(carried, life(message.from)));
+  if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from))) fail("a creation ran twice");
+  if (message.kind == Kind::created) {
+    const auto failure = message.failed ? std::optional(Error(ErrorCode::remote_exception, "no luck")) : std::nullopt;
+    perform(at, lives_[at]->answered(message.creation, failure));
+  }
+}
+
+void LifetimeSimulation::work_on(std::size_t index) {
+  Task& task = tasks_[index];
+  const std::size_t at = task.message.to;
+  if (task.message.carried.empty()) return;
+  const RRefId id = task.message.carried[pick(task.message.carried.size())].id;
+  switch (pick(4)) {
+    case 0:  // the handler's own copy
+      lives_[at]->add_local(id);
+      task.handles.push_back(id);
+      return;
+    case 1:  // it keeps one for later
+      if (!task.handles.empty() && handles_[at].size() < 20) {
+        lives_[at]->add_local(id);
+        handles_[at].push_back(id);
+      }
+      return;
+    case 2:  // it calls on the object, wherever that is: queues behind the creation at the owner
+      if (id.owner == life(at) && lives_[at]->owned(id)) {
+        ++waiters_made_;
+        lives_[at]->add_local(id);
+        perform(at, lives_[at]->when_created(id, [this, at, id](void*, const std::optional<Error>&) {
+          ++waiters_run_;
+          perform(at, lives_[at]->drop_local(id));
+        }));
+      }
+      return;
+    default:
+      if (!task.handles.empty()) send(at, task.handles, Kind::call, pick(options_.workers));
+  }
+}
+
+void LifetimeSimulation::finish(std::size_t index) {
+  Task task = std::move(tasks_[index]);
+  tasks_.erase(tasks_.begin() + static_cast<std::ptrdiff_t>(index));
+  const std::size_t at = task.message.to;
+  if (!alive(at)) return;
+  if (task.message.kind == Kind::call && !task.handles.empty() && chance(0.5)) send(at, task.handles, Kind::reply, task.message.from);
+  for (const RRefId& id : std::exchange(task.handles, {})) perform(at, lives_[at]->drop_local(id));
+  if (task.message.kind == Kind::create) {
+    const bool failed = chance(0.2);
+    Object& object = *object_of_.at(task.message.creation);
+    object.made = !failed;
+    const auto failure = failed ? std::optional(Error(ErrorCode::remote_exception, "no luck")) : std::nullopt;
+    perform(at, lives_[at]->resolve(object.id, failed ? nullptr : std::make_shared<Probe>(this, &object), failure));
+    messages_.push_back({Kind::created, at, task.message.from, {}, object.id, failed});
+  }
+  for (const Carried& carried : task.message.carried) perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
+}
+
+void LifetimeSimulation::deliver_frame(std::size_t index) {
+  const std::size_t from = frames_[index].from;
+  const std::size_t to = frames_[index].to;
+  transport::Bytes bytes(frames_[index].bytes.size());
+  std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
+  const double fate = std::uniform_real_distribution<>(0, 1)(random_);
+  if (fate > 0.15) frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index));  // else it will come once more
+  if (fate > 0.9 || !alive(to) || cut(from, to)) return;                                 // lost
+  perform(to, lives_[to]->accept_ledger(life(from), bytes.span()));
+}
+
+void LifetimeSimulation::flush(std::size_t from, std::size_t to) {
+  Frame frame{from, to, {}};
+  if (lives_[from]->encode_ledger(life(to), frame.bytes)) frames_.push_back(std::move(frame));
+}
+
+void LifetimeSimulation::drop_handle(std::size_t worker, std::size_t index) {
+  const RRefId id = handles_[worker][index];
+  handles_[worker].erase(handles_[worker].begin() + static_cast<std::ptrdiff_t>(index));
+  perform(worker, lives_[worker]->drop_local(id));
+}
+
+void LifetimeSimulation::kill(std::size_t victim) {
+  dead_.push_back(victim);
+  handles_[victim].clear();
+  std::erase_if(tasks_, [&](const Task& task) { return task.message.to == victim; });
+  // What it had sent may still arrive at those who have not heard of its death.
+  std::unique_ptr<Lifetime> life = std::move(lives_[victim]);
+  for (auto& object : objects_) {
+    if (object->owner == victim) object->destroyed = 1;  // nobody is promised anything about these
+  }
+  std::string kept = std::exchange(failure_, "dying");
+  (void)life->close();
+  life.reset();
+  failure_ = std::move(kept);
+}
+
+void LifetimeSimulation::tell_of_death() {
+  for (const std::size_t victim : dead_) {
+    const std::size_t w = pick(options_.workers);
+    if (alive(w) && heard_.insert({w, victim}).second) {
+      perform(w, lives_[w]->peer_lost(life(victim), Error(ErrorCode::disconnected, "worker died")));
+    }
+  }
+}
+
+void LifetimeSimulation::come_to_rest() {
+  for (int round = 0; round < 60; ++round) {
+    for (std::size_t i = 0; i < options_.workers; ++i) tell_of_death();
+    while (!messages_.empty()) deliver(messages_.size() - 1);
+    while (!tasks_.empty()) finish(tasks_.size() - 1);
+    for (std::size_t w = 0; w < options_.workers; ++w) {
+      while (alive(w) && !handles_[w].empty()) drop_handle(w, 0);
+      if (alive(w)) perform(w, lives_[w]->tick());
+    }
+    for (std::size_t a = 0; a < options_.workers; ++a) {
+      for (std::size_t b = 0; b < options_.workers; ++b) {
+        if (alive(a) && alive(b)) flush(a, b);
+      }
+    }
+    while (!frames_.empty()) deliver_frame(pick(frames_.size()));
+  }
+}
+
+void LifetimeSimulation::check_rest() {
+  for (const auto& object : objects_) {
+    const bool expected = object->made && dead_.empty();
+    if (expected && object->destroyed != 1) fail(to_string(object->id) + " was destroyed " + std::to_string(object->destroyed) + " times");
+    if (object->destroyed > 1) fail(to_string(object->id) + " was destroyed twice");
+  }
+  if (dead_.empty() && waiters_made_ != waiters_run_) {
+    fail(std::to_string(waiters_made_) + " waiters were queued, " + std::to_string(waiters_run_) + " ran");
+  }
+  for (std::size_t w = 0; w < options_.workers; ++w) {
+    if (!alive(w)) continue;
+    const Lifetime::Counts counts = lives_[w]->counts();
+    const std::string who = "at rest, worker " + std::to_string(w) + " ";
+    if (counts.ledger_unacknowledged != 0) fail(who + "waits for " + std::to_string(counts.ledger_unacknowledged) + " acknowledgements");
+    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; what it owned does not
+      if (counts.held.creating + counts.held.registering > 0) fail(who + "still waits for an answer");
+      continue;
+    }
+    if (counts.entries != 0) fail(who + "owns " + std::to_string(counts.entries) + " entries");
+    if (counts.holds != 0) fail(who + "has " + std::to_string(counts.holds) + " holds");
+    if (counts.tokens != 0) fail(who + "has " + std::to_string(counts.tokens) + " tokens");
+  }
+}
+
+void LifetimeSimulation::perform(std::size_t worker, Lifetime::Todo todo) {
+  if (todo.broken) fail("worker " + std::to_string(worker) + " says: " + todo.broken->what());
+  for (Effects::Run& waiter : todo.run) waiter();
+  todo.destroy.clear();
+  for (const auto& [peer, urgency] : todo.flush) {
+    if (urgency == Urgency::soon && chance(0.7) && alive(worker)) flush(worker, peer.id);
+  }
+}
+
+void LifetimeSimulation::on_destroyed(Object& object) {
+  if (!failure_.empty()) return;
+  if (++object.destroyed > 1) fail(to_string(object.id) + " was destroyed twice");
+  std::string where;
+  if (in_use(object.id, where)) fail(to_string(object.id) + " was destroyed while in use: " + where);
+}
+
+bool LifetimeSimulation::in_use(const RRefId& id, std::string& where) const {
+  const auto carries = [&](const Message& message) {
+    return std::any_of(message.carried.begin(), message.carried.end(), [&](const Carried& c) { return c.id == id && !c.lost; });
+  };
+  for (std::size_t w = 0; w < options_.workers; ++w) {
+    if (alive(w) && std::find(handles_[w].begin(), handles_[w].end(), id) != handles_[w].end())
+      where = "a handle at worker " + std::to_string(w);
+  }
+  for (const Task& task : tasks_) {
+    if (carries(task.message) || std::find(task.handles.begin(), task.handles.end(), id) != task.handles.end()) {
+      where = "a message being handled at worker " + std::to_string(task.message.to);
+    }
+  }
+  for (const Message& message : messages_) {
+    if (carries(message) && alive(message.to) && !cut(message.from, message.to)) {
+      where = "a message on its way to worker " + std::to_string(message.to);
+    }
+  }
+  return !where.empty();
+}
+
+void LifetimeSimulation::fail(const std::string& what) {
+  if (failure_.empty()) failure_ = what;
+}
+
+}  // namespace stitch::rref::test

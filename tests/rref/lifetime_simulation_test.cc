@@ -1,0 +1,34 @@
+// Random walks over the lifetime protocol. A failure prints its seed: LifetimeSimulation(seed, options).run() repeats it.
+
+#include "tests/rref/lifetime_simulation.h"
+
+#include <gtest/gtest.h>
+
+namespace stitch::rref::test {
+namespace {
+
+void walk(std::uint64_t first_seed, int walks, const LifetimeSimulation::Options& options) {
+  for (int i = 0; i < walks; ++i) {
+    const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(i);
+    LifetimeSimulation simulation(seed, options);
+    simulation.run();
+    ASSERT_EQ(simulation.failure(), "") << "seed " << seed;
+  }
+}
+
+TEST(LifetimeSimulation, OneObjectLivesExactlyAsLongAsItIsUsed) { walk(1'000'000, 4000, {.workers = 4, .objects = 1, .steps = 300}); }
+
+TEST(LifetimeSimulation, SeveralObjectsLiveExactlyAsLongAsTheyAreUsed) {
+  walk(2'000'000, 3000, {.workers = 4, .objects = 5, .steps = 500});
+}
+
+TEST(LifetimeSimulation, TwoWorkersPassingObjectsBackAndForth) { walk(3'000'000, 3000, {.workers = 2, .objects = 2, .steps = 400}); }
+
+TEST(LifetimeSimulation, LongWalksWithManyObjectsLeaveNothingBehind) { walk(4'000'000, 40, {.workers = 4, .objects = 30, .steps = 20000}); }
+
+TEST(LifetimeSimulation, ADyingWorkerTakesNoObjectOfOthersWithIt) {
+  walk(5'000'000, 4000, {.workers = 4, .objects = 4, .steps = 400, .kill_one = true});
+}
+
+}  // namespace
+}  // namespace stitch::rref::test

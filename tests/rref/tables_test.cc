@@ -1,0 +1,217 @@
+// The tables' rules one by one; the simulation covers their interplay.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "stitch/rref/holder_table.h"
+#include "stitch/rref/interval_set.h"
+#include "stitch/rref/lifetime.h"
+#include "stitch/rref/owner_table.h"
+
+namespace stitch::rref {
+namespace {
+
+constexpr WorkerLife kOwner{0, 10}, kHere{1, 11}, kFriend{2, 12};
+const RRefId kObject{kOwner, kFriend, 0};
+
+std::size_t count(const Effects& effects, LedgerOp::Kind kind) {
+  return static_cast<std::size_t>(std::count_if(effects.ops.begin(), effects.ops.end(), [&](const Effects::Op& op) { return op.op.kind == kind; }));
+}
+
+TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
+  std::mt19937_64 random(7);
+  IntervalSet intervals;
+  std::set<std::uint64_t> plain;
+  for (int i = 0; i < 5000; ++i) {
+    const std::uint64_t value = random() % 1000;
+    EXPECT_EQ(intervals.insert(value), plain.insert(value).second);
+    EXPECT_EQ(intervals.contains(value ^ 1), plain.contains(value ^ 1));
+  }
+  for (std::uint64_t value = 0; value < 1000; ++value) intervals.insert(value);
+  EXPECT_EQ(intervals.runs(), 1u);
+  const auto last = std::numeric_limits<std::uint64_t>::max();
+  EXPECT_TRUE(intervals.insert(last));
+  EXPECT_TRUE(intervals.insert(last - 1));
+  EXPECT_FALSE(intervals.insert(last));
+  EXPECT_EQ(intervals.runs(), 2u);
+}
+
+TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
+  HolderTable table;
+  Effects effects;
+  table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
+  table.add_local(kObject);
+  table.drop_local(kObject, effects);
+  EXPECT_TRUE(effects.ops.empty());
+  table.message_done(kObject, effects);
+  ASSERT_EQ(effects.ops.size(), 1u);
+  EXPECT_EQ(effects.ops[0].to, kFriend);
+  EXPECT_EQ(effects.ops[0].op.first_token, 4u);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowledgement) {
+  HolderTable table;
+  Effects effects;
+  table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
+  table.add_local(kObject);
+  table.message_done(kObject, effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 0u);
+  table.registered(kObject, effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 1u);
+  table.drop_local(kObject, effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::drop), 1u);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
+  HolderTable table;
+  Effects effects;
+  table.receive(kObject, {kOwner, 4}, false, std::nullopt, effects);
+  table.add_local(kObject);
+  table.message_done(kObject, effects);
+  ASSERT_EQ(effects.ops.size(), 2u);
+  EXPECT_EQ(effects.ops[0].op.kind, LedgerOp::Kind::reg);
+  EXPECT_EQ(effects.ops[1].op.kind, LedgerOp::Kind::settle);
+  EXPECT_EQ(effects.ops[1].to, kOwner);
+}
+
+TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
+  HolderTable table;
+  Effects effects;
+  table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
+  table.tick(effects);
+  EXPECT_TRUE(effects.ops.empty());
+  table.tick(effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
+}
+
+TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
+  HolderTable table;
+  Effects effects;
+  table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
+  table.receive(kObject, {kFriend, 5}, false, std::nullopt, effects);
+  table.message_done(kObject, effects);
+  EXPECT_TRUE(effects.ops.empty());
+  table.message_done(kObject, effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 2u);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
+  HolderTable table;
+  Effects effects;
+  const RRefId mine{kOwner, kHere, 0};
+  table.begin_create(mine);
+  std::optional<Error> heard;
+  table.when_answered(mine, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
+  table.owner_lost(kOwner, Error(ErrorCode::disconnected, "gone"), effects);
+  for (auto& run : effects.run) run();
+  ASSERT_TRUE(heard);
+  EXPECT_EQ(heard->code(), ErrorCode::disconnected);
+  EXPECT_EQ(table.status(mine)->state, HolderTable::State::lost);
+  EXPECT_FALSE(table.pin(mine)) << "a lost reference travels without a pin";
+  table.drop_local(mine, effects);
+  EXPECT_EQ(table.size(), 0u);
+  EXPECT_TRUE(effects.ops.empty());
+}
+
+TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
+  OwnerTable table(kOwner);
+  Effects effects;
+  int ran = 0;
+  table.add_holder(kObject, kHere);
+  ASSERT_TRUE(table.add_local(kObject));
+  table.when_resolved(kObject, [&](void* object, const std::optional<Error>&) { ran += object != nullptr; }, effects);
+  EXPECT_TRUE(effects.run.empty());
+  EXPECT_TRUE(table.create(kObject, kFriend));
+  EXPECT_FALSE(table.create(kObject, kFriend)) << "a repeated request must not run again";
+  EXPECT_TRUE(table.resolve(kObject, std::make_shared<int>(1), std::nullopt, effects));
+  for (auto& run : effects.run) run();
+  EXPECT_EQ(ran, 1);
+  table.drop_local(kObject, effects);
+  table.drop_holder(kObject, kHere, effects);
+  EXPECT_TRUE(effects.destroy.empty());
+  table.drop_holder(kObject, kFriend, effects);
+  EXPECT_EQ(effects.destroy.size(), 1u);
+  EXPECT_EQ(table.size(), 0u);
+  EXPECT_FALSE(table.add_local(kObject)) << "ids never come back";
+  EXPECT_THROW(table.add_holder(kObject, kHere), Error);
+}
+
+TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
+  OwnerTable table(kOwner);
+  Effects effects;
+  ASSERT_TRUE(table.create(kObject, kFriend));
+  EXPECT_TRUE(table.resolve(kObject, nullptr, Error(ErrorCode::timeout, "too late"), effects));
+  EXPECT_FALSE(table.resolve(kObject, std::make_shared<int>(1), std::nullopt, effects));
+  EXPECT_EQ(effects.destroy.size(), 1u) << "the late result";
+  EXPECT_EQ(table.status(kObject)->failure->code(), ErrorCode::timeout);
+}
+
+TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
+  OwnerTable table(kOwner);
+  Effects effects;
+  ASSERT_TRUE(table.add_local(kObject));
+  std::optional<Error> heard;
+  table.when_resolved(kObject, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
+  table.creator_lost(kFriend, Error(ErrorCode::disconnected, "creator died before creation"), effects);
+  for (auto& run : effects.run) run();
+  ASSERT_TRUE(heard);
+  EXPECT_STREQ(heard->what(), "creator died before creation");
+  table.drop_local(kObject, effects);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+TEST(Lifetime, AnIdOfAnEarlierLifeIsLostNamingBothEpochs) {
+  Lifetime owner({0, 2});
+  (void)owner.receive({.id = {{0, 1}, kHere, 5}, .token = 3, .pinned = true}, kHere);
+  const auto status = owner.status({{0, 1}, kHere, 5});
+  ASSERT_TRUE(status.lost);
+  EXPECT_EQ(status.lost->code(), ErrorCode::disconnected);
+  EXPECT_STREQ(status.lost->what(), "worker 0 epoch 1 is gone; it is now epoch 2");
+}
+
+TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
+  Lifetime owner(kOwner), here(kHere);
+  const RRefId id = owner.add_object(std::make_shared<int>(1));
+  const auto exchange = [&] {
+    for (int i = 0; i < 4; ++i) {
+      transport::Bytes a, b;
+      if (here.encode_ledger(kOwner, a)) (void)owner.accept_ledger(kHere, a.span());
+      if (owner.encode_ledger(kHere, b)) (void)here.accept_ledger(kOwner, b.span());
+    }
+  };
+  (void)here.receive(owner.pin(id, kHere), kOwner);
+  here.add_local(id);
+  (void)here.message_done(id, kOwner);
+  exchange();
+  (void)here.drop_local(id);
+  EXPECT_EQ(here.counts().holds, 0u);
+  (void)here.receive(owner.pin(id, kHere), kOwner);
+  EXPECT_EQ(here.counts().held.registered, 1u);
+  exchange();
+  EXPECT_EQ(owner.owned(id)->holders.size(), 1u);
+  EXPECT_EQ(owner.owned(id)->pins, 0u);
+  (void)here.message_done(id, kOwner);
+  exchange();
+  EXPECT_EQ(owner.owned(id)->holders.size(), 0u);
+}
+
+TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
+  Lifetime here(kHere);
+  Ledger rogue;
+  rogue.push(LedgerOp::make_settle(0));
+  transport::Bytes frame;
+  ASSERT_TRUE(rogue.encode(frame));
+  const auto todo = here.accept_ledger(kFriend, frame.span());
+  ASSERT_TRUE(todo.broken);
+  EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
+}
+
+}  // namespace
+}  // namespace stitch::rref

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+
+namespace stitch::testing {
+
+// A whole world in one process: n workers "worker0" to "worker<n-1>" that meet at a HashStore and talk over loopback.
+// Ended gracefully by the destructor, which fails the test when that was not graceful. Worker 0 is current on the thread
+// that made the cluster.
+class Cluster {
+ public:
+  // `adjust` may change the options of each worker before it starts.
+  explicit Cluster(int size, const std::function<void(Options&)>& adjust = {});
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  [[nodiscard]] Worker& operator[](int rank) { return workers_.at(static_cast<std::size_t>(rank)); }
+  [[nodiscard]] int size() const { return static_cast<int>(workers_.size()); }
+  // Ends all workers now, gracefully; returns their errors.
+  std::vector<std::string> shutdown();
+
+ private:
+  std::vector<Worker> workers_;
+  std::unique_ptr<WorkerScope> scope_;
+};
+
+}  // namespace stitch::testing

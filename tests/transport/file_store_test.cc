@@ -1,0 +1,222 @@
+#include "stitch/transport/file_store.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+class FileStoreTest : public testing::Test {
+ protected:
+  FileStoreTest() {
+    char folder[] = "/tmp/stitch-file-store-XXXXXX";
+    folder_ = ::mkdtemp(folder);
+    path_ = folder_ / "store";
+  }
+  ~FileStoreTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string read() const {
+    std::ifstream file(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+  void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes; }
+
+  std::filesystem::path folder_;
+  std::string path_;
+};
+
+template <class Call>
+Error error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorCode::internal, "nothing was thrown");
+}
+
+// Runs `body` in a child process, which ends with status 0 unless it throws.
+pid_t in_child(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  try {
+    body();
+  } catch (...) {
+    ::_exit(1);
+  }
+  ::_exit(0);
+}
+
+int status_of(pid_t child) {
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+TEST_F(FileStoreTest, ProcessesCountTogether) {
+  constexpr int kAdds = 200;
+  std::vector<pid_t> children;
+  for (int c = 0; c < 3; ++c) {
+    children.push_back(in_child([&] {
+      const auto store = make_file_store(path_);
+      for (int i = 0; i < kAdds; ++i) store->add("n", 1);
+      store->add("done", 1);
+      (void)store->get("go home", 60s);
+    }));
+  }
+  const auto store = make_file_store(path_);
+  for (int i = 0; i < kAdds; ++i) store->add("n", 1);
+  while (store->add("done", 0) < 3) (void)store->try_get("n");
+  EXPECT_EQ(store->get("n", 0ms), std::to_string(4 * kAdds));
+  store->set("go home", "");
+  for (const pid_t child : children) EXPECT_EQ(status_of(child), 0);
+}
+
+TEST_F(FileStoreTest, AKilledWriterHurtsNobody) {
+  const auto store = make_file_store(path_);
+  std::int64_t before = 0;
+  for (int round = 0; round < 6; ++round) {
+    const pid_t child = in_child([&] {
+      const auto mine = make_file_store(path_);
+      for (;;) {
+        mine->set("big", std::string(20'000, 'x'));
+        mine->add("n", 1);
+      }
+    });
+    while (store->add("n", 0) < before + 3) ::usleep(100);
+    ::kill(child, SIGKILL);
+    status_of(child);
+    before = store->add("n", 1);
+    EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(before));
+  }
+}
+
+TEST_F(FileStoreTest, ATornTailIsIgnoredByReadersAndCutOffByTheNextWriter) {
+  {
+    const auto store = make_file_store(path_);
+    store->set("first", "1");
+  }
+  const std::string good = read();
+  make_file_store(path_)->set("second", "2");
+  const std::string whole = read();
+  for (std::size_t size = good.size() + 1; size < whole.size(); ++size) {
+    write(whole.substr(0, size));
+    const auto store = make_file_store(path_);
+    EXPECT_EQ(store->get("first", 0ms), "1");
+    EXPECT_EQ(store->try_get("second"), std::nullopt);
+    EXPECT_EQ(read().size(), size) << "a reader changed the file";
+    store->set("second", "2");
+    EXPECT_EQ(read(), whole);
+  }
+  std::string garbled = whole;
+  garbled.back() = '!';
+  write(garbled);
+  EXPECT_EQ(make_file_store(path_)->try_get("second"), std::nullopt);
+}
+
+TEST_F(FileStoreTest, ACreatorThatDiedLeavesAUsableFile) {
+  (void)make_file_store(path_);
+  const std::string header = read();
+  for (std::size_t size = 0; size < header.size(); ++size) {
+    write(header.substr(0, size));
+    make_file_store(path_)->set("k", "v");
+    EXPECT_EQ(make_file_store(path_)->get("k", 0ms), "v");
+  }
+}
+
+TEST_F(FileStoreTest, DamageIsFound) {
+  make_file_store(path_)->set("first", "1");
+  const std::size_t end_of_first = read().size();
+  make_file_store(path_)->set("second", "2");
+  std::string bytes = read();
+  bytes[end_of_first - 1] = '!';
+  write(bytes);
+  const auto error = error_of([&] { (void)make_file_store(path_); });
+  EXPECT_EQ(error.code(), ErrorCode::protocol);
+  EXPECT_EQ(error.what(), "file store at " + path_ + " is damaged at byte 16: the checksum of a record is wrong");
+
+  bytes.replace(16, 4, "\xff\xff\xff\xff");
+  write(bytes);
+  EXPECT_EQ(error_of([&] { (void)make_file_store(path_); }).what(),
+            "file store at " + path_ + " is damaged at byte 16: a record claims 4294967295 bytes, the limit is 8392704");
+}
+
+TEST_F(FileStoreTest, WhatIsNoStoreIsRefusedAndLeftAlone) {
+  const std::string text = "Dear diary,\n";
+  write(text);
+  const auto error = error_of([&] { (void)make_file_store(path_); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error.what(), "file store at " + path_ + " cannot be opened: this file is not a stitch store, or one of another version");
+  EXPECT_EQ(read(), text);
+
+  const auto folder = error_of([&] { (void)make_file_store(folder_); });
+  EXPECT_EQ(folder.code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(folder.what(), "file store at " + folder_.string() + " cannot be opened: is a directory");
+
+  const auto missing = error_of([&] { (void)make_file_store(folder_ / "none" / "store"); });
+  EXPECT_EQ(missing.code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(missing.what(), "file store at " + folder_.string() + "/none/store cannot be opened: no such file or directory");
+
+  EXPECT_EQ(error_of([&] { (void)make_file_store("/dev/null"); }).code(), ErrorCode::invalid_argument);
+}
+
+TEST_F(FileStoreTest, ADeletedFileIsFound) {
+  const auto store = make_file_store(path_);
+  store->set("k", "v");
+  std::filesystem::remove(path_);
+  const std::string text = "file store at " + path_ + " is gone: the file was deleted or replaced";
+  const auto waited = error_of([&] { (void)store->get("other", 30s); });
+  EXPECT_EQ(waited.code(), ErrorCode::disconnected);
+  EXPECT_EQ(waited.what(), text);
+  EXPECT_EQ(error_of([&] { store->set("k", "w"); }).what(), text);
+
+  make_file_store(path_)->set("k", "another life");
+  EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).what(), text);
+}
+
+TEST_F(FileStoreTest, AShortenedFileIsFound) {
+  const auto store = make_file_store(path_);
+  store->set("k", "v");
+  write("");
+  EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).code(), ErrorCode::disconnected);
+}
+
+TEST_F(FileStoreTest, AStoppedProcessThatHoldsTheLockCannotHoldUpTimeouts) {
+  const auto store = make_file_store(path_);
+  make_file_store(path_)->set("k", "v");
+  const int file = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(file, LOCK_EX), 0);
+  const auto error = error_of([&] { (void)store->get("k", 50ms); });
+  EXPECT_EQ(error.code(), ErrorCode::timeout);
+  EXPECT_NE(std::string(error.what()).find("has been locked by another process for"), std::string::npos) << error.what();
+  ::close(file);
+  EXPECT_EQ(store->get("k", 1s), "v");
+}
+
+TEST_F(FileStoreTest, ARelativePathSurvivesAChangeOfFolder) {
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_);
+  const auto store = make_file_store("store");
+  std::filesystem::current_path(before);
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", 0ms), "v");
+  EXPECT_EQ(store->describe(), "file store at store");
+}
+
+}  // namespace
+}  // namespace stitch::transport

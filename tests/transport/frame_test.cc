@@ -1,0 +1,301 @@
+#include "stitch/transport/frame.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
+std::string text_of(std::span<const std::byte> bytes) { return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
+
+Buffer make_buffer(std::size_t bytes, unsigned char fill) {
+  Buffer buffer = allocate_buffer(Device{}, bytes);
+  std::memset(buffer.data, fill, bytes);
+  return buffer;
+}
+
+// A frame with one of everything.
+Message make_full_message(const std::string& body = "the body") {
+  FrameBuilder builder(7);
+  builder.body().append(body.data(), body.size());
+  builder.end_body();
+  builder.add_section(3, bytes_of("three"));
+  builder.add_buffer(make_buffer(100, 0xaa));
+  builder.add_buffer(make_buffer(kInlineBytes + 1, 0xbb));
+  builder.add_section(4, {});
+  builder.add_buffer(make_buffer(0, 0));
+  return std::move(builder).finish();
+}
+
+Message copy(const Message& from) {
+  Message message;
+  message.frame.append(from.frame.data(), from.frame.size());
+  message.buffers = from.buffers;
+  return message;
+}
+
+template <class T>
+void poke(Message& message, std::size_t offset, T value) {
+  ASSERT_LE(offset + sizeof(T), message.frame.size());
+  std::memcpy(message.frame.data() + offset, &value, sizeof(T));
+}
+
+template <class T>
+T peek(const Message& message, std::size_t offset) {
+  T value;
+  std::memcpy(&value, message.frame.data() + offset, sizeof(T));
+  return value;
+}
+
+std::string problem_of(const Message& message) {
+  try {
+    FrameView view(message);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::protocol);
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Frame, CarriesKindBodySectionsAndBuffers) {
+  const Message message = make_full_message();
+  const FrameView view(message);
+  EXPECT_EQ(view.kind(), 7);
+  EXPECT_EQ(text_of(view.body()), "the body");
+  ASSERT_EQ(view.sections().size(), 2U);
+  ASSERT_NE(view.section(3), nullptr);
+  EXPECT_EQ(text_of(view.section(3)->bytes), "three");
+  ASSERT_NE(view.section(4), nullptr);
+  EXPECT_TRUE(view.section(4)->bytes.empty());
+  EXPECT_EQ(view.section(5), nullptr);
+  ASSERT_EQ(view.buffers().size(), 3U);
+  EXPECT_TRUE(view.buffers()[0].in_frame);
+  EXPECT_EQ(view.buffers()[0].buffer.bytes, 100U);
+  EXPECT_EQ(static_cast<unsigned char*>(view.buffers()[0].buffer.data)[99], 0xaa);
+  EXPECT_FALSE(view.buffers()[1].in_frame);
+  EXPECT_EQ(view.buffers()[1].buffer.bytes, kInlineBytes + 1);
+  EXPECT_TRUE(view.buffers()[2].in_frame);
+  EXPECT_EQ(view.buffers()[2].buffer.bytes, 0U);
+  EXPECT_EQ(message.buffers.size(), 1U);
+}
+
+TEST(Frame, IsOnlyAHeaderWhenEmpty) {
+  FrameBuilder builder(0xffff);
+  builder.end_body();
+  const Message message = std::move(builder).finish();
+  EXPECT_EQ(message.frame.size(), FrameBuilder::kHeaderBytes);
+  const FrameView view(message);
+  EXPECT_EQ(view.kind(), 0xffff);
+  EXPECT_TRUE(view.body().empty());
+  EXPECT_TRUE(view.sections().empty());
+  EXPECT_TRUE(view.buffers().empty());
+}
+
+TEST(Frame, HasTheDocumentedBytes) {
+  FrameBuilder builder(0x0102);
+  builder.body().append("xy", 2);
+  builder.end_body();
+  builder.add_section(0x0304, bytes_of("z"));
+  const Message message = std::move(builder).finish();
+  EXPECT_EQ(std::memcmp(message.frame.data(), "STCH\x01\x00\x02\x01", 8), 0);
+  EXPECT_EQ(peek<std::uint64_t>(message, 8), message.frame.size());
+  EXPECT_EQ(peek<std::uint64_t>(message, 16), 64U);
+  EXPECT_EQ(peek<std::uint64_t>(message, 24), 2U);
+  EXPECT_EQ(peek<std::uint64_t>(message, 32), 72U);  // after "xy" and "z", at a multiple of 8
+  EXPECT_EQ(peek<std::uint64_t>(message, 40), 0U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 48), 1U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 52), 0U);
+  EXPECT_EQ(peek<std::uint64_t>(message, 56), 0U);
+  EXPECT_EQ(peek<std::uint16_t>(message, 72), 0x0304);
+  EXPECT_EQ(peek<std::uint32_t>(message, 76), 66U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 80), 1U);
+  EXPECT_EQ(message.frame.size(), 88U);
+}
+
+TEST(Frame, AlignsBuffersInsideIt) {
+  FrameBuilder builder(1);
+  builder.body().append("odd", 3);
+  builder.end_body();
+  for (std::size_t i = 1; i < 20; ++i) builder.add_buffer(make_buffer(i, static_cast<unsigned char>(i)));
+  const Message message = std::move(builder).finish();
+  const FrameView view(message);
+  for (const auto& entry : view.buffers()) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(entry.buffer.data) % 64, 0U);
+}
+
+TEST(Frame, CopiesBuffersUpToTheInlineLimitAndSharesLargerOnes) {
+  FrameBuilder builder(1);
+  builder.end_body();
+  const Buffer small = make_buffer(kInlineBytes, 1);
+  const Buffer large = make_buffer(kInlineBytes + 1, 2);
+  EXPECT_EQ(builder.add_buffer(small), 0U);
+  EXPECT_EQ(builder.add_buffer(large), 1U);
+  EXPECT_EQ(builder.buffer_count(), 2U);
+  const Message message = std::move(builder).finish();
+  ASSERT_EQ(message.buffers.size(), 1U);
+  EXPECT_EQ(message.buffers[0].data, large.data);
+  EXPECT_EQ(small.keep_alive.use_count(), 1);
+  EXPECT_EQ(large.keep_alive.use_count(), 2);
+}
+
+TEST(Frame, NeverCopiesMemoryOfOtherDevices) {
+  FrameBuilder builder(1);
+  builder.end_body();
+  int elsewhere = 0;
+  builder.add_buffer(Buffer{Device{DeviceType::cuda, 2}, &elsewhere, 4, nullptr});
+  const Message message = std::move(builder).finish();
+  const FrameView view(message);
+  ASSERT_EQ(view.buffers().size(), 1U);
+  EXPECT_FALSE(view.buffers()[0].in_frame);
+  EXPECT_EQ(view.buffers()[0].buffer.device, (Device{DeviceType::cuda, 2}));
+}
+
+TEST(FrameChecks, NameTheFieldAndBothValues) {
+  const Message good = make_full_message();
+  const std::string total = std::to_string(good.frame.size());
+  {
+    Message m = copy(good);
+    poke<char>(m, 0, 'X');
+    EXPECT_EQ(problem_of(m), "frame is malformed: magic is not \"STCH\"");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint16_t>(m, 4, 9);
+    EXPECT_EQ(problem_of(m), "frame is malformed: version 9 is not the 1 spoken here");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint64_t>(m, 8, 1000000);
+    EXPECT_EQ(problem_of(m), "frame is malformed: total size 1000000 differs from the " + total + " bytes that arrived");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint64_t>(m, 24, ~std::uint64_t{0});
+    EXPECT_EQ(problem_of(m),
+              "frame is malformed: body of 18446744073709551615 bytes at offset 64 does not lie in the frame of " + total + " bytes");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint32_t>(m, 48, 0xffffffffU);
+    EXPECT_NE(problem_of(m).find("section table of 4294967295 entries"), std::string::npos);
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint32_t>(m, 52, 0xffffffffU);
+    EXPECT_NE(problem_of(m).find("buffer table of 4294967295 entries"), std::string::npos);
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint32_t>(m, peek<std::uint64_t>(m, 32) + 8, 0xfffffff0U);
+    EXPECT_NE(problem_of(m).find("section 0 of 4294967280 bytes at offset 72"), std::string::npos);
+  }
+  const std::size_t buffers = peek<std::uint64_t>(good, 40);
+  {
+    Message m = copy(good);
+    poke<std::uint8_t>(m, buffers, 9);
+    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 0 names device type 9, known are 0 (cpu) and 1 (cuda)");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint32_t>(m, buffers + 4, 65);
+    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 0 at offset 65 is not aligned to 64");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint64_t>(m, buffers + 16 + 8, 5);
+    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 1 was announced with 5 bytes, 16385 came");
+  }
+  {
+    Message m = copy(good);
+    poke<std::uint8_t>(m, buffers + 16, 1);
+    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 1 was announced on device 1:0 and came on cpu");
+  }
+}
+
+TEST(FrameChecks, CompareBuffersBesideTheFrameWithItsTable) {
+  Message missing = make_full_message();
+  missing.buffers.clear();
+  EXPECT_EQ(problem_of(missing), "frame is malformed: buffer 1 should have come beside the frame, but only 0 did");
+  Message surplus = make_full_message();
+  surplus.buffers.push_back(make_buffer(1, 0));
+  EXPECT_EQ(problem_of(surplus), "frame is malformed: buffer count 1 beside the frame differs from the 2 that came");
+}
+
+TEST(FrameChecks, RefuseEveryTruncation) {
+  const Message good = make_full_message();
+  for (std::size_t size = 0; size < good.frame.size(); ++size) {
+    Message cut;
+    cut.frame.append(good.frame.data(), size);
+    cut.buffers = good.buffers;
+    EXPECT_NE(problem_of(cut), "none") << size;
+    // Also when the header agrees with the number of bytes that came.
+    if (size >= FrameBuilder::kHeaderBytes) {
+      poke<std::uint64_t>(cut, 8, size);
+      EXPECT_NE(problem_of(cut), "none") << size;
+    }
+  }
+}
+
+// Reads everything a view offers: under a sanitizer this finds any view that reaches outside the message.
+std::uint64_t read_all(const Message& message) {
+  std::uint64_t sum = 0;
+  const auto add = [&sum](std::span<const std::byte> bytes) {
+    for (const std::byte b : bytes) sum += static_cast<std::uint64_t>(b);
+  };
+  const FrameView view(message);
+  add(view.body());
+  for (const auto& section : view.sections()) add(section.bytes);
+  for (const auto& entry : view.buffers()) add({static_cast<const std::byte*>(entry.buffer.data), entry.buffer.bytes});
+  return sum + view.kind();
+}
+
+TEST(FrameChecks, SurviveRandomMutations) {
+  const Message good = make_full_message(std::string(600, 'b'));  // long enough that its memory has no slack
+  const unsigned seed = 20240611;
+  std::mt19937 random(seed);
+  const std::vector<std::uint64_t> edges{0, 1, 63, 64, 65, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, ~std::uint64_t{0}, good.frame.size()};
+  std::size_t refused = 0;
+  for (int round = 0; round < 100000; ++round) {
+    // An exact heap copy, so that one byte too far is noticed.
+    std::size_t size = good.frame.size();
+    if (random() % 4 == 0) size = random() % (size + 1);
+    Message mutant;
+    mutant.frame.append(good.frame.data(), size);
+    if (random() % 8 != 0) mutant.buffers = good.buffers;
+    const std::size_t buffers = peek<std::uint64_t>(good, 40);
+    const int changes = static_cast<int>(random() % 5);
+    for (int i = 0; i < changes && size > 0; ++i) {
+      // Mostly the header and the tables: that is where a lie can do harm.
+      const std::size_t at = random() % 3 == 0 ? random() % size : random() % 2 == 0 ? random() % 64 : buffers - 32 + random() % 80;
+      if (at + 8 > size) continue;
+      switch (random() % 3) {
+        case 0:
+          mutant.frame.data()[at] ^= static_cast<std::byte>(1U << (random() % 8));
+          break;
+        case 1:
+          poke<std::uint32_t>(mutant, at & ~std::size_t{3}, static_cast<std::uint32_t>(edges[random() % edges.size()]));
+          break;
+        default:
+          poke<std::uint64_t>(mutant, at & ~std::size_t{7}, edges[random() % edges.size()]);
+      }
+    }
+    if (size >= 16 && random() % 2 == 0) poke<std::uint64_t>(mutant, 8, size);
+    try {
+      static_cast<void>(read_all(mutant));
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::protocol) << "seed " << seed << " round " << round;
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 10000U);
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,476 @@
+// What only the TCP store can do wrong: connecting, strangers, secrets, a server that dies. The rest is in store_contract_test.
+#include "stitch/transport/tcp_store.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <future>
+#include <random>
+#include <thread>
+
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/error.h"
+#include "stitch/transport/tcp_store_protocol.h"
+
+namespace stitch::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+template <class Call>
+Error error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorCode::internal, "nothing was thrown");
+}
+
+// A plain socket, for strangers and for clients that misbehave. Reads give up after 30 s.
+class Socket {
+ public:
+  Socket() : file_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    ::setsockopt(file_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    const timeval limit{30, 0};
+    ::setsockopt(file_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  explicit Socket(int file) : file_(file) {}
+  Socket(Socket&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+  ~Socket() {
+    if (file_ >= 0) ::close(file_);
+  }
+
+  // Takes a free port of 127.0.0.1.
+  std::uint16_t bind() {
+    sockaddr_in address = loopback(0);
+    EXPECT_EQ(::bind(file_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    socklen_t length = sizeof(address);
+    ::getsockname(file_, reinterpret_cast<sockaddr*>(&address), &length);
+    return ntohs(address.sin_port);
+  }
+  void listen() { EXPECT_EQ(::listen(file_, 16), 0); }
+  Socket accept() { return Socket(::accept(file_, nullptr, nullptr)); }
+  void connect(std::uint16_t port) {
+    const sockaddr_in address = loopback(port);
+    EXPECT_EQ(::connect(file_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  void send(std::string_view bytes) { (void)!::send(file_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  void send_frame(const Bytes& frame) {
+    const auto length = static_cast<std::uint32_t>(frame.size());
+    std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
+    bytes.append(reinterpret_cast<const char*>(frame.data()), frame.size());
+    send(bytes);
+  }
+  // Exactly `bytes`, or fewer when the other side hangs up.
+  std::string receive(std::size_t bytes) {
+    std::string text(bytes, '\0');
+    std::size_t got = 0;
+    while (got < bytes) {
+      const ssize_t more = ::recv(file_, text.data() + got, bytes - got, 0);
+      if (more <= 0) break;
+      got += static_cast<std::size_t>(more);
+    }
+    text.resize(got);
+    return text;
+  }
+  std::string receive_frame() {
+    std::uint32_t length = 0;
+    const std::string prefix = receive(sizeof(length));
+    if (prefix.size() < sizeof(length)) return {};
+    std::memcpy(&length, prefix.data(), sizeof(length));
+    return receive(length);
+  }
+  // True when the other side hung up, after whatever it sent.
+  bool hung_up() {
+    char byte = 0;
+    ssize_t got = 0;
+    while ((got = ::recv(file_, &byte, 1, 0)) > 0) {
+    }
+    return got == 0 || errno == ECONNRESET;
+  }
+  void close() { ::close(std::exchange(file_, -1)); }
+
+ private:
+  static sockaddr_in loopback(std::uint16_t port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    return address;
+  }
+  int file_;
+};
+
+constexpr std::string_view kMagic = "stitchKV";
+
+// A client without a secret that has shaken hands.
+Socket raw_client(const TcpStoreOptions& options, std::uint16_t port) {
+  Socket socket;
+  socket.connect(port);
+  socket.send(kMagic);
+  socket.send_frame(encode(make_store_hello(options, "store client")));
+  EXPECT_EQ(socket.receive(kMagic.size()), kMagic);
+  const std::string answer = socket.receive_frame();
+  EXPECT_FALSE(answer.empty());
+  EXPECT_EQ(answer[0], 0);
+  return socket;
+}
+
+Bytes request(std::uint64_t id, StoreOperation operation, std::string_view key) {
+  Bytes bytes;
+  ByteWriter writer(bytes);
+  writer.write(id);
+  writer.write(operation);
+  writer.write_string(key);
+  return bytes;
+}
+
+Bytes get_request(std::uint64_t id, std::string_view key, std::chrono::milliseconds timeout) {
+  Bytes bytes = request(id, StoreOperation::get, key);
+  ByteWriter(bytes).write(static_cast<std::int64_t>(timeout.count()));
+  return bytes;
+}
+
+int threads_here() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("Threads:")) return std::stoi(line.substr(8));
+  }
+  return -1;
+}
+
+class TcpStoreTest : public testing::Test {
+ protected:
+  std::shared_ptr<Store> client(TcpStoreOptions options, std::uint16_t port) {
+    options.port = port;
+    return make_tcp_store(loop_, options);
+  }
+  static std::string at(std::uint16_t port) { return "tcp store at 127.0.0.1:" + std::to_string(port); }
+
+  EventLoop server_loop_{"store server"};
+  EventLoop loop_{"store client"};
+};
+
+TEST_F(TcpStoreTest, AServerThatIsNotThereIsNamedWithTheCause) {
+  Socket taken;
+  const std::uint16_t port = taken.bind();  // bound, but nobody listens
+  const auto error = error_of([&] { client({.connect_timeout = 200ms}, port); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_EQ(error.what(), at(port) + " cannot be reached within 200 ms: connection refused");
+}
+
+TEST_F(TcpStoreTest, AHostWithoutAnAddressIsNamed) {
+  const auto error = error_of([&] { client({.host = std::string(300, 'a'), .connect_timeout = 100ms}, 1); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_NE(std::string(error.what()).find("aaa\" cannot be resolved: "), std::string::npos) << error.what();
+  EXPECT_EQ(error_of([&] { client({}, 0); }).code(), ErrorCode::invalid_argument);
+}
+
+TEST_F(TcpStoreTest, AClientWaitsForAServerThatStartsLater) {
+  Socket taken;
+  const std::uint16_t port = taken.bind();
+  auto store = std::async(std::launch::async, [&] { return client({}, port); });
+  EXPECT_EQ(store.wait_for(60ms), std::future_status::timeout);
+  taken.close();
+  TcpStoreServer server(server_loop_, {.port = port});
+  const auto connected = store.get();
+  connected->set("k", "v");
+  EXPECT_EQ(connected->describe(), at(port));
+}
+
+TEST_F(TcpStoreTest, ANameIsResolved) {
+  TcpStoreServer server(server_loop_, {.host = "localhost"});
+  const auto store = client({.host = "localhost"}, server.port());
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", 1s), "v");
+  EXPECT_EQ(store->describe(), "tcp store at localhost:" + std::to_string(server.port()));
+}
+
+TEST_F(TcpStoreTest, EveryCallFailsWhenTheServerDies) {
+  auto server = std::make_unique<TcpStoreServer>(server_loop_, TcpStoreOptions{});
+  const std::uint16_t port = server->port();
+  const auto store = client({}, port);
+  std::vector<std::future<Error>> errors;
+  for (int i = 0; i < 8; ++i) {
+    errors.push_back(std::async(std::launch::async, [&] {
+      return error_of([&] {
+        store->add("waiting", 1);
+        (void)store->get("never", 60s);
+      });
+    }));
+  }
+  while (store->add("waiting", 0) < 8) std::this_thread::yield();
+  server.reset();
+  for (auto& future : errors) {
+    const Error error = future.get();
+    EXPECT_EQ(error.code(), ErrorCode::disconnected);
+    EXPECT_TRUE(std::string(error.what()).starts_with(at(port) + " is gone: ")) << error.what();
+  }
+  const auto later = error_of([&] { store->set("k", "v"); });
+  EXPECT_EQ(later.code(), ErrorCode::disconnected);
+  EXPECT_TRUE(std::string(later.what()).starts_with(at(port) + " is gone: ")) << later.what();
+  TcpStoreServer again(server_loop_, {.port = port});  // the port is free at once
+  client({}, port)->set("k", "v");
+}
+
+TEST_F(TcpStoreTest, AServerThatDoesNotAnswerTimesOut) {
+  TcpStoreServer server(server_loop_, {});
+  const auto store = client({.connect_timeout = 300ms}, server.port());
+  std::promise<void> release;
+  server_loop_.post([held = release.get_future().share()] { held.wait(); });
+  const auto set = error_of([&] { store->set("k", "v"); });
+  EXPECT_EQ(set.code(), ErrorCode::timeout);
+  EXPECT_TRUE(std::string(set.what()).starts_with(at(server.port()) + " did not answer within 3")) << set.what();
+  EXPECT_EQ(error_of([&] { (void)store->get("k", 10ms); }).code(), ErrorCode::timeout);
+  release.set_value();
+  EXPECT_EQ(store->get("k", 30s), "v");
+}
+
+TEST_F(TcpStoreTest, WrongSecretsAreRefusedBothWays) {
+  TcpStoreServer guarded(server_loop_, {.secret = "right"});
+  TcpStoreServer open(server_loop_, {});
+  const auto refused = [&](const char* secret, std::uint16_t port, const std::string& why) {
+    const auto error = error_of([&] { client({.secret = secret}, port); });
+    EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
+    EXPECT_EQ(error.what(), at(port) + " refuses this client of job \"\": " + why);
+  };
+  refused("wrong", guarded.port(), "the secrets differ");
+  refused("", guarded.port(), "it demands a secret and this client has none");
+  refused("right", open.port(), "it has no secret and this client demands one");
+  client({.secret = "right"}, guarded.port())->set("k", "v");
+}
+
+TEST_F(TcpStoreTest, AServerThatCannotProveTheSecretIsRefused) {
+  Socket listener;
+  const std::uint16_t port = listener.bind();
+  listener.listen();
+  std::jthread impostor([&] {
+    Socket socket = listener.accept();
+    socket.receive(kMagic.size());
+    socket.receive_frame();
+    Bytes hello(1);
+    hello.data()[0] = std::byte{0};
+    const Bytes rest = encode(make_store_hello({.secret = "guess"}, "store"));
+    hello.append(rest.data(), rest.size());
+    socket.send(kMagic);
+    socket.send_frame(hello);
+    socket.receive_frame();
+    Bytes proof(33);
+    std::memset(proof.data(), 0, proof.size());
+    socket.send_frame(proof);
+    EXPECT_TRUE(socket.hung_up());
+  });
+  const auto error = error_of([&] { client({.secret = "right"}, port); });
+  EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
+  EXPECT_EQ(error.what(), at(port) + " refuses this client of job \"\": the secrets differ");
+}
+
+TEST_F(TcpStoreTest, NothingIsReadFromAClientBeforeItsProof) {
+  TcpStoreServer server(server_loop_, {.secret = "right"});
+  Socket socket = raw_client({.secret = "wrong"}, server.port());
+  Bytes set = request(1, StoreOperation::set, "k");
+  ByteWriter(set).write_string("v");
+  socket.send_frame(set);
+  EXPECT_TRUE(socket.hung_up());
+  EXPECT_EQ(client({.secret = "right"}, server.port())->try_get("k"), std::nullopt);
+}
+
+TEST_F(TcpStoreTest, AnotherJobIsRefusedInWords) {
+  TcpStoreServer server(server_loop_, {.job = "theirs"});
+  const auto error = error_of([&] { client({.job = "ours"}, server.port()); });
+  EXPECT_EQ(error.code(), ErrorCode::protocol);
+  EXPECT_EQ(error.what(), at(server.port()) + " refuses this client of job \"ours\": it serves job \"theirs\"");
+}
+
+TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
+  TcpStoreServer server(server_loop_, {});
+  Socket socket;
+  socket.connect(server.port());
+  Hello hello = make_store_hello({}, "store client");
+  hello.version = 9;
+  socket.send(kMagic);
+  socket.send_frame(encode(hello));
+  EXPECT_EQ(socket.receive(kMagic.size()), kMagic);
+  const std::string answer = socket.receive_frame();
+  EXPECT_NE(answer.find("version 9"), std::string::npos) << answer;
+  EXPECT_TRUE(socket.hung_up());
+}
+
+TEST_F(TcpStoreTest, APortThatCannotBeHadIsNamed) {
+  Socket foreign;
+  const std::uint16_t port = foreign.bind();
+  foreign.listen();
+  const auto error = error_of([&] { TcpStoreServer(server_loop_, {.port = port}); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_EQ(error.what(), at(port) + " cannot listen: address already in use");
+}
+
+TEST_F(TcpStoreTest, AForeignListenerOnTheFirstPortIsPassedOver) {
+  for (const bool talks : {false, true}) {
+    Socket foreign;
+    const std::uint16_t port = foreign.bind();
+    foreign.listen();
+    std::jthread chatter([&] {
+      if (!talks) return;
+      Socket socket = foreign.accept();
+      socket.send("HTTP/1.1 400 Bad Request\r\n\r\n");
+      EXPECT_TRUE(socket.hung_up());
+    });
+    const TcpStoreOptions options{.port = port, .port_span = 20, .job = "ours"};
+    TcpStoreServer server(server_loop_, options);
+    EXPECT_GT(server.port(), port);
+    const auto store = make_tcp_store(loop_, options);
+    store->set("k", "v");
+    EXPECT_EQ(store->describe(), at(server.port()));
+  }
+}
+
+TEST_F(TcpStoreTest, JobsThatShareASpanOfPortsFindTheirOwnServers) {
+  TcpStoreOptions ours{.port_span = 20, .job = "ours"};
+  {
+    Socket free;
+    ours.port = free.bind();
+  }
+  TcpStoreOptions theirs = ours;
+  theirs.job = "theirs";
+  TcpStoreServer first(server_loop_, theirs);
+  TcpStoreServer second(server_loop_, ours);
+  EXPECT_NE(first.port(), second.port());
+  EXPECT_EQ(make_tcp_store(loop_, theirs)->describe(), at(first.port()));
+  EXPECT_EQ(make_tcp_store(loop_, ours)->describe(), at(second.port()));
+}
+
+TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
+  TcpStoreServer server(server_loop_, {});
+  const auto good = client({}, server.port());
+  good->set("k", "v");
+
+  Socket stranger;
+  stranger.connect(server.port());
+  stranger.send("GET / HTTP/1.1\r\n\r\n");
+  EXPECT_TRUE(stranger.hung_up());
+
+  Socket boaster = raw_client({}, server.port());
+  boaster.send("\xff\xff\xff\xff");
+  EXPECT_TRUE(boaster.hung_up());
+
+  Socket early_boaster;
+  early_boaster.connect(server.port());
+  early_boaster.send(kMagic);
+  early_boaster.send(std::string("\x01\x00\x10\x00", 4));
+  EXPECT_TRUE(early_boaster.hung_up());
+
+  Socket unknown = raw_client({}, server.port());
+  unknown.send_frame(request(1, static_cast<StoreOperation>(77), "k"));
+  EXPECT_TRUE(unknown.hung_up());
+
+  Socket counter = raw_client({}, server.port());
+  Bytes wait;
+  ByteWriter writer(wait);
+  writer.write(std::uint64_t{1});
+  writer.write(StoreOperation::wait);
+  writer.write(std::uint32_t{0xffffffff});
+  counter.send_frame(wait);
+  EXPECT_TRUE(counter.hung_up());
+
+  std::minstd_rand random(1);
+  for (int round = 0; round < 200; ++round) {
+    Socket fuzz = raw_client({}, server.port());
+    Bytes bytes = get_request(1, "fuzz", 0ms);
+    const std::size_t at = random() % bytes.size();
+    bytes.data()[at] = static_cast<std::byte>(random());
+    bytes.resize(1 + random() % bytes.size());
+    bytes.data()[8 % bytes.size()] = static_cast<std::byte>(1 + random() % 7);
+    fuzz.send_frame(bytes);
+  }
+  EXPECT_EQ(good->get("k", 10s), "v");
+}
+
+TEST_F(TcpStoreTest, WaitsCostNoThread) {
+  TcpStoreServer server(server_loop_, {});
+  const auto store = client({}, server.port());
+  std::vector<Socket> waiters;
+  for (int i = 0; i < 100; ++i) waiters.push_back(raw_client({}, server.port()));
+  const int before = threads_here();
+  for (Socket& waiter : waiters) {
+    for (std::uint64_t id = 0; id < 10; ++id) waiter.send_frame(get_request(id, "later", 1h));
+    waiter.send_frame(get_request(99, "now", 0ms));
+    EXPECT_NE(waiter.receive_frame().find("key \"now\" was not set within 0 ms"), std::string::npos);  // so the others wait
+  }
+  EXPECT_EQ(threads_here(), before);
+  waiters.resize(50);  // half of them hang up
+  store->set("later", "here");
+  for (Socket& waiter : waiters) {
+    std::vector<bool> answered(10);
+    for (int i = 0; i < 10; ++i) {
+      const std::string reply = waiter.receive_frame();
+      ASSERT_EQ(reply.size(), 8u + 1 + 4 + 4);
+      EXPECT_TRUE(reply.ends_with("here"));
+      answered[static_cast<std::size_t>(reply[0])] = true;
+    }
+    EXPECT_EQ(std::count(answered.begin(), answered.end(), true), 10);
+  }
+}
+
+TEST_F(TcpStoreTest, AHundredClientsMeet) {
+  TcpStoreServer server(server_loop_, {.job = "many", .secret = "s"});
+  constexpr int kClients = 100;
+  std::atomic<int> met = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kClients; ++i) {
+      threads.emplace_back([&, i] {
+        const auto store = client({.job = "many", .secret = "s"}, server.port());
+        store->set("member/" + std::to_string(i), std::to_string(i));
+        std::vector<std::string> all;
+        for (int other = 0; other < kClients; ++other) all.push_back("member/" + std::to_string(other));
+        store->wait(all, 60s);
+        ++met;
+      });
+    }
+  }
+  EXPECT_EQ(met, kClients);
+}
+
+TEST_F(TcpStoreTest, AClientThatDoesNotReadItsRepliesStopsOnlyItself) {
+  TcpStoreServer server(server_loop_, {});
+  const auto store = client({}, server.port());
+  const std::string large(std::size_t{1} << 20, 'x');
+  store->set("large", large);
+  Socket greedy = raw_client({}, server.port());
+  constexpr std::uint64_t kGets = 200;
+  for (std::uint64_t id = 0; id < kGets; ++id) greedy.send_frame(get_request(id, "large", 0ms));
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", 30s), "v");
+  for (std::uint64_t id = 0; id < kGets; ++id) ASSERT_EQ(greedy.receive_frame().size(), 8 + 1 + 4 + large.size());
+}
+
+TEST_F(TcpStoreTest, BlockingOnTheThreadOfTheLoopIsRefused) {
+  TcpStoreServer server(server_loop_, {});
+  const auto store = client({}, server.port());
+  std::promise<Error> error;
+  loop_.post([&] { error.set_value(error_of([&] { store->set("k", "v"); })); });
+  EXPECT_EQ(error.get_future().get().code(), ErrorCode::invalid_argument);
+}
+
+TEST_F(TcpStoreTest, AClosedLoopIsReported) {
+  TcpStoreServer server(server_loop_, {});
+  EventLoop closed("closed loop");
+  closed.close();
+  TcpStoreOptions options{.port = server.port()};
+  EXPECT_EQ(error_of([&] { (void)make_tcp_store(closed, options); }).code(), ErrorCode::disconnected);
+  EXPECT_EQ(error_of([&] { TcpStoreServer(closed, {}); }).code(), ErrorCode::disconnected);
+}
+
+}  // namespace
+}  // namespace stitch::transport

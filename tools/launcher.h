@@ -1,0 +1,82 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "child_process.h"
+#include "guardian.h"
+#include "line_output.h"
+#include "run_options.h"
+#include "worker_environment.h"
+
+namespace stitch_run {
+
+// One run of stitch-run: starts the processes, passes their lines on, and ends when all of them have. Everything happens on the
+// thread that calls run(), which sleeps while nothing does.
+class Launcher {
+ public:
+  // REQUIRES: a single-threaded process; signals stay blocked from here on.
+  explicit Launcher(RunOptions options);
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  // Returns the status to exit with. When it returns, none of the processes, nor any they started, runs.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Worker {
+    std::string name;
+    ChildProcess process;
+    LineSplitter out;
+    LineSplitter err;
+    std::optional<ExitStatus> status;
+  };
+
+  // Why the run ends before all processes have ended by themselves; the first reason stays.
+  struct Ending {
+    const Worker* failed = nullptr;
+    int signal = 0;
+    bool timeout = false;
+    std::string still_running = {};
+  };
+
+  // False when the program cannot be started; the reason has been printed and `exit_code_` set.
+  bool start_all();
+  void wait_for_events();
+  void read_signals();
+  void note_exits();
+  // Reads what is there; true when nothing more is there now. Closes `fd` and sets it to -1 at the end of the stream.
+  static bool read_output(int& fd, LineSplitter& lines);
+  // Reads to the end and closes.
+  static void drain(int& fd, LineSplitter& lines);
+  // Asks all processes to stop, and kills them after the grace time.
+  void stop(Ending ending, int signal);
+  void send_to_groups(int signal);
+  [[nodiscard]] std::string running_names() const;
+  // Ends what processes left behind, and reaps everything.
+  void sweep();
+  void report();
+
+  const RunOptions options_;
+  MeetingPlace place_;
+  Guardian guardian_;
+  int signals_ = -1;
+  LineSink out_;
+  LineSink err_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::size_t running_ = 0;
+  std::optional<Ending> ending_;
+  std::optional<Clock::time_point> kill_at_;
+  std::optional<Clock::time_point> timeout_at_;
+  int exit_code_ = 0;
+};
+
+}  // namespace stitch_run

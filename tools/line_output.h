@@ -1,0 +1,56 @@
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace stitch_run {
+
+// One of stitch-run's own outputs (stdout or stderr), on which many processes print. Writes are whole lines. Not thread-safe.
+class LineSink {
+ public:
+  explicit LineSink(int fd);
+
+  // A finished line.
+  void write_line(std::string_view prefix, std::string_view line);
+  // A line that the next one replaces (it ended in a carriage return). On a terminal it is overwritten by what follows; elsewhere
+  // it is a line like any other.
+  void write_update(std::string_view prefix, std::string_view line);
+
+ private:
+  void write(const std::string& bytes);
+
+  const int fd_;
+  const bool terminal_;
+};
+
+// Cuts one stream of one process into lines and prints them with the process's prefix. Keeps the last lines. Not thread-safe.
+class LineSplitter {
+ public:
+  // `sink` outlives this.
+  LineSplitter(LineSink& sink, std::string prefix);
+
+  void feed(std::string_view bytes);
+  // The stream has ended: an unterminated line is printed, too.
+  void finish();
+
+  // At most kKept lines, oldest first.
+  [[nodiscard]] const std::deque<std::string>& last_lines() const { return last_; }
+
+  static constexpr std::size_t kKept = 10;
+  // Longer lines are printed in pieces.
+  static constexpr std::size_t kMaxLine = std::size_t{1} << 20;
+
+ private:
+  void finish_line();
+  void finish_update();
+
+  LineSink& sink_;
+  const std::string prefix_;
+  std::string line_;
+  // A carriage return was seen; a newline may follow and make both one line end.
+  bool carriage_return_ = false;
+  std::deque<std::string> last_;
+};
+
+}  // namespace stitch_run

@@ -1,0 +1,159 @@
+#include "run_options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+#include <string_view>
+
+namespace stitch_run {
+namespace {
+
+constexpr int kMaxProcesses = 1000;
+constexpr double kMaxSeconds = 1e7;
+constexpr std::array<std::string_view, 7> kOptions{"-n", "--name", "--timeout", "--grace", "--no-prefix", "--help", "--version"};
+
+// How many single-letter edits turn one word into the other.
+std::size_t edit_distance(std::string_view from, std::string_view to) {
+  std::vector<std::size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < to.size(); ++j) {
+      const std::size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string unknown_option(const std::string& option) {
+  std::string text = "unknown option \"" + option + "\"";
+  // What other launchers call -n.
+  for (std::string_view alias :
+       {"--n", "-np", "--np", "--nproc", "--nprocs", "--nproc-per-node", "--nproc_per_node", "-N", "-w", "--workers"}) {
+    if (option == alias) return text + "; did you mean \"-n\"? (stitch-run --help lists the options)";
+  }
+  const auto nearest = std::ranges::min_element(kOptions, {}, [&](std::string_view known) { return edit_distance(option, known); });
+  if (edit_distance(option, *nearest) <= 3 && option.size() > 2) text += "; did you mean \"" + std::string(*nearest) + "\"?";
+  return text + " (stitch-run --help lists the options)";
+}
+
+int parse_processes(const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool digits = !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || end != text.data() + text.size() || (error == std::errc() && value == 0)) {
+    throw UsageError("-n is \"" + text + "\"; it takes a number of processes from 1 to " + std::to_string(kMaxProcesses));
+  }
+  if (error != std::errc() || value > kMaxProcesses) {
+    throw UsageError("-n is " + text + "; one host runs at most " + std::to_string(kMaxProcesses) + " processes");
+  }
+  return value;
+}
+
+std::chrono::milliseconds parse_seconds(const std::string& option, const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0 || value > kMaxSeconds) {
+    throw UsageError(option + " is \"" + text + "\"; it takes a number of seconds");
+  }
+  return std::chrono::milliseconds(static_cast<long>(value * 1000));
+}
+
+}  // namespace
+
+RunOptions parse_options(const std::vector<std::string>& arguments) {
+  RunOptions options;
+  bool processes_given = false;
+  std::size_t i = 0;
+  for (; i < arguments.size(); ++i) {
+    std::string option = arguments[i];
+    if (option == "--") {
+      ++i;
+      break;
+    }
+    if (option.size() < 2 || option[0] != '-') break;
+
+    std::optional<std::string> attached;
+    if (option.starts_with("--")) {
+      if (const auto equals = option.find('='); equals != std::string::npos) {
+        attached = option.substr(equals + 1);
+        option.resize(equals);
+      }
+    } else if (option.size() > 2 && option[1] == 'n' && option[2] >= '0' && option[2] <= '9') {
+      attached = option.substr(2);
+      option.resize(2);
+    }
+    const auto value = [&]() -> std::string {
+      if (attached) return *attached;
+      if (i + 1 == arguments.size()) throw UsageError(option + " needs a value");
+      return arguments[++i];
+    };
+    const auto no_value = [&] {
+      if (attached) throw UsageError(option + " takes no value, but was given \"" + *attached + "\"");
+    };
+
+    if (option == "-n") {
+      options.processes = parse_processes(value());
+      processes_given = true;
+    } else if (option == "--name") {
+      options.name = value();
+    } else if (option == "--timeout") {
+      options.timeout = parse_seconds(option, value());
+    } else if (option == "--grace") {
+      options.grace = parse_seconds(option, value());
+    } else if (option == "--no-prefix") {
+      no_value();
+      options.prefix = false;
+    } else if (option == "--help" || option == "-h") {
+      no_value();
+      options.help = true;
+    } else if (option == "--version") {
+      no_value();
+      options.version = true;
+    } else {
+      throw UsageError(unknown_option(arguments[i]));
+    }
+  }
+  options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
+  if (options.help || options.version) return options;
+  if (!processes_given) throw UsageError("-n is missing: say how many processes to start, as in stitch-run -n 4 ./app");
+  if (options.command.empty())
+    throw UsageError("the program is missing, as in stitch-run -n " + std::to_string(options.processes) + " ./app");
+  return options;
+}
+
+std::string help_text() {
+  return R"(usage: stitch-run -n N [options] program [arguments...]
+
+Starts N processes of one program on this host as workers 0 to N-1 of a group.
+
+  -n N            how many processes
+  --name PREFIX   worker i is called PREFIX<i> (default: worker)
+  --timeout S     stop everything after S seconds, with status 124
+  --grace S       time between asking processes to stop and killing them (default: 5)
+  --no-prefix     no "[worker0] " in front of each line, and stdout handed to the processes as it is, so
+                  that a program can draw a progress bar on the terminal
+  --help          this text
+  --version       the version
+
+Each process finds in its environment:
+  RANK, LOCAL_RANK              its number, 0 to N-1
+  WORLD_SIZE, LOCAL_WORLD_SIZE  N
+  MASTER_ADDR, MASTER_PORT      127.0.0.1 and a port that was free
+  STITCH_NAME                   its name
+  STITCH_INIT_METHOD            file:// and a private file in which the workers meet
+  OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
+Standard input is empty.
+
+When one process fails, the others are asked to stop (SIGTERM) and killed after the grace time; the failure is
+printed last, and its status is stitch-run's: the exit status, or 128 + the number of the signal. Ctrl-C and
+SIGTERM are passed on to the processes; a second one kills them. No process is left behind.
+)";
+}
+
+}  // namespace stitch_run

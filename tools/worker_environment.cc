@@ -1,0 +1,102 @@
+#include "worker_environment.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <string_view>
+#include <system_error>
+
+extern char** environ;
+
+namespace stitch_run {
+namespace {
+
+// Set by other launchers around this one; they would contradict ours.
+constexpr std::string_view kOthers[] = {"OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
+                                        "PMIX_RANK",
+                                        "SLURM_PROCID",
+                                        "SLURM_LOCALID",
+                                        "SLURM_NTASKS",
+                                        "MPI_LOCALRANKID",
+                                        "STITCH_RANK",
+                                        "STITCH_WORLD_SIZE"};
+
+int usable_processors() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+}  // namespace
+
+MeetingPlace::MeetingPlace() {
+  const char* base = ::getenv("TMPDIR");
+  std::string path = std::filesystem::absolute(base != nullptr && *base != '\0' ? base : "/tmp") / "stitch-run-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) {
+    throw std::system_error(errno, std::generic_category(), "cannot make a folder for the workers to meet, " + path);
+  }
+  folder_ = path;
+}
+
+MeetingPlace::~MeetingPlace() {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+std::string MeetingPlace::init_method() const { return "file://" + (folder_ / "store").string(); }
+
+int find_free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  const bool found = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (!found) throw std::system_error(error, std::generic_category(), "cannot find a free port on 127.0.0.1");
+  return ntohs(address.sin_port);
+}
+
+std::vector<std::string> worker_environment(const RunOptions& options, int rank, int port, const MeetingPlace& place) {
+  std::map<std::string, std::string, std::less<>> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const auto equals = text.find('=');
+    if (equals != std::string_view::npos) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  for (std::string_view other : kOthers) {
+    if (const auto found = variables.find(other); found != variables.end()) variables.erase(found);
+  }
+
+  const std::string processes = std::to_string(options.processes);
+  variables["RANK"] = std::to_string(rank);
+  variables["LOCAL_RANK"] = std::to_string(rank);
+  variables["WORLD_SIZE"] = processes;
+  variables["LOCAL_WORLD_SIZE"] = processes;
+  variables["MASTER_ADDR"] = "127.0.0.1";
+  variables["MASTER_PORT"] = std::to_string(port);
+  variables["STITCH_NAME"] = options.name + std::to_string(rank);
+  variables["STITCH_INIT_METHOD"] = place.init_method();
+  variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_processors() / options.processes)));
+
+  std::vector<std::string> result;
+  result.reserve(variables.size());
+  for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
+  return result;
+}
+
+}  // namespace stitch_run

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace stitch::transport {
+
+enum class DeviceType : std::uint8_t { cpu = 0, cuda = 1 };
+
+// Where memory lives. Index 0 for the CPU.
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::uint8_t index = 0;
+  friend bool operator==(Device, Device) = default;
+};
+
+// A run of bytes on a device and what keeps it alive. Copies share the bytes; the last copy frees them, on whichever
+// thread drops it. While a send holds a Buffer nobody may write to its bytes.
+struct Buffer {
+  Device device;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  std::shared_ptr<const void> keep_alive;
+};
+
+// Gives memory for `bytes` received bytes, aligned to 64. Called on reader threads; must not block on the network.
+using Allocator = std::function<Buffer(Device device, std::size_t bytes)>;
+
+// Plain memory aligned to 64 bytes, uninitialised. Throws Error(overloaded) when there is none, and
+// Error(unimplemented) for a device other than the CPU.
+[[nodiscard]] Buffer allocate_buffer(Device device, std::size_t bytes);
+
+}  // namespace stitch::transport

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace stitch {
+
+// The readable form of a mangled C++ name; the name itself when it is not one. Any thread.
+[[nodiscard]] std::string demangle(const char* mangled);
+
+}  // namespace stitch

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/buffer.h"
+#include "stitch/transport/error.h"
+#include "stitch/transport/frame.h"
+#include "stitch/transport/hello.h"
+#include "stitch/transport/unique_function.h"
+
+namespace stitch::transport {
+
+class Connection;
+
+// Called once when a message has been handed over completely (nullopt: its buffers may be changed again), or will never
+// be (the error). Runs on a thread of the endpoint, or on the caller's when the connection was closed already.
+using SendDone = UniqueFunction<void(const std::optional<Error>& error)>;
+
+// What the owner of a connection wants to hear. Callbacks of one connection run one at a time on a reader thread of the
+// endpoint and must not block; no lock of the endpoint is held.
+struct ConnectionEvents {
+  // The handshake is done: connection.peer() is valid. Before the first on_message.
+  std::function<void(const std::shared_ptr<Connection>&)> on_open;
+  // A message arrived; order is that of the sends of the other side.
+  std::function<void(const std::shared_ptr<Connection>&, Message)> on_message;
+  // The connection ended: exactly once, after the last on_message, whoever ended it, also when it never opened.
+  std::function<void(const std::shared_ptr<Connection>&, const Error&)> on_closed;
+};
+
+// One ordered, reliable, two-way stream of messages to one peer. It delivers each message once, in order, or breaks.
+// Owned by whoever holds the pointer and by its endpoint until it is closed.
+// Thread contract: all methods from any thread; send() never blocks and never calls `done` under a lock.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+  // Who is at the other end. REQUIRES: on_open has been called.
+  [[nodiscard]] virtual const Hello& peer() const = 0;
+  // Queues a message; before on_open it waits for the handshake. `done` runs exactly once, also after close.
+  virtual void send(Message message, SendDone done) = 0;
+  // Ends the connection: sends that are not through fail with `reason`, on_closed gets it. A second call does nothing.
+  virtual void close(const Error& reason) = 0;
+  // A name for messages: "shm://…", "loopback:3".
+  [[nodiscard]] virtual std::string describe() const = 0;
+};
+
+struct EndpointOptions {
+  Hello self;                                    // what we say to peers; id and epoch name us
+  std::string secret;                            // empty: no authentication
+  std::size_t max_frame_bytes = std::size_t{64} << 20;    // a longer frame breaks its connection with `protocol`
+  std::size_t max_buffer_bytes = std::size_t{64} << 30;   // likewise a larger buffer beside the frame
+  std::chrono::milliseconds handshake_timeout{10'000};
+  Allocator allocator = &allocate_buffer;        // memory for received buffers
+};
+
+// Makes and accepts connections over one kind of transport. Owned by its user.
+// Thread contract: all methods from any thread. close() starts ending every connection and the listener and returns at
+// once; join() waits until every callback has returned and every thread has ended, and must not be called from a callback.
+// The destructor closes and joins.
+class Endpoint {
+ public:
+  // Gives the events for each incoming connection, before its handshake.
+  using Accept = std::function<ConnectionEvents()>;
+
+  virtual ~Endpoint() = default;
+  // Starts accepting. Returns the addresses that peers can connect to, best first. Throws Error(disconnected) naming the
+  // address that could not be bound.
+  virtual std::vector<std::string> listen(Accept accept) = 0;
+  // Starts connecting and returns at once. A failure arrives as on_closed with Error(disconnected) naming the address.
+  virtual std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events) = 0;
+  virtual void close() = 0;
+  virtual void join() = 0;
+};
+
+}  // namespace stitch::transport

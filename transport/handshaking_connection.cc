@@ -1,0 +1,176 @@
+#include "stitch/transport/handshaking_connection.h"
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+namespace stitch::transport {
+
+HandshakingConnection::HandshakingConnection(const EndpointOptions& options, ConnectionEvents events, std::shared_ptr<ReaderThread> thread)
+    : handshake_timeout_(options.handshake_timeout),
+      thread_(std::move(thread)),
+      handshake_(options.self, options.secret),
+      events_(std::move(events)) {}
+
+void HandshakingConnection::when_open(Transmit transmit) {
+  if (!open_.load(std::memory_order_acquire)) {
+    std::optional<Error> error;
+    {
+      MutexLock lock(mutex_);
+      if (stage_ == Stage::connecting || stage_ == Stage::opening) {
+        queue_.push_back(std::move(transmit));
+        return;
+      }
+      if (stage_ != Stage::open) error = reason_;
+    }
+    if (error) {
+      transmit(error);
+      return;
+    }
+  }
+  transmit(std::nullopt);
+}
+
+bool HandshakingConnection::closed() const {
+  if (open_.load(std::memory_order_acquire)) return false;
+  MutexLock lock(mutex_);
+  return stage_ == Stage::refusing || stage_ == Stage::closed;
+}
+
+std::optional<Error> HandshakingConnection::reason() const {
+  MutexLock lock(mutex_);
+  return reason_;
+}
+
+void HandshakingConnection::close(const Error& reason) {
+  std::deque<Transmit> failed;
+  {
+    MutexLock lock(mutex_);
+    if (stage_ == Stage::closed) return;
+    stage_ = Stage::closed;
+    open_.store(false, std::memory_order_release);
+    if (!reason_) reason_ = reason;
+    failed.swap(queue_);
+  }
+  if (!failed.empty()) {
+    thread_->post([failed = std::move(failed), reason = std::optional<Error>(reason)]() mutable {
+      for (Transmit& transmit : failed) transmit(reason);
+    });
+  }
+  shut();
+}
+
+void HandshakingConnection::start() {
+  transmit_handshake(handshake_.greeting());
+  // A timer costs one entry in the endpoint's thread; it does nothing when the connection is open or gone by then.
+  thread_->post_at(std::chrono::steady_clock::now() + handshake_timeout_, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->expire();
+  });
+}
+
+void HandshakingConnection::expire() {
+  {
+    MutexLock lock(mutex_);
+    if (stage_ != Stage::connecting) return;
+  }
+  close(Error(ErrorCode::disconnected,
+              "connection " + describe() + " did not finish its handshake within " + std::to_string(handshake_timeout_.count()) + " ms"));
+}
+
+void HandshakingConnection::received_handshake(std::span<const std::byte> message) {
+  std::vector<Bytes> answer = handshake_.receive(message);
+  for (Bytes& part : answer) transmit_handshake(std::move(part));
+  if (handshake_.state() == Handshake::State::open) {
+    open();
+  } else if (handshake_.state() == Handshake::State::refused) {
+    refuse();
+  }
+}
+
+void HandshakingConnection::open() {
+  {
+    MutexLock lock(mutex_);
+    if (stage_ != Stage::connecting) return;
+    stage_ = Stage::opening;
+  }
+  std::deque<Transmit> batch;
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      if (stage_ != Stage::opening) return;
+      batch.swap(queue_);
+      if (batch.empty()) {
+        stage_ = Stage::open;
+        open_.store(true, std::memory_order_release);
+        break;
+      }
+    }
+    for (Transmit& transmit : batch) transmit(std::nullopt);
+    batch.clear();
+  }
+  if (!events_.on_open) return;
+  try {
+    events_.on_open(shared_from_this());
+  } catch (...) {
+    close(to_error(std::current_exception()).with_prefix("on_open of connection " + describe() + " failed"));
+  }
+}
+
+void HandshakingConnection::refuse() {
+  std::deque<Transmit> failed;
+  {
+    MutexLock lock(mutex_);
+    if (stage_ == Stage::closed) return;
+    if (stage_ == Stage::connecting) {
+      stage_ = Stage::refusing;
+      reason_ = handshake_.error();
+      failed.swap(queue_);
+    }
+  }
+  if (!failed.empty()) {
+    thread_->post([failed = std::move(failed), reason = std::optional<Error>(handshake_.error())]() mutable {
+      for (Transmit& transmit : failed) transmit(reason);
+    });
+  }
+  if (handshake_.peer_refused()) {
+    shut();
+  } else {
+    // Ending the stream now could take our words away from the peer; it ends the stream itself when it has read them.
+    thread_->post_at(std::chrono::steady_clock::now() + kRefusalTime, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->shut();
+    });
+  }
+}
+
+void HandshakingConnection::received(Message message) {
+  // What arrives between close() and its effect is not wanted any more.
+  if (!open_.load(std::memory_order_acquire) || !events_.on_message) return;
+  try {
+    events_.on_message(shared_from_this(), std::move(message));
+  } catch (...) {
+    close(to_error(std::current_exception()).with_prefix("on_message of connection " + describe() + " failed"));
+  }
+}
+
+void HandshakingConnection::ended(const Error& error) {
+  std::deque<Transmit> failed;
+  std::optional<Error> reason;
+  {
+    MutexLock lock(mutex_);
+    stage_ = Stage::closed;
+    open_.store(false, std::memory_order_release);
+    if (!reason_) reason_ = error;
+    reason = reason_;
+    failed.swap(queue_);
+  }
+  thread_->post([self = shared_from_this(), failed = std::move(failed), reason = std::move(reason)]() mutable {
+    for (Transmit& transmit : failed) transmit(reason);
+    // The callbacks go here: they may own what owns this connection.
+    ConnectionEvents events = std::exchange(self->events_, {});
+    if (events.on_closed) events.on_closed(self, *reason);
+    events = {};
+    self->finished();
+  });
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "stitch/transport/endpoint.h"
+#include "stitch/transport/handshake.h"
+#include "stitch/transport/mutex.h"
+#include "stitch/transport/reader_thread.h"
+
+namespace stitch::transport {
+
+// What connections of every endpoint have in common: the handshake, the queue of sends that wait for it, and the promise that
+// every callback fires exactly once. A concrete connection moves bytes and calls start(), received_handshake(), received() and
+// ended(); what it is asked to do comes as transmit_handshake(), shut() and finished().
+//
+//   connecting --both accepted--> opening --queue flushed--> open --close() or ended()--> closed
+//   connecting --a side refuses--> refusing --the peer has read why, or did not in time--> closed
+//
+// Invariants:
+//   I1  the queue is empty in open, refusing and closed.
+//   I2  a send that is not queued is transmitted only in open, so that it never overtakes a queued one.
+//   I3  the reason is set once, on leaving connecting, opening or open.
+// Thread contract: as Connection; the calls of the reader side come one at a time. No lock is held in callbacks and hooks.
+class HandshakingConnection : public Connection, public std::enable_shared_from_this<HandshakingConnection> {
+ public:
+  [[nodiscard]] const Hello& peer() const override { return handshake_.peer(); }
+  void close(const Error& reason) override;
+
+ protected:
+  // Sends one message (no error), or tells its sender that it will never go.
+  using Transmit = UniqueFunction<void(const std::optional<Error>& error)>;
+
+  HandshakingConnection(const EndpointOptions& options, ConnectionEvents events, std::shared_ptr<ReaderThread> thread);
+
+  // Runs `transmit` now when the connection is open or closed, else when it gets so.
+  void when_open(Transmit transmit);
+  [[nodiscard]] bool closed() const;
+  // Why it ended: set when closed() or refusing.
+  [[nodiscard]] std::optional<Error> reason() const;
+
+  // Reader side.
+  void start();  // says hello and starts the clock
+  [[nodiscard]] bool in_handshake() const noexcept { return handshake_.state() != Handshake::State::open; }
+  void received_handshake(std::span<const std::byte> message);
+  void received(Message message);
+  // The last call of the reader side: nothing can arrive any more. `error` is the reason unless there is one already.
+  void ended(const Error& error);
+
+  // Hooks. shut() ends the stream; some time later, on any thread, the concrete connection calls ended().
+  virtual void transmit_handshake(Bytes message) = 0;
+  virtual void shut() = 0;
+  virtual void finished() = 0;  // on the endpoint's thread, after on_closed
+
+  [[nodiscard]] ReaderThread& thread() noexcept { return *thread_; }
+
+ private:
+  enum class Stage : std::uint8_t { connecting, opening, open, refusing, closed };
+
+  void open();
+  void refuse();
+  void expire();
+
+  // How long a refused peer gets to read why.
+  static constexpr std::chrono::milliseconds kRefusalTime{1000};
+
+  const std::chrono::milliseconds handshake_timeout_;
+  const std::shared_ptr<ReaderThread> thread_;
+  // Reader side only; peer() is constant once open.
+  Handshake handshake_;
+  ConnectionEvents events_;
+
+  std::atomic<bool> open_{false};  // a copy of stage_ == open: sends need no lock
+  mutable Mutex mutex_;
+  Stage stage_ STITCH_GUARDED_BY(mutex_) = Stage::connecting;
+  std::deque<Transmit> queue_ STITCH_GUARDED_BY(mutex_);
+  std::optional<Error> reason_ STITCH_GUARDED_BY(mutex_);
+};
+
+}  // namespace stitch::transport

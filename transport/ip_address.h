@@ -1,0 +1,26 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace stitch::transport {
+
+// A numeric IPv4 or IPv6 address with a port, as the socket calls want it. A value.
+struct IpAddress {
+  sockaddr_storage address{};
+  socklen_t bytes = 0;
+
+  // "127.0.0.1", "::1". Nothing when `host` is no numeric address.
+  [[nodiscard]] static std::optional<IpAddress> parse(const std::string& host, std::uint16_t port);
+  // "127.0.0.1:4711", "[::1]:4711". Nothing when either part is missing or wrong; port 0 is wrong too.
+  [[nodiscard]] static std::optional<IpAddress> parse_with_port(std::string_view text);
+
+  // Binds a socket here and closes it again. Throws Error(disconnected) naming `name` when that fails.
+  void check_bindable(const std::string& name) const;
+};
+
+}  // namespace stitch::transport

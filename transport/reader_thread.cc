@@ -1,0 +1,77 @@
+#include "stitch/transport/reader_thread.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stitch::transport {
+
+ReaderThread::ReaderThread() : thread_([this] { run(); }) {}
+
+ReaderThread::~ReaderThread() { join(); }
+
+void ReaderThread::post(Task task) {
+  {
+    MutexLock lock(mutex_);
+    if (!ended_) {
+      posted_.push_back(std::move(task));
+      if (sleeping_) changed_.notify_one();
+      return;
+    }
+  }
+  task();
+}
+
+void ReaderThread::post_at(Time due, Task task) {
+  MutexLock lock(mutex_);
+  if (ended_) return;
+  timed_.push_back(Timed{due, sequence_++, std::move(task)});
+  std::push_heap(timed_.begin(), timed_.end(), later);
+  if (sleeping_ && timed_.front().due == due) changed_.notify_one();
+}
+
+void ReaderThread::join() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_one();
+  }
+  MutexLock lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void ReaderThread::run() {
+  std::vector<Task> batch;
+  std::vector<Timed> dropped;
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (posted_.empty() && !stopping_) {
+        if (!timed_.empty() && timed_.front().due <= std::chrono::steady_clock::now()) break;
+        sleeping_ = true;
+        changed_.wait_until(mutex_, timed_.empty() ? Time::max() : timed_.front().due);
+        sleeping_ = false;
+      }
+      batch.swap(posted_);
+      if (batch.empty() && stopping_) {
+        ended_ = true;
+        dropped.swap(timed_);  // destroyed without the lock: tasks own things that have destructors
+        return;
+      }
+      if (!timed_.empty() && !stopping_) {
+        const Time now = std::chrono::steady_clock::now();
+        while (!timed_.empty() && timed_.front().due <= now) {
+          std::pop_heap(timed_.begin(), timed_.end(), later);
+          batch.push_back(std::move(timed_.back().task));
+          timed_.pop_back();
+        }
+      }
+    }
+    for (Task& task : batch) {
+      task();
+      task = nullptr;
+    }
+    batch.clear();
+  }
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,209 @@
+#include "stitch/transport/tcp_store_connector.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "stitch/transport/store_map.h"
+#include "stitch/transport/tcp_store_protocol.h"
+
+namespace stitch::transport {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kConnectLimit{3000};
+constexpr milliseconds kAnswerLimitOfMany{1000};  // when there are other ports to try
+constexpr milliseconds kAnswerLimitOfOne{10'000};
+constexpr milliseconds kFirstPause{25};
+constexpr milliseconds kLongestPause{1000};
+
+}  // namespace
+
+struct TcpStoreConnector::Resolving {
+  uv_getaddrinfo_t request{};
+  std::shared_ptr<TcpStoreConnector> connector;
+};
+
+struct TcpStoreConnector::Connecting {
+  uv_connect_t request{};
+  std::shared_ptr<TcpStoreConnector> connector;
+  std::shared_ptr<FramedStream> stream;
+};
+
+TcpStoreConnector::TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options, UniqueFunction<void(Result)> done)
+    : loop_(loop),
+      options_(options),
+      name_("tcp store at " + store_address(options.host, options.port, ports_of(options))),
+      done_(std::move(done)),
+      random_(std::random_device{}()),
+      pause_(kFirstPause) {}
+
+TcpStoreConnector::~TcpStoreConnector() = default;
+
+void TcpStoreConnector::start() {
+  overall_timer_ = loop_.call_at(deadline_after(options_.connect_timeout), [self = shared_from_this()] {
+    self->finish(Error(ErrorCode::disconnected, self->name_ + " cannot be reached within " +
+                                                    std::to_string(self->options_.connect_timeout.count()) +
+                                                    " ms: " + (self->refusal_ ? self->refusal_->what() : self->cause_)));
+  });
+  resolve();
+}
+
+template <class Then>
+void TcpStoreConnector::call_in(EventLoop::Clock::duration delay, Then then) {
+  loop_.cancel(timer_);
+  timer_ = loop_.call_at(EventLoop::Clock::now() + delay, [weak = weak_from_this(), then] {
+    if (const auto self = weak.lock(); self && !self->finished_) then(*self);
+  });
+}
+
+void TcpStoreConnector::resolve() {
+  auto resolving = std::make_unique<Resolving>();
+  resolving->connector = shared_from_this();
+  resolving->request.data = resolving.get();
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  const int status = uv_getaddrinfo(
+      loop_.raw(), &resolving->request,
+      [](uv_getaddrinfo_t* request, int resolved, addrinfo* found) {
+        const std::unique_ptr<Resolving> mine(static_cast<Resolving*>(request->data));
+        mine->connector->on_resolved(resolved, found);
+        uv_freeaddrinfo(found);
+      },
+      options_.host.c_str(), nullptr, &hints);
+  if (status < 0) {
+    on_resolved(status, nullptr);
+  } else {
+    (void)resolving.release();  // the callback owns it
+  }
+}
+
+void TcpStoreConnector::on_resolved(int status, const addrinfo* found) {
+  if (finished_) return;
+  targets_.clear();
+  next_ = 0;
+  refusing_ports_.clear();
+  refusal_.reset();
+  if (status < 0) cause_ = "host \"" + options_.host + "\" cannot be resolved: " + uv_strerror(status);
+  for (int offset = 0; offset < ports_of(options_); ++offset) {
+    const auto port = static_cast<std::uint16_t>(options_.port + offset);
+    for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+      Target target{{}, port};
+      std::memcpy(&target.address, each->ai_addr, each->ai_addrlen);
+      // The port has the same place in both families.
+      reinterpret_cast<sockaddr_in&>(target.address).sin_port = htons(port);
+      targets_.push_back(target);
+    }
+  }
+  try_next();
+}
+
+void TcpStoreConnector::try_next() {
+  if (next_ == targets_.size()) {
+    end_round();
+    return;
+  }
+  const Target& target = targets_[next_++];
+  auto connecting = std::make_unique<Connecting>();
+  connecting->connector = shared_from_this();
+  connecting->stream = FramedStream::create(loop_.raw());
+  connecting->request.data = connecting.get();
+  stream_ = connecting->stream;
+  proving_ = false;
+  const int status = uv_tcp_connect(&connecting->request, stream_->tcp(), reinterpret_cast<const sockaddr*>(&target.address),
+                                    [](uv_connect_t* request, int connected) {
+                                      const std::unique_ptr<Connecting> mine(static_cast<Connecting*>(request->data));
+                                      mine->connector->on_connected(*mine->stream, connected);
+                                    });
+  if (status < 0) {
+    // Not from here: that could go round and round on the stack.
+    call_in({}, [status](TcpStoreConnector& self) { self.attempt_failed(uv_strerror(status)); });
+    return;
+  }
+  (void)connecting.release();  // the callback owns it
+  call_in(kConnectLimit, [](TcpStoreConnector& self) { self.attempt_failed("connection timed out"); });
+}
+
+void TcpStoreConnector::on_connected(FramedStream& stream, int status) {
+  if (finished_ || stream_.get() != &stream) return;
+  if (status < 0) {
+    attempt_failed(uv_strerror(status));
+    return;
+  }
+  call_in(ports_of(options_) > 1 ? kAnswerLimitOfMany : kAnswerLimitOfOne,
+          [](TcpStoreConnector& self) { self.attempt_failed("the server there does not answer"); });
+  ours_ = make_store_hello(options_, "store client");
+  stream.start(shared_from_this(), kMaxHandshakeBytes);
+  stream.send(encode(ours_));
+}
+
+void TcpStoreConnector::on_frame(FramedStream& stream, std::span<const std::byte> frame) {
+  if (finished_ || stream_.get() != &stream) return;
+  try {
+    const std::span<const std::byte> rest = decode_status(frame);
+    if (!proving_) {
+      theirs_ = decode_hello(rest);
+      if (theirs_.name != "store" || theirs_.world != ours_.world) throw Error(ErrorCode::protocol, "it answers for another job");
+      if (theirs_.authenticated != ours_.authenticated)
+        throw Error(ErrorCode::unauthenticated, "it has no secret and this client demands one");
+      proving_ = true;
+      if (ours_.authenticated) {
+        stream.send(make_proof(options_.secret, ours_, theirs_));
+        return;
+      }
+    } else {
+      check_proof(rest, options_.secret, theirs_, ours_);
+    }
+  } catch (const Error& error) {
+    on_refused(proving_ && error.code() == ErrorCode::unauthenticated ? Error(error.code(), "the secrets differ") : error);
+    return;
+  }
+  finish(Connected{std::exchange(stream_, nullptr), targets_[next_ - 1].port});
+}
+
+void TcpStoreConnector::on_refused(const Error& refusal) {
+  const std::uint16_t port = targets_[next_ - 1].port;
+  const Error error(refusal.code(), "tcp store at " + store_address(options_.host, port) + " refuses this client of job \"" + options_.job +
+                                        "\": " + refusal.what());
+  if (error.code() == ErrorCode::unauthenticated) {  // it is ours, so there is no other
+    finish(error);
+    return;
+  }
+  refusing_ports_.insert(port);
+  refusal_ = error;
+  attempt_failed(error.what());
+}
+
+void TcpStoreConnector::on_closed(FramedStream& stream, const std::string& why) {
+  if (!finished_ && stream_.get() == &stream) attempt_failed(why);
+}
+
+void TcpStoreConnector::attempt_failed(const std::string& why) {
+  cause_ = why;
+  loop_.cancel(timer_);
+  if (const auto stream = std::exchange(stream_, nullptr)) stream->close(why);
+  try_next();
+}
+
+void TcpStoreConnector::end_round() {
+  if (refusal_ && refusing_ports_.size() == static_cast<std::size_t>(ports_of(options_))) {
+    finish(*refusal_);
+    return;
+  }
+  // Clients that were started together do not come back together.
+  const auto jitter = std::uniform_int_distribution<milliseconds::rep>(pause_.count() / 2, pause_.count() * 3 / 2)(random_);
+  pause_ = std::min(2 * pause_, kLongestPause);
+  call_in(milliseconds(jitter), [](TcpStoreConnector& self) { self.resolve(); });
+}
+
+void TcpStoreConnector::finish(Result result) {
+  if (std::exchange(finished_, true)) return;
+  loop_.cancel(timer_);
+  loop_.cancel(overall_timer_);
+  if (const auto stream = std::exchange(stream_, nullptr)) stream->close("no longer wanted");
+  std::exchange(done_, nullptr)(std::move(result));
+}
+
+}  // namespace stitch::transport

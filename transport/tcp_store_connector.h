@@ -1,0 +1,86 @@
+#pragma once
+
+#include <uv.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "stitch/transport/error.h"
+#include "stitch/transport/event_loop.h"
+#include "stitch/transport/framed_stream.h"
+#include "stitch/transport/hello.h"
+#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/unique_function.h"
+
+namespace stitch::transport {
+
+// Finds and reaches the server of a TCP store: resolves the host, tries every address of every port in turn, shakes hands, and
+// begins again after a pause until the time is over. A server that refuses to prove the secret ends it at once; so does one of
+// another job or version, unless other ports are left that it may be found at.
+// Kept alive by what it waits for. Thread contract: the loop's thread only.
+class TcpStoreConnector final : public FrameReceiver, public std::enable_shared_from_this<TcpStoreConnector> {
+ public:
+  struct Connected {
+    std::shared_ptr<FramedStream> stream;  // whoever gets it sets another receiver
+    std::uint16_t port;
+  };
+  using Result = std::variant<Connected, Error>;
+  // `done` is called exactly once.
+  TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options, UniqueFunction<void(Result)> done);
+  ~TcpStoreConnector() override;
+  void start();
+
+  void on_frame(FramedStream& stream, std::span<const std::byte> frame) override;
+  void on_closed(FramedStream& stream, const std::string& why) override;
+
+ private:
+  struct Target {
+    sockaddr_storage address;
+    std::uint16_t port;
+  };
+  struct Resolving;
+  struct Connecting;
+
+  void resolve();
+  void on_resolved(int status, const addrinfo* found);
+  void try_next();
+  void on_connected(FramedStream& stream, int status);
+  void on_refused(const Error& refusal);
+  void attempt_failed(const std::string& why);
+  void end_round();
+  void finish(Result result);
+  // Calls `then` in `delay`, instead of what was to be called so before.
+  template <class Then>
+  void call_in(EventLoop::Clock::duration delay, Then then);
+
+  EventLoop& loop_;
+  const TcpStoreOptions options_;
+  const std::string name_;  // "tcp store at host:port"
+  UniqueFunction<void(Result)> done_;
+  EventLoop::TimerId overall_timer_ = 0;
+  EventLoop::TimerId timer_ = 0;
+  std::minstd_rand random_;
+  std::chrono::milliseconds pause_;
+  bool finished_ = false;
+
+  // This round.
+  std::vector<Target> targets_;
+  std::size_t next_ = 0;
+  std::set<std::uint16_t> refusing_ports_;
+  std::optional<Error> refusal_;
+  std::string cause_ = "no answer";  // why the last attempt failed; of this round or the one before
+
+  // This attempt.
+  std::shared_ptr<FramedStream> stream_;
+  bool proving_ = false;  // the server's hello has come
+  Hello ours_;
+  Hello theirs_;
+};
+
+}  // namespace stitch::transport

@@ -1,0 +1,466 @@
+#include <netdb.h>
+#include <uv.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/framed_stream.h"
+#include "stitch/transport/mutex.h"
+#include "stitch/transport/store_map.h"
+#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/tcp_store_protocol.h"
+
+namespace stitch::transport {
+
+namespace {
+
+constexpr std::chrono::seconds kHandshakeTimeout{10};
+constexpr std::size_t kMaxUnsentBytes = std::size_t{32} << 20;
+constexpr std::size_t kMaxWaits = 4096;  // of one client
+constexpr int kBacklog = 1024;
+
+// The result of a call that another thread waits for.
+template <class T>
+class Answer {
+ public:
+  void set(T value) {
+    const MutexLock lock(mutex_);
+    value_ = std::move(value);
+    set_.notify_all();
+  }
+  T wait() {
+    const MutexLock lock(mutex_);
+    while (!value_.has_value()) set_.wait(mutex_);
+    return std::move(*value_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar set_;
+  std::optional<T> value_ STITCH_GUARDED_BY(mutex_);
+};
+
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr);
+}
+
+sockaddr_storage any_address(int family) {
+  sockaddr_storage any{};
+  any.ss_family = static_cast<sa_family_t>(family);
+  return any;
+}
+
+// Where to listen for `host`, in the order to try. A literal address is taken as it is. A name may stand for an address that
+// only other hosts see, or for 127.0.1.1 in /etc/hosts, so then all addresses of this host will do.
+std::vector<sockaddr_storage> addresses_to_bind(const std::string& host, const std::string& store) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  const bool literal = ::getaddrinfo(host.c_str(), nullptr, &hints, &found) == 0;
+  if (!literal) {
+    hints.ai_flags = 0;
+    if (const int status = ::getaddrinfo(host.c_str(), nullptr, &hints, &found); status != 0) {
+      throw Error(ErrorCode::disconnected, store + " cannot listen: host \"" + host + "\" cannot be resolved: " + ::gai_strerror(status));
+    }
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
+  std::vector<sockaddr_storage> addresses;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    sockaddr_storage address{};
+    std::memcpy(&address, each->ai_addr, each->ai_addrlen);
+    if (literal || host == "localhost" || !is_loopback(address)) addresses.push_back(address);
+  }
+  if (!literal && host != "localhost") {
+    addresses.push_back(any_address(AF_INET6));
+    addresses.push_back(any_address(AF_INET));
+  }
+  return addresses;
+}
+
+void set_port(sockaddr_storage& address, std::uint16_t port) {
+  // The port has the same place in both families.
+  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+  reinterpret_cast<sockaddr_in&>(address).sin_port = htons(port);
+}
+
+}  // namespace
+
+// Everything below runs on the loop's thread, except the constructor and what says otherwise.
+class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(EventLoop& loop, const TcpStoreOptions& options) : loop_(loop), options_(options) {}
+
+  // Not on the loop's thread.
+  void start() {
+    const std::string name = "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
+    std::vector<sockaddr_storage> addresses = addresses_to_bind(options_.host, name);
+    Answer<int> answer;
+    if (!loop_.post([&, self = shared_from_this()] { answer.set(self->listen(addresses)); })) {
+      throw Error(ErrorCode::disconnected, name + " cannot listen: its event loop is closed");
+    }
+    if (const int status = answer.wait(); status < 0) throw Error(ErrorCode::disconnected, name + " cannot listen: " + uv_strerror(status));
+  }
+
+  // Any thread; returns when the port is free again, unless on the loop's thread.
+  void stop() {
+    if (loop_.on_loop_thread()) {
+      close();
+      return;
+    }
+    if (loop_.post([self = shared_from_this()] { self->close(); })) stopped_.wait();
+  }
+
+  std::uint16_t port() const { return port_; }
+
+ private:
+  // One client.
+  class Session;
+  struct Listener {
+    uv_tcp_t tcp{};
+    std::shared_ptr<Impl> server;  // until the handle is closed
+    bool open = false;             // it is the one in use
+  };
+  // A reply that must wait for keys.
+  struct Waiting {
+    std::weak_ptr<Session> session;
+    std::uint64_t request = 0;
+    bool wants_value = false;
+    std::vector<std::string> keys;
+    EventLoop::TimerId timer = 0;
+  };
+
+  // 0, or the last reason why it was impossible.
+  int listen(const std::vector<sockaddr_storage>& addresses) {
+    int status = UV_EADDRNOTAVAIL;
+    for (int offset = 0; offset < ports_of(options_); ++offset) {
+      for (sockaddr_storage address : addresses) {
+        set_port(address, static_cast<std::uint16_t>(options_.port + offset));
+        status = listen_on(address);
+        if (status == 0) return 0;
+        if (status == UV_EADDRINUSE) break;  // not on another address of that port: clients would find the other server
+      }
+    }
+    return status;
+  }
+
+  int listen_on(const sockaddr_storage& address) {
+    auto* listener = new Listener{.server = shared_from_this()};
+    uv_tcp_init(loop_.raw(), &listener->tcp);
+    listener->tcp.data = listener;
+    int status = uv_tcp_bind(&listener->tcp, reinterpret_cast<const sockaddr*>(&address), 0);
+    if (status == 0) {
+      status = uv_listen(reinterpret_cast<uv_stream_t*>(&listener->tcp), kBacklog, [](uv_stream_t* handle, int ready) {
+        if (ready == 0) static_cast<Listener*>(handle->data)->server->accept(handle);
+      });
+    }
+    if (status == 0) {
+      sockaddr_storage bound{};
+      int length = sizeof(bound);
+      status = uv_tcp_getsockname(&listener->tcp, reinterpret_cast<sockaddr*>(&bound), &length);
+      port_ = ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+    }
+    if (status == 0) {
+      listener->open = true;
+      listener_ = listener;
+    } else {
+      close(listener);
+    }
+    return status;
+  }
+
+  static void close(Listener* listener) {
+    uv_close(reinterpret_cast<uv_handle_t*>(&listener->tcp), [](uv_handle_t* handle) {
+      const std::unique_ptr<Listener> mine(static_cast<Listener*>(handle->data));
+      if (mine->open) mine->server->stopped_.set(true);
+    });
+  }
+
+  void close();
+  void accept(uv_stream_t* listener);
+  void perform(const std::shared_ptr<Session>& session, std::span<const std::byte> frame);
+  Bytes reply_now(StoreOperation operation, const std::string& key, ByteReader& arguments);
+  void wait_for(const std::shared_ptr<Session>& session, std::uint64_t request, bool wants_value, std::vector<std::string> keys,
+                Store::Timeout timeout);
+  void on_timeout(StoreMap::WaitId wait, Store::Timeout timeout);
+  void wake_waiting();
+  void forget(Session& session);
+
+  EventLoop& loop_;
+  const TcpStoreOptions options_;
+  std::uint16_t port_ = 0;  // constant once start() has returned
+  Answer<bool> stopped_;
+
+  // Loop thread only.
+  Listener* listener_ = nullptr;
+  StoreMap map_;
+  std::unordered_map<StoreMap::WaitId, Waiting> waiting_;
+  std::unordered_map<Session*, std::shared_ptr<Session>> sessions_;
+};
+
+class TcpStoreServer::Impl::Session final : public FrameReceiver, public std::enable_shared_from_this<Session> {
+ public:
+  explicit Session(std::shared_ptr<Impl> server, std::shared_ptr<FramedStream> stream)
+      : server_(std::move(server)), stream_(std::move(stream)) {}
+
+  void start() {
+    stream_->set_max_unsent_bytes(kMaxUnsentBytes);
+    timer_ = server_->loop_.call_at(EventLoop::Clock::now() + kHandshakeTimeout, [weak = weak_from_this()] {
+      if (const auto self = weak.lock(); self && self->state_ != State::open) self->stream_->close("its handshake took too long");
+    });
+    stream_->start(shared_from_this(), kMaxHandshakeBytes);
+  }
+
+  void on_frame(FramedStream& stream, std::span<const std::byte> frame) override {
+    try {
+      switch (state_) {
+        case State::hello:
+          on_hello(frame);
+          break;
+        case State::proof:
+          check_proof(frame, server_->options_.secret, theirs_, ours_);
+          stream.send(encode_accepted(make_proof(server_->options_.secret, ours_, theirs_)));
+          open();
+          break;
+        case State::open:
+          server_->perform(shared_from_this(), frame);
+          break;
+        case State::refused:
+          break;
+      }
+    } catch (const Error& error) {
+      if (state_ == State::open) {
+        stream.close(error.what());
+      } else {
+        refuse(error.code(), error.code() == ErrorCode::unauthenticated ? "the secrets differ" : error.what());
+      }
+    }
+  }
+
+  void on_closed(FramedStream&, const std::string&) override {
+    server_->loop_.cancel(timer_);
+    server_->forget(*this);
+  }
+
+  void reply(std::uint64_t request, const Bytes& status_and_result) {
+    Bytes bytes;
+    ByteWriter writer(bytes);
+    writer.write(request);
+    writer.write_bytes(status_and_result.span());
+    stream_->send(std::move(bytes));
+  }
+
+  FramedStream& stream() { return *stream_; }
+
+  std::size_t waits = 0;
+
+ private:
+  enum class State { hello, proof, open, refused };
+
+  void on_hello(std::span<const std::byte> frame) {
+    const TcpStoreOptions& options = server_->options_;
+    theirs_ = decode_hello(frame);
+    ours_ = make_store_hello(options, "store");
+    if (theirs_.world != ours_.world) {
+      refuse(ErrorCode::protocol, "it serves job \"" + options.job.substr(0, 256) + '"');
+    } else if (theirs_.authenticated != ours_.authenticated) {
+      refuse(ErrorCode::unauthenticated,
+             ours_.authenticated ? "it demands a secret and this client has none" : "it has no secret and this client demands one");
+    } else {
+      stream_->send(encode_accepted(encode(ours_)));
+      state_ = State::proof;
+      if (!ours_.authenticated) open();
+    }
+  }
+
+  void open() {
+    state_ = State::open;
+    stream_->set_max_frame_bytes(kMaxRequestBytes);
+    server_->loop_.cancel(timer_);
+  }
+
+  void refuse(ErrorCode code, const std::string& why) {
+    state_ = State::refused;
+    stream_->send_last(encode_refused(code, why));
+  }
+
+  const std::shared_ptr<Impl> server_;
+  const std::shared_ptr<FramedStream> stream_;
+  State state_ = State::hello;
+  Hello theirs_;
+  Hello ours_;
+  EventLoop::TimerId timer_ = 0;
+};
+
+void TcpStoreServer::Impl::close() {
+  if (listener_ == nullptr) return;
+  for (const auto& [address, session] : sessions_) session->stream().close("the store was closed");
+  close(std::exchange(listener_, nullptr));
+}
+
+void TcpStoreServer::Impl::accept(uv_stream_t* listener) {
+  const auto stream = FramedStream::create(loop_.raw());
+  if (const int status = uv_accept(listener, reinterpret_cast<uv_stream_t*>(stream->tcp())); status < 0 || listener_ == nullptr) {
+    stream->close("it could not be accepted");
+    return;
+  }
+  const auto session = std::make_shared<Session>(shared_from_this(), stream);
+  sessions_.emplace(session.get(), session);
+  session->start();
+}
+
+void TcpStoreServer::Impl::forget(Session& session) {
+  if (session.waits > 0) {
+    std::erase_if(waiting_, [&](const auto& entry) {
+      if (entry.second.session.lock().get() != &session) return false;
+      loop_.cancel(entry.second.timer);
+      map_.cancel(entry.first);
+      return true;
+    });
+  }
+  sessions_.erase(&session);
+}
+
+void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session, std::span<const std::byte> frame) {
+  ByteReader reader(frame, "request to a tcp store");
+  const auto request = reader.read<std::uint64_t>();
+  const auto operation = reader.read<StoreOperation>();
+  const auto read_timeout = [&] {
+    const Store::Timeout timeout(reader.read<std::int64_t>());
+    reader.expect_end();
+    return timeout;
+  };
+  try {
+    if (operation == StoreOperation::wait) {
+      std::vector<std::string> keys(reader.read_count(sizeof(std::uint32_t)));
+      for (std::string& key : keys) key = reader.read_string();
+      const Store::Timeout timeout = read_timeout();
+      check_keys(keys);
+      wait_for(session, request, false, std::move(keys), timeout);
+      return;
+    }
+    std::string key = reader.read_string();
+    if (operation == StoreOperation::get) {
+      const Store::Timeout timeout = read_timeout();
+      check_key(key);
+      wait_for(session, request, true, {std::move(key)}, timeout);
+      return;
+    }
+    session->reply(request, encode_accepted(reply_now(operation, key, reader)));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::protocol) throw;  // malformed
+    session->reply(request, encode_refused(error.code(), error.what()));
+  }
+  wake_waiting();
+}
+
+Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key, ByteReader& arguments) {
+  Bytes result;
+  ByteWriter writer(result);
+  switch (operation) {
+    case StoreOperation::set: {
+      std::string value = arguments.read_string();
+      arguments.expect_end();
+      check_key(key);
+      check_value(key, value);
+      map_.set(key, std::move(value));
+      return result;
+    }
+    case StoreOperation::try_get: {
+      arguments.expect_end();
+      check_key(key);
+      const std::string* value = map_.find(key);
+      writer.write(static_cast<std::uint8_t>(value != nullptr));
+      writer.write_string(value == nullptr ? std::string_view() : *value);
+      return result;
+    }
+    case StoreOperation::add: {
+      const auto delta = arguments.read<std::int64_t>();
+      arguments.expect_end();
+      check_key(key);
+      writer.write(map_.add(key, delta));
+      return result;
+    }
+    case StoreOperation::compare_and_set: {
+      const bool is_expected = arguments.read<std::uint8_t>() != 0;
+      std::optional<std::string> expected = arguments.read_string();
+      if (!is_expected) expected.reset();
+      const std::string desired = arguments.read_string();
+      arguments.expect_end();
+      check_compare(key, expected, desired);
+      writer.write_string(map_.compare_and_set(key, expected, desired));
+      return result;
+    }
+    case StoreOperation::erase:
+      arguments.expect_end();
+      check_key(key);
+      writer.write(static_cast<std::uint8_t>(map_.erase(key)));
+      return result;
+    case StoreOperation::get:
+    case StoreOperation::wait:
+      break;
+  }
+  throw Error(ErrorCode::protocol, "request to a tcp store has an unknown operation " + std::to_string(static_cast<int>(operation)));
+}
+
+void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std::uint64_t request, bool wants_value,
+                                    std::vector<std::string> keys, Store::Timeout timeout) {
+  if (session->waits >= kMaxWaits) {
+    throw Error(ErrorCode::overloaded, "a client already waits " + std::to_string(kMaxWaits) + " times");
+  }
+  const StoreMap::WaitId wait = map_.wait(keys);
+  if (wait != 0 && timeout <= Store::Timeout::zero()) {
+    map_.cancel(wait);
+    throw not_set_error(map_.missing(keys), timeout);
+  }
+  if (wait == 0) {
+    Bytes result;
+    if (wants_value) ByteWriter(result).write_string(*map_.find(keys[0]));
+    session->reply(request, encode_accepted(result));
+    return;
+  }
+  const EventLoop::TimerId timer = loop_.call_at(deadline_after(timeout), [weak = weak_from_this(), wait, timeout] {
+    if (const auto self = weak.lock()) self->on_timeout(wait, timeout);
+  });
+  waiting_.emplace(wait, Waiting{session, request, wants_value, std::move(keys), timer});
+  ++session->waits;
+}
+
+void TcpStoreServer::Impl::on_timeout(StoreMap::WaitId wait, Store::Timeout timeout) {
+  auto node = waiting_.extract(wait);
+  if (node.empty()) return;
+  map_.cancel(wait);
+  if (const auto session = node.mapped().session.lock()) {
+    --session->waits;
+    const Error error = not_set_error(map_.missing(node.mapped().keys), timeout);
+    session->reply(node.mapped().request, encode_refused(error.code(), error.what()));
+  }
+}
+
+void TcpStoreServer::Impl::wake_waiting() {
+  for (const StoreMap::WaitId wait : map_.take_ready()) {
+    auto node = waiting_.extract(wait);
+    if (node.empty()) continue;
+    loop_.cancel(node.mapped().timer);
+    const auto session = node.mapped().session.lock();
+    if (!session) continue;
+    --session->waits;
+    Bytes result;
+    if (node.mapped().wants_value) ByteWriter(result).write_string(*map_.find(node.mapped().keys[0]));
+    session->reply(node.mapped().request, encode_accepted(result));
+  }
+}
+
+TcpStoreServer::TcpStoreServer(EventLoop& loop, const TcpStoreOptions& options) : impl_(std::make_shared<Impl>(loop, options)) {
+  impl_->start();
+}
+TcpStoreServer::~TcpStoreServer() { impl_->stop(); }
+std::uint16_t TcpStoreServer::port() const { return impl_->port(); }
+
+}  // namespace stitch::transport
