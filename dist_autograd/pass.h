@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,9 +36,11 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context, PassId id, Settings settings);
 
-  // On the root worker only: starts the pass. `roots` and `gradients` have been checked. `done` completes when the pass has
+  // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`: on the root worker.
+  void prepare(std::vector<Edge> roots = {});
+  // On the root worker only, after prepare(): starts the pass with the checked gradients of the roots. `done` completes when the pass has
   // ended everywhere, or with the first error once nothing of it runs here any more.
-  void begin(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients, Promise<void> done, Clock::time_point deadline);
+  void begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
 
   // Messages. Whatever is wrong with them ends the pass with an error; nothing is thrown.
   void on_mark(const WorkerInfo& from, const wire::Mark& mark);
@@ -55,7 +58,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void wait_until_quiet();
 
   [[nodiscard]] const PassId& id() const noexcept { return id_; }
-  [[nodiscard]] bool root() const noexcept;
+  // True on the worker that called backward().
+  [[nodiscard]] bool root() const noexcept { return id_.root == agent_->self().id; }
 
  private:
   // StrandOwner
@@ -72,28 +76,35 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     std::vector<WorkerId> settle;
     std::vector<std::uint32_t> kill;
     bool succeed = false;              // root: all workers are done
-    std::optional<WorkerId> done_to;   // elsewhere: this worker is done
-    wire::Done done;
+    std::optional<wire::Done> done;    // elsewhere: this worker is done
     std::optional<Error> error;
   };
-  void prepare(std::vector<Edge> roots);
-  void guard(const char* what, const std::function<void()>& handle);
-  void spread(std::uint32_t source, std::map<WorkerId, wire::Mark>& marks) STITCH_REQUIRES(mutex_);
-  void send_marks(std::map<WorkerId, wire::Mark> marks, Actions& actions) STITCH_REQUIRES(mutex_);
-  void engage(const WorkerInfo& from, Actions& actions) STITCH_REQUIRES(mutex_);
+  using MarksByPeer = std::map<WorkerId, wire::Mark>;
+
+  // pass_control.cc: what the protocol decides
+  void spread(std::uint32_t source, MarksByPeer& marks) STITCH_REQUIRES(mutex_);
+  void send_marks(MarksByPeer marks, Actions& actions) STITCH_REQUIRES(mutex_);
   void advance(Actions& actions) STITCH_REQUIRES(mutex_);
   void disengage(Actions& actions) STITCH_REQUIRES(mutex_);
   void settle(Actions& actions) STITCH_REQUIRES(mutex_);
-  [[nodiscard]] wire::Done summary() const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] wire::Done unused_links() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] Error unused_error() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool running() const STITCH_REQUIRES(mutex_) { return phase_ == Phase::open || phase_ == Phase::settled; }
+
+  // pass.cc: how it is done
+  void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
   void perform(Actions actions) STITCH_EXCLUDES(mutex_);
-  void flush();
-  void send(WorkerId to, OutMessage message, bool counted = false);
+  void flush() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] OutMessage message(std::uint16_t kind) const;
-  void finish(const std::optional<Error>& error);
-  void expire();
-  [[nodiscard]] Error on_this_worker(const Error& error, const char* prefix) const;
+  void send(WorkerId to, OutMessage message, bool carries_gradients = false) STITCH_EXCLUDES(mutex_);
+  void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
+  void expire() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Error found_here(const Error& error) const;
+  // Throws when the node belongs to another context.
+  void require_own(const RecvNode& node) const;
+  // The gradients of one entry; moves its tensors out of `tensors`, from `next` on.
+  [[nodiscard]] variable_list unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index, std::vector<at::Tensor>& tensors,
+                                     std::size_t& next) const;
 
   // Constant after construction.
   Engine& engine_;
@@ -116,9 +127,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   mutable Mutex mutex_;
   CondVar changed_;
   Phase phase_ STITCH_GUARDED_BY(mutex_) = Phase::open;
-  bool stopped_ STITCH_GUARDED_BY(mutex_) = false;  // the strand has dropped everything
   std::optional<Error> error_ STITCH_GUARDED_BY(mutex_);
   std::optional<Promise<void>> promise_ STITCH_GUARDED_BY(mutex_);
+  Clock::time_point begun_ STITCH_GUARDED_BY(mutex_);
   transport::EventLoop::TimerId timer_ STITCH_GUARDED_BY(mutex_) = 0;
   std::set<WorkerId> peers_ STITCH_GUARDED_BY(mutex_);  // sent to or received from
 
@@ -127,9 +138,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   std::uint64_t deficit_ STITCH_GUARDED_BY(mutex_) = 0;            // messages sent, not yet acked
   std::map<WorkerId, std::uint32_t> owed_ STITCH_GUARDED_BY(mutex_);  // acks to send when quiet, parent's apart
   std::set<WorkerId> participants_ STITCH_GUARDED_BY(mutex_);      // reported from below
-  bool ending_ STITCH_GUARDED_BY(mutex_) = false;                  // root: all acks are in
+  bool begun_marking_ STITCH_GUARDED_BY(mutex_) = false;           // root: its own marks are counted
   std::set<WorkerId> not_done_ STITCH_GUARDED_BY(mutex_);          // root: who has not said DONE
-  bool idle_ STITCH_GUARDED_BY(mutex_) = false;                    // settled, resolved, nothing being written
   wire::Done unused_ STITCH_GUARDED_BY(mutex_);                    // root: from all
 
   std::optional<Marks> marks_ STITCH_GUARDED_BY(mutex_);

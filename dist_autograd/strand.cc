@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <utility>
+
 #include "stitch/transport/demangle.h"
 
 namespace stitch::dist_autograd {
@@ -13,6 +15,8 @@ void prepare_thread() {
   thread_local const bool prepared = (at::init_num_threads(), true);
   static_cast<void>(prepared);
 }
+
+thread_local const Strand* running_strand = nullptr;
 
 // What the running exception says, with the node that threw it.
 Error failure_of(const Node& node) {
@@ -55,6 +59,10 @@ void Strand::seed(std::size_t root, at::Tensor gradient) {
 }
 
 void Strand::start() {
+  {
+    MutexLock lock(mutex_);
+    if (started_) return;
+  }
   // A root whose in-edges all lead from somewhere waits for them like any node; the others are ready now.
   for (const Plan::Target& root : plan_->roots()) {
     State& state = states_[root.node];
@@ -65,8 +73,7 @@ void Strand::start() {
   }
   {
     MutexLock lock(mutex_);
-    started_ = true;
-    if (scheduled_) return;
+    if (std::exchange(started_, true) || scheduled_) return;
     scheduled_ = true;
   }
   schedule();
@@ -112,9 +119,13 @@ std::uint64_t Strand::nodes_run() const {
   return nodes_run_;
 }
 
+bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
+
 void Strand::schedule() {
   executor_([self = shared_from_this()] {
+    const Strand* const outer = std::exchange(running_strand, self.get());
     if (const auto owner = self->owner_.lock()) self->run_slice(*owner);
+    running_strand = outer;
   });
 }
 
@@ -149,6 +160,7 @@ void Strand::run_slice(StrandOwner& owner) {
     }
     const std::uint32_t next = ready_.top().node;
     ready_.pop();
+    owner.before_node();
     try {
       run(next, owner);
     } catch (...) {

@@ -23,6 +23,8 @@ using Executor = std::function<void(UniqueFunction<void()>)>;
 class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
+  // A node is about to run: the time to let go of what should not wait for it.
+  virtual void before_node() {}
   // A recv node has its complete gradients. They may be undefined. May throw: then the node has failed.
   virtual void gradients_ready(RecvNode& node, variable_list gradients) = 0;
   // Nothing is ready to run, and `taken` deliveries and kills have been worked in so far. `resolved`: every node of the plan
@@ -50,7 +52,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
 
   // The gradient of root number `root` of the plan. REQUIRES: before start().
   void seed(std::size_t root, at::Tensor gradient);
-  // Lets nodes run. Deliveries that came before wait for it.
+  // Lets nodes run. Deliveries that came before wait for it. A second call does nothing.
   void start();
   // The gradients of send node `node` have arrived. REQUIRES: once per node, or kill(node), not both.
   void deliver(std::uint32_t node, variable_list gradients);
@@ -60,6 +62,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void stop();
 
   [[nodiscard]] std::uint64_t nodes_run() const;
+  // True inside a node, hook or callback of this strand.
+  [[nodiscard]] bool running_on_this_thread() const noexcept;
 
  private:
   struct Arrival {

@@ -314,7 +314,9 @@ void Agent::post(UniqueFunction<void()> task) {
 
 Agent::Activity Agent::activity() {
   Activity activity;
-  activity.busy = calls_.size() + incoming_.size();
+  activity.busy = calls_.size();
+  // A call whose caller has given up concerns nobody else any more.
+  for (const auto& call : incoming_.list(std::nullopt)) activity.busy += call->stop_requested() ? 0 : 1;
   for_each_extension([&](Extension& extension) { activity.busy += extension.active(); });
   activity.sent = sent_.load();
   activity.received = received_.load();

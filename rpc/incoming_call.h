@@ -84,6 +84,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
 
   // Tells the handler through its stop token. Runs the user's stop callbacks on this thread.
   void request_stop() { stop_.request_stop(); }
+  [[nodiscard]] bool stop_requested() const { return stop_.stop_requested(); }
 
  private:
   void prepare();

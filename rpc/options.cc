@@ -132,7 +132,7 @@ void check_name(const std::string& name) {
   const bool good = !name.empty() && name.size() <= 127 && std::all_of(name.begin(), name.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == ':' || c == '.';
   });
-  if (!good) refuse("worker name", name, "1 to 127 of letters, digits, '-', '_', ':', '.'");
+  if (!good) refuse("name", name, "1 to 127 of letters, digits, '-', '_', ':', '.'");
 }
 
 void check_init_method(const Options& options) {

@@ -28,8 +28,9 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& m
   to_ = life_of(to);
   for (const HandlePtr& handle : handles_) {
     if (handle->rrefs != sender) {
-      throw Error(ErrorCode::invalid_argument, to_string(handle->id) + " belongs to worker " + std::to_string(handle->rrefs->lifetime().self().id) +
-                                                   " of this process and cannot be sent by worker " + std::to_string(sender->lifetime().self().id));
+      throw Error(ErrorCode::invalid_argument,
+                  to_string(handle->id) + " belongs to worker " + std::to_string(handle->rrefs->lifetime().self().id) +
+                      " of this process and cannot be sent by worker " + std::to_string(sender->lifetime().self().id));
     }
   }
   if (!handles_.empty()) sender->require_alive(to);
@@ -112,8 +113,11 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
     read.index = in.read<std::uint32_t>();
     read.use = in.read<TargetUse>();
     in.expect_end();
-    if (read.index >= arrived.size()) throw Error(ErrorCode::protocol, "request about an object names reference " + std::to_string(read.index) + " of " + std::to_string(arrived.size()));
-    if (read.use < TargetUse::call || read.use > TargetUse::await) throw Error(ErrorCode::protocol, "request about an object has an unknown use");
+    if (read.index >= arrived.size())
+      throw Error(ErrorCode::protocol,
+                  "request about an object names reference " + std::to_string(read.index) + " of " + std::to_string(arrived.size()));
+    if (read.use < TargetUse::call || read.use > TargetUse::await)
+      throw Error(ErrorCode::protocol, "request about an object has an unknown use");
     refs->target_ = read;
   }
   // Everything is read and makes sense: only now does anything change.
@@ -135,7 +139,8 @@ IncomingRefs::~IncomingRefs() { end(Error(ErrorCode::cancelled, "its creation wa
 
 HandlePtr IncomingRefs::handle(std::uint32_t index) const {
   if (index >= ids_.size()) {
-    throw Error(ErrorCode::invalid_argument, "the message names reference " + std::to_string(index) + ", it carries " + std::to_string(ids_.size()));
+    throw Error(ErrorCode::invalid_argument,
+                "the message names reference " + std::to_string(index) + ", it carries " + std::to_string(ids_.size()));
   }
   return receiver_->adopt(ids_[index]);
 }
@@ -161,7 +166,8 @@ HandlePtr read_reference(InArchive& archive, std::uint64_t type, std::string_vie
   std::uint64_t written = 0;
   archive.read(index);
   archive.read(written);
-  if (written != type) throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" + std::string(type_name) + "> is expected");
+  if (written != type)
+    throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" + std::string(type_name) + "> is expected");
   if (index == kNoReference) return nullptr;
   const auto* refs = archive.message().find_attachment<IncomingRefs>();
   if (refs == nullptr) throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");

@@ -5,7 +5,8 @@
 namespace stitch::detail {
 
 Error wrong_type(const rref::Handle& handle, const std::type_info& actual, const std::type_info& wanted) {
-  return Error(ErrorCode::invalid_argument, rref::to_string(handle.id) + " is an object of type " + demangle(actual.name()) + ", not " + demangle(wanted.name()));
+  return Error(ErrorCode::invalid_argument,
+               rref::to_string(handle.id) + " is an object of type " + demangle(actual.name()) + ", not " + demangle(wanted.name()));
 }
 
 TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use, std::uint64_t function_id) {

@@ -31,12 +31,14 @@ template <class T>
 template <class T, auto M>
 struct InheritedMethod {
   using Base = typename TraitsOf<M>::ObjectType;
-  static void reply(const std::shared_ptr<IncomingCall>& call, void* object) { FunctionRunner<M>::reply(call, static_cast<Base*>(static_cast<T*>(object))); }
+  static void reply(const std::shared_ptr<IncomingCall>& call, void* object) {
+    FunctionRunner<M>::reply(call, static_cast<Base*>(static_cast<T*>(object)));
+  }
   static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) {
     FunctionRunner<M>::keep(call, static_cast<Base*>(static_cast<T*>(object)), std::move(sink));
   }
   static const Function& add() {
-    Function function = kFunction<M>;
+    Function function = register_function<M>();
     function.id = function_id(typeid(InheritedMethod).name());
     function.identity = reinterpret_cast<const void*>(&InheritedMethod::keep);
     function.object_type = &typeid(T);
@@ -112,7 +114,8 @@ template <class T, auto M, class... Args>
 auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
   using Traits = TraitsOf<M>;
   using R = typename Traits::Result;
-  static_assert(std::is_void_v<R> || Sendable<R>, "stitch: the result type of this method cannot be sent; keep it on the owner with remote<>()");
+  static_assert(std::is_void_v<R> || Sendable<R>,
+                "stitch: the result type of this method cannot be sent; keep it on the owner with remote<>()");
   const Function& function = method_function<T, M>();
   try {
     auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
@@ -145,7 +148,8 @@ rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Ta
 template <class T, class... Args>
 rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
   static_assert((Sendable<SentAs<Args>> && ...), "stitch: an argument of this constructor has a type that cannot be sent");
-  static_assert(std::is_constructible_v<T, SentAs<Args>&&...>, "stitch: the type has no constructor for these arguments (text is sent as std::string)");
+  static_assert(std::is_constructible_v<T, SentAs<Args>&&...>,
+                "stitch: the type has no constructor for these arguments (text is sent as std::string)");
   const Function& function = kConstructor<T, SentAs<Args>...>;
   agent->throw_if_stopped();
   const WorkerInfo& to = target.resolve(agent->peers());

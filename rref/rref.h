@@ -71,9 +71,7 @@ class [[nodiscard]] RRef {
 
   // The object itself, for as long as an RRef to it is held. Waits for its creation. Throws Error(invalid_argument),
   // naming the owner, on any other worker.
-  std::add_lvalue_reference_t<T> local_value() const
-    requires(!std::is_void_v<T>)
-  {
+  std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
     const Value value = handle().rrefs->local_value(handle());
     if (*value.type != typeid(T)) throw detail::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
@@ -99,20 +97,18 @@ class [[nodiscard]] RRef {
   Future<void> when_created() const { return detail::when_created(handle(), timeout_); }
 
   // Runs distributed backward from the owner's tensor, wherever it lives. Defined by dist_autograd/rref_backward.h.
-  void backward(dist_autograd::Context& context) const
-    requires std::same_as<T, at::Tensor>;
+  void backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor>;
 
   // Only messages can carry references: what else would keep the object?
   void save(OutArchive& archive) const { rref::write_reference(archive, handle_, detail::reference_type<T>()); }
   void load(InArchive& archive) { handle_ = rref::read_reference(archive, detail::reference_type<T>(), demangle(typeid(T).name())); }
   template <class Archive>
-    requires(!std::same_as<Archive, OutArchive>)
-  void save(Archive&) const {
-    throw Error(ErrorCode::invalid_argument, "an RRef can be written into a message only, not into another archive: nothing would keep its object");
+  requires(!std::same_as<Archive, OutArchive>) void save(Archive&) const {
+    throw Error(ErrorCode::invalid_argument,
+                "an RRef can be written into a message only, not into another archive: nothing would keep its object");
   }
   template <class Archive>
-    requires(!std::same_as<Archive, InArchive>)
-  void load(Archive&) {
+  requires(!std::same_as<Archive, InArchive>) void load(Archive&) {
     throw Error(ErrorCode::invalid_argument, "an RRef can be read from a message only, not from another archive");
   }
 

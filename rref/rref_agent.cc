@@ -15,9 +15,12 @@ using namespace std::chrono_literals;
 // How long a ledger waits for a ride.
 Clock::duration patience(Urgency urgency) {
   switch (urgency) {
-    case Urgency::soon: return 1ms;
-    case Urgency::later: return 20ms;
-    default: return 200ms;
+    case Urgency::soon:
+      return 1ms;
+    case Urgency::later:
+      return 20ms;
+    default:
+      return 200ms;
   }
 }
 // Twice this is the age at which a borrow is registered and an operation without acknowledgement is sent again.
@@ -47,8 +50,6 @@ class RRefExtension final : public Extension {
   const std::shared_ptr<RRefAgent> rrefs;
 };
 
-const int kExtension = register_extension([](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<RRefExtension>(agent); });
-
 // The creator waits for the owner's word, not for a clock of its own: both agree on one outcome.
 class PendingCreation final : public PendingCall {
  public:
@@ -71,9 +72,15 @@ class PendingCreation final : public PendingCall {
 
 }  // namespace
 
+int register_rref_extension() {
+  static const int index =
+      register_extension([](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<RRefExtension>(agent); });
+  return index;
+}
+
 Handle::~Handle() { rrefs->perform(rrefs->lifetime().drop_local(id)); }
 
-std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) { return static_cast<RRefExtension&>(agent.extension(kExtension)).rrefs; }
+std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) { return static_cast<RRefExtension&>(agent.extension(kRRefExtension)).rrefs; }
 
 std::shared_ptr<Agent> RRefAgent::agent() const {
   MutexLock lock(mutex_);
@@ -112,7 +119,8 @@ std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle) const {
 Value RRefAgent::local_value(const Handle& handle) {
   const auto alive = require_usable(handle);
   if (handle.id.owner != lifetime_.self()) {
-    throw Error(ErrorCode::invalid_argument, to_string(handle.id) + " is owned by " + to_string(handle.owner) + ", not by " + to_string(alive->self()) +
+    throw Error(ErrorCode::invalid_argument, to_string(handle.id) + " is owned by " + to_string(handle.owner) + ", not by " +
+                                                 to_string(alive->self()) +
                                                  " that asked for its local value; use to_here() or call a method of it");
   }
   Promise<Value> promise;
@@ -167,7 +175,8 @@ bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   }
   if (refs->target_id().owner != lifetime_.self() || !lifetime_.owned(refs->target_id())) {
     call->fail(lifetime_.status(refs->target_id())
-                   .lost.value_or(Error(ErrorCode::disconnected, to_string(refs->target_id()) + " is not owned by " + to_string(call->agent().self()))));
+                   .lost.value_or(Error(ErrorCode::disconnected,
+                                        to_string(refs->target_id()) + " is not owned by " + to_string(call->agent().self()))));
     return true;
   }
   // Behind the creation, if that has not ended; no thread waits. The message keeps the object until the call is answered.
@@ -190,7 +199,8 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
   if (target != nullptr && refs.target()->use == TargetUse::fetch) {
     alive.post([call, target] {
       call->run_task([&] {
-        if (target->encode == nullptr) throw Error(ErrorCode::invalid_argument, "an object of type " + demangle(target->type->name()) + " cannot be sent");
+        if (target->encode == nullptr)
+          throw Error(ErrorCode::invalid_argument, "an object of type " + demangle(target->type->name()) + " cannot be sent");
         call->reply([&](OutArchive& archive) { target->encode(archive, target->object.get()); });
       });
     });
@@ -203,8 +213,8 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
     return;
   }
   if (wanted != nullptr && *wanted != *target->type) {
-    call->fail(Error(ErrorCode::invalid_argument,
-                     "the object is of type " + demangle(target->type->name()) + ", not " + demangle(wanted->name()) + ", which the method belongs to"));
+    call->fail(Error(ErrorCode::invalid_argument, "the object is of type " + demangle(target->type->name()) + ", not " +
+                                                      demangle(wanted->name()) + ", which the method belongs to"));
     return;
   }
   void* object = target == nullptr ? nullptr : target->object.get();
@@ -242,12 +252,14 @@ void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call, 
     if (!late) return;
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
     late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
-    late->agent().post([late] { late->request_stop(); });
+    late->request_stop();  // here: the handler may be what keeps every user-function thread busy
   });
 }
 
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const Error why = Error(ErrorCode::disconnected, "worker \"" + peer.name + "\" epoch " + std::to_string(peer.epoch) + " is gone: " + reason.what()).with_worker(peer.name);
+  const Error why =
+      Error(ErrorCode::disconnected, "worker \"" + peer.name + "\" epoch " + std::to_string(peer.epoch) + " is gone: " + reason.what())
+          .with_worker(peer.name);
   perform(lifetime_.peer_lost(life_of(peer), why));
 }
 
@@ -268,7 +280,9 @@ void RRefAgent::stop() {
 
 void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   const auto counts = lifetime_.counts();
-  const auto put = [&](const char* name, std::size_t number) { numbers.emplace(std::string("rref.") + name, static_cast<std::int64_t>(number)); };
+  const auto put = [&](const char* name, std::size_t number) {
+    numbers.emplace(std::string("rref.") + name, static_cast<std::int64_t>(number));
+  };
   put("entries", counts.entries);
   put("entries_pending", counts.owned.pending);
   put("entries_failed", counts.owned.failed);

@@ -81,4 +81,8 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   std::atomic<std::uint64_t> ledger_frames_{0};  // sent on their own
 };
 
+// Makes every Agent constructed from now on take part. Here, so that including this header is enough.
+int register_rref_extension();
+inline const int kRRefExtension = register_rref_extension();
+
 }  // namespace stitch::rref

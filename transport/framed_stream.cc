@@ -1,5 +1,6 @@
 #include "stitch/transport/framed_stream.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>

@@ -18,7 +18,7 @@ struct TcpStoreOptions {
   int port_span = 1;
   std::string job{};                  // servers and clients of different jobs refuse each other
   std::string secret{};               // as EndpointOptions::secret; proved both ways before any request is read
-  std::chrono::milliseconds connect_timeout{30'000};
+  std::chrono::milliseconds connect_timeout{30'000};  // also the limit of calls that have no timeout of their own
 };
 
 // The server half: holds the map. Runs on `loop`, which must outlive it. Its waiting requests cost no thread.

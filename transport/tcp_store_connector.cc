@@ -165,8 +165,9 @@ void TcpStoreConnector::on_frame(FramedStream& stream, std::span<const std::byte
 
 void TcpStoreConnector::on_refused(const Error& refusal) {
   const std::uint16_t port = targets_[next_ - 1].port;
-  const Error error(refusal.code(), "tcp store at " + store_address(options_.host, port) + " refuses this client of job \"" + options_.job +
-                                        "\": " + refusal.what());
+  const std::string job = options_.job.empty() ? "" : " of job \"" + options_.job + '"';
+  const Error error(refusal.code(),
+                    "tcp store at " + store_address(options_.host, port) + " refuses this client" + job + ": " + refusal.what());
   if (error.code() == ErrorCode::unauthenticated) {  // it is ours, so there is no other
     finish(error);
     return;

@@ -267,7 +267,9 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver, public std::en
     const TcpStoreOptions& options = server_->options_;
     theirs_ = decode_hello(frame);
     ours_ = make_store_hello(options, "store");
-    if (theirs_.world != ours_.world) {
+    if (theirs_.name != "store client") {
+      refuse(ErrorCode::protocol, "it talks to clients of stores only");
+    } else if (theirs_.world != ours_.world) {
       refuse(ErrorCode::protocol, "it serves job \"" + options.job.substr(0, 256) + '"');
     } else if (theirs_.authenticated != ours_.authenticated) {
       refuse(ErrorCode::unauthenticated,

@@ -3,7 +3,6 @@
 #include <tensorpipe/tensorpipe.h>
 
 #include <algorithm>
-#include <map>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -13,7 +12,7 @@
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/reader_thread.h"
-#include "stitch/transport/self_transfer.h"
+#include "stitch/transport/tensorpipe_selection.h"
 
 // How TensorPipe's callbacks reach ours. TensorPipe has no thread for its pipes: whichever thread calls it, or brings it news
 // from a transport, runs all callbacks that are due, also those of other connections. So:
@@ -29,8 +28,6 @@ namespace {
 namespace tp = ::tensorpipe;
 
 constexpr std::string_view kUvScheme = "uv://";
-constexpr std::chrono::seconds kProbeTime{5};
-constexpr std::size_t kMaxAbstractName = 100;  // of a unix socket's 107
 
 // Set while this thread is inside a call to TensorPipe.
 class InsideCall {
@@ -92,8 +89,6 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
 
  private:
   [[nodiscard]] static Error closed_error() { return Error(ErrorCode::shutting_down, "tensorpipe endpoint is closed"); }
-  // Empty when `address` can be connected to, else what is wrong with it.
-  [[nodiscard]] std::string problem_of(const std::string& address) const;
   [[nodiscard]] std::shared_ptr<tp::Listener> open_listener(const std::vector<std::string>& urls);
   // Hands out the next pipe of `listener`; the chain ends with the listener.
   void accept_next(const std::shared_ptr<tp::Listener>& listener);
@@ -156,24 +151,30 @@ class PipeConnection final : public HandshakingConnection {
   [[nodiscard]] Error translate(const tp::Error& error, bool connecting) const;
 
   [[nodiscard]] std::shared_ptr<PipeConnection> self() { return std::static_pointer_cast<PipeConnection>(shared_from_this()); }
-  [[nodiscard]] std::shared_ptr<tp::Pipe> pipe() {
-    MutexLock lock(pipe_mutex_);
-    return pipe_;
+  // The pipe, and what keeps join() waiting while TensorPipe has something of ours. Both null when the connection has finished.
+  struct Stream {
+    std::shared_ptr<tp::Pipe> pipe;
+    std::shared_ptr<void> busy;
+  };
+  [[nodiscard]] Stream stream() {
+    MutexLock lock(stream_mutex_);
+    return stream_;
   }
 
   const std::shared_ptr<PipeHub> hub_;
   const std::string name_;
   const bool accepted_;
-  Mutex pipe_mutex_;
-  std::shared_ptr<tp::Pipe> pipe_ STITCH_GUARDED_BY(pipe_mutex_);
-  bool shut_ STITCH_GUARDED_BY(pipe_mutex_) = false;
+  Mutex stream_mutex_;
+  Stream stream_ STITCH_GUARDED_BY(stream_mutex_);
+  bool shut_ STITCH_GUARDED_BY(stream_mutex_) = false;
 };
 
 void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
   bool shut = false;
   {
-    MutexLock lock(pipe_mutex_);
-    pipe_ = pipe;
+    std::shared_ptr<void> busy = hub_->busy();
+    MutexLock lock(stream_mutex_);
+    stream_ = {pipe, std::move(busy)};
     shut = shut_;
   }
   if (shut) {
@@ -185,7 +186,7 @@ void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
 }
 
 void PipeConnection::send(Message message, SendDone done) {
-  auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(message), std::move(done), self(), hub_->busy()});
+  auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(message), std::move(done), self(), nullptr});
   when_open([outgoing = std::move(outgoing)](const std::optional<Error>& error) {
     if (error) {
       outgoing->connection->written(*outgoing, error);
@@ -196,12 +197,13 @@ void PipeConnection::send(Message message, SendDone done) {
 }
 
 void PipeConnection::transmit_handshake(Bytes message) {
-  write(std::make_shared<Outgoing>(Outgoing{Message{std::move(message), {}}, nullptr, self(), hub_->busy()}));
+  write(std::make_shared<Outgoing>(Outgoing{Message{std::move(message), {}}, nullptr, self(), nullptr}));
 }
 
 void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
-  const std::shared_ptr<tp::Pipe> pipe = this->pipe();
+  const auto [pipe, busy] = stream();
   if (pipe == nullptr) return written(*outgoing, reason());
+  outgoing->busy = busy;
   tp::Message message;
   Bytes& frame = outgoing->message.frame;
   if (frame.size() > 0) message.payloads.push_back({frame.data(), frame.size(), ""});
@@ -237,7 +239,7 @@ void PipeConnection::written(Outgoing& outgoing, const std::optional<Error>& err
 }
 
 void PipeConnection::read_next() {
-  const std::shared_ptr<tp::Pipe> pipe = this->pipe();
+  const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
   InsideCall call;
   pipe->readDescriptor(
       [self = self()](const tp::Error& error, const tp::Descriptor& descriptor) { self->descriptor_came(error, descriptor); });
@@ -296,7 +298,7 @@ void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descripto
     ended(problem);
     return;
   }
-  const std::shared_ptr<tp::Pipe> pipe = this->pipe();
+  const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
   InsideCall call;
   pipe->read(std::move(allocation), [self = self(), message = std::move(message)](const tp::Error& failure) {
     if (failure) return self->ended(self->translate(failure, self->in_handshake()));
@@ -325,9 +327,9 @@ Error PipeConnection::translate(const tp::Error& error, bool connecting) const {
 void PipeConnection::shut() {
   std::shared_ptr<tp::Pipe> pipe;
   {
-    MutexLock lock(pipe_mutex_);
+    MutexLock lock(stream_mutex_);
     shut_ = true;
-    pipe = pipe_;
+    pipe = stream_.pipe;
   }
   if (pipe == nullptr) return;
   InsideCall call;
@@ -335,14 +337,14 @@ void PipeConnection::shut() {
 }
 
 void PipeConnection::finished() {
-  std::shared_ptr<tp::Pipe> pipe;
+  Stream ended;
   {
-    MutexLock lock(pipe_mutex_);
-    pipe.swap(pipe_);
+    MutexLock lock(stream_mutex_);
+    ended = std::exchange(stream_, {});
   }
   {
     InsideCall call;
-    pipe.reset();
+    ended.pipe.reset();
   }
   hub_->remove(self());
 }
@@ -489,31 +491,13 @@ void PipeHub::remove(const std::shared_ptr<PipeConnection>& connection) {
   if (connections_.empty()) changed_.notify_all();
 }
 
-std::string PipeHub::problem_of(const std::string& address) const {
-  const auto at = address.find("://");
-  const std::string transport = address.substr(0, at);
-  if (at == std::string::npos) return "it does not look like \"shm://name\" or \"uv://127.0.0.1:4711\"";
-  if (std::find(tensorpipe_.transports.begin(), tensorpipe_.transports.end(), transport) == tensorpipe_.transports.end()) {
-    return "transport \"" + transport + "\" is not in use here";
-  }
-  const std::string rest = address.substr(at + 3);
-  if (transport == "shm") {
-    if (rest.empty() || rest.size() > kMaxAbstractName)
-      return "its name is empty or longer than " + std::to_string(kMaxAbstractName) + " characters";
-  } else if (!IpAddress::parse_with_port(rest)) {
-    // TensorPipe ends the process over an address that it cannot parse.
-    return "it is not a numeric address with a port";
-  }
-  return {};
-}
-
 std::shared_ptr<Connection> PipeHub::connect(const std::string& address, ConnectionEvents events) {
   auto connection = std::make_shared<PipeConnection>(shared_from_this(), address, false, std::move(events));
   if (!add(connection)) {
     thread->post([connection] { connection->fail(closed_error()); });
     return connection;
   }
-  std::string problem = problem_of(address);
+  std::string problem = problem_with_address(address, tensorpipe_.transports);
   std::shared_ptr<tp::Pipe> pipe;
   if (problem.empty()) {
     std::shared_ptr<tp::Context> context;
@@ -597,63 +581,16 @@ class TensorPipeEndpoint final : public Endpoint {
   const std::shared_ptr<PipeHub> hub_;
 };
 
-// What passes is a fact about this process and host: found out once.
-[[nodiscard]] bool passes(const std::string& transport, const std::string& channel, const std::string& bind_address) {
-  static Mutex mutex;
-  static std::map<std::string, bool> known;  // guarded by mutex
-  const std::string key = transport + " " + channel + " " + (transport == "uv" ? bind_address : "");
-  {
-    MutexLock lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
-  }
-  EndpointOptions options;
-  options.self.name = "self-transfer";
-  const bool passed = passes_self_transfer(
-      std::make_unique<TensorPipeEndpoint>(options, TensorPipeOptions{{transport}, {channel}, bind_address}), kProbeTime);
-  MutexLock lock(mutex);
-  return known.emplace(key, passed).first->second;
-}
-
-[[nodiscard]] std::string list(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
-// Refuses unknown names and drops repeated ones.
-void check_names(const std::string& what, std::vector<std::string>& names, const std::vector<std::string>& known) {
-  std::vector<std::string> unique;
-  for (const std::string& name : names) {
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      throw Error(ErrorCode::invalid_argument, what + " \"" + name + "\" is unknown; known are: " + list(known));
-    }
-    if (std::find(unique.begin(), unique.end(), name) == unique.end()) unique.push_back(name);
-  }
-  if (unique.empty()) throw Error(ErrorCode::invalid_argument, "no " + what + " is named; known are: " + list(known));
-  names = std::move(unique);
-}
-
 }  // namespace
 
 std::unique_ptr<Endpoint> make_tensorpipe_endpoint(EndpointOptions options, TensorPipeOptions tensorpipe) {
   static_cast<void>(encode(options.self));  // a name that is too long is the caller's mistake: say so now
-  check_names("transport", tensorpipe.transports, {"shm", "uv"});
-  check_names("channel", tensorpipe.channels, {"basic", "cma"});
-  if (!IpAddress::parse(tensorpipe.bind_address, 0)) {
-    throw Error(ErrorCode::invalid_argument, "bind address \"" + tensorpipe.bind_address + "\" is not a numeric IPv4 or IPv6 address");
-  }
-  const TensorPipeOptions wanted = tensorpipe;
-  std::erase_if(tensorpipe.transports, [&](const std::string& transport) { return !passes(transport, "basic", wanted.bind_address); });
-  if (tensorpipe.transports.empty()) {
-    throw Error(ErrorCode::disconnected, "no transport passes a transfer from this worker to itself; tried: " + list(wanted.transports) +
-                                             ", bind address " + wanted.bind_address);
-  }
-  std::erase_if(tensorpipe.channels,
-                [&](const std::string& channel) { return !passes(tensorpipe.transports.front(), channel, wanted.bind_address); });
-  if (tensorpipe.channels.empty()) {
-    throw Error(ErrorCode::disconnected, "no channel passes a transfer from this worker to itself; tried: " + list(wanted.channels));
-  }
-  return std::make_unique<TensorPipeEndpoint>(std::move(options), std::move(tensorpipe));
+  TensorPipeOptions usable = select_usable(std::move(tensorpipe), [](const TensorPipeOptions& trial) {
+    EndpointOptions trial_options;
+    trial_options.self.name = "self-transfer";
+    return std::make_unique<TensorPipeEndpoint>(std::move(trial_options), trial);
+  });
+  return std::make_unique<TensorPipeEndpoint>(std::move(options), std::move(usable));
 }
 
 }  // namespace stitch::transport

@@ -18,7 +18,8 @@ constexpr WorkerLife kOwner{0, 10}, kHere{1, 11}, kFriend{2, 12};
 const RRefId kObject{kOwner, kFriend, 0};
 
 std::size_t count(const Effects& effects, LedgerOp::Kind kind) {
-  return static_cast<std::size_t>(std::count_if(effects.ops.begin(), effects.ops.end(), [&](const Effects::Op& op) { return op.op.kind == kind; }));
+  return static_cast<std::size_t>(
+      std::count_if(effects.ops.begin(), effects.ops.end(), [&](const Effects::Op& op) { return op.op.kind == kind; }));
 }
 
 TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
@@ -108,7 +109,8 @@ TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
   const RRefId mine{kOwner, kHere, 0};
   table.begin_create(mine);
   std::optional<Error> heard;
-  table.when_answered(mine, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
+  table.when_answered(
+      mine, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
   table.owner_lost(kOwner, Error(ErrorCode::disconnected, "gone"), effects);
   for (auto& run : effects.run) run();
   ASSERT_TRUE(heard);
@@ -126,7 +128,8 @@ TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   int ran = 0;
   table.add_holder(kObject, kHere);
   ASSERT_TRUE(table.add_local(kObject));
-  table.when_resolved(kObject, [&](void* object, const std::optional<Error>&) { ran += object != nullptr; }, effects);
+  table.when_resolved(
+      kObject, [&](void* object, const std::optional<Error>&) { ran += object != nullptr; }, effects);
   EXPECT_TRUE(effects.run.empty());
   EXPECT_TRUE(table.create(kObject, kFriend));
   EXPECT_FALSE(table.create(kObject, kFriend)) << "a repeated request must not run again";
@@ -158,7 +161,8 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   Effects effects;
   ASSERT_TRUE(table.add_local(kObject));
   std::optional<Error> heard;
-  table.when_resolved(kObject, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
+  table.when_resolved(
+      kObject, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
   table.creator_lost(kFriend, Error(ErrorCode::disconnected, "creator died before creation"), effects);
   for (auto& run : effects.run) run();
   ASSERT_TRUE(heard);

@@ -242,7 +242,7 @@ TEST_F(TcpStoreTest, WrongSecretsAreRefusedBothWays) {
   const auto refused = [&](const char* secret, std::uint16_t port, const std::string& why) {
     const auto error = error_of([&] { client({.secret = secret}, port); });
     EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
-    EXPECT_EQ(error.what(), at(port) + " refuses this client of job \"\": " + why);
+    EXPECT_EQ(error.what(), at(port) + " refuses this client: " + why);
   };
   refused("wrong", guarded.port(), "the secrets differ");
   refused("", guarded.port(), "it demands a secret and this client has none");
@@ -272,7 +272,7 @@ TEST_F(TcpStoreTest, AServerThatCannotProveTheSecretIsRefused) {
   });
   const auto error = error_of([&] { client({.secret = "right"}, port); });
   EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
-  EXPECT_EQ(error.what(), at(port) + " refuses this client of job \"\": the secrets differ");
+  EXPECT_EQ(error.what(), at(port) + " refuses this client: the secrets differ");
 }
 
 TEST_F(TcpStoreTest, NothingIsReadFromAClientBeforeItsProof) {

@@ -1,0 +1,90 @@
+#include "stitch/dist_autograd/context.h"
+
+#include "stitch/dist_autograd/context_state.h"
+#include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/graph_dot.h"
+#include "stitch/rpc/calls.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
+  return std::make_shared<const Carried>(Carried{std::move(state), {}});
+}
+
+std::shared_ptr<const Carried> carried() { return std::static_pointer_cast<const Carried>(Ambient::current().carried); }
+
+std::shared_ptr<ContextState> find_state(Agent& agent, const ContextId& id) {
+  auto state = Engine::of(agent).contexts().find(id);
+  if (!state) {
+    throw Error(ErrorCode::invalid_argument, "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()) + " or has ended");
+  }
+  return state;
+}
+
+std::shared_ptr<Agent> usable_agent() {
+  auto agent = current_agent();
+  agent->throw_if_stopped();
+  return agent;
+}
+
+}  // namespace
+
+const ContextId& ContextHandle::id() const noexcept { return state_->id(); }
+
+void ContextHandle::backward(std::vector<at::Tensor> roots, const Options& options) const {
+  backward_async(std::move(roots), options).get();
+}
+
+Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots, const Options& options) const {
+  agent_->throw_if_stopped();
+  return Engine::of(*agent_).backward(state_, std::move(roots), options);
+}
+
+GradientMap ContextHandle::gradients() const { return state_->gradients()->snapshot(); }
+
+at::Tensor ContextHandle::gradient(const at::Tensor& leaf) const { return state_->gradients()->find(leaf); }
+
+std::string ContextHandle::graph_dot(const std::vector<at::Tensor>& roots) const { return collect_graph(agent_, *state_, roots); }
+
+Context::Context() : Context(usable_agent()) {}
+
+Context::Context(std::shared_ptr<Agent> agent) : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
+  outer_ = std::exchange(Ambient::current().carried, carry(state_));
+}
+
+Context::~Context() {
+  auto& slot = Ambient::current().carried;
+  if (slot && carried()->context == state_) slot = std::move(outer_);
+  Engine::of(*agent_).end_context(state_);
+}
+
+ContextScope::ContextScope(const ContextId& id) {
+  outer_ = std::exchange(Ambient::current().carried, carry(find_state(*current_agent(), id)));
+}
+
+ContextScope::~ContextScope() { Ambient::current().carried = std::move(outer_); }
+
+bool has_current_context() noexcept { return Ambient::current().carried != nullptr; }
+
+ContextHandle current_context() {
+  const auto current = carried();
+  if (!current) {
+    throw Error(ErrorCode::invalid_argument,
+                "no dist_autograd context is current on this thread: make a dist_autograd::Context, or a context_scope(id) on a thread of your own");
+  }
+  return {current_agent(), current->context};
+}
+
+ContextHandle find_context(const ContextId& id) {
+  auto agent = current_agent();
+  auto state = find_state(*agent, id);
+  return {std::move(agent), std::move(state)};
+}
+
+Future<void> backward_async(const ContextId& context, std::vector<at::Tensor> roots, const Options& options) {
+  return find_context(context).backward_async(std::move(roots), options);
+}
+
+}  // namespace stitch::dist_autograd

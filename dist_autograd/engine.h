@@ -1,0 +1,61 @@
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/context_table.h"
+#include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/agent.h"
+#include "stitch/rpc/extension.h"
+
+namespace stitch::dist_autograd {
+
+class Pass;
+
+// Distributed autograd's part of an agent: hangs contexts and links on calls and replies, and brings messages of passes to
+// their passes. One lives in every Agent and is owned by it.
+// Thread contract: any thread, as Extension says. What may run long (plans, tensors) goes to the thread pool; acknowledgements,
+// ends and aborts are handled where they arrive.
+class Engine final : public Extension {
+ public:
+  explicit Engine(Agent& agent);
+  // The engine of an agent.
+  [[nodiscard]] static Engine& of(Agent& agent);
+
+  [[nodiscard]] ContextTable& contexts() noexcept { return contexts_; }
+  // Ends a context of this worker, here and on every participant. Its passes end with `cancelled`; returns when none of their
+  // nodes runs here.
+  void end_context(const std::shared_ptr<ContextState>& context);
+  // Starts a backward pass from here. Throws Error(invalid_argument) when roots or options make no sense.
+  [[nodiscard]] Future<void> backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots, const Options& options);
+
+  [[nodiscard]] LinkId next_link() noexcept { return {agent_.self().id, next_link_.fetch_add(1, std::memory_order_relaxed)}; }
+  void count_gradients(std::size_t links) noexcept { gradients_sent_.fetch_add(links, std::memory_order_relaxed); }
+
+  // Extension
+  void on_send(OutMessage& message, const WorkerInfo& to) override;
+  void on_decode(InMessage& message, Ambient& ambient) override;
+  void on_peer_lost(const WorkerInfo& peer, const Error& reason) override;
+  std::size_t active() override;
+  void stop() override;
+  void debug_info(std::map<std::string, std::int64_t>& numbers) override;
+
+ private:
+  void on_frame(InMessage message);
+  void open_and_handle(InMessage message);
+  void on_release(const WorkerInfo& from, const wire::Release& release_of);
+  void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
+  void refuse(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
+
+  Agent& agent_;
+  ContextTable contexts_;
+  std::atomic<std::uint64_t> next_link_{1};
+  std::atomic<std::uint64_t> next_pass_{1};
+  std::atomic<std::uint64_t> gradients_sent_{0};
+};
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,91 @@
+#include "stitch/dist_autograd/graph_dot.h"
+
+#include <deque>
+#include <set>
+
+#include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/plan.h"
+#include "stitch/rpc/calls.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+// One worker's part, and whom else it told of the context.
+struct GraphPart {
+  std::string dot;
+  std::vector<WorkerId> peers;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(dot, peers);
+  }
+};
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::string link_name(const char* side, LinkId link) { return quoted(std::string(side) + " " + to_string(link)); }
+
+GraphPart describe(Agent& agent, const ContextState& context, const std::vector<at::Tensor>& roots) {
+  GraphPart part;
+  std::vector<Edge> edges;
+  for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
+  const Plan plan(std::move(edges), context.sends());
+  const std::string self = std::to_string(agent.self().id.value());
+  const auto name = [&](std::uint32_t index) {
+    switch (plan.kind(index)) {
+      case NodeKind::send: return link_name("send", plan.send(index).link());
+      case NodeKind::recv: return link_name("recv", plan.recv(index).link());
+      default: return quoted(self + "." + std::to_string(index));
+    }
+  };
+  std::string links;
+  part.dot = "  subgraph \"cluster_" + self + "\" {\n    label=" + quoted(agent.self().name) + ";\n";
+  for (std::uint32_t i = 0; i < plan.size(); ++i) {
+    std::string label = plan.node(i).name();
+    if (plan.kind(i) == NodeKind::send) label += "\n" + plan.send(i).call();
+    part.dot += "    " + name(i) + " [label=" + quoted(label) + (plan.kind(i) == NodeKind::plain ? "" : ", shape=box") + "];\n";
+    for (const Plan::Target& target : plan.edges(i)) {
+      if (target.node != Plan::kNone) part.dot += "    " + name(i) + " -> " + name(target.node) + ";\n";
+    }
+    if (plan.kind(i) == NodeKind::recv) links += "  " + name(i) + " -> " + link_name("send", plan.recv(i).link()) + " [style=dashed];\n";
+  }
+  part.dot += "  }\n" + links;
+  for (const WorkerInfo& peer : context.peers()) part.peers.push_back(peer.id);
+  return part;
+}
+
+GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
+  const auto agent = current_agent();
+  const auto context = Engine::of(*agent).contexts().find({home, epoch, counter});
+  return context ? describe(*agent, *context, {}) : GraphPart{};
+}
+
+}  // namespace
+
+std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context, const std::vector<at::Tensor>& roots) {
+  Ambient plain = Ambient::current();
+  plain.agent = agent;
+  plain.carried = nullptr;  // asking must not become part of the answer
+  const AmbientScope scope(std::move(plain));
+  std::set<WorkerId> seen{agent->self().id};
+  GraphPart part = describe(*agent, context, roots);
+  std::string dot = "digraph " + quoted("context " + to_string(context.id())) + " {\n" + part.dot;
+  std::deque<WorkerId> next(part.peers.begin(), part.peers.end());
+  next.push_back(context.id().home);
+  for (; !next.empty(); next.pop_front()) {
+    if (!seen.insert(next.front()).second) continue;
+    part = rpc_sync<graph_part>(next.front(), context.id().home, context.id().epoch, context.id().counter);
+    dot += part.dot;
+    next.insert(next.end(), part.peers.begin(), part.peers.end());
+  }
+  return dot + "}\n";
+}
+
+}  // namespace stitch::dist_autograd

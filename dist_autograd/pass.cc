@@ -1,0 +1,289 @@
+#include "stitch/dist_autograd/pass.h"
+
+#include <utility>
+
+#include "stitch/dist_autograd/engine.h"
+#include "stitch/rpc/thread_pool.h"
+
+namespace stitch::dist_autograd {
+
+std::uint8_t Pass::Settings::to_wire() const {
+  using Header = wire::PassHeader;
+  return static_cast<std::uint8_t>((run.retain_graph ? Header::kRetainGraph : 0) | (run.create_graph ? Header::kCreateGraph : 0) |
+                                   (run.anomaly ? Header::kAnomaly : 0) | (fast ? Header::kFast : 0));
+}
+
+Pass::Settings Pass::Settings::from_wire(std::uint8_t flags) {
+  using Header = wire::PassHeader;
+  return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0, (flags & Header::kAnomaly) != 0},
+          (flags & Header::kFast) != 0};
+}
+
+Pass::Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context, PassId id, Settings settings)
+    : engine_(engine), agent_(std::move(agent)), context_(std::move(context)), id_(id), settings_(settings) {}
+
+void Pass::prepare(std::vector<Edge> roots) {
+  std::call_once(prepared_, [&] {
+    plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends());
+    strand_ = std::make_shared<Strand>(
+        plan_, settings_.run, context_->gradients(), [agent = agent_](UniqueFunction<void()> task) { agent->post(std::move(task)); },
+        weak_from_this());
+    {
+      MutexLock lock(mutex_);
+      if (!settings_.fast) marks_.emplace(*plan_);
+      delivered_.assign(plan_->size(), false);
+    }
+  });
+}
+
+void Pass::guard(const std::function<void()>& handle) {
+  try {
+    prepare();
+    if (!root()) strand_->start();
+    handle();
+  } catch (const Error& error) {
+    abort(found_here(error));
+  } catch (...) {
+    abort(found_here(to_error(std::current_exception())));
+  }
+}
+
+// An error that arose on this worker, with its name.
+Error Pass::found_here(const Error& error) const {
+  return Error(error.code(), "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
+      .with_worker(agent_->self().name)
+      .with_function(error.function())
+      .with_remote(!root());
+}
+
+void Pass::require_own(const RecvNode& node) const {
+  if (node.context() == context_->id()) return;
+  throw Error(ErrorCode::invalid_argument, "the loss uses a result that was received under another context (" + dist_autograd::to_string(node.context()) +
+                                               ", from " + stitch::to_string(node.sender()) + ")");
+}
+
+variable_list Pass::unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index, std::vector<at::Tensor>& tensors,
+                           std::size_t& next) const {
+  const SendNode& node = plan_->send(index);
+  const auto wrong = [&](const char* what) { return Error(ErrorCode::protocol, "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what); };
+  if (entry.defined.size() != node.num_inputs()) throw wrong("their number is not that of the tensors sent");
+  variable_list gradients(entry.defined.size());
+  std::vector<at::Tensor> linked;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!entry.defined[i]) continue;
+    if (next == tensors.size() || !tensors[next].defined()) throw wrong("tensors are missing");
+    gradients[i] = std::move(tensors[next++]);
+    if (!node.input_metadata(i).is_same_shape(gradients[i])) throw wrong("a shape differs from that of the tensor sent");
+    if (gradients[i].requires_grad()) gradients[i].set_requires_grad(false);
+    if (entry.gradient_link != 0 && i < entry.differentiable.size() && entry.differentiable[i]) linked.push_back(gradients[i]);
+  }
+  if (!linked.empty()) RecvNode::attach({from.id, entry.gradient_link}, from, context_->id(), "gradient of " + node.call(), linked);
+  return gradients;
+}
+
+void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
+  require_own(node);
+  std::uint64_t gradient_link = 0;
+  std::vector<bool> differentiable;
+  if (settings_.run.create_graph) {
+    std::vector<at::Tensor> linked;
+    for (const at::Tensor& gradient : gradients) {
+      differentiable.push_back(gradient.defined() && gradient.requires_grad());
+      if (differentiable.back()) linked.push_back(gradient);
+    }
+    if (!linked.empty()) {
+      const LinkId link = engine_.next_link();
+      // Before the message leaves, so that whoever uses the gradient finds its link here.
+      context_->add_send(link, make_node<SendNode>(link, node.sender(), "gradient of " + node.call(), linked), true);
+      gradient_link = link.counter;
+    }
+  }
+  outbox_.add(node, std::move(gradients), gradient_link, std::move(differentiable));
+}
+
+void Pass::before_node() {
+  if (outbox_.due()) flush();
+}
+
+void Pass::went_quiet(std::uint64_t taken, bool resolved) {
+  flush();
+  Actions actions;
+  {
+    MutexLock lock(mutex_);
+    quiet_ = taken == posted_;
+    resolved_ = resolved_ || resolved;
+    advance(actions);
+  }
+  perform(std::move(actions));
+}
+
+void Pass::failed(Error error) { abort(found_here(error)); }
+
+void Pass::stopped() {
+  std::optional<Error> error;
+  {
+    MutexLock lock(mutex_);
+    error = error_;
+  }
+  finish(error);
+}
+
+void Pass::flush() {
+  for (Outbox::Parcel& parcel : outbox_.take()) {
+    try {
+      OutMessage out = message(wire::kGradients);
+      OutArchive archive(out);
+      archive(parcel.entries, parcel.tensors);
+      {
+        MutexLock lock(mutex_);
+        if (!running()) return;
+        peers_.insert(parcel.to.id);
+        ++writing_;
+        if (settings_.fast) ++deficit_;
+      }
+      engine_.count_gradients(parcel.entries.size());
+      send(parcel.to.id, std::move(out), true);
+    } catch (...) {
+      abort(found_here(to_error(std::current_exception())));
+      return;
+    }
+  }
+}
+
+OutMessage Pass::message(std::uint16_t kind) const {
+  OutMessage out(kind);
+  OutArchive archive(out);
+  archive(wire::PassHeader{context_->id(), id_, settings_.to_wire()});
+  return out;
+}
+
+void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
+  const WorkerInfo& peer = agent_->peers().find(to);
+  const auto sent = [self = shared_from_this(), peer, carries_gradients](const std::optional<Error>& error) {
+    if (error) {
+      self->abort(Error(error->code(), "backward cannot reach " + stitch::to_string(peer) + ": " + error->what()).with_worker(peer.name));
+    } else if (carries_gradients) {
+      Actions actions;
+      {
+        MutexLock lock(self->mutex_);
+        --self->writing_;
+        self->advance(actions);
+      }
+      self->perform(std::move(actions));
+    }
+  };
+  try {
+    agent_->send_frame(peer, std::move(message), sent);
+  } catch (...) {
+    sent(to_error(std::current_exception()));
+  }
+}
+
+void Pass::perform(Actions actions) {
+  for (auto& [to, mark] : actions.marks) {
+    OutMessage out = message(wire::kMark);
+    OutArchive archive(out);
+    archive(mark);
+    send(to, std::move(out));
+  }
+  for (auto& [to, ack] : actions.acks) {
+    OutMessage out = message(wire::kAck);
+    OutArchive archive(out);
+    archive(ack);
+    send(to, std::move(out));
+  }
+  for (const WorkerId to : actions.settle) send(to, message(wire::kSettle));
+  if (!actions.kill.empty()) strand_->kill(std::move(actions.kill));
+  if (actions.error) abort(*actions.error);
+  if (actions.succeed) finish(std::nullopt);
+  if (actions.done) {
+    finish(std::nullopt);
+    OutMessage out = message(wire::kDone);
+    OutArchive archive(out);
+    archive(*actions.done);
+    send(id_.root, std::move(out));
+  }
+}
+
+void Pass::abort(const Error& error) {
+  std::set<WorkerId> told;
+  {
+    MutexLock lock(mutex_);
+    if (!running()) return;
+    phase_ = Phase::aborted;
+    error_ = error;
+    told = peers_;
+    told.insert(not_done_.begin(), not_done_.end());
+    told.insert(id_.root);  // knows everybody once marking has ended, when the others may be gone already
+  }
+  told.erase(agent_->self().id);
+  for (const WorkerId to : told) {
+    try {
+      OutMessage out = message(wire::kAbort);
+      OutArchive archive(out);
+      archive(error);
+      agent_->send_frame(agent_->peers().find(to), std::move(out));
+    } catch (const std::exception&) {
+      // That peer learns it from another one, or from its own loss of this worker.
+    }
+  }
+  prepare();
+  strand_->stop();
+}
+
+void Pass::on_abort(const WorkerInfo&, const Error& error) { abort(error.with_remote(true)); }
+
+void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  bool concerned = false;
+  {
+    MutexLock lock(mutex_);
+    concerned = running() && (peers_.contains(peer.id) || participants_.contains(peer.id) || id_.root == peer.id);
+  }
+  if (!concerned) return;
+  abort(Error(ErrorCode::disconnected, "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what()).with_worker(peer.name));
+}
+
+void Pass::expire() {
+  std::string waiting;
+  Clock::time_point begun;
+  {
+    MutexLock lock(mutex_);
+    begun = begun_;
+    for (const WorkerId id : phase_ == Phase::settled ? not_done_ : peers_) {
+      waiting += (waiting.empty() ? "" : ", ") + stitch::to_string(agent_->peers().find(id));
+    }
+  }
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun).count();
+  abort(Error(ErrorCode::timeout, "backward timed out after " + std::to_string(ms) + " ms" + (waiting.empty() ? std::string() : "; not done: " + waiting)));
+}
+
+void Pass::wait_until_quiet() {
+  prepare();
+  if (strand_->running_on_this_thread()) return;
+  const BlockingRegion blocking;
+  MutexLock lock(mutex_);
+  while (phase_ != Phase::ended) changed_.wait(mutex_);
+}
+
+// Ends the pass on this worker: it is taken out of its context, and at the root the future completes.
+void Pass::finish(const std::optional<Error>& error) {
+  std::optional<Promise<void>> promise;
+  transport::EventLoop::TimerId timer = 0;
+  context_->close_pass(id_);
+  {
+    MutexLock lock(mutex_);
+    phase_ = Phase::ended;
+    promise = std::exchange(promise_, std::nullopt);
+    timer = std::exchange(timer_, 0);
+    changed_.notify_all();
+  }
+  if (timer != 0) agent_->loop().cancel(timer);
+  if (!promise) return;
+  if (error) {
+    promise->set_error(*error);
+  } else {
+    promise->set_value();
+  }
+}
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,128 @@
+#include <utility>
+
+#include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/recv_node.h"
+#include "stitch/rpc/incoming_call.h"
+#include "stitch/transport/byte_io.h"
+
+// How calls and replies become part of the graph. A message of a context carries a section: the context's id, and when some
+// of its tensors require grad, the link they make and which they are.
+namespace stitch::dist_autograd {
+
+namespace {
+
+// The send node of a message that certainly never left stands for nothing.
+class UnsentLink final : public Attachment {
+ public:
+  void watch(std::shared_ptr<ContextState> context, LinkId link) {
+    context_ = std::move(context);
+    link_ = link;
+  }
+  void on_sent(const std::optional<Error>& error) override {
+    if (error && context_) context_->remove_send(link_);
+  }
+
+ private:
+  std::shared_ptr<ContextState> context_;
+  LinkId link_;
+};
+
+// The function that a request names, in words.
+std::string function_name(std::span<const std::byte> body) {
+  transport::ByteReader in(body, "request");
+  static_cast<void>(in.read<std::uint64_t>());
+  const Function* const function = FunctionRegistry::instance().find(in.read<std::uint64_t>());
+  return function == nullptr ? std::string("call") : function->name + "()";
+}
+
+std::string call_text(const std::string& function, const WorkerInfo& callee) { return function + " to worker \"" + callee.name + "\""; }
+
+struct Section {
+  ContextId context;
+  std::uint64_t link = 0;  // 0: no tensor requires grad
+  std::vector<std::uint32_t> tensors;
+
+  void write(transport::Bytes& bytes) const {
+    transport::ByteWriter out(bytes);
+    out.write(context.home.value());
+    out.write(context.epoch);
+    out.write(context.counter);
+    out.write(link);
+    out.write(static_cast<std::uint32_t>(tensors.size()));
+    for (const std::uint32_t index : tensors) out.write(index);
+  }
+  static Section read(std::span<const std::byte> bytes) {
+    transport::ByteReader in(bytes, "context section");
+    Section section;
+    section.context.home = WorkerId(in.read<std::uint32_t>());
+    section.context.epoch = in.read<std::uint64_t>();
+    section.context.counter = in.read<std::uint64_t>();
+    section.link = in.read<std::uint64_t>();
+    section.tensors.resize(in.read_count(sizeof(std::uint32_t)));
+    for (std::uint32_t& index : section.tensors) index = in.read<std::uint32_t>();
+    in.expect_end();
+    return section;
+  }
+};
+
+}  // namespace
+
+void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
+  const auto kind = message.frame.kind();
+  const bool request = kind == stitch::wire::kRequest;
+  if (!request && kind != stitch::wire::kReply) return;
+  const auto carried = std::static_pointer_cast<const Carried>(Ambient::current().carried);
+  if (!carried || !at::GradMode::is_enabled()) return;
+  const auto& context = carried->context;
+  // A peer that is told the id will be told of the end; once ended, nobody is told any more.
+  if (request ? !context->add_peer(to) : context->ended()) return;
+
+  Section section{context->id(), 0, {}};
+  std::vector<at::Tensor> tensors;
+  for (std::uint32_t i = 0; i < message.tensors.size(); ++i) {
+    if (!message.tensors[i].defined() || !message.tensors[i].requires_grad()) continue;
+    section.tensors.push_back(i);
+    tensors.push_back(message.tensors[i]);
+  }
+  if (!tensors.empty()) {
+    const LinkId link = next_link();
+    std::string call = carried->call;
+    if (request) call = call_text(function_name(message.frame.body().span().subspan(transport::FrameBuilder::body_offset())), to);
+    // In the table before the message leaves: backward can only start from what has arrived.
+    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false)) return;
+    section.link = link.counter;
+    message.attachment<UnsentLink>().watch(context, link);
+  } else if (!request) {
+    return;  // the caller knows the context
+  }
+  transport::Bytes bytes;
+  section.write(bytes);
+  message.frame.add_section(wire::kContextSection, bytes.span());
+}
+
+void Engine::on_decode(InMessage& message, Ambient& ambient) {
+  const auto* const found = message.view.section(wire::kContextSection);
+  if (found == nullptr) return;
+  const Section section = Section::read(found->bytes);
+  const bool request = message.view.kind() == stitch::wire::kRequest;
+  const auto context = request ? contexts_.find_or_join(section.context) : contexts_.find(section.context);
+  if (!context) return;  // it has ended: what comes late runs without recording
+  std::string call = "the result of a call";
+  if (request) {
+    const std::string function = function_name(message.view.body());
+    call = "an argument of " + function;
+    ambient.carried = std::make_shared<const Carried>(Carried{context, call_text(function, agent_.self())});
+  }
+  if (section.link == 0) return;
+  std::vector<at::Tensor> tensors;
+  for (const std::uint32_t index : section.tensors) {
+    if (index >= message.tensors.size() || !message.tensors[index].defined() || !torch::autograd::isDifferentiableType(message.tensors[index].scalar_type())) {
+      throw Error(ErrorCode::protocol, "context section of a message from " + stitch::to_string(message.from) + " names tensor " + std::to_string(index) +
+                                           ", which cannot have a gradient");
+    }
+    tensors.push_back(message.tensors[index].set_requires_grad(false));
+  }
+  RecvNode::attach({message.from.id, section.link}, message.from, context->id(), std::move(call), tensors);
+}
+
+}  // namespace stitch::dist_autograd

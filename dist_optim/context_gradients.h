@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+
+#include "stitch/dist_autograd/context.h"
+
+namespace stitch::optim {
+
+// What one context has for the parameters of the current worker. A worker that the context never reached has none.
+class ContextGradients {
+ public:
+  explicit ContextGradients(const dist_autograd::ContextId& context);
+  // The gradient of `parameter`, or an undefined tensor.
+  [[nodiscard]] at::Tensor find(const at::Tensor& parameter) const;
+
+ private:
+  std::optional<dist_autograd::ContextHandle> context_;
+};
+
+}  // namespace stitch::optim

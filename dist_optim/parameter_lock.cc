@@ -1,0 +1,36 @@
+#include "stitch/dist_optim/parameter_lock.h"
+
+#include <unordered_map>
+
+namespace stitch::optim {
+
+namespace {
+
+struct Locks {
+  Mutex mutex;
+  // By the tensor's identity. An entry without holders is stale: its address may belong to another tensor by now, for which
+  // any unheld mutex is as good.
+  std::unordered_map<const void*, std::weak_ptr<Mutex>> by_parameter STITCH_GUARDED_BY(mutex);
+};
+
+Locks& locks() {
+  static auto* const all = new Locks;  // never destroyed: optimizers may outlive other static objects
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<Mutex> parameter_lock(const at::Tensor& parameter) {
+  Locks& all = locks();
+  MutexLock lock(all.mutex);
+  auto& entry = all.by_parameter[parameter.unsafeGetTensorImpl()];
+  auto mutex = entry.lock();
+  if (!mutex) {
+    std::erase_if(all.by_parameter, [&](const auto& each) { return each.second.expired() && each.first != parameter.unsafeGetTensorImpl(); });
+    mutex = std::make_shared<Mutex>();
+    all.by_parameter[parameter.unsafeGetTensorImpl()] = mutex;
+  }
+  return mutex;
+}
+
+}  // namespace stitch::optim

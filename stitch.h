@@ -1,0 +1,11 @@
+#pragma once
+
+// All of stitch. Each header can also be included alone; README.md has a guide to them.
+#include "stitch/dist_autograd/context.h"             // IWYU pragma: export
+#include "stitch/dist_autograd/rref_backward.h"       // IWYU pragma: export
+#include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
+#include "stitch/rpc/calls.h"                         // IWYU pragma: export
+#include "stitch/rpc/future.h"                        // IWYU pragma: export
+#include "stitch/rpc/worker.h"                        // IWYU pragma: export
+#include "stitch/rref/remote_module.h"                // IWYU pragma: export
+#include "stitch/rref/rref.h"                         // IWYU pragma: export

@@ -1,0 +1,160 @@
+#include "examples/fashion_mnist.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <zlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+namespace {
+
+std::string big_endian(std::uint32_t value) {
+  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16), static_cast<char>(value >> 8), static_cast<char>(value)};
+}
+
+// The bytes of an images file: picture i is filled with the value i.
+std::string images(std::uint32_t count, std::uint32_t rows = 28, std::uint32_t columns = 28) {
+  std::string bytes = big_endian(0x803) + big_endian(count) + big_endian(rows) + big_endian(columns);
+  for (std::uint32_t i = 0; i < count; ++i) bytes += std::string(std::size_t{rows} * columns, static_cast<char>(i));
+  return bytes;
+}
+
+std::string labels(std::uint32_t count) {
+  std::string bytes = big_endian(0x801) + big_endian(count);
+  for (std::uint32_t i = 0; i < count; ++i) bytes += static_cast<char>(i % 10);
+  return bytes;
+}
+
+// A folder with a small valid data set, of which each test breaks something.
+class FashionMnistFiles : public ::testing::Test {
+ protected:
+  FashionMnistFiles() {
+    std::string path = std::filesystem::temp_directory_path() / "fashion-mnist-test-XXXXXX";
+    folder_ = ::mkdtemp(path.data());
+    write(images_, images(20));
+    write(labels_, labels(20));
+  }
+  ~FashionMnistFiles() override { std::filesystem::remove_all(folder_); }
+
+  void write(const std::string& name, const std::string& bytes) const {
+    gzFile file = ::gzopen((folder_ / name).c_str(), "wb");
+    ASSERT_NE(file, nullptr);
+    EXPECT_EQ(::gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), static_cast<int>(bytes.size()));
+    ::gzclose(file);
+  }
+
+  // The error of reading the folder, the folder's name taken out.
+  std::string error() const {
+    try {
+      (void)read_fashion_mnist(folder_, FashionMnistSplit::train);
+    } catch (const std::runtime_error& error) {
+      std::string text = error.what();
+      const std::string prefix = folder_.string() + "/";
+      for (auto at = text.find(prefix); at != std::string::npos; at = text.find(prefix)) text.erase(at, prefix.size());
+      return text;
+    }
+    return "no error";
+  }
+
+  std::filesystem::path folder_;
+  const std::string images_ = "train-images-idx3-ubyte.gz";
+  const std::string labels_ = "train-labels-idx1-ubyte.gz";
+};
+
+TEST_F(FashionMnistFiles, are_read_as_tensors) {
+  const FashionMnist data = read_fashion_mnist(folder_, FashionMnistSplit::train);
+  EXPECT_EQ(data.count(), 20);
+  EXPECT_EQ(data.images.sizes(), (std::vector<std::int64_t>{20, 784}));
+  EXPECT_EQ(data.images.scalar_type(), torch::kFloat);
+  EXPECT_EQ(data.labels.scalar_type(), torch::kLong);
+  EXPECT_FLOAT_EQ(data.images[19][783].item<float>(), 19.f / 255);
+  EXPECT_EQ(data.labels[13].item<std::int64_t>(), 3);
+}
+
+TEST_F(FashionMnistFiles, of_the_debian_package_are_whole) {
+  const std::filesystem::path folder = "/usr/share/datasets/fashion-mnist";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
+  EXPECT_EQ(read_fashion_mnist(folder, FashionMnistSplit::train).count(), 60000);
+  const FashionMnist test = read_fashion_mnist(folder, FashionMnistSplit::test);
+  EXPECT_EQ(test.count(), 10000);
+  EXPECT_EQ(test.images.min().item<float>(), 0);
+  EXPECT_EQ(test.images.max().item<float>(), 1);
+  EXPECT_TRUE(torch::equal(test.labels.bincount(), torch::full({10}, 1000, torch::kLong)));
+}
+
+TEST_F(FashionMnistFiles, that_are_missing_are_named_with_the_package_that_has_them) {
+  std::filesystem::remove(folder_ / labels_);
+  EXPECT_EQ(error(),
+            "cannot open \"train-labels-idx1-ubyte.gz\": No such file or directory (the Debian package dataset-fashion-mnist has it in "
+            "/usr/share/datasets/fashion-mnist)");
+}
+
+TEST_F(FashionMnistFiles, that_are_folders_are_refused) {
+  std::filesystem::remove(folder_ / images_);
+  std::filesystem::create_directory(folder_ / images_);
+  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is a folder, not a file");
+}
+
+TEST_F(FashionMnistFiles, of_another_kind_are_refused) {
+  write(images_, labels(20));
+  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is not a file of images: it starts with 0x00000801, expected 0x00000803");
+}
+
+TEST_F(FashionMnistFiles, that_are_empty_are_truncated) {
+  std::ofstream(folder_ / images_, std::ios::trunc);
+  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is truncated: it ends within the header, before its kind");
+}
+
+TEST_F(FashionMnistFiles, with_missing_images_are_truncated) {
+  const std::string bytes = images(20);
+  write(images_, bytes.substr(0, bytes.size() - 1));
+  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found 15679");
+}
+
+TEST_F(FashionMnistFiles, whose_compressed_bytes_stop_short_are_truncated) {
+  std::filesystem::resize_file(folder_ / images_, std::filesystem::file_size(folder_ / images_) / 2);
+  const std::string text = error();
+  EXPECT_TRUE(text.starts_with("\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found ")) << text;
+}
+
+TEST_F(FashionMnistFiles, with_flipped_bytes_are_damaged) {
+  std::fstream file(folder_ / images_, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(14);
+  file.write("\xff\xff\xff\xff", 4);
+  file.close();
+  const std::string text = error();
+  EXPECT_TRUE(text.starts_with("\"train-images-idx3-ubyte.gz\" is damaged: ")) << text;
+}
+
+TEST_F(FashionMnistFiles, that_go_on_are_refused) {
+  write(labels_, labels(20) + "x");
+  EXPECT_EQ(error(), "\"train-labels-idx1-ubyte.gz\" goes on after the 20 bytes of labels that its header announces");
+}
+
+TEST_F(FashionMnistFiles, that_announce_nonsense_take_no_memory) {
+  write(images_, big_endian(0x803) + big_endian(0xffffffff) + big_endian(28) + big_endian(28));
+  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" announces 4294967295 images, expected 1 to 1000000");
+}
+
+TEST_F(FashionMnistFiles, with_images_of_another_size_are_refused) {
+  write(images_, images(20, 32, 28));
+  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" has images of 32x28, expected 28x28");
+}
+
+TEST_F(FashionMnistFiles, with_an_unknown_label_are_refused) {
+  std::string bytes = labels(20);
+  bytes[8 + 7] = 77;
+  write(labels_, bytes);
+  EXPECT_EQ(error(), "\"train-labels-idx1-ubyte.gz\" has the label 77 at position 7, expected 0 to 9");
+}
+
+TEST_F(FashionMnistFiles, that_do_not_belong_together_are_refused) {
+  write(labels_, labels(19));
+  EXPECT_EQ(error(), "\"train-labels-idx1-ubyte.gz\" has 19 labels, but \"train-images-idx3-ubyte.gz\" has 20 images");
+}
+
+}  // namespace

@@ -1,0 +1,228 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <latch>
+#include <semaphore>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+#include "stitch/transport/hash_store.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::Future;
+using stitch::testing::Cluster;
+
+int one() { return 1; }
+int throws_out_of_range(int i) { return std::vector<int>{1, 2}.at(static_cast<std::size_t>(i)); }
+int throws_text(std::string text) { throw std::runtime_error(text); }
+Future<int> fails_later() {
+  co_await stitch::rpc_async<one>(stitch::current_agent()->self());
+  throw std::runtime_error("after a while");
+}
+std::binary_semaphore release_blocked{0};
+void block() { release_blocked.acquire(); }
+std::atomic<bool> saw_stop{false};
+void wait_for_stop() {
+  const auto token = stitch::current_stop_token();
+  const auto give_up = std::chrono::steady_clock::now() + 20s;
+  while (!token.stop_requested() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  saw_stop = token.stop_requested();
+}
+
+template <class F>
+Error error_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+TEST(Errors, AHandlersExceptionReachesTheCaller) {
+  Cluster cluster(2);
+  const Error error = error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); });
+  EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+  EXPECT_TRUE(error.remote());
+  EXPECT_EQ(error.worker(), "worker1");
+  EXPECT_NE(error.function().find("throws_text"), std::string::npos);
+  EXPECT_STREQ(error.what(), "call (anonymous namespace)::throws_text() to worker \"worker1\" (id 1) failed: std::runtime_error: no such row");
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(), ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<fails_later>("worker1"); }).code(), ErrorCode::remote_exception);
+}
+
+TEST(Errors, AnUnknownWorkerIsNamedWithNearNames) {
+  Cluster cluster(3);
+  Error error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(), "worker \"wroker1\" is not in this world of 3; known are \"worker1\", \"worker0\", \"worker2\"");
+  error = error_of([] { stitch::rpc_sync<one>(stitch::WorkerId(9)); });
+  EXPECT_STREQ(error.what(), "worker id 9 is not in this world; ids are 0 to 2");
+}
+
+TEST(Errors, AnUnregisteredFunctionIsNamed) {
+  Cluster cluster(2);
+  const auto agent = cluster[0].agent();
+  const auto& to = cluster[1].info();
+  auto message = stitch::Agent::begin_request(stitch::function_id("no such function"));
+  const Error error = error_of([&] { stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt, std::move(message)).get(); });
+  EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+  EXPECT_NE(std::string(error.what()).find("call (anonymous namespace)::ones() to worker \"worker1\" (id 1) failed: the function is not registered there; "
+                                           "near names there: (anonymous namespace)::one"),
+            std::string::npos)
+      << error.what();
+}
+
+struct Settings {
+  double rate = 0;
+  int steps = 0;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(rate, steps);
+  }
+};
+int use_settings(Settings settings) { return settings.steps; }
+
+TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
+  Cluster cluster(2);
+  const auto call_with = [&](auto... fields) {
+    auto message = stitch::Agent::begin_request(stitch::kFunction<use_settings>.id);
+    stitch::OutArchive archive(message);
+    archive(fields...);
+    archive.seal();
+    return error_of([&] { stitch::detail::start_call<int>(cluster[0].agent(), cluster[1].info(), "use_settings", std::nullopt, std::move(message)).get(); });
+  };
+  Error error = call_with(1, 2.0);  // same size, fields swapped
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(),
+               "call use_settings() to worker \"worker1\" (id 1) failed: argument 1 does not match its type on the callee, "
+               "(anonymous namespace)::Settings: its fields are of other types");
+  EXPECT_EQ(call_with(1.0).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(call_with(1.0, 2, 3).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(stitch::rpc_sync<use_settings>("worker1", Settings{1, 5}), 5);
+}
+
+TEST(Errors, DeadlinesPass) {
+  Cluster cluster(2);
+  const Error error = error_of([] { stitch::rpc_sync<block>({.to = "worker1", .timeout = 50ms}); });
+  EXPECT_EQ(error.code(), ErrorCode::timeout);
+  EXPECT_STREQ(error.what(), "call (anonymous namespace)::block() to worker \"worker1\" (id 1) timed out after 50 ms; worker is connected");
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  release_blocked.release();
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = std::chrono::hours(2400)}), 1);
+  EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = 0s}), 1);
+}
+
+int nested_wait() {
+  try {
+    stitch::rpc_sync<wait_for_stop>(stitch::WorkerId(2));
+  } catch (const Error& error) {
+    return static_cast<int>(error.code());
+  }
+  return 0;
+}
+
+TEST(Errors, DeadlinesShrinkThroughNestedCallsAndStopTheCallee) {
+  Cluster cluster(3);
+  saw_stop = false;
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<nested_wait>({.to = "worker1", .timeout = 100ms}); }).code(), ErrorCode::timeout);
+  const auto give_up = std::chrono::steady_clock::now() + 10s;
+  while (!saw_stop && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  EXPECT_TRUE(saw_stop);
+}
+
+TEST(Errors, CancellingReachesTheCallee) {
+  Cluster cluster(2);
+  saw_stop = false;
+  auto future = stitch::rpc_async<wait_for_stop>("worker1");
+  while (cluster[1].debug_info().at("rpc.calls_served") == 0) std::this_thread::yield();
+  future.cancel();
+  EXPECT_EQ(future.error().code(), ErrorCode::cancelled);
+  const auto give_up = std::chrono::steady_clock::now() + 10s;
+  while (!saw_stop && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  EXPECT_TRUE(saw_stop);
+}
+
+TEST(Errors, AForcedLeaverFailsCallsToItAndNoOthers) {
+  Cluster cluster(3);
+  auto to_leaver = cluster[0].rpc_async<block>("worker2");
+  while (cluster[2].debug_info().at("rpc.calls_served") == 0) std::this_thread::yield();
+  release_blocked.release();  // its handler must end for it to leave in time
+  auto waiting = cluster[0].rpc_async<wait_for_stop>("worker2");
+  while (cluster[2].debug_info().at("rpc.calls_served") == 0) std::this_thread::yield();
+  cluster[2].shutdown({.graceful = false});
+  const Error error = error_of([&] { waiting.get(); });
+  EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::shutting_down) << error.what();
+  EXPECT_EQ(error.worker(), "worker2");
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  const Error later = error_of([] { stitch::rpc_sync<one>("worker2"); });
+  EXPECT_EQ(later.code(), ErrorCode::disconnected);
+  EXPECT_EQ(later.worker(), "worker2");
+}
+
+TEST(Errors, AfterShutdownEveryCallThrows) {
+  auto worker = stitch::init({.name = "solo", .rank = 0, .world_size = 1});
+  EXPECT_EQ(stitch::rpc_sync<one>("solo"), 1);
+  worker.shutdown();
+  worker.shutdown();
+  EXPECT_EQ(error_of([&] { static_cast<void>(worker.rpc_async<one>("solo")); }).code(), ErrorCode::shutting_down);
+  EXPECT_EQ(error_of([&] { worker.notify<one>("solo"); }).code(), ErrorCode::shutting_down);
+  EXPECT_EQ(error_of([&] { worker.barrier(); }).code(), ErrorCode::shutting_down);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<one>("solo"); }).code(), ErrorCode::shutting_down);
+}
+
+TEST(Errors, WithoutOneCurrentWorkerCallsSaySo) {
+  Cluster cluster(2);
+  std::string text;
+  std::jthread([&] { text = error_of([] { stitch::rpc_sync<one>("worker1"); }).what(); }).join();
+  EXPECT_EQ(text,
+            "there is no current worker on this thread, and this process has several (worker0, worker1): make one current with stitch::WorkerScope");
+}
+
+TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
+  const auto start_two = [](stitch::Options a, stitch::Options b) {
+    const auto store = stitch::transport::make_hash_store();
+    a.store = b.store = store;
+    a.world_size = b.world_size = 2;
+    std::vector<std::string> texts(2);
+    {
+      std::jthread first([&] { texts[0] = error_of([&] { auto worker = stitch::init(a); }).what(); });
+      std::jthread second([&] { texts[1] = error_of([&] { auto worker = stitch::init(b); }).what(); });
+    }
+    return texts;
+  };
+  for (const auto& text : start_two({.name = "a", .rank = 0}, {.name = "b", .rank = 0})) {
+    EXPECT_TRUE(text == "rank 0 is taken twice: by worker \"a\" and worker \"b\"" || text == "rank 0 is taken twice: by worker \"b\" and worker \"a\"") << text;
+  }
+  for (const auto& text : start_two({.name = "ps", .rank = 0}, {.name = "ps", .rank = 1})) {
+    EXPECT_TRUE(text == "worker name \"ps\" is taken twice: by rank 0 and rank 1" || text == "worker name \"ps\" is taken twice: by rank 1 and rank 0") << text;
+  }
+}
+
+TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
+  const Error error = error_of([] {
+    auto worker = stitch::init({.name = "early", .rank = 0, .world_size = 2, .init_timeout = 50ms, .store = stitch::transport::make_hash_store()});
+  });
+  EXPECT_EQ(error.code(), ErrorCode::timeout);
+  EXPECT_NE(std::string(error.what()).find("worker \"early\" waited 50 ms for a world of 2"), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("only these arrived: early"), std::string::npos) << error.what();
+}
+
+TEST(Errors, AStoreThatIsNotThereIsNamed) {
+  const Error error = error_of([] {
+    auto worker = stitch::init({.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms});
+  });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_NE(std::string(error.what()).find("127.0.0.1:9"), std::string::npos) << error.what();
+}
+
+}  // namespace

@@ -1,0 +1,184 @@
+#include "stitch/rpc/future.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::ErrorCode;
+using stitch::Future;
+using stitch::Promise;
+
+TEST(Future, GivesTheValueToEveryCopy) {
+  Promise<int> promise;
+  Future<int> first = promise.future();
+  Future<int> second = first;
+  EXPECT_FALSE(first.ready());
+  EXPECT_FALSE(first.wait_for(1ms));
+  EXPECT_TRUE(promise.set_value(7));
+  EXPECT_FALSE(promise.set_value(8));
+  EXPECT_EQ(first.get(), 7);
+  EXPECT_EQ(second.get(), 7);
+  EXPECT_EQ(second.get(), 7);
+  EXPECT_FALSE(second.has_error());
+}
+
+TEST(Future, MovesOutWhatCannotBeCopied) {
+  Promise<std::unique_ptr<int>> promise;
+  promise.set_value(std::make_unique<int>(3));
+  EXPECT_EQ(*promise.future().get(), 3);
+}
+
+TEST(Future, WaitsAcrossThreads) {
+  Promise<int> promise;
+  std::jthread completer([promise] { promise.set_value(1); });
+  EXPECT_EQ(promise.future().get(), 1);
+}
+
+TEST(Future, ThenPassesValuesErrorsAndFutures) {
+  EXPECT_EQ(stitch::make_ready(2).then([](int x) { return x + 1; }).get(), 3);
+  EXPECT_EQ(stitch::make_ready(2).then([](int x) { return stitch::make_ready(x * 10); }).get(), 20);
+  EXPECT_EQ(stitch::make_ready().then([] { return 5; }).get(), 5);
+  bool called = false;
+  auto failed = stitch::make_failed<int>({ErrorCode::timeout, "late"}).then([&](int) { called = true; });
+  EXPECT_EQ(failed.error().code(), ErrorCode::timeout);
+  EXPECT_FALSE(called);
+  EXPECT_TRUE(stitch::make_failed<int>({ErrorCode::timeout, "late"}).then([](Future<int> done) { return done.has_error(); }).get());
+}
+
+TEST(Future, AThrowingContinuationHarmsNoOther) {
+  Promise<int> promise;
+  auto before = promise.future().then([](int x) { return x; });
+  auto throwing = promise.future().then([](int) -> int { throw std::runtime_error("boom"); });
+  auto after = promise.future().then([](int x) { return x; });
+  promise.set_value(4);
+  EXPECT_EQ(before.get(), 4);
+  EXPECT_THROW(throwing.get(), std::runtime_error);
+  EXPECT_STREQ(throwing.error().what(), "std::runtime_error: boom");
+  EXPECT_EQ(after.get(), 4);
+}
+
+TEST(Future, DroppedPromisesCancel) {
+  Future<int> future;
+  {
+    Promise<int> promise;
+    future = promise.future();
+  }
+  EXPECT_EQ(future.error().code(), ErrorCode::cancelled);
+}
+
+TEST(Future, CancelReachesTheSourceOfAThen) {
+  Promise<int> promise;
+  std::atomic<bool> asked{false};
+  promise.on_cancel([&] { asked = true; });
+  auto child = promise.future().then([](int x) { return x; });
+  child.cancel();
+  EXPECT_TRUE(asked);
+  EXPECT_EQ(child.error().code(), ErrorCode::cancelled);
+  EXPECT_EQ(promise.future().error().code(), ErrorCode::cancelled);
+}
+
+TEST(Future, WhenAllGathersValuesInOrder) {
+  Promise<int> late;
+  auto all = stitch::when_all(std::vector<Future<int>>{late.future(), stitch::make_ready(2)});
+  EXPECT_FALSE(all.ready());
+  late.set_value(1);
+  EXPECT_EQ(all.get(), (std::vector<int>{1, 2}));
+  auto [a, b] = stitch::when_all(stitch::make_ready(1), stitch::make_ready(std::string("x"))).get();
+  EXPECT_EQ(a, 1);
+  EXPECT_EQ(b, "x");
+  stitch::when_all(std::vector<Future<void>>{}).get();
+}
+
+TEST(Future, WhenAllReportsTheFirstErrorAndCountsTheOthers) {
+  auto all = stitch::when_all(std::vector<Future<int>>{stitch::make_failed<int>({ErrorCode::timeout, "first"}), stitch::make_ready(2),
+                                                       stitch::make_failed<int>({ErrorCode::internal, "second"})});
+  EXPECT_EQ(all.error().code(), ErrorCode::timeout);
+  EXPECT_STREQ(all.error().what(), "first (and 1 other failed)");
+}
+
+TEST(Future, WhenAnyGivesTheFirst) {
+  Promise<int> never;
+  const auto [index, value] = stitch::when_any(never.future(), stitch::make_ready(9)).get();
+  EXPECT_EQ(index, 1u);
+  EXPECT_EQ(value, 9);
+}
+
+TEST(Future, ManyThreadsCompleteWaitAndContinue) {
+  for (int round = 0; round < 200; ++round) {
+    Promise<int> promise;
+    std::atomic<int> completions{0};
+    std::atomic<int> continued{0};
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&, i] { completions += promise.set_value(i) ? 1 : 0; });
+        threads.emplace_back([&] { promise.future().on_ready([&] { ++continued; }); });
+        threads.emplace_back([&] { promise.future().get(); });
+      }
+    }
+    EXPECT_EQ(completions, 1);
+    EXPECT_EQ(continued, 3);
+  }
+}
+
+Future<int> sum_of(Future<int> a, Future<int> b) { co_return co_await a + co_await b; }
+Future<int> fails() {
+  throw stitch::Error(ErrorCode::out_of_range, "too far");
+  co_return 0;
+}
+Future<int> catches() {
+  try {
+    co_return co_await fails();
+  } catch (const stitch::Error& error) {
+    co_return static_cast<int>(error.code());
+  }
+}
+
+TEST(Coroutine, AwaitsFutures) {
+  Promise<int> promise;
+  auto sum = sum_of(promise.future(), stitch::make_ready(2));
+  EXPECT_FALSE(sum.ready());
+  promise.set_value(40);
+  EXPECT_EQ(sum.get(), 42);
+}
+
+TEST(Coroutine, CarriesErrors) { EXPECT_EQ(catches().get(), static_cast<int>(ErrorCode::out_of_range)); }
+
+std::string current_name() { return stitch::current_agent()->self().name; }
+Future<std::string> name_before_and_after(const stitch::Worker& worker, Future<int> gate) {
+  const stitch::WorkerScope in(worker);
+  const std::string before = current_name();
+  co_await gate;
+  co_return before + "," + current_name();
+}
+
+TEST(Coroutine, KeepsItsWorkerAndLeavesItsCallersAlone) {
+  stitch::testing::Cluster cluster(2);
+  Promise<int> gate;
+  auto names = name_before_and_after(cluster[1], gate.future());
+  EXPECT_EQ(current_name(), "worker0");
+  std::jthread opener([gate] { gate.set_value(0); });
+  EXPECT_EQ(names.get(), "worker1,worker1");
+  EXPECT_EQ(current_name(), "worker0");
+}
+
+TEST(Continuation, KeepsItsWorker) {
+  stitch::testing::Cluster cluster(2);
+  Promise<int> gate;
+  Future<std::string> name;
+  {
+    const stitch::WorkerScope in(cluster[1]);
+    name = gate.future().then([](int) { return current_name(); });
+  }
+  gate.set_value(0);
+  EXPECT_EQ(name.get(), "worker1");
+}
+
+}  // namespace

@@ -1,0 +1,126 @@
+#include "stitch/rpc/options.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "stitch/rpc/launcher.h"
+#include "stitch/transport/error.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// Sets variables for a test and takes them away again.
+class Variables {
+ public:
+  explicit Variables(std::map<std::string, std::string> values) : values_(std::move(values)) {
+    for (const auto& [name, value] : values_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Variables() {
+    for (const auto& [name, value] : values_) unsetenv(name.c_str());
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+std::string error_with(std::map<std::string, std::string> variables, stitch::Options options = {.rank = 0, .world_size = 1}) {
+  const Variables scope(std::move(variables));
+  try {
+    static_cast<void>(stitch::resolve_options(options));
+  } catch (const stitch::Error& error) {
+    EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Options, ComeFromTheEnvironment) {
+  const Variables scope({{"STITCH_NAME", "ps0"}, {"STITCH_RANK", "1"}, {"STITCH_WORLD_SIZE", "4"}, {"STITCH_RPC_TIMEOUT", "250ms"},
+                         {"STITCH_SHUTDOWN_TIMEOUT", "2m"}, {"STITCH_NUM_THREADS", "3"}, {"STITCH_TRANSPORTS", "uv,shm"}, {"STITCH_SECRET", "x"},
+                         {"STITCH_MAX_FRAME_BYTES", "1MiB"}, {"STITCH_INIT_METHOD", "file:///tmp/x"}});
+  const auto options = stitch::resolve_options({});
+  EXPECT_EQ(options.name, "ps0");
+  EXPECT_EQ(options.rank, 1);
+  EXPECT_EQ(options.world_size, 4);
+  EXPECT_EQ(options.rpc_timeout, 250ms);
+  EXPECT_EQ(options.shutdown_timeout, 2min);
+  EXPECT_EQ(options.num_threads, 3);
+  EXPECT_EQ(options.transports, (std::vector<std::string>{"uv", "shm"}));
+  EXPECT_EQ(options.max_frame_bytes, std::size_t{1} << 20);
+}
+
+TEST(Options, FieldsCountMoreThanTheEnvironment) {
+  const Variables scope({{"STITCH_NAME", "ps0"}, {"STITCH_NUM_THREADS", "3"}});
+  const auto options = stitch::resolve_options({.name = "mine", .rank = 0, .world_size = 1, .num_threads = 5});
+  EXPECT_EQ(options.name, "mine");
+  EXPECT_EQ(options.num_threads, 5);
+}
+
+TEST(Options, UnknownVariablesAreErrorsWithAHint) {
+  EXPECT_EQ(error_with({{"STITCH_RPC_TIMOUT", "5s"}}), "variable STITCH_RPC_TIMOUT is unknown; did you mean STITCH_RPC_TIMEOUT?");
+}
+
+TEST(Options, BadValuesAreNamed) {
+  EXPECT_EQ(error_with({{"STITCH_RPC_TIMEOUT", "soon"}}), "STITCH_RPC_TIMEOUT is \"soon\"; allowed: a duration such as 500ms, 5s, 2m, 0");
+  EXPECT_EQ(error_with({{"STITCH_NUM_THREADS", "-1"}}), "STITCH_NUM_THREADS is \"-1\"; allowed: a number from 0 on");
+  EXPECT_EQ(error_with({}, {.name = "a b", .rank = 0, .world_size = 1}),
+            "name is \"a b\"; allowed: 1 to 127 of letters, digits, '-', '_', ':', '.'");
+  EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}), "rank 2 does not fit a world of 2; ranks go from 0 to world_size - 1");
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "http://x"}),
+            "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path");
+  EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"), std::string::npos);
+}
+
+std::optional<stitch::LaunchInfo> launch(std::map<std::string, std::string> variables) {
+  return stitch::read_launcher([variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST(Launcher, ReadsTorchrun) {
+  const auto info = launch({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}, {"SLURM_PROCID", "9"}});
+  EXPECT_EQ(info->launcher, "torchrun");
+  EXPECT_EQ(info->rank, 1);
+  EXPECT_EQ(info->world_size, 4);
+  EXPECT_EQ(info->init_method, "tcp://10.0.0.7:29500");
+}
+
+TEST(Launcher, ReadsSlurm) {
+  const auto info = launch({{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}, {"SLURM_NNODES", "2"}, {"SLURM_JOB_ID", "77"}, {"SLURM_JOB_NODELIST", "gpu[03-07,9],login"}});
+  EXPECT_EQ(info->launcher, "Slurm");
+  EXPECT_EQ(info->rank, 3);
+  EXPECT_TRUE(info->init_method.starts_with("tcp://gpu03:")) << info->init_method;
+  EXPECT_TRUE(launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}})->init_method.starts_with("file:///"));
+  EXPECT_EQ(stitch::first_slurm_host("a,b"), "a");
+  EXPECT_EQ(stitch::first_slurm_host("n[1,3]"), "n1");
+}
+
+TEST(Launcher, ReadsOpenMpiAndMpich) {
+  const auto ompi = launch({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "123"}});
+  EXPECT_EQ(ompi->launcher, "Open MPI");
+  EXPECT_TRUE(ompi->init_method.starts_with("file:///"));
+  const auto mpich = launch({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});
+  EXPECT_EQ(mpich->launcher, "MPICH");
+  EXPECT_EQ(mpich->world_size, 2);
+  EXPECT_FALSE(launch({}).has_value());
+}
+
+TEST(Launcher, NamesWhatIsMissingOrWrong) {
+  const auto text = [](std::map<std::string, std::string> variables) -> std::string {
+    try {
+      launch(std::move(variables));
+    } catch (const stitch::Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(text({{"RANK", "0"}}), "variable WORLD_SIZE is not set, though RANK is");
+  EXPECT_EQ(text({{"RANK", "x"}}), "variable RANK is \"x\", not a number from 0 on");
+  EXPECT_EQ(text({{"MASTER_ADDR", "h"}}), "variable MASTER_PORT is not set, though MASTER_ADDR is");
+}
+
+}  // namespace

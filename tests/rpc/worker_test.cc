@@ -1,0 +1,163 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Future;
+using stitch::WorkerId;
+using stitch::testing::Cluster;
+
+int unity() { return 1; }
+std::atomic<int> notified{0};
+void note(int by) { notified += by; }
+int inline_square(int x) { return x * x; }
+STITCH_INLINE(inline_square);
+int exported(int x) { return -x; }
+STITCH_EXPORT_AS("negate", exported);
+
+int world() { return static_cast<int>(stitch::current_agent()->world_size()); }
+// A ring walked `depth` steps, blocking at every worker.
+int walk_blocking(int depth) {
+  if (depth == 0) return 0;
+  const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+  return 1 + stitch::rpc_sync<walk_blocking>(WorkerId(next), depth - 1);
+}
+Future<int> walk(int depth) {
+  if (depth == 0) co_return 0;
+  const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+  co_return 1 + co_await stitch::rpc_async<walk>(WorkerId(next), depth - 1);
+}
+
+TEST(Worker, NotifiesOneWay) {
+  notified = 0;
+  {
+    Cluster cluster(2);
+    for (int i = 0; i < 100; ++i) stitch::notify<note>("worker1", 2);
+  }  // a graceful shutdown waits for what is under way
+  EXPECT_EQ(notified, 200);
+}
+
+TEST(Worker, RunsInlineAndRenamedFunctions) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<inline_square>("worker1", 7), 49);
+  EXPECT_EQ(stitch::rpc_sync<exported>("worker1", 7), -7);
+  EXPECT_EQ(stitch::kFunction<exported>.name, "negate");
+}
+
+TEST(Worker, OneThreadIsEnoughForAnyNestingOfCoroutines) {
+  Cluster cluster(8, [](stitch::Options& options) { options.num_threads = 1; });
+  EXPECT_EQ(stitch::rpc_sync<walk>("worker1", 100), 100);
+}
+
+TEST(Worker, BlockedHandlersDoNotUseUpThePool) {
+  Cluster cluster(3, [](stitch::Options& options) { options.num_threads = 1; });
+  EXPECT_EQ(stitch::rpc_sync<walk_blocking>("worker1", 40), 40);
+}
+
+TEST(Worker, BarriersHoldUntilAllHaveCome) {
+  Cluster cluster(4);
+  std::atomic<int> arrived{0};
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (int round = 1; round <= 20; ++round) {
+        ++arrived;
+        cluster[rank].barrier();
+        EXPECT_GE(arrived, 4 * round);
+        cluster[rank].barrier();
+      }
+      if (rank < 2) cluster[rank].barrier({"worker0", "worker1"});
+    });
+  }
+}
+
+TEST(Worker, ALateWorkerFailsTheBarrierByName) {
+  Cluster cluster(2, [](stitch::Options& options) { options.rpc_timeout = 50ms; });
+  try {
+    cluster[0].barrier();
+    ADD_FAILURE() << "the barrier passed";
+  } catch (const stitch::Error& error) {
+    EXPECT_EQ(error.code(), stitch::ErrorCode::timeout);
+    EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker1\" (id 1)"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Worker, GathersEverybodysValue) {
+  Cluster cluster(3);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto values = cluster[rank].all_gather(std::vector<int>{rank, rank * rank});
+      EXPECT_EQ(values.size(), 3u);
+      EXPECT_EQ(values.at("worker2"), (std::vector<int>{2, 4}));
+      const auto tensors = cluster[rank].all_gather(at::full({2}, rank));
+      EXPECT_TRUE(at::equal(tensors.at("worker1"), at::full({2}, 1)));
+    });
+  }
+}
+
+TEST(Worker, TellsWhoIsThere) {
+  Cluster cluster(2);
+  EXPECT_EQ(cluster[1].name(), "worker1");
+  EXPECT_EQ(cluster[1].rank(), 1);
+  EXPECT_EQ(cluster[1].id(), WorkerId(1));
+  EXPECT_EQ(cluster[1].world_size(), 2);
+  EXPECT_EQ(cluster[0].workers().size(), 2u);
+  EXPECT_EQ(cluster[0].worker("worker1"), cluster[1].info());
+  EXPECT_EQ(cluster[0].info().epoch, 1u);
+}
+
+TEST(Worker, TablesAreEmptyAfterTraffic) {
+  Cluster cluster(2);
+  std::vector<Future<int>> futures;
+  for (int i = 0; i < 2000; ++i) futures.push_back(stitch::rpc_async<inline_square>("worker1", i));
+  for (int i = 0; i < 2000; ++i) EXPECT_EQ(futures[static_cast<std::size_t>(i)].get(), i * i);
+  EXPECT_EQ(cluster[0].debug_info().at("rpc.calls_made"), 0);
+  const auto give_up = std::chrono::steady_clock::now() + 10s;
+  while (cluster[1].debug_info().at("rpc.calls_served") != 0 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  EXPECT_EQ(cluster[1].debug_info().at("rpc.calls_served"), 0);
+  EXPECT_EQ(cluster[1].debug_info().at("rpc.incoming_bytes"), 0);
+}
+
+TEST(Worker, ManyThreadsCallManyWorkers) {
+  Cluster cluster(3);
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < 6; ++t) {
+    threads.emplace_back([&, t] {
+      const stitch::WorkerScope in(cluster[t % 3]);
+      for (int i = 0; i < 200; ++i) {
+        EXPECT_EQ(stitch::rpc_sync<unity>(WorkerId(static_cast<std::uint32_t>(i % 3))), 1);
+        EXPECT_EQ(stitch::rpc_async<inline_square>(WorkerId(static_cast<std::uint32_t>(i % 3)), i).then([](int x) { return x + 1; }).get(), i * i + 1);
+      }
+    });
+  }
+}
+
+TEST(Worker, StartsAndEndsManyTimesInOneProcess) {
+  for (int round = 0; round < 100; ++round) {
+    Cluster cluster(4);
+    EXPECT_EQ(stitch::rpc_sync<unity>("worker3"), 1);
+  }
+}
+
+TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
+  Cluster cluster(2);
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    cluster[0].shutdown({.timeout = 100ms});
+    ADD_FAILURE() << "it was graceful";
+  } catch (const stitch::Error& error) {
+    EXPECT_EQ(error.code(), stitch::ErrorCode::timeout);
+    EXPECT_NE(std::string(error.what()).find("worker \"worker1\" (id 1)"), std::string::npos) << error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+}
+
+}  // namespace

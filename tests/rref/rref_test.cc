@@ -1,0 +1,453 @@
+// What an RRef does for its user, over whole worlds in one process.
+
+#include "stitch/rref/rref.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include <cereal/archives/binary.hpp>
+
+#include "tests/rref/eventually.h"
+#include "tests/support/cluster.h"
+
+namespace stitch {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Cluster;
+using testing::eventually;
+
+std::atomic<int> live_counters{0};
+
+// Neither copyable nor movable nor sendable.
+class Counter {
+ public:
+  explicit Counter(int start) : value_(start) { ++live_counters; }
+  Counter(int start, std::string name) : value_(start), name_(std::move(name)) { ++live_counters; }
+  Counter(const Counter&) = delete;
+  Counter& operator=(const Counter&) = delete;
+  ~Counter() { --live_counters; }
+  int add(int by) { return value_ += by; }
+  int value() const { return value_; }
+  std::string name() const { return name_; }
+  Future<int> add_later(int by) {
+    const int before = co_await rpc_async<&identity>(current_agent()->self(), value_);
+    co_return value_ = before + by;
+  }
+  std::vector<int> history() const { return {1, 2, value_}; }
+  [[noreturn]] void fail() { throw std::out_of_range("no such counter"); }
+  static int identity(int x) { return x; }
+
+ private:
+  std::atomic<int> value_;
+  std::string name_;
+};
+
+struct Named {
+  std::string name() const { return "named"; }
+};
+struct Special : Counter, Named {
+  explicit Special(int start) : Counter(start) {}
+};
+
+int twice(int x) { return 2 * x; }
+void nothing() {}
+int use(RRef<Counter> counter) { return counter.rpc_sync<&Counter::add>(1); }
+int look_only(const RRef<Counter>& counter) { return counter.valid() ? 1 : 0; }
+RRef<Counter> pass_back(RRef<Counter> counter) { return counter; }
+RRef<Counter> make_counter(int start) { return remote<Counter>(current_agent()->self(), start); }
+RRef<Counter> make_counter_at(std::string where, int start) { return remote<Counter>(where, start); }
+Future<int> use_in_coroutine(RRef<Counter> counter) {
+  int last = 0;
+  for (int i = 0; i < 3; ++i) last = co_await counter.rpc_async<&Counter::add>(1);
+  co_return last;
+}
+int throws(int) { throw std::runtime_error("no luck"); }
+int slow(int ms) {
+  const auto stop = current_stop_token();
+  for (int i = 0; i < ms && !stop.stop_requested(); ++i) std::this_thread::sleep_for(1ms);
+  return ms;
+}
+
+Mutex kept_mutex;
+std::map<std::string, std::vector<RRef<Counter>>> kept;
+void keep(std::string where, RRef<Counter> counter) {
+  MutexLock lock(kept_mutex);
+  kept[where].push_back(std::move(counter));
+}
+void drop_kept(std::string where) {
+  std::vector<RRef<Counter>> gone;
+  MutexLock lock(kept_mutex);
+  gone.swap(kept[where]);
+}
+RRef<Counter> give_kept() {
+  MutexLock lock(kept_mutex);
+  auto last = std::move(kept["there"].at(0));
+  kept["there"].clear();
+  return last;
+}
+int fetch_it(RRef<int> number) { return number.to_here(); }
+int use_kept(std::string where) {
+  RRef<Counter> counter;
+  {
+    MutexLock lock(kept_mutex);
+    counter = kept[where].at(0);
+  }
+  return counter.rpc_sync<&Counter::add>(1);
+}
+
+struct Wallet {
+  std::string label;
+  std::vector<RRef<Counter>> counters;
+  std::map<std::string, std::optional<RRef<int>>> numbers;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(label, counters, numbers);
+  }
+};
+int sum(Wallet wallet) {
+  int total = 0;
+  for (auto& counter : wallet.counters) total += counter.rpc_sync<&Counter::value>();
+  for (auto& [name, number] : wallet.numbers) {
+    if (number) total += number->to_here();
+  }
+  return total;
+}
+Wallet give_wallet(int n) {
+  Wallet wallet{"mine", {}, {{"none", std::nullopt}}};
+  for (int i = 0; i < n; ++i) wallet.counters.push_back(remote<Counter>(current_agent()->self(), i));
+  wallet.numbers["seven"] = make_rref(7);
+  return wallet;
+}
+
+std::int64_t number(Cluster& cluster, int rank, const char* name) { return cluster[rank].debug_info().at(std::string("rref.") + name); }
+bool all_empty(Cluster& cluster) {
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    if (number(cluster, rank, "entries") != 0 || number(cluster, rank, "holds") != 0 || number(cluster, rank, "pins") != 0) return false;
+  }
+  return true;
+}
+std::string tables(Cluster& cluster) {
+  std::string text;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    text += "worker" + std::to_string(rank) + ":";
+    for (const auto& [name, value] : cluster[rank].debug_info()) {
+      if (name.starts_with("rref.") && value != 0) text += " " + name.substr(5) + "=" + std::to_string(value);
+    }
+    text += "\n";
+  }
+  return text;
+}
+#define EXPECT_EMPTY(cluster)                                                     \
+  EXPECT_TRUE(eventually([&] { return all_empty(cluster); })) << tables(cluster); \
+  EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
+
+TEST(RRef, TheResultOfARemoteFunctionStaysThereUntilFetched) {
+  Cluster cluster(2);
+  {
+    const auto four = remote<&twice>("worker1", 2);
+    EXPECT_FALSE(four.is_owner());
+    EXPECT_EQ(four.owner().name, "worker1");
+    EXPECT_EQ(four.to_here(), 4);
+    EXPECT_EQ(four.to_here(5s), 4);
+    EXPECT_EQ(four.to_here_async().get(), 4);
+    four.when_created().get();
+    EXPECT_TRUE(four.confirmed_by_owner());
+    EXPECT_EQ(number(cluster, 1, "entries"), 1);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, MethodsRunOnTheOwnerOnATypeThatCannotBeCopiedOrSent) {
+  Cluster cluster(2);
+  {
+    const auto counter = remote<Counter>("worker1", 10, "apples");
+    EXPECT_EQ(counter.rpc_sync<&Counter::add>(5), 15);
+    EXPECT_EQ(counter.rpc_async<&Counter::add>(5).get(), 20);
+    EXPECT_EQ(counter.rpc_sync<&Counter::name>(), "apples");
+    EXPECT_EQ(counter.rpc_sync<&Counter::add_later>(1), 21);
+    const auto history = counter.remote<&Counter::history>();
+    EXPECT_EQ(history.to_here(), (std::vector<int>{1, 2, 21}));
+    EXPECT_EQ(history.owner().name, "worker1");
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, InheritedMethodsOfAnyBaseReachTheRightObject) {
+  Cluster cluster(2);
+  const auto special = remote<Special>("worker1", 3);
+  EXPECT_EQ(special.rpc_sync<&Special::add>(1), 4);
+  EXPECT_EQ((special.rpc_sync<&Special::Named::name>()), "named");
+}
+
+TEST(RRef, AnObjectOwnedHereIsSharedNotCopied) {
+  Cluster cluster(2);
+  {
+    const auto mine = make_rref(std::string("text"));
+    EXPECT_TRUE(mine.is_owner());
+    EXPECT_TRUE(mine.confirmed_by_owner());
+    mine.local_value() += "!";
+    EXPECT_EQ(mine.to_here(), "text!");
+    const auto tensor = make_rref(at::ones({2}));
+    tensor.local_value().add_(1);
+    EXPECT_TRUE(at::equal(tensor.to_here(), at::full({2}, 2.0)));
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, RemoteToOneselfWorksAsToOthers) {
+  Cluster cluster(1);
+  {
+    const auto counter = remote<Counter>("worker0", 1);
+    EXPECT_EQ(counter.rpc_sync<&Counter::add>(1), 2);
+    EXPECT_EQ(counter.local_value().value(), 2);
+    EXPECT_EQ(rpc_sync<&use>("worker0", counter), 3);
+    EXPECT_EQ(remote<&twice>("worker0", 4).to_here(), 8);
+    EXPECT_EQ(remote<&throws>("worker0", 4).when_created().then([](Future<void> done) { return done.error().code(); }).get(),
+              ErrorCode::remote_exception);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, ReferencesTravelAnywhereInArgumentsAndResults) {
+  Cluster cluster(3);
+  {
+    Wallet wallet{"w", {remote<Counter>("worker1", 1), remote<Counter>("worker2", 2), remote<Counter>("worker0", 3)}, {}};
+    wallet.counters.push_back(wallet.counters[0]);
+    wallet.numbers["ten"] = make_rref(10);
+    wallet.numbers["nothing"] = std::nullopt;
+    EXPECT_EQ(rpc_sync<&sum>("worker2", wallet), 1 + 2 + 3 + 1 + 10);
+    const Wallet back = rpc_sync<&give_wallet>("worker1", 4);
+    EXPECT_EQ(sum(back), 0 + 1 + 2 + 3 + 7);
+    EXPECT_EQ(rpc_sync<&sum>("worker2", back), 13);
+    EXPECT_FALSE(rpc_sync<&pass_back>("worker1", RRef<Counter>()).valid());
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, OneRefersToTheSameObjectWhereverItHasBeen) {
+  Cluster cluster(3);
+  {
+    const auto counter = remote<Counter>("worker1", 0);
+    const auto back = rpc_sync<&pass_back>("worker2", rpc_sync<&pass_back>("worker1", counter));
+    EXPECT_EQ(back, counter);
+    EXPECT_EQ(back.describe(), counter.describe());
+    EXPECT_EQ(rpc_sync<&use>("worker2", back), 1);
+    EXPECT_EQ(rpc_sync<&use>("worker1", back), 2);
+    EXPECT_EQ(rpc_sync<&use>("worker0", back), 3);
+    EXPECT_EQ(rpc_sync<&use_in_coroutine>("worker2", back), 6);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, CreationOnAThirdWorkerReachesTheFirst) {
+  Cluster cluster(3);
+  {
+    const auto counter = rpc_sync<&make_counter_at>("worker1", "worker2", 5);
+    EXPECT_EQ(counter.owner().name, "worker2");
+    EXPECT_EQ(counter.rpc_sync<&Counter::value>(), 5);
+    counter.when_created().get();
+    const auto other = rpc_sync<&make_counter>("worker1", 6);
+    EXPECT_EQ(other.owner().name, "worker1");
+    EXPECT_EQ(other.rpc_sync<&Counter::value>(), 6);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, WhatIsAskedOfAnObjectStillBeingCreatedWaitsBehindItsCreation) {
+  Cluster cluster(3);
+  {
+    const auto slow_one = remote<&slow>("worker1", 100);
+    const auto fetched = slow_one.to_here_async();
+    EXPECT_FALSE(fetched.ready());
+    EXPECT_EQ(rpc_sync<&fetch_it>("worker2", slow_one), 100);
+    EXPECT_EQ(fetched.get(), 100);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, AFailedCreationIsTheErrorOfEveryUse) {
+  Cluster cluster(3);
+  {
+    const auto bad = remote<&throws>("worker1", 1);
+    try {
+      bad.when_created().get();
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+      EXPECT_EQ(error.worker(), "worker1");
+      EXPECT_NE(std::string(error.what()).find("std::runtime_error: no luck"), std::string::npos) << error.what();
+    }
+    try {
+      (void)bad.to_here();
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+      EXPECT_NE(std::string(error.what()).find("its object was not created: std::runtime_error: no luck"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_THROW((rpc_sync<&fetch_it>("worker2", bad)), Error);
+    const auto other = remote<&throws>("worker2", 1);
+    EXPECT_EQ(other.when_created().then([](Future<void> done) { return done.error().worker(); }).get(), "worker2");
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, TwoCreationsThatTimeOutBothSaySo) {
+  Cluster cluster(2);
+  {
+    const auto first = remote<&slow>({.to = "worker1", .timeout = 50ms}, 30'000);
+    const auto second = remote<&slow>({.to = "worker1", .timeout = 60ms}, 30'000);
+    for (const auto& each : {first, second}) {
+      ASSERT_TRUE(each.when_created().wait_for(10s));
+      EXPECT_EQ(each.when_created().error().code(), ErrorCode::timeout) << each.when_created().error().what();
+      EXPECT_EQ(each.to_here_async().then([](Future<int> done) { return done.error().code(); }).get(), ErrorCode::timeout);
+    }
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, AFetchGivesUpAtItsTimeoutAndTheObjectComesLater) {
+  Cluster cluster(2);
+  {
+    const auto number = remote<&slow>("worker1", 300);
+    EXPECT_THROW((void)number.to_here(20ms), Error);
+    EXPECT_EQ(number.to_here(), 300);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, AVoidResultCanBeWaitedFor) {
+  Cluster cluster(2);
+  const auto done = remote<&nothing>("worker1");
+  done.to_here();
+  done.when_created().get();
+}
+
+TEST(RRef, WrongUsesSayWhatIsWrong) {
+  Cluster cluster(2);
+  const auto there = remote<&twice>("worker1", 2);
+  const auto text_of = [](auto&& f) {
+    try {
+      f();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_NE(text_of([&] { (void)there.local_value(); }).find("is owned by worker \"worker1\" (id 1), not by worker \"worker0\" (id 0)"),
+            std::string::npos);
+  EXPECT_EQ(text_of([&] { (void)RRef<int>().to_here(); }), "this RRef refers to nothing");
+  EXPECT_NE(text_of([&] { (void)remote<&twice>("worker7", 2); }).find("worker7"), std::string::npos);
+  EXPECT_NE(text_of([&] { remote<Counter>("worker1", 1).rpc_sync<&Counter::fail>(); }).find("std::out_of_range: no such counter"),
+            std::string::npos);
+  std::stringstream stream;
+  cereal::BinaryOutputArchive archive(stream);
+  EXPECT_NE(text_of([&] { archive(there); }).find("only, not into another archive"), std::string::npos);
+  WorkerScope other(cluster[1]);
+  EXPECT_NE(text_of([&] { (void)rpc_sync<&look_only>("worker0", remote<Counter>("worker1", 1)); }), "");
+  EXPECT_NE(text_of([&] { (void)rpc_sync<&fetch_it>("worker0", there); }).find("cannot be sent by worker 1"), std::string::npos);
+}
+
+TEST(RRefLifetime, TheLastHandlePassedBackAndForthKeepsTheObject) {
+  Cluster cluster(3);
+  auto counter = remote<Counter>("worker1", 0);
+  for (int i = 0; i < 300; ++i) {
+    rpc_sync<&keep>("worker2", "there", std::move(counter));
+    counter = RRef<Counter>();
+    ASSERT_EQ(rpc_sync<&use_kept>("worker2", "there"), i + 1);
+    counter = rpc_sync<&give_kept>("worker2");
+  }
+  EXPECT_EQ(counter.rpc_sync<&Counter::value>(), 300);
+  counter = RRef<Counter>();
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRefLifetime, ACallThatOnlyUsesItsReferenceSendsNoControlMessages) {
+  Cluster cluster(3);
+  {
+    const auto counter = remote<Counter>("worker1", 0);
+    counter.when_created().get();
+    ASSERT_TRUE(eventually([&] { return number(cluster, 0, "ledger_unacknowledged") == 0; }));
+    const auto messages = [&] {
+      std::int64_t frames = 0;
+      for (int rank = 0; rank < 3; ++rank) frames += number(cluster, rank, "ledger_frames");
+      return frames;
+    };
+    const auto before = messages();
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 500; ++i) ASSERT_EQ(rpc_sync<&look_only>("worker2", counter), 1);
+    const auto took = std::chrono::steady_clock::now() - start;
+    // Only acknowledgements nobody waits for may go on their own, one in 20 ms at most.
+    EXPECT_LE(messages() - before, 4 + took / 20ms);
+    EXPECT_EQ(number(cluster, 1, "holders"), 1) << "the borrower is not known to the owner";
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRefLifetime, DroppedInEveryOrderTheObjectGoesWithTheLast) {
+  Cluster cluster(4);
+  const std::vector<std::string> places{"worker1", "worker2", "worker3"};
+  std::vector<int> order{0, 1, 2};
+  do {
+    {
+      auto counter = remote<Counter>("worker0", 1);
+      for (const auto& place : places) rpc_sync<&keep>(place, place, counter);
+    }
+    for (const int each : order) {
+      EXPECT_EQ(live_counters, 1);
+      const auto& place = places[static_cast<std::size_t>(each)];
+      EXPECT_GT(rpc_sync<&use_kept>(place, place), 1);
+      rpc_sync<&drop_kept>(place, place);
+    }
+    EXPECT_EMPTY(cluster);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(RRefLifetime, CreatedPassedOnAndDroppedAtOnceItReachesTheReceiver) {
+  Cluster cluster(3);
+  for (int i = 0; i < 100; ++i) {
+    notify<&keep>("worker2", "later", remote<Counter>("worker1", i));
+    ASSERT_TRUE(eventually([] {
+      MutexLock lock(kept_mutex);
+      return kept["later"].size() == 1;
+    }));
+    EXPECT_EQ(rpc_sync<&use_kept>("worker2", "later"), i + 1);
+    rpc_sync<&drop_kept>("worker2", "later");
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRefLifetime, HandlesOutliveTheirWorkerAndSaySo) {
+  RRef<int> mine, theirs;
+  {
+    Cluster cluster(2);
+    mine = make_rref(3);
+    theirs = remote<&twice>("worker1", 2);
+    EXPECT_EQ(theirs.to_here(), 4);
+  }
+  EXPECT_EQ(mine.to_here_async().error().code(), ErrorCode::shutting_down);
+  EXPECT_EQ(theirs.to_here_async().error().code(), ErrorCode::shutting_down);
+}
+
+TEST(RRefLifetime, ObjectsStillReferredToAtShutdownAreDestroyed) {
+  {
+    Cluster cluster(2);
+    static RRef<Counter> kept_here;
+    kept_here = remote<Counter>("worker1", 1);
+    kept_here.when_created().get();
+    EXPECT_EQ(live_counters, 1);
+    EXPECT_TRUE(cluster.shutdown().empty());
+  }
+  EXPECT_EQ(live_counters, 0);
+}
+
+}  // namespace
+}  // namespace stitch

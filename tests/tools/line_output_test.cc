@@ -1,0 +1,72 @@
+#include "tools/line_output.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <string>
+
+namespace {
+
+// What a splitter prints for what it is fed, read back from a pipe.
+class LineOutput : public ::testing::Test {
+ protected:
+  LineOutput() { EXPECT_EQ(::pipe(pipe_.data()), 0); }
+  ~LineOutput() override {
+    for (int fd : pipe_) ::close(fd);
+  }
+
+  int fd() const { return pipe_[1]; }
+  std::string printed() {
+    std::array<char, 65536> buffer;
+    const ssize_t got = ::read(pipe_[0], buffer.data(), buffer.size());
+    return {buffer.data(), static_cast<std::size_t>(got > 0 ? got : 0)};
+  }
+
+ private:
+  std::array<int, 2> pipe_{};
+};
+
+TEST_F(LineOutput, prefixes_each_line) {
+  stitch_run::LineSink sink(fd());
+  stitch_run::LineSplitter lines(sink, "[w] ");
+  lines.feed("one\ntwo\n\n");
+  EXPECT_EQ(printed(), "[w] one\n[w] two\n[w] \n");
+}
+
+TEST_F(LineOutput, prints_nothing_of_a_line_before_its_end) {
+  stitch_run::LineSink sink(fd());
+  stitch_run::LineSplitter a(sink, "[a] ");
+  stitch_run::LineSplitter b(sink, "[b] ");
+  a.feed("half ");
+  b.feed("whole\n");
+  a.feed("line\n");
+  EXPECT_EQ(printed(), "[b] whole\n[a] half line\n");
+}
+
+TEST_F(LineOutput, prints_an_unterminated_line_at_the_end) {
+  stitch_run::LineSink sink(fd());
+  stitch_run::LineSplitter lines(sink, "[w] ");
+  lines.feed("cut");
+  lines.finish();
+  EXPECT_EQ(printed(), "[w] cut\n");
+}
+
+TEST_F(LineOutput, prints_carriage_return_updates_as_lines_where_there_is_no_terminal) {
+  stitch_run::LineSink sink(fd());
+  stitch_run::LineSplitter lines(sink, "[w] ");
+  lines.feed("\r10%\r20%");
+  lines.feed("\r30%\ndone\r\n");
+  EXPECT_EQ(printed(), "[w] 10%\n[w] 20%\n[w] 30%\n[w] done\n");
+}
+
+TEST_F(LineOutput, keeps_the_last_lines) {
+  stitch_run::LineSink sink(fd());
+  stitch_run::LineSplitter lines(sink, "");
+  for (int i = 0; i < 25; ++i) lines.feed(std::to_string(i) + "\n");
+  ASSERT_EQ(lines.last_lines().size(), 10u);
+  EXPECT_EQ(lines.last_lines().front(), "15");
+  EXPECT_EQ(lines.last_lines().back(), "24");
+}
+
+}  // namespace
