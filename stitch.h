@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/torch.h>  // IWYU pragma: export
+
 // All of stitch. Each header can also be included alone; README.md has a guide to them.
 #include "stitch/dist_autograd/context.h"             // IWYU pragma: export
 #include "stitch/dist_autograd/rref_backward.h"       // IWYU pragma: export

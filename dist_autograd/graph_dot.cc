@@ -9,7 +9,7 @@
 
 namespace stitch::dist_autograd {
 
-namespace {
+namespace detail {
 
 // One worker's part, and whom else it told of the context.
 struct GraphPart {
@@ -21,7 +21,13 @@ struct GraphPart {
   }
 };
 
-std::string quoted(const std::string& text) {
+}  // namespace detail
+
+namespace {
+
+using detail::GraphPart;
+
+std::string in_quotes(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -30,7 +36,7 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-std::string link_name(const char* side, LinkId link) { return quoted(std::string(side) + " " + to_string(link)); }
+std::string link_name(const char* side, LinkId link) { return in_quotes(std::string(side) + " " + to_string(link)); }
 
 GraphPart describe(Agent& agent, const ContextState& context, const std::vector<at::Tensor>& roots) {
   GraphPart part;
@@ -42,15 +48,15 @@ GraphPart describe(Agent& agent, const ContextState& context, const std::vector<
     switch (plan.kind(index)) {
       case NodeKind::send: return link_name("send", plan.send(index).link());
       case NodeKind::recv: return link_name("recv", plan.recv(index).link());
-      default: return quoted(self + "." + std::to_string(index));
+      default: return in_quotes(self + "." + std::to_string(index));
     }
   };
   std::string links;
-  part.dot = "  subgraph \"cluster_" + self + "\" {\n    label=" + quoted(agent.self().name) + ";\n";
+  part.dot = "  subgraph \"cluster_" + self + "\" {\n    label=" + in_quotes(agent.self().name) + ";\n";
   for (std::uint32_t i = 0; i < plan.size(); ++i) {
     std::string label = plan.node(i).name();
-    if (plan.kind(i) == NodeKind::send) label += "\n" + plan.send(i).call();
-    part.dot += "    " + name(i) + " [label=" + quoted(label) + (plan.kind(i) == NodeKind::plain ? "" : ", shape=box") + "];\n";
+    if (plan.kind(i) == NodeKind::send) label += ": " + plan.send(i).call();
+    part.dot += "    " + name(i) + " [label=" + in_quotes(label) + (plan.kind(i) == NodeKind::plain ? "" : ", shape=box") + "];\n";
     for (const Plan::Target& target : plan.edges(i)) {
       if (target.node != Plan::kNone) part.dot += "    " + name(i) + " -> " + name(target.node) + ";\n";
     }
@@ -61,13 +67,18 @@ GraphPart describe(Agent& agent, const ContextState& context, const std::vector<
   return part;
 }
 
+}  // namespace
+
+namespace detail {
+
+// What the others ask each worker.
 GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
   const auto agent = current_agent();
   const auto context = Engine::of(*agent).contexts().find({home, epoch, counter});
   return context ? describe(*agent, *context, {}) : GraphPart{};
 }
 
-}  // namespace
+}  // namespace detail
 
 std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context, const std::vector<at::Tensor>& roots) {
   Ambient plain = Ambient::current();
@@ -76,12 +87,12 @@ std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextStat
   const AmbientScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};
   GraphPart part = describe(*agent, context, roots);
-  std::string dot = "digraph " + quoted("context " + to_string(context.id())) + " {\n" + part.dot;
+  std::string dot = "digraph " + in_quotes("context " + to_string(context.id())) + " {\n" + part.dot;
   std::deque<WorkerId> next(part.peers.begin(), part.peers.end());
   next.push_back(context.id().home);
   for (; !next.empty(); next.pop_front()) {
     if (!seen.insert(next.front()).second) continue;
-    part = rpc_sync<graph_part>(next.front(), context.id().home, context.id().epoch, context.id().counter);
+    part = rpc_sync<detail::graph_part>(next.front(), context.id().home, context.id().epoch, context.id().counter);
     dot += part.dot;
     next.insert(next.end(), part.peers.begin(), part.peers.end());
   }

@@ -122,6 +122,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   }
   // Everything is read and makes sense: only now does anything change.
   for (const Carried& each : arrived) {
+    receiver->meet_owner(each.id.owner);
     receiver->perform(receiver->lifetime().receive(each, refs->sender_));
     refs->ids_.push_back(each.id);
   }

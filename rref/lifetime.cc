@@ -43,6 +43,8 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
   }
   MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
+  const auto gone = gone_.find(creator);
+  if (gone != gone_.end()) throw gone->second;
   return owners_.create(id, creator);
 }
 

@@ -11,7 +11,15 @@ OwnerTable::Entry* OwnerTable::find_or_expect(const RRefId& id) {
   if (id.owner != self_) return nullptr;
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return nullptr;
-  return &entries_[id];
+  Entry& entry = entries_[id];
+  const auto gone = gone_creators_.find(id.creator);
+  if (gone != gone_creators_.end()) {  // it will never be asked for
+    seen_[id.creator].insert(id.k);
+    entry.asked = true;
+    entry.value = Value::failed;
+    entry.failure = gone->second;
+  }
+  return &entry;
 }
 
 void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object) {
@@ -100,6 +108,7 @@ void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, Effects& effects
 }
 
 void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Effects& effects) {
+  gone_creators_.emplace(creator, why);
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
     if (at->first.creator == creator && !at->second.asked) {

@@ -57,7 +57,7 @@ class OwnerTable {
 
   // Runs `waiter` when the creation has ended, at once when it has. REQUIRES: the caller keeps a local reference until then.
   void when_resolved(const RRefId& id, Waiter waiter, Effects& effects);
-  // That life of a worker is over: what it never asked for will never come, and those who wait for it get `why`.
+  // That life of a worker is over: what it never asked for will never come, and those who wait for it, now or later, get `why`.
   void creator_lost(const WorkerLife& creator, const Error& why, Effects& effects);
   // This worker is leaving: no handle here counts any more.
   void abandon(Effects& effects);
@@ -92,6 +92,7 @@ class OwnerTable {
   const WorkerLife self_;
   Map entries_;
   std::unordered_map<WorkerLife, IntervalSet, WorkerLifeHash> seen_;  // per creator: which k were created
+  std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_creators_;
 };
 
 }  // namespace stitch::rref

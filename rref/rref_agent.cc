@@ -263,6 +263,18 @@ void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   perform(lifetime_.peer_lost(life_of(peer), why));
 }
 
+void RRefAgent::meet_owner(const WorkerLife& owner) {
+  const auto alive = agent();
+  if (!alive || owner == lifetime_.self()) return;
+  if (owner.id >= alive->peers().size())
+    throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) + ", which is not in this world");
+  const WorkerInfo& now = alive->peers().find(WorkerId(owner.id));
+  if (now.epoch == owner.epoch) return;
+  perform(lifetime_.peer_lost(owner, Error(ErrorCode::disconnected, "worker \"" + now.name + "\" epoch " + std::to_string(owner.epoch) +
+                                                                        " is gone; it is now epoch " + std::to_string(now.epoch))
+                                         .with_worker(now.name)));
+}
+
 void RRefAgent::require_alive(const WorkerInfo& peer) const {
   const auto alive = agent();
   if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");

@@ -59,6 +59,8 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   void stop();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
+  // References of a life of a worker that is not the present one are lost (G6). Throws Error(protocol) for no worker at all.
+  void meet_owner(const WorkerLife& owner);
   // Throws why when that life of a worker is known to be over: nothing is pinned for a message that cannot go.
   void require_alive(const WorkerInfo& peer) const;
 

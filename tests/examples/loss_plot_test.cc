@@ -1,6 +1,7 @@
 #include "examples/loss_plot.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>

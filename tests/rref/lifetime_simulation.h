@@ -88,7 +88,7 @@ class LifetimeSimulation {
   std::map<RRefId, Object*> object_of_;
   std::set<std::pair<std::size_t, std::size_t>> heard_;  // (who, of whose death)
   std::vector<std::size_t> dead_;
-  int waiters_made_ = 0, waiters_run_ = 0;
+  std::vector<int> waiting_;  // per worker: waiters not yet called
   std::string failure_;
 };
 

@@ -14,8 +14,8 @@
 
 #include <cereal/archives/binary.hpp>
 
-#include "tests/rref/eventually.h"
 #include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
 
 namespace stitch {
 namespace {

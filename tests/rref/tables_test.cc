@@ -167,6 +167,10 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   for (auto& run : effects.run) run();
   ASSERT_TRUE(heard);
   EXPECT_STREQ(heard->what(), "creator died before creation");
+  const RRefId later{kOwner, kFriend, 1};
+  ASSERT_TRUE(table.add_local(later)) << "an id that turns up after the news";
+  EXPECT_EQ(table.status(later)->value, OwnerTable::Value::failed);
+  table.drop_local(later, effects);
   table.drop_local(kObject, effects);
   EXPECT_EQ(table.size(), 0u);
 }

@@ -279,7 +279,9 @@ TEST_P(EndpointContract, OneEndpointHoldsManyConnections) {
   std::mutex mutex;
   const auto addresses = server->listen([&] {
     auto recorder = std::make_shared<Recorder>();
-    recorder->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+    recorder->handle = [](const std::shared_ptr<Connection>& connection, Message message) {
+      connection->send(std::move(message), nullptr);
+    };
     std::lock_guard lock(mutex);
     accepted.push_back(recorder);
     return recorder->events();
@@ -388,7 +390,9 @@ TEST_P(EndpointContract, ClosingWhileSendingFiresEveryDoneOnce) {
 
 TEST_P(EndpointContract, ClosingFromACallbackWorks) {
   auto pair = make_pair();
-  pair->server->handle = [](const std::shared_ptr<Connection>& connection, Message) { connection->close(Error(ErrorCode::cancelled, "seen enough")); };
+  pair->server->handle = [](const std::shared_ptr<Connection>& connection, Message) {
+    connection->close(Error(ErrorCode::cancelled, "seen enough"));
+  };
   join_pair(*pair);
   for (int i = 0; i < 10; ++i) pair->to_server->send(make_message("m"), pair->client->done());
   ASSERT_TRUE(pair->server->wait_closed());
@@ -435,6 +439,7 @@ TEST_P(EndpointContract, AClosedEndpointTakesNothingNew) {
 }
 
 TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
+  const Buffer large = make_filled_buffer(kMiB, 1);
   for (int round = 0; round < 4; ++round) {
     auto pair = connected();
     const auto to_client = pair->server->connection();
@@ -443,7 +448,7 @@ TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
       threads.emplace_back([&, t] {
         for (int i = 0; i < 400; ++i) {
           Message message = make_message(std::string(1000, 'm'));
-          if (i % 10 == 0) message.buffers.push_back(make_filled_buffer(kMiB, 1));
+          if (i % 10 == 0) message.buffers.push_back(large);
           (t == 0 ? pair->to_server : to_client)->send(std::move(message), (t == 0 ? pair->client : pair->server)->done());
         }
       });
@@ -489,7 +494,8 @@ TEST_P(EndpointContract, OtherWorldsAreRefusedOnBothSides) {
   ASSERT_TRUE(pair->client->wait_closed());
   EXPECT_EQ(pair->server->closed_code(), ErrorCode::protocol);
   EXPECT_EQ(pair->client->closed_code(), ErrorCode::protocol);
-  for (const auto& side : {pair->server, pair->client}) EXPECT_NE(side->closed_text().find("world 77"), std::string::npos) << side->closed_text();
+  for (const auto& side : {pair->server, pair->client})
+    EXPECT_NE(side->closed_text().find("world 77"), std::string::npos) << side->closed_text();
 }
 
 TEST_P(EndpointContract, SecretsMustAgree) {
@@ -541,7 +547,8 @@ TEST_P(EndpointContract, MessagesOverTheLimitsCloseOnlyTheirConnection) {
     bad_connection->send(std::move(oversize), bad->done());
     ASSERT_TRUE(accepted[1]->wait_closed());
     EXPECT_EQ(accepted[1]->closed_code(), ErrorCode::protocol);
-    EXPECT_NE(accepted[1]->closed_text().find(frame ? "frame of 1001 bytes" : "buffer of 2001 bytes"), std::string::npos) << accepted[1]->closed_text();
+    EXPECT_NE(accepted[1]->closed_text().find(frame ? "frame of 1001 bytes" : "buffer of 2001 bytes"), std::string::npos)
+        << accepted[1]->closed_text();
     EXPECT_NE(accepted[1]->closed_text().find(frame ? "limit of 1000 bytes" : "limit of 2000 bytes"), std::string::npos);
     ASSERT_TRUE(bad->wait_closed());
     EXPECT_EQ(bad->closed_code(), ErrorCode::disconnected);

@@ -260,7 +260,8 @@ TEST(FrameChecks, SurviveRandomMutations) {
   const Message good = make_full_message(std::string(600, 'b'));  // long enough that its memory has no slack
   const unsigned seed = 20240611;
   std::mt19937 random(seed);
-  const std::vector<std::uint64_t> edges{0, 1, 63, 64, 65, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, ~std::uint64_t{0}, good.frame.size()};
+  const std::vector<std::uint64_t> edges{
+      0, 1, 63, 64, 65, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, ~std::uint64_t{0}, good.frame.size()};
   std::size_t refused = 0;
   for (int round = 0; round < 100000; ++round) {
     // An exact heap copy, so that one byte too far is noticed.

@@ -82,7 +82,10 @@ TEST(Hello, NamesBothVersionsWhenTheyDiffer) {
 TEST(Hello, RefusesStrangersTruncationsAndMutations) {
   const Bytes good = encode(make_hello(3, "trainer-3"));
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
-  EXPECT_EQ(error_of([&] { static_cast<void>(decode_hello({reinterpret_cast<const std::byte*>(http.data()), http.size()})); }).code(), ErrorCode::protocol);
+  EXPECT_EQ(error_of([&] {
+              static_cast<void>(decode_hello({reinterpret_cast<const std::byte*>(http.data()), http.size()}));
+            }).code(),
+            ErrorCode::protocol);
   for (std::size_t size = 0; size < good.size(); ++size) {
     EXPECT_EQ(error_of([&] { static_cast<void>(decode_hello(good.span().first(size))); }).code(), ErrorCode::protocol) << size;
   }

@@ -1,0 +1,198 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <optional>
+
+#include "stitch/dist_autograd/context.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+using namespace std::chrono_literals;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+// What the node below does when a pass reaches it on the worker of that id.
+struct Behaviour {
+  std::atomic<int> throws_on{-1};
+  std::atomic<int> waits_on{-1};
+  std::atomic<bool> waiting{false};
+  std::atomic<bool> go{false};
+};
+Behaviour& behaviour() {
+  static Behaviour one;
+  return one;
+}
+
+struct Touchy : torch::autograd::Function<Touchy> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, std::int64_t worker) {
+    context->saved_data["worker"] = worker;
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+    const auto worker = context->saved_data["worker"].toInt();
+    if (behaviour().throws_on == worker) throw std::runtime_error("worker " + std::to_string(worker) + " is touchy");
+    if (behaviour().waits_on == worker) {
+      behaviour().waiting = true;
+      while (!behaviour().go) std::this_thread::sleep_for(1ms);
+    }
+    return {grads[0], at::Tensor()};
+  }
+};
+
+at::Tensor touchy_via(std::vector<std::string> path, at::Tensor x) {
+  x = Touchy::apply(x * own_parameter(), static_cast<std::int64_t>(current_agent()->self().id.value()));
+  if (path.empty()) return x;
+  const std::string next = path.front();
+  path.erase(path.begin());
+  return Touchy::apply(rpc_sync<touchy_via>(next, path, x), static_cast<std::int64_t>(current_agent()->self().id.value()));
+}
+
+class BackwardErrors : public ::testing::TestWithParam<Mode> {
+ protected:
+  BackwardErrors() {
+    behaviour().throws_on = -1;
+    behaviour().waits_on = -1;
+    behaviour().waiting = false;
+    behaviour().go = false;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, BackwardErrors, ::testing::Values(Mode::exact, Mode::fast),
+                         [](const auto& info) { return info.param == Mode::exact ? "Exact" : "Fast"; });
+
+TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
+  Cluster cluster(4);
+  for (int thrower = 0; thrower < 4; ++thrower) {
+    behaviour().throws_on = thrower;
+    {
+      Context context;
+      const auto x = ones().requires_grad_();
+      const auto start = Touchy::apply(x * 1, std::int64_t{0});
+      const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2", "worker3", "worker1"}, start).sum();
+      try {
+        context.backward({loss}, {.mode = GetParam()});
+        ADD_FAILURE() << "worker " << thrower << " threw nothing";
+      } catch (const Error& error) {
+        const std::string name = "worker" + std::to_string(thrower), text = error.what();
+        EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+        EXPECT_EQ(error.worker(), name);
+        EXPECT_EQ(error.remote(), thrower != 0);
+        EXPECT_NE(text.find("backward failed on worker \"" + name + "\""), std::string::npos) << text;
+        EXPECT_NE(text.find("worker " + std::to_string(thrower) + " is touchy"), std::string::npos) << text;
+        EXPECT_NE(text.find("Touchy"), std::string::npos) << text;
+      }
+      EXPECT_TRUE(eventually([&] {
+        for (int i = 0; i < 4; ++i) {
+          if (count_on(cluster[i], "passes") != 0) return false;
+        }
+        return true;
+      }));
+      // The context itself goes on: a pass without trouble works.
+      behaviour().throws_on = -1;
+      const auto y = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, x);
+      if (GetParam() == Mode::exact) {
+        EXPECT_NO_THROW(context.backward({y.sum()}));
+      }
+    }
+    EXPECT_TRUE(nothing_is_left(cluster)) << "after worker " << thrower << " threw";
+  }
+}
+
+TEST_P(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
+  Cluster cluster(3);
+  behaviour().waits_on = 2;
+  Context context;
+  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  try {
+    context.backward({loss}, {.mode = GetParam(), .timeout = 200ms});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::timeout);
+    EXPECT_NE(std::string(error.what()).find("backward timed out after 2"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("worker \"worker1\""), std::string::npos) << error.what();
+  }
+  behaviour().go = true;
+  EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
+}
+
+TEST_P(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
+  Cluster cluster(3);
+  behaviour().waits_on = 2;
+  Context context;
+  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto future = context.backward_async({loss}, {.mode = GetParam()});
+  ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
+  future.cancel();
+  EXPECT_THROW(future.get(), Error);
+  behaviour().go = true;
+  EXPECT_TRUE(eventually([&] {
+    for (int i = 0; i < 3; ++i) {
+      if (count_on(cluster[i], "passes") != 0) return false;
+    }
+    return true;
+  }));
+}
+
+TEST_P(BackwardErrors, EndThePassWhenItsContextEnds) {
+  Cluster cluster(3);
+  behaviour().waits_on = 2;
+  Future<void> future;
+  {
+    Context context;
+    const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+    future = context.backward_async({loss}, {.mode = GetParam()});
+    ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
+  }
+  try {
+    future.get();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::cancelled) << error.what();
+  }
+  behaviour().go = true;
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST_P(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
+  Cluster cluster(3);
+  behaviour().waits_on = 2;
+  Context context;
+  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto future = context.backward_async({loss}, {.mode = GetParam()});
+  ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
+  std::thread leaving([&] {
+    try {
+      cluster[2].shutdown({.graceful = false, .timeout = 5s});
+    } catch (const Error&) {
+    }
+  });
+  try {
+    future.get();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::shutting_down) << error.what();
+    EXPECT_NE(std::string(error.what()).find("worker2"), std::string::npos) << error.what();
+  }
+  behaviour().go = true;
+  leaving.join();
+}
+
+TEST_P(BackwardErrors, AreNotCausedByALongPassUnderAShortCallTimeout) {
+  Cluster cluster(3, [](Options& options) { options.rpc_timeout = 300ms; });
+  behaviour().waits_on = 2;
+  Context context;
+  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto future = context.backward_async({loss}, {.mode = GetParam()});
+  EXPECT_FALSE(future.wait_for(900ms));
+  behaviour().go = true;
+  EXPECT_NO_THROW(future.get());
+}
+
+}  // namespace
+}  // namespace stitch::testing

@@ -1,0 +1,242 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+
+#include "stitch/dist_autograd/context.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+using namespace std::chrono_literals;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+class Backward : public ::testing::TestWithParam<Mode> {
+ protected:
+  [[nodiscard]] dist_autograd::Options options(bool retain_graph = false) const { return {.retain_graph = retain_graph, .mode = GetParam()}; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, Backward, ::testing::Values(Mode::exact, Mode::fast),
+                         [](const auto& info) { return info.param == Mode::exact ? "Exact" : "Fast"; });
+
+TEST_P(Backward, ReachesParametersOnEveryWorkerAndLeavesGradAlone) {
+  Cluster cluster(3);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x * 2).sum();
+  context.backward({loss}, options());
+  const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+  EXPECT_TRUE(equal_gradients(context.gradients().at(x), 2 * p * p * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 4 * p * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 2 * p * p));
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
+}
+
+TEST_P(Backward, WorksWithoutAnyRemotePart) {
+  Cluster cluster(1);
+  Context context;
+  const auto x = ones().requires_grad_();
+  context.backward({(x * x).sum()}, options());
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * ones()));
+}
+
+TEST_P(Backward, WorksWithCallsToItself) {
+  Cluster cluster(1);
+  Context context;
+  const auto x = ones().requires_grad_();
+  context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker0"}, x).sum()}, options());
+  const auto p = parameter_of(cluster[0]).detach();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), p * p));
+}
+
+TEST_P(Backward, TakesSeveralRootsWithGradientsOfTheirOwn) {
+  Cluster cluster(2);
+  Context context;
+  const auto a = rpc_sync<times_parameter>("worker1", ones()), b = rpc_sync<times_parameter>("worker1", 2 * ones());
+  auto with = options();
+  with.grads = {10 * ones(), 100 * ones()};
+  context.backward({a, b}, with);
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 210 * ones()));
+}
+
+TEST_P(Backward, AddsUpOverRepeatedPassesWithRetainGraph) {
+  Cluster cluster(3);
+  Context context;
+  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  for (int i = 0; i < 100; ++i) context.backward({loss}, options(true));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 100 * parameter_of(cluster[1]).detach()));
+}
+
+TEST_P(Backward, CannotBeRepeatedWithoutRetainGraph) {
+  Cluster cluster(2);
+  Context context;
+  const auto loss = rpc_sync<times_parameter>("worker1", ones().requires_grad_()).sum();
+  context.backward({loss}, options());
+  try {
+    context.backward({loss}, options());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.worker(), "worker1");
+    EXPECT_TRUE(error.remote());
+    EXPECT_NE(std::string(error.what()).find("second time"), std::string::npos) << error.what();
+  }
+}
+
+TEST_P(Backward, RefusesRootsThatMakeNoSense) {
+  Cluster cluster(1);
+  Context context;
+  const auto text_of = [&](std::vector<at::Tensor> roots, std::vector<at::Tensor> grads = {}) -> std::string {
+    try {
+      auto with = options();
+      with.grads = std::move(grads);
+      context.backward(std::move(roots), with);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  const auto x = ones().requires_grad_();
+  EXPECT_EQ(text_of({}), "backward needs at least one root tensor");
+  EXPECT_EQ(text_of({at::Tensor()}), "root 0 is undefined");
+  EXPECT_EQ(text_of({x.sum(), ones().sum()}), "root 1 does not require grad and has no grad_fn");
+  EXPECT_EQ(text_of({x * 2}), "root 0 has shape [3]: only a root of one element may leave its gradient out");
+  EXPECT_EQ(text_of({x * 2}, {at::ones({2}, at::kDouble)}), "root 0 has shape [3], its gradient [2]");
+  EXPECT_EQ(text_of({x * 2}, {at::ones({3}, at::kFloat)}), "root 0 has dtype Double, its gradient Float");
+  EXPECT_EQ(text_of({x.sum()}, {at::Tensor(), at::Tensor()}), "backward got 2 gradients for 1 roots");
+}
+
+TEST_P(Backward, RunsFromOneRootWhileAnotherRunsInTheSameContext) {
+  Cluster cluster(3);
+  Context context;
+  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  std::vector<Future<void>> passes;
+  for (int i = 0; i < 30; ++i) passes.push_back(context.backward_async({loss}, options(true)));
+  for (auto& pass : passes) pass.get();
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 30 * parameter_of(cluster[1]).detach()));
+}
+
+double remote_backward(at::Tensor x) {
+  const auto loss = rpc_sync<times_parameter>("worker2", x * own_parameter()).sum();
+  dist_autograd::current_context().backward({loss});
+  return loss.item<double>();
+}
+
+TEST(BackwardInHandlers, MayStartOnAnyWorkerOfTheContext) {
+  Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
+  Context context;
+  const auto x = ones().requires_grad_();
+  rpc_sync<remote_backward>("worker1", x * 3);
+  const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 3 * p * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 3 * p));
+}
+
+TEST(ExactMode, LeavesDroppedResultsAlone) {
+  Cluster cluster(4);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto used = rpc_sync<times_parameter>("worker1", x);
+  const auto dropped = rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker1"}, x * 7);
+  rpc_sync<times_parameter>("worker1", x);
+  context.backward({used.sum()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1]).detach()));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
+  EXPECT_FALSE(gradient_on(cluster[2], context.id()).defined());
+  EXPECT_EQ(count_on(cluster[0], "gradient_links_sent"), 1);
+  EXPECT_EQ(count_on(cluster[2], "gradient_links_sent"), 0);
+  EXPECT_EQ(count_on(cluster[3], "gradient_links_sent"), 0);
+  context.backward({dropped.sum()});
+  EXPECT_TRUE(gradient_on(cluster[2], context.id()).defined());
+}
+
+TEST(FastMode, NamesTheCallsWhoseResultsWereNotUsed) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto used = rpc_sync<times_parameter>("worker1", x);
+  rpc_sync<via>("worker1", std::vector<std::string>{}, x);
+  try {
+    context.backward({used.sum()}, {.retain_graph = true, .mode = Mode::fast});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("result of call "), std::string::npos) << text;
+    EXPECT_NE(text.find("via() to worker \"worker1\" was not used by the loss; use exact mode"), std::string::npos) << text;
+  }
+  EXPECT_TRUE(eventually([&] { return count_on(cluster[0], "passes") == 0 && count_on(cluster[1], "passes") == 0; }));
+}
+
+TEST(FastMode, RefusesToMakeOrMeetGradientLinks) {
+  Cluster cluster(2);
+  Context context;
+  const auto loss = rpc_sync<times_parameter>("worker1", ones().requires_grad_()).pow(2).sum();
+  EXPECT_THROW(context.backward({loss}, {.mode = Mode::fast, .create_graph = true}), Error);
+  context.backward({loss}, {.create_graph = true});
+  EXPECT_THROW(context.backward({loss}, {.mode = Mode::fast}), Error);
+}
+
+at::Tensor cube_times_parameter(at::Tensor x) { return x.pow(3) * own_parameter(); }
+
+TEST(CreateGraph, GivesSecondOrderGradientsOverTwoWorkers) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = (2 * ones()).requires_grad_();
+  const auto p = parameter_of(cluster[1]);
+  const auto loss = rpc_sync<cube_times_parameter>("worker1", x * x).sum();
+  context.backward({loss}, {.create_graph = true});
+  const auto first = context.gradient(x);
+  const auto local_loss = ((x * x).pow(3) * p).sum();
+  const auto expected_first = torch::autograd::grad({local_loss}, {x, p}, {}, true, true);
+  EXPECT_TRUE(equal_gradients(first, expected_first[0]));
+  ASSERT_TRUE(first.requires_grad());
+  const auto p_first = gradient_on(cluster[1], context.id()).detach().clone();
+
+  context.backward({(first * first).sum()});
+  const auto expected_second = torch::autograd::grad({(expected_first[0] * expected_first[0]).sum()}, {x, p});
+  EXPECT_TRUE(equal_gradients(context.gradient(x) - first.detach(), expected_second[0]));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()) - p_first, expected_second[1]));
+}
+
+TEST(CreateGraph, LeavesNothingBehindWhenTheContextEnds) {
+  Cluster cluster(2);
+  {
+    Context context;
+    const auto x = ones().requires_grad_();
+    context.backward({rpc_sync<cube_times_parameter>("worker1", x * x).sum()}, {.create_graph = true});
+    EXPECT_GT(count_on(cluster[1], "links"), 1);
+  }
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
+  constexpr int kThreads = 6, kRounds = 20;
+  Cluster cluster(3, [](Options& options) { options.num_threads = 3; });
+  const auto p = parameter_of(cluster[1]).detach();
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      const WorkerScope scope(cluster[t % 3]);
+      for (int i = 1; i <= kRounds; ++i) {
+        Context context;
+        const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones() * (t + i)).sum();
+        context.backward({loss}, {.mode = i % 2 == 0 ? Mode::fast : Mode::exact});
+        if (!equal_gradients(gradient_on(cluster[2], context.id()), p * (t + i))) ++wrong;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+}  // namespace
+}  // namespace stitch::testing

@@ -1,0 +1,206 @@
+#include "stitch/dist_autograd/context.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+bool carries_context() { return dist_autograd::has_current_context(); }
+std::uint64_t context_counter() { return dist_autograd::current_context().id().counter; }
+
+TEST(Context, IsCarriedByCallsOnlyWhileItIsCurrent) {
+  Cluster cluster(2);
+  EXPECT_FALSE(rpc_sync<carries_context>("worker1"));
+  {
+    Context context;
+    EXPECT_TRUE(dist_autograd::has_current_context());
+    EXPECT_EQ(rpc_sync<context_counter>("worker1"), context.id().counter);
+    {
+      const at::NoGradGuard off;
+      EXPECT_FALSE(rpc_sync<carries_context>("worker1"));
+    }
+  }
+  EXPECT_FALSE(dist_autograd::has_current_context());
+  EXPECT_FALSE(rpc_sync<carries_context>("worker1"));
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST(Context, SaysSoWhenNoneIsCurrent) {
+  Cluster cluster(1);
+  try {
+    static_cast<void>(dist_autograd::current_context());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("no dist_autograd context is current on this thread"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Context, NestsAndRestoresTheOuterOne) {
+  Cluster cluster(2);
+  Context outer;
+  {
+    Context inner;
+    EXPECT_NE(inner.id(), outer.id());
+    EXPECT_EQ(dist_autograd::current_context().id(), inner.id());
+    EXPECT_EQ(rpc_sync<context_counter>("worker1"), inner.id().counter);
+  }
+  EXPECT_EQ(dist_autograd::current_context().id(), outer.id());
+  EXPECT_EQ(rpc_sync<context_counter>("worker1"), outer.id().counter);
+}
+
+TEST(Context, KeepsGradientsOfNestedContextsApart) {
+  Cluster cluster(2);
+  Context outer;
+  const auto outer_loss = rpc_sync<times_parameter>("worker1", ones()).sum();
+  {
+    Context inner;
+    inner.backward({rpc_sync<times_parameter>("worker1", 5 * ones()).sum()});
+    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], inner.id()), 5 * ones()));
+  }
+  outer.backward({outer_loss});
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], outer.id()), ones()));
+}
+
+TEST(Context, RefusesALossMadeUnderAnotherContext) {
+  Cluster cluster(2);
+  Context outer;
+  const auto loss = rpc_sync<times_parameter>("worker1", ones()).sum();
+  Context inner;
+  for (const auto mode : {dist_autograd::Mode::exact, dist_autograd::Mode::fast}) {
+    try {
+      inner.backward({loss}, {.retain_graph = true, .mode = mode});
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("received under another context"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Context, TravelsIntoContinuationsAndThreadsThatAskForIt) {
+  Cluster cluster(2);
+  Context context;
+  auto chained = rpc_async<times_parameter>("worker1", ones()).then([](at::Tensor y) { return rpc_async<times_parameter>("worker1", y); });
+  at::Tensor from_thread;
+  std::thread own([&, id = context.id()] {
+    const WorkerScope worker(cluster[0]);
+    EXPECT_FALSE(dist_autograd::has_current_context());
+    const auto scope = dist_autograd::context_scope(id);
+    from_thread = rpc_sync<times_parameter>("worker1", ones());
+  });
+  own.join();
+  context.backward({(chained.get() + from_thread).sum()});
+  const auto p = parameter_of(cluster[1]).detach();
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 2 * p + 1));
+}
+
+Future<at::Tensor> coroutine_via(std::string next, at::Tensor x) {
+  at::Tensor y = co_await rpc_async<times_parameter>(next, x);
+  co_return co_await rpc_async<times_parameter>(next, y * own_parameter());
+}
+
+TEST(Context, TravelsThroughCoroutineHandlers) {
+  Cluster cluster(3);
+  Context context;
+  const auto loss = rpc_sync<coroutine_via>("worker1", "worker2", ones()).sum();
+  context.backward({loss});
+  const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), q * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 2 * p * q));
+}
+
+Future<bool> coroutine_with_context(std::string callee) {
+  Context context;
+  const at::Tensor y = co_await rpc_async<times_parameter>(callee, ones());
+  const std::vector<at::Tensor> roots(1, y.sum());
+  co_await context.backward_async(roots);
+  co_return dist_autograd::current_context().id() == context.id();
+}
+
+TEST(Context, LivesInACoroutineAndLeavesItsCallerAlone) {
+  Cluster cluster(2);
+  auto running = coroutine_with_context("worker1");
+  EXPECT_FALSE(dist_autograd::has_current_context());
+  EXPECT_TRUE(running.get());
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST(Context, BelongsToTheWorkerThatWasCurrentWhenItWasMade) {
+  Cluster cluster(3);
+  const WorkerScope scope(cluster[2]);
+  Context context;
+  EXPECT_EQ(context.id().home, cluster[2].id());
+  context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker1"}, ones()).sum()});
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[0], context.id()), parameter_of(cluster[1]).detach()));
+}
+
+TEST(Context, FreesEverythingOnEveryWorkerItReached) {
+  Cluster cluster(4);
+  {
+    Context context;
+    const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker3", "worker1"}, ones()).sum();
+    EXPECT_GT(count_on(cluster[3], "links"), 0);
+    context.backward({loss}, {.retain_graph = true});
+    EXPECT_EQ(count_on(cluster[2], "contexts"), 1);
+    EXPECT_EQ(count_on(cluster[2], "gradients"), 1);
+  }
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST(Context, RemembersOnlyAFewOfManyEndedContexts) {
+  Cluster cluster(3);
+  for (int i = 0; i < 300; ++i) {
+    Context context;
+    rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones());
+  }
+  EXPECT_TRUE(nothing_is_left(cluster));
+  for (int i = 0; i < 3; ++i) EXPECT_LT(count_on(cluster[i], "ended_contexts_remembered"), 20);
+}
+
+TEST(Context, MayEndWithCallsInFlight) {
+  Cluster cluster(3);
+  std::vector<Future<at::Tensor>> late;
+  for (int i = 0; i < 50; ++i) {
+    Context context;
+    late.push_back(rpc_async<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, ones().requires_grad_()));
+  }
+  for (auto& future : late) EXPECT_TRUE(future.get().defined());
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST(Context, ShowsTheGraphOfAllWorkers) {
+  Cluster cluster(3);
+  Context context;
+  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_()).sum();
+  const std::string dot = context.graph_dot({loss});
+  for (const char* expected : {"digraph", "label=\"worker0\"", "label=\"worker1\"", "label=\"worker2\"", "SumBackward", "MulBackward", "RecvNode",
+                               "via() to worker", "[style=dashed]"}) {
+    EXPECT_NE(dot.find(expected), std::string::npos) << expected << " is missing in\n" << dot;
+  }
+}
+
+TEST(Context, ThrowsCancelledFromAHandleThatOutlivesIt) {
+  Cluster cluster(1);
+  std::optional<dist_autograd::ContextHandle> handle;
+  {
+    Context context;
+    handle = dist_autograd::current_context();
+  }
+  try {
+    handle->backward({ones().requires_grad_().sum()});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::cancelled) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace stitch::testing

@@ -1,0 +1,94 @@
+// Worlds of real processes, over TensorPipe.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/tools/running_command.h"
+
+namespace {
+
+using stitch_test::RunningCommand;
+
+std::vector<std::string> under_stitch_run(int processes, const std::string& what) {
+  return {STITCH_RUN, "-n", std::to_string(processes), WORLD_PROGRAM, what};
+}
+
+void expect_clean(const std::vector<std::string>& command, const std::string& line) {
+  RunningCommand running(command, std::chrono::seconds(60));
+  EXPECT_EQ(running.wait(), 0) << running.err();
+  EXPECT_NE(running.out().find(line), std::string::npos) << running.out();
+  EXPECT_EQ(running.err(), "");
+}
+
+TEST(Processes, CallOneAnotherOverEachTransport) {
+  for (const char* transport : {"shm,uv", "uv", "shm"}) {
+    setenv("STITCH_TRANSPORTS", transport, 1);
+    expect_clean(under_stitch_run(3, "calls"), "[worker0] everybody has called");
+  }
+  unsetenv("STITCH_TRANSPORTS");
+}
+
+TEST(Processes, CallOneAnotherWithASecret) {
+  setenv("STITCH_SECRET", "it is a secret", 1);
+  expect_clean(under_stitch_run(2, "calls"), "[worker0] everybody has called");
+  unsetenv("STITCH_SECRET");
+}
+
+TEST(Processes, AnswerThousandsOfCalls) { expect_clean(under_stitch_run(2, "throughput"), "5000 calls answered"); }
+
+TEST(Processes, MeetOverATcpStore) {
+  setenv("STITCH_INIT_METHOD", ("tcp://127.0.0.1:" + std::to_string(20'000 + getpid() % 20'000)).c_str(), 1);
+  expect_clean(under_stitch_run(3, "calls"), "[worker0] everybody has called");
+  unsetenv("STITCH_INIT_METHOD");
+}
+
+TEST(Processes, RunUnderMpirun) {
+  expect_clean({"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", WORLD_PROGRAM, "calls"}, "everybody has called");
+}
+
+TEST(Processes, RunWithPlainVariables) {
+  const std::string file = std::filesystem::temp_directory_path() / ("stitch-plain-" + std::to_string(getpid()));
+  std::vector<std::unique_ptr<RunningCommand>> workers;
+  for (int rank = 0; rank < 2; ++rank) {
+    workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
+        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=2", "STITCH_INIT_METHOD=file://" + file, WORLD_PROGRAM, "calls"}));
+  }
+  for (auto& worker : workers) EXPECT_EQ(worker->wait(), 0) << worker->err();
+  std::filesystem::remove(file);
+}
+
+TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
+  for (const char* transport : {"shm", "uv"}) {
+    const std::string file = std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
+    std::vector<std::unique_ptr<RunningCommand>> workers;
+    for (int rank = 0; rank < 3; ++rank) {
+      workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
+          "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "STITCH_INIT_METHOD=file://" + file, std::string("STITCH_TRANSPORTS=") + transport,
+          WORLD_PROGRAM, "death"}));
+    }
+    EXPECT_EQ(workers[0]->wait(), 0) << workers[0]->err();
+    EXPECT_EQ(workers[1]->wait(), 128 + 9);
+    EXPECT_EQ(workers[2]->wait(), 0) << workers[2]->err();
+    EXPECT_NE(workers[0]->out().find("disconnected after less than 2 s: call (anonymous namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
+                                     "failed: the worker is gone: "),
+              std::string::npos)
+        << workers[0]->out();
+    EXPECT_NE(workers[0]->out().find("worker2 answers 1"), std::string::npos) << workers[0]->out();
+    std::filesystem::remove(file);
+  }
+}
+
+TEST(Processes, StartAndEndAHundredTimes) {
+  for (int round = 0; round < 100; ++round) {
+    RunningCommand running(under_stitch_run(4, "nothing"), std::chrono::seconds(60));
+    ASSERT_EQ(running.wait(), 0) << "round " << round << ": " << running.err();
+    ASSERT_EQ(running.err(), "") << "round " << round;
+    ASSERT_EQ(running.out(), "") << "round " << round;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,82 @@
+// One worker of a world of processes, for process_test.cc. The first argument says what it does.
+#include <ATen/ATen.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+int unity() { return 1; }
+void die() { kill(getpid(), SIGKILL); }
+void sleep_until_stopped() {
+  const auto token = stitch::current_stop_token();
+  for (int i = 0; i < 3000 && !token.stop_requested(); ++i) std::this_thread::sleep_for(10ms);  // a handler that takes its time
+}
+
+// Every worker calls every other, with tensors inside and beside the frame.
+int everybody_calls(const stitch::Worker& self) {
+  for (const auto& peer : self.workers()) {
+    for (const std::int64_t size : {1, 5'000, 3'000'000}) {
+      const auto sum = stitch::rpc_sync<add>(peer, at::ones({size}), at::ones({size}));
+      if (!at::equal(sum, at::full({size}, 2.0))) return 1;
+    }
+  }
+  if (self.rank() == 0) std::printf("everybody has called\n");
+  return 0;
+}
+
+// Worker 1 dies in the middle of a call; everything else goes on.
+int survive_a_death(const stitch::Worker& self) {
+  if (self.rank() != 0) {
+    if (self.rank() == 1) std::this_thread::sleep_for(20s);  // killed long before
+    return 0;
+  }
+  auto pending = stitch::rpc_async<sleep_until_stopped>("worker1");
+  stitch::rpc_sync<unity>("worker1");
+  const auto start = std::chrono::steady_clock::now();
+  stitch::notify<die>("worker1");
+  try {
+    pending.get();
+    return 1;
+  } catch (const stitch::Error& error) {
+    std::printf("%s after %s: %s\n", std::string(to_string(error.code())).c_str(),
+                std::chrono::steady_clock::now() - start < 2s ? "less than 2 s" : "too long", error.what());
+  }
+  std::printf("worker2 answers %d\n", stitch::rpc_sync<unity>("worker2"));
+  return 0;
+}
+
+int throughput(const stitch::Worker& self) {
+  if (self.rank() != 0) return 0;
+  std::vector<stitch::Future<int>> futures;
+  for (int i = 0; i < 5'000; ++i) futures.push_back(stitch::rpc_async<unity>("worker1"));
+  for (auto& future : futures) future.get();
+  std::printf("5000 calls answered\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::string what = argc > 1 ? argv[1] : "";
+  const auto self = stitch::init();
+  if (what == "calls") return everybody_calls(self);
+  if (what == "death") return survive_a_death(self);
+  if (what == "throughput") return throughput(self);
+  if (what == "nothing") return 0;
+  std::fprintf(stderr, "unknown: %s\n", what.c_str());
+  return 2;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 3;
+}

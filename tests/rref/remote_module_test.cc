@@ -1,0 +1,95 @@
+#include "stitch/rref/remote_module.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
+
+namespace stitch {
+namespace {
+
+using testing::Cluster;
+using testing::eventually;
+
+struct Net : torch::nn::Module {
+  Net(int64_t in, int64_t out) {
+    linear = register_module("linear", torch::nn::Linear(in, out));
+    dropout = register_module("dropout", torch::nn::Dropout(0.5));
+    calls = register_buffer("calls", at::zeros({1}));
+  }
+  at::Tensor forward(at::Tensor x) {
+    calls += 1;
+    return dropout(linear(x));
+  }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+  at::Tensor calls;
+};
+
+std::vector<double> forward_elsewhere(RemoteModule<Net> net, at::Tensor x) {
+  const at::Tensor y = net.forward(x).flatten().to(at::kDouble);
+  return {y.data_ptr<double>(), y.data_ptr<double>() + y.numel()};
+}
+
+TEST(RemoteModule, ForwardParametersModesAndStateActOnTheOneModule) {
+  Cluster cluster(3);
+  {
+    const RemoteModule<Net> net("worker1", 3, 2);
+    EXPECT_EQ(net.owner().name, "worker1");
+    net.eval();
+    const auto state = net.state_dict();
+    ASSERT_EQ(state.size(), 3u);
+    const at::Tensor x = at::randn({4, 3});
+    const at::Tensor expected = at::linear(x, state.at("linear.weight"), state.at("linear.bias"));
+    EXPECT_TRUE(at::allclose(net.forward(x), expected));
+    EXPECT_TRUE(at::allclose(net.forward_async(x).get(), expected));
+    EXPECT_EQ(forward_elsewhere(net, x), rpc_sync<&forward_elsewhere>("worker2", net, x));
+    EXPECT_EQ(net.state_dict().at("calls").item<double>(), 4.0);
+
+    EXPECT_EQ(net.parameter_names(), (std::vector<std::string>{"linear.weight", "linear.bias"}));
+    const auto parameters = net.parameters();
+    ASSERT_EQ(parameters.size(), 2u);
+    EXPECT_EQ(parameters[0].owner().name, "worker1");
+    EXPECT_TRUE(at::equal(parameters[0].to_here(), state.at("linear.weight")));
+
+    auto changed = state;
+    changed.at("linear.weight") = at::ones({2, 3});
+    changed.at("linear.bias") = at::zeros({2});
+    net.load_state_dict(changed);
+    EXPECT_TRUE(at::equal(parameters[0].to_here(), at::ones({2, 3}))) << "parameters are changed in place";
+    EXPECT_TRUE(at::allclose(net.forward(at::ones({1, 3})), at::full({1, 2}, 3.0)));
+
+    net.train();
+    const at::Tensor dropped = net.forward(at::ones({200, 3}));
+    EXPECT_TRUE((dropped == 0).any().item<bool>());
+  }
+  EXPECT_TRUE(eventually([&] { return cluster[1].debug_info().at("rref.entries") == 0; }));
+}
+
+TEST(RemoteModule, HoldersOfLibtorchsOwnModulesWork) {
+  Cluster cluster(2);
+  const RemoteModule<torch::nn::Linear> linear("worker1", 2, 5);
+  EXPECT_EQ(linear.forward(at::ones({1, 2})).sizes(), (at::IntArrayRef{1, 5}));
+}
+
+TEST(RemoteModule, AStateThatDoesNotFitIsRefusedNamingEveryDifference) {
+  Cluster cluster(2);
+  const RemoteModule<torch::nn::Linear> linear("worker1", 2, 5);
+  const auto before = linear.state_dict();
+  try {
+    linear.load_state_dict({{"weight", at::ones({5, 3})}, {"wait", at::ones({1})}});
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+    for (const char* part : {"\"bias\" is missing", "\"wait\" is unknown", "\"weight\" has sizes [5, 2], given are [5, 3]"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+  EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), before.at("weight")));
+}
+
+}  // namespace
+}  // namespace stitch

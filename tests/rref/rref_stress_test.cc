@@ -1,0 +1,310 @@
+// References under load and under faults, over whole worlds in one process.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rref/rref.h"
+#include "stitch/transport/loopback_endpoint.h"
+#include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
+
+namespace stitch {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Cluster;
+using testing::eventually;
+using transport::Fate;
+using transport::LoopbackNetwork;
+
+std::atomic<int> objects_made{0};
+std::atomic<int> objects_gone{0};
+
+// Knows whether it is still there.
+class Witness {
+ public:
+  Witness() { ++objects_made; }
+  Witness(const Witness&) = delete;
+  Witness& operator=(const Witness&) = delete;
+  ~Witness() {
+    alive_ = 0;
+    ++objects_gone;
+  }
+  int check() const {
+    if (alive_ != kAlive) std::abort();  // used after its end
+    return 1;
+  }
+
+ private:
+  static constexpr int kAlive = 0x600d;
+  std::atomic<int> alive_ = kAlive;
+};
+
+Mutex drawer_mutex;
+std::map<int, std::vector<RRef<Witness>>> drawers;
+void put_away(int drawer, RRef<Witness> witness) {
+  MutexLock lock(drawer_mutex);
+  drawers[drawer].push_back(std::move(witness));
+}
+void empty_drawer(int drawer) {
+  std::vector<RRef<Witness>> gone;
+  MutexLock lock(drawer_mutex);
+  gone.swap(drawers[drawer]);
+}
+int ask(const RRef<Witness>& witness) { return witness.rpc_sync<&Witness::check>(); }
+Future<int> ask_on(RRef<Witness> witness, std::string through) {
+  const int direct = co_await witness.rpc_async<&Witness::check>();
+  co_return direct + co_await rpc_async<&ask>(through, witness);
+}
+RRef<Witness> return_it(RRef<Witness> witness) { return witness; }
+int slow_start() {
+  std::this_thread::sleep_for(20ms);
+  return 1;
+}
+int wait_until_stopped(int) {
+  const auto stop = current_stop_token();
+  while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
+  return 1;
+}
+
+std::int64_t number(Cluster& cluster, int rank, const char* name) { return cluster[rank].debug_info().at(std::string("rref.") + name); }
+bool all_empty(Cluster& cluster) {
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    if (number(cluster, rank, "entries") != 0 || number(cluster, rank, "holds") != 0 || number(cluster, rank, "pins") != 0) return false;
+  }
+  return objects_made == objects_gone;
+}
+std::string tables(Cluster& cluster) {
+  std::string text = std::to_string(objects_made - objects_gone) + " objects live\n";
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    text += "worker" + std::to_string(rank) + ":";
+    for (const auto& [name, value] : cluster[rank].debug_info()) {
+      if (name.starts_with("rref.") && value != 0) text += " " + name.substr(5) + "=" + std::to_string(value);
+    }
+    text += "\n";
+  }
+  return text;
+}
+std::string name_of(std::size_t rank) { return "worker" + std::to_string(rank); }
+
+// Creates, shares and drops at random from one thread of every worker.
+void create_share_drop(Cluster& cluster, int cycles_each, std::uint64_t seed) {
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    threads.emplace_back([&cluster, rank, cycles_each, seed] {
+      const WorkerScope scope(cluster[rank]);
+      std::mt19937_64 random(seed + static_cast<std::uint64_t>(rank));
+      const auto size = static_cast<std::uint64_t>(cluster.size());
+      for (int i = 0; i < cycles_each; ++i) {
+        auto witness = random() % 4 == 0 ? rpc_sync<&return_it>(name_of(random() % size), remote<Witness>(name_of(random() % size)))
+                                         : remote<Witness>(name_of(random() % size));
+        const std::string other = name_of(random() % size);
+        switch (random() % 5) {
+          case 0:
+            EXPECT_EQ(rpc_sync<&ask>(other, witness), 1);
+            break;
+          case 1:
+            EXPECT_EQ(rpc_sync<&ask_on>(other, witness, name_of(random() % size)), 2);
+            break;
+          case 2:
+            rpc_sync<&put_away>(other, rank, witness);
+            break;
+          case 3:
+            notify<&put_away>(other, rank, std::move(witness));
+            break;
+          default:
+            break;  // dropped unused
+        }
+        if (random() % 16 == 0) rpc_sync<&empty_drawer>(other, rank);
+      }
+    });
+  }
+  threads.clear();
+}
+
+void empty_all_drawers(Cluster& cluster) {
+  // One-way messages may still be on their way.
+  EXPECT_TRUE(eventually([&] {
+    for (int rank = 0; rank < cluster.size(); ++rank) empty_drawer(rank);
+    return all_empty(cluster);
+  })) << tables(cluster);
+}
+
+class FaultyNetwork {
+ public:
+  explicit FaultyNetwork(LoopbackNetwork::Judge judge) { LoopbackNetwork::process_wide()->set_judge(std::move(judge)); }
+  ~FaultyNetwork() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
+};
+
+// Messages that vanish, break or multiply keep a graceful shutdown from balancing its books.
+void end_ungracefully(Cluster& cluster) {
+  for (int rank = 0; rank < cluster.size(); ++rank) cluster[rank].shutdown({.graceful = false});
+}
+
+TEST(RRefStress, TenThousandCyclesAmongFourWorkersLeaveNothing) {
+  Cluster cluster(4);
+  create_share_drop(cluster, 2500, 1);
+  empty_all_drawers(cluster);
+  EXPECT_GE(objects_made, 10'000);
+}
+
+TEST(RRefStress, RepeatedAndDelayedLedgerFramesChangeNothing) {
+  Cluster cluster(3);
+  {
+    std::atomic<std::uint64_t> judged{0};
+    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence, const transport::Message& message) {
+      Fate fate;
+      if (transport::FrameView(message).kind() == rref::wire::kLedgerFrame) {
+        ++judged;
+        fate.copies = 1 + static_cast<int>(sequence % 3);
+        fate.delay = std::chrono::microseconds((sequence * 7919) % 3000);
+      }
+      return fate;
+    });
+    create_share_drop(cluster, 300, 2);
+    empty_all_drawers(cluster);
+    EXPECT_GT(judged, 0u);
+  }
+  end_ungracefully(cluster);
+}
+
+TEST(RRefStress, LostLedgerFramesAreSentAgain) {
+  Cluster cluster(3);
+  {
+    std::atomic<std::uint64_t> lost{0};
+    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence, const transport::Message& message) {
+      Fate fate;
+      fate.drop = sequence % 2 == 0 && transport::FrameView(message).kind() == rref::wire::kLedgerFrame;
+      if (fate.drop) ++lost;
+      return fate;
+    });
+    create_share_drop(cluster, 60, 3);
+    empty_all_drawers(cluster);
+    EXPECT_GT(lost, 0u);
+  }
+  end_ungracefully(cluster);
+}
+
+TEST(RRefStress, ManyThreadsCopyAndDropOneReference) {
+  Cluster cluster(2);
+  {
+    auto witness = remote<Witness>("worker1");
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([witness, &cluster] {
+        const WorkerScope scope(cluster[0]);
+        for (int i = 0; i < 2000; ++i) {
+          auto copy = witness;
+          auto other = copy;
+          copy = RRef<Witness>();
+          if (i % 500 == 0) EXPECT_EQ(other.rpc_sync<&Witness::check>(), 1);
+        }
+      });
+    }
+    witness = RRef<Witness>();
+  }
+  EXPECT_TRUE(eventually([&] { return all_empty(cluster); })) << tables(cluster);
+}
+
+TEST(RRefFaults, AnOwnerThatIsGoneIsNamedWithItsEpochByEveryUse) {
+  Cluster cluster(3);
+  const auto witness = remote<Witness>("worker1");
+  EXPECT_EQ(witness.rpc_sync<&Witness::check>(), 1);
+  const WorkerInfo owner = witness.owner();
+  cluster[1].shutdown({.graceful = false});
+  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds_lost") == 1; }));
+  const auto future = witness.rpc_async<&Witness::check>();
+  try {
+    future.get();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::disconnected);
+    EXPECT_EQ(error.worker(), "worker1");
+    EXPECT_NE(std::string(error.what()).find("worker \"worker1\" epoch " + std::to_string(owner.epoch) + " is gone"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_FALSE(witness.confirmed_by_owner());
+  // A lost reference may still be passed on; it stays lost.
+  try {
+    rpc_sync<&ask>("worker2", witness);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("lost"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW((void)remote<Witness>("worker1"), Error);
+  cluster.shutdown();
+}
+
+TEST(RRefFaults, AnOwnerThatGoesDuringACreationFailsIt) {
+  Cluster cluster(2);
+  const auto never = remote<&wait_until_stopped>("worker1", 1);
+  const auto waiting = never.to_here_async();
+  cluster[1].shutdown({.graceful = false});
+  ASSERT_TRUE(never.when_created().wait_for(10s));
+  ASSERT_TRUE(waiting.wait_for(10s));
+  // A worker that stops may still get its word out before its connections close.
+  for (const Error& error : {never.when_created().error(), waiting.error()}) {
+    EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::shutting_down ||
+                error.code() == ErrorCode::remote_exception)
+        << error.what();
+    EXPECT_EQ(error.worker(), "worker1");
+  }
+  cluster.shutdown();
+}
+
+TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnError) {
+  bool broke = true;
+  for (std::uint64_t k = 0; broke; ++k) {
+    broke = false;
+    Cluster cluster(3, [](Options& options) { options.rpc_timeout = 2s; });
+    {
+      // Counted from here, not from the network's birth.
+      auto counted = std::make_shared<std::atomic<std::uint64_t>>(0);
+      auto hit = std::make_shared<std::atomic<bool>>(false);
+      const FaultyNetwork network([counted, hit, k](std::uint32_t, std::uint32_t, std::uint64_t, const transport::Message&) {
+        Fate fate;
+        if (counted->fetch_add(1) == k) {
+          fate.fail = true;
+          hit->store(true);
+        }
+        return fate;
+      });
+      try {
+        const auto witness = remote<Witness>("worker1");
+        EXPECT_EQ(rpc_sync<&ask>("worker2", witness), 1);
+        EXPECT_EQ(rpc_sync<&return_it>("worker2", witness), witness);
+        rpc_sync<&put_away>("worker2", 0, witness);
+        EXPECT_EQ(remote<&slow_start>("worker2").to_here(), 1);
+        EXPECT_EQ(witness.rpc_sync<&Witness::check>(), 1);
+        EXPECT_EQ(witness.remote<&Witness::check>().to_here(), 1);
+        rpc_sync<&empty_drawer>("worker2", 0);
+      } catch (const Error& error) {
+        // A timeout where the owner never heard of the creator: only membership could tell it that there is nothing to wait for.
+        EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::remote_exception ||
+                    error.code() == ErrorCode::timeout)
+            << "message " << k << ": " << error.what();
+      }
+      broke = hit->load();
+      if (broke) {
+        empty_drawer(0);
+        end_ungracefully(cluster);
+      }
+    }
+    ASSERT_LT(k, 200u) << "the program never ended";
+    if (!broke) {
+      empty_all_drawers(cluster);
+      EXPECT_GT(k, 10u);
+    }
+  }
+  EXPECT_EQ(objects_made, objects_gone) << "at the latest with their workers all objects go";
+}
+
+}  // namespace
+}  // namespace stitch

@@ -1,0 +1,263 @@
+// What only TensorPipe's endpoint can show: addresses, processes that die, strangers at the door.
+#include "stitch/transport/tensorpipe_endpoint.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/ip_address.h"
+#include "tests/transport/recorder.h"
+
+extern char** environ;  // NOLINT: declared by POSIX
+
+namespace stitch::transport {
+namespace {
+
+constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
+
+EndpointOptions options(std::uint32_t id) {
+  EndpointOptions options;
+  options.self.id = id;
+  options.self.name = "worker" + std::to_string(id);
+  return options;
+}
+
+TensorPipeOptions over(std::vector<std::string> transports, std::vector<std::string> channels = {"basic"}) {
+  TensorPipeOptions tensorpipe;
+  tensorpipe.transports = std::move(transports);
+  tensorpipe.channels = std::move(channels);
+  return tensorpipe;
+}
+
+template <class F>
+Error error_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorCode::internal, "no error");
+}
+
+// A plain TCP socket, for what a stranger may do.
+struct Tcp {
+  int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ~Tcp() { ::close(fd); }
+  [[nodiscard]] std::uint16_t listen() const {
+    const auto ip = IpAddress::parse("127.0.0.1", 0);
+    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
+    EXPECT_EQ(::listen(fd, 8), 0);
+    sockaddr_in bound{};
+    socklen_t bytes = sizeof(bound);
+    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &bytes), 0);
+    return ntohs(bound.sin_port);
+  }
+  [[nodiscard]] bool connect(const std::string& address) const {
+    const auto ip = IpAddress::parse_with_port(address.substr(std::string("uv://").size()));
+    return ip && ::connect(fd, reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0;
+  }
+};
+
+TEST(TensorPipeEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
+  auto server = make_tensorpipe_endpoint(options(1), {});
+  auto client = make_tensorpipe_endpoint(options(2), {});
+  const auto in = std::make_shared<Recorder>();
+  const auto addresses = server->listen([&] { return std::make_shared<Recorder>()->events(); });
+  ASSERT_EQ(addresses.size(), 2U);
+  EXPECT_TRUE(addresses[0].starts_with("shm://")) << addresses[0];
+  EXPECT_TRUE(addresses[1].starts_with("uv://127.0.0.1:")) << addresses[1];
+  for (const auto& address : addresses) {
+    const auto out = std::make_shared<Recorder>();
+    const auto connection = client->connect(address, out->events());
+    EXPECT_TRUE(out->wait_open()) << out->closed_text();
+    EXPECT_EQ(connection->describe(), address);
+  }
+}
+
+TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
+  auto server = make_tensorpipe_endpoint(options(1), over({"shm", "uv"}, {"cma", "basic"}));
+  auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
+  const auto in = std::make_shared<Recorder>();
+  const auto addresses = server->listen([&] { return in->events(); });
+  const auto wrong = std::make_shared<Recorder>();
+  client->connect(addresses[0], wrong->events());
+  ASSERT_TRUE(wrong->wait_closed());
+  EXPECT_EQ(wrong->closed_text(), "connect to \"" + addresses[0] + "\" failed: transport \"shm\" is not in use here; in use: uv");
+  const auto out = std::make_shared<Recorder>();
+  Message message = make_message("over uv");
+  message.buffers.push_back(make_filled_buffer(50000, 3));
+  client->connect(addresses[1], out->events())->send(std::move(message), out->done());
+  ASSERT_TRUE(in->wait_messages(1)) << out->closed_text();
+  EXPECT_TRUE(is_filled(in->take_messages()[0].buffers[0], 50000, 3));
+}
+
+TEST(TensorPipeEndpoint, UnknownNamesAreRefusedWithTheKnownOnes) {
+  Error error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"ibv"}))); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(), "transport \"ibv\" is unknown; known are: shm, uv");
+  error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"shm"}, {"xth"}))); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(), "channel \"xth\" is unknown; known are: basic, cma");
+  error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({}))); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  TensorPipeOptions tensorpipe;
+  tensorpipe.bind_address = "localhost";
+  error = error_of([&] { static_cast<void>(make_tensorpipe_endpoint(options(1), tensorpipe)); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+}
+
+TEST(TensorPipeEndpoint, AnAddressOfAnotherHostIsNotUsed) {
+  TensorPipeOptions tensorpipe = over({"uv"});
+  tensorpipe.bind_address = "192.0.2.1";  // reserved for documentation: nobody has it
+  const Error error = error_of([&] { static_cast<void>(make_tensorpipe_endpoint(options(1), tensorpipe)); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_STREQ(error.what(), "no transport passes a transfer from this worker to itself; tried: uv, bind address 192.0.2.1");
+  tensorpipe.transports = {"uv", "shm"};
+  auto endpoint = make_tensorpipe_endpoint(options(1), tensorpipe);
+  const auto addresses = endpoint->listen([] { return ConnectionEvents{}; });
+  ASSERT_EQ(addresses.size(), 1U);
+  EXPECT_TRUE(addresses[0].starts_with("shm://"));
+}
+
+TEST(TensorPipeEndpoint, SpeaksIpv6) {
+  try {
+    IpAddress::parse("::1", 0)->check_bindable("::1");
+  } catch (const Error&) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  TensorPipeOptions tensorpipe = over({"uv"});
+  tensorpipe.bind_address = "::1";
+  auto server = make_tensorpipe_endpoint(options(1), tensorpipe);
+  auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
+  const auto in = std::make_shared<Recorder>();
+  const auto addresses = server->listen([&] { return in->events(); });
+  EXPECT_TRUE(addresses[0].starts_with("uv://[::1]:")) << addresses[0];
+  client->connect(addresses[0], {})->send(make_message("six"), nullptr);
+  EXPECT_TRUE(in->wait_messages(1));
+}
+
+TEST(TensorPipeEndpoint, CarriesBuffersOverEveryChannel) {
+  for (const std::string transport : {"shm", "uv"}) {
+    for (const std::string channel : {"basic", "cma"}) {
+      auto server = make_tensorpipe_endpoint(options(1), over({transport}, {channel}));
+      auto client = make_tensorpipe_endpoint(options(2), over({transport}, {channel}));
+      const auto in = std::make_shared<Recorder>();
+      const auto out = std::make_shared<Recorder>();
+      const auto addresses = server->listen([&] { return in->events(); });
+      const std::vector<std::size_t> sizes{0, 1, 20000, 0, std::size_t{8} << 20};
+      Message message = make_message("m");
+      for (const std::size_t size : sizes) message.buffers.push_back(make_filled_buffer(size, 5));
+      client->connect(addresses[0], out->events())->send(std::move(message), out->done());
+      ASSERT_TRUE(in->wait_messages(1)) << transport << " " << channel << ": " << out->closed_text();
+      const auto messages = in->take_messages();
+      for (std::size_t i = 0; i < sizes.size(); ++i)
+        EXPECT_TRUE(is_filled(messages[0].buffers[i], sizes[i], 5)) << transport << " " << channel << i;
+      EXPECT_TRUE(out->wait_sends_done());
+    }
+  }
+}
+
+TEST(TensorPipeEndpoint, RefusesToSendDeviceMemory) {
+  auto endpoint = make_tensorpipe_endpoint(options(1), over({"uv"}));
+  const auto in = std::make_shared<Recorder>();
+  const auto out = std::make_shared<Recorder>();
+  const auto addresses = endpoint->listen([&] { return in->events(); });
+  const auto connection = endpoint->connect(addresses[0], out->events());
+  int elsewhere = 0;
+  Message message = make_message("m");
+  message.buffers.push_back(Buffer{Device{DeviceType::cuda, 1}, &elsewhere, sizeof(elsewhere), nullptr});
+  connection->send(std::move(message), out->done());
+  ASSERT_TRUE(out->wait_sends_done());
+  EXPECT_EQ(out->send_error()->code(), ErrorCode::unimplemented);
+  connection->send(make_message("still open"), out->done());
+  EXPECT_TRUE(in->wait_messages(1));
+}
+
+TEST(TensorPipeEndpoint, AHandshakeThatIsNotAnsweredTimesOut) {
+  const Tcp silent;
+  const std::string address = "uv://127.0.0.1:" + std::to_string(silent.listen());
+  EndpointOptions impatient = options(1);
+  impatient.handshake_timeout = std::chrono::milliseconds(100);
+  auto endpoint = make_tensorpipe_endpoint(impatient, over({"uv"}));
+  const auto recorder = std::make_shared<Recorder>();
+  endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
+  ASSERT_TRUE(recorder->wait_closed());
+  EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
+  EXPECT_EQ(recorder->closed_text(), "connection " + address + " did not finish its handshake within 100 ms");
+  EXPECT_TRUE(recorder->wait_sends_done());
+}
+
+TEST(TensorPipeEndpoint, StrangersThatHangUpDoNotStopIt) {
+  auto server = make_tensorpipe_endpoint(options(1), over({"uv"}));
+  const auto addresses = server->listen([] { return ConnectionEvents{}; });
+  auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
+  for (int round = 0; round < 3; ++round) {
+    { EXPECT_TRUE(Tcp().connect(addresses[0])); }
+    // The first tries may fall into the moment in which the listener recovers.
+    bool opened = false;
+    for (int attempt = 0; attempt < 200 && !opened; ++attempt) {
+      const auto recorder = std::make_shared<Recorder>();
+      client->connect(addresses[0], recorder->events());
+      opened = recorder->wait_open();
+      if (!opened) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    EXPECT_TRUE(opened) << "round " << round;
+  }
+}
+
+// The other process of the tests below: connects to the address it is given, sends its process id, and stays until killed.
+TEST(TensorPipeProcess, DISABLED_Peer) {
+  const char* address = std::getenv(kAddressVariable);
+  if (address == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
+  auto endpoint = make_tensorpipe_endpoint(options(2), over({"shm", "uv"}));
+  const auto recorder = std::make_shared<Recorder>();
+  const auto connection = endpoint->connect(address, recorder->events());
+  connection->send(make_message(std::to_string(::getpid())), recorder->done());
+  static_cast<void>(recorder->wait_closed());
+}
+
+TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
+  for (const std::string transport : {"shm", "uv"}) {
+    auto endpoint = make_tensorpipe_endpoint(options(1), over({transport}));
+    const auto in = std::make_shared<Recorder>();
+    const auto addresses = endpoint->listen([&] { return in->events(); });
+    ASSERT_EQ(::setenv(kAddressVariable, addresses[0].c_str(), 1), 0);
+    std::string program = "/proc/self/exe";
+    std::string filter = "--gtest_filter=TensorPipeProcess.DISABLED_Peer";
+    std::string disabled = "--gtest_also_run_disabled_tests";
+    char* const arguments[] = {program.data(), filter.data(), disabled.data(), nullptr};
+    pid_t pid = 0;
+    ASSERT_EQ(::posix_spawn(&pid, program.c_str(), nullptr, nullptr, arguments, environ), 0);
+    ::unsetenv(kAddressVariable);
+    const bool came = in->wait_messages(1);
+    EXPECT_TRUE(came) << in->closed_text();
+    // Traffic underway when it dies: large messages that it will not take any more.
+    if (came) {
+      EXPECT_EQ(in->take_texts().front(), std::to_string(pid));
+      for (int i = 0; i < 20; ++i) in->connection()->send(make_message(std::string(4 << 20, 'x')), in->done());
+    }
+    const auto killed = std::chrono::steady_clock::now();
+    EXPECT_EQ(::kill(pid, SIGKILL), 0);
+    EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
+    ASSERT_TRUE(in->wait_closed());
+    EXPECT_EQ(in->closed_code(), ErrorCode::disconnected);
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10));
+    EXPECT_TRUE(in->wait_sends_done());
+    EXPECT_TRUE(in->faults().empty());
+  }
+}
+
+}  // namespace
+}  // namespace stitch::transport
