@@ -18,7 +18,8 @@ std::shared_ptr<const Carried> carried() { return std::static_pointer_cast<const
 std::shared_ptr<ContextState> find_state(Agent& agent, const ContextId& id) {
   auto state = Engine::of(agent).contexts().find(id);
   if (!state) {
-    throw Error(ErrorCode::invalid_argument, "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()) + " or has ended");
+    throw Error(ErrorCode::invalid_argument,
+                "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()) + " or has ended");
   }
   return state;
 }
@@ -72,7 +73,8 @@ ContextHandle current_context() {
   const auto current = carried();
   if (!current) {
     throw Error(ErrorCode::invalid_argument,
-                "no dist_autograd context is current on this thread: make a dist_autograd::Context, or a context_scope(id) on a thread of your own");
+                "no dist_autograd context is current on this thread: make a dist_autograd::Context, or a context_scope(id) on a thread of "
+                "your own");
   }
   return {current_agent(), current->context};
 }

@@ -23,11 +23,11 @@ enum class Mode : std::uint8_t {
 };
 
 struct Options {
-  bool retain_graph = false;             // keep what the graph saved, for another backward over it
+  bool retain_graph = false;  // keep what the graph saved, for another backward over it
   Mode mode = Mode::exact;
-  std::vector<at::Tensor> grads{};       // gradients of the roots; undefined or left out: 1 for a root of one element
-  bool create_graph = false;             // gradients can be differentiated again (needs exact mode)
-  std::chrono::nanoseconds timeout{0};   // for the whole pass; 0: none
+  std::vector<at::Tensor> grads{};      // gradients of the roots; undefined or left out: 1 for a root of one element
+  bool create_graph = false;            // gradients can be differentiated again (needs exact mode)
+  std::chrono::nanoseconds timeout{0};  // for the whole pass; 0: none
   template <class Archive>
   void serialize(Archive& archive) {
     archive(retain_graph, mode, grads, create_graph, timeout);

@@ -28,8 +28,9 @@ Engine& Engine::of(Agent& agent) { return static_cast<Engine&>(agent.extension(d
 Future<void> Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots, const Options& options) {
   variable_list gradients = check_roots(roots, options);
   if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links())) {
-    throw Error(ErrorCode::invalid_argument,
-                "fast mode cannot be used with create_graph: gradients that were sent are links that a later pass need not use; use exact mode");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "fast mode cannot be used with create_graph: gradients that were sent are links that a later pass need not use; use exact mode");
   }
   Pass::Settings settings;
   settings.run.retain_graph = options.retain_graph || options.create_graph;
@@ -37,7 +38,8 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context, std:
   settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() && torch::autograd::AnomalyMode::should_check_nan();
   settings.fast = options.mode == Mode::fast;
   auto deadline = Ambient::current().deadline;
-  if (options.timeout.count() > 0 && options.timeout < Clock::time_point::max() - Clock::now()) deadline = std::min(deadline, Clock::now() + options.timeout);
+  if (options.timeout.count() > 0 && options.timeout < Clock::time_point::max() - Clock::now())
+    deadline = std::min(deadline, Clock::now() + options.timeout);
 
   const PassId id{agent_.self().id, next_pass_.fetch_add(1, std::memory_order_relaxed)};
   const auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings);
@@ -115,11 +117,13 @@ void Engine::open_and_handle(InMessage message) {
     static_cast<void>(agent_.peers().find(header.pass.root));  // throws for a worker that does not exist
     const auto context = contexts_.find(header.context);
     if (!context) {
-      refuse(from, header, Error(ErrorCode::cancelled, "context " + to_string(header.context) + " was released on " + stitch::to_string(agent_.self())));
+      refuse(from, header,
+             Error(ErrorCode::cancelled, "context " + to_string(header.context) + " was released on " + stitch::to_string(agent_.self())));
       return;
     }
-    const auto pass = context->open_pass(
-        header.pass, [&] { return std::make_shared<Pass>(*this, agent_.shared_from_this(), context, header.pass, Pass::Settings::from_wire(header.flags)); });
+    const auto pass = context->open_pass(header.pass, [&] {
+      return std::make_shared<Pass>(*this, agent_.shared_from_this(), context, header.pass, Pass::Settings::from_wire(header.flags));
+    });
     if (!pass) return;  // it has ended here: an abort overtook this
     if (message.view.kind() == wire::kMark) {
       wire::Mark mark;
@@ -214,7 +218,8 @@ std::size_t Engine::active() {
 }
 
 void Engine::stop() {
-  const Error over = Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down").with_worker(agent_.self().name);
+  const Error over =
+      Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down").with_worker(agent_.self().name);
   for (const auto& context : contexts_.remove_all()) {
     for (const auto& pass : context->end().passes) pass->abort(over);
   }

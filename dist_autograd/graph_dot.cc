@@ -46,9 +46,12 @@ GraphPart describe(Agent& agent, const ContextState& context, const std::vector<
   const std::string self = std::to_string(agent.self().id.value());
   const auto name = [&](std::uint32_t index) {
     switch (plan.kind(index)) {
-      case NodeKind::send: return link_name("send", plan.send(index).link());
-      case NodeKind::recv: return link_name("recv", plan.recv(index).link());
-      default: return in_quotes(self + "." + std::to_string(index));
+      case NodeKind::send:
+        return link_name("send", plan.send(index).link());
+      case NodeKind::recv:
+        return link_name("recv", plan.recv(index).link());
+      default:
+        return in_quotes(self + "." + std::to_string(index));
     }
   };
   std::string links;

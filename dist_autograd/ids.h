@@ -38,7 +38,9 @@ struct LinkId {
 [[nodiscard]] inline std::string to_string(const ContextId& id) {
   return std::to_string(id.counter) + "@" + std::to_string(id.home.value()) + "." + std::to_string(id.epoch);
 }
-[[nodiscard]] inline std::string to_string(const LinkId& id) { return std::to_string(id.sender.value()) + "/" + std::to_string(id.counter); }
+[[nodiscard]] inline std::string to_string(const LinkId& id) {
+  return std::to_string(id.sender.value()) + "/" + std::to_string(id.counter);
+}
 
 [[nodiscard]] constexpr std::size_t mix(std::uint64_t a, std::uint64_t b) noexcept {
   std::uint64_t h = a * 0x9e3779b97f4a7c15u ^ (b + 0x7f4a7c15u);

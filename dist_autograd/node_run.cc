@@ -19,7 +19,8 @@ variable_list post_hooks(Node& node, variable_list outputs, const variable_list&
   const std::size_t count = outputs.size();
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, inputs);
   if (outputs.size() != count) {
-    refuse("a post hook of " + node.name() + " returned " + std::to_string(outputs.size()) + " gradients instead of " + std::to_string(count));
+    refuse("a post hook of " + node.name() + " returned " + std::to_string(outputs.size()) + " gradients instead of " +
+           std::to_string(count));
   }
   return outputs;
 }
@@ -30,7 +31,8 @@ void refuse_nan(const Node& node, const variable_list& outputs) {
     if (!outputs[i].defined()) continue;
     const c10::OptionalDeviceGuard device(outputs[i].device());
     const at::Tensor values = outputs[i].is_sparse() ? outputs[i]._values() : outputs[i];
-    if (at::isnan(values).any().item<bool>()) refuse("Function '" + node.name() + "' returned nan values in its " + std::to_string(i) + "th output.");
+    if (at::isnan(values).any().item<bool>())
+      refuse("Function '" + node.name() + "' returned nan values in its " + std::to_string(i) + "th output.");
   }
 }
 
@@ -45,7 +47,8 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::s
     if (!edges[i].is_valid() || !gradient.defined()) continue;
     const auto& metadata = edges[i].function->input_metadata(edges[i].input_nr);
     if (!metadata.is_same_shape(gradient)) {
-      if (!metadata.is_expandable_to_shape(gradient)) refuse(who + " returned an " + metadata.incompatible_shape_error_message(i, gradient).str());
+      if (!metadata.is_expandable_to_shape(gradient))
+        refuse(who + " returned an " + metadata.incompatible_shape_error_message(i, gradient).str());
       gradient = metadata.reduce_grad(gradient);
     }
     const bool complex_wanted = c10::isComplexType(c10::typeMetaToScalarType(metadata.options().dtype()));
@@ -64,8 +67,8 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::s
     }
     if (gradient.device() != metadata.device()) {
       if (gradient.dim() != 0) {
-        refuse(who + " returned an invalid gradient at index " + std::to_string(i) + ": on device " + gradient.device().str() + ", expected " +
-               metadata.device().str());
+        refuse(who + " returned an invalid gradient at index " + std::to_string(i) + ": on device " + gradient.device().str() +
+               ", expected " + metadata.device().str());
       }
       gradient = gradient.to(metadata.device());
     }

@@ -58,14 +58,17 @@ Error Pass::found_here(const Error& error) const {
 
 void Pass::require_own(const RecvNode& node) const {
   if (node.context() == context_->id()) return;
-  throw Error(ErrorCode::invalid_argument, "the loss uses a result that was received under another context (" + dist_autograd::to_string(node.context()) +
-                                               ", from " + stitch::to_string(node.sender()) + ")");
+  throw Error(ErrorCode::invalid_argument, "the loss uses a result that was received under another context (" +
+                                               dist_autograd::to_string(node.context()) + ", from " + stitch::to_string(node.sender()) +
+                                               ")");
 }
 
 variable_list Pass::unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index, std::vector<at::Tensor>& tensors,
                            std::size_t& next) const {
   const SendNode& node = plan_->send(index);
-  const auto wrong = [&](const char* what) { return Error(ErrorCode::protocol, "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what); };
+  const auto wrong = [&](const char* what) {
+    return Error(ErrorCode::protocol, "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
+  };
   if (entry.defined.size() != node.num_inputs()) throw wrong("their number is not that of the tensors sent");
   variable_list gradients(entry.defined.size());
   std::vector<at::Tensor> linked;
@@ -240,7 +243,8 @@ void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
     concerned = running() && (peers_.contains(peer.id) || participants_.contains(peer.id) || id_.root == peer.id);
   }
   if (!concerned) return;
-  abort(Error(ErrorCode::disconnected, "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what()).with_worker(peer.name));
+  abort(Error(ErrorCode::disconnected, "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what())
+            .with_worker(peer.name));
 }
 
 void Pass::expire() {
@@ -254,7 +258,8 @@ void Pass::expire() {
     }
   }
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun).count();
-  abort(Error(ErrorCode::timeout, "backward timed out after " + std::to_string(ms) + " ms" + (waiting.empty() ? std::string() : "; not done: " + waiting)));
+  abort(Error(ErrorCode::timeout,
+              "backward timed out after " + std::to_string(ms) + " ms" + (waiting.empty() ? std::string() : "; not done: " + waiting)));
 }
 
 void Pass::wait_until_quiet() {

@@ -75,8 +75,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     std::vector<std::pair<WorkerId, wire::Ack>> acks;
     std::vector<WorkerId> settle;
     std::vector<std::uint32_t> kill;
-    bool succeed = false;              // root: all workers are done
-    std::optional<wire::Done> done;    // elsewhere: this worker is done
+    bool succeed = false;            // root: all workers are done
+    std::optional<wire::Done> done;  // elsewhere: this worker is done
     std::optional<Error> error;
   };
   using MarksByPeer = std::map<WorkerId, wire::Mark>;
@@ -103,8 +103,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Throws when the node belongs to another context.
   void require_own(const RecvNode& node) const;
   // The gradients of one entry; moves its tensors out of `tensors`, from `next` on.
-  [[nodiscard]] variable_list unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index, std::vector<at::Tensor>& tensors,
-                                     std::size_t& next) const;
+  [[nodiscard]] variable_list unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index,
+                                     std::vector<at::Tensor>& tensors, std::size_t& next) const;
 
   // Constant after construction.
   Engine& engine_;
@@ -135,19 +135,19 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   // Dijkstra-Scholten: who is to be told when everything this worker has caused has ended.
   std::optional<WorkerId> parent_ STITCH_GUARDED_BY(mutex_);
-  std::uint64_t deficit_ STITCH_GUARDED_BY(mutex_) = 0;            // messages sent, not yet acked
+  std::uint64_t deficit_ STITCH_GUARDED_BY(mutex_) = 0;               // messages sent, not yet acked
   std::map<WorkerId, std::uint32_t> owed_ STITCH_GUARDED_BY(mutex_);  // acks to send when quiet, parent's apart
-  std::set<WorkerId> participants_ STITCH_GUARDED_BY(mutex_);      // reported from below
-  bool begun_marking_ STITCH_GUARDED_BY(mutex_) = false;           // root: its own marks are counted
-  std::set<WorkerId> not_done_ STITCH_GUARDED_BY(mutex_);          // root: who has not said DONE
-  wire::Done unused_ STITCH_GUARDED_BY(mutex_);                    // root: from all
+  std::set<WorkerId> participants_ STITCH_GUARDED_BY(mutex_);         // reported from below
+  bool begun_marking_ STITCH_GUARDED_BY(mutex_) = false;              // root: its own marks are counted
+  std::set<WorkerId> not_done_ STITCH_GUARDED_BY(mutex_);             // root: who has not said DONE
+  wire::Done unused_ STITCH_GUARDED_BY(mutex_);                       // root: from all
 
   std::optional<Marks> marks_ STITCH_GUARDED_BY(mutex_);
   std::vector<bool> delivered_ STITCH_GUARDED_BY(mutex_);  // by node
   std::uint64_t posted_ STITCH_GUARDED_BY(mutex_) = 0;     // arrivals handed to the strand
   bool quiet_ STITCH_GUARDED_BY(mutex_) = false;           // and all worked in, nothing to run, nothing in the outbox
   bool resolved_ STITCH_GUARDED_BY(mutex_) = false;
-  std::uint64_t writing_ STITCH_GUARDED_BY(mutex_) = 0;    // messages with gradients not yet written
+  std::uint64_t writing_ STITCH_GUARDED_BY(mutex_) = 0;  // messages with gradients not yet written
 };
 
 }  // namespace stitch::dist_autograd

@@ -127,7 +127,8 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
     std::size_t next = 0;
     for (const wire::GradientEntry& entry : entries) {
       const std::uint32_t index = plan_->find({agent_->self().id, entry.link});
-      if (index == Plan::kNone) throw Error(ErrorCode::protocol, "a gradient came for a call that is unknown here; is forward still running?");
+      if (index == Plan::kNone)
+        throw Error(ErrorCode::protocol, "a gradient came for a call that is unknown here; is forward still running?");
       deliveries.emplace_back(index, unpack(from, entry, index, tensors, next));
     }
     Actions actions;

@@ -116,9 +116,10 @@ void Engine::on_decode(InMessage& message, Ambient& ambient) {
   if (section.link == 0) return;
   std::vector<at::Tensor> tensors;
   for (const std::uint32_t index : section.tensors) {
-    if (index >= message.tensors.size() || !message.tensors[index].defined() || !torch::autograd::isDifferentiableType(message.tensors[index].scalar_type())) {
-      throw Error(ErrorCode::protocol, "context section of a message from " + stitch::to_string(message.from) + " names tensor " + std::to_string(index) +
-                                           ", which cannot have a gradient");
+    if (index >= message.tensors.size() || !message.tensors[index].defined() ||
+        !torch::autograd::isDifferentiableType(message.tensors[index].scalar_type())) {
+      throw Error(ErrorCode::protocol, "context section of a message from " + stitch::to_string(message.from) + " names tensor " +
+                                           std::to_string(index) + ", which cannot have a gradient");
     }
     tensors.push_back(message.tensors[index].set_requires_grad(false));
   }

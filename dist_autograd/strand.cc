@@ -24,7 +24,10 @@ Error failure_of(const Node& node) {
   try {
     throw;
   } catch (const Error& error) {
-    return Error(error.code(), where + error.what()).with_worker(error.worker()).with_function(error.function()).with_remote(error.remote());
+    return Error(error.code(), where + error.what())
+        .with_worker(error.worker())
+        .with_function(error.function())
+        .with_remote(error.remote());
   } catch (const c10::Error& error) {
     return Error(ErrorCode::remote_exception, where + error.what_without_backtrace());
   } catch (...) {
@@ -114,11 +117,6 @@ void Strand::stop() {
   schedule();
 }
 
-std::uint64_t Strand::nodes_run() const {
-  MutexLock lock(mutex_);
-  return nodes_run_;
-}
-
 bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
 
 void Strand::schedule() {
@@ -148,7 +146,8 @@ void Strand::run_slice(StrandOwner& owner) {
   while (take_inbox(leave_if_empty)) {
     leave_if_empty = false;
     for (Arrival& arrival : taken_now_) {
-      for (std::size_t i = 0; i < arrival.gradients.size(); ++i) put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
+      for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
+        put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
       ++taken_;
       arrive(arrival.node, arrival.live);
     }
@@ -209,8 +208,7 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
     }
   }
   --unresolved_;
-  MutexLock lock(mutex_);
-  ++nodes_run_;
+  nodes_run_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Adds a gradient to an input of a node. An undefined one leaves no trace.

@@ -2,6 +2,7 @@
 
 #include <ATen/ThreadLocalState.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <queue>
@@ -44,8 +45,8 @@ class StrandOwner {
 // which keep the pass alive while they run.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
-  Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store, Executor executor, std::weak_ptr<StrandOwner> owner,
-         at::ThreadLocalState state = {});
+  Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store, Executor executor,
+         std::weak_ptr<StrandOwner> owner, at::ThreadLocalState state = {});
   ~Strand();
   Strand(const Strand&) = delete;
   Strand& operator=(const Strand&) = delete;
@@ -61,7 +62,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // Ends the pass here: what runs finishes, nothing else starts.
   void stop();
 
-  [[nodiscard]] std::uint64_t nodes_run() const;
+  [[nodiscard]] std::uint64_t nodes_run() const noexcept { return nodes_run_.load(std::memory_order_relaxed); }
   // True inside a node, hook or callback of this strand.
   [[nodiscard]] bool running_on_this_thread() const noexcept;
 
@@ -108,13 +109,14 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::uint32_t unresolved_ = 0;
   std::uint64_t taken_ = 0;
 
-  mutable Mutex mutex_;
+  std::atomic<std::uint64_t> nodes_run_{0};
+
+  Mutex mutex_;
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;
   bool stop_ STITCH_GUARDED_BY(mutex_) = false;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
-  std::uint64_t nodes_run_ STITCH_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace stitch::dist_autograd

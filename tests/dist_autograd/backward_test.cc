@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/rref_backward.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"
 
@@ -18,7 +19,9 @@ at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
 class Backward : public ::testing::TestWithParam<Mode> {
  protected:
-  [[nodiscard]] dist_autograd::Options options(bool retain_graph = false) const { return {.retain_graph = retain_graph, .mode = GetParam()}; }
+  [[nodiscard]] dist_autograd::Options options(bool retain_graph = false) const {
+    return {.retain_graph = retain_graph, .mode = GetParam()};
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, Backward, ::testing::Values(Mode::exact, Mode::fast),
@@ -136,6 +139,42 @@ TEST(BackwardInHandlers, MayStartOnAnyWorkerOfTheContext) {
   const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
   EXPECT_TRUE(equal_gradients(context.gradient(x), 3 * p * q));
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 3 * p));
+}
+
+at::Tensor sum_via(std::string next, at::Tensor x) { return rpc_sync<times_parameter>(next, x * own_parameter()).sum(); }
+
+TEST(BackwardFromRRef, StartsOnTheWorkerThatOwnsTheLoss) {
+  Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto loss = remote<sum_via>("worker1", "worker2", x * 3);
+  loss.backward(context);
+  const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 3 * p * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 3 * p));
+}
+
+TEST(BackwardFromRRef, WorksOnAnOwnTensorAndOnOneThatWasFetched) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto there = remote<times_parameter>("worker1", x);
+  make_rref(there.to_here().sum()).backward(context);
+  EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1]).detach()));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
+}
+
+TEST(BackwardFromRRef, ThrowsTheErrorOfThePass) {
+  Cluster cluster(2);
+  Context context;
+  const auto many = remote<times_parameter>("worker1", ones());
+  try {
+    many.backward(context);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_STREQ(error.what(), "root 0 has shape [3]: only a root of one element may leave its gradient out");
+  }
 }
 
 TEST(ExactMode, LeavesDroppedResultsAlone) {

@@ -181,8 +181,8 @@ TEST(Context, ShowsTheGraphOfAllWorkers) {
   Context context;
   const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_()).sum();
   const std::string dot = context.graph_dot({loss});
-  for (const char* expected : {"digraph", "label=\"worker0\"", "label=\"worker1\"", "label=\"worker2\"", "SumBackward", "MulBackward", "RecvNode",
-                               "via() to worker", "[style=dashed]"}) {
+  for (const char* expected : {"digraph", "label=\"worker0\"", "label=\"worker1\"", "label=\"worker2\"", "SumBackward", "MulBackward",
+                               "RecvNode", "via() to worker", "[style=dashed]"}) {
     EXPECT_NE(dot.find(expected), std::string::npos) << expected << " is missing in\n" << dot;
   }
 }

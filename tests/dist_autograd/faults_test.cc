@@ -90,8 +90,10 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
         EXPECT_TRUE(broken) << error.what();
         EXPECT_NE(error.code(), ErrorCode::timeout) << "message " << k << ": " << error.what();
       }
-      EXPECT_TRUE(eventually([&] { return count_on(cluster[0], "passes") + count_on(cluster[1], "passes") + count_on(cluster[2], "passes") == 0; }))
-          << "message " << k;
+      EXPECT_TRUE(eventually([&] {
+        return count_on(cluster[0], "passes") + count_on(cluster[1], "passes") + count_on(cluster[2], "passes") == 0;
+      })) << "message "
+          << k;
     }
     // Releases go on being sent after the context has ended.
     const bool released = eventually([&] {

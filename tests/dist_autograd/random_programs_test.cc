@@ -84,7 +84,8 @@ TEST(RandomProgramsThemselves, AreNotTrivial) {
   for (int worker = 0; worker < 3; ++worker) EXPECT_GT(cluster[worker].debug_info().at("dist_autograd.gradient_links_sent"), 200);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, RandomPrograms, ::testing::Values(2, 3, 4), [](const auto& info) { return std::to_string(info.param) + "Workers"; });
+INSTANTIATE_TEST_SUITE_P(Over, RandomPrograms, ::testing::Values(2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Workers"; });
 
 }  // namespace
 }  // namespace stitch::testing

@@ -2,14 +2,14 @@
 
 #include <ATen/ATen.h>
 
-#include <chrono>
-#include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
 
 // What the tests of contexts and backward passes share: parameters that live on workers, and looks at what is left there.
 namespace stitch::testing {
@@ -22,23 +22,13 @@ inline at::Tensor parameter_of(Worker& worker) {
 }
 
 // What runs remotely.
-at::Tensor times_parameter(at::Tensor x);                    // x * parameter
+at::Tensor times_parameter(at::Tensor x);                     // x * parameter
 at::Tensor via(std::vector<std::string> path, at::Tensor x);  // times_parameter on each worker of the path in turn
 
 // The gradient of that worker's parameter in a context; undefined when it has none or takes no part.
 at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context);
 
 inline std::int64_t count_on(Worker& worker, const std::string& what) { return worker.debug_info().at("dist_autograd." + what); }
-
-// Waits, within 10 s, until `condition` holds.
-inline bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
 
 // Waits until no context, pass, link or gradient is left on any worker.
 bool nothing_is_left(Cluster& cluster);

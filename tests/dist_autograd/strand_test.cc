@@ -176,7 +176,8 @@ TEST(Strand, AddsSparseAndDenseGradientsThatMeetInOnePass) {
   const auto table = leaf({6, 2});
   const auto doubled = table * 1;
   const auto rows = torch::tensor({0, 5}, torch::kLong);
-  const auto loss = torch::embedding(table, rows, -1, false, true).sum() + doubled.sin().sum() + torch::embedding(table, rows, -1, false, true).sum();
+  const auto loss =
+      torch::embedding(table, rows, -1, false, true).sum() + doubled.sin().sum() + torch::embedding(table, rows, -1, false, true).sum();
   const auto expected = stock_gradients({loss}, {table})[0];
   world.backward({.roots = {loss}});
   EXPECT_TRUE(same_gradient(world.gradient(table), expected));

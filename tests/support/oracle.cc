@@ -10,7 +10,9 @@ namespace {
 
 ProgramHost local_host(const std::vector<Tensors>& parameters, int worker) {
   ProgramHost host;
-  host.parameter = [&parameters, worker](int index) { return parameters[static_cast<std::size_t>(worker)][static_cast<std::size_t>(index)]; };
+  host.parameter = [&parameters, worker](int index) {
+    return parameters[static_cast<std::size_t>(worker)][static_cast<std::size_t>(index)];
+  };
   host.call = [&parameters](int callee, const ProgramBlock& block, const Tensors& arguments) {
     Tensors results = run_block(local_host(parameters, callee), block, arguments);
     return [results] { return results; };
@@ -48,7 +50,8 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
   const double scale = std::max(1.0, at::abs(b).max().item<double>());
   const double difference = at::abs(a - b).max().item<double>();
   if (difference <= tolerance * scale) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "differs by " << difference << " at scale " << scale << (got.defined() ? "" : " (no gradient at all)");
+  return ::testing::AssertionFailure() << "differs by " << difference << " at scale " << scale
+                                       << (got.defined() ? "" : " (no gradient at all)");
 }
 
 }  // namespace stitch::testing

@@ -57,23 +57,47 @@ class Block {
 
   void step() {
     switch (pick(20)) {
-      case 0: values_.push_back(at::tanh(squared(any()) + squared(any()))); break;
-      case 1: values_.push_back(squared(any()) * squared(any())); break;
-      case 2: values_.push_back(at::tanh(at::matmul(squared(any()), squared(any())))); break;
-      case 3: values_.push_back(at::sin(any())); break;
-      case 4: values_.push_back(squared(any()).t()); break;
-      case 5: values_.push_back(any() * host_.parameter(pick(kProgramParameters)).sum()); break;
-      case 6: values_.push_back(host_.parameter(pick(kProgramParameters))); break;
-      case 7: values_.push_back(squared(any()).narrow(0, 1, 2)); break;
-      case 8: values_.push_back(squared(any()).narrow(0, 0, 0)); break;
-      case 9: values_.push_back(BlindToFirst::apply(squared(any()), squared(any()))); break;
-      case 10: values_.push_back(squared(any()).select(1, 0)); break;
+      case 0:
+        values_.push_back(at::tanh(squared(any()) + squared(any())));
+        break;
+      case 1:
+        values_.push_back(squared(any()) * squared(any()));
+        break;
+      case 2:
+        values_.push_back(at::tanh(at::matmul(squared(any()), squared(any()))));
+        break;
+      case 3:
+        values_.push_back(at::sin(any()));
+        break;
+      case 4:
+        values_.push_back(squared(any()).t());
+        break;
+      case 5:
+        values_.push_back(any() * host_.parameter(pick(kProgramParameters)).sum());
+        break;
+      case 6:
+        values_.push_back(host_.parameter(pick(kProgramParameters)));
+        break;
+      case 7:
+        values_.push_back(squared(any()).narrow(0, 1, 2));
+        break;
+      case 8:
+        values_.push_back(squared(any()).narrow(0, 0, 0));
+        break;
+      case 9:
+        values_.push_back(BlindToFirst::apply(squared(any()), squared(any())));
+        break;
+      case 10:
+        values_.push_back(squared(any()).select(1, 0));
+        break;
       case 11: {
         const at::Tensor value = any();
         if (!block_.program.uses_everything) values_.push_back(value.detach());
         break;
       }
-      default: call(); break;
+      default:
+        call();
+        break;
     }
   }
 
@@ -127,7 +151,9 @@ Tensors program_parameters(const RandomProgram& program, int worker) {
   return parameters;
 }
 
-Tensors run_block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments) { return Block(host, block, arguments).run(); }
+Tensors run_block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments) {
+  return Block(host, block, arguments).run();
+}
 
 at::Tensor run_program(const ProgramHost& host, const RandomProgram& program) {
   at::Tensor loss = host.parameter(0).sum();

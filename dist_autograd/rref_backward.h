@@ -1,0 +1,24 @@
+#pragma once
+
+#include <concepts>
+#include <optional>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/rref/rref.h"
+
+namespace stitch {
+
+namespace dist_autograd {
+
+// Runs backward from the tensor that `root` refers to, on the worker that owns it, wherever that is. The future completes as
+// that of ContextHandle::backward_async(). REQUIRES: `context` is one of the current worker.
+[[nodiscard]] Future<void> backward_async(const RRef<at::Tensor>& root, const ContextHandle& context, const Options& options = {});
+
+}  // namespace dist_autograd
+
+template <class T>
+void RRef<T>::backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor> {
+  dist_autograd::backward_async(*this, context).get();
+}
+
+}  // namespace stitch
