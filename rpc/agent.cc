@@ -284,9 +284,8 @@ void Agent::on_answer(InMessage message) {
 
 void Agent::on_cancel(InMessage message) {
   transport::ByteReader in(message.view.body(), "cancel");
-  if (auto call = incoming_.find(message.from.id, in.read<std::uint64_t>())) {
-    post([call] { call->request_stop(); });
-  }
+  // Here and now: the handlers to be stopped may hold every pool thread.
+  if (auto call = incoming_.find(message.from.id, in.read<std::uint64_t>())) call->request_stop();
 }
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
@@ -294,9 +293,7 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
     loop_->cancel(record.timer);
     record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""), std::string("failed: the worker is gone: ") + reason.what()));
   }
-  for (auto& call : incoming_.list(peer.id)) {
-    post([call] { call->request_stop(); });
-  }
+  for (auto& call : incoming_.list(peer.id)) call->request_stop();
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
   leave_->on_peer_lost();
 }

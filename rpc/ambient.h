@@ -40,6 +40,7 @@ class AmbientScope {
 void run_continuation(Ambient ambient, UniqueFunction<void()> task);
 
 // Tells the handler running on this thread that its caller has cancelled the call, or that its deadline has passed.
+// A std::stop_callback on it runs on a thread that reads messages: it must be short and must not block.
 [[nodiscard]] std::stop_token current_stop_token();
 
 }  // namespace stitch

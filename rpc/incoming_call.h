@@ -82,7 +82,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // Answers with what the user's function threw: `remote_exception` with the type and text.
   void fail_in_handler(const std::exception_ptr& exception);
 
-  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread.
+  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which may be a reader thread:
+  // they must be short.
   void request_stop() { stop_.request_stop(); }
   [[nodiscard]] bool stop_requested() const { return stop_.stop_requested(); }
 

@@ -88,6 +88,14 @@ struct Meeting {
   std::shared_ptr<void> server;  // on the worker that hosts the store
 };
 
+// Whoever can reach an open port could call any registered function.
+void check_open_network(const Options& options, const std::string& address) {
+  const char* insecure = std::getenv("STITCH_INSECURE");
+  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" || !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1")) return;
+  throw Error(ErrorCode::invalid_argument, "worker \"" + options.name + "\" would listen on " + address +
+                                               " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
+}
+
 Meeting open_store(const Options& options, transport::EventLoop& loop) {
   if (options.store) return {options.store, nullptr};
   if (options.world_size == 1) return {transport::make_hash_store(), nullptr};
@@ -104,6 +112,7 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
   Meeting meeting;
   if (options.rank == 0) {
+    check_open_network(options, tcp.host);
     auto server = std::make_shared<transport::TcpStoreServer>(loop, tcp);
     meeting.server = server;
     tcp.port = server->port();
@@ -217,13 +226,6 @@ class Rendezvous {
   Store& store_;
   const steady_clock::time_point deadline_;
 };
-
-void check_open_network(const Options& options, const std::string& bind_address) {
-  const char* insecure = std::getenv("STITCH_INSECURE");
-  if (bind_address == "127.0.0.1" || bind_address == "::1" || !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1")) return;
-  throw Error(ErrorCode::invalid_argument, "worker \"" + options.name + "\" would listen on " + bind_address +
-                                               " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
-}
 
 }  // namespace
 

@@ -140,8 +140,8 @@ TEST(Errors, DeadlinesShrinkThroughNestedCallsAndStopTheCallee) {
   EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
 }
 
-TEST(Errors, CancellingReachesTheCallee) {
-  Cluster cluster(2);
+TEST(Errors, CancellingReachesACalleeThatHoldsTheOnlyThread) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
   saw_stop = false;
   auto future = stitch::rpc_async<wait_for_stop>("worker1");
   ASSERT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 1; }));

@@ -1,6 +1,7 @@
 // Worlds of real processes, over TensorPipe.
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <memory>
@@ -41,9 +42,13 @@ TEST(Processes, CallOneAnotherWithASecret) {
 TEST(Processes, AnswerThousandsOfCalls) { expect_clean(under_stitch_run(2, "throughput"), "5000 calls answered"); }
 
 TEST(Processes, MeetOverATcpStore) {
-  setenv("STITCH_INIT_METHOD", ("tcp://127.0.0.1:" + std::to_string(20'000 + getpid() % 20'000)).c_str(), 1);
-  expect_clean(under_stitch_run(3, "calls"), "[worker0] everybody has called");
-  unsetenv("STITCH_INIT_METHOD");
+  const std::string port = std::to_string(20'000 + getpid() % 20'000);
+  std::vector<std::unique_ptr<RunningCommand>> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
+        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, WORLD_PROGRAM, "calls"}));
+  }
+  for (auto& worker : workers) EXPECT_EQ(worker->wait(), 0) << worker->err();
 }
 
 TEST(Processes, RunUnderMpirun) {

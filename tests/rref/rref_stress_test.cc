@@ -204,7 +204,9 @@ TEST(RRefStress, ManyThreadsCopyAndDropOneReference) {
           auto copy = witness;
           auto other = copy;
           copy = RRef<Witness>();
-          if (i % 500 == 0) EXPECT_EQ(other.rpc_sync<&Witness::check>(), 1);
+          if (i % 500 == 0) {
+            EXPECT_EQ(other.rpc_sync<&Witness::check>(), 1);
+          }
         }
       });
     }
