@@ -72,7 +72,8 @@ void CheckpointReader::check(std::size_t position, const at::Tensor& parameter) 
   entry.read("shape", shape);
   const at::IntArrayRef saved(shape.data_ptr<std::int64_t>(), static_cast<std::size_t>(shape.numel()));
   if (saved != parameter.sizes()) {
-    refuse(file_, "has shape " + shape_text(saved) + " for parameter " + std::to_string(position) + ", it is " + shape_text(parameter.sizes()));
+    refuse(file_,
+           "has shape " + shape_text(saved) + " for parameter " + std::to_string(position) + ", it is " + shape_text(parameter.sizes()));
   }
 }
 

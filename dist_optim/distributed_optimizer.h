@@ -41,7 +41,8 @@ class DistributedOptimizer {
         owned.push_back(parameter);
       }
       const std::string encoded = encode_options(options);
-      for (auto& [id, part] : by_owner) parts_.push_back({part.first, remote<LocalOptimizer<Optimizer>>(part.first, part.second, encoded, policy)});
+      for (auto& [id, part] : by_owner)
+        parts_.push_back({part.first, remote<LocalOptimizer<Optimizer>>(part.first, part.second, encoded, policy)});
       std::vector<Future<void>> created;
       for (const auto& part : parts_) created.push_back(part.optimizer.when_created());
       when_all(std::move(created)).get();
@@ -67,8 +68,12 @@ class DistributedOptimizer {
   // Writes the optimizers' state (not the parameters) to `folder`, on each owner's own file system: one file per owner,
   // "<owner>.optimizer". load() reads it back into an optimizer of the same type over the same parameters in the same order;
   // with other shapes or counts it throws Error(invalid_argument) and that owner's state stays as it was.
-  void save(const std::string& folder) { on_all<&LocalOptimizer<Optimizer>::save>([&](const WorkerInfo& owner) { return file_of(folder, owner); }); }
-  void load(const std::string& folder) { on_all<&LocalOptimizer<Optimizer>::load>([&](const WorkerInfo& owner) { return file_of(folder, owner); }); }
+  void save(const std::string& folder) {
+    on_all<&LocalOptimizer<Optimizer>::save>([&](const WorkerInfo& owner) { return file_of(folder, owner); });
+  }
+  void load(const std::string& folder) {
+    on_all<&LocalOptimizer<Optimizer>::load>([&](const WorkerInfo& owner) { return file_of(folder, owner); });
+  }
 
  private:
   struct Part {

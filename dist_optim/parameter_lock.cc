@@ -26,7 +26,8 @@ std::shared_ptr<Mutex> parameter_lock(const at::Tensor& parameter) {
   auto& entry = all.by_parameter[parameter.unsafeGetTensorImpl()];
   auto mutex = entry.lock();
   if (!mutex) {
-    std::erase_if(all.by_parameter, [&](const auto& each) { return each.second.expired() && each.first != parameter.unsafeGetTensorImpl(); });
+    std::erase_if(all.by_parameter,
+                  [&](const auto& each) { return each.second.expired() && each.first != parameter.unsafeGetTensorImpl(); });
     mutex = std::make_shared<Mutex>();
     all.by_parameter[parameter.unsafeGetTensorImpl()] = mutex;
   }

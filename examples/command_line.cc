@@ -75,7 +75,9 @@ std::string help_text() {
          "  stitch-run -n 3 parameter_server [options]     one server, two trainers\n\n"
          "  --workers N         trainers; one process less than stitch-run's -n starts\n"
          "  --epochs N          passes over the 60,000 images, shared by the trainers (3)\n"
-         "  --optimizer NAME    " + joined_optimizers() + " (adam)\n"
+         "  --optimizer NAME    " +
+         joined_optimizers() +
+         " (adam)\n"
          "  --learning-rate R   of the optimizer (its usual one)\n"
          "  --hidden N          width of the hidden layer (128)\n"
          "  --batch N           images a step (64)\n"

@@ -46,7 +46,8 @@ void train_with(const optim::OptionsOf<Optimizer>& options, const stitch::RRef<T
     const auto end = std::min(at + plan.batch, images.size(0));
     autograd::Context context;
     const auto parameters = server.rpc_async<&TrainingServer::fetch>();
-    const auto loss = torch::nn::functional::cross_entropy(mlp_scores(parameters.get(), images.slice(0, at, end)), labels.slice(0, at, end));
+    const auto loss =
+        torch::nn::functional::cross_entropy(mlp_scores(parameters.get(), images.slice(0, at, end)), labels.slice(0, at, end));
     context.backward({loss});
     optimizer.step(context);
     reported.get();  // of the step before: reporting costs no time
@@ -62,7 +63,8 @@ const std::vector<std::string>& optimizer_names() {
   return names;
 }
 
-void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan, const torch::Tensor& images, const torch::Tensor& labels) {
+void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan, const torch::Tensor& images,
+              const torch::Tensor& labels) {
   const auto rate = [&](double usual) { return plan.learning_rate > 0 ? plan.learning_rate : usual; };
   if (plan.optimizer == "sgd") {
     train_with<torch::optim::SGD>(torch::optim::SGDOptions(rate(0.1)), server, plan, images, labels);
@@ -83,7 +85,8 @@ void train(stitch::RRef<TrainingServer> server, TrainingPlan plan) {
   const auto data = read_fashion_mnist(plan.data, FashionMnistSplit::train);
   torch::manual_seed(plan.seed);  // the same on all trainers: each takes every so-manieth image of one common order
   std::vector<torch::Tensor> order;
-  for (int epoch = 0; epoch < plan.epochs; ++epoch) order.push_back(torch::randperm(data.count(), torch::kLong).slice(0, plan.trainer, data.count(), plan.trainers));
+  for (int epoch = 0; epoch < plan.epochs; ++epoch)
+    order.push_back(torch::randperm(data.count(), torch::kLong).slice(0, plan.trainer, data.count(), plan.trainers));
   const auto mine = torch::cat(order);
   train_on(server, plan, data.images.index_select(0, mine), data.labels.index_select(0, mine));
 }

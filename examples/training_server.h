@@ -35,12 +35,12 @@ class TrainingServer {
 
 // What a trainer needs to know.
 struct TrainingPlan {
-  std::string data;           // folder of the data files
-  std::string optimizer;      // one of optimizer_names()
-  double learning_rate = 0;   // 0: the optimizer's usual one
+  std::string data;          // folder of the data files
+  std::string optimizer;     // one of optimizer_names()
+  double learning_rate = 0;  // 0: the optimizer's usual one
   std::int64_t batch = 64;
   int epochs = 1;
-  int trainer = 0;            // which of the trainers this is; they share every epoch between them
+  int trainer = 0;  // which of the trainers this is; they share every epoch between them
   int trainers = 1;
   std::uint64_t seed = 1;
   template <class Archive>
@@ -56,4 +56,5 @@ struct TrainingPlan {
 void train(stitch::RRef<TrainingServer> server, TrainingPlan plan);
 
 // The same for images in memory, in the order given; used by train().
-void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan, const torch::Tensor& images, const torch::Tensor& labels);
+void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan, const torch::Tensor& images,
+              const torch::Tensor& labels);

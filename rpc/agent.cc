@@ -26,7 +26,10 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
 std::string call_text(const CallTable::Record& record) { return "call " + record.function + "() to " + to_string(record.to); }
 
 Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
-  return Error(cause.code(), call_text(record) + ' ' + text).with_worker(record.to.name).with_function(record.function).with_remote(cause.remote());
+  return Error(cause.code(), call_text(record) + ' ' + text)
+      .with_worker(record.to.name)
+      .with_function(record.function)
+      .with_remote(cause.remote());
 }
 
 std::size_t message_bytes(const transport::Message& message) {
@@ -91,8 +94,8 @@ std::chrono::nanoseconds Agent::effective_timeout(std::optional<std::chrono::nan
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
-std::uint64_t Agent::start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout, OutMessage message,
-                       std::shared_ptr<PendingCall> pending) {
+std::uint64_t Agent::start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout,
+                                OutMessage message, std::shared_ptr<PendingCall> pending) {
   throw_if_stopped();
   const auto started = Clock::now();
   const std::uint64_t id = calls_.add({std::move(pending), to, function_name, timeout, started, 0});
@@ -121,7 +124,8 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, const std::string& functio
   }
   // The worker may have stopped between the first look and the entry in the table: nobody else would complete the call then.
   if (stopped()) {
-    if (auto record = calls_.take(id)) record->pending->on_error(about(*record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+    if (auto record = calls_.take(id))
+      record->pending->on_error(about(*record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
   }
   return id;
 }
@@ -152,7 +156,8 @@ void Agent::expire(std::uint64_t call_id) {
       about(*record, Error(ErrorCode::timeout, ""), "timed out after " + milliseconds(record->timeout) + "; worker is connected"));
 }
 
-void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks, transport::SendDone done) {
+void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
+                 transport::SendDone done) {
   const auto kind = message.frame.kind();
   message.frame.end_body();
   encode_tensors(message);
@@ -160,11 +165,13 @@ void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connecti
   transport::Message bytes = std::move(message.frame).finish();
   const std::size_t size = message_bytes(bytes);
   if (bytes.frame.size() > options_.max_frame_bytes) {
-    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes.frame.size()) + " bytes exceeds max_frame_bytes " + std::to_string(options_.max_frame_bytes));
+    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes.frame.size()) + " bytes exceeds max_frame_bytes " +
+                                             std::to_string(options_.max_frame_bytes));
   }
   if (outgoing_bytes_.fetch_add(size) + size > options_.max_inflight_bytes && size > 0) {
     outgoing_bytes_.fetch_sub(size);
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(size) + " bytes would exceed max_inflight_bytes " + std::to_string(options_.max_inflight_bytes));
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(size) + " bytes would exceed max_inflight_bytes " +
+                                           std::to_string(options_.max_inflight_bytes));
   }
   if (kind != wire::kLeave) sent_.fetch_add(1);
   peers_->send(to, connection, std::move(bytes),
@@ -190,11 +197,18 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     const auto kind = message.view.kind();
     if (kind != wire::kLeave) received_.fetch_add(1);
     switch (kind) {
-      case wire::kRequest: on_request(connection, std::move(message)); return;
+      case wire::kRequest:
+        on_request(connection, std::move(message));
+        return;
       case wire::kReply:
-      case wire::kErrorReply: on_answer(std::move(message)); return;
-      case wire::kCancel: on_cancel(std::move(message)); return;
-      default: break;
+      case wire::kErrorReply:
+        on_answer(std::move(message));
+        return;
+      case wire::kCancel:
+        on_cancel(std::move(message));
+        return;
+      default:
+        break;
     }
     const auto handler = frame_handlers_.find(kind);
     if (handler == frame_handlers_.end()) throw Error(ErrorCode::protocol, "frame kind " + std::to_string(kind) + " is unknown");
@@ -217,7 +231,8 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   const auto call = std::make_shared<IncomingCall>(shared_from_this(), connection, std::move(message), header);
   incoming_.add(call);
   if (incoming_bytes_.fetch_add(call->bytes()) + call->bytes() > options_.max_inflight_bytes) {
-    call->fail(Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " + std::to_string(options_.max_inflight_bytes)));
+    call->fail(
+        Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " + std::to_string(options_.max_inflight_bytes)));
     return;
   }
   if (stopped()) {
@@ -271,14 +286,16 @@ void Agent::on_answer(InMessage message) {
       const std::string all = error.what();
       for (std::size_t at = 0; at < all.size(); at = all.find('\n', at) + 1) names.push_back(all.substr(at, all.find('\n', at) - at));
       std::string near;
-      for (const auto& name : nearest_names(record->function, std::move(names), 3)) near += (near.empty() ? "; near names there: " : ", ") + name;
+      for (const auto& name : nearest_names(record->function, std::move(names), 3))
+        near += (near.empty() ? "; near names there: " : ", ") + name;
       record->pending->on_error(about(*record, error.with_remote(true), "failed: the function is not registered there" + near));
       return;
     }
     record->pending->on_error(about(*record, error.with_remote(true), std::string("failed: ") + error.what()));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    record->pending->on_error(about(*record, error, std::string("failed: its result does not match its type on the caller: ") + error.what()));
+    record->pending->on_error(
+        about(*record, error, std::string("failed: its result does not match its type on the caller: ") + error.what()));
   }
 }
 
@@ -291,7 +308,8 @@ void Agent::on_cancel(InMessage message) {
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   for (auto& record : calls_.take_all(peer)) {
     loop_->cancel(record.timer);
-    record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""), std::string("failed: the worker is gone: ") + reason.what()));
+    record.pending->on_error(
+        about(record, Error(ErrorCode::disconnected, ""), std::string("failed: the worker is gone: ") + reason.what()));
   }
   for (auto& call : incoming_.list(peer.id)) call->request_stop();
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
@@ -344,7 +362,8 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   if (shutdown_begun_.exchange(true)) return std::nullopt;
   if (pool_.on_pool_thread()) {
     shutdown_begun_ = false;
-    throw Error(ErrorCode::invalid_argument, "shutdown of " + to_string(self_) + " was called from one of its own handlers, which it would wait for");
+    throw Error(ErrorCode::invalid_argument,
+                "shutdown of " + to_string(self_) + " was called from one of its own handlers, which it would wait for");
   }
   const auto now = Clock::now();
   const auto deadline = timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
@@ -370,7 +389,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
     for (auto& call : incoming_.list(std::nullopt)) {
       if (call->function() != nullptr) running += (running.empty() ? "" : ", ") + call->function()->name + "()";
     }
-    std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n", to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
+    std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n", to_string(self_).c_str(),
+                 running.empty() ? "unknown" : running.c_str());
   }
   peers_->close();
   rendezvous_.reset();

@@ -47,7 +47,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Sends a request for `function` whose arguments are in `message` (see begin_request) and calls `pending` exactly once.
   // `timeout` zero: none. A failure to send reaches `pending`, too; only `shutting_down` is thrown. Returns the call's id.
   std::uint64_t start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout, OutMessage message,
-                  std::shared_ptr<PendingCall> pending);
+                           std::shared_ptr<PendingCall> pending);
   // One-way: no answer, no pending call.
   void start_notify(const WorkerInfo& to, OutMessage message);
   // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending call hears nothing more.
@@ -89,8 +89,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message);
   void forget(const IncomingCall& call);
   struct Activity {
-    std::uint64_t busy = 0;      // calls made, calls being served, what extensions wait for
-    std::uint64_t sent = 0;      // messages, not counting those of shutdown itself
+    std::uint64_t busy = 0;  // calls made, calls being served, what extensions wait for
+    std::uint64_t sent = 0;  // messages, not counting those of shutdown itself
     std::uint64_t received = 0;
   };
   [[nodiscard]] Activity activity();
@@ -102,16 +102,17 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void on_answer(InMessage message);
   void on_cancel(InMessage message);
   void expire(std::uint64_t call_id);
-  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks, transport::SendDone done);
+  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
+            transport::SendDone done);
   void stop_everything(std::chrono::steady_clock::time_point deadline);
 
   const Options options_;
   const WorkerInfo self_;
   const std::shared_ptr<transport::EventLoop> loop_;
-  std::unique_ptr<PeerTable> peers_;                        // constant after start()
-  std::shared_ptr<void> rendezvous_;                        // until shutdown()
-  std::map<std::uint16_t, FrameHandler> frame_handlers_;    // likewise
-  std::vector<std::unique_ptr<Extension>> extensions_;      // likewise
+  std::unique_ptr<PeerTable> peers_;                      // constant after start()
+  std::shared_ptr<void> rendezvous_;                      // until shutdown()
+  std::map<std::uint16_t, FrameHandler> frame_handlers_;  // likewise
+  std::vector<std::unique_ptr<Extension>> extensions_;    // likewise
   CallTable calls_;
   IncomingTable incoming_;
   ThreadPool pool_;

@@ -11,7 +11,8 @@ std::uint64_t InArchive::read_size() {
   size = transport::to_wire_order(size);
   // Every element takes at least one byte, so a larger count cannot be true.
   if (size > remaining()) {
-    throw Error(ErrorCode::invalid_argument, "a container announces " + std::to_string(size) + " elements, but only " + std::to_string(remaining()) + " bytes are left");
+    throw Error(ErrorCode::invalid_argument,
+                "a container announces " + std::to_string(size) + " elements, but only " + std::to_string(remaining()) + " bytes are left");
   }
   return size;
 }
@@ -22,7 +23,8 @@ void InArchive::read_tensor(at::Tensor& tensor) {
   raw(&index, sizeof(index));
   index = transport::to_wire_order(index);
   if (index >= message_.tensors.size()) {
-    throw Error(ErrorCode::invalid_argument, "tensor " + std::to_string(index) + " is wanted, the message has " + std::to_string(message_.tensors.size()));
+    throw Error(ErrorCode::invalid_argument,
+                "tensor " + std::to_string(index) + " is wanted, the message has " + std::to_string(message_.tensors.size()));
   }
   tensor = message_.tensors[index];
 }
@@ -55,7 +57,10 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error) {
   std::string function;
   archive(code, remote, text, worker, function);
   if (code == 0 || code > static_cast<std::uint8_t>(ErrorCode::internal)) code = static_cast<std::uint8_t>(ErrorCode::internal);
-  error = Error(static_cast<ErrorCode>(code), std::move(text)).with_remote(remote).with_worker(std::move(worker)).with_function(std::move(function));
+  error = Error(static_cast<ErrorCode>(code), std::move(text))
+              .with_remote(remote)
+              .with_worker(std::move(worker))
+              .with_function(std::move(function));
 }
 
 }  // namespace stitch

@@ -146,15 +146,11 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
 
 // How cereal writes and reads the leaves.
 template <class T>
-  requires std::is_arithmetic_v<T>
-void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const T& value) {
-  archive.write(value);
-}
+requires std::is_arithmetic_v<T>
+void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const T& value) { archive.write(value); }
 template <class T>
-  requires std::is_arithmetic_v<T>
-void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, T& value) {
-  archive.read(value);
-}
+requires std::is_arithmetic_v<T>
+void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, T& value) { archive.read(value); }
 template <class T>
 void CEREAL_SERIALIZE_FUNCTION_NAME(OutArchive& archive, cereal::NameValuePair<T>& pair) {
   archive(pair.value);

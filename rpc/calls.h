@@ -39,7 +39,8 @@ void encode_arguments(OutMessage& message, Args&&... args) {
   OutArchive archive(message);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (encode_argument<I, typename Traits::template Param<I>>(archive, std::forward<Args>(args)), ...);
-  }(std::make_index_sequence<Traits::kArity>{});
+  }
+  (std::make_index_sequence<Traits::kArity>{});
 }
 
 template <class R>
@@ -66,8 +67,8 @@ class PendingResult final : public PendingCall {
 
 // Starts a call whose arguments are in `message`; cancelling the future abandons the call.
 template <class R>
-Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, const std::string& name, std::optional<std::chrono::nanoseconds> timeout,
-                     OutMessage message) {
+Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, const std::string& name,
+                     std::optional<std::chrono::nanoseconds> timeout, OutMessage message) {
   Promise<R> promise;
   auto future = promise.future();
   // The id is known only once the call is under way, so that cancelling finds it through this cell.
@@ -75,7 +76,8 @@ Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, 
   promise.on_cancel([weak = std::weak_ptr(agent), call_id] {
     if (const auto alive = weak.lock()) alive->abandon_call(call_id->load());
   });
-  call_id->store(agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message), std::make_shared<PendingResult<R>>(std::move(promise))));
+  call_id->store(agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message),
+                                   std::make_shared<PendingResult<R>>(std::move(promise))));
   return future;
 }
 
@@ -84,7 +86,8 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
   using Traits = TraitsOf<F>;
   using R = typename Traits::Result;
   static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
-  static_assert(std::is_void_v<R> || Sendable<R>, "stitch: the result type of this remote function cannot be sent; keep it on the callee with remote<f>()");
+  static_assert(std::is_void_v<R> || Sendable<R>,
+                "stitch: the result type of this remote function cannot be sent; keep it on the callee with remote<f>()");
   const Function& function = kFunction<F>;
   agent->throw_if_stopped();
   try {

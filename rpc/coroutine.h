@@ -20,9 +20,8 @@ class FutureAwaiter {
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets back what it had. This
     // comes first: once the callback is registered, another thread may finish the coroutine and free everything here.
     if constexpr (requires { coroutine.promise().outside(); }) Ambient::current() = coroutine.promise().outside();
-    future_.on_ready([inside = std::move(inside), coroutine]() mutable {
-      run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
-    });
+    future_.on_ready(
+        [inside = std::move(inside), coroutine]() mutable { run_continuation(std::move(inside), [coroutine] { coroutine.resume(); }); });
   }
   T await_resume() { return std::move(future_).get(); }
 
@@ -52,10 +51,8 @@ template <class T>
 class CoroutinePromise : public CoroutinePromiseBase<T> {
  public:
   template <class U = T>
-    requires std::is_constructible_v<T, U>
-  void return_value(U&& value) {
-    this->promise_.set_value(std::forward<U>(value));
-  }
+  requires std::is_constructible_v<T, U>
+  void return_value(U&& value) { this->promise_.set_value(std::forward<U>(value)); }
 };
 
 template <>

@@ -70,7 +70,9 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
     delivery.refused(to_error(std::current_exception()));
     return;
   }
-  const auto apply = [&]() -> decltype(auto) { return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); }, *arguments); };
+  const auto apply = [&]() -> decltype(auto) {
+    return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); }, *arguments);
+  };
   try {
     if constexpr (kIsFuture<Result>) {
       Result future = apply();
@@ -127,10 +129,13 @@ struct FunctionRunner {
     if constexpr (std::is_void_v<typename Traits::Result> || Sendable<typename Traits::Result>) {
       run(call, object, ReplyDelivery{call});
     } else {
-      call->fail(Error(ErrorCode::invalid_argument, "its result of type " + demangle(typeid(typename Traits::Result).name()) + " cannot be sent; use remote<>"));
+      call->fail(Error(ErrorCode::invalid_argument,
+                       "its result of type " + demangle(typeid(typename Traits::Result).name()) + " cannot be sent; use remote<>"));
     }
   }
-  static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) { run(call, object, KeepDelivery{std::move(sink)}); }
+  static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) {
+    run(call, object, KeepDelivery{std::move(sink)});
+  }
 
  private:
   // A const& parameter gets an lvalue (a coroutine may keep referring to it), everything else is moved in.
@@ -182,10 +187,10 @@ inline const Function& kFunction = detail::register_function<F>();
 #define STITCH_EXPORT(...) \
   [[maybe_unused]] static const ::stitch::Function& STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = ::stitch::kFunction<__VA_ARGS__>
 // The same under a name of its own: caller and callee that both export a function under one name need not have it in common.
-#define STITCH_EXPORT_AS(name, ...) \
+#define STITCH_EXPORT_AS(name, ...)                                                    \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
       (::stitch::FunctionRegistry::instance().rename(::stitch::detail::register_function<__VA_ARGS__>(), name), true)
 // At namespace scope: the function runs on the thread that read the message; it must be short and must not block.
-#define STITCH_INLINE(...) \
+#define STITCH_INLINE(...)                                                             \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_inline_, __COUNTER__) = \
       (::stitch::FunctionRegistry::instance().mark_inline(::stitch::detail::register_function<__VA_ARGS__>()), true)

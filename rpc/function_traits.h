@@ -13,22 +13,21 @@ namespace stitch {
 
 // Picks one function of an overload set: rpc_sync<overload<int(int)>(twice)>("ps0", 21).
 template <class Signature>
-  requires std::is_function_v<Signature>
-constexpr Signature* overload(Signature* function) {
-  return function;
-}
+requires std::is_function_v<Signature>
+constexpr Signature* overload(Signature* function) { return function; }
 
 namespace detail {
 
 template <class R, class Object, class... Params>
 struct Signature {
-  using Return = R;                             // as written
+  using Return = R;                                // as written
   using Result = UnwrapT<std::remove_cvref_t<R>>;  // what the caller gets
-  using ObjectType = Object;                    // of a member function; void otherwise
+  using ObjectType = Object;                       // of a member function; void otherwise
   using Arguments = std::tuple<std::remove_cvref_t<Params>...>;
   static constexpr std::size_t kArity = sizeof...(Params);
   // A non-const lvalue reference would suggest that changes come back.
-  static constexpr bool kTakesOutParameter = ((std::is_lvalue_reference_v<Params> && !std::is_const_v<std::remove_reference_t<Params>>) || ...);
+  static constexpr bool kTakesOutParameter =
+      ((std::is_lvalue_reference_v<Params> && !std::is_const_v<std::remove_reference_t<Params>>) || ...);
   template <std::size_t I>
   using Param = std::tuple_element_t<I, std::tuple<Params...>>;
 };
@@ -41,7 +40,7 @@ template <class R, class... P>
 struct FunctionTraits<R (*)(P...)> : Signature<R, void, P...> {};
 template <class R, class... P>
 struct FunctionTraits<R (*)(P...) noexcept> : Signature<R, void, P...> {};
-#define STITCH_MEMBER_TRAITS(qualifiers) \
+#define STITCH_MEMBER_TRAITS(qualifiers)  \
   template <class R, class T, class... P> \
   struct FunctionTraits<R (T::*)(P...) qualifiers> : Signature<R, T, P...> {};
 STITCH_MEMBER_TRAITS()

@@ -42,13 +42,11 @@ struct ThenResult {
   using type = std::invoke_result_t<F, Future<T>>;
 };
 template <class F, class T>
-  requires(!std::is_void_v<T> && std::is_invocable_v<F, T>)
-struct ThenResult<F, T> {
+requires(!std::is_void_v<T> && std::is_invocable_v<F, T>) struct ThenResult<F, T> {
   using type = std::invoke_result_t<F, T>;
 };
 template <class F, class T>
-  requires(std::is_void_v<T> && std::is_invocable_v<F>)
-struct ThenResult<F, T> {
+requires(std::is_void_v<T>&& std::is_invocable_v<F>) struct ThenResult<F, T> {
   using type = std::invoke_result_t<F>;
 };
 
@@ -116,7 +114,8 @@ class [[nodiscard]] Future {
     state_->on_ready([ambient = Ambient::current(), source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
       run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn), promise = std::move(promise)]() mutable {
         Future done = std::move(source);
-        promise.fulfil([&]() -> Result { return call(fn, done); }, done.state_->exception() != nullptr && !kTakesFuture<Fn> ? done.state_.get() : nullptr);
+        promise.fulfil([&]() -> Result { return call(fn, done); },
+                       done.state_->exception() != nullptr && !kTakesFuture<Fn> ? done.state_.get() : nullptr);
       });
     });
     return result;
@@ -132,7 +131,8 @@ class [[nodiscard]] Future {
 
   [[nodiscard]] static Clock::time_point saturating_deadline(auto duration) {
     const auto now = Clock::now();
-    if (std::chrono::duration<double>(duration) >= std::chrono::duration<double>(Clock::time_point::max() - now)) return Clock::time_point::max();
+    if (std::chrono::duration<double>(duration) >= std::chrono::duration<double>(Clock::time_point::max() - now))
+      return Clock::time_point::max();
     return now + std::chrono::ceil<Clock::duration>(duration);
   }
 
@@ -142,7 +142,8 @@ class [[nodiscard]] Future {
   friend class Promise<T>;
   friend class detail::FutureAwaiter<T>;
   template <class Fn>
-  static constexpr bool kTakesFuture = std::is_void_v<T> ? !std::is_invocable_v<Fn&> : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
+  static constexpr bool kTakesFuture =
+      std::is_void_v<T> ? !std::is_invocable_v<Fn&> : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
 
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
@@ -179,14 +180,9 @@ class Promise {
   Promise() : holder_(std::make_shared<Holder>()) {}
 
   [[nodiscard]] Future<T> future() const { return Future<T>(holder_->state); }
-  bool set_value()
-    requires std::is_void_v<T>
-  {
-    return holder_->state->set_value();
-  }
+  bool set_value() requires std::is_void_v<T> { return holder_->state->set_value(); }
   template <class U = T>
-    requires(!std::is_void_v<T> && std::is_constructible_v<T, U>)
-  bool set_value(U&& value) const {
+  requires(!std::is_void_v<T> && std::is_constructible_v<T, U>) bool set_value(U&& value) const {
     return holder_->state->set_value(std::forward<U>(value));
   }
   bool set_exception(std::exception_ptr exception) const { return holder_->state->set_exception(std::move(exception)); }
@@ -220,7 +216,8 @@ class Promise {
   struct Holder {
     std::shared_ptr<detail::FutureState<T>> state = std::make_shared<detail::FutureState<T>>();
     ~Holder() {
-      if (!state->ready()) state->set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "promise was dropped before it was kept")));
+      if (!state->ready())
+        state->set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "promise was dropped before it was kept")));
     }
   };
 

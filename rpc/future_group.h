@@ -130,8 +130,7 @@ template <class T>
   return result;
 }
 template <class T, class... Ts>
-  requires(std::is_same_v<T, Ts> && ...)
-[[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+requires(std::is_same_v<T, Ts>&&...) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
   return when_any(std::vector<Future<T>>{std::move(first), std::move(others)...});
 }
 

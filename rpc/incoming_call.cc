@@ -13,12 +13,14 @@ namespace {
 Clock::time_point deadline_after(std::int64_t timeout_ns) {
   if (timeout_ns <= 0) return Clock::time_point::max();
   const auto now = Clock::now();
-  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now ? Clock::time_point::max() : now + std::chrono::nanoseconds(timeout_ns);
+  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now ? Clock::time_point::max()
+                                                                                : now + std::chrono::nanoseconds(timeout_ns);
 }
 
 }  // namespace
 
-IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message, const CallHeader& header)
+IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message,
+                           const CallHeader& header)
     : agent_(std::move(agent)),
       connection_(std::move(connection)),
       message_(std::move(message)),

@@ -27,7 +27,8 @@ struct CallHeader {
 // Thread contract: run() and answer on any thread, one at a time; request_stop() on any.
 class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  public:
-  IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message, const CallHeader& header);
+  IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message,
+               const CallHeader& header);
   ~IncomingCall();
   IncomingCall(const IncomingCall&) = delete;
   IncomingCall& operator=(const IncomingCall&) = delete;

@@ -71,7 +71,9 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
       info.init_method = job_file("slurm-" + job);
     } else if (info.init_method.empty()) {
       const auto nodes = environment("SLURM_JOB_NODELIST");
-      if (!nodes) throw Error(ErrorCode::invalid_argument, "variable SLURM_JOB_NODELIST is not set, though SLURM_PROCID is; set MASTER_ADDR and MASTER_PORT");
+      if (!nodes)
+        throw Error(ErrorCode::invalid_argument,
+                    "variable SLURM_JOB_NODELIST is not set, though SLURM_PROCID is; set MASTER_ADDR and MASTER_PORT");
       // Steps of a job, and jobs that share a node, get different ports with high probability.
       const auto number = std::hash<std::string>{}(job) % 20'000;
       info.init_method = "tcp://" + first_slurm_host(*nodes) + ':' + std::to_string(20'000 + number);
@@ -84,7 +86,8 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     info.world_size = require_number(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
     const auto space = environment("PMIX_NAMESPACE");
     const bool one_host = read_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0) == info.world_size;
-    if (info.init_method.empty() && one_host && space) info.init_method = job_file("ompi-" + *space + '-' + environment("OMPI_MCA_orte_hnp_uri").value_or(""));
+    if (info.init_method.empty() && one_host && space)
+      info.init_method = job_file("ompi-" + *space + '-' + environment("OMPI_MCA_orte_hnp_uri").value_or(""));
     return info;
   }
   if (const auto rank = read_number(environment, "PMI_RANK")) {

@@ -8,7 +8,7 @@ namespace stitch {
 
 // What the program that started this process says about the world.
 struct LaunchInfo {
-  std::string launcher;     // "torchrun", "Slurm", "Open MPI", "MPICH"
+  std::string launcher;  // "torchrun", "Slurm", "Open MPI", "MPICH"
   int rank = -1;
   int world_size = -1;
   std::string init_method;  // where to meet; empty: it does not say

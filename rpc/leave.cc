@@ -47,7 +47,9 @@ void Leave::on_message(InMessage message) {
       changed_.notify_all();
       break;
     }
-    case Step::poll: send(from, Step::status, round, own_status()); break;
+    case Step::poll:
+      send(from, Step::status, round, own_status());
+      break;
     case Step::status: {
       MutexLock lock(mutex_);
       if (round == round_) statuses_.insert_or_assign(from, status);
@@ -68,7 +70,8 @@ void Leave::on_message(InMessage message) {
       changed_.notify_all();
       break;
     }
-    default: break;
+    default:
+      break;
   }
 }
 
@@ -166,8 +169,9 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
     changed_.wait_until(mutex_, std::min(deadline, steady_clock::now() + pause));
     if (steady_clock::now() >= deadline) {
       lock.unlock();
-      return busy.empty() ? Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) + " was not graceful: messages are still in flight")
-                          : late("calls are still running on", busy);
+      return busy.empty()
+                 ? Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) + " was not graceful: messages are still in flight")
+                 : late("calls are still running on", busy);
     }
     pause = std::min(pause * 2, std::chrono::microseconds(20'000));
   }

@@ -16,11 +16,11 @@ namespace stitch {
 // Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
 namespace wire {
 enum FrameKind : std::uint16_t {
-  kRequest = 1,      // CallHeader, arguments
-  kReply = 2,        // call id, result
-  kErrorReply = 3,   // call id, error
-  kCancel = 4,       // call id
-  kLeave = 5,        // graceful shutdown
+  kRequest = 1,     // CallHeader, arguments
+  kReply = 2,       // call id, result
+  kErrorReply = 3,  // call id, error
+  kCancel = 4,      // call id
+  kLeave = 5,       // graceful shutdown
   kFirstUpperFrame = 0x100,
 };
 enum SectionKind : std::uint16_t {

@@ -33,7 +33,8 @@ std::pair<double, std::string> split_number(const std::string& what, const std::
 std::chrono::nanoseconds parse_duration(const std::string& what, const std::string& text) {
   static const std::string kAllowed = "a duration such as 500ms, 5s, 2m, 0";
   const auto [number, unit] = split_number(what, text, kAllowed);
-  static constexpr std::array<std::pair<const char*, double>, 6> kUnits{{{"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"m", 6e10}, {"h", 3.6e12}, {"", 1e9}}};
+  static constexpr std::array<std::pair<const char*, double>, 6> kUnits{
+      {{"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"m", 6e10}, {"h", 3.6e12}, {"", 1e9}}};
   for (const auto& [name, ns] : kUnits) {
     if (unit != name) continue;
     if (number * ns > 9e18) return std::chrono::nanoseconds::max();
@@ -45,7 +46,8 @@ std::chrono::nanoseconds parse_duration(const std::string& what, const std::stri
 std::size_t parse_bytes(const std::string& what, const std::string& text) {
   static const std::string kAllowed = "a size such as 4096, 64KiB, 64MiB, 4GiB";
   const auto [number, unit] = split_number(what, text, kAllowed);
-  static constexpr std::array<std::pair<const char*, double>, 5> kUnits{{{"", 1}, {"B", 1}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}}};
+  static constexpr std::array<std::pair<const char*, double>, 5> kUnits{
+      {{"", 1}, {"B", 1}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}}};
   for (const auto& [name, bytes] : kUnits) {
     if (unit == name && number * bytes < 9e18) return static_cast<std::size_t>(number * bytes);
   }
@@ -90,15 +92,20 @@ const std::vector<Variable>& variables() {
       {"STITCH_INIT_METHOD", field(&Options::init_method, [](const std::string& v) { return v; })},
       {"STITCH_RPC_TIMEOUT", field(&Options::rpc_timeout, [](const std::string& v) { return parse_duration("STITCH_RPC_TIMEOUT", v); })},
       {"STITCH_INIT_TIMEOUT", field(&Options::init_timeout, [](const std::string& v) { return parse_duration("STITCH_INIT_TIMEOUT", v); })},
-      {"STITCH_SHUTDOWN_TIMEOUT", field(&Options::shutdown_timeout, [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
+      {"STITCH_SHUTDOWN_TIMEOUT",
+       field(&Options::shutdown_timeout, [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
       {"STITCH_NUM_THREADS", field(&Options::num_threads, [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
       {"STITCH_TRANSPORTS", field(&Options::transports, parse_list)},
       {"STITCH_CHANNELS", field(&Options::channels, parse_list)},
       {"STITCH_SECRET", field(&Options::secret, [](const std::string& v) { return v; })},
-      {"STITCH_MAX_FRAME_BYTES", field(&Options::max_frame_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
-      {"STITCH_MAX_INFLIGHT_BYTES", field(&Options::max_inflight_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
+      {"STITCH_MAX_FRAME_BYTES",
+       field(&Options::max_frame_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
+      {"STITCH_MAX_INFLIGHT_BYTES",
+       field(&Options::max_inflight_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
-       [](Options&, const Options&, const std::string& value) { refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only"); }},
+       [](Options&, const Options&, const std::string& value) {
+         refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only");
+       }},
       // Read where they are used.
       {"STITCH_SOCKET_IFNAME", nullptr},
       {"STITCH_INSECURE", nullptr},
@@ -117,12 +124,14 @@ void read_variables(Options& options) {
     const std::string text = *entry;
     if (!text.starts_with("STITCH_")) continue;
     const std::string name = text.substr(0, text.find('='));
-    const auto found = std::find_if(variables().begin(), variables().end(), [&](const Variable& variable) { return name == variable.name; });
+    const auto found =
+        std::find_if(variables().begin(), variables().end(), [&](const Variable& variable) { return name == variable.name; });
     if (found == variables().end()) {
       std::vector<std::string> names;
       for (const auto& variable : variables()) names.emplace_back(variable.name);
       const auto near = nearest_names(name, std::move(names), 1);
-      throw Error(ErrorCode::invalid_argument, "variable " + name + " is unknown" + (near.empty() ? "" : "; did you mean " + near.front() + "?"));
+      throw Error(ErrorCode::invalid_argument,
+                  "variable " + name + " is unknown" + (near.empty() ? "" : "; did you mean " + near.front() + "?"));
     }
     if (found->read) found->read(options, defaults, environment(name).value_or(""));
   }
@@ -142,7 +151,8 @@ void check_init_method(const Options& options) {
   if (method.starts_with("tcp://")) {
     const auto colon = method.rfind(':');
     const std::string port = method.substr(colon + 1);
-    const bool digits = !port.empty() && port.size() <= 5 && std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits =
+        !port.empty() && port.size() <= 5 && std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (colon > 6 && digits && std::stoi(port) <= 65535 && std::stoi(port) > 0) return;
   }
   refuse("init_method", method, "env://, tcp://host:port, file:///path");
@@ -157,13 +167,14 @@ Options resolve_options(Options options) {
   if (launch && options.world_size < 0) options.world_size = launch->world_size;
   if (options.world_size == 1 && options.rank < 0) options.rank = 0;
   if (options.rank < 0 || options.world_size < 0) {
-    throw Error(ErrorCode::invalid_argument, std::string(options.rank < 0 ? "rank" : "world_size") +
-                                                 " is not known: start the program with stitch-run, torchrun, srun or mpirun, set RANK and WORLD_SIZE, or set it in "
-                                                 "stitch::Options");
+    throw Error(ErrorCode::invalid_argument,
+                std::string(options.rank < 0 ? "rank" : "world_size") +
+                    " is not known: start the program with stitch-run, torchrun, srun or mpirun, set RANK and WORLD_SIZE, or set it in "
+                    "stitch::Options");
   }
   if (options.world_size < 1 || options.rank >= options.world_size) {
-    throw Error(ErrorCode::invalid_argument,
-                "rank " + std::to_string(options.rank) + " does not fit a world of " + std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
+    throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(options.rank) + " does not fit a world of " +
+                                                 std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
   }
   if (options.init_method == "env://" && !options.store && options.world_size > 1) {
     if (!launch || launch->init_method.empty()) {

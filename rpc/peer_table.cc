@@ -60,17 +60,20 @@ const WorkerInfo& PeerTable::find(std::string_view name) const {
 
 const WorkerInfo& PeerTable::find(WorkerId id) const {
   if (id.value() < infos_.size()) return infos_[id.value()];
-  throw Error(ErrorCode::invalid_argument, "worker id " + std::to_string(id.value()) + " is not in this world; ids are 0 to " + std::to_string(infos_.size() - 1));
+  throw Error(ErrorCode::invalid_argument,
+              "worker id " + std::to_string(id.value()) + " is not in this world; ids are 0 to " + std::to_string(infos_.size() - 1));
 }
 
 const WorkerInfo& PeerTable::find(const WorkerInfo& info) const {
   const WorkerInfo& known = find(info.id);
   if (known == info) return known;
   if (known.name != info.name) {
-    throw Error(ErrorCode::invalid_argument, to_string(info) + " is not in this world: id " + std::to_string(info.id.value()) + " is worker \"" + known.name + "\"")
+    throw Error(ErrorCode::invalid_argument,
+                to_string(info) + " is not in this world: id " + std::to_string(info.id.value()) + " is worker \"" + known.name + "\"")
         .with_worker(info.name);
   }
-  throw Error(ErrorCode::disconnected, "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch) + " is gone; it is now epoch " + std::to_string(known.epoch))
+  throw Error(ErrorCode::disconnected, "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch) + " is gone; it is now epoch " +
+                                           std::to_string(known.epoch))
       .with_worker(info.name);
 }
 
@@ -115,7 +118,8 @@ void PeerTable::handle(UniqueFunction<void()> event) {
 void PeerTable::on_open(const std::shared_ptr<transport::Connection>& connection) {
   const auto& hello = connection->peer();
   if (hello.id >= infos_.size() || infos_[hello.id].epoch != hello.epoch) {
-    connection->close(Error(ErrorCode::disconnected, "worker \"" + hello.name + "\" epoch " + std::to_string(hello.epoch) + " is not in this world"));
+    connection->close(
+        Error(ErrorCode::disconnected, "worker \"" + hello.name + "\" epoch " + std::to_string(hello.epoch) + " is not in this world"));
     return;
   }
   MutexLock lock(mutex_);
@@ -129,7 +133,8 @@ void PeerTable::on_closed(WorkerId id, const Error& reason) {
     Peer& peer = peers_[id.value()];
     peer.connection.reset();
     if (peer.lost) return;
-    peer.lost = Error(ErrorCode::disconnected, to_string(infos_[id.value()]) + " is gone: " + reason.what()).with_worker(infos_[id.value()].name);
+    peer.lost =
+        Error(ErrorCode::disconnected, to_string(infos_[id.value()]) + " is gone: " + reason.what()).with_worker(infos_[id.value()].name);
     if (closing_) return;
   }
   events_.on_lost(infos_[id.value()], reason);
@@ -160,10 +165,12 @@ std::shared_ptr<transport::Connection> PeerTable::connect(const WorkerInfo& to) 
   }
   std::string tried;
   for (const auto& address : addresses) tried += (tried.empty() ? "" : ", ") + address;
-  throw Error(ErrorCode::disconnected, to_string(to) + " cannot be reached: no transport here for its addresses " + tried).with_worker(to.name);
+  throw Error(ErrorCode::disconnected, to_string(to) + " cannot be reached: no transport here for its addresses " + tried)
+      .with_worker(to.name);
 }
 
-void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection, transport::Message message, transport::SendDone done) {
+void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection, transport::Message message,
+                     transport::SendDone done) {
   if (!connection) {
     try {
       connection = connect(to);

@@ -19,9 +19,9 @@ namespace stitch {
 // A worker as the rendezvous found it.
 struct Member {
   WorkerInfo info;
-  std::string process;                  // equal for workers of one process
-  std::string host;                     // equal for workers of one host
-  std::vector<std::string> addresses;   // where it listens, best first
+  std::string process;                 // equal for workers of one process
+  std::string host;                    // equal for workers of one host
+  std::vector<std::string> addresses;  // where it listens, best first
 };
 
 // The workers of the world and the connections to them, opened on first use. A connection that breaks ends that life of
@@ -75,7 +75,7 @@ class PeerTable {
   void on_closed(WorkerId id, const Error& reason) STITCH_EXCLUDES(mutex_);
 
   // Constant after start():
-  std::vector<Member> members_;   // by id
+  std::vector<Member> members_;    // by id
   std::vector<WorkerInfo> infos_;  // by id
   std::unordered_map<std::string, WorkerId> by_name_;
   std::vector<EndpointPtr> endpoints_;

@@ -28,10 +28,10 @@ using KeepResult = UniqueFunction<void(Value value, std::exception_ptr exception
 // A function that peers may call. Constant after static initialisation.
 struct Function {
   std::uint64_t id = 0;
-  std::string name;                              // for people
-  const void* identity = nullptr;                // differs between different functions
-  const std::type_info* object_type = nullptr;   // of the object a member function needs; null for a free function
-  bool run_inline = false;                       // on the reader thread, see STITCH_INLINE
+  std::string name;                             // for people
+  const void* identity = nullptr;               // differs between different functions
+  const std::type_info* object_type = nullptr;  // of the object a member function needs; null for a free function
+  bool run_inline = false;                      // on the reader thread, see STITCH_INLINE
   // Decodes the arguments, runs the function (on `object` for a member function) and answers the call, now or later.
   void (*reply)(const std::shared_ptr<IncomingCall>& call, void* object) = nullptr;
   // As above, but gives the result to `sink` (exactly once) instead of sending it.

@@ -15,9 +15,9 @@
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/event_loop.h"
 #include "stitch/transport/file_store.h"
+#include "stitch/transport/hash_store.h"
 #include "stitch/transport/loopback_endpoint.h"
 #include "stitch/transport/prefix_store.h"
-#include "stitch/transport/hash_store.h"
 #include "stitch/transport/tcp_store.h"
 #include "stitch/transport/tensorpipe_endpoint.h"
 
@@ -25,8 +25,8 @@ namespace stitch {
 
 namespace {
 
-using transport::Store;
 using std::chrono::steady_clock;
+using transport::Store;
 
 std::uint64_t random_number() {
   if (sodium_init() < 0) throw Error(ErrorCode::internal, "libsodium cannot be initialised");
@@ -91,9 +91,12 @@ struct Meeting {
 // Whoever can reach an open port could call any registered function.
 void check_open_network(const Options& options, const std::string& address) {
   const char* insecure = std::getenv("STITCH_INSECURE");
-  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" || !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1")) return;
-  throw Error(ErrorCode::invalid_argument, "worker \"" + options.name + "\" would listen on " + address +
-                                               " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
+  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" || !options.secret.empty() ||
+      (insecure != nullptr && std::string(insecure) == "1"))
+    return;
+  throw Error(ErrorCode::invalid_argument,
+              "worker \"" + options.name + "\" would listen on " + address +
+                  " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
 }
 
 Meeting open_store(const Options& options, transport::EventLoop& loop) {
@@ -133,16 +136,17 @@ class Rendezvous {
     const auto slot = store_.add("arrived", 1) - 1;
     store_.set("member/" + std::to_string(slot), self.encode());
     if (slot >= options_.world_size) {
-      throw Error(ErrorCode::invalid_argument, "worker \"" + self.name + "\" is one too many: the world of " + std::to_string(options_.world_size) +
-                                                   " at " + store_.describe() + " is full");
+      throw Error(ErrorCode::invalid_argument, "worker \"" + self.name + "\" is one too many: the world of " +
+                                                   std::to_string(options_.world_size) + " at " + store_.describe() + " is full");
     }
     std::vector<Entry> entries;
     try {
       for (const auto& text : read_all("member/")) entries.push_back(Entry::decode(text));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::timeout) throw;
-      throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " + std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
-                                          " ms for a world of " + std::to_string(options_.world_size) + " at " + store_.describe() +
+      throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " +
+                                          std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) + " ms for a world of " +
+                                          std::to_string(options_.world_size) + " at " + store_.describe() +
                                           ": only these arrived: " + arrived_names());
     }
     check(entries);
@@ -150,9 +154,7 @@ class Rendezvous {
     return entries;
   }
 
-  std::uint64_t world_number() {
-    return std::stoull(store_.compare_and_set("world", std::nullopt, std::to_string(random_number())));
-  }
+  std::uint64_t world_number() { return std::stoull(store_.compare_and_set("world", std::nullopt, std::to_string(random_number()))); }
 
   // Everybody's addresses, by rank.
   std::vector<std::vector<std::string>> exchange_addresses(const std::vector<std::string>& mine) {
@@ -162,7 +164,8 @@ class Rendezvous {
     std::vector<std::vector<std::string>> all;
     for (const auto& text : read_all("address/")) {
       auto& addresses = all.emplace_back();
-      for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) addresses.push_back(text.substr(at, text.find('\n', at) - at));
+      for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1)
+        addresses.push_back(text.substr(at, text.find('\n', at) - at));
     }
     return all;
   }
@@ -206,18 +209,18 @@ class Rendezvous {
     for (const auto& entry : entries) {
       const std::string who = "worker \"" + entry.name + "\" (rank " + std::to_string(entry.rank) + ")";
       if (entry.world_size != options_.world_size) {
-        throw Error(ErrorCode::invalid_argument, who + " expects a world of " + std::to_string(entry.world_size) + ", worker \"" + options_.name +
-                                                     "\" one of " + std::to_string(options_.world_size));
+        throw Error(ErrorCode::invalid_argument, who + " expects a world of " + std::to_string(entry.world_size) + ", worker \"" +
+                                                     options_.name + "\" one of " + std::to_string(options_.world_size));
       }
       const auto [same_rank, new_rank] = by_rank.emplace(entry.rank, &entry);
       if (!new_rank) {
-        throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(entry.rank) + " is taken twice: by worker \"" + same_rank->second->name +
-                                                     "\" and worker \"" + entry.name + "\"");
+        throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(entry.rank) + " is taken twice: by worker \"" +
+                                                     same_rank->second->name + "\" and worker \"" + entry.name + "\"");
       }
       const auto [same_name, new_name] = by_name.emplace(entry.name, &entry);
       if (!new_name) {
-        throw Error(ErrorCode::invalid_argument, "worker name \"" + entry.name + "\" is taken twice: by rank " + std::to_string(same_name->second->rank) +
-                                                     " and rank " + std::to_string(entry.rank));
+        throw Error(ErrorCode::invalid_argument, "worker name \"" + entry.name + "\" is taken twice: by rank " +
+                                                     std::to_string(same_name->second->rank) + " and rank " + std::to_string(entry.rank));
       }
     }
   }
@@ -248,7 +251,8 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   // Listen only where somebody will call from: in process always (calls to self go there, too).
   auto peers = std::make_unique<PeerTable>();
   auto addresses = peers->listen(transport::make_loopback_endpoint(endpoint_options, transport::LoopbackNetwork::process_wide()));
-  const bool other_processes = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.process != self.process; });
+  const bool other_processes =
+      std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.process != self.process; });
   const bool other_hosts = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.host != self.host; });
   if (other_processes) {
     transport::TensorPipeOptions tensorpipe;
@@ -257,7 +261,8 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     const auto wanted = transport::wanted_interfaces_from_environment();
     tensorpipe.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
     check_open_network(options, tensorpipe.bind_address);
-    for (auto& address : peers->listen(transport::make_tensorpipe_endpoint(endpoint_options, tensorpipe))) addresses.push_back(std::move(address));
+    for (auto& address : peers->listen(transport::make_tensorpipe_endpoint(endpoint_options, tensorpipe)))
+      addresses.push_back(std::move(address));
   }
 
   const auto all_addresses = rendezvous.exchange_addresses(addresses);

@@ -17,12 +17,12 @@ struct TargetOptions;
 // `{.to = "ps0", .timeout = 5s}`. A timeout of zero means none; without one Options::rpc_timeout counts.
 class Target {
  public:
-  Target(const char* name) : to_(std::string(name)) {}        // NOLINT: implicit by design, all of them
-  Target(std::string name) : to_(std::move(name)) {}          // NOLINT
-  Target(std::string_view name) : to_(std::string(name)) {}   // NOLINT
-  Target(WorkerId id) : to_(id) {}                            // NOLINT
-  Target(WorkerInfo info) : to_(std::move(info)) {}           // NOLINT
-  Target(TargetOptions options);                              // NOLINT
+  Target(const char* name) : to_(std::string(name)) {}       // NOLINT: implicit by design, all of them
+  Target(std::string name) : to_(std::move(name)) {}         // NOLINT
+  Target(std::string_view name) : to_(std::string(name)) {}  // NOLINT
+  Target(WorkerId id) : to_(id) {}                           // NOLINT
+  Target(WorkerInfo info) : to_(std::move(info)) {}          // NOLINT
+  Target(TargetOptions options);                             // NOLINT
 
   // The worker meant. Throws Error(invalid_argument) when there is none of that name or id.
   [[nodiscard]] const WorkerInfo& resolve(const PeerTable& peers) const {

@@ -23,8 +23,8 @@ enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4 };
 constexpr std::size_t kMaxDims = 64;
 
 // Position in this list is the wire code: our own numbers, since libtorch's may change.
-constexpr std::array kDtypes{at::kByte,       at::kChar,        at::kShort,         at::kInt,           at::kLong,           at::kHalf, at::kFloat,
-                             at::kDouble,     at::kComplexHalf, at::kComplexFloat,  at::kComplexDouble, at::kBool,           at::kBFloat16};
+constexpr std::array kDtypes{at::kByte,   at::kChar,        at::kShort,        at::kInt,           at::kLong, at::kHalf,    at::kFloat,
+                             at::kDouble, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16};
 
 std::uint8_t dtype_code(const at::Tensor& tensor) {
   for (std::size_t i = 0; i < kDtypes.size(); ++i) {
@@ -35,7 +35,8 @@ std::uint8_t dtype_code(const at::Tensor& tensor) {
 
 at::ScalarType dtype_of(std::uint8_t code) {
   if (code == 0 || code > kDtypes.size()) {
-    throw Error(ErrorCode::protocol, "tensor descriptor has dtype code " + std::to_string(code) + ", known are 1 to " + std::to_string(kDtypes.size()));
+    throw Error(ErrorCode::protocol,
+                "tensor descriptor has dtype code " + std::to_string(code) + ", known are 1 to " + std::to_string(kDtypes.size()));
   }
   return kDtypes[code - 1];
 }
@@ -85,10 +86,12 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
     return;
   }
   if (!tensor.device().is_cpu()) {
-    throw Error(ErrorCode::invalid_argument, "tensor on device " + tensor.device().str() + " cannot be sent: this build moves CPU tensors only");
+    throw Error(ErrorCode::invalid_argument,
+                "tensor on device " + tensor.device().str() + " cannot be sent: this build moves CPU tensors only");
   }
   if (static_cast<std::size_t>(tensor.dim()) > kMaxDims) {
-    throw Error(ErrorCode::invalid_argument, "tensor with " + std::to_string(tensor.dim()) + " dimensions cannot be sent; at most " + std::to_string(kMaxDims));
+    throw Error(ErrorCode::invalid_argument,
+                "tensor with " + std::to_string(tensor.dim()) + " dimensions cannot be sent; at most " + std::to_string(kMaxDims));
   }
   if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested()) {
     write_dense(message, out, tensor.detach(), tensor.requires_grad());
@@ -102,7 +105,8 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
     write_dense(message, out, plain._indices(), false);
     write_dense(message, out, plain._values(), false);
   } else {
-    throw Error(ErrorCode::invalid_argument, std::string("tensor of type ") + tensor.toString() + " cannot be sent: known are dense and sparse COO tensors");
+    throw Error(ErrorCode::invalid_argument,
+                std::string("tensor of type ") + tensor.toString() + " cannot be sent: known are dense and sparse COO tensors");
   }
 }
 
@@ -133,7 +137,8 @@ std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& si
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t d = sizes.size(); d-- > 1;) {
     const std::int64_t size = sizes[d] > 0 ? sizes[d] : 1;
-    if (__builtin_mul_overflow(strides[d], size, &strides[d - 1])) throw Error(ErrorCode::protocol, "tensor descriptor has sizes that overflow");
+    if (__builtin_mul_overflow(strides[d], size, &strides[d - 1]))
+      throw Error(ErrorCode::protocol, "tensor descriptor has sizes that overflow");
   }
   return strides;
 }
@@ -141,7 +146,8 @@ std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& si
 at::Tensor over_memory(const Buffer& buffer, std::size_t bytes, at::ScalarType dtype, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::int64_t>& strides) {
   auto holder = std::make_unique<std::shared_ptr<const void>>(buffer.keep_alive);
-  c10::DataPtr memory(buffer.data, holder.release(), [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); }, at::kCPU);
+  c10::DataPtr memory(
+      buffer.data, holder.release(), [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); }, at::kCPU);
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(memory), c10::GetCPUAllocator(), true);
   return at::empty({0}, at::TensorOptions().dtype(dtype)).set_(std::move(storage), 0, sizes, strides);
 }
@@ -157,7 +163,8 @@ Header read_header(ByteReader& in) {
   header.dtype = dtype_of(in.read<std::uint8_t>());
   header.flags = in.read<std::uint8_t>();
   const auto dims = in.read<std::uint8_t>();
-  if (dims > kMaxDims) throw Error(ErrorCode::protocol, "tensor descriptor has " + std::to_string(dims) + " dimensions; at most " + std::to_string(kMaxDims));
+  if (dims > kMaxDims)
+    throw Error(ErrorCode::protocol, "tensor descriptor has " + std::to_string(dims) + " dimensions; at most " + std::to_string(kMaxDims));
   header.sizes = read_dims(in, dims, "size");
   return header;
 }
@@ -173,8 +180,8 @@ at::Tensor read_dense(InMessage& message, ByteReader& in) {
   const auto& source = buffers[index];
   const auto needed = extent(header.sizes, strides, c10::elementSize(header.dtype));
   if (!needed || *needed > source.buffer.bytes) {
-    throw Error(ErrorCode::protocol, "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") + " bytes, its buffer has " +
-                                         std::to_string(source.buffer.bytes));
+    throw Error(ErrorCode::protocol, "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") +
+                                         " bytes, its buffer has " + std::to_string(source.buffer.bytes));
   }
   at::Tensor tensor;
   if (*needed == 0) {
@@ -186,7 +193,8 @@ at::Tensor read_dense(InMessage& message, ByteReader& in) {
     tensor = over_memory(source.buffer, source.buffer.bytes, header.dtype, header.sizes, strides);
   }
   if ((header.flags & kRequiresGrad) != 0) {
-    if (!tensor.is_floating_point() && !tensor.is_complex()) throw Error(ErrorCode::protocol, "tensor descriptor wants gradients of an integer tensor");
+    if (!tensor.is_floating_point() && !tensor.is_complex())
+      throw Error(ErrorCode::protocol, "tensor descriptor wants gradients of an integer tensor");
     tensor.set_requires_grad(true);
   }
   return tensor;
@@ -231,10 +239,18 @@ void decode_tensors(InMessage& message) {
   message.tensors.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) {
     switch (const auto layout = in.read<Layout>()) {
-      case Layout::undefined: message.tensors.emplace_back(); break;
-      case Layout::dense: message.tensors.push_back(read_dense(message, in)); break;
-      case Layout::coo: message.tensors.push_back(read_coo(message, in)); break;
-      default: throw Error(ErrorCode::protocol, "tensor descriptor has layout code " + std::to_string(static_cast<int>(layout)) + ", known are 0 to 2");
+      case Layout::undefined:
+        message.tensors.emplace_back();
+        break;
+      case Layout::dense:
+        message.tensors.push_back(read_dense(message, in));
+        break;
+      case Layout::coo:
+        message.tensors.push_back(read_coo(message, in));
+        break;
+      default:
+        throw Error(ErrorCode::protocol,
+                    "tensor descriptor has layout code " + std::to_string(static_cast<int>(layout)) + ", known are 0 to 2");
     }
   }
   in.expect_end();

@@ -39,8 +39,8 @@ class LiveAgents {
     for (const auto& weak : agents_) {
       if (const auto agent = weak.lock()) names += (names.empty() ? "" : ", ") + agent->self().name;
     }
-    throw Error(ErrorCode::invalid_argument,
-                "there is no current worker on this thread, and this process has several (" + names + "): make one current with stitch::WorkerScope");
+    throw Error(ErrorCode::invalid_argument, "there is no current worker on this thread, and this process has several (" + names +
+                                                 "): make one current with stitch::WorkerScope");
   }
 
  private:
@@ -125,7 +125,8 @@ void Worker::fail_gathering(const char* what, const std::vector<std::pair<Worker
   const Error& first = failures.front().second;
   std::string names;
   for (const auto& [info, error] : failures) names += (names.empty() ? "" : ", ") + to_string(info);
-  throw Error(first.code(), std::string(what) + " on " + to_string(info()) + " failed: no answer from " + names + ": " + first.what()).with_worker(first.worker());
+  throw Error(first.code(), std::string(what) + " on " + to_string(info()) + " failed: no answer from " + names + ": " + first.what())
+      .with_worker(first.worker());
 }
 
 void Worker::barrier(const std::vector<std::string>& names) {

@@ -15,8 +15,8 @@
 namespace stitch {
 
 struct ShutdownOptions {
-  bool graceful = true;                                // wait until everybody leaves and nothing is in flight
-  std::optional<std::chrono::nanoseconds> timeout{};   // default Options::shutdown_timeout
+  bool graceful = true;                               // wait until everybody leaves and nothing is in flight
+  std::optional<std::chrono::nanoseconds> timeout{};  // default Options::shutdown_timeout
 };
 
 // A member of a world: makes calls and serves them. Several may live in one process, each independent. Owned by value;

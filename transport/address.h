@@ -6,8 +6,8 @@
 namespace stitch::transport {
 
 struct Interface {
-  std::string name;      // "eth0"
-  std::string address;   // "192.168.1.7" or an IPv6 address without scope
+  std::string name;     // "eth0"
+  std::string address;  // "192.168.1.7" or an IPv6 address without scope
   bool up = true;
   bool loopback = false;
 };

@@ -51,12 +51,12 @@ class Connection {
 };
 
 struct EndpointOptions {
-  Hello self;                                    // what we say to peers; id and epoch name us
-  std::string secret;                            // empty: no authentication
-  std::size_t max_frame_bytes = std::size_t{64} << 20;    // a longer frame breaks its connection with `protocol`
-  std::size_t max_buffer_bytes = std::size_t{64} << 30;   // likewise a larger buffer beside the frame
+  Hello self;                                            // what we say to peers; id and epoch name us
+  std::string secret;                                    // empty: no authentication
+  std::size_t max_frame_bytes = std::size_t{64} << 20;   // a longer frame breaks its connection with `protocol`
+  std::size_t max_buffer_bytes = std::size_t{64} << 30;  // likewise a larger buffer beside the frame
   std::chrono::milliseconds handshake_timeout{10'000};
-  Allocator allocator = &allocate_buffer;        // memory for received buffers
+  Allocator allocator = &allocate_buffer;  // memory for received buffers
 };
 
 // Makes and accepts connections over one kind of transport. Owned by its user.

@@ -13,13 +13,13 @@ namespace stitch::transport {
 // The first thing each side says on a new connection: protocol version, feature bits, who it is.
 struct Hello {
   std::uint16_t version = kVersion;
-  std::uint64_t features = 0;    // bits of optional abilities; both sides use only what both have
-  std::uint64_t world = 0;       // which group of workers; connections across groups are refused
-  std::uint32_t id = 0;          // worker id
-  std::uint64_t epoch = 0;       // which life of that worker
-  std::string name;              // worker name
+  std::uint64_t features = 0;         // bits of optional abilities; both sides use only what both have
+  std::uint64_t world = 0;            // which group of workers; connections across groups are refused
+  std::uint32_t id = 0;               // worker id
+  std::uint64_t epoch = 0;            // which life of that worker
+  std::string name;                   // worker name
   std::array<std::byte, 32> nonce{};  // fresh on every connection; what the other side must prove the secret over
-  bool authenticated = false;    // this side will prove, and demands proof of, the shared secret
+  bool authenticated = false;         // this side will prove, and demands proof of, the shared secret
 
   static constexpr std::uint16_t kVersion = 1;
   static constexpr std::size_t kMaxBytes = 512;

@@ -12,10 +12,10 @@ namespace stitch::transport {
 
 // What happens to one message on its way through a LoopbackNetwork.
 struct Fate {
-  bool drop = false;                       // it vanishes; the sender thinks it was sent
-  bool fail = false;                       // the connection breaks instead, at both ends
-  int copies = 1;                          // more than 1: duplicated
-  std::chrono::microseconds delay{0};      // delivered later; later messages of the connection may overtake it (reorder)
+  bool drop = false;                   // it vanishes; the sender thinks it was sent
+  bool fail = false;                   // the connection breaks instead, at both ends
+  int copies = 1;                      // more than 1: duplicated
+  std::chrono::microseconds delay{0};  // delivered later; later messages of the connection may overtake it (reorder)
 };
 
 // Connects loopback endpoints of one process. Shared by its endpoints.

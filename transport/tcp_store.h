@@ -12,12 +12,12 @@ namespace stitch::transport {
 
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
-  std::uint16_t port = 0;            // server: 0 picks a free one
+  std::uint16_t port = 0;  // server: 0 picks a free one
   // A rendezvous port may be taken by the launcher's own store (torchrun). The server then listens on the next free one of
   // this many, and clients look for it there, telling it from others by the handshake and by `job`.
   int port_span = 1;
-  std::string job{};                  // servers and clients of different jobs refuse each other
-  std::string secret{};               // as EndpointOptions::secret; proved both ways before any request is read
+  std::string job{};                                  // servers and clients of different jobs refuse each other
+  std::string secret{};                               // as EndpointOptions::secret; proved both ways before any request is read
   std::chrono::milliseconds connect_timeout{30'000};  // also the limit of calls that have no timeout of their own
 };
 

@@ -10,9 +10,9 @@ namespace stitch::transport {
 
 // Names of transports and channels in order of preference; only viable ones that pass a self-transfer are used.
 struct TensorPipeOptions {
-  std::vector<std::string> transports{"shm", "uv"};   // of: shm, uv
-  std::vector<std::string> channels{"basic"};         // of: basic, cma
-  std::string bind_address = "127.0.0.1";             // for uv: an address of this host that peers can reach
+  std::vector<std::string> transports{"shm", "uv"};  // of: shm, uv
+  std::vector<std::string> channels{"basic"};        // of: basic, cma
+  std::string bind_address = "127.0.0.1";            // for uv: an address of this host that peers can reach
 };
 
 // An endpoint over TensorPipe. Throws Error(invalid_argument) naming an unknown transport or channel and listing the known

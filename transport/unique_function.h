@@ -19,8 +19,8 @@ class UniqueFunction<R(Args...)> {
   UniqueFunction() noexcept = default;
   UniqueFunction(std::nullptr_t) noexcept {}  // NOLINT: empty function, as std::function
   template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> && std::is_invocable_r_v<R, std::decay_t<F>&, Args...>)
-  UniqueFunction(F&& callable) {  // NOLINT: implicit, as std::function
+  requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> && std::is_invocable_r_v<R, std::decay_t<F>&, Args...>)
+      UniqueFunction(F&& callable) {  // NOLINT: implicit, as std::function
     using Callable = std::decay_t<F>;
     if constexpr (fits_inline<Callable>()) {
       ::new (static_cast<void*>(storage_)) Callable(std::forward<F>(callable));
@@ -52,7 +52,8 @@ class UniqueFunction<R(Args...)> {
   };
   template <class Callable>
   static constexpr bool fits_inline() {
-    return sizeof(Callable) <= kInlineBytes && alignof(Callable) <= alignof(std::max_align_t) && std::is_nothrow_move_constructible_v<Callable>;
+    return sizeof(Callable) <= kInlineBytes && alignof(Callable) <= alignof(std::max_align_t) &&
+           std::is_nothrow_move_constructible_v<Callable>;
   }
   template <class Callable>
   static constexpr Operations kInline{

@@ -62,12 +62,15 @@ void expect_same_trajectory(const stitch::optim::OptionsOf<Optimizer>& options) 
   }
   for (int i = 0; i < 2; ++i) {
     const auto there = twins.holders[static_cast<std::size_t>(i)].rpc_sync<&Holder::now>();
-    EXPECT_TRUE(torch::allclose(there, twins.local[static_cast<std::size_t>(i)], 1e-12, 0)) << there << twins.local[static_cast<std::size_t>(i)];
+    EXPECT_TRUE(torch::allclose(there, twins.local[static_cast<std::size_t>(i)], 1e-12, 0))
+        << there << twins.local[static_cast<std::size_t>(i)];
     EXPECT_FALSE(twins.holders[static_cast<std::size_t>(i)].rpc_sync<&Holder::has_grad>());
   }
 }
 
-TEST(DistributedOptimizer, SgdFollowsTheLocalOne) { expect_same_trajectory<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9)); }
+TEST(DistributedOptimizer, SgdFollowsTheLocalOne) {
+  expect_same_trajectory<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9));
+}
 TEST(DistributedOptimizer, AdamFollowsTheLocalOne) { expect_same_trajectory<torch::optim::Adam>(torch::optim::AdamOptions(0.05)); }
 TEST(DistributedOptimizer, AdamWFollowsTheLocalOne) { expect_same_trajectory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05)); }
 TEST(DistributedOptimizer, AdagradFollowsTheLocalOne) { expect_same_trajectory<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05)); }
@@ -147,7 +150,8 @@ TEST(DistributedOptimizer, RefusesWhatItCannotStep) {
   EXPECT_STREQ(error.what(), "optimizer has no parameters to step");
   const auto plain = stitch::make_rref(torch::ones(2));
   error = error_of([&] { DistributedOptimizer<torch::optim::SGD> optimizer({plain}, torch::optim::SGDOptions(0.1)); });
-  EXPECT_NE(std::string(error.what()).find("is not a parameter: it must be a leaf tensor that requires grad"), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("is not a parameter: it must be a leaf tensor that requires grad"), std::string::npos)
+      << error.what();
   const auto good = stitch::make_rref(torch::ones(2).set_requires_grad(true));
   error = error_of([&] { DistributedOptimizer<torch::optim::SGD> optimizer({good, good}, torch::optim::SGDOptions(0.1)); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
@@ -176,7 +180,8 @@ TEST(DistributedOptimizer, SavesAndLoadsItsState) {
   const auto run = [&](Twins& twins, DistributedOptimizer<torch::optim::Adam>& optimizer, int steps) {
     for (int i = 0; i < steps; ++i) {
       autograd::Context context;
-      context.backward({(twins.holders[0].rpc_async<&Holder::squared>().get() * twins.holders[1].rpc_async<&Holder::squared>().get()).sum()});
+      context.backward(
+          {(twins.holders[0].rpc_async<&Holder::squared>().get() * twins.holders[1].rpc_async<&Holder::squared>().get()).sum()});
       optimizer.step(context);
     }
   };
@@ -186,7 +191,8 @@ TEST(DistributedOptimizer, SavesAndLoadsItsState) {
   run(original, first, 5);
   first.save(folder);
   Twins resumed;
-  for (std::size_t i = 0; i < 2; ++i) resumed.holders[i] = stitch::remote<Holder>(i == 0 ? "worker1" : "worker2", original.holders[i].rpc_sync<&Holder::now>());
+  for (std::size_t i = 0; i < 2; ++i)
+    resumed.holders[i] = stitch::remote<Holder>(i == 0 ? "worker1" : "worker2", original.holders[i].rpc_sync<&Holder::now>());
   DistributedOptimizer<torch::optim::Adam> second(resumed.parameters(), options);
   second.load(folder);
   run(original, first, 5);
@@ -197,7 +203,8 @@ TEST(DistributedOptimizer, SavesAndLoadsItsState) {
   const auto other = stitch::remote<Holder>("worker1", torch::zeros({3}, torch::kDouble));
   DistributedOptimizer<torch::optim::Adam> misfit({other.rpc_sync<&Holder::parameter>()}, options);
   EXPECT_NE(std::string(error_of([&] { misfit.load(folder); }).what()).find("has shape [6] for parameter 0, it is [3]"), std::string::npos);
-  EXPECT_NE(std::string(error_of([&] { misfit.load(folder / "nowhere"); }).what()).find("is not there or cannot be read"), std::string::npos);
+  EXPECT_NE(std::string(error_of([&] { misfit.load(folder / "nowhere"); }).what()).find("is not there or cannot be read"),
+            std::string::npos);
   std::filesystem::remove_all(folder);
 }
 

@@ -8,7 +8,8 @@
 namespace {
 
 // 100 steps of plain training in one process, on the same images in the same order.
-std::vector<torch::Tensor> train_alone(const TrainingPlan& plan, std::int64_t hidden, const torch::Tensor& images, const torch::Tensor& labels) {
+std::vector<torch::Tensor> train_alone(const TrainingPlan& plan, std::int64_t hidden, const torch::Tensor& images,
+                                       const torch::Tensor& labels) {
   auto parameters = make_mlp(hidden, plan.seed);
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(plan.learning_rate));
   for (std::int64_t at = 0; at < images.size(0); at += plan.batch) {

@@ -55,7 +55,8 @@ TEST(Errors, AHandlersExceptionReachesTheCaller) {
   EXPECT_TRUE(error.remote());
   EXPECT_EQ(error.worker(), "worker1");
   EXPECT_NE(error.function().find("throws_text"), std::string::npos);
-  EXPECT_STREQ(error.what(), "call (anonymous namespace)::throws_text() to worker \"worker1\" (id 1) failed: std::runtime_error: no such row");
+  EXPECT_STREQ(error.what(),
+               "call (anonymous namespace)::throws_text() to worker \"worker1\" (id 1) failed: std::runtime_error: no such row");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(), ErrorCode::remote_exception);
   EXPECT_EQ(error_of([] { stitch::rpc_sync<fails_later>("worker1"); }).code(), ErrorCode::remote_exception);
@@ -75,10 +76,12 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
   const auto agent = cluster[0].agent();
   const auto& to = cluster[1].info();
   auto message = stitch::Agent::begin_request(stitch::function_id("no such function"));
-  const Error error = error_of([&] { stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt, std::move(message)).get(); });
+  const Error error =
+      error_of([&] { stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt, std::move(message)).get(); });
   EXPECT_EQ(error.code(), ErrorCode::unimplemented);
-  EXPECT_NE(std::string(error.what()).find("call (anonymous namespace)::ones() to worker \"worker1\" (id 1) failed: the function is not registered there; "
-                                           "near names there: (anonymous namespace)::one"),
+  EXPECT_NE(std::string(error.what())
+                .find("call (anonymous namespace)::ones() to worker \"worker1\" (id 1) failed: the function is not registered there; "
+                      "near names there: (anonymous namespace)::one"),
             std::string::npos)
       << error.what();
 }
@@ -100,7 +103,9 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
     stitch::OutArchive archive(message);
     archive(fields...);
     archive.seal();
-    return error_of([&] { stitch::detail::start_call<int>(cluster[0].agent(), cluster[1].info(), "use_settings", std::nullopt, std::move(message)).get(); });
+    return error_of([&] {
+      stitch::detail::start_call<int>(cluster[0].agent(), cluster[1].info(), "use_settings", std::nullopt, std::move(message)).get();
+    });
   };
   Error error = call_with(1, 2.0);  // same size, fields swapped
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
@@ -181,7 +186,8 @@ TEST(Errors, WithoutOneCurrentWorkerCallsSaySo) {
   std::string text;
   std::jthread([&] { text = error_of([] { stitch::rpc_sync<one>("worker1"); }).what(); }).join();
   EXPECT_EQ(text,
-            "there is no current worker on this thread, and this process has several (worker0, worker1): make one current with stitch::WorkerScope");
+            "there is no current worker on this thread, and this process has several (worker0, worker1): make one current with "
+            "stitch::WorkerScope");
 }
 
 TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
@@ -197,16 +203,21 @@ TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
     return texts;
   };
   for (const auto& text : start_two({.name = "a", .rank = 0}, {.name = "b", .rank = 0})) {
-    EXPECT_TRUE(text == "rank 0 is taken twice: by worker \"a\" and worker \"b\"" || text == "rank 0 is taken twice: by worker \"b\" and worker \"a\"") << text;
+    EXPECT_TRUE(text == "rank 0 is taken twice: by worker \"a\" and worker \"b\"" ||
+                text == "rank 0 is taken twice: by worker \"b\" and worker \"a\"")
+        << text;
   }
   for (const auto& text : start_two({.name = "ps", .rank = 0}, {.name = "ps", .rank = 1})) {
-    EXPECT_TRUE(text == "worker name \"ps\" is taken twice: by rank 0 and rank 1" || text == "worker name \"ps\" is taken twice: by rank 1 and rank 0") << text;
+    EXPECT_TRUE(text == "worker name \"ps\" is taken twice: by rank 0 and rank 1" ||
+                text == "worker name \"ps\" is taken twice: by rank 1 and rank 0")
+        << text;
   }
 }
 
 TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
   const Error error = error_of([] {
-    auto worker = stitch::init({.name = "early", .rank = 0, .world_size = 2, .init_timeout = 50ms, .store = stitch::transport::make_hash_store()});
+    auto worker =
+        stitch::init({.name = "early", .rank = 0, .world_size = 2, .init_timeout = 50ms, .store = stitch::transport::make_hash_store()});
   });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
   EXPECT_NE(std::string(error.what()).find("worker \"early\" waited 50 ms for a world of 2"), std::string::npos) << error.what();
@@ -214,9 +225,8 @@ TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
 }
 
 TEST(Errors, AStoreThatIsNotThereIsNamed) {
-  const Error error = error_of([] {
-    auto worker = stitch::init({.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms});
-  });
+  const Error error =
+      error_of([] { auto worker = stitch::init({.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms}); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_NE(std::string(error.what()).find("127.0.0.1:9"), std::string::npos) << error.what();
 }

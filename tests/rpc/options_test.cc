@@ -38,9 +38,16 @@ std::string error_with(std::map<std::string, std::string> variables, stitch::Opt
 }
 
 TEST(Options, ComeFromTheEnvironment) {
-  const Variables scope({{"STITCH_NAME", "ps0"}, {"STITCH_RANK", "1"}, {"STITCH_WORLD_SIZE", "4"}, {"STITCH_RPC_TIMEOUT", "250ms"},
-                         {"STITCH_SHUTDOWN_TIMEOUT", "2m"}, {"STITCH_NUM_THREADS", "3"}, {"STITCH_TRANSPORTS", "uv,shm"}, {"STITCH_SECRET", "x"},
-                         {"STITCH_MAX_FRAME_BYTES", "1MiB"}, {"STITCH_INIT_METHOD", "file:///tmp/x"}});
+  const Variables scope({{"STITCH_NAME", "ps0"},
+                         {"STITCH_RANK", "1"},
+                         {"STITCH_WORLD_SIZE", "4"},
+                         {"STITCH_RPC_TIMEOUT", "250ms"},
+                         {"STITCH_SHUTDOWN_TIMEOUT", "2m"},
+                         {"STITCH_NUM_THREADS", "3"},
+                         {"STITCH_TRANSPORTS", "uv,shm"},
+                         {"STITCH_SECRET", "x"},
+                         {"STITCH_MAX_FRAME_BYTES", "1MiB"},
+                         {"STITCH_INIT_METHOD", "file:///tmp/x"}});
   const auto options = stitch::resolve_options({});
   EXPECT_EQ(options.name, "ps0");
   EXPECT_EQ(options.rank, 1);
@@ -82,7 +89,8 @@ std::optional<stitch::LaunchInfo> launch(std::map<std::string, std::string> vari
 }
 
 TEST(Launcher, ReadsTorchrun) {
-  const auto info = launch({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}, {"SLURM_PROCID", "9"}});
+  const auto info =
+      launch({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}, {"SLURM_PROCID", "9"}});
   EXPECT_EQ(info->launcher, "torchrun");
   EXPECT_EQ(info->rank, 1);
   EXPECT_EQ(info->world_size, 4);
@@ -90,7 +98,11 @@ TEST(Launcher, ReadsTorchrun) {
 }
 
 TEST(Launcher, ReadsSlurm) {
-  const auto info = launch({{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}, {"SLURM_NNODES", "2"}, {"SLURM_JOB_ID", "77"}, {"SLURM_JOB_NODELIST", "gpu[03-07,9],login"}});
+  const auto info = launch({{"SLURM_PROCID", "3"},
+                            {"SLURM_NTASKS", "8"},
+                            {"SLURM_NNODES", "2"},
+                            {"SLURM_JOB_ID", "77"},
+                            {"SLURM_JOB_NODELIST", "gpu[03-07,9],login"}});
   EXPECT_EQ(info->launcher, "Slurm");
   EXPECT_EQ(info->rank, 3);
   EXPECT_TRUE(info->init_method.starts_with("tcp://gpu03:")) << info->init_method;
@@ -100,7 +112,8 @@ TEST(Launcher, ReadsSlurm) {
 }
 
 TEST(Launcher, ReadsOpenMpiAndMpich) {
-  const auto ompi = launch({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "123"}});
+  const auto ompi = launch(
+      {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "123"}});
   EXPECT_EQ(ompi->launcher, "Open MPI");
   EXPECT_TRUE(ompi->init_method.starts_with("file:///"));
   const auto mpich = launch({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});

@@ -99,8 +99,8 @@ void expect_tensor_echo(const at::Tensor& tensor) {
 
 TEST(Serialization, CarriesTensorsOfEveryKind) {
   Cluster cluster(2);
-  for (const auto dtype : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble,
-                           at::kBool, at::kBFloat16}) {
+  for (const auto dtype : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat,
+                           at::kComplexDouble, at::kBool, at::kBFloat16}) {
     expect_tensor_echo(at::arange(6).reshape({2, 3}).to(dtype));
   }
   expect_tensor_echo(at::Tensor());
@@ -114,8 +114,8 @@ TEST(Serialization, CarriesTensorsOfEveryKind) {
   expect_tensor_echo(at::ones({1}).expand({1000, 1000}));
   expect_tensor_echo(at::ones({2, 2}).set_requires_grad(true));
   expect_tensor_echo(at::complex(at::ones(3), at::ones(3)).conj());
-  expect_tensor_echo(at::rand({300, 300}));    // beside the frame
-  expect_tensor_echo(at::rand({100, 100}));    // a snapshot beside the frame
+  expect_tensor_echo(at::rand({300, 300}));  // beside the frame
+  expect_tensor_echo(at::rand({100, 100}));  // a snapshot beside the frame
   const auto indices = at::tensor({0, 2, 0, 1}, at::kLong).reshape({2, 2});
   expect_tensor_echo(at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0}), {3, 4}));
   expect_tensor_echo(at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0}), {3, 4}).coalesce());
@@ -158,7 +158,8 @@ TEST(Serialization, SmallArgumentsMayBeChangedAfterTheCallReturns) {
 stitch::transport::Message sample_message() {
   stitch::OutMessage message(stitch::wire::kRequest);
   stitch::OutArchive archive(message);
-  archive(std::string("name"), std::vector<int>{1, 2, 3}, std::map<std::string, at::Tensor>{{"w", at::arange(4)}}, std::optional<double>(1.0));
+  archive(std::string("name"), std::vector<int>{1, 2, 3}, std::map<std::string, at::Tensor>{{"w", at::arange(4)}},
+          std::optional<double>(1.0));
   archive.seal();
   message.tensors.push_back(at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), at::ones({2}), {5}));
   message.tensors.push_back(at::rand({40, 40}).t());

@@ -133,7 +133,8 @@ TEST(Worker, ManyThreadsCallManyWorkers) {
       const stitch::WorkerScope in(cluster[t % 3]);
       for (int i = 0; i < 200; ++i) {
         EXPECT_EQ(stitch::rpc_sync<unity>(WorkerId(static_cast<std::uint32_t>(i % 3))), 1);
-        EXPECT_EQ(stitch::rpc_async<inline_square>(WorkerId(static_cast<std::uint32_t>(i % 3)), i).then([](int x) { return x + 1; }).get(), i * i + 1);
+        EXPECT_EQ(stitch::rpc_async<inline_square>(WorkerId(static_cast<std::uint32_t>(i % 3)), i).then([](int x) { return x + 1; }).get(),
+                  i * i + 1);
       }
     });
   }
