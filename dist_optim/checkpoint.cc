@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -28,9 +29,13 @@ std::string shape_text(at::IntArrayRef sizes) {
 void CheckpointWriter::add(std::size_t position, const at::Tensor& parameter, const torch::optim::Optimizer& optimizer) {
   torch::serialize::OutputArchive entry;
   entry.write("shape", at::tensor(parameter.sizes(), at::kLong));
+  // As bytes, now: an archive shares its tensors' memory, which the next step would change.
   torch::serialize::OutputArchive state;
   optimizer.save(state);
-  entry.write("optimizer", state);
+  std::ostringstream bytes;
+  state.save_to(bytes);
+  std::string text = bytes.str();
+  entry.write("optimizer", at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::kByte).clone());
   archive_.write("parameter" + std::to_string(position), entry);
   ++count_;
 }
@@ -39,7 +44,8 @@ void CheckpointWriter::write(const std::string& file) {
   archive_.write("count", at::scalar_tensor(count_, at::kLong));
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(file).parent_path(), ignored);
-  const std::string unfinished = file + ".part";
+  static std::atomic<unsigned> written{0};  // two savers of one file do not meet in the unfinished one
+  const std::string unfinished = file + ".part" + std::to_string(written.fetch_add(1));
   std::ofstream out(unfinished, std::ios::binary);
   if (!out) refuse(file, "cannot be written");
   archive_.save_to(out);
@@ -80,8 +86,11 @@ void CheckpointReader::check(std::size_t position, const at::Tensor& parameter) 
 void CheckpointReader::read(std::size_t position, torch::optim::Optimizer& optimizer) {
   torch::serialize::InputArchive entry;
   archive_.read("parameter" + std::to_string(position), entry);
+  at::Tensor bytes;
+  entry.read("optimizer", bytes);
+  std::istringstream in(std::string(static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.numel())));
   torch::serialize::InputArchive state;
-  entry.read("optimizer", state);
+  state.load_from(in);
   optimizer.load(state);
 }
 

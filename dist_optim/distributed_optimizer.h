@@ -24,8 +24,9 @@ class DistributedOptimizer {
  public:
   using Options = OptionsOf<Optimizer>;
 
-  // Makes the parts on the owners and waits for them. Throws Error: invalid_argument for no parameters, for one that is not a
-  // leaf requiring grad, or for an optimizer that cannot work this way; else what the owners answer.
+  // Makes the parts on the owners and waits for them. Throws Error: invalid_argument for no parameters, one given
+  // twice, or an optimizer that cannot work this way; what an owner refuses (a tensor that is not a leaf requiring grad)
+  // comes as remote_exception.
   DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options, StalePolicy policy = StalePolicy::detect) {
     if constexpr (requires { OptimizerTraits<Optimizer>::kRefused; }) {
       throw Error(ErrorCode::invalid_argument, std::string("optimizer cannot be distributed: ") + OptimizerTraits<Optimizer>::kRefused);
@@ -67,7 +68,7 @@ class DistributedOptimizer {
 
   // Writes the optimizers' state (not the parameters) to `folder`, on each owner's own file system: one file per owner,
   // "<owner>.optimizer". load() reads it back into an optimizer of the same type over the same parameters in the same order;
-  // with other shapes or counts it throws Error(invalid_argument) and that owner's state stays as it was.
+  // when an owner finds other shapes or counts in its file, its state stays as it was and it throws (remote_exception).
   void save(const std::string& folder) {
     on_all<&LocalOptimizer<Optimizer>::save>([&](const WorkerInfo& owner) { return file_of(folder, owner); });
   }

@@ -15,6 +15,9 @@ namespace stitch {
 
 namespace {
 
+// Of the names that an answer to a call of an unknown function carries.
+constexpr std::size_t kMaxNamesBytes = 16 << 10;
+
 std::string milliseconds(std::chrono::nanoseconds duration) {
   const double ms = std::chrono::duration<double, std::milli>(duration).count();
   std::string text = std::to_string(ms);
@@ -30,12 +33,6 @@ Error about(const CallTable::Record& record, const Error& cause, const std::stri
       .with_worker(record.to.name)
       .with_function(record.function)
       .with_remote(cause.remote());
-}
-
-std::size_t message_bytes(const transport::Message& message) {
-  std::size_t bytes = message.frame.size();
-  for (const auto& buffer : message.buffers) bytes += buffer.bytes;
-  return bytes;
 }
 
 }  // namespace
@@ -87,7 +84,10 @@ void complete_header(OutMessage& message, std::uint64_t call_id, std::chrono::na
 }  // namespace
 
 std::chrono::nanoseconds Agent::effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const {
-  std::chrono::nanoseconds limit = timeout.value_or(options_.rpc_timeout);
+  if (timeout && timeout->count() < 0) {
+    throw Error(ErrorCode::invalid_argument, "timeout of " + std::to_string(timeout->count()) + " ns is negative");
+  }
+  const std::chrono::nanoseconds limit = timeout.value_or(options_.rpc_timeout);
   const auto deadline = Ambient::current().deadline;
   if (deadline == Clock::time_point::max()) return limit;
   const auto left = std::max(std::chrono::nanoseconds(1), std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()));
@@ -140,20 +140,26 @@ bool Agent::abandon_call(std::uint64_t call_id) {
   const auto record = calls_.take(call_id);
   if (!record) return false;
   loop_->cancel(record->timer);
-  OutMessage message(wire::kCancel);
-  transport::ByteWriter(message.frame.body()).write(call_id);
-  send_frame(record->to, std::move(message));
+  tell_cancelled(record->to, call_id);
   return true;
+}
+
+void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept {
+  try {
+    OutMessage message(wire::kCancel);
+    transport::ByteWriter(message.frame.body()).write(call_id);
+    send_frame(to, std::move(message));
+  } catch (const std::exception&) {
+    // Out of memory: the callee goes on for nobody, until its own deadline.
+  }
 }
 
 void Agent::expire(std::uint64_t call_id) {
   const auto record = calls_.take(call_id);
   if (!record) return;
-  OutMessage message(wire::kCancel);
-  transport::ByteWriter(message.frame.body()).write(call_id);
-  send_frame(record->to, std::move(message));
   record->pending->on_error(
       about(*record, Error(ErrorCode::timeout, ""), "timed out after " + milliseconds(record->timeout) + "; worker is connected"));
+  tell_cancelled(record->to, call_id);
 }
 
 void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
@@ -163,12 +169,14 @@ void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connecti
   encode_tensors(message);
   if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
   transport::Message bytes = std::move(message.frame).finish();
-  const std::size_t size = message_bytes(bytes);
+  const std::size_t size = total_bytes(bytes);
   if (bytes.frame.size() > options_.max_frame_bytes) {
     throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes.frame.size()) + " bytes exceeds max_frame_bytes " +
                                              std::to_string(options_.max_frame_bytes));
   }
-  if (outgoing_bytes_.fetch_add(size) + size > options_.max_inflight_bytes && size > 0) {
+  // Small words that others wait for go out whatever else is queued.
+  const bool limited = kind != wire::kErrorReply && kind != wire::kCancel && kind != wire::kLeave;
+  if (outgoing_bytes_.fetch_add(size) + size > options_.max_inflight_bytes && limited) {
     outgoing_bytes_.fetch_sub(size);
     throw Error(ErrorCode::overloaded, "message of " + std::to_string(size) + " bytes would exceed max_inflight_bytes " +
                                            std::to_string(options_.max_inflight_bytes));
@@ -241,7 +249,9 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   }
   if (header.function_id != 0 && call->function() == nullptr) {
     std::string names;  // the caller knows the name it wanted and picks the nearest
-    for (const auto& name : FunctionRegistry::instance().names()) names += name + '\n';
+    for (const auto& name : FunctionRegistry::instance().names()) {
+      if (names.size() < kMaxNamesBytes) names += name + '\n';
+    }
     call->fail(Error(ErrorCode::unimplemented, std::move(names)));
     return;
   }
@@ -258,15 +268,15 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
 void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task) {
   if (call->function() != nullptr && call->function()->run_inline) {
     task();
-  } else {
-    post(std::move(task));
+  } else if (!pool_.post(task)) {
+    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   }
 }
 
 void Agent::on_answer(InMessage message) {
   for_each_extension([&](Extension& extension) { extension.on_receive(message); });
   transport::ByteReader in(message.view.body(), "reply");
-  auto record = calls_.take(in.read<std::uint64_t>());
+  auto record = calls_.take(in.read<std::uint64_t>(), message.from);
   if (!record) return;  // timed out or cancelled; the extensions have seen the header
   loop_->cancel(record->timer);
   try {
@@ -282,9 +292,7 @@ void Agent::on_answer(InMessage message) {
     Error error;
     archive(error);
     if (error.code() == ErrorCode::unimplemented) {
-      std::vector<std::string> names;
-      const std::string all = error.what();
-      for (std::size_t at = 0; at < all.size(); at = all.find('\n', at) + 1) names.push_back(all.substr(at, all.find('\n', at) - at));
+      auto names = split_lines(error.what());
       std::string near;
       for (const auto& name : nearest_names(record->function, std::move(names), 3))
         near += (near.empty() ? "; near names there: " : ", ") + name;
@@ -368,7 +376,13 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   const auto now = Clock::now();
   const auto deadline = timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
   std::optional<Error> error;
-  if (graceful) error = leave_->run(deadline);
+  if (graceful) {
+    try {
+      error = leave_->run(deadline);
+    } catch (...) {
+      error = to_error(std::current_exception());  // whatever it is, everything here still ends
+    }
+  }
   // However long leaving took, closing gets a moment of its own.
   stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
   return error;
@@ -383,6 +397,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
   }
   for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
   for_each_extension([&](Extension& extension) { extension.stop(); });
+  board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   pool_.close();
   if (!pool_.join_until(deadline)) {
     std::string running;

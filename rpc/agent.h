@@ -102,6 +102,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void on_answer(InMessage message);
   void on_cancel(InMessage message);
   void expire(std::uint64_t call_id);
+  void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
             transport::SendDone done);
   void stop_everything(std::chrono::steady_clock::time_point deadline);

@@ -17,6 +17,7 @@ void Board::post(const std::string& key, Value value, std::size_t times) {
   std::vector<Promise<Value>> waiting;
   {
     MutexLock lock(mutex_);
+    if (closed_) return;
     Entry& entry = entries_[key];
     waiting.swap(entry.waiting);
     entry.value = value;
@@ -28,6 +29,7 @@ void Board::post(const std::string& key, Value value, std::size_t times) {
 
 Future<Value> Board::fetch(const std::string& key) {
   MutexLock lock(mutex_);
+  if (closed_) return make_failed<Value>(*closed_);
   Entry& entry = entries_[key];
   if (entry.left == 0) {
     entry.waiting.emplace_back();
@@ -36,6 +38,18 @@ Future<Value> Board::fetch(const std::string& key) {
   Value value = entry.value;
   if (--entry.left == 0) entries_.erase(key);
   return make_ready(std::move(value));
+}
+
+void Board::close(const Error& why) {
+  std::map<std::string, Entry> entries;
+  {
+    MutexLock lock(mutex_);
+    closed_ = why;
+    entries.swap(entries_);
+  }
+  for (auto& [key, entry] : entries) {
+    for (auto& promise : entry.waiting) promise.set_error(why);
+  }
 }
 
 }  // namespace stitch

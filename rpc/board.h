@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ class Board {
   void post(const std::string& key, Value value, std::size_t times) STITCH_EXCLUDES(mutex_);
   // The value, once it is up.
   [[nodiscard]] Future<Value> fetch(const std::string& key) STITCH_EXCLUDES(mutex_);
+  // Takes everything down, for good: who waits, and whoever fetches later, gets `why`.
+  void close(const Error& why) STITCH_EXCLUDES(mutex_);
 
  private:
   struct Entry {
@@ -29,6 +32,7 @@ class Board {
     std::vector<Promise<Value>> waiting;
   };
   Mutex mutex_;
+  std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, std::uint64_t> generations_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, Entry> entries_ STITCH_GUARDED_BY(mutex_);
 };

@@ -28,6 +28,15 @@ std::optional<CallTable::Record> CallTable::take(std::uint64_t id) {
   return record;
 }
 
+std::optional<CallTable::Record> CallTable::take(std::uint64_t id, const WorkerInfo& from) {
+  MutexLock lock(mutex_);
+  const auto found = records_.find(id);
+  if (found == records_.end() || found->second.to != from) return std::nullopt;
+  std::optional<Record> record(std::move(found->second));
+  records_.erase(found);
+  return record;
+}
+
 std::vector<CallTable::Record> CallTable::take_all() {
   MutexLock lock(mutex_);
   std::vector<Record> taken;
@@ -81,15 +90,17 @@ std::shared_ptr<IncomingCall> IncomingTable::find(WorkerId caller, std::uint64_t
 
 std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(std::optional<WorkerId> caller) const {
   std::vector<std::shared_ptr<IncomingCall>> found;
+  // Let go of without the lock: the last reference to a call takes it out of this table.
+  std::vector<std::shared_ptr<IncomingCall>> others;
   MutexLock lock(mutex_);
   for (const auto& [key, weak] : calls_) {
     if (caller && key.first != *caller) continue;
     if (auto call = weak.lock()) found.push_back(std::move(call));
   }
   for (const auto& [at, weak] : one_way_) {
-    auto call = weak.lock();
-    if (call && (!caller || call->caller().id == *caller)) found.push_back(std::move(call));
+    if (auto call = weak.lock()) (!caller || call->caller().id == *caller ? found : others).push_back(std::move(call));
   }
+  lock.unlock();
   return found;
 }
 

@@ -46,6 +46,8 @@ class CallTable {
   bool set_timer(std::uint64_t id, transport::EventLoop::TimerId timer) STITCH_EXCLUDES(mutex_);
   // Removes a call: whoever gets the record completes it.
   [[nodiscard]] std::optional<Record> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
+  // The same, only if it was made to `from`: nobody else can answer it.
+  [[nodiscard]] std::optional<Record> take(std::uint64_t id, const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
   // Removes all calls, or all to one worker.
   [[nodiscard]] std::vector<Record> take_all() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<Record> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);

@@ -55,6 +55,7 @@ class PendingResult final : public PendingCall {
     } else {
       R result{};
       archive(result);
+      archive.check_seal();
       archive.expect_end();
       promise_.set_value(std::move(result));
     }
@@ -95,8 +96,8 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
     OutMessage message = Agent::begin_request(function.id);
     encode_arguments<Traits>(message, std::forward<Args>(args)...);
     return start_call<R>(agent, to, function.name, target.timeout(), std::move(message));
-  } catch (const Error& error) {
-    return make_failed<R>(error);
+  } catch (...) {
+    return make_failed<R>(to_error(std::current_exception()));
   }
 }
 

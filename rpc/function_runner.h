@@ -19,7 +19,10 @@ struct ReplyDelivery {
   }
   template <class V>
   void value(V&& value) {
-    call->reply([&](OutArchive& archive) { archive(value); });
+    call->reply([&](OutArchive& archive) {
+      archive(value);
+      archive.seal();
+    });
   }
   void error(const std::exception_ptr& exception) { call->fail_in_handler(exception); }
   void refused(const Error& error) { call->fail(error); }
@@ -76,18 +79,16 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
   try {
     if constexpr (kIsFuture<Result>) {
       Result future = apply();
-      future.on_ready([future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
-        arguments.reset();  // what they keep is gone when the answer leaves
-        if (future.has_error()) {
-          try {
-            static_cast<void>(future.get());
-          } catch (...) {
-            delivery.error(std::current_exception());
+      future.on_ready([future, arguments, delivery = std::move(delivery)]() mutable {
+        try {
+          if constexpr (std::is_void_v<UnwrapT<Result>>) {
+            future.get();
+            delivery.value();
+          } else {
+            delivery.value(future.get());
           }
-        } else if constexpr (std::is_void_v<UnwrapT<Result>>) {
-          delivery.value();
-        } else {
-          delivery.value(future.get());
+        } catch (...) {
+          delivery.error(std::current_exception());
         }
       });
     } else if constexpr (std::is_void_v<Result>) {

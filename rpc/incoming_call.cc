@@ -25,7 +25,7 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transpo
       connection_(std::move(connection)),
       message_(std::move(message)),
       header_(header),
-      bytes_(message_.raw->frame.size()),
+      bytes_(total_bytes(*message_.raw)),
       function_(header.function_id == 0 ? nullptr : FunctionRegistry::instance().find(header.function_id)) {
   ambient_.agent = agent_;
   ambient_.deadline = deadline_after(header.timeout_ns);
@@ -83,14 +83,22 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
 
 void IncomingCall::send_error(const Error& error) {
   if (one_way()) return;
-  try {
+  const auto send_text = [&](std::size_t most) {
     OutMessage message(wire::kErrorReply);
     OutArchive archive(message);
     begin_reply(archive);
-    archive(error);
-    send_reply(std::move(message), error);
+    archive(Error(error.code(), std::string(error.what()).substr(0, most)).with_remote(error.remote()));
+    send_reply(std::move(message));
+  };
+  try {
+    send_text(std::string::npos);
   } catch (const std::exception&) {
-    // Out of memory while reporting an error: the caller's deadline ends its wait.
+    try {
+      send_text(256);  // a text longer than a frame may be
+    } catch (...) {
+      // The caller must not wait for ever.
+      connection_->close(to_error(std::current_exception()).with_prefix("an error could not be reported"));
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "stitch/rpc/worker_info.h"
@@ -40,6 +41,12 @@ class Attachment {
   // arguments are gone. May be called again when that answer then could not be sent.
   virtual void on_answer(const std::optional<Error>& error) {}
 };
+
+// What it takes in memory: the frame and the buffers beside it.
+[[nodiscard]] std::size_t total_bytes(const transport::Message& message);
+
+// The lines of a text, each ended by a newline or by the text's end.
+[[nodiscard]] std::vector<std::string> split_lines(const std::string& text);
 
 // A message being written: the body through an OutArchive, tensors set aside, sections by the layers above.
 // Owned by the sending thread until it is sent. Not thread-safe.

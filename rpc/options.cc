@@ -199,6 +199,8 @@ Options resolve_options(Options options) {
   for (const auto duration : {options.rpc_timeout, options.init_timeout, options.shutdown_timeout}) {
     if (duration.count() < 0) refuse("a timeout", std::to_string(duration.count()) + " ns", "durations from 0 on");
   }
+  options.init_timeout = std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
+  if (options.max_frame_bytes < 4096) refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
   return options;
 }
 

@@ -163,9 +163,7 @@ class Rendezvous {
     store_.set("address/" + std::to_string(options_.rank), joined);
     std::vector<std::vector<std::string>> all;
     for (const auto& text : read_all("address/")) {
-      auto& addresses = all.emplace_back();
-      for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1)
-        addresses.push_back(text.substr(at, text.find('\n', at) - at));
+      all.push_back(split_lines(text));
     }
     return all;
   }

@@ -26,8 +26,9 @@ template <class T>
 struct IsSendable<std::optional<T>> : AllSendable<T> {};
 template <class T, class D>
 struct IsSendable<std::unique_ptr<T, D>> : AllSendable<T> {};
+// Shared pointers could be made to share across types by the bytes of a peer.
 template <class T>
-struct IsSendable<std::shared_ptr<T>> : AllSendable<T> {};
+struct IsSendable<std::shared_ptr<T>> : std::false_type {};
 template <class A, class B>
 struct IsSendable<std::pair<A, B>> : AllSendable<A, B> {};
 template <class... Ts>

@@ -66,7 +66,7 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
   std::vector<std::int64_t> strides = tensor.strides().vec();
   for (const auto d : expanded) strides[static_cast<std::size_t>(d)] = 0;
   const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (bytes > transport::kInlineBytes && bytes <= kSnapshotBytes && tensor.is_same(original)) tensor = tensor.clone();
+  if (bytes > transport::kInlineBytes && bytes <= kSnapshotBytes && tensor.is_alias_of(original)) tensor = tensor.clone();
 
   const bool has_strides = !expanded.empty() || !tensor.is_contiguous();
   out.write(Layout::dense);
@@ -122,8 +122,12 @@ std::vector<std::int64_t> read_dims(ByteReader& in, std::size_t count, std::stri
 // Bytes from the first to behind the last element; nullopt when that overflows.
 std::optional<std::size_t> extent(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides, std::size_t item) {
   std::size_t last = 0;
+  std::int64_t elements = 1;
+  for (const auto size : sizes) {
+    if (size == 0) return 0;
+    if (__builtin_mul_overflow(elements, size, &elements)) return std::nullopt;
+  }
   for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 0) return 0;
     std::size_t step = 0;
     if (__builtin_mul_overflow(static_cast<std::size_t>(sizes[d] - 1), static_cast<std::size_t>(strides[d]), &step)) return std::nullopt;
     if (__builtin_add_overflow(last, step, &last)) return std::nullopt;

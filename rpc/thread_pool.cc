@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <deque>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -40,7 +41,8 @@ ThreadPool::ThreadPool(int threads, std::string name) : state_(std::make_shared<
 
 ThreadPool::~ThreadPool() {
   close();
-  join_until(std::chrono::steady_clock::time_point::max());
+  // The last one to hold the pool's owner may be a task that was left behind: it cannot wait for itself.
+  if (!on_pool_thread()) join_until(std::chrono::steady_clock::time_point::max());
 }
 
 // Threads own the state and are detached: a thread that never returns from a task cannot keep the pool's owner from leaving.
@@ -123,7 +125,13 @@ BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : s
       add = true;
     }
   }
-  if (add) ThreadPool::start_thread(state_);
+  if (!add) return;
+  try {
+    ThreadPool::start_thread(state_);
+  } catch (const std::system_error&) {  // no more threads to be had: it waits without a stand-in
+    MutexLock lock(state_->mutex);
+    --state_->alive;
+  }
 }
 
 BlockingRegion::~BlockingRegion() {

@@ -61,7 +61,13 @@ namespace detail {
 // Inline: a barrier must pass even while every user-function thread is taken.
 Future<bool> fetch_presence(std::string key) {
   Promise<bool> promise;
-  current_agent()->board().fetch(key).on_ready([promise] { promise.set_value(true); });
+  auto posted = current_agent()->board().fetch(key);
+  posted.on_ready([promise, posted] {
+    promise.fulfil([&] {
+      static_cast<void>(posted.get());
+      return true;
+    });
+  });
   return promise.future();
 }
 STITCH_INLINE(&fetch_presence);

@@ -13,8 +13,8 @@ OwnerTable::Entry* OwnerTable::find_or_expect(const RRefId& id) {
   if (seen != seen_.end() && seen->second.contains(id.k)) return nullptr;
   Entry& entry = entries_[id];
   const auto gone = gone_creators_.find(id.creator);
-  if (gone != gone_creators_.end()) {  // it will never be asked for
-    seen_[id.creator].insert(id.k);
+  if (gone != gone_creators_.end()) {
+    // It will never be asked for. Its k stays unseen: others may still hold references, and each that turns up finds this again.
     entry.asked = true;
     entry.value = Value::failed;
     entry.failure = gone->second;
@@ -112,7 +112,6 @@ void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Effec
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
     if (at->first.creator == creator && !at->second.asked) {
-      seen_[creator].insert(at->first.k);
       at->second.asked = true;
       at->second.failure = why;
       finish(at, Value::failed, effects);

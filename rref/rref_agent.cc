@@ -201,7 +201,10 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
       call->run_task([&] {
         if (target->encode == nullptr)
           throw Error(ErrorCode::invalid_argument, "an object of type " + demangle(target->type->name()) + " cannot be sent");
-        call->reply([&](OutArchive& archive) { target->encode(archive, target->object.get()); });
+        call->reply([&](OutArchive& archive) {
+          target->encode(archive, target->object.get());
+          archive.seal();
+        });
       });
     });
     return;

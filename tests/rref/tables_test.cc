@@ -171,6 +171,8 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   ASSERT_TRUE(table.add_local(later)) << "an id that turns up after the news";
   EXPECT_EQ(table.status(later)->value, OwnerTable::Value::failed);
   table.drop_local(later, effects);
+  EXPECT_NO_THROW(table.add_holder(later, kHere)) << "a receiver of the dead creator's reference breaks no rule";
+  table.drop_holder(later, kHere, effects);
   table.drop_local(kObject, effects);
   EXPECT_EQ(table.size(), 0u);
 }
