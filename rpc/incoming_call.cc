@@ -88,7 +88,7 @@ void IncomingCall::send_error(const Error& error) {
     OutArchive archive(message);
     begin_reply(archive);
     archive(Error(error.code(), std::string(error.what()).substr(0, most)).with_remote(error.remote()));
-    send_reply(std::move(message));
+    send_reply(std::move(message), error);
   };
   try {
     send_text(std::string::npos);
