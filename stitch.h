@@ -6,6 +6,7 @@
 #include "stitch/dist_autograd/context.h"             // IWYU pragma: export
 #include "stitch/dist_autograd/rref_backward.h"       // IWYU pragma: export
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
+#include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export
 #include "stitch/rpc/future.h"                        // IWYU pragma: export
 #include "stitch/rpc/worker.h"                        // IWYU pragma: export

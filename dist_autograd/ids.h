@@ -17,6 +17,10 @@ struct ContextId {
   std::uint64_t epoch = 0;
   std::uint64_t counter = 0;
   friend auto operator<=>(const ContextId&, const ContextId&) = default;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(home, epoch, counter);
+  }
 };
 
 // Names one backward pass: the worker that called backward() and a counter of that worker.

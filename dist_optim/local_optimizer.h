@@ -56,7 +56,7 @@ class LocalOptimizer {
     const OptionsOf<Optimizer> decoded = decode(options);
     for (const auto& entry : entries_) {
       MutexLock lock(entry->shadow.lock());
-      for (auto& group : entry->optimizer->param_groups()) group.set_options(decoded.clone());
+      for (auto& group : entry->optimizer->param_groups()) group.set_options(std::make_unique<OptionsOf<Optimizer>>(decoded));
     }
   }
 

@@ -7,7 +7,7 @@ namespace stitch::dist_autograd::testing {
 // One pass over all parts. Stands in for the protocol: marks to the fixed point, kills the rest, then routes gradients.
 class LocalPass : public std::enable_shared_from_this<LocalPass> {
  public:
-  LocalPass(LocalWorld& world, const LocalWorld::Request& request);
+  explicit LocalPass(LocalWorld& world);
   LocalWorld::Outcome run(const LocalWorld::Request& request);
 
  private:
@@ -21,6 +21,8 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
   void mark(int part, std::uint32_t source);
   void route(RecvNode& node, variable_list gradients);
   void finished(int part);
+  void failed(const Error& error);
+  void build(const LocalWorld::Request& request);
 
   LocalWorld& world_;
   std::vector<Side> sides_;
@@ -30,46 +32,58 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
   LocalWorld::Outcome outcome_ STITCH_GUARDED_BY(mutex_);
 };
 
+// Shares the pass with nobody: a strand may still say that it has stopped when whoever ran the pass is gone.
 class LocalOwner final : public StrandOwner {
  public:
-  LocalOwner(LocalPass& pass, int part) : pass_(pass), part_(part) {}
-  void gradients_ready(RecvNode& node, variable_list gradients) override { pass_.route(node, std::move(gradients)); }
+  LocalOwner(std::weak_ptr<LocalPass> pass, int part) : pass_(std::move(pass)), part_(part) {}
+  void gradients_ready(RecvNode& node, variable_list gradients) override {
+    if (const auto pass = pass_.lock()) pass->route(node, std::move(gradients));
+  }
   void went_quiet(std::uint64_t, bool resolved) override {
-    if (resolved) pass_.finished(part_);
+    const auto pass = pass_.lock();
+    if (pass && resolved) pass->finished(part_);
   }
   void failed(Error error) override {
-    {
-      MutexLock lock(pass_.mutex_);
-      if (!pass_.outcome_.error) pass_.outcome_.error = error;
-    }
-    for (auto& side : pass_.sides_) side.strand->stop();
+    if (const auto pass = pass_.lock()) pass->failed(error);
   }
-  void stopped() override { pass_.finished(part_); }
+  void stopped() override {
+    if (const auto pass = pass_.lock()) pass->finished(part_);
+  }
 
  private:
-  LocalPass& pass_;
+  std::weak_ptr<LocalPass> pass_;
   const int part_;
 };
 
-LocalPass::LocalPass(LocalWorld& world, const LocalWorld::Request& request) : world_(world), done_(world.parts_.size(), false) {
-  const Executor pooled = [this](UniqueFunction<void()> task) {
-    MutexLock lock(world_.mutex_);
-    world_.queue_.push_back(std::move(task));
-    world_.work_.notify_one();
+LocalPass::LocalPass(LocalWorld& world) : world_(world), done_(world.parts_.size(), false) {}
+
+void LocalPass::build(const LocalWorld::Request& request) {
+  const Executor pooled = [&world = world_](UniqueFunction<void()> task) {
+    MutexLock lock(world.mutex_);
+    world.queue_.push_back(std::move(task));
+    world.work_.notify_one();
   };
   const Executor& executor = request.executor ? request.executor : pooled;
-  for (std::size_t i = 0; i < world.parts_.size(); ++i) {
+  for (std::size_t i = 0; i < world_.parts_.size(); ++i) {
     std::vector<Edge> roots;
     if (static_cast<int>(i) == request.part) {
       for (const at::Tensor& root : request.roots) roots.push_back(torch::autograd::impl::gradient_edge(root));
     }
     Side side;
-    side.plan = std::make_shared<Plan>(std::move(roots), world.parts_[i].sends);
+    side.plan = std::make_shared<Plan>(std::move(roots), world_.parts_[i].sends);
     side.marks = std::make_unique<Marks>(*side.plan);
-    side.owner = std::make_shared<LocalOwner>(*this, static_cast<int>(i));
-    side.strand = std::make_shared<Strand>(side.plan, request.flags, world.parts_[i].gradients, executor, side.owner);
+    side.owner = std::make_shared<LocalOwner>(weak_from_this(), static_cast<int>(i));
+    side.strand = std::make_shared<Strand>(side.plan, request.flags, world_.parts_[i].gradients, executor, side.owner);
     sides_.push_back(std::move(side));
   }
+}
+
+void LocalPass::failed(const Error& error) {
+  {
+    MutexLock lock(mutex_);
+    if (!outcome_.error) outcome_.error = error;
+  }
+  for (Side& side : sides_) side.strand->stop();
 }
 
 void LocalPass::mark(int part, std::uint32_t source) {
@@ -100,6 +114,7 @@ void LocalPass::finished(int part) {
 }
 
 LocalWorld::Outcome LocalPass::run(const LocalWorld::Request& request) {
+  build(request);
   Side& root_side = sides_[static_cast<std::size_t>(request.part)];
   for (const Plan::Target& root : root_side.plan->roots()) mark(request.part, root.node);
   for (std::size_t i = 0; i < request.roots.size(); ++i) {
@@ -165,7 +180,7 @@ std::vector<at::Tensor> LocalWorld::cut(const std::vector<at::Tensor>& tensors, 
   return received;
 }
 
-LocalWorld::Outcome LocalWorld::backward(const Request& request) { return std::make_shared<LocalPass>(*this, request)->run(request); }
+LocalWorld::Outcome LocalWorld::backward(const Request& request) { return std::make_shared<LocalPass>(*this)->run(request); }
 
 std::vector<at::Tensor> stock_gradients(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& leaves,
                                         const std::vector<at::Tensor>& seeds, bool retain_graph, bool create_graph) {
