@@ -15,7 +15,9 @@ using stitch_test::RunningCommand;
 std::string run(std::vector<std::string> command, int expected_status = 0) {
   RunningCommand running(command, std::chrono::seconds(170));
   EXPECT_EQ(running.wait(), expected_status) << running.out() << running.err();
-  if (expected_status == 0) EXPECT_EQ(running.err(), "");
+  if (expected_status == 0) {
+    EXPECT_EQ(running.err(), "");
+  }
   return running.out() + running.err();
 }
 

@@ -93,7 +93,9 @@ void expect_tensor_echo(const at::Tensor& tensor) {
     EXPECT_TRUE(at::equal(back.to_dense(), tensor.to_dense()));
     return;
   }
-  if (tensor.is_non_overlapping_and_dense()) EXPECT_EQ(back.strides(), tensor.strides());
+  if (tensor.is_non_overlapping_and_dense()) {
+    EXPECT_EQ(back.strides(), tensor.strides());
+  }
   EXPECT_TRUE(at::equal(back, tensor));
 }
 
