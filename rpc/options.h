@@ -14,7 +14,7 @@ namespace stitch {
 // How a worker joins its world. Every field has a default and an environment variable STITCH_<FIELD>, which counts where
 // the field was left at its default; durations are written "500ms", "5s", "2m", sizes "64MiB", lists with commas.
 struct Options {
-  std::string name;  // default "worker<rank>"
+  std::string name{};  // default "worker<rank>"
   int rank = -1;     // default: what the launcher says
   int world_size = -1;
   std::string init_method = "env://";                                    // where workers meet: "env://", "tcp://host:port", "file:///path"
