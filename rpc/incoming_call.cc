@@ -41,6 +41,7 @@ void IncomingCall::prepare() {
   if (prepared_) return;
   prepared_ = true;
   if (Clock::now() >= ambient_.deadline) throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
+  if (agent_->stopped()) throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
   if (ambient_.stop.stop_requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
   decode_tensors(message_);
   agent_->for_each_extension([&](Extension& extension) { extension.on_decode(message_, ambient_); });

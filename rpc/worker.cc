@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <utility>
 
 #include "stitch/rpc/rendezvous.h"
@@ -35,10 +36,12 @@ class LiveAgents {
       if (last_gone_) throw Error(ErrorCode::shutting_down, "there is no current worker: the one of this process has shut down");
       throw Error(ErrorCode::invalid_argument, "there is no current worker: call stitch::init() first");
     }
-    std::string names;
+    std::set<std::string> sorted;
     for (const auto& weak : agents_) {
-      if (const auto agent = weak.lock()) names += (names.empty() ? "" : ", ") + agent->self().name;
+      if (const auto agent = weak.lock()) sorted.insert(agent->self().name);
     }
+    std::string names;
+    for (const auto& name : sorted) names += (names.empty() ? "" : ", ") + name;
     throw Error(ErrorCode::invalid_argument, "there is no current worker on this thread, and this process has several (" + names +
                                                  "): make one current with stitch::WorkerScope");
   }
