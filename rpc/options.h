@@ -15,7 +15,7 @@ namespace stitch {
 // the field was left at its default; durations are written "500ms", "5s", "2m", sizes "64MiB", lists with commas.
 struct Options {
   std::string name{};  // default "worker<rank>"
-  int rank = -1;     // default: what the launcher says
+  int rank = -1;       // default: what the launcher says
   int world_size = -1;
   std::string init_method = "env://";                                    // where workers meet: "env://", "tcp://host:port", "file:///path"
   std::chrono::nanoseconds rpc_timeout = std::chrono::seconds(60);       // of a call that names none; 0: never

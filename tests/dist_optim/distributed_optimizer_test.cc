@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "tests/support/cluster.h"
 
@@ -87,24 +86,22 @@ TEST(DistributedOptimizer, LeavesParametersWithoutAGradientAlone) {
   EXPECT_TRUE(torch::equal(twins.holders[1].rpc_sync<&Holder::now>(), initial(1)));
 }
 
+// Runs on a trainer: each step in a context of its own.
+void subtract_one_each_step(RRef<Holder> holder, int steps) {
+  DistributedOptimizer<torch::optim::SGD> optimizer({holder.rpc_sync<&Holder::parameter>()}, torch::optim::SGDOptions(1.0));
+  for (int step = 0; step < steps; ++step) {
+    autograd::Context context;
+    context.backward({holder.rpc_async<&Holder::times>(torch::ones({4}, torch::kDouble)).get().sum()});
+    optimizer.step(context);
+  }
+}
+
 TEST(DistributedOptimizer, StepsOfManyContextsAddUpExactly) {
   Cluster cluster(3);
   const auto holder = stitch::remote<Holder>("worker1", torch::zeros({4}, torch::kDouble));
-  const auto parameter = holder.rpc_sync<&Holder::parameter>();
-  {
-    std::vector<std::jthread> threads;
-    for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([&, t] {
-        const stitch::WorkerScope in(cluster[t % 3]);
-        DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
-        for (int step = 0; step < 25; ++step) {
-          autograd::Context context;
-          context.backward({holder.rpc_async<&Holder::times>(torch::ones({4}, torch::kDouble)).get().sum()});
-          optimizer.step(context);
-        }
-      });
-    }
-  }
+  std::vector<stitch::Future<void>> trainers;
+  for (std::uint32_t t = 0; t < 4; ++t) trainers.push_back(stitch::rpc_async<subtract_one_each_step>(stitch::WorkerId(t % 3), holder, 25));
+  stitch::when_all(std::move(trainers)).get();
   EXPECT_TRUE(torch::equal(holder.rpc_sync<&Holder::now>(), torch::full({4}, -100.0, torch::kDouble)));
 }
 
