@@ -85,6 +85,11 @@ void ContextState::close_pass(PassId id) {
   lock.unlock();
 }
 
+bool ContextState::note_abort(PassId id) {
+  MutexLock lock(mutex_);
+  return aborted_passes_.insert(id).second;
+}
+
 std::vector<std::shared_ptr<Pass>> ContextState::passes() const {
   MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Pass>> all;

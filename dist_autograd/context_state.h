@@ -46,6 +46,8 @@ class ContextState {
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: what still comes for it is ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
+  // This worker has heard that the pass failed. True the first time: then it is to be passed on.
+  [[nodiscard]] bool note_abort(PassId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
 
   // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be told.
@@ -71,6 +73,7 @@ class ContextState {
   std::unordered_map<WorkerId, WorkerInfo> peers_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
   std::unordered_set<PassId> past_passes_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_set<PassId> aborted_passes_ STITCH_GUARDED_BY(mutex_);
 };
 
 // What the ambient of a thread carries: the current context, and the call it is part of, in words for error texts.

@@ -101,6 +101,7 @@ void Engine::on_frame(InMessage message) {
         pass->on_abort(message.from, error);
       } else if (context) {
         context->close_pass(header.pass);
+        if (context->note_abort(header.pass)) relay_abort(*context, message.from, header, error);
       }
       return;
     }
@@ -152,10 +153,21 @@ void Engine::open_and_handle(InMessage message) {
 }
 
 void Engine::refuse(const WorkerInfo& to, const wire::PassHeader& header, const Error& error) {
+  send_abort(to, header, error.with_worker(agent_.self().name));
+}
+
+// The pass has ended here, but whoever failed may not reach those that this worker can.
+void Engine::relay_abort(const ContextState& context, const WorkerInfo& from, const wire::PassHeader& header, const Error& error) {
+  for (const WorkerInfo& peer : context.peers()) {
+    if (peer.id != from.id && peer.id != agent_.self().id) send_abort(peer, header, error);
+  }
+}
+
+void Engine::send_abort(const WorkerInfo& to, const wire::PassHeader& header, const Error& error) {
   try {
     OutMessage out(wire::kAbort);
     OutArchive archive(out);
-    archive(header, error.with_worker(agent_.self().name));
+    archive(header, error);
     agent_.send_frame(to, std::move(out));
   } catch (const std::exception&) {
     // It learns from its own loss of this worker.

@@ -50,6 +50,8 @@ class Engine final : public Extension {
   void on_release(const WorkerInfo& from, const wire::Release& release_of);
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
   void refuse(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
+  void relay_abort(const ContextState& context, const WorkerInfo& from, const wire::PassHeader& header, const Error& error);
+  void send_abort(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
 
   Agent& agent_;
   ContextTable contexts_;

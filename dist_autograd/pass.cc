@@ -219,6 +219,7 @@ void Pass::abort(const Error& error) {
     told.insert(not_done_.begin(), not_done_.end());
     told.insert(id_.root);  // knows everybody once marking has ended, when the others may be gone already
   }
+  static_cast<void>(context_->note_abort(id_));  // it is passed on here
   told.erase(agent_->self().id);
   for (const WorkerId to : told) {
     try {
