@@ -89,6 +89,12 @@ Error Leave::late(const std::string& what, const std::set<WorkerId>& missing) co
 
 std::optional<Error> Leave::run(steady_clock::time_point deadline) {
   for (;;) {
+    // Before anything that may bring a loss: one that comes while READY is being sent must count.
+    std::uint64_t losses = 0;
+    {
+      MutexLock lock(mutex_);
+      losses = losses_;
+    }
     auto others = live();
     const WorkerId leader = *others.begin();
     if (leader == agent_.self().id) {
@@ -97,7 +103,6 @@ std::optional<Error> Leave::run(steady_clock::time_point deadline) {
     }
     send(leader, Step::ready, 0, {});
     MutexLock lock(mutex_);
-    const auto losses = losses_;
     while (!go_ && losses_ == losses) {
       if (!changed_.wait_until(mutex_, deadline)) break;
     }
