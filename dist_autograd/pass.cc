@@ -232,6 +232,7 @@ void Pass::abort(const Error& error) {
     }
   }
   prepare();
+  if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
   strand_->stop();
 }
 

@@ -28,6 +28,7 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::t
   }
   if (over) {
     done.set_error(Error(ErrorCode::cancelled, "backward was cancelled: its context has ended"));
+    strand_->start();
     return;
   }
   guard([&] {
@@ -47,6 +48,7 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::t
     }
     perform(std::move(actions));
   });
+  strand_->start();  // also after an error: a pass that was aborted ends on its strand
 }
 
 void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {

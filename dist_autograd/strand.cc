@@ -111,7 +111,7 @@ void Strand::stop() {
     MutexLock lock(mutex_);
     if (stop_ || ended_) return;
     stop_ = true;
-    if (scheduled_) return;
+    if (!started_ || scheduled_) return;  // start() will see it: until then another thread may be seeding
     scheduled_ = true;
   }
   schedule();

@@ -59,7 +59,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void deliver(std::uint32_t node, variable_list gradients);
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes);
-  // Ends the pass here: what runs finishes, nothing else starts.
+  // Ends the pass here: what runs finishes, nothing else starts. Before start() it takes effect with start().
   void stop();
 
   [[nodiscard]] std::uint64_t nodes_run() const noexcept { return nodes_run_.load(std::memory_order_relaxed); }
