@@ -24,6 +24,14 @@ struct ThreadPool::State {
   int idle STITCH_GUARDED_BY(mutex) = 0;
   int blocked STITCH_GUARDED_BY(mutex) = 0;
   bool closed STITCH_GUARDED_BY(mutex) = false;
+
+  // A thread more, where blocked ones leave fewer than wanted. True: call start_stand_in(), without the lock.
+  bool claim_stand_in() STITCH_REQUIRES(mutex) {
+    if (alive - blocked >= wanted || alive >= wanted + kMaxExtra) return false;
+    ++alive;
+    return true;
+  }
+  static void start_stand_in(const std::shared_ptr<State>& state) STITCH_EXCLUDES(state->mutex);
 };
 
 namespace {
@@ -80,11 +88,27 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   state->ended.notify_all();
 }
 
+void ThreadPool::State::start_stand_in(const std::shared_ptr<State>& state) {
+  try {
+    start_thread(state);
+  } catch (const std::system_error&) {  // no more threads to be had: those that are there must do
+    MutexLock lock(state->mutex);
+    --state->alive;
+    state->ended.notify_all();
+  }
+}
+
 bool ThreadPool::post(UniqueFunction<void()>& task) {
-  MutexLock lock(state_->mutex);
-  if (state_->closed) return false;
-  state_->queue.push_back(std::move(task));
-  if (state_->idle > 0) state_->work.notify_one();
+  bool add = false;
+  {
+    MutexLock lock(state_->mutex);
+    if (state_->closed) return false;
+    state_->queue.push_back(std::move(task));
+    if (state_->idle > 0) state_->work.notify_one();
+    // A thread that blocked while others were idle got no stand-in; those may all be busy by now.
+    if (state_->queue.size() > static_cast<std::size_t>(state_->idle)) add = state_->claim_stand_in();
+  }
+  if (add) State::start_stand_in(state_);
   return true;
 }
 
@@ -120,18 +144,9 @@ BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : s
   {
     MutexLock lock(state_->mutex);
     ++state_->blocked;
-    if (state_->idle == 0 && state_->alive - state_->blocked < state_->wanted && state_->alive < state_->wanted + ThreadPool::kMaxExtra) {
-      ++state_->alive;
-      add = true;
-    }
+    if (state_->idle == 0) add = state_->claim_stand_in();
   }
-  if (!add) return;
-  try {
-    ThreadPool::start_thread(state_);
-  } catch (const std::system_error&) {  // no more threads to be had: it waits without a stand-in
-    MutexLock lock(state_->mutex);
-    --state_->alive;
-  }
+  if (add) ThreadPool::State::start_stand_in(state_);
 }
 
 BlockingRegion::~BlockingRegion() {
