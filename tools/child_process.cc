@@ -34,11 +34,13 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }
 
 // Runs in the child, between fork and exec; returns the error that kept it from becoming the program.
-int become(const std::vector<char*>& command, const std::vector<char*>& environment, pid_t parent, int out, int err) {
+int become(const std::vector<char*>& command, const std::vector<char*>& environment, pid_t parent, int out, int err,
+           const std::function<void(pid_t)>& announce) {
   ::setpgid(0, 0);
   // Death of the parent before this call would go unnoticed, hence the comparison.
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
   if (::getppid() != parent) ::_exit(1);
+  announce(::getpid());
 
   const int in = ::open("/dev/null", O_RDONLY);
   if (in < 0 || ::dup2(in, STDIN_FILENO) < 0) return errno;
@@ -61,7 +63,8 @@ std::string ExitStatus::text() const {
   return "was killed by signal " + std::to_string(value) + (name != nullptr ? " (" + std::string(name) + ")" : "");
 }
 
-ChildProcess start_process(const std::vector<std::string>& command, const std::vector<std::string>& environment, bool pipe_stdout) {
+ChildProcess start_process(const std::vector<std::string>& command, const std::vector<std::string>& environment, bool pipe_stdout,
+                           const std::function<void(pid_t group)>& announce) {
   const auto command_pointers = pointers(command);
   const auto environment_pointers = pointers(environment);
   Pipe out;
@@ -73,7 +76,7 @@ ChildProcess start_process(const std::vector<std::string>& command, const std::v
   const pid_t pid = ::fork();
   if (pid < 0) throw std::system_error(errno, std::generic_category(), "cannot start another process");
   if (pid == 0) {
-    const int error = become(command_pointers, environment_pointers, parent, out.write, err.write);
+    const int error = become(command_pointers, environment_pointers, parent, out.write, err.write, announce);
     [[maybe_unused]] const ssize_t told = ::write(failure.write, &error, sizeof(error));
     ::_exit(127);
   }

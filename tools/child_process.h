@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ struct ChildProcess {
 };
 
 // Starts `command` with `environment`. Its stdout is a pipe if `pipe_stdout`, else this process's; its stderr is always a pipe.
+// Calls `announce` in the new process, with its group, before that becomes the program: nothing the program does comes earlier.
 // Throws std::system_error with the reason when the program cannot be run. REQUIRES: a single-threaded process.
 [[nodiscard]] ChildProcess start_process(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-                                         bool pipe_stdout);
+                                         bool pipe_stdout, const std::function<void(pid_t group)>& announce);
 
 }  // namespace stitch_run

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr pid_t kDismissed = 0;
 
-[[noreturn]] void guard(int pipe, const std::filesystem::path& folder) {
+[[noreturn]] void guard(int socket, const std::filesystem::path& folder) {
   ::setsid();  // the terminal's Ctrl-C is not for the guardian
   ::prctl(PR_SET_NAME, "stitch-guardian");
   sigset_t all;
@@ -29,7 +30,7 @@ constexpr pid_t kDismissed = 0;
   std::vector<pid_t> groups;
   for (;;) {
     pid_t word = kDismissed;
-    const ssize_t got = ::read(pipe, &word, sizeof(word));
+    const ssize_t got = ::read(socket, &word, sizeof(word));
     if (got < 0 && errno == EINTR) continue;
     if (got != static_cast<ssize_t>(sizeof(word))) break;  // stitch-run is gone
     if (word == kDismissed) ::_exit(0);
@@ -45,7 +46,8 @@ constexpr pid_t kDismissed = 0;
 
 Guardian::Guardian(const std::filesystem::path& folder) {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "cannot make a pipe");
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw std::system_error(errno, std::generic_category(), "cannot make a pair of sockets");
   pid_ = ::fork();
   if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start another process");
   if (pid_ == 0) {
@@ -53,23 +55,23 @@ Guardian::Guardian(const std::filesystem::path& folder) {
     guard(ends[0], folder);
   }
   ::close(ends[0]);
-  pipe_ = ends[1];
+  socket_ = ends[1];
 }
 
 Guardian::~Guardian() {
   tell(kDismissed);
-  ::close(pipe_);
+  ::close(socket_);
   ::waitpid(pid_, nullptr, 0);
 }
 
 void Guardian::watch(pid_t group) { tell(group); }
 
 void Guardian::tell(pid_t word) {
-  // Shorter than PIPE_BUF, so it goes as one piece. A guardian that somebody killed is not worth failing for.
-  ssize_t written = 0;
+  // A guardian that somebody killed is not worth failing for, nor dying of SIGPIPE.
+  ssize_t sent = 0;
   do {
-    written = ::write(pipe_, &word, sizeof(word));
-  } while (written < 0 && errno == EINTR);
+    sent = ::send(socket_, &word, sizeof(word), MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
 }
 
 }  // namespace stitch_run

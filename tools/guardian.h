@@ -18,13 +18,13 @@ class Guardian {
   Guardian& operator=(const Guardian&) = delete;
 
   [[nodiscard]] pid_t pid() const { return pid_; }
-  // Puts a process group under its protection.
+  // Puts a process group under its protection. Also from a fork of this process.
   void watch(pid_t group);
 
  private:
   void tell(pid_t word);
 
-  int pipe_ = -1;
+  int socket_ = -1;
   pid_t pid_ = -1;
 };
 

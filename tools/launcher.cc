@@ -83,8 +83,9 @@ bool Launcher::start_all() {
     const std::string name = options_.name + std::to_string(rank);
     const std::string prefix = options_.prefix ? "[" + name + "] " : "";
     try {
-      const ChildProcess process = start_process(options_.command, worker_environment(options_, rank, port, place_), options_.prefix);
-      guardian_.watch(process.pid);
+      // The guardian is told before the program runs: stitch-run may be killed as soon as it does.
+      const ChildProcess process = start_process(options_.command, worker_environment(options_, rank, port, place_), options_.prefix,
+                                                 [this](pid_t group) { guardian_.watch(group); });
       workers_.push_back(
           std::make_unique<Worker>(Worker{name, process, LineSplitter(out_, prefix), LineSplitter(err_, prefix), std::nullopt}));
       ++running_;

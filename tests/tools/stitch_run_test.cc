@@ -184,6 +184,24 @@ TEST_F(StitchRun, takes_everything_with_it_when_killed_outright) {
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(store).parent_path()));
 }
 
+TEST_F(StitchRun, takes_everything_with_it_when_killed_by_what_it_starts) {
+  // As early as a program can: the launcher is still busy with starting it.
+  for (int round = 0; round < 20; ++round) {
+    const Result result = run(shell({"-n", "1"}, "sleep 1000 & echo $! > " + path("sleep") + "; kill -KILL $PPID; wait"));
+    EXPECT_EQ(result.status, 128 + SIGKILL);
+    EXPECT_TRUE(gone(noted_pid("sleep")));
+    std::filesystem::remove(path("sleep"));
+  }
+}
+
+TEST_F(StitchRun, goes_on_without_its_guardian) {
+  const Result result = run(shell({"-n", "2"},
+                                  "[ $RANK = 1 ] || for child in $(cat /proc/$PPID/task/$PPID/children); do "
+                                  "grep -q guardian /proc/$child/comm && kill -KILL $child && echo killed; done; exit 0"));
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out, "[worker0] killed\n");
+}
+
 TEST_F(StitchRun, passes_an_interrupt_on) {
   RunningCommand running(
       shell({"-n", "2"}, "trap 'echo interrupted; exit 0' INT; echo $$ > " + path("ready") + ".$RANK; while :; do sleep 0.02; done"));
