@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stitch/rpc/ambient.h"
@@ -19,6 +20,12 @@
 #include "stitch/transport/event_loop.h"
 
 namespace stitch {
+
+namespace detail {
+// For a thread that waits for `done`, which an answer may set: moves messages of the current worker (that of the running handler
+// or scope, else the process's only one) as long as that pays off. True when `done` is set.
+bool help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline);
+}  // namespace detail
 
 class Leave;
 class Board;
@@ -46,13 +53,16 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // ---- calls
   // Sends a request for `function` whose arguments are in `message` (see begin_request) and calls `pending` exactly once.
   // `timeout` zero: none. A failure to send reaches `pending`, too; only `shutting_down` is thrown. Returns the call's id.
-  std::uint64_t start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout, OutMessage message,
+  // `function` is the name of a registered function: it is not copied.
+  std::uint64_t start_call(const WorkerInfo& to, std::string_view function, std::chrono::nanoseconds timeout, OutMessage message,
                            std::shared_ptr<PendingCall> pending);
   // One-way: no answer, no pending call.
   void start_notify(const WorkerInfo& to, OutMessage message);
   // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending call hears nothing more.
   bool abandon_call(std::uint64_t call_id);
   // A request message with room for the CallHeader; arguments are appended by an OutArchive over it.
+  // Endpoint::help, unless nothing that was asked for is on its way.
+  bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
   // What is left for a call made now: the given timeout (or the default) bounded by the deadline this thread runs under.
   [[nodiscard]] std::chrono::nanoseconds effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const;
@@ -101,10 +111,20 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
   void on_cancel(InMessage message);
-  void expire(std::uint64_t call_id);
+  // Fails the calls whose deadline has passed, and comes again for the next one.
+  void expire_calls();
+  void watch_deadline(Clock::time_point deadline);
   void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
+  // Lays `message` out for the wire and counts its bytes as on their way out until sent() has been called.
+  struct Outgoing {
+    transport::Message message;
+    std::size_t bytes = 0;
+  };
+  [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks);
+  void sent(std::size_t bytes) { outgoing_bytes_.fetch_sub(bytes); }
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
             transport::SendDone done);
+  void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
 
   const Options options_;

@@ -25,11 +25,11 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transpo
       connection_(std::move(connection)),
       message_(std::move(message)),
       header_(header),
-      bytes_(total_bytes(*message_.raw)),
+      bytes_(total_bytes(message_.raw)),
       function_(header.function_id == 0 ? nullptr : FunctionRegistry::instance().find(header.function_id)) {
   ambient_.agent = agent_;
   ambient_.deadline = deadline_after(header.timeout_ns);
-  ambient_.stop = stop_.get_token();
+  ambient_.stop = stop_;
 }
 
 IncomingCall::~IncomingCall() {
@@ -42,7 +42,7 @@ void IncomingCall::prepare() {
   prepared_ = true;
   if (Clock::now() >= ambient_.deadline) throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
   if (agent_->stopped()) throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
-  if (ambient_.stop.stop_requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  if (stop_->requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
   decode_tensors(message_);
   agent_->for_each_extension([&](Extension& extension) { extension.on_decode(message_, ambient_); });
 }

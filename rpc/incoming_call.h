@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <stop_token>
 
 #include "stitch/rpc/ambient.h"
 #include "stitch/rpc/archive.h"
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/registry.h"
 #include "stitch/transport/endpoint.h"
+#include "stitch/transport/recycler.h"
 
 namespace stitch {
 
@@ -85,8 +85,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
 
   // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which may be a reader thread:
   // they must be short.
-  void request_stop() { stop_.request_stop(); }
-  [[nodiscard]] bool stop_requested() const { return stop_.stop_requested(); }
+  void request_stop() { stop_->request(); }
+  [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
  private:
   void prepare();
@@ -100,7 +100,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const CallHeader header_;
   const std::size_t bytes_;
   const Function* function_ = nullptr;
-  std::stop_source stop_;
+  const std::shared_ptr<StopFlag> stop_ = std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
   Ambient ambient_;
   bool prepared_ = false;
   std::atomic<bool> answered_{false};

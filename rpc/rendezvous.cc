@@ -18,8 +18,8 @@
 #include "stitch/transport/hash_store.h"
 #include "stitch/transport/loopback_endpoint.h"
 #include "stitch/transport/prefix_store.h"
+#include "stitch/transport/selection.h"
 #include "stitch/transport/tcp_store.h"
-#include "stitch/transport/tensorpipe_endpoint.h"
 
 namespace stitch {
 
@@ -124,6 +124,9 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   meeting.store = transport::make_tcp_store(loop, tcp);
   return meeting;
 }
+
+// Whether only workers of one host can connect to it.
+bool of_this_host(const std::string& address) { return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:"); }
 
 class Rendezvous {
  public:
@@ -253,14 +256,15 @@ std::shared_ptr<Agent> join_world(const Options& options) {
       std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.process != self.process; });
   const bool other_hosts = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.host != self.host; });
   if (other_processes) {
-    transport::TensorPipeOptions tensorpipe;
-    if (!options.transports.empty()) tensorpipe.transports = options.transports;
-    if (!options.channels.empty()) tensorpipe.channels = options.channels;
+    transport::TransportChoice choice;
+    if (!options.transports.empty()) choice.transports = options.transports;
+    if (!options.channels.empty()) choice.channels = options.channels;
     const auto wanted = transport::wanted_interfaces_from_environment();
-    tensorpipe.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
-    check_open_network(options, tensorpipe.bind_address);
-    for (auto& address : peers->listen(transport::make_tensorpipe_endpoint(endpoint_options, tensorpipe)))
-      addresses.push_back(std::move(address));
+    choice.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
+    check_open_network(options, choice.bind_address);
+    for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
+      for (auto& address : peers->listen(std::move(endpoint))) addresses.push_back(std::move(address));
+    }
   }
 
   const auto all_addresses = rendezvous.exchange_addresses(addresses);
@@ -270,7 +274,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     Member member{{entry.name, WorkerId(static_cast<std::uint32_t>(i)), entry.epoch}, entry.process, entry.host, {}};
     for (const auto& address : all_addresses[i]) {
       const bool usable = address.starts_with("loopback:") ? entry.process == self.process
-                          : address.starts_with("shm:")    ? entry.host == self.host && entry.process != self.process
+                          : of_this_host(address)          ? entry.host == self.host && entry.process != self.process
                                                            : entry.process != self.process;
       if (usable) member.addresses.push_back(address);
     }

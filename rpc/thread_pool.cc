@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/recycler.h"
 
 namespace stitch {
 
@@ -19,7 +20,7 @@ struct ThreadPool::State {
   Mutex mutex;
   CondVar work;
   CondVar ended;
-  std::deque<UniqueFunction<void()>> queue STITCH_GUARDED_BY(mutex);
+  std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
   int blocked STITCH_GUARDED_BY(mutex) = 0;

@@ -1,0 +1,360 @@
+#include "stitch/transport/poller.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::nanoseconds;
+
+// Empty rounds before a spinning thread begins to offer the processor to others.
+constexpr int kRoundsBeforeYield = 8;
+constexpr int kPausesPerRound = 8;
+// Every so many rounds the kernel is asked about all descriptors, not only those that were busy lately.
+constexpr int kRoundsPerKernelLook = 16;
+// A source that costs a system call is polled without asking for this long after it moved something.
+constexpr microseconds kHot{500};
+// A yield that takes longer ran somebody else: processors are wanted.
+constexpr microseconds kYieldRanOthers{20};
+constexpr microseconds kMinSpin{5};
+// A sleep shorter than this would have been worth spinning through.
+constexpr microseconds kShortSleep{150};
+// How long a thread that wants to help waits for the one that polls to make room.
+constexpr microseconds kTakeOver{20};
+
+thread_local const Poller* polling = nullptr;
+
+class PollingHere {
+ public:
+  explicit PollingHere(const Poller* poller) : before_(std::exchange(polling, poller)) {}
+  ~PollingHere() { polling = before_; }
+  PollingHere(const PollingHere&) = delete;
+  PollingHere& operator=(const PollingHere&) = delete;
+
+ private:
+  const Poller* const before_;
+};
+
+void relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+[[nodiscard]] int checked(int result, const char* what) {
+  if (result < 0) throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
+  return result;
+}
+
+}  // namespace
+
+Poller::Poller(std::string thread_name)
+    : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      sleeper_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      stop_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+  epoll_event event{};
+  event.events = 0;
+  event.data.fd = sockets_;
+  static_cast<void>(checked(epoll_ctl(sleeper_, EPOLL_CTL_ADD, sockets_, &event), "epoll_ctl"));
+  event.events = EPOLLIN;
+  event.data.fd = stop_;
+  static_cast<void>(checked(epoll_ctl(sleeper_, EPOLL_CTL_ADD, stop_, &event), "epoll_ctl"));
+  thread_ = std::thread([this, name = std::move(thread_name)] {
+    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+    run();
+  });
+}
+
+Poller::~Poller() {
+  join();
+  ::close(stop_);
+  ::close(sleeper_);
+  ::close(sockets_);
+}
+
+void Poller::join() {
+  stopping_.store(true);
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(stop_, &one, sizeof(one)));
+  if (thread_.joinable()) thread_.join();
+  std::vector<Polled> polled;
+  role_.lock();
+  polled.swap(polled_);
+  role_.unlock();
+}
+
+void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
+  const bool cheap = source->cheap();
+  {
+    MutexLock lock(mutex_);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = id;
+    static_cast<void>(checked(epoll_ctl(sockets_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl"));
+    watched_.emplace(id, Watched{fd, false, false, std::move(source)});
+    if (!cheap) expensive_.fetch_add(1);
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  nudge();
+}
+
+// Makes the thread look at its sources again, unless that is what this thread is doing.
+void Poller::nudge() {
+  if (on_this_thread()) return;
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(stop_, &one, sizeof(one)));
+}
+
+void Poller::update_epoll(const Watched& watched, SourceId id) {
+  epoll_event event{};
+  event.events = watched.paused ? 0 : EPOLLIN | (watched.room ? std::uint32_t{EPOLLOUT} : 0);
+  event.data.u64 = id;
+  epoll_ctl(sockets_, EPOLL_CTL_MOD, watched.fd, &event);
+}
+
+void Poller::watch_room(SourceId id, bool watch) {
+  MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end() || found->second.room == watch) return;
+  found->second.room = watch;
+  update_epoll(found->second, id);
+}
+
+void Poller::pause(SourceId id, bool paused) {
+  MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end()) return;
+  found->second.paused = paused;
+  update_epoll(found->second, id);
+}
+
+void Poller::remove(SourceId id) {
+  std::shared_ptr<PollSource> source;  // dropped without the lock
+  {
+    MutexLock lock(mutex_);
+    const auto found = watched_.find(id);
+    if (found == watched_.end()) return;
+    source = std::move(found->second.source);
+    epoll_ctl(sockets_, EPOLL_CTL_DEL, found->second.fd, nullptr);
+    watched_.erase(found);
+    if (!source->cheap()) expensive_.fetch_sub(1);
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  nudge();  // the thread lets go of it, too
+}
+
+bool Poller::on_this_thread() const noexcept { return polling == this; }
+
+void Poller::refresh() {
+  const auto version = version_.load(std::memory_order_acquire);
+  if (version == polled_version_) return;
+  std::vector<Polled> before;
+  before.swap(polled_);
+  {
+    MutexLock lock(mutex_);
+    polled_version_ = version_.load(std::memory_order_acquire);
+    polled_.reserve(watched_.size());
+    for (const auto& [id, watched] : watched_) polled_.push_back({watched.source, watched.source->cheap(), {}});
+  }
+  for (auto& each : polled_) {
+    for (const auto& old : before) {
+      if (old.source == each.source) each.last_moved = old.last_moved;
+    }
+    if (awake_) each.source->wake();
+  }
+}
+
+bool Poller::take_events(int timeout_ms) {
+  std::array<epoll_event, 32> events;
+  const int count = epoll_wait(sockets_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    std::shared_ptr<PollSource> source;
+    {
+      MutexLock lock(mutex_);
+      const auto found = watched_.find(events[static_cast<std::size_t>(i)].data.u64);
+      if (found != watched_.end()) source = found->second.source;
+    }
+    if (!source || !source->ready(events[static_cast<std::size_t>(i)].events)) continue;
+    moved = true;
+    for (auto& each : polled_) {
+      if (each.source == source) each.last_moved = Clock::now();
+    }
+  }
+  return moved;
+}
+
+void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) {
+  role_.assert_held();
+  for (const auto& each : after_delivery_) {
+    if (each == source) return;
+  }
+  after_delivery_.push_back(std::move(source));
+}
+
+void Poller::after_delivery() {
+  while (!after_delivery_.empty()) {
+    const auto source = std::move(after_delivery_.back());
+    after_delivery_.pop_back();
+    source->poll();
+  }
+}
+
+bool Poller::poll_once(bool ask_kernel) {
+  refresh();
+  bool moved = false;
+  bool any_expensive = false;
+  Clock::time_point now{};
+  for (std::size_t i = 0; i < polled_.size(); ++i) {
+    if (!polled_[i].cheap) {
+      if (now == Clock::time_point{}) now = Clock::now();
+      if (now - polled_[i].last_moved > kHot) continue;
+      any_expensive = true;
+    }
+    if (!polled_[i].source->poll()) continue;
+    moved = true;
+    polled_[i].last_moved = now == Clock::time_point{} ? Clock::now() : now;
+    after_delivery();
+  }
+  // With nothing hot that costs a system call, the kernel's own look is the only one.
+  if (ask_kernel || (!moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0)) {
+    if (take_events(0)) moved = true;
+    after_delivery();
+  }
+  return moved;
+}
+
+Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadline) {
+  const nanoseconds limit = spin_limit_;
+  Clock::time_point last = Clock::now();
+  Clock::time_point now = last;
+  for (int round = 0;; ++round) {
+    if (done != nullptr ? done->load(std::memory_order_acquire) : helpers_.load() > 0 || stopping_.load()) {
+      return done != nullptr ? Spun::done : Spun::wanted;
+    }
+    if (poll_once(round % kRoundsPerKernelLook == 0)) {
+      last = Clock::now();
+      round = 0;
+      continue;
+    }
+    now = Clock::now();
+    if (now - last >= limit || now >= deadline) return Spun::nothing_came;
+    if (round < kRoundsBeforeYield) {
+      for (int i = 0; i < kPausesPerRound; ++i) relax();
+      continue;
+    }
+    sched_yield();
+    if (Clock::now() - now > kYieldRanOthers) {
+      spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+      if (!poll_once(true)) return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done : Spun::nothing_came;
+      last = Clock::now();
+    }
+  }
+}
+
+void Poller::all_awake() {
+  if (std::exchange(awake_, true)) return;
+  for (const auto& each : polled_) each.source->wake();
+}
+
+bool Poller::all_asleep() {
+  refresh();
+  awake_ = false;
+  for (const auto& each : polled_) {
+    if (each.source->sleep()) continue;
+    all_awake();
+    return false;
+  }
+  return true;
+}
+
+void Poller::arm(bool armed) {
+  if (armed_.exchange(armed) == armed) return;
+  epoll_event event{};
+  event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;
+  event.data.fd = sockets_;
+  epoll_ctl(sleeper_, EPOLL_CTL_MOD, sockets_, &event);
+}
+
+void Poller::run() {
+  nanoseconds slept{0};
+  while (!stopping_.load()) {
+    {
+      MutexLock role(role_);
+      const PollingHere here(this);
+      if (slept > kShortSleep) {
+        spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+      } else if (slept.count() > 0) {
+        spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
+      }
+      all_awake();
+      do {
+        spin(nullptr, Clock::time_point::max());
+      } while (!all_asleep());
+      arm(true);
+    }
+    const auto before = Clock::now();
+    std::array<epoll_event, 2> events;
+    const int count = epoll_wait(sleeper_, events.data(), static_cast<int>(events.size()), -1);
+    slept = Clock::now() - before;
+    for (int i = 0; i < count; ++i) {
+      if (events[static_cast<std::size_t>(i)].data.fd == sockets_) {
+        armed_.store(false);
+      } else if (!stopping_.load()) {
+        std::uint64_t value = 0;
+        static_cast<void>(!::read(stop_, &value, sizeof(value)));
+        slept = nanoseconds(0);
+      }
+    }
+  }
+}
+
+bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+  if (polling != nullptr || stopping_.load()) return false;
+  helpers_.fetch_add(1);
+  const auto give_up = Clock::now() + kTakeOver;
+  while (!role_.try_lock()) {
+    if (done.load(std::memory_order_acquire) || Clock::now() > give_up) {
+      helpers_.fetch_sub(1);
+      return done.load(std::memory_order_acquire);
+    }
+    relax();
+  }
+  bool finished = false;
+  {
+    const PollingHere here(this);
+    if (expensive_.load() > 0) arm(false);
+    refresh();
+    all_awake();
+    const Spun spun = spin(&done, deadline);
+    finished = spun == Spun::done;
+    if (finished) {
+      spin_limit_ = std::min<nanoseconds>(std::max<nanoseconds>(spin_limit_ + spin_limit_ / 4, kMinSpin), kMaxSpin);
+    } else {
+      spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+    }
+    while (!all_asleep()) poll_once(false);
+    arm(true);
+  }
+  role_.unlock();
+  helpers_.fetch_sub(1);
+  return finished || done.load(std::memory_order_acquire);
+}
+
+}  // namespace stitch::transport

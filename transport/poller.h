@@ -1,0 +1,127 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "stitch/transport/mutex.h"
+
+namespace stitch::transport {
+
+// Something that bytes come from and go to: a connection or a listener. Shared by its owner and its poller.
+// Thread contract: one call at a time, on whichever thread polls; no lock of the poller is held.
+class PollSource {
+ public:
+  virtual ~PollSource() = default;
+  // Moves what can be moved without waiting, and delivers it. True when something moved.
+  virtual bool poll() = 0;
+  // The kernel says that its descriptor is ready (epoll's events). True when something moved.
+  virtual bool ready(std::uint32_t events) = 0;
+  // Whether poll() is worth calling again and again because it makes no system call.
+  [[nodiscard]] virtual bool cheap() const noexcept { return false; }
+  // Nobody will poll until the descriptor is ready: from now on the other side must wake us. False when something has come
+  // meanwhile, and it must be polled first.
+  virtual bool sleep() { return true; }
+  // Somebody polls again: no need to wake us.
+  virtual void wake() {}
+};
+
+// Watches sources for one endpoint: polls them while traffic is hot, sleeps in the kernel otherwise.
+//
+// At any time at most one thread polls: the poller's own, or one that has nothing better to do because it waits for what a
+// message will bring (see help()). The poller's own thread spins after a message for as long as that has paid off lately, at
+// most kMaxSpin, giving way to other threads all the time, and sleeps when they want the processor.
+//
+// Owned by an endpoint. Thread contract: any thread unless said otherwise. No lock is held while sources are called, but calls
+// from inside them to help() do nothing.
+class Poller {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using SourceId = std::uint64_t;
+
+  explicit Poller(std::string thread_name);
+  ~Poller();
+  Poller(const Poller&) = delete;
+  Poller& operator=(const Poller&) = delete;
+
+  // A name for a source, for good.
+  [[nodiscard]] SourceId new_id() noexcept { return next_id_.fetch_add(1); }
+  // Starts polling `source` and watching `fd` for what comes in. Throws Error(internal) when the kernel refuses.
+  // REQUIRES: nothing is watched under `id` now.
+  void add(SourceId id, int fd, std::shared_ptr<PollSource> source) STITCH_EXCLUDES(mutex_);
+  // Watches also for room to write, or no longer. Does nothing when it has been removed.
+  void watch_room(SourceId id, bool watch) STITCH_EXCLUDES(mutex_);
+  // Stops watching for anything, or starts again.
+  void pause(SourceId id, bool paused) STITCH_EXCLUDES(mutex_);
+  // Lets go of the source; a call to it that runs goes on. Before its descriptor is closed.
+  void remove(SourceId id) STITCH_EXCLUDES(mutex_);
+
+  // Polls on this thread until `done` is set or polling has brought nothing for a while. True when it is set.
+  bool help(const std::atomic<bool>& done, Clock::time_point deadline);
+  // Whether this thread is inside a call to a source of this poller.
+  [[nodiscard]] bool on_this_thread() const noexcept;
+  // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES: on_this_thread().
+  void poll_after_delivery(std::shared_ptr<PollSource> source);
+
+  // Ends the thread. Not from a source. A second call does nothing.
+  void join();
+
+  static constexpr std::chrono::microseconds kMaxSpin{100};
+
+ private:
+  struct Watched {
+    int fd = -1;
+    bool room = false;
+    bool paused = false;
+    std::shared_ptr<PollSource> source;
+  };
+  struct Polled {
+    std::shared_ptr<PollSource> source;
+    bool cheap = false;
+    Clock::time_point last_moved;
+  };
+  enum class Spun : std::uint8_t { done, nothing_came, wanted };
+
+  void run();
+  void nudge();
+  // The caller has the role of the one that polls.
+  bool poll_once(bool ask_kernel) STITCH_REQUIRES(role_);
+  Spun spin(const std::atomic<bool>* done, Clock::time_point deadline) STITCH_REQUIRES(role_);
+  bool take_events(int timeout_ms) STITCH_REQUIRES(role_);
+  void after_delivery() STITCH_REQUIRES(role_);
+  void refresh() STITCH_REQUIRES(role_);
+  bool all_asleep() STITCH_REQUIRES(role_);
+  void all_awake() STITCH_REQUIRES(role_);
+  void arm(bool armed) STITCH_REQUIRES(role_);
+  void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
+
+  const int sockets_;  // epoll of all sources
+  const int sleeper_;  // epoll of sockets_ (one-shot) and stop_: what the thread sleeps on
+  const int stop_;     // eventfd
+
+  std::atomic<SourceId> next_id_{1};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> helpers_{0};  // threads that poll or want to
+
+  Mutex role_;  // held by the thread that polls
+  std::vector<Polled> polled_ STITCH_GUARDED_BY(role_);
+  std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
+  std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
+  bool awake_ STITCH_GUARDED_BY(role_) = false;  // the other sides need not wake us
+  std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
+  std::atomic<bool> armed_{false};  // sockets_ will wake the thread
+
+  Mutex mutex_;
+  std::unordered_map<SourceId, Watched> watched_ STITCH_GUARDED_BY(mutex_);
+  std::atomic<std::uint64_t> version_{1};   // of watched_
+  std::atomic<std::size_t> expensive_{0};  // sources that are not cheap
+
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace stitch::transport
