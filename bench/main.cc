@@ -1,11 +1,7 @@
 // stitch-bench: measures stitch between two processes of this host. `stitch-bench --help` says how.
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <stdexcept>
 
 #include "cores.h"
@@ -19,37 +15,17 @@ namespace stitch_bench {
 
 namespace {
 
-// A measure's process is started with this word, its measure, rank, path, world file and the base memory in front of the
+// A measure's process is started with this word, its measure, rank, path and the base memory in front of the
 // command line.
 constexpr const char* kSideWord = "--side-of-a-measure";
-constexpr std::size_t kSideWords = 6;
-
-// A folder for what the processes share, gone at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "stitch-bench-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a folder like " + pattern);
-    path_ = pattern;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
+constexpr std::size_t kSideWords = 5;
 
 int run_side(const std::vector<std::string>& arguments) {
   if (arguments.size() < kSideWords) throw std::invalid_argument("a process of a measure was started wrongly");
   const Measure& measure = find_measure(arguments[1]);
   const int rank = std::stoi(arguments[2]);
-  Side side(parse_settings({arguments.begin() + kSideWords, arguments.end()}), rank, arguments[3] == "-" ? "" : arguments[3], arguments[4],
-            std::stod(arguments[5]));
+  Side side(parse_settings({arguments.begin() + kSideWords, arguments.end()}), rank, arguments[3] == "-" ? "" : arguments[3],
+            std::stod(arguments[4]));
   if (side.settings().pin) pin_to_core(rank);
   (rank == 0 ? measure.first : measure.second)(side);
   return 0;
@@ -97,11 +73,10 @@ class Benchmark {
  private:
   void run_once(const Measure& measure, const std::string& path, int round) {
     const std::string label = measure.name + (path.empty() ? "" : " " + path);
-    const std::string world_file = folder_.file("world" + std::to_string(++worlds_));
     std::vector<std::vector<std::string>> sides;
     for (const std::string rank : {"0", "1"}) {
       if (rank == "1" && measure.second == nullptr) break;
-      auto& words = sides.emplace_back(std::vector<std::string>{kSideWord, measure.name, rank, path.empty() ? "-" : path, world_file,
+      auto& words = sides.emplace_back(std::vector<std::string>{kSideWord, measure.name, rank, path.empty() ? "-" : path,
                                                                 std::to_string(report_.value("memory.libtorch_only"))});
       words.insert(words.end(), arguments_.begin(), arguments_.end());
     }
@@ -124,10 +99,8 @@ class Benchmark {
 
   const std::vector<std::string> arguments_;
   const Settings settings_;
-  const TemporaryFolder folder_;
   TwoProcesses processes_;
   Report report_;
-  int worlds_ = 0;
   int failures_ = 0;
 };
 

@@ -6,8 +6,22 @@ namespace stitch_bench {
 
 const std::vector<Measure>& all_measures() {
   static const std::vector<Measure> measures{
-      floor_sockets(), floor_memcpy(), floor_tensorpipe_latency(), floor_tensorpipe_rate(), floor_tensorpipe_bandwidth(), latency(),
-      rate(),          bandwidth(),
+      floor_sockets(),
+      floor_memcpy(),
+      floor_tensorpipe_latency(),
+      floor_tensorpipe_rate(),
+      floor_tensorpipe_bandwidth(),
+      memory_base(),
+      latency(),
+      rate(),
+      bandwidth(),
+      contention(),
+      idle(),
+      steal(),
+      autograd(),
+      step(),
+      rref(),
+      allocs(),
   };
   return measures;
 }

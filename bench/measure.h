@@ -23,11 +23,19 @@ struct Measure {
 // Throws std::invalid_argument listing the names.
 [[nodiscard]] const Measure& find_measure(const std::string& name);
 
-// Each defined in the file of that name.
+// Each in the file of that name.
 [[nodiscard]] Measure latency();
 [[nodiscard]] Measure rate();
 [[nodiscard]] Measure bandwidth();
-// floors_*.cc
+[[nodiscard]] Measure contention();
+[[nodiscard]] Measure idle();
+[[nodiscard]] Measure steal();
+[[nodiscard]] Measure autograd();
+[[nodiscard]] Measure step();
+[[nodiscard]] Measure rref();
+[[nodiscard]] Measure allocs();
+// idle.cc and floors_*.cc
+[[nodiscard]] Measure memory_base();
 [[nodiscard]] Measure floor_sockets();
 [[nodiscard]] Measure floor_memcpy();
 [[nodiscard]] Measure floor_tensorpipe_latency();

@@ -85,12 +85,12 @@ double Report::value(const std::string& key) const {
 }
 
 std::string Report::table() const {
-  std::vector<std::vector<std::string>> rows{{"measure", "value", "[lowest-highest]", "unit", "floor", "value/floor"}};
+  std::vector<std::vector<std::string>> rows{{"measure", "value", "[lowest..highest]", "unit", "floor", "value/floor"}};
   for (const Entry& entry : entries_) {
     const double value = median(entry.rounds);
     const double floor = entry.floor.empty() ? 0 : this->value(entry.floor);
     rows.push_back({entry.key, short_number(value),
-                    "[" + short_number(lowest(entry.rounds)) + "-" + short_number(highest(entry.rounds)) + "]", entry.unit,
+                    "[" + short_number(lowest(entry.rounds)) + ".." + short_number(highest(entry.rounds)) + "]", entry.unit,
                     floor > 0 ? entry.floor : "", floor > 0 ? short_number(value / floor) : ""});
   }
   std::vector<std::size_t> widths(rows.front().size(), 0);

@@ -17,7 +17,7 @@ class Report {
   // The median of the rounds; 0 when there is no such key.
   [[nodiscard]] double value(const std::string& key) const;
 
-  // An aligned table: measure, median round, [lowest-highest], unit, floor, ratio to it.
+  // An aligned table: measure, median round, [lowest..highest], unit, floor, ratio to it.
   [[nodiscard]] std::string table() const;
   // "RESULT key value unit" for each.
   [[nodiscard]] std::string result_lines() const;

@@ -92,7 +92,7 @@ std::string help_text() {
          "  --list               the measures, and what each is\n"
          "  --all                all of them\n"
          "  --no-floors          without the floors\n"
-         "  --rounds N           all measures run N times, in turns; the table has the median round and [lowest-highest] (3)\n"
+         "  --rounds N           all measures run N times, in turns; the table has the median round and [lowest..highest] (3)\n"
          "  --seconds S          time for each number, after warm-up (0.3)\n"
          "  --sizes LIST         MiB of the tensors that are echoed (1,16,64,256)\n"
          "  --load-size MIB      of the tensor that keeps a connection busy in `contention` (1024)\n"

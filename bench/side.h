@@ -14,19 +14,13 @@ class Side {
   static constexpr int kLink = 3;     // a socket to the other process; absent where there is none
   static constexpr int kResults = 4;  // a pipe to the process that makes the table
 
-  Side(Settings settings, int rank, std::string path, std::string world_file, double base_rss_mib)
-      : settings_(std::move(settings)),
-        rank_(rank),
-        path_(std::move(path)),
-        world_file_(std::move(world_file)),
-        base_rss_mib_(base_rss_mib) {}
+  Side(Settings settings, int rank, std::string path, double base_rss_mib)
+      : settings_(std::move(settings)), rank_(rank), path_(std::move(path)), base_rss_mib_(base_rss_mib) {}
 
   [[nodiscard]] const Settings& settings() const { return settings_; }
   [[nodiscard]] int rank() const { return rank_; }
   // "same_host" or "tcp": how stitch is to connect; empty for measures without stitch.
   [[nodiscard]] const std::string& path() const { return path_; }
-  // A name for a file in which the workers meet.
-  [[nodiscard]] const std::string& world_file() const { return world_file_; }
   // What a process that only loads libtorch takes, as measured before; 0 when it was not.
   [[nodiscard]] double base_rss_mib() const { return base_rss_mib_; }
   // The floor that belongs to this path: one over shared memory, or one over TCP.
@@ -47,7 +41,6 @@ class Side {
   const Settings settings_;
   const int rank_;
   const std::string path_;
-  const std::string world_file_;
   const double base_rss_mib_;
 };
 

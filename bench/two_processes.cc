@@ -57,22 +57,28 @@ int moved_up(int descriptor) {
   return moved;
 }
 
+// What a process is started with; numbers from 10 on.
+struct Inherited {
+  int link;  // -1 for none
+  int results;
+};
+
 // Runs in the child, between fork and exec; comes back only with an error.
-void become(char* const* arguments, pid_t parent, int link, int results) {
+void become(char* const* arguments, pid_t parent, const Inherited& inherited) {
   ::setpgid(0, 0);  // the terminal's Ctrl-C is for the parent
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return;
-  if (link >= 0 && ::dup2(link, Side::kLink) < 0) return;
-  if (::dup2(results, Side::kResults) < 0) return;
+  if (inherited.link >= 0 && ::dup2(inherited.link, Side::kLink) < 0) return;
+  if (::dup2(inherited.results, Side::kResults) < 0) return;
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::execv("/proc/self/exe", arguments);
 }
 
-pid_t start(const std::vector<std::string>& arguments, int link, int results) {
+pid_t start(const std::vector<std::string>& arguments, const Inherited& inherited) {
   std::vector<char*> pointers;
   const std::string name = "stitch-bench";
   pointers.push_back(const_cast<char*>(name.c_str()));
@@ -82,7 +88,7 @@ pid_t start(const std::vector<std::string>& arguments, int link, int results) {
   const pid_t pid = ::fork();
   if (pid < 0) throw_errno("cannot start another process");
   if (pid == 0) {
-    become(pointers.data(), parent, link, results);
+    become(pointers.data(), parent, inherited);
     ::_exit(127);
   }
   ::setpgid(pid, pid);  // both sides set it, so that neither can be too late
@@ -182,7 +188,7 @@ std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& argum
 
   Children children;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    children.add(start(arguments[i], arguments.size() == 2 ? links[i].number() : -1, results_in.number()));
+    children.add(start(arguments[i], {arguments.size() == 2 ? links[i].number() : -1, results_in.number()}));
   }
   results_in.close();
   links[0].close();
