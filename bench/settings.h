@@ -6,7 +6,7 @@
 namespace stitch_bench {
 
 // The transport that the measures called "tcp" use.
-inline constexpr const char* kDefaultTcpTransport = "uv";
+inline constexpr const char* kDefaultTcpTransport = "tcp";
 
 // The command line.
 struct Settings {

@@ -37,10 +37,12 @@ Error about(const CallTable::Record& record, const Error& cause, const std::stri
 
 }  // namespace
 
-Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop)
+Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop,
+             std::shared_ptr<transport::BlockPool> receive_pool)
     : options_(std::move(options)),
       self_(std::move(self)),
       loop_(std::move(loop)),
+      receive_pool_(std::move(receive_pool)),
       pool_(options_.num_threads, "stitch-" + self_.name),
       leave_(std::make_unique<Leave>(*this)),
       board_(std::make_unique<Board>()) {
@@ -297,9 +299,18 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
 void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task) {
   if (call->function() != nullptr && call->function()->run_inline) {
     task();
-  } else if (!pool_.post(task)) {
-    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    return;
   }
+  call->set_task(std::move(task));
+  UniqueFunction<void(bool)> work = [call](bool here) { call->agent().work_on(call, here); };
+  if (!call->defer(work)) work(false);
+}
+
+void Agent::work_on(const std::shared_ptr<IncomingCall>& call, bool here) {
+  UniqueFunction<void()> task = [call] { call->run_task_set(); };
+  if ((here && pool_.run_here(task)) || pool_.post(task)) return;
+  call->set_task(nullptr);
+  call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
 }
 
 void Agent::on_answer(InMessage message) {
@@ -374,7 +385,12 @@ Agent::Activity Agent::activity() {
 }
 
 std::map<std::string, std::int64_t> Agent::debug_info() {
+  const auto pool = receive_pool_->statistics();
   std::map<std::string, std::int64_t> numbers{
+      {"rpc.receive_pool_kept_bytes", static_cast<std::int64_t>(pool.kept_bytes)},
+      {"rpc.receive_pool_used_bytes", static_cast<std::int64_t>(pool.used_bytes)},
+      {"rpc.receive_pool_reused", static_cast<std::int64_t>(pool.reused)},
+      {"rpc.receive_pool_fresh", static_cast<std::int64_t>(pool.fresh)},
       {"rpc.calls_made", static_cast<std::int64_t>(calls_.size())},
       {"rpc.calls_served", static_cast<std::int64_t>(incoming_.size())},
       {"rpc.messages_sent", static_cast<std::int64_t>(sent_.load())},

@@ -17,6 +17,7 @@
 #include "stitch/rpc/registry.h"
 #include "stitch/rpc/thread_pool.h"
 #include "stitch/rpc/worker_info.h"
+#include "stitch/transport/block_pool.h"
 #include "stitch/transport/event_loop.h"
 
 namespace stitch {
@@ -37,8 +38,8 @@ class IncomingCall;
 // Lock order: none; every component has one lock and calls nothing under it.
 class Agent : public std::enable_shared_from_this<Agent> {
  public:
-  // `loop` runs the timers. Call start() next.
-  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop);
+  // `loop` runs the timers; `receive_pool` is what received tensors lie in. Call start() next.
+  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop, std::shared_ptr<transport::BlockPool> receive_pool);
   ~Agent();
   // Makes the members known and begins to serve. `peers` listens already.
   // `rendezvous` is kept until shutdown: the store server that others may still be reading from.
@@ -84,6 +85,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Board& board() noexcept { return *board_; }
   // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an inline function).
   void dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task);
+  // Runs the task that dispatch() gave to `call`: here, as one of the pool's threads, or on the pool.
+  void work_on(const std::shared_ptr<IncomingCall>& call, bool here);
   // Connections and queues as numbers.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info();
 
@@ -130,6 +133,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   const Options options_;
   const WorkerInfo self_;
   const std::shared_ptr<transport::EventLoop> loop_;
+  const std::shared_ptr<transport::BlockPool> receive_pool_;
   std::unique_ptr<PeerTable> peers_;                      // constant after start()
   std::shared_ptr<void> rendezvous_;                      // until shutdown()
   std::map<std::uint16_t, FrameHandler> frame_handlers_;  // likewise

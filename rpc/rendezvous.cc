@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "stitch/transport/address.h"
+#include "stitch/transport/block_pool.h"
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/event_loop.h"
 #include "stitch/transport/file_store.h"
@@ -231,6 +232,33 @@ class Rendezvous {
   const steady_clock::time_point deadline_;
 };
 
+// Blocks of received tensors. What has lain unused for a while goes back to the system, by a timer that runs only while there
+// are such.
+class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
+ public:
+  [[nodiscard]] static std::shared_ptr<transport::BlockPool> make(std::size_t most_kept_bytes,
+                                                                  const std::shared_ptr<transport::EventLoop>& loop) {
+    const auto trimmer = std::make_shared<ReceivePool>();
+    trimmer->loop_ = loop;
+    auto pool = std::make_shared<transport::BlockPool>(most_kept_bytes, [trimmer] { trimmer->later(); });
+    trimmer->pool_ = pool;
+    return pool;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kUnused{2};
+  void later() {
+    const auto loop = loop_.lock();
+    if (!loop) return;
+    loop->call_at(steady_clock::now() + kUnused / 2, [self = shared_from_this()] {
+      const auto pool = self->pool_.lock();
+      if (pool && pool->trim(steady_clock::now() - kUnused)) self->later();
+    });
+  }
+  std::weak_ptr<transport::EventLoop> loop_;
+  std::weak_ptr<transport::BlockPool> pool_;
+};
+
 }  // namespace
 
 std::shared_ptr<Agent> join_world(const Options& options) {
@@ -248,6 +276,9 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.self.world = rendezvous.world_number();
   endpoint_options.secret = options.secret;
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
+
+  const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
+  endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) { return receive_pool->allocate(device, bytes); };
 
   // Listen only where somebody will call from: in process always (calls to self go there, too).
   auto peers = std::make_unique<PeerTable>();
@@ -281,7 +312,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     members.push_back(std::move(member));
   }
 
-  auto agent = std::make_shared<Agent>(options, members[static_cast<std::size_t>(options.rank)].info, loop);
+  auto agent = std::make_shared<Agent>(options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
   rendezvous.finish();
   return agent;

@@ -23,13 +23,23 @@ struct ThreadPool::State {
   std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
-  int blocked STITCH_GUARDED_BY(mutex) = 0;
+  int blocked STITCH_GUARDED_BY(mutex) = 0;  // own threads that wait inside a task
+  int running STITCH_GUARDED_BY(mutex) = 0;  // tasks, but for blocked ones
+  int guests STITCH_GUARDED_BY(mutex) = 0;   // threads of others inside run_here()
   bool closed STITCH_GUARDED_BY(mutex) = false;
+
+  // A thread too many, since one that was replaced while it was blocked has come back.
+  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
+  // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for one, too.
+  void make_room(bool self) STITCH_REQUIRES(mutex) {
+    if (!queue.empty() && idle > 0 && running + (self ? 1 : 0) < wanted) work.notify_one();
+  }
 };
 
 namespace {
 thread_local ThreadPool::State* serving = nullptr;
 thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
+thread_local bool guest = false;  // it serves inside run_here()
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::string name) : state_(std::make_shared<State>(threads, std::move(name))) {
@@ -60,20 +70,23 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   serving_owner = &owner;
   MutexLock lock(state->mutex);
   for (;;) {
-    while (state->queue.empty() && !state->closed && state->alive - state->blocked <= state->wanted) {
+    while (!state->surplus() && (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
       ++state->idle;
       state->work.wait(state->mutex);
       --state->idle;
     }
-    if (state->queue.empty() || state->alive - state->blocked > state->wanted) {
+    if (state->queue.empty() || state->surplus()) {
       if (state->queue.empty() || !state->closed) break;  // closed and drained, or surplus after a blocked thread came back
     }
     UniqueFunction<void()> task = std::move(state->queue.front());
     state->queue.pop_front();
+    ++state->running;
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
     lock.lock();
+    --state->running;
+    state->make_room(true);
   }
   --state->alive;
   // A surplus thread may have swallowed a wake-up meant for a task.
@@ -89,6 +102,31 @@ bool ThreadPool::post(UniqueFunction<void()>& task) {
   return true;
 }
 
+bool ThreadPool::run_here(UniqueFunction<void()>& task) {
+  State& state = *state_;
+  {
+    MutexLock lock(state.mutex);
+    if (state.closed || !state.queue.empty() || state.running >= state.wanted || serving != nullptr) return false;
+    ++state.running;
+    ++state.guests;
+  }
+  std::weak_ptr<State> owner = state_;
+  serving = &state;
+  serving_owner = &owner;
+  guest = true;
+  task();
+  task = nullptr;
+  serving = nullptr;
+  serving_owner = nullptr;
+  guest = false;
+  MutexLock lock(state.mutex);
+  --state.running;
+  --state.guests;
+  state.make_room(false);
+  if (state.guests == 0) state.ended.notify_all();
+  return true;
+}
+
 void ThreadPool::close() {
   MutexLock lock(state_->mutex);
   state_->closed = true;
@@ -97,8 +135,8 @@ void ThreadPool::close() {
 
 bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(state_->mutex);
-  while (state_->alive > 0) {
-    if (!state_->ended.wait_until(state_->mutex, deadline)) return state_->alive == 0;
+  while (state_->alive > 0 || state_->guests > 0) {
+    if (!state_->ended.wait_until(state_->mutex, deadline)) return state_->alive == 0 && state_->guests == 0;
   }
   return true;
 }
@@ -120,11 +158,13 @@ BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : s
   bool add = false;
   {
     MutexLock lock(state_->mutex);
-    ++state_->blocked;
-    if (state_->idle == 0 && state_->alive - state_->blocked < state_->wanted && state_->alive < state_->wanted + ThreadPool::kMaxExtra) {
-      ++state_->alive;
-      add = true;
+    --state_->running;
+    if (!guest) {
+      ++state_->blocked;
+      add = state_->idle == 0 && state_->alive - state_->blocked < state_->wanted && state_->alive < state_->wanted + ThreadPool::kMaxExtra;
+      if (add) ++state_->alive;
     }
+    state_->make_room(false);
   }
   if (!add) return;
   try {
@@ -138,8 +178,10 @@ BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : s
 BlockingRegion::~BlockingRegion() {
   if (!state_) return;
   MutexLock lock(state_->mutex);
+  ++state_->running;
+  if (guest) return;
   --state_->blocked;
-  if (state_->alive - state_->blocked > state_->wanted) state_->work.notify_one();  // one idle thread is surplus now
+  if (state_->surplus()) state_->work.notify_one();  // one idle thread
 }
 
 }  // namespace stitch

@@ -8,7 +8,7 @@
 
 namespace stitch {
 
-// The user-function threads of one worker: a queue served in order by a fixed number of threads. A thread that says it is
+// The user-function threads of one worker: a queue served in order by a fixed number of threads, at most as many at a time. A thread that says it is
 // blocked (waiting for a future inside a handler) is replaced while it waits, so nested calls cannot use up the pool.
 // Thread contract: any thread. A task must not throw. join() runs what is queued, then ends the threads.
 class ThreadPool {
@@ -21,6 +21,9 @@ class ThreadPool {
 
   // False, and the task is left untouched, when the pool has been closed.
   bool post(UniqueFunction<void()>& task);
+  // Runs the task on this thread, which counts as one of the pool's meanwhile. False, and the task is left untouched, when tasks are
+  // queued, every thread is busy, or the pool has been closed.
+  bool run_here(UniqueFunction<void()>& task);
   // Refuses new tasks. The queued ones still run.
   void close();
   // Waits until the queue is empty and all threads have ended. False when `deadline` passed first; the threads that are

@@ -46,6 +46,12 @@ class Connection {
   [[nodiscard]] virtual const Hello& peer() const = 0;
   // Queues a message; before on_open it waits for the handshake. `done` runs exactly once, also after close.
   virtual void send(Message message, SendDone done) = 0;
+  // Inside on_message: `task` is work that the message brought and that may block. Runs it as task(true) on this thread once all that
+  // has come is delivered, while another thread moves messages, or calls task(false), inside on_message of this or a later message,
+  // to have it done elsewhere: whichever is quicker. False, and nothing is taken, where only the latter is possible.
+  [[nodiscard]] virtual bool defer(UniqueFunction<void(bool here)>& task) { return false; }
+  // At the end of task(true), before the answer is sent: what follows will not block.
+  virtual void about_to_answer() {}
   // Ends the connection: sends that are not through fail with `reason`, on_closed gets it. A second call does nothing.
   virtual void close(const Error& reason) = 0;
   // A name for messages: "shm://…", "loopback:3".

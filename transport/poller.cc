@@ -37,6 +37,10 @@ constexpr microseconds kShortSleep{150};
 constexpr microseconds kTakeOver{20};
 
 thread_local const Poller* polling = nullptr;
+thread_local const Poller* own_thread_of = nullptr;
+// Of a thread that does deferred work: whose, and whether it has become the one that polls again.
+thread_local Poller* working_for = nullptr;
+thread_local bool reclaimed = false;
 
 class PollingHere {
  public:
@@ -75,10 +79,12 @@ Poller::Poller(std::string thread_name)
   event.events = EPOLLIN;
   event.data.fd = stop_;
   static_cast<void>(checked(epoll_ctl(sleeper_, EPOLL_CTL_ADD, stop_, &event), "epoll_ctl"));
-  thread_ = std::thread([this, name = std::move(thread_name)] {
-    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    run();
-  });
+  for (auto& thread : threads_) {
+    thread = std::thread([this, name = thread_name.substr(0, 15)] {
+      pthread_setname_np(pthread_self(), name.c_str());
+      run();
+    });
+  }
 }
 
 Poller::~Poller() {
@@ -92,7 +98,9 @@ void Poller::join() {
   stopping_.store(true);
   const std::uint64_t one = 1;
   static_cast<void>(!::write(stop_, &one, sizeof(one)));
-  if (thread_.joinable()) thread_.join();
+  for (auto& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
   std::vector<Polled> polled;
   role_.lock();
   polled.swap(polled_);
@@ -208,6 +216,27 @@ void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) {
   after_delivery_.push_back(std::move(source));
 }
 
+bool Poller::defer(Task& task) {
+  role_.assert_held();
+  if (own_thread_of != this || sleepers_.load() == 0) return false;
+  if (busy_ || deferred_) {
+    // More than one: each gets a thread of its own.
+    busy_ = true;
+    if (deferred_) std::exchange(deferred_, nullptr)(false);
+    return false;
+  }
+  deferred_ = std::move(task);
+  return true;
+}
+
+void Poller::reclaim() {
+  if (working_for != this || reclaimed || !role_.try_lock()) return;
+  reclaimed = true;
+  polling = this;
+  if (expensive_.load() > 0) arm(false);
+  all_awake();
+}
+
 void Poller::after_delivery() {
   while (!after_delivery_.empty()) {
     const auto source = std::move(after_delivery_.back());
@@ -218,6 +247,7 @@ void Poller::after_delivery() {
 
 bool Poller::poll_once(bool ask_kernel) {
   refresh();
+  busy_ = false;
   bool moved = false;
   bool any_expensive = false;
   Clock::time_point now{};
@@ -249,6 +279,7 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadl
       return done != nullptr ? Spun::done : Spun::wanted;
     }
     if (poll_once(round % kRoundsPerKernelLook == 0)) {
+      if (deferred_) return Spun::work;
       last = Clock::now();
       round = 0;
       continue;
@@ -263,6 +294,7 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadl
     if (Clock::now() - now > kYieldRanOthers) {
       spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
       if (!poll_once(true)) return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done : Spun::nothing_came;
+      if (deferred_) return Spun::work;
       last = Clock::now();
     }
   }
@@ -292,26 +324,55 @@ void Poller::arm(bool armed) {
   epoll_ctl(sleeper_, EPOLL_CTL_MOD, sockets_, &event);
 }
 
+Poller::Task Poller::poll_until_idle() {
+  all_awake();
+  for (;;) {
+    const Spun spun = spin(nullptr, Clock::time_point::max());
+    const bool quiet = all_asleep();
+    if (spun == Spun::work && quiet) return std::exchange(deferred_, nullptr);
+    if (deferred_) std::exchange(deferred_, nullptr)(false);
+    if (quiet) return nullptr;
+  }
+}
+
 void Poller::run() {
+  own_thread_of = this;
   nanoseconds slept{0};
-  while (!stopping_.load()) {
-    {
-      MutexLock role(role_);
-      const PollingHere here(this);
-      if (slept > kShortSleep) {
-        spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
-      } else if (slept.count() > 0) {
-        spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
+  bool held = false;  // the role, from the last round
+  while (held || !stopping_.load()) {
+    if (held || role_.try_lock()) {
+      role_.assert_held();
+      Task task;
+      {
+        const PollingHere here(this);
+        if (slept > kShortSleep) {
+          spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+        } else if (slept.count() > 0) {
+          spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
+        }
+        slept = nanoseconds(0);
+        task = poll_until_idle();
       }
-      all_awake();
-      do {
-        spin(nullptr, Clock::time_point::max());
-      } while (!all_asleep());
+      held = false;
+      role_.unlock();
+      // After unlocking: the other thread may just have found the role taken and gone to sleep.
       arm(true);
+      if (task) {
+        working_for = this;
+        reclaimed = false;
+        task(true);
+        task = nullptr;
+        working_for = nullptr;
+        held = reclaimed;
+        polling = nullptr;
+        continue;
+      }
     }
     const auto before = Clock::now();
     std::array<epoll_event, 2> events;
+    sleepers_.fetch_add(1);
     const int count = epoll_wait(sleeper_, events.data(), static_cast<int>(events.size()), -1);
+    sleepers_.fetch_sub(1);
     slept = Clock::now() - before;
     for (int i = 0; i < count; ++i) {
       if (events[static_cast<std::size_t>(i)].data.fd == sockets_) {
@@ -350,9 +411,9 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
       spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
     }
     while (!all_asleep()) poll_once(false);
-    arm(true);
   }
   role_.unlock();
+  arm(true);  // after unlocking, as in run()
   helpers_.fetch_sub(1);
   return finished || done.load(std::memory_order_acquire);
 }

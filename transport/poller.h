@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/unique_function.h"
 
 namespace stitch::transport {
 
@@ -33,9 +35,13 @@ class PollSource {
 
 // Watches sources for one endpoint: polls them while traffic is hot, sleeps in the kernel otherwise.
 //
-// At any time at most one thread polls: the poller's own, or one that has nothing better to do because it waits for what a
-// message will bring (see help()). The poller's own thread spins after a message for as long as that has paid off lately, at
-// most kMaxSpin, giving way to other threads all the time, and sleeps when they want the processor.
+// At any time at most one thread polls: one of the poller's own two, or one that has nothing better to do because it waits for
+// what a message will bring (see help()). The poller's own threads spin after a message for as long as that has paid off lately, at
+// most kMaxSpin, giving way to other threads all the time, and sleep when those want the processor.
+//
+// Waking a thread costs more than most handlers do. So when a message brings work that may block, and nothing else has come, the
+// thread that read it does the work itself (see defer()): it leaves the polling to the other one, which sleeps in the kernel and
+// wakes only if something comes meanwhile.
 //
 // Owned by an endpoint. Thread contract: any thread unless said otherwise. No lock is held while sources are called, but calls
 // from inside them to help() do nothing.
@@ -65,6 +71,13 @@ class Poller {
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   // Whether this thread is inside a call to a source of this poller.
   [[nodiscard]] bool on_this_thread() const noexcept;
+  // Takes work that a message brought: when everything that has come is delivered, `task(true)` runs on this thread, which does not
+  // poll meanwhile and may block; or, because there is more to do or nobody to poll, `task(false)` is called inside delivery, and
+  // has somebody else do it. False, and nothing is taken, when only the latter would happen. REQUIRES: on_this_thread().
+  using Task = UniqueFunction<void(bool here)>;
+  [[nodiscard]] bool defer(Task& task);
+  // Within task(true), when what follows will not block any more and will bring messages: polling is this thread's again.
+  void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may leave with the role
   // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES: on_this_thread().
   void poll_after_delivery(std::shared_ptr<PollSource> source);
 
@@ -85,9 +98,9 @@ class Poller {
     bool cheap = false;
     Clock::time_point last_moved;
   };
-  enum class Spun : std::uint8_t { done, nothing_came, wanted };
+  enum class Spun : std::uint8_t { done, nothing_came, wanted, work };
 
-  void run();
+  void run() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may keep the role from one round to the next
   void nudge();
   // The caller has the role of the one that polls.
   bool poll_once(bool ask_kernel) STITCH_REQUIRES(role_);
@@ -97,7 +110,9 @@ class Poller {
   void refresh() STITCH_REQUIRES(role_);
   bool all_asleep() STITCH_REQUIRES(role_);
   void all_awake() STITCH_REQUIRES(role_);
-  void arm(bool armed) STITCH_REQUIRES(role_);
+  void arm(bool armed);
+  // Polls until the sources may sleep; then what is to be done instead of that, if anything.
+  [[nodiscard]] Task poll_until_idle() STITCH_REQUIRES(role_);
   void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
 
   const int sockets_;  // epoll of all sources
@@ -106,11 +121,14 @@ class Poller {
 
   std::atomic<SourceId> next_id_{1};
   std::atomic<bool> stopping_{false};
-  std::atomic<int> helpers_{0};  // threads that poll or want to
+  std::atomic<int> helpers_{0};   // threads that poll or want to
+  std::atomic<int> sleepers_{0};  // own threads that sleep, or are about to
 
   Mutex role_;  // held by the thread that polls
   std::vector<Polled> polled_ STITCH_GUARDED_BY(role_);
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
+  Task deferred_ STITCH_GUARDED_BY(role_);
+  bool busy_ STITCH_GUARDED_BY(role_) = false;  // more than one task came in this round
   std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
   bool awake_ STITCH_GUARDED_BY(role_) = false;  // the other sides need not wake us
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
@@ -121,7 +139,7 @@ class Poller {
   std::atomic<std::uint64_t> version_{1};   // of watched_
   std::atomic<std::size_t> expensive_{0};  // sources that are not cheap
 
-  std::thread thread_;  // last: it uses everything above
+  std::array<std::thread, 2> threads_;  // last: they use everything above
 };
 
 }  // namespace stitch::transport

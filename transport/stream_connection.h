@@ -30,6 +30,8 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
+  [[nodiscard]] bool defer(UniqueFunction<void(bool here)>& task) override { return poller_.on_this_thread() && poller_.defer(task); }
+  void about_to_answer() override { poller_.reclaim(); }
 
   // The link is there. Does nothing but drop it when the connection was closed meanwhile.
   void begin(std::unique_ptr<Link> link);
