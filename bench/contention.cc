@@ -16,6 +16,9 @@ namespace {
 
 void consume(at::Tensor) {}
 
+// A call may wait for all of a large transfer, on a machine that does something else as well.
+stitch::Target patiently(stitch::WorkerId to) { return stitch::TargetOptions{.to = to, .timeout = std::chrono::seconds(180)}; }
+
 // Sends a tensor to the other worker over and over, on a thread of its own, for as long as it lives.
 class Load {
  public:
@@ -35,7 +38,7 @@ class Load {
  private:
   void move(stitch::WorkerId to, const at::Tensor& tensor) {
     while (!stop_) {
-      stitch::rpc_sync<&consume>(to, tensor);
+      stitch::rpc_sync<&consume>(patiently(to), tensor);
       ++transfers_;
     }
   }
@@ -48,9 +51,9 @@ void first(Side& side) {
   const stitch::Worker self = join_world(side);
   const std::string key = "contention." + side.path();
   const double seconds = side.settings().seconds;
-  const auto call = [&] { stitch::rpc_sync<&empty>(other(side)); };
+  const auto call = [&] { stitch::rpc_sync<&empty>(patiently(other(side))); };
   const auto tensor = at::zeros({static_cast<std::int64_t>(side.settings().load_mib) << 20}, at::kByte);
-  stitch::rpc_sync<&consume>(other(side), tensor);
+  stitch::rpc_sync<&consume>(patiently(other(side)), tensor);
   report_latency(side, key + ".idle", time_each_us(seconds, 20, call));
 
   Load load(other(side), tensor);

@@ -1,4 +1,6 @@
-// Empty calls per second with several in flight.
+// Calls per second with several in flight.
+#include <ATen/ATen.h>
+
 #include <atomic>
 #include <future>
 #include <memory>
@@ -16,19 +18,19 @@ namespace stitch_bench {
 namespace {
 
 // One thread keeps `in_flight` futures and waits for the oldest before it calls again.
-template <auto F>
-double rate_by_window(stitch::WorkerId to, std::size_t in_flight, double seconds) {
-  std::vector<stitch::Future<void>> window(in_flight);
+template <class Call>
+double rate_by_window(const Call& call, std::size_t in_flight, double seconds) {
+  std::vector<decltype(call())> window(in_flight);
   const auto start = Clock::now();
   const auto end = after(seconds);
   std::size_t calls = 0;
   while (calls < 2 * in_flight || Clock::now() < end) {
     auto& oldest = window[calls % in_flight];
-    if (oldest.valid()) oldest.get();
-    oldest = stitch::rpc_async<F>(to);
+    if (oldest.valid()) static_cast<void>(oldest.get());
+    oldest = call();
     ++calls;
   }
-  for (auto& call : window) call.get();
+  for (auto& pending : window) static_cast<void>(pending.get());
   return static_cast<double>(calls) / seconds_since(start);
 }
 
@@ -76,37 +78,64 @@ double rate_by_callbacks(stitch::WorkerId to, std::size_t in_flight, double seco
   return static_cast<double>(calls) / seconds_since(start);
 }
 
+std::string floor_of(const Side& side, const std::string& in_flight) {
+  return side.floor("tensorpipe.shm.calls.", "tensorpipe.uv.calls.") + in_flight;
+}
+
+template <class Call>
+void measure_window(const Side& side, const std::string& what, const Call& call, std::size_t in_flight) {
+  const std::string number = std::to_string(in_flight);
+  static_cast<void>(rate_by_window(call, in_flight, side.settings().seconds / 4));
+  side.result("rate." + side.path() + '.' + what + ".window." + number, rate_by_window(call, in_flight, side.settings().seconds), "calls/s",
+              floor_of(side, number));
+}
+
 template <auto F>
-void measure_rates(const Side& side, const std::string& handler) {
-  const double seconds = side.settings().seconds;
+void measure_callbacks(const Side& side, const std::string& what, std::size_t in_flight) {
+  const std::string number = std::to_string(in_flight);
+  static_cast<void>(rate_by_callbacks<F>(other(side), in_flight, side.settings().seconds / 4));
+  side.result("rate." + side.path() + '.' + what + ".callbacks." + number,
+              rate_by_callbacks<F>(other(side), in_flight, side.settings().seconds), "calls/s", floor_of(side, number));
+}
+
+template <auto F>
+void measure_empty_calls(const Side& side, const std::string& what) {
   for (const std::size_t in_flight : {1, 16, 256}) {
-    const std::string number = std::to_string(in_flight);
-    const std::string floor = side.floor("tensorpipe.shm.calls.", "tensorpipe.uv.calls.") + number;
-    const std::string key = "rate." + side.path() + '.' + handler;
-    static_cast<void>(rate_by_window<F>(other(side), in_flight, seconds / 4));
-    side.result(key + ".window." + number, rate_by_window<F>(other(side), in_flight, seconds), "calls/s", floor);
-    static_cast<void>(rate_by_callbacks<F>(other(side), in_flight, seconds / 4));
-    side.result(key + ".callbacks." + number, rate_by_callbacks<F>(other(side), in_flight, seconds), "calls/s", floor);
+    measure_window(
+        side, what, [&] { return stitch::rpc_async<F>(other(side)); }, in_flight);
+    measure_callbacks<F>(side, what, in_flight);
+  }
+}
+
+void measure_sums(const Side& side) {
+  const auto a = at::arange(8, at::kFloat);
+  const auto b = at::ones({8});
+  for (const std::size_t in_flight : {1, 16, 256}) {
+    measure_window(
+        side, "add8.pool", [&] { return stitch::rpc_async<&add>(other(side), a, b); }, in_flight);
   }
 }
 
 void first(Side& side) {
   const stitch::Worker self = join_world(side);
-  measure_rates<&empty>(side, "pool");
-  measure_rates<&empty_inline>(side, "inline");
+  measure_empty_calls<&empty>(side, "empty.pool");
+  measure_empty_calls<&empty_inline>(side, "empty.inline");
+  measure_sums(side);
   finish(side);
 }
 
 }  // namespace
 
 Measure rate() {
-  return {.name = "rate",
-          .about = "empty calls per second, 1, 16 and 256 in flight: a window of futures, and calls made by completions",
-          .quick = true,
-          .paths = {"same_host", "tcp"},
-          .floors = {"floor-tensorpipe-rate"},
-          .first = &first,
-          .second = &serve};
+  return {
+      .name = "rate",
+      .about =
+          "calls per second, 1, 16 and 256 in flight: a window of futures, and calls made by completions; empty ones, and sums of 8 floats",
+      .quick = true,
+      .paths = {"same_host", "tcp"},
+      .floors = {"floor-tensorpipe-rate"},
+      .first = &first,
+      .second = &serve};
 }
 
 }  // namespace stitch_bench

@@ -156,4 +156,21 @@ TEST(StitchBench, RefusesWhatItDoesNotKnow) {
   }
 }
 
+// The script that compares with others; what it compares with is seldom installed where tests run.
+TEST(Compare, ExplainsItselfAndWhatIsMissing) {
+  RunningCommand help({COMPARE, "--help"});
+  const int status = help.wait();
+  if (status == 127) GTEST_SKIP() << "there is no python3";
+  EXPECT_EQ(status, 0) << help.err();
+  EXPECT_NE(help.out().find("--peers"), std::string::npos) << help.out();
+
+  RunningCommand nowhere({COMPARE, "--peers", "/nowhere/at/all"});
+  EXPECT_EQ(nowhere.wait(), 2);
+  EXPECT_NE(nowhere.err().find("/nowhere/at/all"), std::string::npos) << nowhere.err();
+
+  RunningCommand list({COMPARE, "--list", "--peers", ::testing::TempDir()});
+  EXPECT_EQ(list.wait(), 0) << list.err();
+  EXPECT_NE(list.out().find("gRPC: e_grpc.cpp is not in "), std::string::npos) << list.out();
+}
+
 }  // namespace
