@@ -301,16 +301,16 @@ void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<v
     task();
     return;
   }
-  call->set_task(std::move(task));
-  UniqueFunction<void(bool)> work = [call](bool here) { call->agent().work_on(call, here); };
-  if (!call->defer(work)) work(false);
-}
-
-void Agent::work_on(const std::shared_ptr<IncomingCall>& call, bool here) {
-  UniqueFunction<void()> task = [call] { call->run_task_set(); };
-  if ((here && pool_.run_here(task)) || pool_.post(task)) return;
-  call->set_task(nullptr);
-  call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+  if (!pool_.post_quietly(task)) {
+    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    return;
+  }
+  UniqueFunction<bool(bool)> work = [self = shared_from_this()](bool here) {
+    if (here) return self->pool_.run_one_here();
+    self->pool_.wake();
+    return false;
+  };
+  if (!call->defer(work)) pool_.wake();
 }
 
 void Agent::on_answer(InMessage message) {

@@ -85,8 +85,6 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Board& board() noexcept { return *board_; }
   // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an inline function).
   void dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task);
-  // Runs the task that dispatch() gave to `call`: here, as one of the pool's threads, or on the pool.
-  void work_on(const std::shared_ptr<IncomingCall>& call, bool here);
   // Connections and queues as numbers.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info();
 
@@ -99,6 +97,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void throw_if_stopped() const;
 
   // ---- for IncomingCall and Leave
+  // Whether calls wait for a thread.
+  [[nodiscard]] bool calls_queued() const { return pool_.queued() > 0; }
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message);
   void forget(const IncomingCall& call);
   struct Activity {

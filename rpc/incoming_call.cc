@@ -69,7 +69,7 @@ void IncomingCall::begin_reply(OutArchive& archive) const {
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
   for (const auto& each : message_.attachments) each->on_answer(error);
-  connection_->about_to_answer();
+  if (!agent_->calls_queued()) connection_->about_to_answer();
   agent_->send_reply(caller(), connection_, std::move(message));
 }
 

@@ -42,15 +42,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] Clock::time_point deadline() const noexcept { return ambient_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
-  // What serves this call, kept here so that handing the call around needs no memory.
-  void set_task(UniqueFunction<void()> task) { task_ = std::move(task); }
-  // REQUIRES: set_task() was called, and this was not.
-  void run_task_set() {
-    UniqueFunction<void()> task = std::move(task_);
-    task();
-  }
   // As Connection::defer, at the connection it came by.
-  [[nodiscard]] bool defer(UniqueFunction<void(bool here)>& work) { return connection_->defer(work); }
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) { return connection_->defer(work); }
 
   // Decodes the tensors, lets the extensions see them, then runs the function under this call's ambient: the result is the
   // answer. Anything that goes wrong is the answer too; nothing is thrown. REQUIRES: function() is not null.
@@ -112,7 +105,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const Function* function_ = nullptr;
   const std::shared_ptr<StopFlag> stop_ = std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
   Ambient ambient_;
-  UniqueFunction<void()> task_;
   bool prepared_ = false;
   std::atomic<bool> answered_{false};
 };

@@ -26,13 +26,27 @@ struct ThreadPool::State {
   int blocked STITCH_GUARDED_BY(mutex) = 0;  // own threads that wait inside a task
   int running STITCH_GUARDED_BY(mutex) = 0;  // tasks, but for blocked ones
   int guests STITCH_GUARDED_BY(mutex) = 0;   // threads of others inside run_here()
+  bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
 
   // A thread too many, since one that was replaced while it was blocked has come back.
   [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
   // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for one, too.
   void make_room(bool self) STITCH_REQUIRES(mutex) {
-    if (!queue.empty() && idle > 0 && running + (self ? 1 : 0) < wanted) work.notify_one();
+    if (running + (self ? 1 : 0) < wanted) wake_one();
+  }
+  // One at a time: each wakes the next as long as there is work. So short tasks are not worth a crowd.
+  void wake_one() STITCH_REQUIRES(mutex) {
+    if (queue.empty() || idle == 0 || waking) return;
+    waking = true;
+    work.notify_one();
+  }
+  [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
+    UniqueFunction<void()> task = std::move(queue.front());
+    queue.pop_front();
+    ++running;
+    if (running < wanted) wake_one();
+    return task;
   }
 };
 
@@ -74,13 +88,12 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
       ++state->idle;
       state->work.wait(state->mutex);
       --state->idle;
+      state->waking = false;
     }
     if (state->queue.empty() || state->surplus()) {
       if (state->queue.empty() || !state->closed) break;  // closed and drained, or surplus after a blocked thread came back
     }
-    UniqueFunction<void()> task = std::move(state->queue.front());
-    state->queue.pop_front();
-    ++state->running;
+    UniqueFunction<void()> task = state->begin_task();
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
@@ -90,7 +103,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   }
   --state->alive;
   // A surplus thread may have swallowed a wake-up meant for a task.
-  if (!state->queue.empty()) state->work.notify_one();
+  state->wake_one();
   state->ended.notify_all();
 }
 
@@ -98,16 +111,30 @@ bool ThreadPool::post(UniqueFunction<void()>& task) {
   MutexLock lock(state_->mutex);
   if (state_->closed) return false;
   state_->queue.push_back(std::move(task));
-  if (state_->idle > 0) state_->work.notify_one();
+  state_->wake_one();
   return true;
 }
 
-bool ThreadPool::run_here(UniqueFunction<void()>& task) {
+bool ThreadPool::post_quietly(UniqueFunction<void()>& task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->queue.push_back(std::move(task));
+  return true;
+}
+
+void ThreadPool::wake() {
+  MutexLock lock(state_->mutex);
+  state_->wake_one();
+}
+
+bool ThreadPool::run_one_here() {
   State& state = *state_;
+  UniqueFunction<void()> task;
   {
     MutexLock lock(state.mutex);
-    if (state.closed || !state.queue.empty() || state.running >= state.wanted || serving != nullptr) return false;
-    ++state.running;
+    if (state.queue.empty() || serving != nullptr) return false;
+    if (state.running >= state.wanted) return false;  // whoever ends a task takes the next
+    task = state.begin_task();
     ++state.guests;
   }
   std::weak_ptr<State> owner = state_;
@@ -122,9 +149,9 @@ bool ThreadPool::run_here(UniqueFunction<void()>& task) {
   MutexLock lock(state.mutex);
   --state.running;
   --state.guests;
-  state.make_room(false);
   if (state.guests == 0) state.ended.notify_all();
-  return true;
+  state.make_room(true);
+  return !state.queue.empty();
 }
 
 void ThreadPool::close() {

@@ -46,11 +46,11 @@ class Connection {
   [[nodiscard]] virtual const Hello& peer() const = 0;
   // Queues a message; before on_open it waits for the handshake. `done` runs exactly once, also after close.
   virtual void send(Message message, SendDone done) = 0;
-  // Inside on_message: `task` is work that the message brought and that may block. Runs it as task(true) on this thread once all that
-  // has come is delivered, while another thread moves messages, or calls task(false), inside on_message of this or a later message,
-  // to have it done elsewhere: whichever is quicker. False, and nothing is taken, where only the latter is possible.
-  [[nodiscard]] virtual bool defer(UniqueFunction<void(bool here)>& task) { return false; }
-  // At the end of task(true), before the answer is sent: what follows will not block.
+  // Inside on_message, for work that the message brought and that may block: asks the thread that reads to do it itself when all
+  // that has come is delivered, while another thread moves messages. work(true) does a piece of it there and says whether there is
+  // more; work(false) has other threads do it. False, and nothing is taken, where the thread that reads cannot.
+  [[nodiscard]] virtual bool defer(UniqueFunction<bool(bool here)>& work) { return false; }
+  // At the end of the last work(true), before the answer is sent: what follows will not block.
   virtual void about_to_answer() {}
   // Ends the connection: sends that are not through fail with `reason`, on_closed gets it. A second call does nothing.
   virtual void close(const Error& reason) = 0;

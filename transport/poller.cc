@@ -31,6 +31,8 @@ constexpr microseconds kHot{500};
 // A yield that takes longer ran somebody else: processors are wanted.
 constexpr microseconds kYieldRanOthers{20};
 constexpr microseconds kMinSpin{5};
+// Rounds that may bring more before deferred work is given to other threads.
+constexpr int kWorkDelays = 2;
 // A sleep shorter than this would have been worth spinning through.
 constexpr microseconds kShortSleep{150};
 // How long a thread that wants to help waits for the one that polls to make room.
@@ -216,16 +218,10 @@ void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) {
   after_delivery_.push_back(std::move(source));
 }
 
-bool Poller::defer(Task& task) {
+bool Poller::defer(Work& work) {
   role_.assert_held();
   if (own_thread_of != this || sleepers_.load() == 0) return false;
-  if (busy_ || deferred_) {
-    // More than one: each gets a thread of its own.
-    busy_ = true;
-    if (deferred_) std::exchange(deferred_, nullptr)(false);
-    return false;
-  }
-  deferred_ = std::move(task);
+  if (!deferred_) deferred_ = std::move(work);
   return true;
 }
 
@@ -247,7 +243,6 @@ void Poller::after_delivery() {
 
 bool Poller::poll_once(bool ask_kernel) {
   refresh();
-  busy_ = false;
   bool moved = false;
   bool any_expensive = false;
   Clock::time_point now{};
@@ -274,16 +269,19 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadl
   const nanoseconds limit = spin_limit_;
   Clock::time_point last = Clock::now();
   Clock::time_point now = last;
+  int delays = 0;
   for (int round = 0;; ++round) {
     if (done != nullptr ? done->load(std::memory_order_acquire) : helpers_.load() > 0 || stopping_.load()) {
       return done != nullptr ? Spun::done : Spun::wanted;
     }
     if (poll_once(round % kRoundsPerKernelLook == 0)) {
-      if (deferred_) return Spun::work;
       last = Clock::now();
       round = 0;
+      // Work does not wait for a stream of messages to end.
+      if (deferred_ && ++delays > kWorkDelays) std::exchange(deferred_, nullptr)(false);
       continue;
     }
+    if (deferred_) return Spun::work;
     now = Clock::now();
     if (now - last >= limit || now >= deadline) return Spun::nothing_came;
     if (round < kRoundsBeforeYield) {
@@ -324,12 +322,15 @@ void Poller::arm(bool armed) {
   epoll_ctl(sleeper_, EPOLL_CTL_MOD, sockets_, &event);
 }
 
-Poller::Task Poller::poll_until_idle() {
+Poller::Work Poller::poll_until_idle() {
   all_awake();
   for (;;) {
     const Spun spun = spin(nullptr, Clock::time_point::max());
     const bool quiet = all_asleep();
-    if (spun == Spun::work && quiet) return std::exchange(deferred_, nullptr);
+    if (spun == Spun::work) {
+      if (quiet) return std::exchange(deferred_, nullptr);
+      continue;
+    }
     if (deferred_) std::exchange(deferred_, nullptr)(false);
     if (quiet) return nullptr;
   }
@@ -342,7 +343,7 @@ void Poller::run() {
   while (held || !stopping_.load()) {
     if (held || role_.try_lock()) {
       role_.assert_held();
-      Task task;
+      Work work;
       {
         const PollingHere here(this);
         if (slept > kShortSleep) {
@@ -351,17 +352,21 @@ void Poller::run() {
           spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
         }
         slept = nanoseconds(0);
-        task = poll_until_idle();
+        work = poll_until_idle();
       }
       held = false;
       role_.unlock();
       // After unlocking: the other thread may just have found the role taken and gone to sleep.
       arm(true);
-      if (task) {
+      if (work) {
         working_for = this;
         reclaimed = false;
-        task(true);
-        task = nullptr;
+        while (work(true)) {
+          if (!reclaimed) continue;
+          work(false);
+          break;
+        }
+        work = nullptr;
         working_for = nullptr;
         held = reclaimed;
         polling = nullptr;

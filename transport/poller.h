@@ -39,9 +39,9 @@ class PollSource {
 // what a message will bring (see help()). The poller's own threads spin after a message for as long as that has paid off lately, at
 // most kMaxSpin, giving way to other threads all the time, and sleep when those want the processor.
 //
-// Waking a thread costs more than most handlers do. So when a message brings work that may block, and nothing else has come, the
-// thread that read it does the work itself (see defer()): it leaves the polling to the other one, which sleeps in the kernel and
-// wakes only if something comes meanwhile.
+// Waking a thread costs more than most handlers do. So when messages bring work that may block, the thread that read them does the
+// work itself (see defer()) once nothing more has come: it leaves the polling to the other one, which sleeps in the kernel and wakes
+// only if something comes meanwhile.
 //
 // Owned by an endpoint. Thread contract: any thread unless said otherwise. No lock is held while sources are called, but calls
 // from inside them to help() do nothing.
@@ -71,12 +71,14 @@ class Poller {
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   // Whether this thread is inside a call to a source of this poller.
   [[nodiscard]] bool on_this_thread() const noexcept;
-  // Takes work that a message brought: when everything that has come is delivered, `task(true)` runs on this thread, which does not
-  // poll meanwhile and may block; or, because there is more to do or nobody to poll, `task(false)` is called inside delivery, and
-  // has somebody else do it. False, and nothing is taken, when only the latter would happen. REQUIRES: on_this_thread().
-  using Task = UniqueFunction<void(bool here)>;
-  [[nodiscard]] bool defer(Task& task);
-  // Within task(true), when what follows will not block any more and will bring messages: polling is this thread's again.
+  // Work that messages brought. work(true) does a piece of it on this thread, which may block, and says whether there is more;
+  // work(false) has other threads do it and returns at once.
+  using Work = UniqueFunction<bool(bool here)>;
+  // Asks this thread to do `work` when everything that has come is delivered, with nobody polling on it meanwhile. Several pieces
+  // that come together are one: only the first `work` is kept. False, and nothing is taken, when this thread cannot: it is not the
+  // poller's own, or there is no other one to poll. REQUIRES: on_this_thread().
+  [[nodiscard]] bool defer(Work& work);
+  // Within work(true), when what follows will not block any more and will bring messages: polling is this thread's again.
   void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may leave with the role
   // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES: on_this_thread().
   void poll_after_delivery(std::shared_ptr<PollSource> source);
@@ -112,7 +114,7 @@ class Poller {
   void all_awake() STITCH_REQUIRES(role_);
   void arm(bool armed);
   // Polls until the sources may sleep; then what is to be done instead of that, if anything.
-  [[nodiscard]] Task poll_until_idle() STITCH_REQUIRES(role_);
+  [[nodiscard]] Work poll_until_idle() STITCH_REQUIRES(role_);
   void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
 
   const int sockets_;  // epoll of all sources
@@ -127,8 +129,7 @@ class Poller {
   Mutex role_;  // held by the thread that polls
   std::vector<Polled> polled_ STITCH_GUARDED_BY(role_);
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
-  Task deferred_ STITCH_GUARDED_BY(role_);
-  bool busy_ STITCH_GUARDED_BY(role_) = false;  // more than one task came in this round
+  Work deferred_ STITCH_GUARDED_BY(role_);
   std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
   bool awake_ STITCH_GUARDED_BY(role_) = false;  // the other sides need not wake us
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;

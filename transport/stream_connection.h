@@ -30,7 +30,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
-  [[nodiscard]] bool defer(UniqueFunction<void(bool here)>& task) override { return poller_.on_this_thread() && poller_.defer(task); }
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override { return poller_.on_this_thread() && poller_.defer(work); }
   void about_to_answer() override { poller_.reclaim(); }
 
   // The link is there. Does nothing but drop it when the connection was closed meanwhile.
