@@ -154,6 +154,10 @@ void Poller::pause(SourceId id, bool paused) {
   update_epoll(found->second, id);
 }
 
+void Poller::poll_soon() {
+  if (!awake_.load()) nudge();
+}
+
 void Poller::remove(SourceId id) {
   std::shared_ptr<PollSource> source;  // dropped without the lock
   {
@@ -249,7 +253,7 @@ bool Poller::poll_once(bool ask_kernel) {
   for (std::size_t i = 0; i < polled_.size(); ++i) {
     if (!polled_[i].cheap) {
       if (now == Clock::time_point{}) now = Clock::now();
-      if (now - polled_[i].last_moved > kHot) continue;
+      if (now - polled_[i].last_moved > kHot && !polled_[i].source->pending()) continue;
       any_expensive = true;
     }
     if (!polled_[i].source->poll()) continue;
@@ -299,13 +303,13 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadl
 }
 
 void Poller::all_awake() {
-  if (std::exchange(awake_, true)) return;
+  if (awake_.exchange(true)) return;
   for (const auto& each : polled_) each.source->wake();
 }
 
 bool Poller::all_asleep() {
   refresh();
-  awake_ = false;
+  awake_.store(false);
   for (const auto& each : polled_) {
     if (each.source->sleep()) continue;
     all_awake();

@@ -26,6 +26,8 @@ class PollSource {
   virtual bool ready(std::uint32_t events) = 0;
   // Whether poll() is worth calling again and again because it makes no system call.
   [[nodiscard]] virtual bool cheap() const noexcept { return false; }
+  // Whether poll() has something to write, so that it is called even if nothing has come lately.
+  [[nodiscard]] virtual bool pending() const noexcept { return false; }
   // Nobody will poll until the descriptor is ready: from now on the other side must wake us. False when something has come
   // meanwhile, and it must be polled first.
   virtual bool sleep() { return true; }
@@ -80,6 +82,8 @@ class Poller {
   [[nodiscard]] bool defer(Work& work);
   // Within work(true), when what follows will not block any more and will bring messages: polling is this thread's again.
   void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may leave with the role
+  // Has a source that has become pending() polled soon: by the thread that polls, or by one that is woken for it.
+  void poll_soon();
   // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES: on_this_thread().
   void poll_after_delivery(std::shared_ptr<PollSource> source);
 
@@ -131,8 +135,8 @@ class Poller {
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
   Work deferred_ STITCH_GUARDED_BY(role_);
   std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
-  bool awake_ STITCH_GUARDED_BY(role_) = false;  // the other sides need not wake us
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
+  std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
 
   Mutex mutex_;

@@ -11,6 +11,7 @@ namespace stitch::transport {
 
 namespace {
 constexpr std::size_t kStagedBytes = std::size_t{64} << 10;
+constexpr std::size_t kStagedInBulk = 1024;
 static_assert(kStagedBytes >= kSmallMessageBytes + RecordHeader::kBytes + kSmallMessageBuffers * 8);
 
 [[noreturn]] void malformed(const std::string& what) { throw Error(ErrorCode::protocol, "record is malformed: " + what); }
@@ -34,7 +35,9 @@ bool RecordReader::read(Link& link) {
     }
     // A piece that goes on behind this target is not to be staged.
     const bool more_of_piece = direct > 0 && direct < piece_left_;
-    if (!more_of_piece) parts[count++] = {staged_.data() + end_, staged_.size() - end_};
+    // Between pieces of a large message little is staged: what follows had better go straight to its place.
+    const std::size_t stage = bulk_ ? std::min(kStagedInBulk, staged_.size() - end_) : staged_.size() - end_;
+    if (!more_of_piece) parts[count++] = {staged_.data() + end_, stage};
     const std::size_t got = link.read({parts, count});
     if (got == 0) break;
     total += got;

@@ -89,19 +89,26 @@ void StreamConnection::write(Outgoing outgoing) {
   std::optional<Outgoing> through;
   std::vector<Outgoing> finished;
   bool ended = false;
+  bool poll_soon = false;
   {
     MutexLock lock(write_mutex_);
     if (state_ != State::running) {
       ended = true;
-    } else if (link_->gathers() && poller_.on_this_thread()) {
-      if (writer_.empty()) poller_.poll_after_delivery(self());
+    } else if (link_->gathers() && gather()) {
+      const bool first = writer_.empty();
       static_cast<void>(writer_.send(std::move(outgoing), nullptr));
-      pending_.store(true, std::memory_order_release);
+      pending_.store(true);
+      if (first && poller_.on_this_thread()) {
+        poller_.poll_after_delivery(self());
+      } else {
+        poll_soon = first;
+      }
     } else {
       through = writer_.send(std::move(outgoing), link_.get());
-      if (!through) flush_locked(finished);
+      if (!through) static_cast<void>(flush_locked(finished));
     }
   }
+  if (poll_soon) poller_.poll_soon();
   if (ended) through = std::move(outgoing);
   if (through) {
     through->message = {};
@@ -113,11 +120,23 @@ void StreamConnection::write(Outgoing outgoing) {
   }
 }
 
+// Whether the next message should wait for others.
+bool StreamConnection::gather() {
+  constexpr std::chrono::microseconds kSoonAfter{10};
+  constexpr std::size_t kMostGathered = 64;
+  if (poller_.on_this_thread()) return true;
+  const auto now = Poller::Clock::now();
+  const bool soon = now - std::exchange(last_send_, now) < kSoonAfter;
+  if (soon && ++gathered_ < kMostGathered) return true;
+  gathered_ = 0;
+  return false;
+}
+
 bool StreamConnection::flush_locked(std::vector<Outgoing>& finished) {
   const bool moved = writer_.flush(*link_, finished);
   const bool pending = !writer_.empty();
-  pending_.store(pending, std::memory_order_release);
-  if (link_->gathers() && watches_room_ != pending) poller_.watch_room(source_id_, std::exchange(watches_room_, pending) == false);
+  pending_.store(pending);
+  if (blocked_.exchange(pending) != pending && link_->gathers()) poller_.watch_room(source_id_, pending);
   return moved;
 }
 
@@ -155,7 +174,11 @@ bool StreamConnection::ready(std::uint32_t) {
   return poll();
 }
 
-bool StreamConnection::sleep() { return link_to_read_ == nullptr || link_to_read_->sleep(); }
+bool StreamConnection::sleep() {
+  if (link_to_read_ == nullptr) return true;
+  // What waits to be written must be waiting for room: the poller hears of that.
+  return (!pending_.load() || blocked_.load()) && link_to_read_->sleep();
+}
 
 void StreamConnection::wake() {
   if (link_to_read_ != nullptr) link_to_read_->wake();

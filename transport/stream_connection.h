@@ -16,8 +16,9 @@ namespace stitch::transport {
 
 // A connection over a link, which comes when it is there: messages as records, the handshake first.
 //
-// A message is written on the thread that sends it when nothing is before it; what does not fit is written by the poller. While a
-// thread delivers messages, what it sends over TCP waits until they are delivered, to go in one write.
+// A message is written on the thread that sends it when nothing is before it; what does not fit is written by the poller. Over TCP,
+// where every write costs a system call, messages that follow each other within microseconds are written together: by the poller, or
+// by the sender as soon as it waits for an answer; and while a thread delivers messages, what it sends waits until they are delivered.
 //
 //   waiting --begin()--> running --the link ends, or breaks a rule--> ended
 //      \--fail() or close()--------------------------------------------^
@@ -43,6 +44,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   bool poll() override;
   bool ready(std::uint32_t events) override;
   bool cheap() const noexcept override { return cheap_; }
+  [[nodiscard]] bool pending() const noexcept override { return pending_.load(std::memory_order_acquire); }
   bool sleep() override;
   void wake() override;
 
@@ -58,6 +60,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   void write(Outgoing outgoing) STITCH_EXCLUDES(write_mutex_);
   // Writes what waits. True when something moved.
   bool flush() STITCH_EXCLUDES(write_mutex_);
+  [[nodiscard]] bool gather() STITCH_REQUIRES(write_mutex_);
   bool flush_locked(std::vector<Outgoing>& finished) STITCH_REQUIRES(write_mutex_);
   void end(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void deliver(Message message);
@@ -73,12 +76,14 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   bool cheap_ = false;              // constant once running
   Link* link_to_read_ = nullptr;    // likewise; null before. The thread that polls only
   std::atomic<bool> pending_{false};  // a copy of !writer_.empty()
+  std::atomic<bool> blocked_{false};  // what is pending waits for room; written under write_mutex_
 
   Mutex write_mutex_;
   State state_ STITCH_GUARDED_BY(write_mutex_) = State::waiting;
   std::unique_ptr<Link> link_ STITCH_GUARDED_BY(write_mutex_);
   RecordWriter writer_ STITCH_GUARDED_BY(write_mutex_);
-  bool watches_room_ STITCH_GUARDED_BY(write_mutex_) = false;
+  Poller::Clock::time_point last_send_ STITCH_GUARDED_BY(write_mutex_);
+  std::size_t gathered_ STITCH_GUARDED_BY(write_mutex_) = 0;  // messages since the last flush
 };
 
 }  // namespace stitch::transport
