@@ -17,6 +17,9 @@ Clock::time_point deadline_after(std::int64_t timeout_ns) {
                                                                                 : now + std::chrono::nanoseconds(timeout_ns);
 }
 
+// The call whose function this thread runs, the innermost one.
+thread_local const IncomingCall* running_here = nullptr;
+
 }  // namespace
 
 IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message,
@@ -48,7 +51,9 @@ void IncomingCall::prepare() {
 }
 
 void IncomingCall::run(void* object) {
+  const IncomingCall* const outer = std::exchange(running_here, this);
   run_task([&] { function_->reply(shared_from_this(), object); });
+  running_here = outer;
 }
 
 void IncomingCall::run_keeping(void* object, KeepResult sink) {
@@ -69,7 +74,8 @@ void IncomingCall::begin_reply(OutArchive& archive) const {
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
   for (const auto& each : message_.attachments) each->on_answer(error);
-  if (!agent_->calls_queued()) connection_->about_to_answer();
+  // Only at the end of what this thread does: it is about to read again, and will not block before.
+  if (running_here == this && !agent_->calls_queued()) connection_->about_to_answer();
   agent_->send_reply(caller(), connection_, std::move(message));
 }
 

@@ -22,7 +22,7 @@ struct Options {
   std::chrono::nanoseconds init_timeout = std::chrono::seconds(60);      // for all workers to arrive
   std::chrono::nanoseconds shutdown_timeout = std::chrono::seconds(30);  // for the whole of a graceful shutdown
   int num_threads = 0;                    // threads for user functions; 0: one per core, at least 2, at most 16
-  std::vector<std::string> transports{};  // of "shm", "tcp" (own), "tensorpipe-shm", "uv" (TensorPipe), best first; default "shm", "tcp"
+  std::vector<std::string> transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's "tensorpipe-shm", "uv"; best first; default: the first three
   std::vector<std::string> channels{};    // of TensorPipe: "basic", "cma", best first
   std::map<std::string, std::map<std::string, std::string>> device_maps{};  // worker -> {my device -> its device}
   std::string secret{};                                   // shared by all workers; proved on every connection before anything else is read

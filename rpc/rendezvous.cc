@@ -126,6 +126,8 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   return meeting;
 }
 
+constexpr const char* kLoopback = "loopback";
+
 // Whether only workers of one host can connect to it.
 bool of_this_host(const std::string& address) { return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:"); }
 
@@ -280,15 +282,22 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
   endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) { return receive_pool->allocate(device, bytes); };
 
-  // Listen only where somebody will call from: in process always (calls to self go there, too).
+  // Listen only where somebody will call from: in process always (calls to self go there, too). Workers of one process meet there
+  // unless the user names transports and this is not among them.
+  const auto& wanted_transports = options.transports;
+  const bool use_loopback =
+      wanted_transports.empty() || std::find(wanted_transports.begin(), wanted_transports.end(), kLoopback) != wanted_transports.end();
+  const auto by_loopback = [&](const Entry& entry) {
+    return entry.process == self.process && (use_loopback || entry.rank == self.rank);
+  };
   auto peers = std::make_unique<PeerTable>();
   auto addresses = peers->listen(transport::make_loopback_endpoint(endpoint_options, transport::LoopbackNetwork::process_wide()));
-  const bool other_processes =
-      std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.process != self.process; });
+  const bool transports_needed = !std::all_of(entries.begin(), entries.end(), by_loopback);
   const bool other_hosts = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.host != self.host; });
-  if (other_processes) {
+  if (transports_needed) {
     transport::TransportChoice choice;
-    if (!options.transports.empty()) choice.transports = options.transports;
+    if (!wanted_transports.empty()) choice.transports = wanted_transports;
+    std::erase(choice.transports, kLoopback);
     if (!options.channels.empty()) choice.channels = options.channels;
     const auto wanted = transport::wanted_interfaces_from_environment();
     choice.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
@@ -304,9 +313,8 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     const Entry& entry = entries[i];
     Member member{{entry.name, WorkerId(static_cast<std::uint32_t>(i)), entry.epoch}, entry.process, entry.host, {}};
     for (const auto& address : all_addresses[i]) {
-      const bool usable = address.starts_with("loopback:") ? entry.process == self.process
-                          : of_this_host(address)          ? entry.host == self.host && entry.process != self.process
-                                                           : entry.process != self.process;
+      const bool usable = address.starts_with("loopback:") ? by_loopback(entry)
+                                                           : !by_loopback(entry) && (!of_this_host(address) || entry.host == self.host);
       if (usable) member.addresses.push_back(address);
     }
     members.push_back(std::move(member));

@@ -12,7 +12,7 @@
 
 namespace stitch {
 
-struct ThreadPool::State {
+struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   State(int threads, std::string thread_name) : wanted(threads), name(std::move(thread_name)) {}
   const int wanted;
   const std::string name;
@@ -37,10 +37,16 @@ struct ThreadPool::State {
   }
   // One at a time: each wakes the next as long as there is work. So short tasks are not worth a crowd.
   void wake_one() STITCH_REQUIRES(mutex) {
-    if (queue.empty() || idle == 0 || waking) return;
-    waking = true;
-    work.notify_one();
+    if (queue.empty() || waking) return;
+    if (idle > 0) {
+      waking = true;
+      work.notify_one();
+    } else if (alive - blocked < wanted) {
+      add_thread();
+    }
   }
+  // A thread is made when it is first wanted. Does nothing when the system has none: those that there are go on.
+  void add_thread() STITCH_REQUIRES(mutex);
   [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
@@ -49,6 +55,18 @@ struct ThreadPool::State {
     return task;
   }
 };
+
+void ThreadPool::State::add_thread() {
+  if (alive >= wanted + kMaxExtra) return;
+  ++alive;
+  waking = true;
+  try {
+    start_thread(shared_from_this());
+  } catch (const std::system_error&) {
+    --alive;
+    waking = false;
+  }
+}
 
 namespace {
 thread_local ThreadPool::State* serving = nullptr;
@@ -59,9 +77,9 @@ thread_local bool guest = false;  // it serves inside run_here()
 ThreadPool::ThreadPool(int threads, std::string name) : state_(std::make_shared<State>(threads, std::move(name))) {
   {
     MutexLock lock(state_->mutex);
-    state_->alive = threads;
+    state_->alive = 1;
   }
-  for (int i = 0; i < threads; ++i) start_thread(state_);
+  start_thread(state_);  // the first one for sure, or nobody would run anything
 }
 
 ThreadPool::~ThreadPool() {
@@ -83,6 +101,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   serving = state.get();
   serving_owner = &owner;
   MutexLock lock(state->mutex);
+  state->waking = false;
   for (;;) {
     while (!state->surplus() && (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
       ++state->idle;
@@ -158,6 +177,7 @@ void ThreadPool::close() {
   MutexLock lock(state_->mutex);
   state_->closed = true;
   state_->work.notify_all();
+  state_->wake_one();
 }
 
 bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
@@ -182,24 +202,10 @@ int ThreadPool::threads() const {
 
 BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
   if (!state_) return;
-  bool add = false;
-  {
-    MutexLock lock(state_->mutex);
-    --state_->running;
-    if (!guest) {
-      ++state_->blocked;
-      add = state_->idle == 0 && state_->alive - state_->blocked < state_->wanted && state_->alive < state_->wanted + ThreadPool::kMaxExtra;
-      if (add) ++state_->alive;
-    }
-    state_->make_room(false);
-  }
-  if (!add) return;
-  try {
-    ThreadPool::start_thread(state_);
-  } catch (const std::system_error&) {  // no more threads to be had: it waits without a stand-in
-    MutexLock lock(state_->mutex);
-    --state_->alive;
-  }
+  MutexLock lock(state_->mutex);
+  --state_->running;
+  if (!guest) ++state_->blocked;
+  state_->make_room(false);
 }
 
 BlockingRegion::~BlockingRegion() {

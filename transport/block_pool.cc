@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -71,6 +72,7 @@ std::size_t BlockPool::block_bytes(std::size_t bytes) noexcept {
 
 Buffer BlockPool::allocate(Device device, std::size_t bytes) {
   if (device != Device{} || bytes < kSmallest) return allocate_buffer(device, bytes);
+  if (bytes > std::numeric_limits<std::size_t>::max() / 4) no_memory(bytes);
   const std::size_t size = block_bytes(bytes);
   void* at = nullptr;
   {

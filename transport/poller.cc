@@ -10,6 +10,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "stitch/transport/error.h"
@@ -35,6 +38,8 @@ constexpr microseconds kMinSpin{5};
 constexpr int kWorkDelays = 2;
 // A sleep shorter than this would have been worth spinning through.
 constexpr microseconds kShortSleep{150};
+// One may be busy with what a message brought; the other one polls meanwhile.
+constexpr int kThreads = 2;
 // How long a thread that wants to help waits for the one that polls to make room.
 constexpr microseconds kTakeOver{20};
 
@@ -70,43 +75,78 @@ void relax() noexcept {
 
 }  // namespace
 
-Poller::Poller(std::string thread_name)
+Poller::Poller()
     : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       sleeper_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       stop_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
   epoll_event event{};
   event.events = 0;
-  event.data.fd = sockets_;
-  static_cast<void>(checked(epoll_ctl(sleeper_, EPOLL_CTL_ADD, sockets_, &event), "epoll_ctl"));
+  event.data.fd = sockets_.get();
+  static_cast<void>(checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
   event.events = EPOLLIN;
-  event.data.fd = stop_;
-  static_cast<void>(checked(epoll_ctl(sleeper_, EPOLL_CTL_ADD, stop_, &event), "epoll_ctl"));
-  for (auto& thread : threads_) {
-    thread = std::thread([this, name = thread_name.substr(0, 15)] {
-      pthread_setname_np(pthread_self(), name.c_str());
-      run();
-    });
-  }
+  event.data.fd = stop_.get();
+  static_cast<void>(checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, stop_.get(), &event), "epoll_ctl"));
 }
 
-Poller::~Poller() {
-  join();
-  ::close(stop_);
-  ::close(sleeper_);
-  ::close(sockets_);
+Poller::~Poller() = default;
+
+std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
+  auto poller = std::make_shared<Poller>();
+  for (int i = 0; i < kThreads; ++i) {
+    {
+      MutexLock lock(poller->mutex_);
+      ++poller->threads_;
+    }
+    try {
+      std::thread([poller, name = thread_name.substr(0, 15)] {
+        pthread_setname_np(pthread_self(), name.c_str());
+        poller->run();
+        MutexLock lock(poller->mutex_);
+        --poller->threads_;
+        poller->thread_changed_.notify_all();
+      }).detach();
+    } catch (const std::system_error& error) {
+      {
+        MutexLock lock(poller->mutex_);
+        --poller->threads_;
+      }
+      poller->join();
+      throw Error(ErrorCode::overloaded, "the threads of an endpoint cannot be started: " + error.code().message());
+    }
+  }
+  return poller;
 }
 
 void Poller::join() {
+  // A thread that is just leaving its work is worth waiting for; one that is stuck in it is not.
+  constexpr std::chrono::milliseconds kPatience{500};
   stopping_.store(true);
-  const std::uint64_t one = 1;
-  static_cast<void>(!::write(stop_, &one, sizeof(one)));
-  for (auto& thread : threads_) {
-    if (thread.joinable()) thread.join();
+  ring();
+  {
+    MutexLock lock(mutex_);
+    while (threads_ > working_) thread_changed_.wait(mutex_);
+    const auto give_up = Clock::now() + kPatience;
+    while (threads_ > 0 && thread_changed_.wait_until(mutex_, give_up)) {
+    }
   }
   std::vector<Polled> polled;
   role_.lock();
   polled.swap(polled_);
   role_.unlock();
+  std::unordered_map<SourceId, Watched> watched;
+  MutexLock lock(mutex_);
+  watched.swap(watched_);
+}
+
+void Poller::ring() noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(stop_.get(), &one, sizeof(one)));
+}
+
+void Poller::entered_work(int change) {
+  MutexLock lock(mutex_);
+  working_ += change;
+  thread_changed_.notify_all();
 }
 
 void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
@@ -116,7 +156,7 @@ void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = id;
-    static_cast<void>(checked(epoll_ctl(sockets_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl"));
+    static_cast<void>(checked(epoll_ctl(sockets_.get(), EPOLL_CTL_ADD, fd, &event), "epoll_ctl"));
     watched_.emplace(id, Watched{fd, false, false, std::move(source)});
     if (!cheap) expensive_.fetch_add(1);
     version_.fetch_add(1, std::memory_order_release);
@@ -126,16 +166,14 @@ void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
 
 // Makes the thread look at its sources again, unless that is what this thread is doing.
 void Poller::nudge() {
-  if (on_this_thread()) return;
-  const std::uint64_t one = 1;
-  static_cast<void>(!::write(stop_, &one, sizeof(one)));
+  if (!on_this_thread()) ring();
 }
 
 void Poller::update_epoll(const Watched& watched, SourceId id) {
   epoll_event event{};
   event.events = watched.paused ? 0 : EPOLLIN | (watched.room ? std::uint32_t{EPOLLOUT} : 0);
   event.data.u64 = id;
-  epoll_ctl(sockets_, EPOLL_CTL_MOD, watched.fd, &event);
+  epoll_ctl(sockets_.get(), EPOLL_CTL_MOD, watched.fd, &event);
 }
 
 void Poller::watch_room(SourceId id, bool watch) {
@@ -165,7 +203,7 @@ void Poller::remove(SourceId id) {
     const auto found = watched_.find(id);
     if (found == watched_.end()) return;
     source = std::move(found->second.source);
-    epoll_ctl(sockets_, EPOLL_CTL_DEL, found->second.fd, nullptr);
+    epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, found->second.fd, nullptr);
     watched_.erase(found);
     if (!source->cheap()) expensive_.fetch_sub(1);
     version_.fetch_add(1, std::memory_order_release);
@@ -196,16 +234,21 @@ void Poller::refresh() {
 
 bool Poller::take_events(int timeout_ms) {
   std::array<epoll_event, 32> events;
-  const int count = epoll_wait(sockets_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  const int count = epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
   bool moved = false;
   for (int i = 0; i < count; ++i) {
+    const epoll_event event = events[static_cast<std::size_t>(i)];
+    const SourceId id = event.data.u64;  // a copy: the kernel's struct is packed
     std::shared_ptr<PollSource> source;
     {
       MutexLock lock(mutex_);
-      const auto found = watched_.find(events[static_cast<std::size_t>(i)].data.u64);
+      const auto found = watched_.find(id);
       if (found != watched_.end()) source = found->second.source;
     }
-    if (!source || !source->ready(events[static_cast<std::size_t>(i)].events)) continue;
+    if (!source) continue;
+    const bool source_moved = source->ready(event.events);
+    after_delivery();
+    if (!source_moved) continue;
     moved = true;
     for (auto& each : polled_) {
       if (each.source == source) each.last_moved = Clock::now();
@@ -230,7 +273,7 @@ bool Poller::defer(Work& work) {
 }
 
 void Poller::reclaim() {
-  if (working_for != this || reclaimed || !role_.try_lock()) return;
+  if (working_for != this || polling != nullptr || reclaimed || !role_.try_lock()) return;
   reclaimed = true;
   polling = this;
   if (expensive_.load() > 0) arm(false);
@@ -256,15 +299,17 @@ bool Poller::poll_once(bool ask_kernel) {
       if (now - polled_[i].last_moved > kHot && !polled_[i].source->pending()) continue;
       any_expensive = true;
     }
-    if (!polled_[i].source->poll()) continue;
+    const bool source_moved = polled_[i].source->poll();
+    after_delivery();
+    if (!source_moved) continue;
     moved = true;
     polled_[i].last_moved = now == Clock::time_point{} ? Clock::now() : now;
-    after_delivery();
   }
-  // With nothing hot that costs a system call, the kernel's own look is the only one.
-  if (ask_kernel || (!moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0)) {
+  // With nothing hot that costs a system call, the kernel's own look is the only one. However busy some sources are, others get one.
+  const bool only_look = !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
+  if (ask_kernel || only_look || ++rounds_since_look_ >= kRoundsPerKernelLook) {
+    rounds_since_look_ = 0;
     if (take_events(0)) moved = true;
-    after_delivery();
   }
   return moved;
 }
@@ -278,7 +323,7 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadl
     if (done != nullptr ? done->load(std::memory_order_acquire) : helpers_.load() > 0 || stopping_.load()) {
       return done != nullptr ? Spun::done : Spun::wanted;
     }
-    if (poll_once(round % kRoundsPerKernelLook == 0)) {
+    if (poll_once(false)) {
       last = Clock::now();
       round = 0;
       // Work does not wait for a stream of messages to end.
@@ -322,8 +367,8 @@ void Poller::arm(bool armed) {
   if (armed_.exchange(armed) == armed) return;
   epoll_event event{};
   event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;
-  event.data.fd = sockets_;
-  epoll_ctl(sleeper_, EPOLL_CTL_MOD, sockets_, &event);
+  event.data.fd = sockets_.get();
+  epoll_ctl(sleeper_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
 }
 
 Poller::Work Poller::poll_until_idle() {
@@ -337,6 +382,7 @@ Poller::Work Poller::poll_until_idle() {
     }
     if (deferred_) std::exchange(deferred_, nullptr)(false);
     if (quiet) return nullptr;
+    poll_once(true);  // however many want to take over: each round moves something
   }
 }
 
@@ -344,6 +390,7 @@ void Poller::run() {
   own_thread_of = this;
   nanoseconds slept{0};
   bool held = false;  // the role, from the last round
+  bool woken = false;
   while (held || !stopping_.load()) {
     if (held || role_.try_lock()) {
       role_.assert_held();
@@ -355,6 +402,8 @@ void Poller::run() {
         } else if (slept.count() > 0) {
           spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
         }
+        if (woken) rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
+        woken = false;
         slept = nanoseconds(0);
         work = poll_until_idle();
       }
@@ -365,12 +414,14 @@ void Poller::run() {
       if (work) {
         working_for = this;
         reclaimed = false;
+        entered_work(1);
         while (work(true)) {
           if (!reclaimed) continue;
           work(false);
           break;
         }
         work = nullptr;
+        entered_work(-1);
         working_for = nullptr;
         held = reclaimed;
         polling = nullptr;
@@ -380,15 +431,16 @@ void Poller::run() {
     const auto before = Clock::now();
     std::array<epoll_event, 2> events;
     sleepers_.fetch_add(1);
-    const int count = epoll_wait(sleeper_, events.data(), static_cast<int>(events.size()), -1);
+    const int count = epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
     sleepers_.fetch_sub(1);
     slept = Clock::now() - before;
+    woken = true;
     for (int i = 0; i < count; ++i) {
-      if (events[static_cast<std::size_t>(i)].data.fd == sockets_) {
+      if (events[static_cast<std::size_t>(i)].data.fd == sockets_.get()) {
         armed_.store(false);
       } else if (!stopping_.load()) {
         std::uint64_t value = 0;
-        static_cast<void>(!::read(stop_, &value, sizeof(value)));
+        static_cast<void>(!::read(stop_.get(), &value, sizeof(value)));
         slept = nanoseconds(0);
       }
     }

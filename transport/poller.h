@@ -1,15 +1,14 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "stitch/transport/descriptor.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/unique_function.h"
 
@@ -45,14 +44,18 @@ class PollSource {
 // work itself (see defer()) once nothing more has come: it leaves the polling to the other one, which sleeps in the kernel and wakes
 // only if something comes meanwhile.
 //
-// Owned by an endpoint. Thread contract: any thread unless said otherwise. No lock is held while sources are called, but calls
-// from inside them to help() do nothing.
-class Poller {
+// Shared by an endpoint, its connections and its own threads, which are detached: one that never returns from deferred work cannot
+// keep the endpoint from ending.
+// Thread contract: any thread unless said otherwise. No lock is held while sources are called, but calls from inside them to help()
+// do nothing.
+class Poller : public std::enable_shared_from_this<Poller> {
  public:
   using Clock = std::chrono::steady_clock;
   using SourceId = std::uint64_t;
 
-  explicit Poller(std::string thread_name);
+  // Its threads run from now on. Throws Error(internal) or Error(overloaded) when the system refuses.
+  [[nodiscard]] static std::shared_ptr<Poller> start(const std::string& thread_name);
+  Poller();  // use start()
   ~Poller();
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
@@ -87,8 +90,9 @@ class Poller {
   // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES: on_this_thread().
   void poll_after_delivery(std::shared_ptr<PollSource> source);
 
-  // Ends the thread. Not from a source. A second call does nothing.
-  void join();
+  // Ends the threads. One that is inside deferred work is waited for a moment only; it ends when that returns, and nothing is polled
+  // any more. Not from a source. A second call does nothing.
+  void join() STITCH_EXCLUDES(mutex_);
 
   static constexpr std::chrono::microseconds kMaxSpin{100};
 
@@ -108,6 +112,8 @@ class Poller {
 
   void run() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may keep the role from one round to the next
   void nudge();
+  void ring() noexcept;
+  void entered_work(int change) STITCH_EXCLUDES(mutex_);
   // The caller has the role of the one that polls.
   bool poll_once(bool ask_kernel) STITCH_REQUIRES(role_);
   Spun spin(const std::atomic<bool>* done, Clock::time_point deadline) STITCH_REQUIRES(role_);
@@ -121,9 +127,9 @@ class Poller {
   [[nodiscard]] Work poll_until_idle() STITCH_REQUIRES(role_);
   void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
 
-  const int sockets_;  // epoll of all sources
-  const int sleeper_;  // epoll of sockets_ (one-shot) and stop_: what the thread sleeps on
-  const int stop_;     // eventfd
+  const Descriptor sockets_;  // epoll of all sources
+  const Descriptor sleeper_;  // epoll of sockets_ (one-shot) and stop_: what the thread sleeps on
+  const Descriptor stop_;     // eventfd: wakes the threads, for good or to look around
 
   std::atomic<SourceId> next_id_{1};
   std::atomic<bool> stopping_{false};
@@ -135,6 +141,7 @@ class Poller {
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
   Work deferred_ STITCH_GUARDED_BY(role_);
   std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
+  int rounds_since_look_ STITCH_GUARDED_BY(role_) = 0;  // at the kernel's
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
@@ -144,7 +151,9 @@ class Poller {
   std::atomic<std::uint64_t> version_{1};   // of watched_
   std::atomic<std::size_t> expensive_{0};  // sources that are not cheap
 
-  std::array<std::thread, 2> threads_;  // last: they use everything above
+  int threads_ STITCH_GUARDED_BY(mutex_) = 0;  // own ones that have not ended
+  int working_ STITCH_GUARDED_BY(mutex_) = 0;  // of those: inside deferred work
+  CondVar thread_changed_;
 };
 
 }  // namespace stitch::transport

@@ -115,18 +115,19 @@ void RecordWriter::add_bulk(Link& link, Parts& parts) {
   parts.add(piece_head_.data(), piece_head_.size(), skip);
   const Message& message = bulk.outgoing.message;
   std::size_t left = piece_left_;
-  skip = bulk_written_;
-  const auto add = [&](const void* data, std::size_t bytes) {
-    const std::size_t usable = skip >= bytes ? bytes : std::min(bytes, skip + left);
-    const std::size_t before = parts.bytes();
-    parts.add(data, usable, skip);
-    left -= parts.bytes() - before;
-    return left > 0 && parts.room_for(1);
-  };
-  if (!add(message.frame.data(), message.frame.size())) return;
-  for (const Buffer& buffer : message.buffers) {
-    if (!add(buffer.data, buffer.bytes)) return;
+  skip = bulk_written_ - bulk_part_begin_;
+  for (std::size_t part = bulk_part_; left > 0 && parts.room_for(1); ++part) {
+    const auto bytes = part_of(message, part);
+    const std::size_t usable = std::min(bytes.size(), skip + left);
+    left -= usable - std::min(skip, usable);
+    parts.add(bytes.data(), usable, skip);
   }
+}
+
+std::span<const std::byte> RecordWriter::part_of(const Message& message, std::size_t part) noexcept {
+  if (part == 0) return message.frame.span();
+  const Buffer& buffer = message.buffers[part - 1];
+  return {static_cast<const std::byte*>(buffer.data), buffer.bytes};
 }
 
 bool RecordWriter::flush(Link& link, std::vector<Outgoing>& finished) {
@@ -182,12 +183,18 @@ void RecordWriter::written_bulk(std::size_t bytes, std::vector<Outgoing>& finish
     bytes -= of_head;
     bulk_written_ += bytes;
     piece_left_ -= bytes;
+    while (bulk_written_ < bulk.total_bytes) {
+      const std::size_t of_part = part_of(bulk.outgoing.message, bulk_part_).size();
+      if (bulk_written_ - bulk_part_begin_ < of_part) break;
+      bulk_part_begin_ += of_part;
+      ++bulk_part_;
+    }
     if (piece_left_ == 0 && piece_head_written_ == piece_head_.size()) piece_bytes_ = 0;
   }
   if (bulk_head_written_ < bulk.head.size() || bulk_written_ < bulk.total_bytes) return;
   finished.push_back(std::move(bulk.outgoing));
   bulk_.pop_front();
-  bulk_head_written_ = bulk_written_ = piece_bytes_ = piece_left_ = 0;
+  bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ = 0;
 }
 
 std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
@@ -196,7 +203,7 @@ std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
   for (Small& each : small_) all.push_back(std::move(each.outgoing));
   small_.clear();
   bulk_.clear();
-  small_written_ = bulk_head_written_ = bulk_written_ = piece_bytes_ = piece_left_ = 0;
+  small_written_ = bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ = 0;
   return all;
 }
 

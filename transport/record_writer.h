@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <deque>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "stitch/transport/endpoint.h"
@@ -29,7 +30,7 @@ class RecordWriter {
   // Writes what there is room for. What has gone completely is moved to `finished`. Returns whether bytes moved.
   bool flush(Link& link, std::vector<Outgoing>& finished);
   [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
-  // Everything that has not gone, in order of sending.
+  // Everything that has not gone: the large messages, then the small ones, each in order of sending.
   [[nodiscard]] std::vector<Outgoing> take_all();
 
  private:
@@ -50,6 +51,7 @@ class RecordWriter {
 
   void add_small(const Small& small, std::size_t skip, Parts& parts) const;
   void add_bulk(Link& link, Parts& parts);
+  [[nodiscard]] static std::span<const std::byte> part_of(const Message& message, std::size_t part) noexcept;
   void written_small(std::size_t bytes, std::vector<Outgoing>& finished);
   void written_bulk(std::size_t bytes, std::vector<Outgoing>& finished);
 
@@ -64,6 +66,8 @@ class RecordWriter {
   // The first of bulk_: how far its head and its message are, and the piece under way.
   std::size_t bulk_head_written_ = 0;
   std::size_t bulk_written_ = 0;
+  std::size_t bulk_part_ = 0;        // where bulk_written_ is: 0 the frame, then the buffers
+  std::size_t bulk_part_begin_ = 0;  // and the bytes before that
   std::array<std::byte, RecordHeader::kBytes> piece_head_;
   std::size_t piece_bytes_ = 0;  // 0: none is under way
   std::size_t piece_head_written_ = 0;

@@ -140,7 +140,7 @@ thread_local Cache cache;
 
 }  // namespace
 
-std::size_t recycled_capacity(std::size_t bytes) noexcept { return bytes > kMaxRecycledBytes ? bytes : bytes_of(class_of(bytes)); }
+std::size_t recycled_capacity(std::size_t bytes) noexcept { return !STITCH_RECYCLES || bytes > kMaxRecycledBytes ? bytes : bytes_of(class_of(bytes)); }
 
 void* take_recycled(std::size_t bytes) {
   if (!STITCH_RECYCLES || bytes > kMaxRecycledBytes) return from_heap(bytes);

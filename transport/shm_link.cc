@@ -161,14 +161,15 @@ class ShmLink final : public Link {
   }
 
   std::optional<Error> ended() override {
-    if (broken_) return Error(ErrorCode::protocol, "the peer wrote nonsense into the shared memory");
+    if (broken_.load()) return Error(ErrorCode::protocol, "the peer wrote nonsense into the shared memory");
     if (gone_) return Error(ErrorCode::disconnected, "the peer closed the connection");
     return std::nullopt;
   }
 
   void on_descriptor() override {
     std::array<char, 64> bells;
-    for (;;) {
+    constexpr int kAtOnce = 16;  // what is left makes the descriptor ready again
+    for (int i = 0; i < kAtOnce; ++i) {
       const ssize_t count = recv(socket_.get(), bells.data(), bells.size(), MSG_DONTWAIT);
       if (count == static_cast<ssize_t>(bells.size()) || (count < 0 && errno == EINTR)) continue;
       if (count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) gone_ = true;
@@ -179,7 +180,7 @@ class ShmLink final : public Link {
   bool sleep() override {
     awake_.store(false);
     in_->reader_sleeps.store(1, std::memory_order_seq_cst);
-    if (readable() > 0) return false;
+    if (readable() > 0 || broken_.load()) return false;
     return !wants_room_.load() || wait_for_room();
   }
 
@@ -195,13 +196,19 @@ class ShmLink final : public Link {
   [[nodiscard]] std::size_t readable() {
     const std::uint64_t there = in_->written.load(std::memory_order_seq_cst) - taken_;
     if (there <= kRingBytes) return static_cast<std::size_t>(there);
-    broken_ = true;
+    break_off();
     return 0;
   }
-  // What the peer has not taken yet. A peer that lies is taken to have a full ring; its own reads will end the link.
-  [[nodiscard]] std::size_t unread() const {
+  // What the peer has not taken yet. The ring of a peer that lies counts as full.
+  [[nodiscard]] std::size_t unread() {
     const std::uint64_t used = written_ - out_->taken.load(std::memory_order_seq_cst);
-    return used <= kRingBytes ? static_cast<std::size_t>(used) : kRingBytes;
+    if (used <= kRingBytes) return static_cast<std::size_t>(used);
+    break_off();
+    return kRingBytes;
+  }
+  // The peer broke the rules. The end of the socket has the thread that polls look at ended().
+  void break_off() noexcept {
+    if (!broken_.exchange(true)) close();
   }
   bool wait_for_room() {
     out_->writer_waits.store(1, std::memory_order_seq_cst);
@@ -222,7 +229,7 @@ class ShmLink final : public Link {
   std::uint64_t taken_ = 0;    // our own copies: the shared ones are for the peer
   std::uint64_t written_ = 0;
   bool gone_ = false;    // the thread that polls only
-  bool broken_ = false;  // likewise
+  std::atomic<bool> broken_{false};
   std::atomic<bool> awake_{false};
   std::atomic<bool> wants_room_{false};  // the connection waits for room; cleared by the next write
 };
@@ -296,7 +303,8 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
   struct stat status {};
   if (fstat(memory.get(), &status) != 0 || status.st_size != static_cast<off_t>(kMemoryBytes)) refuse("has another size than it says");
   const int seals = fcntl(memory.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) refuse("could be cut short by the peer");
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (seals < 0 || (seals & kSeals) != kSeals) refuse("could change its size");
   return std::make_unique<ShmLink>(std::move(socket), memory, false);
 }
 

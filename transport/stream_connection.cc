@@ -6,13 +6,13 @@
 namespace stitch::transport {
 
 StreamConnection::StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
-                                   std::shared_ptr<ReaderThread> thread, Poller& poller,
+                                   std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller,
                                    UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
     : HandshakingConnection(options, std::move(events), std::move(thread)),
       name_(std::move(name)),
       accepted_(accepted),
-      poller_(poller),
-      source_id_(poller.new_id()),
+      poller_(std::move(poller)),
+      source_id_(poller_->new_id()),
       reader_(
           options.allocator,
           [this, frame = options.max_frame_bytes, buffer = options.max_buffer_bytes] {
@@ -34,7 +34,7 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
   }
   start();
   try {
-    poller_.add(source_id_, fd, self());
+    poller_->add(source_id_, fd, self());
   } catch (const Error& error) {
     close(error);
     end(error);
@@ -98,8 +98,8 @@ void StreamConnection::write(Outgoing outgoing) {
       const bool first = writer_.empty();
       static_cast<void>(writer_.send(std::move(outgoing), nullptr));
       pending_.store(true);
-      if (first && poller_.on_this_thread()) {
-        poller_.poll_after_delivery(self());
+      if (first && poller_->on_this_thread()) {
+        poller_->poll_after_delivery(self());
       } else {
         poll_soon = first;
       }
@@ -108,7 +108,7 @@ void StreamConnection::write(Outgoing outgoing) {
       if (!through) static_cast<void>(flush_locked(finished));
     }
   }
-  if (poll_soon) poller_.poll_soon();
+  if (poll_soon) poller_->poll_soon();
   if (ended) through = std::move(outgoing);
   if (through) {
     through->message = {};
@@ -124,7 +124,7 @@ void StreamConnection::write(Outgoing outgoing) {
 bool StreamConnection::gather() {
   constexpr std::chrono::microseconds kSoonAfter{10};
   constexpr std::size_t kMostGathered = 64;
-  if (poller_.on_this_thread()) return true;
+  if (poller_->on_this_thread()) return true;
   const auto now = Poller::Clock::now();
   const bool soon = now - std::exchange(last_send_, now) < kSoonAfter;
   if (soon && ++gathered_ < kMostGathered) return true;
@@ -136,7 +136,7 @@ bool StreamConnection::flush_locked(std::vector<Outgoing>& finished) {
   const bool moved = writer_.flush(*link_, finished);
   const bool pending = !writer_.empty();
   pending_.store(pending);
-  if (blocked_.exchange(pending) != pending && link_->gathers()) poller_.watch_room(source_id_, pending);
+  if (blocked_.exchange(pending) != pending && link_->gathers()) poller_->watch_room(source_id_, pending);
   return moved;
 }
 
@@ -218,7 +218,7 @@ void StreamConnection::end(const Error& error) {
     lost = writer_.take_all();
     pending_.store(false);
   }
-  poller_.remove(source_id_);
+  poller_->remove(source_id_);
   link_to_read_ = nullptr;
   link.reset();
   std::optional<Error> why = reason();

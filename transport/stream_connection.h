@@ -27,12 +27,12 @@ namespace stitch::transport {
 class StreamConnection final : public HandshakingConnection, public PollSource {
  public:
   StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
-                   std::shared_ptr<ReaderThread> thread, Poller& poller, UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
+                   std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller, UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
-  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override { return poller_.on_this_thread() && poller_.defer(work); }
-  void about_to_answer() override { poller_.reclaim(); }
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override { return poller_->on_this_thread() && poller_->defer(work); }
+  void about_to_answer() override { poller_->reclaim(); }
 
   // The link is there. Does nothing but drop it when the connection was closed meanwhile.
   void begin(std::unique_ptr<Link> link);
@@ -69,7 +69,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
 
   const std::string name_;
   const bool accepted_;
-  Poller& poller_;
+  const std::shared_ptr<Poller> poller_;
   const Poller::SourceId source_id_;
   RecordReader reader_;  // the thread that polls only
   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;

@@ -69,18 +69,25 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
 
   Step(Poller& poller, Descriptor socket, Action action)
       : poller_(poller), id_(poller.new_id()), socket_(std::move(socket)), action_(std::move(action)) {}
-  // Returns the id to remove it by.
-  static Poller::SourceId start(Poller& poller, Descriptor socket, bool until_writable, Action action) {
-    const auto step = std::make_shared<Step>(poller, std::move(socket), std::move(action));
+  static std::shared_ptr<Step> start(Poller& poller, Descriptor socket, bool until_writable, Action action) {
+    auto step = std::make_shared<Step>(poller, std::move(socket), std::move(action));
     poller.add(step->id_, step->socket_.get(), step);
     if (until_writable) poller.watch_room(step->id_, true);
-    return step->id_;
+    return step;
+  }
+  // Ends the watch. Any thread.
+  void expire() {
+    expired_.store(true);
+    poller_.remove(id_);
   }
   bool poll() override { return false; }
+  bool cheap() const noexcept override { return true; }  // it does nothing
   bool ready(std::uint32_t) override {
     const auto self = shared_from_this();
     poller_.remove(id_);
-    if (!action_(socket_)) poller_.add(id_, socket_.get(), self);
+    if (action_(socket_)) return true;
+    poller_.add(id_, socket_.get(), self);
+    if (expired_.load()) poller_.remove(id_);
     return true;
   }
 
@@ -89,6 +96,7 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
   const Poller::SourceId id_;
   Descriptor socket_;
   const Action action_;
+  std::atomic<bool> expired_{false};
 };
 
 // Accepts connections. Removed from the poller by the hub.
@@ -101,12 +109,17 @@ class SocketListener final : public PollSource {
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
 
   bool poll() override { return false; }
+  bool cheap() const noexcept override { return true; }  // it does nothing
   bool ready(std::uint32_t) override {
     constexpr int kAtOnce = 16;
     for (int i = 0; i < kAtOnce; ++i) {
       Descriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket) {
-        accepted_(std::move(socket));
+        try {
+          accepted_(std::move(socket));
+        } catch (const std::exception&) {
+          // No memory for one more: whoever knocked sees the end of the connection.
+        }
         continue;
       }
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) exhausted_();
@@ -129,7 +142,7 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
   [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events);
   [[nodiscard]] bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
-    return poller_.help(done, deadline);
+    return poller_->help(done, deadline);
   }
   void close();
   void join();
@@ -142,15 +155,15 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   // Throws what stands in the way.
   void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection, int attempt);
   void start_tcp(const std::string& address, const std::shared_ptr<StreamConnection>& connection);
-  // Ends what step `id` was to bring about, unless that has been done by then.
-  void limit(Poller::SourceId id, const std::shared_ptr<StreamConnection>& connection);
+  // Ends what `step` was to bring about, unless that has been done by then.
+  void limit(const std::shared_ptr<Step>& step, const std::shared_ptr<StreamConnection>& connection);
   [[nodiscard]] bool add(const std::shared_ptr<StreamConnection>& connection);
   void remove(const std::shared_ptr<StreamConnection>& connection);
 
   const EndpointOptions options_;
   const StreamOptions stream_;
   const std::shared_ptr<ReaderThread> thread_ = std::make_shared<ReaderThread>();
-  Poller poller_{"stitch-poll"};
+  const std::shared_ptr<Poller> poller_ = Poller::start("stitch-poll");
 
   Mutex mutex_;
   CondVar changed_;
@@ -217,7 +230,7 @@ std::string StreamHub::open_listener(const std::string& transport) {
     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.bytes);
     text = tcp_address_text(bound.storage);
   }
-  const Poller::SourceId id = poller_.new_id();
+  const Poller::SourceId id = poller_->new_id();
   const auto listener = std::make_shared<SocketListener>(
       std::move(socket),
       [weak = weak_from_this(), transport, text](Descriptor accepted_socket) {
@@ -228,9 +241,9 @@ std::string StreamHub::open_listener(const std::string& transport) {
         constexpr std::chrono::milliseconds kPause{50};
         const auto self = weak.lock();
         if (!self) return;
-        self->poller_.pause(id, true);
+        self->poller_->pause(id, true);
         self->thread_->post_at(std::chrono::steady_clock::now() + kPause, [weak, id] {
-          if (const auto later = weak.lock()) later->poller_.pause(id, false);
+          if (const auto later = weak.lock()) later->poller_->pause(id, false);
         });
       });
   {
@@ -238,7 +251,7 @@ std::string StreamHub::open_listener(const std::string& transport) {
     if (closed_) throw closed_error();
     listeners_.push_back(id);
   }
-  poller_.add(id, listener->descriptor(), listener);
+  poller_->add(id, listener->descriptor(), listener);
   return text;
 }
 
@@ -256,7 +269,7 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
   if (transport == "tcp") return connection->begin(make_tcp_link(std::move(socket)));
   try {
     check_peer_user(socket.get());
-    const auto id = Step::start(poller_, std::move(socket), false, [connection](Descriptor& ready) {
+    const auto step = Step::start(*poller_, std::move(socket), false, [connection](Descriptor& ready) {
       try {
         auto link = accept_shm_link(ready);
         if (link == nullptr) return false;
@@ -266,20 +279,20 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
       }
       return true;
     });
-    limit(id, connection);
+    limit(step, connection);
   } catch (const Error& error) {
     connection->fail(error);
   }
 }
 
-void StreamHub::limit(Poller::SourceId id, const std::shared_ptr<StreamConnection>& connection) {
+void StreamHub::limit(const std::shared_ptr<Step>& step, const std::shared_ptr<StreamConnection>& connection) {
   thread_->post_at(std::chrono::steady_clock::now() + options_.handshake_timeout,
-                   [weak = weak_from_this(), weak_connection = std::weak_ptr(connection), id] {
+                   [weak = weak_from_this(), weak_connection = std::weak_ptr(connection), weak_step = std::weak_ptr(step)] {
                      const auto self = weak.lock();
                      const auto late = weak_connection.lock();
-                     if (!self) return;
-                     self->poller_.remove(id);
-                     if (!late) return;
+                     const auto pending = weak_step.lock();
+                     if (!self || !late || !pending) return;
+                     pending->expire();
                      late->fail(Error(ErrorCode::disconnected, "connection " + late->describe() + " did not finish its handshake within " +
                                                                    std::to_string(self->options_.handshake_timeout.count()) + " ms"));
                    });
@@ -345,7 +358,7 @@ void StreamHub::start_tcp(const std::string& address, const std::shared_ptr<Stre
     return;
   }
   if (errno != EINPROGRESS) throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  const auto id = Step::start(poller_, std::move(socket), true, [connection](Descriptor& ready) {
+  const auto step = Step::start(*poller_, std::move(socket), true, [connection](Descriptor& ready) {
     int error = 0;
     socklen_t bytes = sizeof(error);
     if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
@@ -356,7 +369,7 @@ void StreamHub::start_tcp(const std::string& address, const std::shared_ptr<Stre
     }
     return true;
   });
-  limit(id, connection);
+  limit(step, connection);
 }
 
 void StreamHub::close() {
@@ -368,7 +381,7 @@ void StreamHub::close() {
     connections.assign(connections_.begin(), connections_.end());
     listeners.swap(listeners_);
   }
-  for (const auto id : listeners) poller_.remove(id);
+  for (const auto id : listeners) poller_->remove(id);
   for (const auto& connection : connections) connection->close(closed_error());
 }
 
@@ -378,7 +391,7 @@ void StreamHub::join() {
     MutexLock lock(mutex_);
     while (!connections_.empty()) changed_.wait(mutex_);
   }
-  poller_.join();
+  poller_->join();
   thread_->join();
   std::shared_ptr<const Endpoint::Accept> accept;
   MutexLock lock(mutex_);

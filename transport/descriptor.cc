@@ -1,4 +1,4 @@
-#include "stitch/transport/link.h"
+#include "stitch/transport/descriptor.h"
 
 #include <unistd.h>
 
