@@ -296,7 +296,7 @@ bool Poller::poll_once(bool ask_kernel) {
   for (std::size_t i = 0; i < polled_.size(); ++i) {
     if (!polled_[i].cheap) {
       if (now == Clock::time_point{}) now = Clock::now();
-      if (now - polled_[i].last_moved > kHot && !polled_[i].source->pending()) continue;
+      if (polled_[i].source->blocked() || (now - polled_[i].last_moved > kHot && !polled_[i].source->pending())) continue;
       any_expensive = true;
     }
     const bool source_moved = polled_[i].source->poll();

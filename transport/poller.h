@@ -25,8 +25,10 @@ class PollSource {
   virtual bool ready(std::uint32_t events) = 0;
   // Whether poll() is worth calling again and again because it makes no system call.
   [[nodiscard]] virtual bool cheap() const noexcept { return false; }
-  // Whether poll() has something to write, so that it is called even if nothing has come lately.
+  // Of a source that is not cheap: whether poll() has something to write, so that it is called even if nothing has come lately.
   [[nodiscard]] virtual bool pending() const noexcept { return false; }
+  // Likewise: whether it waits for room to write, so that the kernel is asked instead of calling poll().
+  [[nodiscard]] virtual bool blocked() const noexcept { return false; }
   // Nobody will poll until the descriptor is ready: from now on the other side must wake us. False when something has come
   // meanwhile, and it must be polled first.
   virtual bool sleep() { return true; }

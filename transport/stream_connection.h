@@ -45,6 +45,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   bool ready(std::uint32_t events) override;
   bool cheap() const noexcept override { return cheap_; }
   [[nodiscard]] bool pending() const noexcept override { return pending_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool blocked() const noexcept override { return blocked_.load(std::memory_order_acquire); }
   bool sleep() override;
   void wake() override;
 
