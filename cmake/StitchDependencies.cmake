@@ -14,6 +14,10 @@ find_package(cereal REQUIRED)
 # library that defines a symbol, so ours have to come before torch's in every program: as link options they precede all
 # libraries of the line.
 find_library(STITCH_TENSORPIPE_LIBRARY NAMES tensorpipe REQUIRED)
+# Headers that stand beside that library: a torch wheel has headers of a TensorPipe of its own, which fit no library but its own.
+get_filename_component(stitch_tensorpipe_lib_dir "${STITCH_TENSORPIPE_LIBRARY}" DIRECTORY)
+find_path(STITCH_TENSORPIPE_INCLUDE_DIR NAMES tensorpipe/tensorpipe.h
+  HINTS "${stitch_tensorpipe_lib_dir}/../include" "${stitch_tensorpipe_lib_dir}/../../include" NO_DEFAULT_PATH)
 find_path(STITCH_TENSORPIPE_INCLUDE_DIR NAMES tensorpipe/tensorpipe.h REQUIRED)
 find_library(STITCH_LIBUV_LIBRARY NAMES uv REQUIRED)
 mark_as_advanced(STITCH_TENSORPIPE_LIBRARY STITCH_TENSORPIPE_INCLUDE_DIR STITCH_LIBUV_LIBRARY)

@@ -1,6 +1,7 @@
 #include "stitch/rpc/tensor_codec.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <array>

@@ -8,6 +8,34 @@
 
 #include "tests/support/cluster.h"
 
+// An optimizer of a program's own: it steps by the sign of the gradient.
+struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
+  SignOptions(double rate = 0) : rate(rate) {}
+  void serialize(torch::serialize::InputArchive& archive) override {
+    c10::IValue value;
+    archive.read("rate", value);
+    rate = value.toDouble();
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override { archive.write("rate", c10::IValue(rate)); }
+  double rate;
+};
+class SignDescent : public torch::optim::Optimizer {
+ public:
+  SignDescent(std::vector<at::Tensor> parameters, SignOptions options)
+      : Optimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::make_unique<SignOptions>(options)) {}
+  at::Tensor step(LossClosure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      for (auto& parameter : group.params()) parameter.sub_(static_cast<SignOptions&>(group.options()).rate * parameter.grad().sign());
+    }
+    return {};
+  }
+};
+template <>
+struct stitch::optim::OptimizerTraits<SignDescent> {
+  using Options = SignOptions;
+};
+
 namespace {
 
 namespace autograd = stitch::dist_autograd;
@@ -74,6 +102,7 @@ TEST(DistributedOptimizer, AdamFollowsTheLocalOne) { expect_same_trajectory<torc
 TEST(DistributedOptimizer, AdamWFollowsTheLocalOne) { expect_same_trajectory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05)); }
 TEST(DistributedOptimizer, AdagradFollowsTheLocalOne) { expect_same_trajectory<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05)); }
 TEST(DistributedOptimizer, RmspropFollowsTheLocalOne) { expect_same_trajectory<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)); }
+TEST(DistributedOptimizer, OneOfOnesOwnFollowsTheLocalOne) { expect_same_trajectory<SignDescent>(SignOptions(0.01)); }
 
 TEST(DistributedOptimizer, LeavesParametersWithoutAGradientAlone) {
   Cluster cluster(3);

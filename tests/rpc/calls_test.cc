@@ -1,7 +1,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "stitch/rpc/message.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/transport/loopback_endpoint.h"
 #include "tests/support/cluster.h"
 
 namespace {
@@ -45,6 +49,30 @@ TEST(Calls, ReachWorkersByNameIdAndInfo) {
   EXPECT_EQ(stitch::rpc_sync<whoami>({.to = "worker1", .timeout = 5s}), "worker1");
   EXPECT_EQ(cluster[2].rpc_sync<whoami>("worker2"), "worker2");
   EXPECT_EQ(cluster[1].rpc_sync<whoami>(stitch::WorkerId(0)), "worker0");
+}
+
+std::atomic<int> times_run{0};
+int run_once_more() { return ++times_run; }
+
+TEST(Calls, AreNeverRepeated) {
+  const auto network = stitch::transport::LoopbackNetwork::process_wide();
+  for (const auto lost : {stitch::wire::kRequest, stitch::wire::kReply}) {
+    Cluster cluster(2);
+    times_run = 0;
+    network->set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
+      return stitch::transport::Fate{.fail = stitch::transport::FrameView(message).kind() == lost};
+    });
+    const auto future = stitch::rpc_async<run_once_more>("worker1");
+    EXPECT_TRUE(future.wait_for(std::chrono::seconds(20)));
+    network->set_judge(nullptr);
+    EXPECT_EQ(future.error().code(), stitch::ErrorCode::disconnected) << future.error().what();
+    // Its connection is gone for good: no other is opened, and leaving cannot be graceful.
+    const auto later = stitch::rpc_async<run_once_more>("worker1");
+    EXPECT_TRUE(later.wait_for(std::chrono::seconds(20)));
+    EXPECT_EQ(later.error().code(), stitch::ErrorCode::disconnected) << later.error().what();
+    for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
+    EXPECT_EQ(times_run, lost == stitch::wire::kRequest ? 0 : 1);
+  }
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ using stitch::testing::eventually;
 int one() { return 1; }
 int throws_out_of_range(int i) { return std::vector<int>{1, 2}.at(static_cast<std::size_t>(i)); }
 int throws_text(std::string text) { throw std::runtime_error(text); }
+Future<int> throws_before_its_future(int i) { return stitch::make_ready(throws_out_of_range(i)); }
 Future<int> fails_later() {
   co_await stitch::rpc_async<one>(stitch::current_agent()->self());
   throw std::runtime_error("after a while");
@@ -66,6 +67,65 @@ TEST(Errors, AHandlersExceptionReachesTheCaller) {
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(), ErrorCode::remote_exception);
   EXPECT_EQ(error_of([] { stitch::rpc_sync<fails_later>("worker1"); }).code(), ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_before_its_future>("worker1", 5); }).code(), ErrorCode::remote_exception);
+  EXPECT_EQ(stitch::rpc_sync<throws_before_its_future>("worker1", 1), 2);
+}
+
+TEST(Errors, OfHandlersAreNotPrinted) {
+  Cluster cluster(2);
+  testing::internal::CaptureStderr();
+  error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); });
+  stitch::notify<throws_text>("worker1", "no such row");
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  EXPECT_TRUE(cluster.shutdown().empty());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+at::Tensor unsendable() { return at::eye(3).to_sparse_csr(); }
+std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
+
+TEST(Errors, AResultThatCannotBeSentIsTheErrorOfItsCall) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 1 << 20; });
+  Error error = error_of([] { stitch::rpc_sync<unsendable>("worker1"); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(std::string(error.what()).find("unsendable() to worker \"worker1\" (id 1) failed: its result cannot be sent: "),
+            std::string::npos)
+      << error.what();
+  error = error_of([] { stitch::rpc_sync<text_of>("worker1", std::size_t{2} << 20); });
+  EXPECT_EQ(error.code(), ErrorCode::out_of_range);
+  EXPECT_NE(std::string(error.what()).find("its result cannot be sent: "), std::string::npos) << error.what();
+  EXPECT_EQ(stitch::rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
+}
+
+std::int64_t elements(at::Tensor tensor) { return tensor.numel(); }
+
+TEST(Errors, WhatExceedsTheInflightLimitIsRefusedOnEitherSide) {
+  const std::vector<std::size_t> limits{2 << 20, 4 << 20, 1 << 19};
+  Cluster cluster(3, [&](stitch::Options& options) { options.max_inflight_bytes = limits.at(static_cast<std::size_t>(options.rank)); });
+  // A message counts until its transport is through with it, which may be after the answer has come.
+  const auto all_through = [&] {
+    return eventually([&] {
+      std::int64_t bytes = 0;
+      for (int rank = 0; rank < 3; ++rank) {
+        const auto numbers = cluster[rank].debug_info();
+        bytes += numbers.at("rpc.incoming_bytes") + numbers.at("rpc.outgoing_bytes");
+      }
+      return bytes == 0;
+    });
+  };
+  const auto tensor = [](std::int64_t half_mebibytes) { return at::zeros({half_mebibytes << 19}, at::kByte); };
+  Error error = error_of([&] { cluster[0].rpc_sync<elements>("worker1", tensor(5)); });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_NE(std::string(error.what()).find("was not made: message of "), std::string::npos) << error.what();
+  error = error_of([&] { cluster[0].rpc_sync<elements>("worker2", tensor(3)); });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_TRUE(error.remote());
+  EXPECT_NE(std::string(error.what()).find("failed: calls waiting there exceed max_inflight_bytes 524288"), std::string::npos)
+      << error.what();
+  EXPECT_TRUE(all_through());
+  EXPECT_EQ(cluster[0].rpc_sync<elements>("worker1", tensor(3)), std::int64_t{3} << 19);
+  EXPECT_EQ(cluster[1].rpc_sync<elements>("worker1", tensor(5)), std::int64_t{5} << 19);
+  EXPECT_TRUE(all_through());
 }
 
 TEST(Errors, AnUnknownWorkerIsNamedWithNearNames) {
@@ -125,11 +185,11 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
 
 TEST(Errors, DeadlinesPass) {
   Cluster cluster(2);
-  const Error error = error_of([] { stitch::rpc_sync<block>({.to = "worker1", .timeout = 50ms}); });
+  const Error error = error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
-  EXPECT_STREQ(error.what(), "call (anonymous namespace)::block() to worker \"worker1\" (id 1) timed out after 50 ms; worker is connected");
+  EXPECT_STREQ(error.what(),
+               "call (anonymous namespace)::wait_for_stop() to worker \"worker1\" (id 1) timed out after 50 ms; worker is connected");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-  release_blocked.release();
   EXPECT_EQ(error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(), ErrorCode::timeout);
   EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = std::chrono::hours(2400)}), 1);
   EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = 0s}), 1);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -62,6 +63,16 @@ TEST(Future, AThrowingContinuationHarmsNoOther) {
   EXPECT_THROW(throwing.get(), std::runtime_error);
   EXPECT_STREQ(throwing.error().what(), "std::runtime_error: boom");
   EXPECT_EQ(after.get(), 4);
+}
+
+TEST(Future, CallbacksRunInTheOrderInWhichTheyWereAdded) {
+  Promise<int> promise;
+  std::vector<int> order;
+  for (int i = 0; i < 100; ++i) promise.future().on_ready([&, i] { order.push_back(i); });
+  promise.set_value(0);
+  promise.future().on_ready([&] { order.push_back(100); });
+  ASSERT_EQ(order.size(), 101u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
 TEST(Future, DroppedPromisesCancel) {

@@ -59,6 +59,14 @@ TEST(Options, ComeFromTheEnvironment) {
   EXPECT_EQ(options.max_frame_bytes, std::size_t{1} << 20);
 }
 
+TEST(Options, HaveDefaults) {
+  const auto options = stitch::resolve_options({.rank = 3, .world_size = 4, .init_method = "file:///tmp/x"});
+  EXPECT_EQ(options.name, "worker3");
+  EXPECT_EQ(options.rpc_timeout, 60s);
+  EXPECT_EQ(options.shutdown_timeout, 30s);
+  EXPECT_GE(options.num_threads, 2);
+}
+
 TEST(Options, FieldsCountMoreThanTheEnvironment) {
   const Variables scope({{"STITCH_NAME", "ps0"}, {"STITCH_NUM_THREADS", "3"}});
   const auto options = stitch::resolve_options({.name = "mine", .rank = 0, .world_size = 1, .num_threads = 5});

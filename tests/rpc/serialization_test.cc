@@ -15,6 +15,11 @@ namespace {
 
 using stitch::testing::Cluster;
 
+static_assert(stitch::Sendable<std::vector<std::optional<at::Tensor>>>);
+static_assert(!stitch::Sendable<stitch::Future<int>>, "a future belongs to its process");
+static_assert(!stitch::Sendable<std::vector<stitch::Future<int>>>);
+static_assert(!stitch::Sendable<std::shared_ptr<int>> && !stitch::Sendable<int*>);
+
 enum class Colour : std::uint8_t { red, green };
 struct Inner {
   int a = 0;
@@ -138,12 +143,24 @@ TEST(Serialization, SendsOnlyTheBytesAViewCovers) {
 
 TEST(Serialization, RefusesTensorsItCannotSend) {
   Cluster cluster(2);
-  const auto csr = at::eye(3).to_sparse_csr();
-  auto future = stitch::rpc_async<echo<at::Tensor>>("worker1", csr);
-  ASSERT_TRUE(future.wait_for(std::chrono::seconds(10)));
-  EXPECT_EQ(future.error().code(), stitch::ErrorCode::invalid_argument);
-  EXPECT_NE(std::string(future.error().what()).find("cannot be sent"), std::string::npos) << future.error().what();
-  expect_echo(1);
+  for (const at::Tensor& tensor : {at::eye(3).to_sparse_csr(), at::quantize_per_tensor(at::ones(3), 0.5, 0, at::kQInt8)}) {
+    auto future = stitch::rpc_async<echo<at::Tensor>>("worker1", tensor);
+    ASSERT_TRUE(future.wait_for(std::chrono::seconds(10)));
+    EXPECT_EQ(future.error().code(), stitch::ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(future.error().what()).find("cannot be sent"), std::string::npos) << future.error().what();
+    expect_echo(1);
+  }
+}
+
+bool share_memory(at::Tensor a, at::Tensor b) { return a.storage().data() == b.storage().data(); }
+
+TEST(Serialization, DoesNotKeepAliasing) {
+  Cluster cluster(2);
+  for (const std::int64_t size : {4, 100'000}) {
+    const auto tensor = at::zeros({size});
+    EXPECT_TRUE(share_memory(tensor, tensor.view({2, -1})));
+    EXPECT_FALSE(stitch::rpc_sync<share_memory>("worker1", tensor, tensor.view({2, -1}))) << size;
+  }
 }
 
 TEST(Serialization, SmallArgumentsMayBeChangedAfterTheCallReturns) {

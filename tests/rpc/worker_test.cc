@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "stitch/rpc/worker.h"
+#include "stitch/transport/hash_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
 
@@ -43,6 +44,25 @@ TEST(Worker, NotifiesOneWay) {
     for (int i = 0; i < 100; ++i) stitch::notify<note>("worker1", 2);
   }  // a graceful shutdown waits for what is under way
   EXPECT_EQ(notified, 200);
+}
+
+// One-way around the ring, `hops` times.
+void pass_on(int hops) {
+  ++notified;
+  if (hops == 0) return;
+  const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+  stitch::notify<pass_on>(WorkerId(next), hops - 1);
+}
+
+TEST(Worker, WaitsForChainsOfNotificationsBeforeItLeaves) {
+  for (int round = 0; round < 20; ++round) {
+    notified = 0;
+    {
+      Cluster cluster(3);
+      stitch::notify<pass_on>("worker1", 100);
+    }
+    EXPECT_EQ(notified, 101);
+  }
 }
 
 TEST(Worker, RunsInlineAndRenamedFunctions) {
@@ -145,6 +165,28 @@ TEST(Worker, StartsAndEndsManyTimesInOneProcess) {
     Cluster cluster(4);
     EXPECT_EQ(stitch::rpc_sync<unity>("worker3"), 1);
   }
+}
+
+TEST(Worker, WorldsFollowOneAnotherAtOneStore) {
+  const auto store = stitch::transport::make_hash_store();
+  for (std::uint64_t round = 1; round <= 3; ++round) {
+    Cluster cluster(3, [&](stitch::Options& options) { options.store = store; });
+    EXPECT_EQ(stitch::rpc_sync<unity>("worker2"), 1);
+    EXPECT_EQ(cluster[1].info().epoch, round);
+  }
+}
+
+TEST(Worker, IsConnectedByItsFirstMessage) {
+  Cluster cluster(3);
+  const auto connections = [&](int rank) { return cluster[rank].debug_info().at("rpc.connections"); };
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(connections(rank), 0);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
+  EXPECT_EQ(connections(0), 1);
+  EXPECT_EQ(connections(1), 1);
+  EXPECT_EQ(cluster[1].rpc_sync<unity>("worker0"), 1);  // the same one, the other way
+  EXPECT_EQ(connections(0), 1);
+  EXPECT_EQ(connections(1), 1);
+  EXPECT_EQ(connections(2), 0);
 }
 
 TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {

@@ -76,6 +76,12 @@ int slow(int ms) {
   return ms;
 }
 
+std::atomic<bool> gate_open{false};
+int beyond_the_gate(int value) {
+  EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+  return value;
+}
+
 Mutex kept_mutex;
 std::map<std::string, std::vector<RRef<Counter>>> kept;
 void keep(std::string where, RRef<Counter> counter) {
@@ -264,10 +270,14 @@ TEST(RRef, CreationOnAThirdWorkerReachesTheFirst) {
 TEST(RRef, WhatIsAskedOfAnObjectStillBeingCreatedWaitsBehindItsCreation) {
   Cluster cluster(3);
   {
-    const auto slow_one = remote<&slow>("worker1", 100);
+    gate_open = false;
+    const auto slow_one = remote<&beyond_the_gate>("worker1", 100);
     const auto fetched = slow_one.to_here_async();
-    EXPECT_FALSE(fetched.ready());
-    EXPECT_EQ(rpc_sync<&fetch_it>("worker2", slow_one), 100);
+    const auto fetched_elsewhere = rpc_async<&fetch_it>("worker2", slow_one);
+    EXPECT_FALSE(fetched.wait_for(20ms));
+    EXPECT_FALSE(fetched_elsewhere.ready());
+    gate_open = true;
+    EXPECT_EQ(fetched_elsewhere.get(), 100);
     EXPECT_EQ(fetched.get(), 100);
   }
   EXPECT_EMPTY(cluster);
@@ -317,8 +327,10 @@ TEST(RRef, TwoCreationsThatTimeOutBothSaySo) {
 TEST(RRef, AFetchGivesUpAtItsTimeoutAndTheObjectComesLater) {
   Cluster cluster(2);
   {
-    const auto number = remote<&slow>("worker1", 300);
+    gate_open = false;
+    const auto number = remote<&beyond_the_gate>("worker1", 300);
     EXPECT_THROW((void)number.to_here(20ms), Error);
+    gate_open = true;
     EXPECT_EQ(number.to_here(), 300);
   }
   EXPECT_EMPTY(cluster);

@@ -99,11 +99,11 @@ TEST(LoopbackFaults, ADelayedMessageIsOvertaken) {
   Line line;
   const auto start = std::chrono::steady_clock::now();
   line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) {
-    return Fate{.delay = sequence == 0 ? microseconds(milliseconds(60)) : sequence == 1 ? microseconds(milliseconds(30)) : microseconds(0)};
+    return Fate{.delay = sequence == 0 ? milliseconds(400) : sequence == 1 ? milliseconds(200) : milliseconds(0)};
   });
   for (int i = 0; i < 4; ++i) line.send(std::to_string(i));
   ASSERT_TRUE(line.server->wait_messages(4));
-  EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(60));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(400));
   EXPECT_EQ(line.server->take_texts(), (std::vector<std::string>{"2", "3", "1", "0"}));
 }
 

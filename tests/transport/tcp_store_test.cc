@@ -230,7 +230,7 @@ TEST_F(TcpStoreTest, AServerThatDoesNotAnswerTimesOut) {
   server_loop_.post([held = release.get_future().share()] { held.wait(); });
   const auto set = error_of([&] { store->set("k", "v"); });
   EXPECT_EQ(set.code(), ErrorCode::timeout);
-  EXPECT_TRUE(std::string(set.what()).starts_with(at(server.port()) + " did not answer within 3")) << set.what();
+  EXPECT_TRUE(std::string(set.what()).starts_with(at(server.port()) + " did not answer within ")) << set.what();
   EXPECT_EQ(error_of([&] { (void)store->get("k", 10ms); }).code(), ErrorCode::timeout);
   release.set_value();
   EXPECT_EQ(store->get("k", 30s), "v");
