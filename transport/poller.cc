@@ -267,7 +267,8 @@ void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) {
 
 bool Poller::defer(Work& work) {
   role_.assert_held();
-  if (own_thread_of != this || sleepers_.load() == 0) return false;
+  // A thread that does such work already, and only helps meanwhile, has to go back to it.
+  if (own_thread_of != this || working_for != nullptr || sleepers_.load() == 0) return false;
   if (!deferred_) deferred_ = std::move(work);
   return true;
 }

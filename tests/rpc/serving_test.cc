@@ -36,14 +36,14 @@ std::unique_ptr<std::binary_semaphore> gate;
 void wait_at_gate() { gate->acquire(); }
 void open_gate() { gate->release(); }
 
-int pass_on(int depth) { return depth == 0 ? 0 : 1 + stitch::rpc_sync<pass_on>("worker0", depth - 1); }
+int pass_down(int depth) { return depth == 0 ? 0 : 1 + stitch::rpc_sync<pass_down>("worker0", depth - 1); }
 
-Future<int> answer_later(int i) {
+Future<int> answer_after_a_call(int i) {
   co_await stitch::rpc_async<serve_counted>("worker0", i);
   co_return i;
 }
 
-at::Tensor twice(const at::Tensor& x) { return x * 2; }
+at::Tensor doubled(const at::Tensor& x) { return x * 2; }
 
 class Serving : public testing::TestWithParam<const char*> {
  protected:
@@ -91,13 +91,13 @@ TEST_P(Serving, WhatCameInOneBatchIsSharedOut) {
 
 TEST_P(Serving, CallsBackAndForthNeedNoThreadOfTheirOwn) {
   const auto world = cluster(2, 1);
-  EXPECT_EQ(stitch::rpc_sync<pass_on>("worker1", 20), 20);
+  EXPECT_EQ(stitch::rpc_sync<pass_down>("worker1", 20), 20);
 }
 
 TEST_P(Serving, CoroutinesAnswerWhileOthersAreServed) {
   const auto world = cluster(3, 1);
   std::vector<Future<int>> answers;
-  for (int i = 0; i < 500; ++i) answers.push_back(stitch::rpc_async<answer_later>(i % 2 == 0 ? "worker1" : "worker2", i));
+  for (int i = 0; i < 500; ++i) answers.push_back(stitch::rpc_async<answer_after_a_call>(i % 2 == 0 ? "worker1" : "worker2", i));
   for (int i = 0; i < 500; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
 }
 
@@ -107,7 +107,7 @@ TEST_P(Serving, SmallCallsAndLargeTensorsShareAConnection) {
   std::vector<Future<at::Tensor>> tensors;
   std::vector<Future<int>> numbers;
   for (int round = 0; round < 8; ++round) {
-    tensors.push_back(stitch::rpc_async<twice>("worker1", large));
+    tensors.push_back(stitch::rpc_async<doubled>("worker1", large));
     for (int i = 0; i < 50; ++i) numbers.push_back(stitch::rpc_async<serve_counted>("worker1", i));
   }
   for (std::size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(numbers[i].get(), static_cast<int>(i % 50));
@@ -118,7 +118,7 @@ TEST_P(Serving, ReceivedMemoryIsUsedAgain) {
   if (std::string(GetParam()) == "loopback") GTEST_SKIP() << "copies at the sender";
   const auto world = cluster(2, 2);
   const auto large = at::ones({1 << 20});
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<twice>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<doubled>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
   const auto numbers = (*world)[0].debug_info();
   EXPECT_GE(numbers.at("rpc.receive_pool_reused"), 10);
   EXPECT_LE(numbers.at("rpc.receive_pool_fresh"), 5);

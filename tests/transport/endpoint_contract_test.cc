@@ -147,11 +147,10 @@ TEST_P(EndpointContract, CarriesEmptyAndLargeFrames) {
   // Large ones may come later than small ones that were sent after them; each kind keeps its order.
   const auto came = pair->server->take_texts();
   for (const bool large : {false, true}) {
-    std::vector<std::string> of_sent;
-    std::vector<std::string> of_came;
-    const auto is_kind = [large](const std::string& text) { return (text.size() > 32768) == large; };
-    std::copy_if(texts.begin(), texts.end(), std::back_inserter(of_sent), is_kind);
-    std::copy_if(came.begin(), came.end(), std::back_inserter(of_came), is_kind);
+    std::vector<std::string> of_sent, of_came;
+    const auto other_kind = [large](const std::string& text) { return (text.size() > 32768) != large; };
+    std::remove_copy_if(texts.begin(), texts.end(), std::back_inserter(of_sent), other_kind);
+    std::remove_copy_if(came.begin(), came.end(), std::back_inserter(of_came), other_kind);
     EXPECT_TRUE(of_sent == of_came);
   }
 }
@@ -174,14 +173,12 @@ TEST_P(EndpointContract, CarriesBuffersOfEverySizeBesideTheFrame) {
   ASSERT_TRUE(pair->server->wait_messages(2)) << pair->server->closed_text();
   auto messages = pair->server->take_messages();
   if (text_of(messages[0]) == "after") std::swap(messages[0], messages[1]);
-  EXPECT_EQ(text_of(messages[0]), "with buffers");
   ASSERT_EQ(messages[0].buffers.size(), sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     EXPECT_TRUE(is_filled(messages[0].buffers[i], sizes[i], static_cast<unsigned char>(i))) << i;
     EXPECT_NE(messages[0].buffers[i].data, sent[i].data);
   }
   EXPECT_EQ(text_of(messages[1]), "after");
-  // Everything was handed over: nothing keeps the sender's memory any more.
   EXPECT_TRUE(pair->client->wait_sends_done());
   EXPECT_TRUE(pair->client->wait([&](Recorder&) { return sent[6].keep_alive.use_count() == 1; }));
 }
