@@ -264,8 +264,7 @@ TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {
 }
 
 TEST_P(EndpointContract, CallbacksMaySendAndCallersMaySendUnderALock) {
-  // A pong from every callback, while senders hold a lock that the callbacks need as well: whoever ran callbacks inside send()
-  // would deadlock here.
+  // Senders hold a lock that the callbacks need as well: whoever ran callbacks inside send() would deadlock here.
   auto pair = make_pair();
   std::mutex mutex;
   std::atomic<int> pongs{0};
