@@ -40,6 +40,10 @@ constexpr int kWorkDelays = 2;
 constexpr microseconds kShortSleep{150};
 // One may be busy with what a message brought; the other one polls meanwhile.
 constexpr int kThreads = 2;
+// A waiting thread spins for about what it costs to put it to sleep and to wake it: never much worse than sleeping at once. After it
+// has seen that processors are wanted, the next few waits sleep at once.
+constexpr microseconds kHelpSpin{60};
+constexpr int kShortHelps = 16;
 // How long a thread that wants to help waits for the one that polls to make room.
 constexpr microseconds kTakeOver{20};
 
@@ -315,8 +319,7 @@ bool Poller::poll_once(bool ask_kernel) {
   return moved;
 }
 
-Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadline) {
-  const nanoseconds limit = spin_limit_;
+Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Clock::time_point deadline) {
   Clock::time_point last = Clock::now();
   Clock::time_point now = last;
   int delays = 0;
@@ -341,6 +344,7 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, Clock::time_point deadl
     sched_yield();
     if (Clock::now() - now > kYieldRanOthers) {
       spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+      short_helps_ = kShortHelps;
       if (!poll_once(true)) return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done : Spun::nothing_came;
       if (deferred_) return Spun::work;
       last = Clock::now();
@@ -375,7 +379,7 @@ void Poller::arm(bool armed) {
 Poller::Work Poller::poll_until_idle() {
   all_awake();
   for (;;) {
-    const Spun spun = spin(nullptr, Clock::time_point::max());
+    const Spun spun = spin(nullptr, spin_limit_, Clock::time_point::max());
     const bool quiet = all_asleep();
     if (spun == Spun::work) {
       if (quiet) return std::exchange(deferred_, nullptr);
@@ -465,13 +469,9 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     if (expensive_.load() > 0) arm(false);
     refresh();
     all_awake();
-    const Spun spun = spin(&done, deadline);
-    finished = spun == Spun::done;
-    if (finished) {
-      spin_limit_ = std::min<nanoseconds>(std::max<nanoseconds>(spin_limit_ + spin_limit_ / 4, kMinSpin), kMaxSpin);
-    } else {
-      spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
-    }
+    const nanoseconds limit = short_helps_ > 0 ? kMinSpin : kHelpSpin;
+    if (short_helps_ > 0) --short_helps_;
+    finished = spin(&done, limit, deadline) == Spun::done;
     while (!all_asleep()) poll_once(false);
   }
   role_.unlock();

@@ -118,7 +118,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void entered_work(int change) STITCH_EXCLUDES(mutex_);
   // The caller has the role of the one that polls.
   bool poll_once(bool ask_kernel) STITCH_REQUIRES(role_);
-  Spun spin(const std::atomic<bool>* done, Clock::time_point deadline) STITCH_REQUIRES(role_);
+  Spun spin(const std::atomic<bool>* done, std::chrono::nanoseconds limit, Clock::time_point deadline) STITCH_REQUIRES(role_);
   bool take_events(int timeout_ms) STITCH_REQUIRES(role_);
   void after_delivery() STITCH_REQUIRES(role_);
   void refresh() STITCH_REQUIRES(role_);
@@ -145,6 +145,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
   int rounds_since_look_ STITCH_GUARDED_BY(role_) = 0;  // at the kernel's
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
+  int short_helps_ STITCH_GUARDED_BY(role_) = 0;  // how many more waiting threads should not spin
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
 

@@ -130,7 +130,7 @@ std::span<const std::byte> RecordWriter::part_of(const Message& message, std::si
   return {static_cast<const std::byte*>(buffer.data), buffer.bytes};
 }
 
-bool RecordWriter::flush(Link& link, std::vector<Outgoing>& finished) {
+bool RecordWriter::flush(Link& link, Finished& finished) {
   bool moved = false;
   while (!empty()) {
     Parts parts;
@@ -160,7 +160,7 @@ bool RecordWriter::flush(Link& link, std::vector<Outgoing>& finished) {
   return moved;
 }
 
-void RecordWriter::written_small(std::size_t bytes, std::vector<Outgoing>& finished) {
+void RecordWriter::written_small(std::size_t bytes, Finished& finished) {
   while (bytes > 0) {
     Small& first = small_.front();
     const std::size_t step = std::min(bytes, first.total_bytes - small_written_);
@@ -173,7 +173,7 @@ void RecordWriter::written_small(std::size_t bytes, std::vector<Outgoing>& finis
   }
 }
 
-void RecordWriter::written_bulk(std::size_t bytes, std::vector<Outgoing>& finished) {
+void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
   Bulk& bulk = bulk_.front();
   if (bulk_head_written_ < bulk.head.size()) {
     bulk_head_written_ += bytes;

@@ -10,6 +10,7 @@
 #include "stitch/transport/endpoint.h"
 #include "stitch/transport/link.h"
 #include "stitch/transport/record.h"
+#include "stitch/transport/recycler.h"
 
 namespace stitch::transport {
 
@@ -23,12 +24,13 @@ class RecordWriter {
     Message message;
     SendDone done;
   };
+  using Finished = std::vector<Outgoing, RecyclingAllocator<Outgoing>>;
 
   // Writes a message at once when nothing is before it and `link` (which may be null) has room, and hands it back; otherwise
   // queues it or the rest of it. REQUIRES: its buffers are on the CPU.
   [[nodiscard]] std::optional<Outgoing> send(Outgoing outgoing, Link* link);
   // Writes what there is room for. What has gone completely is moved to `finished`. Returns whether bytes moved.
-  bool flush(Link& link, std::vector<Outgoing>& finished);
+  bool flush(Link& link, Finished& finished);
   [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
   // Everything that has not gone: the large messages, then the small ones, each in order of sending.
   [[nodiscard]] std::vector<Outgoing> take_all();
@@ -52,17 +54,17 @@ class RecordWriter {
   void add_small(const Small& small, std::size_t skip, Parts& parts) const;
   void add_bulk(Link& link, Parts& parts);
   [[nodiscard]] static std::span<const std::byte> part_of(const Message& message, std::size_t part) noexcept;
-  void written_small(std::size_t bytes, std::vector<Outgoing>& finished);
-  void written_bulk(std::size_t bytes, std::vector<Outgoing>& finished);
+  void written_small(std::size_t bytes, Finished& finished);
+  void written_bulk(std::size_t bytes, Finished& finished);
 
   // Whether a record of the first bulk message has been written in part: nothing may come between.
   [[nodiscard]] bool bulk_record_under_way() const noexcept {
     return piece_bytes_ > 0 || (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
   }
 
-  std::deque<Small> small_;
+  std::deque<Small, RecyclingAllocator<Small>> small_;
   std::size_t small_written_ = 0;  // of the first
-  std::deque<Bulk> bulk_;
+  std::deque<Bulk, RecyclingAllocator<Bulk>> bulk_;
   // The first of bulk_: how far its head and its message are, and the piece under way.
   std::size_t bulk_head_written_ = 0;
   std::size_t bulk_written_ = 0;

@@ -87,7 +87,7 @@ void StreamConnection::transmit_handshake(Bytes message) { write({Message{std::m
 
 void StreamConnection::write(Outgoing outgoing) {
   std::optional<Outgoing> through;
-  std::vector<Outgoing> finished;
+  RecordWriter::Finished finished;
   bool ended = false;
   bool poll_soon = false;
   {
@@ -132,7 +132,7 @@ bool StreamConnection::gather() {
   return false;
 }
 
-bool StreamConnection::flush_locked(std::vector<Outgoing>& finished) {
+bool StreamConnection::flush_locked(RecordWriter::Finished& finished) {
   const bool moved = writer_.flush(*link_, finished);
   const bool pending = !writer_.empty();
   pending_.store(pending);
@@ -141,7 +141,7 @@ bool StreamConnection::flush_locked(std::vector<Outgoing>& finished) {
 }
 
 bool StreamConnection::flush() {
-  std::vector<Outgoing> finished;
+  RecordWriter::Finished finished;
   bool moved = false;
   {
     MutexLock lock(write_mutex_);

@@ -62,7 +62,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   // Writes what waits. True when something moved.
   bool flush() STITCH_EXCLUDES(write_mutex_);
   [[nodiscard]] bool gather() STITCH_REQUIRES(write_mutex_);
-  bool flush_locked(std::vector<Outgoing>& finished) STITCH_REQUIRES(write_mutex_);
+  bool flush_locked(RecordWriter::Finished& finished) STITCH_REQUIRES(write_mutex_);
   void end(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void deliver(Message message);
   [[nodiscard]] std::shared_ptr<StreamConnection> self() { return std::static_pointer_cast<StreamConnection>(shared_from_this()); }

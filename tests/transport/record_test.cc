@@ -215,7 +215,7 @@ void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
       auto done = writer.send(std::move(outgoing), below(random, 4) == 0 ? nullptr : &pipe);
       if (done) account(*done);
     } else if (below(random, 2) == 0) {
-      std::vector<RecordWriter::Outgoing> finished;
+      RecordWriter::Finished finished;
       writer.flush(pipe, finished);
       for (auto& each : finished) account(each);
     } else {
@@ -232,7 +232,7 @@ void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
     }
     receiver.messages.clear();
   }
-  std::vector<RecordWriter::Outgoing> finished;
+  RecordWriter::Finished finished;
   writer.flush(pipe, finished);
   for (auto& each : finished) account(each);
   EXPECT_TRUE(writer.empty());
@@ -267,7 +267,7 @@ TEST(Record, SmallMessagesPassALargeOne) {
   Pipe pipe(64 * kKiB);
   RecordWriter writer;
   Receiver receiver;
-  std::vector<RecordWriter::Outgoing> finished;
+  RecordWriter::Finished finished;
   static_cast<void>(writer.send({make_numbered(0, kMiB), nullptr}, &pipe));
   static_cast<void>(writer.send({make_numbered(1, 2 * kMiB), nullptr}, &pipe));
   writer.flush(pipe, finished);
@@ -303,7 +303,7 @@ TEST(Record, TheBorderBetweenSmallAndLargeIsTheWholeMessage) {
     Pipe pipe(kMiB);
     RecordWriter writer;
     Receiver receiver;
-    std::vector<RecordWriter::Outgoing> finished;
+    RecordWriter::Finished finished;
     auto at_once = writer.send({make_numbered(9, each.frame, each.buffers), nullptr}, &pipe);
     EXPECT_EQ(at_once.has_value(), each.small);
     writer.flush(pipe, finished);
@@ -324,7 +324,7 @@ TEST(Record, OneWithThousandsOfBuffersComesWhole) {
   Pipe pipe(40'000, 5, 40'000);
   RecordWriter writer;
   Receiver receiver;
-  std::vector<RecordWriter::Outgoing> finished;
+  RecordWriter::Finished finished;
   static_cast<void>(writer.send({make_numbered(4, 10, sizes), nullptr}, &pipe));
   for (int round = 0; round < 100'000 && receiver.messages.empty(); ++round) {
     writer.flush(pipe, finished);
@@ -353,7 +353,7 @@ TEST(Record, EveryMessageIsAccountedForOnceWhereverTheLinkEnds) {
       auto through =
           writer.send({make_numbered(i, 4 + random_size(random), std::vector<std::size_t>(below(random, 12), 10)), nullptr}, &pipe);
       if (through) seen.insert(number_of(*through));
-      std::vector<RecordWriter::Outgoing> finished;
+      RecordWriter::Finished finished;
       if (below(random, 2) == 0) writer.flush(pipe, finished);
       for (const auto& each : finished) seen.insert(number_of(each));
     }
@@ -540,7 +540,7 @@ TEST(Record, DamagedStreamsDoNoHarm) {
   for (std::uint32_t i = 0; i < 64; ++i) {
     Pipe pipe(kMiB);
     RecordWriter writer;
-    std::vector<RecordWriter::Outgoing> finished;
+    RecordWriter::Finished finished;
     // Both kinds, with buffers of all sorts, in a few kilobytes mostly.
     if (i % 4 == 0) static_cast<void>(writer.send({make_numbered(i, 33'000 + i), nullptr}, &pipe));
     static_cast<void>(writer.send(
