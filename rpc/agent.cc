@@ -26,21 +26,23 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
   return text + " ms";
 }
 
-std::string call_text(const CallTable::Record& record) { return "call " + record.function + "() to " + to_string(record.to); }
+std::string call_text(const CallTable::Record& record) { return "call " + std::string(record.function) + "() to " + to_string(*record.to); }
 
 Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
   return Error(cause.code(), call_text(record) + ' ' + text)
-      .with_worker(record.to.name)
-      .with_function(record.function)
+      .with_worker(record.to->name)
+      .with_function(std::string(record.function))
       .with_remote(cause.remote());
 }
 
 }  // namespace
 
-Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop)
+Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop,
+             std::shared_ptr<transport::BlockPool> receive_pool)
     : options_(std::move(options)),
       self_(std::move(self)),
       loop_(std::move(loop)),
+      receive_pool_(std::move(receive_pool)),
       pool_(options_.num_threads, "stitch-" + self_.name),
       leave_(std::make_unique<Leave>(*this)),
       board_(std::make_unique<Board>()) {
@@ -94,40 +96,63 @@ std::chrono::nanoseconds Agent::effective_timeout(std::optional<std::chrono::nan
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
-std::uint64_t Agent::start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout,
-                                OutMessage message, std::shared_ptr<PendingCall> pending) {
+std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function, std::chrono::nanoseconds timeout, OutMessage message,
+                                std::shared_ptr<PendingCall> pending) {
   throw_if_stopped();
-  const auto started = Clock::now();
-  const std::uint64_t id = calls_.add({std::move(pending), to, function_name, timeout, started, 0});
+  CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout, Clock::time_point::max()};
+  if (timeout.count() > 0) {
+    const auto now = Clock::now();
+    if (timeout < Clock::time_point::max() - now) record.deadline = now + timeout;
+  }
+  const Clock::time_point deadline = record.deadline;
+  const CallTable::Added call = calls_.add(std::move(record));
   try {
-    complete_header(message, id, timeout);
-    if (timeout.count() > 0 && timeout < Clock::time_point::max() - started) {
-      const auto timer = loop_->call_at(started + timeout, [weak = weak_from_this(), id] {
-        if (const auto agent = weak.lock()) agent->expire(id);
-      });
-      if (!calls_.set_timer(id, timer)) loop_->cancel(timer);
+    if (call.watch) watch_deadline(deadline);
+    complete_header(message, call.id, timeout);
+    Outgoing out = lay_out(to, message, true);
+    if (message.attachments.empty()) {
+      // Small enough to need no memory of its own: most calls are like this.
+      peers_->send(to, nullptr, std::move(out.message),
+                   [self = shared_from_this(), bytes = out.bytes, id = call.id](const std::optional<Error>& error) {
+                     self->sent(bytes);
+                     if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
+                   });
+    } else {
+      peers_->send(to, nullptr, std::move(out.message),
+                   [self = shared_from_this(), bytes = out.bytes, id = call.id,
+                    attachments = std::move(message.attachments)](const std::optional<Error>& error) {
+                     self->sent(bytes);
+                     for (const auto& each : attachments) each->on_sent(error);
+                     if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
+                   });
     }
-    send(to, nullptr, std::move(message), true, [weak = weak_from_this(), id](const std::optional<Error>& error) {
-      if (!error) return;
-      const auto agent = weak.lock();
-      auto record = agent ? agent->calls_.take(id) : std::nullopt;
-      if (!record) return;
-      agent->loop_->cancel(record->timer);
-      record->pending->on_error(about(*record, *error, std::string("failed: ") + error->what()));
-    });
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    if (auto record = calls_.take(id)) {
-      loop_->cancel(record->timer);
-      record->pending->on_error(about(*record, error, std::string("was not made: ") + error.what()));
-    }
+    fail_call(call.id, error, std::string("was not made: ") + error.what());
   }
   // The worker may have stopped between the first look and the entry in the table: nobody else would complete the call then.
-  if (stopped()) {
-    if (auto record = calls_.take(id))
-      record->pending->on_error(about(*record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+  if (stopped()) fail_call(call.id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
+  return call.id;
+}
+
+void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept {
+  if (const auto record = calls_.take(call_id)) record->pending->on_error(about(*record, error, what));
+}
+
+void Agent::watch_deadline(Clock::time_point deadline) {
+  loop_->call_at(deadline, [weak = weak_from_this()] {
+    if (const auto agent = weak.lock()) agent->expire_calls();
+  });
+}
+
+void Agent::expire_calls() {
+  const auto expired = calls_.take_expired(Clock::now());
+  if (expired.next != Clock::time_point::max()) watch_deadline(expired.next);
+  for (const auto& [id, record] : expired.records) {
+    record.pending->on_error(
+        about(record, Error(ErrorCode::timeout, ""), "timed out after " + milliseconds(record.timeout) + "; worker is connected"));
+    tell_cancelled(*record.to, id);
   }
-  return id;
 }
 
 void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
@@ -139,9 +164,13 @@ void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
 bool Agent::abandon_call(std::uint64_t call_id) {
   const auto record = calls_.take(call_id);
   if (!record) return false;
-  loop_->cancel(record->timer);
-  tell_cancelled(record->to, call_id);
+  tell_cancelled(*record->to, call_id);
   return true;
+}
+
+bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+  if (calls_.size() == 0 || stopped()) return done.load(std::memory_order_acquire);
+  return peers_->help(done, deadline);
 }
 
 void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept {
@@ -154,38 +183,40 @@ void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept
   }
 }
 
-void Agent::expire(std::uint64_t call_id) {
-  const auto record = calls_.take(call_id);
-  if (!record) return;
-  record->pending->on_error(
-      about(*record, Error(ErrorCode::timeout, ""), "timed out after " + milliseconds(record->timeout) + "; worker is connected"));
-  tell_cancelled(record->to, call_id);
-}
-
-void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
-                 transport::SendDone done) {
+Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks) {
   const auto kind = message.frame.kind();
   message.frame.end_body();
   encode_tensors(message);
   if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
-  transport::Message bytes = std::move(message.frame).finish();
-  const std::size_t size = total_bytes(bytes);
-  if (bytes.frame.size() > options_.max_frame_bytes) {
-    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes.frame.size()) + " bytes exceeds max_frame_bytes " +
+  Outgoing out{std::move(message.frame).finish(), 0};
+  out.bytes = total_bytes(out.message);
+  if (out.message.frame.size() > options_.max_frame_bytes) {
+    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(out.message.frame.size()) + " bytes exceeds max_frame_bytes " +
                                              std::to_string(options_.max_frame_bytes));
   }
   // Small words that others wait for go out whatever else is queued.
   const bool limited = kind != wire::kErrorReply && kind != wire::kCancel && kind != wire::kLeave;
-  if (outgoing_bytes_.fetch_add(size) + size > options_.max_inflight_bytes && limited) {
-    outgoing_bytes_.fetch_sub(size);
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(size) + " bytes would exceed max_inflight_bytes " +
+  if (outgoing_bytes_.fetch_add(out.bytes) + out.bytes > options_.max_inflight_bytes && limited) {
+    outgoing_bytes_.fetch_sub(out.bytes);
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(out.bytes) + " bytes would exceed max_inflight_bytes " +
                                            std::to_string(options_.max_inflight_bytes));
   }
   if (kind != wire::kLeave) sent_.fetch_add(1);
-  peers_->send(to, connection, std::move(bytes),
-               [self = shared_from_this(), size, attachments = std::move(message.attachments),
+  return out;
+}
+
+void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
+                 transport::SendDone done) {
+  Outgoing out = lay_out(to, message, hooks);
+  if (message.attachments.empty() && !done) {
+    peers_->send(to, connection, std::move(out.message),
+                 [self = shared_from_this(), bytes = out.bytes](const std::optional<Error>&) { self->sent(bytes); });
+    return;
+  }
+  peers_->send(to, connection, std::move(out.message),
+               [self = shared_from_this(), bytes = out.bytes, attachments = std::move(message.attachments),
                 done = std::move(done)](const std::optional<Error>& error) mutable {
-                 self->outgoing_bytes_.fetch_sub(size);
+                 self->sent(bytes);
                  for (const auto& each : attachments) each->on_sent(error);
                  if (done) done(error);
                });
@@ -236,7 +267,7 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   header.function_id = in.read<std::uint64_t>();
   header.timeout_ns = in.read<std::int64_t>();
   for_each_extension([&](Extension& extension) { extension.on_receive(message); });
-  const auto call = std::make_shared<IncomingCall>(shared_from_this(), connection, std::move(message), header);
+  const auto call = std::allocate_shared<IncomingCall>(transport::RecyclingAllocator<IncomingCall>(), shared_from_this(), connection, std::move(message), header);
   incoming_.add(call);
   if (incoming_bytes_.fetch_add(call->bytes()) + call->bytes() > options_.max_inflight_bytes) {
     call->fail(
@@ -268,9 +299,18 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
 void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task) {
   if (call->function() != nullptr && call->function()->run_inline) {
     task();
-  } else if (!pool_.post(task)) {
-    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    return;
   }
+  if (!pool_.post_quietly(task)) {
+    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    return;
+  }
+  UniqueFunction<bool(bool)> work = [self = shared_from_this()](bool here) {
+    if (here) return self->pool_.run_one_here();
+    self->pool_.wake();
+    return false;
+  };
+  if (!call->defer(work)) pool_.wake();
 }
 
 void Agent::on_answer(InMessage message) {
@@ -278,7 +318,6 @@ void Agent::on_answer(InMessage message) {
   transport::ByteReader in(message.view.body(), "reply");
   auto record = calls_.take(in.read<std::uint64_t>(), message.from);
   if (!record) return;  // timed out or cancelled; the extensions have seen the header
-  loop_->cancel(record->timer);
   try {
     Ambient ambient;
     ambient.agent = shared_from_this();
@@ -294,7 +333,7 @@ void Agent::on_answer(InMessage message) {
     if (error.code() == ErrorCode::unimplemented) {
       auto names = split_lines(error.what());
       std::string near;
-      for (const auto& name : nearest_names(record->function, std::move(names), 3))
+      for (const auto& name : nearest_names(std::string(record->function), std::move(names), 3))
         near += (near.empty() ? "; near names there: " : ", ") + name;
       record->pending->on_error(about(*record, error.with_remote(true), "failed: the function is not registered there" + near));
       return;
@@ -315,7 +354,6 @@ void Agent::on_cancel(InMessage message) {
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   for (auto& record : calls_.take_all(peer)) {
-    loop_->cancel(record.timer);
     record.pending->on_error(
         about(record, Error(ErrorCode::disconnected, ""), std::string("failed: the worker is gone: ") + reason.what()));
   }
@@ -347,7 +385,12 @@ Agent::Activity Agent::activity() {
 }
 
 std::map<std::string, std::int64_t> Agent::debug_info() {
+  const auto pool = receive_pool_->statistics();
   std::map<std::string, std::int64_t> numbers{
+      {"rpc.receive_pool_kept_bytes", static_cast<std::int64_t>(pool.kept_bytes)},
+      {"rpc.receive_pool_used_bytes", static_cast<std::int64_t>(pool.used_bytes)},
+      {"rpc.receive_pool_reused", static_cast<std::int64_t>(pool.reused)},
+      {"rpc.receive_pool_fresh", static_cast<std::int64_t>(pool.fresh)},
       {"rpc.calls_made", static_cast<std::int64_t>(calls_.size())},
       {"rpc.calls_served", static_cast<std::int64_t>(incoming_.size())},
       {"rpc.messages_sent", static_cast<std::int64_t>(sent_.load())},
@@ -392,7 +435,6 @@ void Agent::stop_everything(Clock::time_point deadline) {
   stopped_.store(true, std::memory_order_release);
   peers_->expect_closing();
   for (auto& record : calls_.take_all()) {
-    loop_->cancel(record.timer);
     record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
   }
   for (auto& call : incoming_.list(std::nullopt)) call->request_stop();

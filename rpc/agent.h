@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stitch/rpc/ambient.h"
@@ -16,9 +17,16 @@
 #include "stitch/rpc/registry.h"
 #include "stitch/rpc/thread_pool.h"
 #include "stitch/rpc/worker_info.h"
+#include "stitch/transport/block_pool.h"
 #include "stitch/transport/event_loop.h"
 
 namespace stitch {
+
+namespace detail {
+// For a thread that waits for `done`, which an answer may set: moves messages of the current worker (that of the running handler
+// or scope, else the process's only one) as long as that pays off. True when `done` is set.
+bool help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline);
+}  // namespace detail
 
 class Leave;
 class Board;
@@ -30,8 +38,8 @@ class IncomingCall;
 // Lock order: none; every component has one lock and calls nothing under it.
 class Agent : public std::enable_shared_from_this<Agent> {
  public:
-  // `loop` runs the timers. Call start() next.
-  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop);
+  // `loop` runs the timers; `receive_pool` is what received tensors lie in. Call start() next.
+  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop, std::shared_ptr<transport::BlockPool> receive_pool);
   ~Agent();
   // Makes the members known and begins to serve. `peers` listens already.
   // `rendezvous` is kept until shutdown: the store server that others may still be reading from.
@@ -46,13 +54,16 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // ---- calls
   // Sends a request for `function` whose arguments are in `message` (see begin_request) and calls `pending` exactly once.
   // `timeout` zero: none. A failure to send reaches `pending`, too; only `shutting_down` is thrown. Returns the call's id.
-  std::uint64_t start_call(const WorkerInfo& to, const std::string& function_name, std::chrono::nanoseconds timeout, OutMessage message,
+  // `function` is the name of a registered function: it is not copied.
+  std::uint64_t start_call(const WorkerInfo& to, std::string_view function, std::chrono::nanoseconds timeout, OutMessage message,
                            std::shared_ptr<PendingCall> pending);
   // One-way: no answer, no pending call.
   void start_notify(const WorkerInfo& to, OutMessage message);
   // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending call hears nothing more.
   bool abandon_call(std::uint64_t call_id);
   // A request message with room for the CallHeader; arguments are appended by an OutArchive over it.
+  // Endpoint::help, unless nothing that was asked for is on its way.
+  bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
   // What is left for a call made now: the given timeout (or the default) bounded by the deadline this thread runs under.
   [[nodiscard]] std::chrono::nanoseconds effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const;
@@ -86,6 +97,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void throw_if_stopped() const;
 
   // ---- for IncomingCall and Leave
+  // Whether calls wait for a thread.
+  [[nodiscard]] bool calls_queued() const { return pool_.queued() > 0; }
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message);
   void forget(const IncomingCall& call);
   struct Activity {
@@ -101,15 +114,26 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
   void on_cancel(InMessage message);
-  void expire(std::uint64_t call_id);
+  // Fails the calls whose deadline has passed, and comes again for the next one.
+  void expire_calls();
+  void watch_deadline(Clock::time_point deadline);
   void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
+  // Lays `message` out for the wire and counts its bytes as on their way out until sent() has been called.
+  struct Outgoing {
+    transport::Message message;
+    std::size_t bytes = 0;
+  };
+  [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks);
+  void sent(std::size_t bytes) { outgoing_bytes_.fetch_sub(bytes); }
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
             transport::SendDone done);
+  void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
 
   const Options options_;
   const WorkerInfo self_;
   const std::shared_ptr<transport::EventLoop> loop_;
+  const std::shared_ptr<transport::BlockPool> receive_pool_;
   std::unique_ptr<PeerTable> peers_;                      // constant after start()
   std::shared_ptr<void> rendezvous_;                      // until shutdown()
   std::map<std::uint16_t, FrameHandler> frame_handlers_;  // likewise

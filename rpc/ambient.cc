@@ -24,6 +24,28 @@ void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
   });
 }
 
-std::stop_token current_stop_token() { return Ambient::current().stop; }
+void StopFlag::request() {
+  std::optional<std::stop_source> source;
+  {
+    MutexLock lock(mutex_);
+    requested_.store(true, std::memory_order_release);
+    source = source_;
+  }
+  if (source) source->request_stop();
+}
+
+std::stop_token StopFlag::token() {
+  MutexLock lock(mutex_);
+  if (!source_) {
+    source_.emplace();
+    if (requested()) source_->request_stop();  // it has no callbacks yet
+  }
+  return source_->get_token();
+}
+
+std::stop_token current_stop_token() {
+  const auto& stop = Ambient::current().stop;
+  return stop ? stop->token() : std::stop_token{};
+}
 
 }  // namespace stitch

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <stop_token>
 
+#include "stitch/transport/mutex.h"
 #include "stitch/transport/unique_function.h"
 
 namespace stitch {
@@ -11,13 +14,27 @@ namespace stitch {
 class Agent;
 using Clock = std::chrono::steady_clock;
 
+// Whether somebody was asked to stop. The std::stop_source behind it is made when its token is first wanted: most calls never are
+// asked, and never ask. Shared. Thread contract: any thread; request() runs stop callbacks, under no lock.
+class StopFlag {
+ public:
+  void request() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool requested() const noexcept { return requested_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
+
+ private:
+  std::atomic<bool> requested_{false};
+  Mutex mutex_;
+  std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
+};
+
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it learns of cancellation, and
 // what one layer above hangs on it (the autograd context). Handlers start with that of their call; continuations and
 // coroutines keep that under which they were made, on whatever thread they run.
 struct Ambient {
   std::shared_ptr<Agent> agent;  // null: none is current
   Clock::time_point deadline = Clock::time_point::max();
-  std::stop_token stop;
+  std::shared_ptr<StopFlag> stop;  // null: nobody can ask it to stop
   std::shared_ptr<const void> carried;
 
   // This thread's. A plain thread-local: only its own thread touches it.

@@ -1,47 +1,49 @@
 #include "stitch/rpc/call_table.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "stitch/rpc/incoming_call.h"
 
 namespace stitch {
 
-std::uint64_t CallTable::add(Record record) {
+CallTable::Added CallTable::add(Record record) {
   MutexLock lock(mutex_);
-  const std::uint64_t id = next_++;
-  records_.emplace(id, std::move(record));
-  return id;
+  Added added;
+  added.id = next_++;
+  added.watch = record.deadline < watched_;
+  if (added.watch) watched_ = record.deadline;
+  records_.emplace(added.id, std::move(record));
+  size_.store(records_.size(), std::memory_order_relaxed);
+  return added;
 }
 
-bool CallTable::set_timer(std::uint64_t id, transport::EventLoop::TimerId timer) {
-  MutexLock lock(mutex_);
-  const auto found = records_.find(id);
-  if (found == records_.end()) return false;
-  found->second.timer = timer;
-  return true;
+CallTable::Record CallTable::extract(Records::iterator at) {
+  Record record = std::move(at->second);
+  records_.erase(at);
+  size_.store(records_.size(), std::memory_order_relaxed);
+  return record;
 }
 
 std::optional<CallTable::Record> CallTable::take(std::uint64_t id) {
   MutexLock lock(mutex_);
   const auto found = records_.find(id);
   if (found == records_.end()) return std::nullopt;
-  std::optional<Record> record(std::move(found->second));
-  records_.erase(found);
-  return record;
+  return extract(found);
 }
 
 std::optional<CallTable::Record> CallTable::take(std::uint64_t id, const WorkerInfo& from) {
   MutexLock lock(mutex_);
   const auto found = records_.find(id);
-  if (found == records_.end() || found->second.to != from) return std::nullopt;
-  std::optional<Record> record(std::move(found->second));
-  records_.erase(found);
-  return record;
+  if (found == records_.end() || *found->second.to != from) return std::nullopt;
+  return extract(found);
 }
 
 std::vector<CallTable::Record> CallTable::take_all() {
   MutexLock lock(mutex_);
   std::vector<Record> taken;
-  for (auto& [id, record] : records_) taken.push_back(std::move(record));
-  records_.clear();
+  while (!records_.empty()) taken.push_back(extract(records_.begin()));
   return taken;
 }
 
@@ -49,19 +51,33 @@ std::vector<CallTable::Record> CallTable::take_all(const WorkerInfo& to) {
   MutexLock lock(mutex_);
   std::vector<Record> taken;
   for (auto it = records_.begin(); it != records_.end();) {
-    if (it->second.to == to) {
-      taken.push_back(std::move(it->second));
-      it = records_.erase(it);
-    } else {
-      ++it;
-    }
+    const auto next = std::next(it);
+    if (*it->second.to == to) taken.push_back(extract(it));
+    it = next;
   }
   return taken;
 }
 
-std::size_t CallTable::size() const {
+CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   MutexLock lock(mutex_);
-  return records_.size();
+  Expired expired;
+  for (auto it = records_.begin(); it != records_.end();) {
+    const auto next = std::next(it);
+    if (it->second.deadline <= now) {
+      const auto id = it->first;
+      expired.records.emplace_back(id, extract(it));
+    } else {
+      expired.next = std::min(expired.next, it->second.deadline);
+    }
+    it = next;
+  }
+  // Looking at all of them costs: not too often.
+  if (expired.next != Clock::time_point::max()) {
+    const auto pause = std::chrono::milliseconds(1) + std::chrono::microseconds(records_.size() / 1000);
+    expired.next = std::max(expired.next, now + pause);
+  }
+  watched_ = expired.next;
+  return expired;
 }
 
 void IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
@@ -69,7 +85,7 @@ void IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
   if (call->one_way()) {
     one_way_.emplace(call.get(), call);
   } else {
-    calls_.insert_or_assign({call->caller().id, call->id()}, call);
+    calls_.insert_or_assign(Key{call->caller().id, call->id()}, call);
   }
 }
 
@@ -78,13 +94,13 @@ void IncomingTable::remove(const IncomingCall& call) {
   if (call.one_way()) {
     one_way_.erase(&call);
   } else {
-    calls_.erase({call.caller().id, call.id()});
+    calls_.erase(Key{call.caller().id, call.id()});
   }
 }
 
 std::shared_ptr<IncomingCall> IncomingTable::find(WorkerId caller, std::uint64_t call_id) const {
   MutexLock lock(mutex_);
-  const auto found = calls_.find({caller, call_id});
+  const auto found = calls_.find(Key{caller, call_id});
   return found == calls_.end() ? nullptr : found->second.lock();
 }
 
@@ -94,7 +110,7 @@ std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(std::optional<Wor
   std::vector<std::shared_ptr<IncomingCall>> others;
   MutexLock lock(mutex_);
   for (const auto& [key, weak] : calls_) {
-    if (caller && key.first != *caller) continue;
+    if (caller && key.caller != *caller) continue;
     if (auto call = weak.lock()) found.push_back(std::move(call));
   }
   for (const auto& [at, weak] : one_way_) {

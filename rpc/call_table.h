@@ -1,18 +1,19 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "stitch/rpc/message.h"
-#include "stitch/transport/event_loop.h"
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/recycler.h"
 
 namespace stitch {
 
@@ -31,19 +32,19 @@ class PendingCall {
 // The calls this worker has made and that are not answered. Thread contract: any thread.
 class CallTable {
  public:
+  using Clock = std::chrono::steady_clock;
   struct Record {
     std::shared_ptr<PendingCall> pending;
-    WorkerInfo to;
-    std::string function;
+    const WorkerInfo* to = nullptr;  // the peer table's
+    std::string_view function;       // the registry's
     std::chrono::nanoseconds timeout{0};
-    std::chrono::steady_clock::time_point started;
-    transport::EventLoop::TimerId timer = 0;
+    Clock::time_point deadline = Clock::time_point::max();
   };
-
-  // Returns the new call's id, never 0.
-  std::uint64_t add(Record record) STITCH_EXCLUDES(mutex_);
-  // Remembers the call's timer; false when the call has completed already.
-  bool set_timer(std::uint64_t id, transport::EventLoop::TimerId timer) STITCH_EXCLUDES(mutex_);
+  struct Added {
+    std::uint64_t id = 0;  // never 0
+    bool watch = false;    // its deadline comes before all that are watched for: take_expired() is to be called then
+  };
+  Added add(Record record) STITCH_EXCLUDES(mutex_);
   // Removes a call: whoever gets the record completes it.
   [[nodiscard]] std::optional<Record> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The same, only if it was made to `from`: nobody else can answer it.
@@ -51,12 +52,25 @@ class CallTable {
   // Removes all calls, or all to one worker.
   [[nodiscard]] std::vector<Record> take_all() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<Record> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::size_t size() const STITCH_EXCLUDES(mutex_);
+  // Removes those whose deadline has passed. `next` is when to call this again, max() for never. May come up to a
+  // millisecond late, later with very many calls.
+  struct Expired {
+    std::vector<std::pair<std::uint64_t, Record>> records;
+    Clock::time_point next = Clock::time_point::max();
+  };
+  [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
  private:
+  using Records = std::unordered_map<std::uint64_t, Record, std::hash<std::uint64_t>, std::equal_to<>,
+                                     transport::RecyclingAllocator<std::pair<const std::uint64_t, Record>>>;
+  [[nodiscard]] Record extract(Records::iterator at) STITCH_REQUIRES(mutex_);
+
   mutable Mutex mutex_;
+  std::atomic<std::size_t> size_{0};  // of records_
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
-  std::unordered_map<std::uint64_t, Record> records_ STITCH_GUARDED_BY(mutex_);
+  Records records_ STITCH_GUARDED_BY(mutex_);
+  Clock::time_point watched_ STITCH_GUARDED_BY(mutex_) = Clock::time_point::max();  // take_expired() will be called then
 };
 
 // The calls of others that this worker is serving. Thread contract: any thread.
@@ -70,10 +84,22 @@ class IncomingTable {
   [[nodiscard]] std::size_t size() const STITCH_EXCLUDES(mutex_);
 
  private:
+  struct Key {
+    WorkerId caller;
+    std::uint64_t id = 0;
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const noexcept { return std::hash<std::uint64_t>()(key.id * 0x9e3779b97f4a7c15U + key.caller.value()); }
+  };
+  using Weak = std::weak_ptr<IncomingCall>;
   mutable Mutex mutex_;
   // One-way calls have no id; they are told apart by address.
-  std::map<std::pair<WorkerId, std::uint64_t>, std::weak_ptr<IncomingCall>> calls_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<const IncomingCall*, std::weak_ptr<IncomingCall>> one_way_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<Key, Weak, Hash, std::equal_to<>, transport::RecyclingAllocator<std::pair<const Key, Weak>>> calls_
+      STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<const IncomingCall*, Weak, std::hash<const IncomingCall*>, std::equal_to<>,
+                     transport::RecyclingAllocator<std::pair<const IncomingCall* const, Weak>>>
+      one_way_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "stitch/rpc/agent.h"
@@ -43,43 +44,45 @@ void encode_arguments(OutMessage& message, Args&&... args) {
   (std::make_index_sequence<Traits::kArity>{});
 }
 
+// The outcome of a call: what its future shares and what the call table completes, in one.
+// Thread contract: as FutureStateBase and PendingCall.
 template <class R>
-class PendingResult final : public PendingCall {
+class CallState final : public FutureState<R>, public PendingCall {
  public:
-  explicit PendingResult(Promise<R> promise) : promise_(std::move(promise)) {}
+  explicit CallState(std::weak_ptr<Agent> agent) : agent_(std::move(agent)) {}
   void on_reply(InMessage& message) override {
     InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
     if constexpr (std::is_void_v<R>) {
       archive.expect_end();
-      promise_.set_value();
+      this->set_value();
     } else {
       R result{};
       archive(result);
       archive.check_seal();
       archive.expect_end();
-      promise_.set_value(std::move(result));
+      this->set_value(std::move(result));
     }
   }
-  void on_error(const Error& error) override { promise_.set_error(error); }
+  void on_error(const Error& error) override { this->set_exception(std::make_exception_ptr(error)); }
+  void started(std::uint64_t call_id) noexcept { call_id_.store(call_id, std::memory_order_release); }
 
  private:
-  Promise<R> promise_;
+  // Before the call is under way there is nobody to tell.
+  void ask_to_stop() override {
+    const auto agent = agent_.lock();
+    if (agent) agent->abandon_call(call_id_.load(std::memory_order_acquire));
+  }
+  const std::weak_ptr<Agent> agent_;
+  std::atomic<std::uint64_t> call_id_{0};
 };
 
-// Starts a call whose arguments are in `message`; cancelling the future abandons the call.
+// Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name` is a registered function's.
 template <class R>
-Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, const std::string& name,
+Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, std::string_view name,
                      std::optional<std::chrono::nanoseconds> timeout, OutMessage message) {
-  Promise<R> promise;
-  auto future = promise.future();
-  // The id is known only once the call is under way, so that cancelling finds it through this cell.
-  auto call_id = std::make_shared<std::atomic<std::uint64_t>>(0);
-  promise.on_cancel([weak = std::weak_ptr(agent), call_id] {
-    if (const auto alive = weak.lock()) alive->abandon_call(call_id->load());
-  });
-  call_id->store(agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message),
-                                   std::make_shared<PendingResult<R>>(std::move(promise))));
-  return future;
+  auto state = make_state<CallState<R>>(agent);
+  state->started(agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message), state));
+  return Future<R>(std::move(state));
 }
 
 template <auto F, class... Args>

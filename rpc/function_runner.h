@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -61,12 +62,12 @@ void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
 template <class Result, class Arguments, class Invoke, class Delivery>
 void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Delivery delivery) {
   // Shared only when the function may go on after it returned: a coroutine can hold references to its arguments.
-  std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::unique_ptr<Arguments>> arguments;
+  std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::optional<Arguments>> arguments;
   try {
     if constexpr (kIsFuture<Result>) {
       arguments = std::make_shared<Arguments>();
     } else {
-      arguments = std::make_unique<Arguments>();
+      arguments.emplace();
     }
     decode_arguments(*call, *arguments);
   } catch (...) {

@@ -125,6 +125,9 @@ class [[nodiscard]] Future {
   // wait for a pool thread: it must neither block nor throw.
   void on_ready(UniqueFunction<void()> callback) const { state_->on_ready(std::move(callback)); }
 
+  // For the layers below: a future of an outcome that `state` will hold.
+  explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
+
   // co_await: suspends the coroutine until the outcome is there; it goes on as a continuation does.
   detail::FutureAwaiter<T> operator co_await() const& { return detail::FutureAwaiter<T>(*this); }
   detail::FutureAwaiter<T> operator co_await() && { return detail::FutureAwaiter<T>(std::move(*this)); }
@@ -144,8 +147,6 @@ class [[nodiscard]] Future {
   template <class Fn>
   static constexpr bool kTakesFuture =
       std::is_void_v<T> ? !std::is_invocable_v<Fn&> : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
-
-  explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
@@ -177,7 +178,7 @@ class [[nodiscard]] Future {
 template <class T>
 class Promise {
  public:
-  Promise() : holder_(std::make_shared<Holder>()) {}
+  Promise() : holder_(detail::make_state<Holder>()) {}
 
   [[nodiscard]] Future<T> future() const { return Future<T>(holder_->state); }
   bool set_value() requires std::is_void_v<T> { return holder_->state->set_value(); }
@@ -214,7 +215,7 @@ class Promise {
 
  private:
   struct Holder {
-    std::shared_ptr<detail::FutureState<T>> state = std::make_shared<detail::FutureState<T>>();
+    std::shared_ptr<detail::FutureState<T>> state = detail::make_state<detail::FutureState<T>>();
     ~Holder() {
       if (!state->ready())
         state->set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "promise was dropped before it was kept")));

@@ -1,5 +1,6 @@
 #include "stitch/rpc/future_state.h"
 
+#include "stitch/rpc/agent.h"
 #include "stitch/rpc/thread_pool.h"
 
 namespace stitch::detail {
@@ -9,6 +10,7 @@ void FutureStateBase::wait() { static_cast<void>(wait_until(std::chrono::steady_
 bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline) {
   if (ready()) return true;
   BlockingRegion blocking;
+  if (help_current_worker(ready_, deadline)) return true;
   MutexLock lock(mutex_);
   while (!ready()) {
     if (!completed_.wait_until(mutex_, deadline)) return ready();
@@ -55,6 +57,7 @@ void FutureStateBase::cancel() {
     canceller = std::move(canceller_);
   }
   if (canceller) canceller();
+  ask_to_stop();
   set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
 }
 

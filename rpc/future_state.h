@@ -12,6 +12,7 @@
 
 #include "stitch/transport/error.h"
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/recycler.h"
 #include "stitch/transport/unique_function.h"
 
 namespace stitch::detail {
@@ -44,6 +45,8 @@ class FutureStateBase {
   // True for the one caller that may now store the outcome and must then publish() it.
   [[nodiscard]] bool claim() noexcept { return !claimed_.exchange(true, std::memory_order_acq_rel); }
   void publish() STITCH_EXCLUDES(mutex_);
+  // As the canceller, for states that know by themselves whom to ask.
+  virtual void ask_to_stop() {}
 
   std::exception_ptr exception_;  // written between claim() and publish(), constant after
 
@@ -57,7 +60,7 @@ class FutureStateBase {
 };
 
 template <class T>
-class FutureState final : public FutureStateBase {
+class FutureState : public FutureStateBase {
  public:
   using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
@@ -79,5 +82,11 @@ class FutureState final : public FutureStateBase {
  private:
   std::optional<Stored> value_;
 };
+
+// A state, or a kind of it, in recycled memory.
+template <class State, class... Args>
+[[nodiscard]] std::shared_ptr<State> make_state(Args&&... args) {
+  return std::allocate_shared<State>(transport::RecyclingAllocator<State>(), std::forward<Args>(args)...);
+}
 
 }  // namespace stitch::detail

@@ -17,6 +17,9 @@ Clock::time_point deadline_after(std::int64_t timeout_ns) {
                                                                                 : now + std::chrono::nanoseconds(timeout_ns);
 }
 
+// The call whose function this thread runs, the innermost one.
+thread_local const IncomingCall* running_here = nullptr;
+
 }  // namespace
 
 IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message,
@@ -25,11 +28,11 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transpo
       connection_(std::move(connection)),
       message_(std::move(message)),
       header_(header),
-      bytes_(total_bytes(*message_.raw)),
+      bytes_(total_bytes(message_.raw)),
       function_(header.function_id == 0 ? nullptr : FunctionRegistry::instance().find(header.function_id)) {
   ambient_.agent = agent_;
   ambient_.deadline = deadline_after(header.timeout_ns);
-  ambient_.stop = stop_.get_token();
+  ambient_.stop = stop_;
 }
 
 IncomingCall::~IncomingCall() {
@@ -42,13 +45,15 @@ void IncomingCall::prepare() {
   prepared_ = true;
   if (Clock::now() >= ambient_.deadline) throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
   if (agent_->stopped()) throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
-  if (ambient_.stop.stop_requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  if (stop_->requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
   decode_tensors(message_);
   agent_->for_each_extension([&](Extension& extension) { extension.on_decode(message_, ambient_); });
 }
 
 void IncomingCall::run(void* object) {
+  const IncomingCall* const outer = std::exchange(running_here, this);
   run_task([&] { function_->reply(shared_from_this(), object); });
+  running_here = outer;
 }
 
 void IncomingCall::run_keeping(void* object, KeepResult sink) {
@@ -69,6 +74,8 @@ void IncomingCall::begin_reply(OutArchive& archive) const {
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
   for (const auto& each : message_.attachments) each->on_answer(error);
+  // Only at the end of what this thread does: it is about to read again, and will not block before.
+  if (running_here == this && !agent_->calls_queued()) connection_->about_to_answer();
   agent_->send_reply(caller(), connection_, std::move(message));
 }
 

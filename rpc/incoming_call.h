@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <stop_token>
 
 #include "stitch/rpc/ambient.h"
 #include "stitch/rpc/archive.h"
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/registry.h"
 #include "stitch/transport/endpoint.h"
+#include "stitch/transport/recycler.h"
 
 namespace stitch {
 
@@ -41,6 +41,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] const Function* function() const noexcept { return function_; }
   [[nodiscard]] Clock::time_point deadline() const noexcept { return ambient_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+  // As Connection::defer, at the connection it came by.
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) { return connection_->defer(work); }
 
   // Decodes the tensors, lets the extensions see them, then runs the function under this call's ambient: the result is the
   // answer. Anything that goes wrong is the answer too; nothing is thrown. REQUIRES: function() is not null.
@@ -85,8 +88,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
 
   // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which may be a reader thread:
   // they must be short.
-  void request_stop() { stop_.request_stop(); }
-  [[nodiscard]] bool stop_requested() const { return stop_.stop_requested(); }
+  void request_stop() { stop_->request(); }
+  [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
  private:
   void prepare();
@@ -100,7 +103,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const CallHeader header_;
   const std::size_t bytes_;
   const Function* function_ = nullptr;
-  std::stop_source stop_;
+  const std::shared_ptr<StopFlag> stop_ = std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
   Ambient ambient_;
   bool prepared_ = false;
   std::atomic<bool> answered_{false};

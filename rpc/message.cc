@@ -22,6 +22,6 @@ std::vector<std::string> split_lines(const std::string& text) {
 }
 
 InMessage::InMessage(transport::Message message, WorkerInfo sender)
-    : raw(std::make_unique<const transport::Message>(std::move(message))), view(*raw), from(std::move(sender)) {}
+    : raw(std::move(message)), view(raw), from(std::move(sender)) {}
 
 }  // namespace stitch

@@ -77,7 +77,7 @@ struct OutMessage {
 struct InMessage {
   InMessage(transport::Message message, WorkerInfo sender);
 
-  std::unique_ptr<const transport::Message> raw;  // on the heap: the view points into it
+  transport::Message raw;  // the view points into its memory, which stays where it is when this is moved
   transport::FrameView view;
   WorkerInfo from;
   std::vector<at::Tensor> tensors;

@@ -102,6 +102,8 @@ const std::vector<Variable>& variables() {
        field(&Options::max_frame_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
       {"STITCH_MAX_INFLIGHT_BYTES",
        field(&Options::max_inflight_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
+      {"STITCH_RECEIVE_POOL_BYTES",
+       field(&Options::receive_pool_bytes, [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
        [](Options&, const Options&, const std::string& value) {
          refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only");

@@ -22,12 +22,13 @@ struct Options {
   std::chrono::nanoseconds init_timeout = std::chrono::seconds(60);      // for all workers to arrive
   std::chrono::nanoseconds shutdown_timeout = std::chrono::seconds(30);  // for the whole of a graceful shutdown
   int num_threads = 0;                    // threads for user functions; 0: one per core, at least 2, at most 16
-  std::vector<std::string> transports{};  // of "shm", "uv", best first; default: all that pass a self-transfer
-  std::vector<std::string> channels{};    // of "basic", "cma", best first
+  std::vector<std::string> transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's "tensorpipe-shm", "uv"; best first; default: the first three
+  std::vector<std::string> channels{};    // of TensorPipe: "basic", "cma", best first
   std::map<std::string, std::map<std::string, std::string>> device_maps{};  // worker -> {my device -> its device}
   std::string secret{};                                   // shared by all workers; proved on every connection before anything else is read
   std::size_t max_frame_bytes = std::size_t{64} << 20;    // a longer frame closes its connection with `protocol`
   std::size_t max_inflight_bytes = std::size_t{4} << 30;  // queued here to be sent, or received and not yet handled
+  std::size_t receive_pool_bytes = std::size_t{1} << 30;  // memory of received tensors kept for the next ones; unused for 2 s it goes
   // Instead of init_method: a store of the caller's own, for whole worlds in one process.
   std::shared_ptr<transport::Store> store{};
 };

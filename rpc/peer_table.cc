@@ -44,6 +44,7 @@ void PeerTable::start(const std::vector<Member>& members, Events events) {
     lock.lock();
   }
   started_ = true;
+  serving_.store(true, std::memory_order_release);
 }
 
 const WorkerInfo& PeerTable::find(std::string_view name) const {
@@ -83,9 +84,9 @@ transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) 
     handle([this, connection] { on_open(connection); });
   };
   events.on_message = [this](const std::shared_ptr<transport::Connection>& connection, transport::Message message) {
+    if (serving_.load(std::memory_order_acquire)) return receive(connection, std::move(message));
     handle([this, connection, message = std::move(message)]() mutable {
-      const WorkerId id(connection->peer().id);
-      if (id.value() < infos_.size()) events_.on_message(connection, infos_[id.value()], std::move(message));
+      receive(connection, std::move(message));
     });
   };
   // An incoming connection that breaks before it opened belongs to nobody yet; after, its hello says whose it is.
@@ -102,6 +103,11 @@ transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) 
     handle([this, id, reason] { on_closed(id, reason); });
   };
   return events;
+}
+
+void PeerTable::receive(const std::shared_ptr<transport::Connection>& connection, transport::Message message) {
+  const std::uint32_t id = connection->peer().id;
+  if (id < infos_.size()) events_.on_message(connection, infos_[id], std::move(message));
 }
 
 void PeerTable::handle(UniqueFunction<void()> event) {
@@ -180,6 +186,13 @@ void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection
     }
   }
   connection->send(std::move(message), std::move(done));
+}
+
+bool PeerTable::help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
+  for (const auto& endpoint : endpoints_) {
+    if (endpoint->help(done, deadline)) return true;
+  }
+  return done.load(std::memory_order_acquire);
 }
 
 std::optional<Error> PeerTable::lost(WorkerId id) const {

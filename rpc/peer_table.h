@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -57,6 +59,8 @@ class PeerTable {
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
+  // As Endpoint::help, at each endpoint.
+  bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline);
   // From now on broken connections are expected and reported to nobody.
   void expect_closing() STITCH_EXCLUDES(mutex_);
   // Closes all connections and waits for their threads. Not on a thread of an endpoint.
@@ -71,6 +75,7 @@ class PeerTable {
   [[nodiscard]] transport::ConnectionEvents events_for(std::optional<WorkerId> peer);
   // Runs `event` now, or after start() in the order of arrival.
   void handle(UniqueFunction<void()> event) STITCH_EXCLUDES(mutex_);
+  void receive(const std::shared_ptr<transport::Connection>& connection, transport::Message message);
   void on_open(const std::shared_ptr<transport::Connection>& connection) STITCH_EXCLUDES(mutex_);
   void on_closed(WorkerId id, const Error& reason) STITCH_EXCLUDES(mutex_);
 
@@ -82,6 +87,7 @@ class PeerTable {
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
 
+  std::atomic<bool> serving_{false};  // a copy of started_
   mutable Mutex mutex_;
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   std::deque<UniqueFunction<void()>> early_ STITCH_GUARDED_BY(mutex_);

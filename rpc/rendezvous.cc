@@ -12,14 +12,15 @@
 #include <utility>
 
 #include "stitch/transport/address.h"
+#include "stitch/transport/block_pool.h"
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/event_loop.h"
 #include "stitch/transport/file_store.h"
 #include "stitch/transport/hash_store.h"
 #include "stitch/transport/loopback_endpoint.h"
 #include "stitch/transport/prefix_store.h"
+#include "stitch/transport/selection.h"
 #include "stitch/transport/tcp_store.h"
-#include "stitch/transport/tensorpipe_endpoint.h"
 
 namespace stitch {
 
@@ -125,6 +126,11 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   return meeting;
 }
 
+constexpr const char* kLoopback = "loopback";
+
+// Whether only workers of one host can connect to it.
+bool of_this_host(const std::string& address) { return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:"); }
+
 class Rendezvous {
  public:
   Rendezvous(const Options& options, Store& store)
@@ -228,6 +234,33 @@ class Rendezvous {
   const steady_clock::time_point deadline_;
 };
 
+// Blocks of received tensors. What has lain unused for a while goes back to the system, by a timer that runs only while there
+// are such.
+class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
+ public:
+  [[nodiscard]] static std::shared_ptr<transport::BlockPool> make(std::size_t most_kept_bytes,
+                                                                  const std::shared_ptr<transport::EventLoop>& loop) {
+    const auto trimmer = std::make_shared<ReceivePool>();
+    trimmer->loop_ = loop;
+    auto pool = std::make_shared<transport::BlockPool>(most_kept_bytes, [trimmer] { trimmer->later(); });
+    trimmer->pool_ = pool;
+    return pool;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kUnused{2};
+  void later() {
+    const auto loop = loop_.lock();
+    if (!loop) return;
+    loop->call_at(steady_clock::now() + kUnused / 2, [self = shared_from_this()] {
+      const auto pool = self->pool_.lock();
+      if (pool && pool->trim(steady_clock::now() - kUnused)) self->later();
+    });
+  }
+  std::weak_ptr<transport::EventLoop> loop_;
+  std::weak_ptr<transport::BlockPool> pool_;
+};
+
 }  // namespace
 
 std::shared_ptr<Agent> join_world(const Options& options) {
@@ -246,21 +279,32 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.secret = options.secret;
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
 
-  // Listen only where somebody will call from: in process always (calls to self go there, too).
+  const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
+  endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) { return receive_pool->allocate(device, bytes); };
+
+  // Listen only where somebody will call from: in process always (calls to self go there, too). Workers of one process meet there
+  // unless the user names transports and this is not among them.
+  const auto& wanted_transports = options.transports;
+  const bool use_loopback =
+      wanted_transports.empty() || std::find(wanted_transports.begin(), wanted_transports.end(), kLoopback) != wanted_transports.end();
+  const auto by_loopback = [&](const Entry& entry) {
+    return entry.process == self.process && (use_loopback || entry.rank == self.rank);
+  };
   auto peers = std::make_unique<PeerTable>();
   auto addresses = peers->listen(transport::make_loopback_endpoint(endpoint_options, transport::LoopbackNetwork::process_wide()));
-  const bool other_processes =
-      std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.process != self.process; });
+  const bool transports_needed = !std::all_of(entries.begin(), entries.end(), by_loopback);
   const bool other_hosts = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.host != self.host; });
-  if (other_processes) {
-    transport::TensorPipeOptions tensorpipe;
-    if (!options.transports.empty()) tensorpipe.transports = options.transports;
-    if (!options.channels.empty()) tensorpipe.channels = options.channels;
+  if (transports_needed) {
+    transport::TransportChoice choice;
+    if (!wanted_transports.empty()) choice.transports = wanted_transports;
+    std::erase(choice.transports, kLoopback);
+    if (!options.channels.empty()) choice.channels = options.channels;
     const auto wanted = transport::wanted_interfaces_from_environment();
-    tensorpipe.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
-    check_open_network(options, tensorpipe.bind_address);
-    for (auto& address : peers->listen(transport::make_tensorpipe_endpoint(endpoint_options, tensorpipe)))
-      addresses.push_back(std::move(address));
+    choice.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
+    check_open_network(options, choice.bind_address);
+    for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
+      for (auto& address : peers->listen(std::move(endpoint))) addresses.push_back(std::move(address));
+    }
   }
 
   const auto all_addresses = rendezvous.exchange_addresses(addresses);
@@ -269,15 +313,14 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     const Entry& entry = entries[i];
     Member member{{entry.name, WorkerId(static_cast<std::uint32_t>(i)), entry.epoch}, entry.process, entry.host, {}};
     for (const auto& address : all_addresses[i]) {
-      const bool usable = address.starts_with("loopback:") ? entry.process == self.process
-                          : address.starts_with("shm:")    ? entry.host == self.host && entry.process != self.process
-                                                           : entry.process != self.process;
+      const bool usable = address.starts_with("loopback:") ? by_loopback(entry)
+                                                           : !by_loopback(entry) && (!of_this_host(address) || entry.host == self.host);
       if (usable) member.addresses.push_back(address);
     }
     members.push_back(std::move(member));
   }
 
-  auto agent = std::make_shared<Agent>(options, members[static_cast<std::size_t>(options.rank)].info, loop);
+  auto agent = std::make_shared<Agent>(options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
   rendezvous.finish();
   return agent;

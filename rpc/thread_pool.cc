@@ -8,10 +8,11 @@
 #include <utility>
 
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/recycler.h"
 
 namespace stitch {
 
-struct ThreadPool::State {
+struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   State(int threads, std::string thread_name) : wanted(threads), name(std::move(thread_name)) {}
   const int wanted;
   const std::string name;
@@ -19,32 +20,66 @@ struct ThreadPool::State {
   Mutex mutex;
   CondVar work;
   CondVar ended;
-  std::deque<UniqueFunction<void()>> queue STITCH_GUARDED_BY(mutex);
+  std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
-  int blocked STITCH_GUARDED_BY(mutex) = 0;
+  int blocked STITCH_GUARDED_BY(mutex) = 0;  // own threads that wait inside a task
+  int running STITCH_GUARDED_BY(mutex) = 0;  // tasks, but for blocked ones
+  int guests STITCH_GUARDED_BY(mutex) = 0;   // threads of others inside run_here()
+  bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
 
-  // A thread more, where blocked ones leave fewer than wanted. True: call start_stand_in(), without the lock.
-  bool claim_stand_in() STITCH_REQUIRES(mutex) {
-    if (alive - blocked >= wanted || alive >= wanted + kMaxExtra) return false;
-    ++alive;
-    return true;
+  // A thread too many, since one that was replaced while it was blocked has come back.
+  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
+  // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for one, too.
+  void make_room(bool self) STITCH_REQUIRES(mutex) {
+    if (running + (self ? 1 : 0) < wanted) wake_one();
   }
-  static void start_stand_in(const std::shared_ptr<State>& state) STITCH_EXCLUDES(state->mutex);
+  // One at a time: each wakes the next as long as there is work. So short tasks are not worth a crowd.
+  void wake_one() STITCH_REQUIRES(mutex) {
+    if (queue.empty() || waking) return;
+    if (idle > 0) {
+      waking = true;
+      work.notify_one();
+    } else if (alive - blocked < wanted) {
+      add_thread();
+    }
+  }
+  // A thread is made when it is first wanted. Does nothing when the system has none: those that there are go on.
+  void add_thread() STITCH_REQUIRES(mutex);
+  [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
+    UniqueFunction<void()> task = std::move(queue.front());
+    queue.pop_front();
+    ++running;
+    if (running < wanted) wake_one();
+    return task;
+  }
 };
+
+void ThreadPool::State::add_thread() {
+  if (alive >= wanted + kMaxExtra) return;
+  ++alive;
+  waking = true;
+  try {
+    start_thread(shared_from_this());
+  } catch (const std::system_error&) {
+    --alive;
+    waking = false;
+  }
+}
 
 namespace {
 thread_local ThreadPool::State* serving = nullptr;
 thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
+thread_local bool guest = false;  // it serves inside run_here()
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::string name) : state_(std::make_shared<State>(threads, std::move(name))) {
   {
     MutexLock lock(state_->mutex);
-    state_->alive = threads;
+    state_->alive = 1;
   }
-  for (int i = 0; i < threads; ++i) start_thread(state_);
+  start_thread(state_);  // the first one for sure, or nobody would run anything
 }
 
 ThreadPool::~ThreadPool() {
@@ -66,62 +101,89 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   serving = state.get();
   serving_owner = &owner;
   MutexLock lock(state->mutex);
+  state->waking = false;
   for (;;) {
-    while (state->queue.empty() && !state->closed && state->alive - state->blocked <= state->wanted) {
+    while (!state->surplus() && (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
       ++state->idle;
       state->work.wait(state->mutex);
       --state->idle;
+      state->waking = false;
     }
-    if (state->queue.empty() || state->alive - state->blocked > state->wanted) {
+    if (state->queue.empty() || state->surplus()) {
       if (state->queue.empty() || !state->closed) break;  // closed and drained, or surplus after a blocked thread came back
     }
-    UniqueFunction<void()> task = std::move(state->queue.front());
-    state->queue.pop_front();
+    UniqueFunction<void()> task = state->begin_task();
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
     lock.lock();
+    --state->running;
+    state->make_room(true);
   }
   --state->alive;
   // A surplus thread may have swallowed a wake-up meant for a task.
-  if (!state->queue.empty()) state->work.notify_one();
+  state->wake_one();
   state->ended.notify_all();
 }
 
-void ThreadPool::State::start_stand_in(const std::shared_ptr<State>& state) {
-  try {
-    start_thread(state);
-  } catch (const std::system_error&) {  // no more threads to be had: those that are there must do
-    MutexLock lock(state->mutex);
-    --state->alive;
-    state->ended.notify_all();
-  }
+bool ThreadPool::post(UniqueFunction<void()>& task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->queue.push_back(std::move(task));
+  state_->wake_one();
+  return true;
 }
 
-bool ThreadPool::post(UniqueFunction<void()>& task) {
-  bool add = false;
-  {
-    MutexLock lock(state_->mutex);
-    if (state_->closed) return false;
-    state_->queue.push_back(std::move(task));
-    if (state_->idle > 0) state_->work.notify_one();
-    // A thread that blocked while others were idle got no stand-in; those may all be busy by now.
-    if (state_->queue.size() > static_cast<std::size_t>(state_->idle)) add = state_->claim_stand_in();
-  }
-  if (add) State::start_stand_in(state_);
+bool ThreadPool::post_quietly(UniqueFunction<void()>& task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->queue.push_back(std::move(task));
   return true;
+}
+
+void ThreadPool::wake() {
+  MutexLock lock(state_->mutex);
+  state_->wake_one();
+}
+
+bool ThreadPool::run_one_here() {
+  State& state = *state_;
+  UniqueFunction<void()> task;
+  {
+    MutexLock lock(state.mutex);
+    if (state.queue.empty() || serving != nullptr) return false;
+    if (state.running >= state.wanted) return false;  // whoever ends a task takes the next
+    task = state.begin_task();
+    ++state.guests;
+  }
+  std::weak_ptr<State> owner = state_;
+  serving = &state;
+  serving_owner = &owner;
+  guest = true;
+  task();
+  task = nullptr;
+  serving = nullptr;
+  serving_owner = nullptr;
+  guest = false;
+  MutexLock lock(state.mutex);
+  --state.running;
+  --state.guests;
+  if (state.guests == 0) state.ended.notify_all();
+  state.make_room(true);
+  return !state.queue.empty();
 }
 
 void ThreadPool::close() {
   MutexLock lock(state_->mutex);
   state_->closed = true;
   state_->work.notify_all();
+  state_->wake_one();
 }
 
 bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(state_->mutex);
-  while (state_->alive > 0) {
-    if (!state_->ended.wait_until(state_->mutex, deadline)) return state_->alive == 0;
+  while (state_->alive > 0 || state_->guests > 0) {
+    if (!state_->ended.wait_until(state_->mutex, deadline)) return state_->alive == 0 && state_->guests == 0;
   }
   return true;
 }
@@ -140,20 +202,19 @@ int ThreadPool::threads() const {
 
 BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
   if (!state_) return;
-  bool add = false;
-  {
-    MutexLock lock(state_->mutex);
-    ++state_->blocked;
-    if (state_->idle == 0) add = state_->claim_stand_in();
-  }
-  if (add) ThreadPool::State::start_stand_in(state_);
+  MutexLock lock(state_->mutex);
+  --state_->running;
+  if (!guest) ++state_->blocked;
+  state_->make_room(false);
 }
 
 BlockingRegion::~BlockingRegion() {
   if (!state_) return;
   MutexLock lock(state_->mutex);
+  ++state_->running;
+  if (guest) return;
   --state_->blocked;
-  if (state_->alive - state_->blocked > state_->wanted) state_->work.notify_one();  // one idle thread is surplus now
+  if (state_->surplus()) state_->work.notify_one();  // one idle thread
 }
 
 }  // namespace stitch

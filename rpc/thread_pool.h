@@ -8,7 +8,7 @@
 
 namespace stitch {
 
-// The user-function threads of one worker: a queue served in order by a fixed number of threads. A thread that says it is
+// The user-function threads of one worker: a queue served in order by a fixed number of threads, at most as many at a time. A thread that says it is
 // blocked (waiting for a future inside a handler) is replaced while it waits, so nested calls cannot use up the pool.
 // Thread contract: any thread. A task must not throw. join() runs what is queued, then ends the threads.
 class ThreadPool {
@@ -21,6 +21,13 @@ class ThreadPool {
 
   // False, and the task is left untouched, when the pool has been closed.
   bool post(UniqueFunction<void()>& task);
+  // As post(), but wakes no thread: run_one_here() or wake() is to follow.
+  bool post_quietly(UniqueFunction<void()>& task);
+  // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the pool is woken for what else is
+  // queued. Does nothing when every thread is busy. True when more is queued then.
+  bool run_one_here();
+  // Wakes a thread for what is queued.
+  void wake();
   // Refuses new tasks. The queued ones still run.
   void close();
   // Waits until the queue is empty and all threads have ended. False when `deadline` passed first; the threads that are

@@ -26,6 +26,11 @@ class LiveAgents {
     });
     last_gone_ = true;
   }
+  // Null when there is none or more than one.
+  [[nodiscard]] std::shared_ptr<Agent> sole() {
+    MutexLock lock(mutex_);
+    return agents_.size() == 1 ? agents_.front().lock() : nullptr;
+  }
   [[nodiscard]] std::shared_ptr<Agent> only() {
     MutexLock lock(mutex_);
     std::erase_if(agents_, [](const auto& weak) { return weak.expired(); });
@@ -76,6 +81,12 @@ Future<bool> fetch_presence(std::string key) {
 STITCH_INLINE(&fetch_presence);
 
 }  // namespace detail
+
+bool detail::help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline) {
+  auto agent = Ambient::current().agent;
+  if (!agent) agent = live_agents().sole();
+  return agent ? agent->help(done, deadline) : done.load(std::memory_order_acquire);
+}
 
 std::shared_ptr<Agent> current_agent() {
   if (const auto& agent = Ambient::current().agent) return agent;

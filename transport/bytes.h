@@ -2,14 +2,14 @@
 
 #include <cstddef>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <span>
 #include <utility>
 
+#include "stitch/transport/recycler.h"
+
 namespace stitch::transport {
 
-// A growable run of bytes aligned to 64 that is not zero-filled, for frames. Move-only. Not thread-safe.
+// A growable run of bytes aligned to 64 that is not zero-filled, for frames; small ones are recycled. Move-only. Not thread-safe.
 class Bytes {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -17,26 +17,34 @@ class Bytes {
   Bytes() noexcept = default;
   explicit Bytes(std::size_t size) { resize(size); }
   Bytes(Bytes&& other) noexcept
-      : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)), capacity_(std::exchange(other.capacity_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), capacity_(std::exchange(other.capacity_, 0)) {}
   Bytes& operator=(Bytes&& other) noexcept {
-    data_ = std::move(other.data_);
-    size_ = std::exchange(other.size_, 0);
-    capacity_ = std::exchange(other.capacity_, 0);
+    if (this != &other) {
+      if (data_ != nullptr) recycle(data_, capacity_);
+      data_ = std::exchange(other.data_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+      capacity_ = std::exchange(other.capacity_, 0);
+    }
     return *this;
   }
+  ~Bytes() {
+    if (data_ != nullptr) recycle(data_, capacity_);
+  }
 
-  [[nodiscard]] std::byte* data() noexcept { return data_.get(); }
-  [[nodiscard]] const std::byte* data() const noexcept { return data_.get(); }
+  [[nodiscard]] std::byte* data() noexcept { return data_; }
+  [[nodiscard]] const std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::span<const std::byte> span() const noexcept { return {data_.get(), size_}; }
+  [[nodiscard]] std::span<const std::byte> span() const noexcept { return {data_, size_}; }
 
   void reserve(std::size_t capacity) {
     if (capacity <= capacity_) return;
     if (capacity < 2 * capacity_) capacity = 2 * capacity_;
     if (capacity < 512) capacity = 512;
-    std::unique_ptr<std::byte[], Free> bigger(static_cast<std::byte*>(::operator new[](capacity, std::align_val_t{kAlignment})));
-    if (size_ > 0) std::memcpy(bigger.get(), data_.get(), size_);
-    data_ = std::move(bigger);
+    capacity = recycled_capacity(capacity);
+    auto* const bigger = static_cast<std::byte*>(take_recycled(capacity));
+    if (size_ > 0) std::memcpy(bigger, data_, size_);
+    if (data_ != nullptr) recycle(data_, capacity_);
+    data_ = bigger;
     capacity_ = capacity;
   }
   // New bytes are uninitialised.
@@ -47,7 +55,7 @@ class Bytes {
   void append(const void* from, std::size_t bytes) {
     if (bytes == 0) return;
     reserve(size_ + bytes);
-    std::memcpy(data_.get() + size_, from, bytes);
+    std::memcpy(data_ + size_, from, bytes);
     size_ += bytes;
   }
   // Zero bytes up to the next multiple of `alignment`, a power of two.
@@ -55,14 +63,11 @@ class Bytes {
     const std::size_t padded = (size_ + alignment - 1) & ~(alignment - 1);
     const std::size_t old = size_;
     resize(padded);
-    if (padded != old) std::memset(data_.get() + old, 0, padded - old);
+    if (padded != old) std::memset(data_ + old, 0, padded - old);
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* at) const noexcept { ::operator delete[](at, std::align_val_t{kAlignment}); }
-  };
-  std::unique_ptr<std::byte[], Free> data_;
+  std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;
 };

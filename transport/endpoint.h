@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,23 +21,24 @@ namespace stitch::transport {
 class Connection;
 
 // Called once when a message has been handed over completely (nullopt: its buffers may be changed again), or will never
-// be (the error). Runs on a thread of the endpoint, or on the caller's when the connection was closed already.
+// be (the error). Runs on a thread that polls for the endpoint, or inside send(): the caller holds no lock that it takes.
 using SendDone = UniqueFunction<void(const std::optional<Error>& error)>;
 
-// What the owner of a connection wants to hear. Callbacks of one connection run one at a time on a reader thread of the
-// endpoint and must not block; no lock of the endpoint is held.
+// What the owner of a connection wants to hear. Callbacks of one connection run one at a time, on a reader thread of the
+// endpoint or on a thread inside Endpoint::help(), and must not block; no lock of the endpoint is held.
 struct ConnectionEvents {
   // The handshake is done: connection.peer() is valid. Before the first on_message.
   std::function<void(const std::shared_ptr<Connection>&)> on_open;
-  // A message arrived; order is that of the sends of the other side.
+  // A message arrived; order is that of the sends of the other side, but that messages above 32 KiB may be passed by smaller ones.
   std::function<void(const std::shared_ptr<Connection>&, Message)> on_message;
   // The connection ended: exactly once, after the last on_message, whoever ended it, also when it never opened.
   std::function<void(const std::shared_ptr<Connection>&, const Error&)> on_closed;
 };
 
-// One ordered, reliable, two-way stream of messages to one peer. It delivers each message once, in order, or breaks.
+// One reliable, two-way stream of messages to one peer. It delivers each message once or breaks. Messages up to 32 KiB (with their
+// buffers) keep their order, and so do larger ones among themselves; a large one may be passed by small ones sent after it.
 // Owned by whoever holds the pointer and by its endpoint until it is closed.
-// Thread contract: all methods from any thread; send() never blocks and never calls `done` under a lock.
+// Thread contract: all methods from any thread; send() never blocks; no lock of the connection is held when `done` is called.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -44,6 +46,12 @@ class Connection {
   [[nodiscard]] virtual const Hello& peer() const = 0;
   // Queues a message; before on_open it waits for the handshake. `done` runs exactly once, also after close.
   virtual void send(Message message, SendDone done) = 0;
+  // Inside on_message, for work that the message brought and that may block: asks the thread that reads to do it itself when all
+  // that has come is delivered, while another thread moves messages. work(true) does a piece of it there and says whether there is
+  // more; work(false) has other threads do it. False, and nothing is taken, where the thread that reads cannot.
+  [[nodiscard]] virtual bool defer(UniqueFunction<bool(bool here)>& work) { return false; }
+  // At the end of the last work(true), before the answer is sent: what follows will not block.
+  virtual void about_to_answer() {}
   // Ends the connection: sends that are not through fail with `reason`, on_closed gets it. A second call does nothing.
   virtual void close(const Error& reason) = 0;
   // A name for messages: "shm://…", "loopback:3".
@@ -74,6 +82,11 @@ class Endpoint {
   virtual std::vector<std::string> listen(Accept accept) = 0;
   // Starts connecting and returns at once. A failure arrives as on_closed with Error(disconnected) naming the address.
   virtual std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events) = 0;
+  // For a thread that waits until a message sets `done`: moves messages itself, callbacks included, as long as that seems to pay
+  // off. True when `done` is set; else the caller sleeps as it would have. Any thread; does nothing inside a callback.
+  virtual bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
+    return done.load(std::memory_order_acquire);
+  }
   virtual void close() = 0;
   virtual void join() = 0;
 };

@@ -40,6 +40,8 @@ class HandshakingConnection : public Connection, public std::enable_shared_from_
 
   // Runs `transmit` now when the connection is open or closed, else when it gets so.
   void when_open(Transmit transmit);
+  // Whether a send would be transmitted at once.
+  [[nodiscard]] bool is_open() const noexcept { return open_.load(std::memory_order_acquire); }
   [[nodiscard]] bool closed() const;
   // Why it ended: set when closed() or refusing.
   [[nodiscard]] std::optional<Error> reason() const;

@@ -56,4 +56,9 @@ void IpAddress::check_bindable(const std::string& name) const {
   if (!bound) throw Error(ErrorCode::disconnected, "address " + name + " could not be bound: " + std::system_category().message(error));
 }
 
+void check_bind_address(const std::string& address) {
+  if (IpAddress::parse(address, 0)) return;
+  throw Error(ErrorCode::invalid_argument, "bind address \"" + address + "\" is not a numeric IPv4 or IPv6 address");
+}
+
 }  // namespace stitch::transport

@@ -23,4 +23,7 @@ struct IpAddress {
   void check_bindable(const std::string& name) const;
 };
 
+// Throws Error(invalid_argument) unless `address` is a numeric address.
+void check_bind_address(const std::string& address);
+
 }  // namespace stitch::transport

@@ -52,13 +52,13 @@ thread_local bool InsideCall::current = false;
 }
 
 [[nodiscard]] std::shared_ptr<tp::transport::Context> make_transport(const std::string& name) {
-  return name == "shm" ? tp::transport::shm::create() : tp::transport::uv::create();
+  return name == "tensorpipe-shm" ? tp::transport::shm::create() : tp::transport::uv::create();
 }
 [[nodiscard]] std::shared_ptr<tp::channel::Context> make_channel(const std::string& name) {
   return name == "cma" ? tp::channel::cma::create() : tp::channel::basic::create();
 }
 [[nodiscard]] std::string listen_url(const std::string& transport, const std::string& bind_address) {
-  if (transport == "shm") return "shm://";
+  if (transport == "tensorpipe-shm") return "tensorpipe-shm://";
   return bind_address.find(':') == std::string::npos ? "uv://" + bind_address : "uv://[" + bind_address + "]";
 }
 

@@ -26,7 +26,7 @@ void expect_clean(const std::vector<std::string>& command, const std::string& li
 }
 
 TEST(Processes, CallOneAnotherOverEachTransport) {
-  for (const char* transport : {"shm,uv", "uv", "shm"}) {
+  for (const char* transport : {"shm,tcp", "tcp", "shm", "tensorpipe-shm,uv", "uv", "shm,uv"}) {
     setenv("STITCH_TRANSPORTS", transport, 1);
     expect_clean(under_stitch_run(3, "calls"), "[worker0] everybody has called");
   }
@@ -67,7 +67,7 @@ TEST(Processes, RunWithPlainVariables) {
 }
 
 TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
-  for (const char* transport : {"shm", "uv"}) {
+  for (const char* transport : {"shm", "tcp", "tensorpipe-shm", "uv"}) {
     const std::string file = std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
     std::vector<std::unique_ptr<RunningCommand>> workers;
     for (int rank = 0; rank < 3; ++rank) {

@@ -76,7 +76,7 @@ TEST(TensorPipeEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return std::make_shared<Recorder>()->events(); });
   ASSERT_EQ(addresses.size(), 2U);
-  EXPECT_TRUE(addresses[0].starts_with("shm://")) << addresses[0];
+  EXPECT_TRUE(addresses[0].starts_with("tensorpipe-shm://")) << addresses[0];
   EXPECT_TRUE(addresses[1].starts_with("uv://127.0.0.1:")) << addresses[1];
   for (const auto& address : addresses) {
     const auto out = std::make_shared<Recorder>();
@@ -87,14 +87,14 @@ TEST(TensorPipeEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
 }
 
 TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
-  auto server = make_tensorpipe_endpoint(options(1), over({"shm", "uv"}, {"cma", "basic"}));
+  auto server = make_tensorpipe_endpoint(options(1), over({"tensorpipe-shm", "uv"}, {"cma", "basic"}));
   auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
   const auto wrong = std::make_shared<Recorder>();
   client->connect(addresses[0], wrong->events());
   ASSERT_TRUE(wrong->wait_closed());
-  EXPECT_EQ(wrong->closed_text(), "connect to \"" + addresses[0] + "\" failed: transport \"shm\" is not in use here; in use: uv");
+  EXPECT_EQ(wrong->closed_text(), "connect to \"" + addresses[0] + "\" failed: transport \"tensorpipe-shm\" is not in use here; in use: uv");
   const auto out = std::make_shared<Recorder>();
   Message message = make_message("over uv");
   message.buffers.push_back(make_filled_buffer(50000, 3));
@@ -106,8 +106,8 @@ TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
 TEST(TensorPipeEndpoint, UnknownNamesAreRefusedWithTheKnownOnes) {
   Error error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"ibv"}))); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_STREQ(error.what(), "transport \"ibv\" is unknown; known are: shm, uv");
-  error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"shm"}, {"xth"}))); });
+  EXPECT_STREQ(error.what(), "transport \"ibv\" is unknown; known are: tensorpipe-shm, uv");
+  error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"tensorpipe-shm"}, {"xth"}))); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_STREQ(error.what(), "channel \"xth\" is unknown; known are: basic, cma");
   error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({}))); });
@@ -124,11 +124,11 @@ TEST(TensorPipeEndpoint, AnAddressOfAnotherHostIsNotUsed) {
   const Error error = error_of([&] { static_cast<void>(make_tensorpipe_endpoint(options(1), tensorpipe)); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_STREQ(error.what(), "no transport passes a transfer from this worker to itself; tried: uv, bind address 192.0.2.1");
-  tensorpipe.transports = {"uv", "shm"};
+  tensorpipe.transports = {"uv", "tensorpipe-shm"};
   auto endpoint = make_tensorpipe_endpoint(options(1), tensorpipe);
   const auto addresses = endpoint->listen([] { return ConnectionEvents{}; });
   ASSERT_EQ(addresses.size(), 1U);
-  EXPECT_TRUE(addresses[0].starts_with("shm://"));
+  EXPECT_TRUE(addresses[0].starts_with("tensorpipe-shm://"));
 }
 
 TEST(TensorPipeEndpoint, SpeaksIpv6) {
@@ -149,7 +149,7 @@ TEST(TensorPipeEndpoint, SpeaksIpv6) {
 }
 
 TEST(TensorPipeEndpoint, CarriesBuffersOverEveryChannel) {
-  for (const std::string transport : {"shm", "uv"}) {
+  for (const std::string transport : {"tensorpipe-shm", "uv"}) {
     for (const std::string channel : {"basic", "cma"}) {
       auto server = make_tensorpipe_endpoint(options(1), over({transport}, {channel}));
       auto client = make_tensorpipe_endpoint(options(2), over({transport}, {channel}));
@@ -221,7 +221,7 @@ TEST(TensorPipeEndpoint, StrangersThatHangUpDoNotStopIt) {
 TEST(TensorPipeProcess, DISABLED_Peer) {
   const char* address = std::getenv(kAddressVariable);
   if (address == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
-  auto endpoint = make_tensorpipe_endpoint(options(2), over({"shm", "uv"}));
+  auto endpoint = make_tensorpipe_endpoint(options(2), over({"tensorpipe-shm", "uv"}));
   const auto recorder = std::make_shared<Recorder>();
   const auto connection = endpoint->connect(address, recorder->events());
   connection->send(make_message(std::to_string(::getpid())), recorder->done());
@@ -229,7 +229,7 @@ TEST(TensorPipeProcess, DISABLED_Peer) {
 }
 
 TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
-  for (const std::string transport : {"shm", "uv"}) {
+  for (const std::string transport : {"tensorpipe-shm", "uv"}) {
     auto endpoint = make_tensorpipe_endpoint(options(1), over({transport}));
     const auto in = std::make_shared<Recorder>();
     const auto addresses = endpoint->listen([&] { return in->events(); });

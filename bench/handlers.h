@@ -1,0 +1,16 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "stitch/rpc/calls.h"
+
+namespace stitch_bench {
+
+// What the workers can be asked to do. Those called ..._inline are marked STITCH_INLINE.
+void empty();
+void empty_inline();
+at::Tensor add(at::Tensor a, at::Tensor b);
+at::Tensor add_inline(at::Tensor a, at::Tensor b);
+at::Tensor echo(at::Tensor tensor);
+
+}  // namespace stitch_bench

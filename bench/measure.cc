@@ -1,0 +1,38 @@
+#include "measure.h"
+
+#include <stdexcept>
+
+namespace stitch_bench {
+
+const std::vector<Measure>& all_measures() {
+  static const std::vector<Measure> measures{
+      floor_sockets(),
+      floor_memcpy(),
+      floor_tensorpipe_latency(),
+      floor_tensorpipe_rate(),
+      floor_tensorpipe_bandwidth(),
+      memory_base(),
+      latency(),
+      rate(),
+      bandwidth(),
+      contention(),
+      idle(),
+      steal(),
+      autograd(),
+      step(),
+      rref(),
+      allocs(),
+  };
+  return measures;
+}
+
+const Measure& find_measure(const std::string& name) {
+  std::string names;
+  for (const Measure& measure : all_measures()) {
+    if (measure.name == name) return measure;
+    names += (names.empty() ? "" : ", ") + measure.name;
+  }
+  throw std::invalid_argument("measure \"" + name + "\" is unknown; known are: " + names);
+}
+
+}  // namespace stitch_bench

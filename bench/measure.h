@@ -1,0 +1,45 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "side.h"
+
+namespace stitch_bench {
+
+// Something that can be asked for by name. Its processes are started anew for each round and each path.
+struct Measure {
+  std::string name;
+  std::string about;                  // one line for --list
+  bool quick = false;                 // part of the default set
+  std::vector<std::string> paths{};   // of "same_host", "tcp": run for each; empty: run once
+  std::vector<std::string> floors{};  // measures that run with it
+  void (*first)(Side&) = nullptr;     // what rank 0 does
+  void (*second)(Side&) = nullptr;    // what rank 1 does; null: there is none
+};
+
+// All of them, floors first.
+[[nodiscard]] const std::vector<Measure>& all_measures();
+// Throws std::invalid_argument listing the names.
+[[nodiscard]] const Measure& find_measure(const std::string& name);
+
+// Each in the file of that name.
+[[nodiscard]] Measure latency();
+[[nodiscard]] Measure rate();
+[[nodiscard]] Measure bandwidth();
+[[nodiscard]] Measure contention();
+[[nodiscard]] Measure idle();
+[[nodiscard]] Measure steal();
+[[nodiscard]] Measure autograd();
+[[nodiscard]] Measure step();
+[[nodiscard]] Measure rref();
+[[nodiscard]] Measure allocs();
+// idle.cc and floors_*.cc
+[[nodiscard]] Measure memory_base();
+[[nodiscard]] Measure floor_sockets();
+[[nodiscard]] Measure floor_memcpy();
+[[nodiscard]] Measure floor_tensorpipe_latency();
+[[nodiscard]] Measure floor_tensorpipe_rate();
+[[nodiscard]] Measure floor_tensorpipe_bandwidth();
+
+}  // namespace stitch_bench

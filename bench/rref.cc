@@ -1,0 +1,84 @@
+// References: how fast objects are made on the other worker and let go, and how long it takes to fetch one.
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "handlers.h"
+#include "measure.h"
+#include "stitch/rpc/future.h"
+#include "stitch/rref/rref.h"
+#include "timing.h"
+#include "world.h"
+
+namespace stitch_bench {
+
+namespace {
+
+// What references keep alive; it counts how many there are of it.
+class Kept {
+ public:
+  Kept() { ++count; }
+  ~Kept() { --count; }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  static inline std::atomic<std::int64_t> count{0};
+};
+
+std::int64_t kept() { return Kept::count; }
+
+void wait_until_none_is_kept(stitch::WorkerId there) {
+  const auto end = after(60);
+  while (stitch::rpc_sync<&kept>(there) > 0) {
+    if (Clock::now() > end) throw std::runtime_error("objects are kept that nobody refers to");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+// Thousands made and dropped at a time; the last of them gone at the end.
+double created_and_dropped_per_second(stitch::WorkerId there, double seconds) {
+  const auto start = Clock::now();
+  const auto end = after(seconds);
+  double made = 0;
+  do {
+    std::vector<stitch::RRef<Kept>> references;
+    std::vector<stitch::Future<void>> created;
+    for (int i = 0; i < 1000; ++i) {
+      references.push_back(stitch::remote<Kept>(there));
+      created.push_back(references.back().when_created());
+    }
+    for (auto& future : created) future.get();
+    made += 1000;
+  } while (Clock::now() < end);
+  wait_until_none_is_kept(there);
+  return made / seconds_since(start);
+}
+
+void first(Side& side) {
+  const stitch::Worker self = join_world(side);
+  const std::string key = "rref." + side.path();
+  static_cast<void>(created_and_dropped_per_second(other(side), side.settings().seconds / 4));
+  side.result(key + ".create_and_drop", created_and_dropped_per_second(other(side), side.settings().seconds), "rrefs/s");
+  const auto a = at::arange(8, at::kFloat);
+  const auto b = at::ones({8});
+  report_latency(side, key + ".remote_to_here",
+                 time_each_us(side.settings().seconds, 20, [&] { static_cast<void>(stitch::remote<&add>(other(side), a, b).to_here()); }),
+                 side.floor("tensorpipe.shm.rtt64", "tcp.rtt64"));
+  finish(side);
+}
+
+}  // namespace
+
+Measure rref() {
+  return {.name = "rref",
+          .about = "objects made on the other worker and dropped, per second; time of remote() and to_here() together",
+          .paths = {"same_host", "tcp"},
+          .floors = {"floor-sockets", "floor-tensorpipe-latency"},
+          .first = &first,
+          .second = &serve};
+}
+
+}  // namespace stitch_bench

@@ -1,0 +1,150 @@
+// A step of a perceptron whose hidden layers live on the other worker, beside the same step in one process.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+#include "measure.h"
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/distributed_optimizer.h"
+#include "stitch/rref/remote_module.h"
+#include "timing.h"
+#include "world.h"
+
+namespace stitch_bench {
+
+namespace {
+
+// The layers that are equal in both variants: each seeds its own parameters.
+struct HiddenLayers : torch::nn::Module {
+  HiddenLayers() {
+    torch::manual_seed(1);
+    first = register_module("first", torch::nn::Linear(784, 512));
+    second = register_module("second", torch::nn::Linear(512, 512));
+  }
+  at::Tensor forward(at::Tensor x) { return torch::relu(second(torch::relu(first(x)))); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+torch::nn::Linear make_output_layer() {
+  torch::manual_seed(2);
+  return torch::nn::Linear(512, 10);
+}
+
+struct Batch {
+  Batch() {
+    torch::manual_seed(0);
+    images = torch::randn({64, 784});
+    labels = torch::randint(0, 10, {64}, torch::kLong);
+  }
+  at::Tensor images, labels;
+};
+
+// Both models have step(), which returns the loss before it.
+template <class Optimizer, class Options>
+class LocalModel {
+ public:
+  LocalModel(const Batch& batch, const Options& options) : batch_(batch), optimizer_(parameters(), options) {}
+  double step() {
+    optimizer_.zero_grad();
+    const auto loss = torch::nn::functional::cross_entropy(output_(hidden_->forward(batch_.images)), batch_.labels);
+    loss.backward();
+    optimizer_.step();
+    return loss.template item<double>();
+  }
+
+ private:
+  std::vector<at::Tensor> parameters() {
+    auto all = hidden_->parameters();
+    for (const auto& parameter : output_->parameters()) all.push_back(parameter);
+    return all;
+  }
+  const Batch& batch_;
+  std::shared_ptr<HiddenLayers> hidden_ = std::make_shared<HiddenLayers>();
+  torch::nn::Linear output_ = make_output_layer();
+  Optimizer optimizer_;
+};
+
+template <class Optimizer, class Options>
+class DistributedModel {
+ public:
+  DistributedModel(stitch::WorkerId server, const Batch& batch, const Options& options)
+      : batch_(batch), hidden_(server), optimizer_(parameters(), options) {}
+  double step() {
+    const auto start = Clock::now();
+    stitch::dist_autograd::Context context;
+    const auto loss = torch::nn::functional::cross_entropy(output_(hidden_.forward(batch_.images)), batch_.labels);
+    const auto forward_done = Clock::now();
+    context.backward({loss});
+    const auto backward_done = Clock::now();
+    optimizer_.step(context);
+    const auto us = [](Clock::time_point from, Clock::time_point to) {
+      return std::chrono::duration<double, std::micro>(to - from).count();
+    };
+    forward_us.push_back(us(start, forward_done));
+    backward_us.push_back(us(forward_done, backward_done));
+    optimizer_us.push_back(us(backward_done, Clock::now()));
+    return loss.template item<double>();
+  }
+
+  std::vector<double> forward_us, backward_us, optimizer_us;
+
+ private:
+  std::vector<stitch::RRef<at::Tensor>> parameters() {
+    auto all = hidden_.parameters();
+    for (const auto& parameter : output_->parameters()) all.push_back(stitch::make_rref(parameter));
+    return all;
+  }
+  const Batch& batch_;
+  stitch::RemoteModule<HiddenLayers> hidden_;
+  torch::nn::Linear output_ = make_output_layer();
+  stitch::optim::DistributedOptimizer<Optimizer> optimizer_;
+};
+
+template <class Model>
+double steps_per_second(const Side& side, Model& model) {
+  return 1e6 / median(time_each_us(side.settings().seconds, 5, [&] { static_cast<void>(model.step()); }));
+}
+
+template <class Optimizer, class Options>
+void measure_optimizer(const Side& side, const std::string& name, const Batch& batch, const Options& options) {
+  LocalModel<Optimizer, Options> local(batch, options);
+  DistributedModel<Optimizer, Options> distributed(other(side), batch, options);
+  for (int i = 0; i < 10; ++i) {
+    const double expected = local.step();
+    if (std::fabs(distributed.step() - expected) > 1e-3 * std::max(1.0, std::fabs(expected))) {
+      throw std::runtime_error("the losses of the local and the distributed model differ");
+    }
+  }
+  const std::string key = "step." + side.path() + '.' + name;
+  side.result(key + ".local", steps_per_second(side, local), "steps/s");
+  distributed.forward_us.clear();
+  distributed.backward_us.clear();
+  distributed.optimizer_us.clear();
+  side.result(key + ".distributed", steps_per_second(side, distributed), "steps/s", key + ".local");
+  side.result(key + ".forward", median(distributed.forward_us), "us");
+  side.result(key + ".backward", median(distributed.backward_us), "us");
+  side.result(key + ".optimizer", median(distributed.optimizer_us), "us");
+}
+
+void first(Side& side) {
+  const stitch::Worker self = join_world(side);
+  {
+    const Batch batch;
+    measure_optimizer<torch::optim::SGD>(side, "sgd", batch, torch::optim::SGDOptions(0.05));
+    measure_optimizer<torch::optim::Adam>(side, "adam", batch, torch::optim::AdamOptions(1e-3));
+  }
+  finish(side);
+}
+
+}  // namespace
+
+Measure step() {
+  return {.name = "step",
+          .about = "training steps of a 784-512-512-10 perceptron, hidden layers on the other worker, and all in one process",
+          .paths = {"same_host", "tcp"},
+          .first = &first,
+          .second = &serve};
+}
+
+}  // namespace stitch_bench

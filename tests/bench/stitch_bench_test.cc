@@ -1,0 +1,176 @@
+// What stitch-bench promises whatever the machine does meanwhile: each measure ends and prints numbers, and no process is
+// left. What the numbers are is not for a test.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "tests/tools/running_command.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch_test::RunningCommand;
+
+// Every measure with the smallest of everything.
+const std::vector<std::string> kSmallest{"--rounds=1", "--seconds=0.02", "--sizes=1,2", "--load-size=4"};
+
+std::vector<std::string> bench(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), STITCH_BENCH);
+  return arguments;
+}
+
+std::map<std::string, std::pair<double, std::string>> results(const std::string& output) {
+  std::map<std::string, std::pair<double, std::string>> found;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string word, key, unit;
+    double value = 0;
+    if (words >> word >> key >> value >> unit && word == "RESULT") found[key] = {value, unit};
+  }
+  return found;
+}
+
+// Differences of two numbers that may be equal: any finite one will do.
+bool may_be_negative(const std::string& key) {
+  return key.ends_with(".slowdown") || key.ends_with("_above_libtorch") || key.starts_with("allocs.");
+}
+
+void expect_positive_numbers(const std::string& output) {
+  for (const auto& [key, result] : results(output)) {
+    EXPECT_TRUE(std::isfinite(result.first)) << key;
+    if (!may_be_negative(key)) {
+      EXPECT_GT(result.first, 0) << key;
+    }
+    EXPECT_FALSE(result.second.empty()) << key;
+  }
+}
+
+std::set<std::string> names_of_measures() {
+  RunningCommand list(bench({"--list"}));
+  EXPECT_EQ(list.wait(), 0);
+  std::set<std::string> names;
+  std::istringstream lines(list.out());
+  for (std::string line; std::getline(lines, line);) names.insert(line.substr(0, line.find(' ')));
+  return names;
+}
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  std::vector<pid_t> children;
+  for (pid_t child = 0; list >> child;) children.push_back(child);
+  return children;
+}
+
+// A measure that takes minutes, once both of its processes run.
+struct LongMeasure {
+  LongMeasure() : command(bench({"latency", "--no-floors", "--seconds=60"}), 60s) {
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    while (children.size() < 2 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(10ms);
+      children = children_of(command.pid());
+    }
+  }
+  RunningCommand command;
+  std::vector<pid_t> children;
+};
+
+TEST(StitchBench, EveryMeasureEndsAndPrintsPositiveNumbers) {
+  auto arguments = bench(kSmallest);
+  arguments.insert(arguments.end(), {"--all", "--result-lines"});
+  RunningCommand command(arguments, 500s);
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  expect_positive_numbers(command.out());
+  const auto found = results(command.out());
+  for (const std::string name : {"latency", "rate", "bandwidth", "contention", "idle", "steal", "autograd", "step", "rref", "allocs"}) {
+    EXPECT_TRUE(names_of_measures().contains(name)) << name;
+    for (const std::string path : {"same_host", "tcp"}) {
+      const auto first = found.lower_bound(name + "." + path + ".");
+      EXPECT_TRUE(first != found.end() && first->first.starts_with(name + "." + path + ".")) << "nothing from " << name << " over " << path;
+    }
+  }
+  for (const std::string floor : {"floor.tcp.rtt64.p50", "floor.unix.rtt64.p50", "floor.memcpy.1MiB", "floor.tensorpipe.shm.rtt64.p50",
+                                  "floor.tensorpipe.uv.calls.256", "floor.tensorpipe.shm.one_way", "floor.tensorpipe.uv.echo.2MiB"}) {
+    EXPECT_TRUE(found.contains(floor)) << floor;
+  }
+}
+
+TEST(StitchBench, AnInterruptEndsItAndItsProcesses) {
+  LongMeasure measure;
+  ASSERT_EQ(measure.children.size(), 2u);
+  measure.command.send_signal(SIGINT);
+  EXPECT_EQ(measure.command.wait(), 128 + SIGINT);
+  for (const pid_t child : measure.children) EXPECT_TRUE(stitch_test::gone(child));
+}
+
+TEST(StitchBench, ItsProcessesDieWithIt) {
+  LongMeasure measure;
+  ASSERT_EQ(measure.children.size(), 2u);
+  measure.command.send_signal(SIGKILL);
+  EXPECT_EQ(measure.command.wait(), 128 + SIGKILL);
+  for (const pid_t child : measure.children) EXPECT_TRUE(stitch_test::gone(child));
+}
+
+TEST(StitchBench, AMeasureOfWhichAProcessDiesFailsAndTheNextRuns) {
+  LongMeasure measure;
+  ASSERT_EQ(measure.children.size(), 2u);
+  ::kill(measure.children[1], SIGKILL);
+  for (const pid_t child : measure.children) EXPECT_TRUE(stitch_test::gone(child));
+  const auto end = std::chrono::steady_clock::now() + 30s;
+  std::vector<pid_t> next;
+  while (next.size() < 2 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(10ms);
+    next = children_of(measure.command.pid());
+  }
+  EXPECT_EQ(next.size(), 2u);
+  measure.command.send_signal(SIGTERM);
+  EXPECT_EQ(measure.command.wait(), 128 + SIGTERM);
+  EXPECT_NE(measure.command.err().find("latency same_host: process 1 was killed by signal 9"), std::string::npos) << measure.command.err();
+}
+
+TEST(StitchBench, AFailureIsNamedAndCounts) {
+  auto arguments = bench(kSmallest);
+  arguments.insert(arguments.end(), {"latency", "--no-floors", "--result-lines", "--tcp-transport=carrier-pigeon"});
+  RunningCommand command(arguments, 60s);
+  EXPECT_EQ(command.wait(), 1);
+  EXPECT_NE(command.err().find("carrier-pigeon"), std::string::npos) << command.err();
+  EXPECT_TRUE(results(command.out()).contains("latency.same_host.empty.pool.p50")) << command.out();
+}
+
+TEST(StitchBench, RefusesWhatItDoesNotKnow) {
+  for (const auto& [arguments, word] : std::vector<std::pair<std::vector<std::string>, std::string>>{{{"latencies"}, "known are: "},
+                                                                                                     {{"--round", "3"}, "--round"},
+                                                                                                     {{"--rounds", "0"}, "--rounds"},
+                                                                                                     {{"--seconds", "x"}, "--seconds"}}) {
+    RunningCommand command(bench(arguments));
+    EXPECT_EQ(command.wait(), 2);
+    EXPECT_NE(command.err().find(word), std::string::npos) << command.err();
+  }
+}
+
+// The script that compares with others; what it compares with is seldom installed where tests run.
+TEST(Compare, ExplainsItselfAndWhatIsMissing) {
+  RunningCommand help({COMPARE, "--help"});
+  const int status = help.wait();
+  if (status == 127) GTEST_SKIP() << "there is no python3";
+  EXPECT_EQ(status, 0) << help.err();
+  EXPECT_NE(help.out().find("--peers"), std::string::npos) << help.out();
+
+  RunningCommand nowhere({COMPARE, "--peers", "/nowhere/at/all"});
+  EXPECT_EQ(nowhere.wait(), 2);
+  EXPECT_NE(nowhere.err().find("/nowhere/at/all"), std::string::npos) << nowhere.err();
+
+  RunningCommand list({COMPARE, "--list", "--peers", ::testing::TempDir()});
+  EXPECT_EQ(list.wait(), 0) << list.err();
+  EXPECT_NE(list.out().find("gRPC: e_grpc.cpp is not in "), std::string::npos) << list.out();
+}
+
+}  // namespace

@@ -1,0 +1,147 @@
+// Who serves a call, over each way messages come in: the thread that reads, or one of the pool.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Future;
+using stitch::testing::Cluster;
+
+std::atomic<int> serving_now{0};
+std::atomic<int> most_serving{0};
+int serve_counted(int i) {
+  const int now = ++serving_now;
+  int most = most_serving;
+  while (now > most && !most_serving.compare_exchange_weak(most, now)) {
+  }
+  std::this_thread::yield();
+  --serving_now;
+  return i;
+}
+
+// A wait that the pool knows nothing of.
+std::unique_ptr<std::binary_semaphore> gate;
+void wait_at_gate() { gate->acquire(); }
+void open_gate() { gate->release(); }
+
+int pass_down(int depth) { return depth == 0 ? 0 : 1 + stitch::rpc_sync<pass_down>("worker0", depth - 1); }
+
+Future<int> answer_after_a_call(int i) {
+  co_await stitch::rpc_async<serve_counted>("worker0", i);
+  co_return i;
+}
+
+at::Tensor doubled(const at::Tensor& x) { return x * 2; }
+
+class Serving : public testing::TestWithParam<const char*> {
+ protected:
+  static std::unique_ptr<Cluster> cluster(int size, int threads) {
+    return std::make_unique<Cluster>(size, [threads](stitch::Options& options) {
+      options.num_threads = threads;
+      options.transports = {GetParam()};
+    });
+  }
+};
+
+TEST_P(Serving, AWorkerOfOneThreadServesOneCallAtATime) {
+  most_serving = 0;
+  const auto world = cluster(2, 1);
+  std::vector<Future<int>> answers;
+  for (int i = 0; i < 2000; ++i) answers.push_back(stitch::rpc_async<serve_counted>("worker1", i));
+  for (int i = 0; i < 2000; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
+  EXPECT_EQ(most_serving, 1);
+}
+
+TEST_P(Serving, AHandlerThatWaitsForAnotherCallIsNotInItsWay) {
+  for (int round = 0; round < 50; ++round) {
+    gate = std::make_unique<std::binary_semaphore>(0);
+    const auto world = cluster(2, 2);
+    const auto waiting = stitch::rpc_async<wait_at_gate>("worker1");
+    stitch::rpc_sync<open_gate>("worker1");
+    waiting.get();
+  }
+}
+
+TEST_P(Serving, WhatCameInOneBatchIsSharedOut) {
+  // The first of the batch waits for the last: whoever serves the batch must not keep it to itself.
+  gate = std::make_unique<std::binary_semaphore>(0);
+  const auto world = cluster(2, 2);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<Future<int>> between;
+    const auto waiting = stitch::rpc_async<wait_at_gate>("worker1");
+    for (int i = 0; i < 10; ++i) between.push_back(stitch::rpc_async<serve_counted>("worker1", i));
+    const auto opening = stitch::rpc_async<open_gate>("worker1");
+    waiting.get();
+    opening.get();
+    for (auto& each : between) static_cast<void>(each.get());
+  }
+}
+
+TEST_P(Serving, CallsBackAndForthNeedNoThreadOfTheirOwn) {
+  const auto world = cluster(2, 1);
+  EXPECT_EQ(stitch::rpc_sync<pass_down>("worker1", 20), 20);
+}
+
+TEST_P(Serving, CoroutinesAnswerWhileOthersAreServed) {
+  const auto world = cluster(3, 1);
+  std::vector<Future<int>> answers;
+  for (int i = 0; i < 500; ++i) answers.push_back(stitch::rpc_async<answer_after_a_call>(i % 2 == 0 ? "worker1" : "worker2", i));
+  for (int i = 0; i < 500; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
+}
+
+TEST_P(Serving, SmallCallsAndLargeTensorsShareAConnection) {
+  const auto world = cluster(2, 2);
+  const auto large = at::arange(3 << 20, at::kFloat);
+  std::vector<Future<at::Tensor>> tensors;
+  std::vector<Future<int>> numbers;
+  for (int round = 0; round < 8; ++round) {
+    tensors.push_back(stitch::rpc_async<doubled>("worker1", large));
+    for (int i = 0; i < 50; ++i) numbers.push_back(stitch::rpc_async<serve_counted>("worker1", i));
+  }
+  for (std::size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(numbers[i].get(), static_cast<int>(i % 50));
+  for (auto& each : tensors) EXPECT_TRUE(at::equal(each.get(), large * 2));
+}
+
+TEST_P(Serving, ReceivedMemoryIsUsedAgain) {
+  if (std::string(GetParam()) == "loopback") GTEST_SKIP() << "copies at the sender";
+  const auto world = cluster(2, 2);
+  const auto large = at::ones({1 << 20});
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<doubled>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
+  const auto numbers = (*world)[0].debug_info();
+  EXPECT_GE(numbers.at("rpc.receive_pool_reused"), 10);
+  EXPECT_LE(numbers.at("rpc.receive_pool_fresh"), 5);
+}
+
+TEST_P(Serving, ManyThreadsWaitAtOnce) {
+  const auto world = cluster(3, 2);
+  std::vector<std::jthread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      const stitch::WorkerScope scope((*world)[t % 3]);
+      for (int i = 0; i < 300; ++i) wrong += stitch::rpc_sync<serve_counted>("worker" + std::to_string((t + 1 + i % 2) % 3), i) == i ? 0 : 1;
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, Serving, testing::Values("loopback", "shm", "tcp", "tensorpipe-shm", "uv"), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace

@@ -1,0 +1,303 @@
+// Memory that is kept for the next large buffer.
+#include "stitch/transport/block_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+namespace {
+
+constexpr std::size_t kKiB = 1024;
+constexpr std::size_t kMiB = 1024 * kKiB;
+constexpr std::size_t kGiB = 1024 * kMiB;
+
+std::shared_ptr<BlockPool> make_pool(std::size_t most_kept_bytes = kGiB, UniqueFunction<void()> trim_later = nullptr) {
+  return std::make_shared<BlockPool>(most_kept_bytes, std::move(trim_later));
+}
+
+std::vector<std::size_t> odd_sizes() {
+  std::vector<std::size_t> sizes;
+  for (std::size_t size = 64 * kKiB; size <= 32 * kMiB; size *= 2) {
+    for (const std::size_t each : {size - 1, size, size + 1, size + size / 4 - 1, size + size / 4 + 1, size / 3 * 4 + 7})
+      sizes.push_back(each);
+  }
+  sizes.push_back(40 * kMiB);
+  return sizes;
+}
+
+TEST(BlockPool, BlocksAreLargeEnoughAndAtMostAQuarterTooLarge) {
+  std::size_t before = 0;
+  for (std::size_t bytes = BlockPool::kSmallest; bytes <= 64 * kMiB; bytes += 1 + bytes / 37) {
+    const std::size_t block = BlockPool::block_bytes(bytes);
+    EXPECT_GE(block, bytes);
+    EXPECT_LE(block - bytes, bytes / 4) << bytes;
+    EXPECT_EQ(block % 4096, 0U) << bytes;
+    EXPECT_EQ(BlockPool::block_bytes(block), block) << "a block holds a block of its size";
+    EXPECT_GE(block, before);
+    before = block;
+  }
+  EXPECT_EQ(BlockPool::block_bytes(0), BlockPool::kSmallest);
+}
+
+TEST(BlockPool, OddSizesAreAlignedAndWritableToTheirEnds) {
+  const auto pool = make_pool();
+  for (const int round : {1, 2}) {  // fresh, then kept ones
+    for (const std::size_t bytes : odd_sizes()) {
+      const Buffer buffer = pool->allocate(Device{}, bytes);
+      EXPECT_EQ(buffer.bytes, bytes);
+      EXPECT_TRUE(buffer.device == Device{});
+      ASSERT_NE(buffer.data, nullptr);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data) % 64, 0U) << bytes;
+      if (bytes >= 2 * kMiB) {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data) % (2 * kMiB), 0U) << bytes;
+      }
+      auto* data = static_cast<unsigned char*>(buffer.data);
+      if (round == 1) {
+        std::memset(data, 0x5a, bytes);
+      } else {
+        data[0] = data[bytes / 2] = data[bytes - 1] = 1;
+      }
+    }
+  }
+  EXPECT_EQ(pool->statistics().used_bytes, 0U);
+}
+
+TEST(BlockPool, SmallAndEmptyBuffersComeFromTheHeap) {
+  const auto pool = make_pool();
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{100}, BlockPool::kSmallest - 1}) {
+    const Buffer buffer = pool->allocate(Device{}, bytes);
+    EXPECT_EQ(buffer.bytes, bytes);
+    EXPECT_NE(buffer.data, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data) % 64, 0U);
+    if (bytes > 0) std::memset(buffer.data, 1, bytes);
+  }
+  const auto statistics = pool->statistics();
+  EXPECT_EQ(statistics.fresh + statistics.reused + statistics.used_bytes + statistics.kept_bytes, 0U);
+}
+
+TEST(BlockPool, AReturnedBlockServesTheNextOfItsSize) {
+  for (const std::size_t bytes : {100 * kKiB, 3 * kMiB, 40 * kMiB}) {
+    const auto pool = make_pool();
+    const std::size_t block = BlockPool::block_bytes(bytes);
+    Buffer buffer = pool->allocate(Device{}, bytes);
+    void* const at = buffer.data;
+    auto statistics = pool->statistics();
+    EXPECT_EQ(statistics.fresh, 1U);
+    EXPECT_EQ(statistics.used_bytes, block);
+    EXPECT_EQ(statistics.kept_bytes, 0U);
+    Buffer copy = buffer;
+    buffer = {};
+    EXPECT_EQ(pool->statistics().used_bytes, block) << "a copy is left";
+    copy = {};
+    statistics = pool->statistics();
+    EXPECT_EQ(statistics.used_bytes, 0U);
+    EXPECT_EQ(statistics.kept_bytes, block);
+    // Another request that takes the same block size.
+    buffer = pool->allocate(Device{}, block);
+    EXPECT_EQ(buffer.data, at);
+    EXPECT_EQ(buffer.bytes, block);
+    statistics = pool->statistics();
+    EXPECT_EQ(statistics.reused, 1U);
+    EXPECT_EQ(statistics.fresh, 1U);
+    EXPECT_EQ(statistics.kept_bytes, 0U);
+    // Other sizes are not served by it.
+    const Buffer other = pool->allocate(Device{}, 2 * block);
+    EXPECT_NE(other.data, at);
+    EXPECT_EQ(pool->statistics().fresh, 2U);
+  }
+}
+
+TEST(BlockPool, NoTwoBuffersInUseShareMemory) {
+  const auto pool = make_pool();
+  std::mt19937_64 random(3);
+  std::vector<Buffer> live;
+  for (int step = 0; step < 3000; ++step) {
+    if (live.size() < 12 && random() % 2 == 0) {
+      Buffer buffer = pool->allocate(Device{}, BlockPool::kSmallest + random() % (200 * kKiB));
+      std::memset(buffer.data, step & 0xff, buffer.bytes);
+      live.push_back(std::move(buffer));
+    } else if (!live.empty()) {
+      const std::size_t which = random() % live.size();
+      const auto* data = static_cast<const unsigned char*>(live[which].data);
+      ASSERT_EQ(std::memcmp(data, data + 1, live[which].bytes - 1), 0) << "somebody else wrote into it";
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
+    }
+  }
+  EXPECT_GT(pool->statistics().reused, pool->statistics().fresh);
+}
+
+TEST(BlockPool, KeepsNoMoreThanItMay) {
+  const std::size_t block = BlockPool::block_bytes(kMiB);
+  const auto pool = make_pool(3 * block);
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 10; ++i) buffers.push_back(pool->allocate(Device{}, kMiB));
+  EXPECT_EQ(pool->statistics().used_bytes, 10 * block);
+  buffers.clear();
+  EXPECT_EQ(pool->statistics().kept_bytes, 3 * block);
+  EXPECT_EQ(pool->statistics().used_bytes, 0U);
+  for (int i = 0; i < 10; ++i) buffers.push_back(pool->allocate(Device{}, kMiB));
+  EXPECT_EQ(pool->statistics().reused, 3U);
+  EXPECT_EQ(pool->statistics().fresh, 17U);
+  buffers.clear();
+  const auto none = make_pool(0);
+  static_cast<void>(none->allocate(Device{}, kMiB));
+  static_cast<void>(none->allocate(Device{}, kMiB));
+  EXPECT_EQ(none->statistics().kept_bytes, 0U);
+  EXPECT_EQ(none->statistics().fresh, 2U);
+}
+
+TEST(BlockPool, GivesBackWhatHasLainUnusedForLong) {
+  int asked = 0;
+  const auto pool = make_pool(kGiB, [&asked] { ++asked; });
+  const std::size_t small = BlockPool::block_bytes(100 * kKiB);
+  const std::size_t large = BlockPool::block_bytes(5 * kMiB);
+  static_cast<void>(pool->allocate(Device{}, 100 * kKiB));
+  static_cast<void>(pool->allocate(Device{}, 5 * kMiB));
+  EXPECT_EQ(asked, 1) << "asked once, when the first block came to lie unused";
+  const auto between = BlockPool::Clock::now();
+  while (BlockPool::Clock::now() == between) {
+  }
+  static_cast<void>(pool->allocate(Device{}, 5 * kMiB));  // used again: younger than `between` now
+  EXPECT_EQ(pool->statistics().kept_bytes, small + large);
+  EXPECT_TRUE(pool->trim(between));
+  EXPECT_EQ(pool->statistics().kept_bytes, large);
+  EXPECT_TRUE(pool->trim(between));
+  EXPECT_FALSE(pool->trim(BlockPool::Clock::time_point::max()));
+  EXPECT_EQ(pool->statistics().kept_bytes, 0U);
+  EXPECT_FALSE(pool->trim(BlockPool::Clock::time_point::max()));
+  EXPECT_EQ(asked, 1);
+  static_cast<void>(pool->allocate(Device{}, kMiB));
+  EXPECT_EQ(asked, 2) << "asked again after everything had gone";
+  // What is in use is not touched.
+  const Buffer buffer = pool->allocate(Device{}, kMiB);
+  EXPECT_FALSE(pool->trim(BlockPool::Clock::time_point::max()));
+  std::memset(buffer.data, 1, buffer.bytes);
+}
+
+TEST(BlockPool, TrimKeepsTheYoungestOfASize) {
+  const auto pool = make_pool();
+  Buffer first = pool->allocate(Device{}, kMiB);
+  Buffer second = pool->allocate(Device{}, kMiB);
+  void* const young = second.data;
+  first = {};
+  auto between = BlockPool::Clock::now();
+  while (BlockPool::Clock::now() == between) {
+  }
+  between = BlockPool::Clock::now();
+  second = {};
+  EXPECT_TRUE(pool->trim(between));
+  EXPECT_EQ(pool->statistics().kept_bytes, BlockPool::block_bytes(kMiB));
+  EXPECT_EQ(pool->allocate(Device{}, kMiB).data, young);
+}
+
+TEST(BlockPool, BuffersOutliveThePoolsOwner) {
+  Buffer last;
+  std::weak_ptr<BlockPool> watch;
+  {
+    auto pool = make_pool();
+    watch = pool;
+    static_cast<void>(pool->allocate(Device{}, 3 * kMiB));  // one lies unused in it
+    last = pool->allocate(Device{}, 5 * kMiB);
+  }
+  EXPECT_FALSE(watch.expired());
+  std::memset(last.data, 7, last.bytes);
+  last = {};
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(BlockPool, OtherDevicesAreRefused) {
+  const auto pool = make_pool();
+  for (const std::size_t bytes : {std::size_t{1}, kMiB}) {
+    try {
+      static_cast<void>(pool->allocate(Device{DeviceType::cuda, 3}, bytes));
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+      EXPECT_NE(std::string(error.what()).find("cuda:3"), std::string::npos);
+    }
+  }
+  EXPECT_EQ(pool->statistics().used_bytes, 0U);
+}
+
+TEST(BlockPool, WhatNoMachineHasIsRefused) {
+  const auto pool = make_pool();
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+  for (const std::size_t bytes : {kMost, kMost - 1, kMost - kMost / 32, kMost / 4 * 3, kMost / 2 + 2, kMost / 2, kMost / 16}) {
+    try {
+      const Buffer buffer = pool->allocate(Device{}, bytes);
+      ADD_FAILURE() << bytes << " bytes were given: the block has " << BlockPool::block_bytes(bytes);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
+    }
+    EXPECT_EQ(pool->statistics().used_bytes, 0U) << bytes;
+  }
+}
+
+TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 2000;
+  std::atomic<int> asked{0};
+  const auto pool = make_pool(20 * kMiB, [&asked] { asked.fetch_add(1); });
+  // Each thread drops what its neighbour allocated.
+  struct Slot {
+    Mutex mutex;
+    Buffer buffer STITCH_GUARDED_BY(mutex);
+  };
+  std::array<Slot, kThreads> slots;
+  std::atomic<bool> torn{false};
+  std::atomic<bool> stop{false};
+  std::thread trimmer([&] {
+    while (!stop.load()) {
+      pool->trim(BlockPool::Clock::now());
+      EXPECT_LE(pool->statistics().kept_bytes, 20 * kMiB);
+      std::this_thread::yield();
+    }
+  });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(static_cast<std::uint64_t>(t));
+      for (int i = 0; i < kRounds; ++i) {
+        const std::size_t bytes = BlockPool::kSmallest + (random() % 8 == 0 ? random() % (4 * kMiB) : random() % (100 * kKiB));
+        Buffer mine = pool->allocate(Device{}, bytes);
+        auto* data = static_cast<unsigned char*>(mine.data);
+        data[0] = data[bytes - 1] = static_cast<unsigned char>(t);
+        std::this_thread::yield();
+        if (data[0] != t || data[bytes - 1] != t) torn = true;
+        Slot& slot = slots[static_cast<std::size_t>((t + 1) % kThreads)];
+        MutexLock lock(slot.mutex);
+        std::swap(slot.buffer, mine);
+        lock.unlock();
+        mine = {};
+        lock.lock();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  stop = true;
+  trimmer.join();
+  EXPECT_FALSE(torn);
+  for (Slot& slot : slots) {
+    MutexLock lock(slot.mutex);
+    slot.buffer = {};
+  }
+  const auto statistics = pool->statistics();
+  EXPECT_EQ(statistics.used_bytes, 0U);
+  EXPECT_LE(statistics.kept_bytes, 20 * kMiB);
+  EXPECT_EQ(statistics.fresh + statistics.reused, static_cast<std::uint64_t>(kThreads * kRounds));
+  EXPECT_GE(asked.load(), 1);
+}
+
+}  // namespace
+}  // namespace stitch::transport

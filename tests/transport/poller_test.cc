@@ -1,0 +1,328 @@
+// The poller by itself, and what an endpoint costs that has nothing to do.
+#include "stitch/transport/poller.h"
+
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/stream_endpoint.h"
+#include "tests/transport/raw_peer.h"
+
+namespace stitch::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A source over an eventfd that counts what it is told.
+class Source final : public PollSource {
+ public:
+  explicit Source(bool is_cheap = false) : cheap_(is_cheap) {}
+  bool poll() override {
+    polls.fetch_add(1);
+    return on_poll && on_poll();
+  }
+  bool ready(std::uint32_t) override {
+    std::uint64_t value = 0;
+    const bool came = ::read(fd.get(), &value, sizeof(value)) == sizeof(value);
+    if (came) signals.fetch_add(1);
+    return came && (!on_ready || on_ready());
+  }
+  bool cheap() const noexcept override { return cheap_; }
+  bool sleep() override {
+    asleep = true;
+    return !on_sleep || on_sleep();
+  }
+  void wake() override { asleep = false; }
+
+  void signal() const {
+    const std::uint64_t one = 1;
+    EXPECT_EQ(::write(fd.get(), &one, sizeof(one)), 8);
+  }
+  [[nodiscard]] bool wait_signals(int count) const {
+    return wait_until([&] { return signals.load() >= count; }, seconds(10));
+  }
+  const Descriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::atomic<int> polls{0};
+  std::atomic<int> signals{0};
+  std::atomic<bool> asleep{false};
+  // Set before it is added.
+  std::function<bool()> on_poll;
+  std::function<bool()> on_ready;
+  std::function<bool()> on_sleep;
+
+ private:
+  const bool cheap_;
+};
+
+// A poller whose threads end with the test, also when that is left early.
+struct Joined {
+  const std::shared_ptr<Poller> poller = Poller::start("test");
+  ~Joined() { poller->join(); }
+};
+
+Poller::SourceId add(Poller& poller, const std::shared_ptr<Source>& source) {
+  const auto id = poller.new_id();
+  poller.add(id, source->fd.get(), source);
+  return id;
+}
+
+TEST(Poller, CallsASourceWhenItsDescriptorIsReady) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  for (const bool cheap : {false, true}) {
+    const auto source = std::make_shared<Source>(cheap);
+    const auto id = add(poller, source);
+    for (int i = 1; i <= 200; ++i) {
+      source->signal();
+      ASSERT_TRUE(source->wait_signals(i)) << i;
+    }
+    EXPECT_TRUE(wait_until([&] { return source->asleep.load(); })) << "the thread sleeps when nothing comes";
+    poller.remove(id);
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
+TEST(Poller, LetsGoOfARemovedSource) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  auto source = std::make_shared<Source>();
+  const std::weak_ptr<Source> watch = source;
+  const auto id = add(poller, source);
+  source->signal();
+  ASSERT_TRUE(source->wait_signals(1));
+  poller.remove(id);
+  poller.remove(id);
+  source.reset();
+  EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
+  poller.join();  // before what its sources refer to goes
+}
+
+TEST(Poller, ASourceMayRemoveItselfAndOthers) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  const auto first = std::make_shared<Source>();
+  const auto second = std::make_shared<Source>();
+  const auto first_id = poller.new_id();
+  const auto second_id = add(poller, second);
+  first->on_ready = [&] {
+    EXPECT_TRUE(poller.on_this_thread());
+    poller.remove(first_id);
+    poller.remove(second_id);
+    return true;
+  };
+  poller.add(first_id, first->fd.get(), first);
+  EXPECT_FALSE(poller.on_this_thread());
+  first->signal();
+  ASSERT_TRUE(first->wait_signals(1));
+  const auto third = std::make_shared<Source>();
+  add(poller, third);
+  first->signal();
+  second->signal();
+  for (int i = 1; i <= 20; ++i) {
+    third->signal();
+    ASSERT_TRUE(third->wait_signals(i));
+  }
+  EXPECT_EQ(first->signals.load(), 1);
+  EXPECT_EQ(second->signals.load(), 0);
+  poller.join();  // before what its sources refer to goes
+}
+
+TEST(Poller, APausedSourceWaits) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  const auto paused = std::make_shared<Source>();
+  const auto other = std::make_shared<Source>();
+  const auto id = add(poller, paused);
+  add(poller, other);
+  poller.pause(id, true);
+  paused->signal();
+  for (int i = 1; i <= 20; ++i) {
+    other->signal();
+    ASSERT_TRUE(other->wait_signals(i));
+  }
+  EXPECT_EQ(paused->signals.load(), 0);
+  poller.pause(id, false);
+  EXPECT_TRUE(paused->wait_signals(1));
+  poller.join();  // before what its sources refer to goes
+}
+
+TEST(Poller, WhatIsDeliveredWakesAThreadThatHelps) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  std::atomic<bool> done{false};
+  const auto source = std::make_shared<Source>();
+  source->on_ready = [&] {
+    done = true;
+    return true;
+  };
+  add(poller, source);
+  for (int i = 0; i < 200; ++i) {
+    done = false;
+    source->signal();
+    EXPECT_TRUE(wait_until([&] { return poller.help(done, Clock::now() + seconds(5)); }, seconds(10)));
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
+TEST(Poller, ABusySourceDoesNotKeepTheOthersWaiting) {
+  for (const bool cheap : {true, false}) {
+    SCOPED_TRACE(cheap ? "cheap" : "with system calls");
+    const Joined started;
+    Poller& poller = *started.poller;
+    std::atomic<bool> busy_now{false};
+    const auto busy = std::make_shared<Source>(cheap);
+    busy->on_poll = [&] { return busy_now.load(); };
+    add(poller, busy);
+    const auto quiet = std::make_shared<Source>();
+    add(poller, quiet);
+    quiet->signal();
+    ASSERT_TRUE(quiet->wait_signals(1));
+    busy_now = true;
+    const int before = busy->polls.load();
+    // The quiet one is not hot any more after so many rounds, and still to be heard.
+    ASSERT_TRUE(wait_until([&] {
+      busy->signal();
+      return busy->polls.load() > before + 100'000;
+    }));
+    quiet->signal();
+    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 2; }, seconds(3))) << "it waits for as long as the other one is busy";
+    // And a thread that helps does not, either.
+    const std::atomic<bool> never{false};
+    std::thread helper([&] { static_cast<void>(poller.help(never, Clock::now() + seconds(3))); });
+    quiet->signal();
+    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3))) << "it waits for as long as a thread helps";
+    busy_now = false;
+    helper.join();
+    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3)));
+    poller.join();  // before what its sources refer to goes
+  }
+}
+
+// What a callback asks for is done although its own source brought nothing, as when it failed while it was being read.
+TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  std::atomic<bool> ask{false};
+  const auto asking = std::make_shared<Source>();
+  const auto asked = std::make_shared<Source>();
+  asking->on_poll = [&] {
+    if (ask.exchange(false)) poller.poll_after_delivery(asked);
+    return false;
+  };
+  add(poller, asking);
+  for (int i = 1; i <= 40; ++i) {
+    // Idle for a while in between, as the thread then spins for a short time only.
+    ASSERT_TRUE(wait_until([&] { return asking->asleep.load(); }));
+    std::this_thread::sleep_for(milliseconds(2));
+    const int before = asked->polls.load();
+    ask = true;
+    asking->signal();
+    ASSERT_TRUE(wait_until([&] { return !ask.load(); }, seconds(5))) << "a source that just moved is polled";
+    ASSERT_TRUE(wait_until([&] { return asked->polls.load() > before; }, seconds(2))) << "forgotten in round " << i;
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
+// A source that says that something has come instead of sleeping is polled.
+TEST(Poller, DoesNotSleepOverASourceThatIsAwake) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  std::atomic<int> refusals{0};
+  const auto source = std::make_shared<Source>(true);
+  source->on_sleep = [&] { return refusals.load() == 0; };
+  source->on_poll = [&] {
+    if (refusals.load() == 0) return false;
+    refusals.fetch_sub(1);
+    return true;
+  };
+  add(poller, source);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(wait_until([&] { return source->asleep.load(); }));
+    refusals = 3;
+    source->signal();
+    EXPECT_TRUE(wait_until([&] { return refusals.load() == 0; }));
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
+double cpu_seconds() {
+  timespec time{};
+  EXPECT_EQ(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time), 0);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Of the wall time, how much this process computes in a second in which nothing happens.
+double idle_share() {
+  const auto begin = Clock::now();
+  const double before = cpu_seconds();
+  std::this_thread::sleep_for(milliseconds(1000));
+  return (cpu_seconds() - before) / std::chrono::duration<double>(Clock::now() - begin).count();
+}
+constexpr double kIdle = 0.05;
+
+class StreamIdle : public testing::TestWithParam<const char*> {
+ protected:
+  static std::unique_ptr<Endpoint> make(std::uint32_t id) {
+    EndpointOptions options;
+    options.self.id = id;
+    options.self.name = "worker" + std::to_string(id);
+    return make_stream_endpoint(std::move(options), {{GetParam()}, "127.0.0.1"});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamIdle, testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
+  const auto server = make(1);
+  const auto client = make(2);
+  const auto in = std::make_shared<Recorder>();
+  in->handle = [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); };
+  const auto addresses = server->listen([&] { return in->events(); });
+  const auto out = std::make_shared<Recorder>();
+  const auto connection = client->connect(addresses.front(), out->events());
+  for (std::size_t i = 1; i <= 1000; ++i) {
+    connection->send(make_message(std::string(i % 100 == 0 ? 200'000 : 50, 'm')), nullptr);
+    ASSERT_TRUE(out->wait_messages(i));
+  }
+  EXPECT_LT(idle_share(), kIdle);
+  const std::atomic<bool> never{false};
+  static_cast<void>(client->help(never, Clock::now() + milliseconds(5)));
+  EXPECT_LT(idle_share(), kIdle) << "after a thread has helped";
+}
+
+TEST_P(StreamIdle, StrangersThatSayNothingCostNothing) {
+  const auto server = make(1);
+  const auto addresses = server->listen([] { return std::make_shared<Recorder>()->events(); });
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < 10; ++i) strangers.push_back(connect_raw(addresses.front()));
+  RawPeer half(addresses.front());
+  half.write(std::string("\1\0\0\0", 4));
+  EXPECT_LT(idle_share(), kIdle);
+}
+
+TEST_P(StreamIdle, APeerThatDoesNotReadCostsNothing) {
+  const auto server = make(1);
+  const auto in = std::make_shared<Recorder>();
+  const auto addresses = server->listen([&] { return in->events(); });
+  RawPeer peer(addresses.front());
+  ASSERT_TRUE(peer.shake_hands());
+  ASSERT_TRUE(in->wait_open());
+  for (int i = 0; i < 10; ++i) in->connection()->send(make_message(std::string(4'000'000, 'x')), in->done());
+  in->connection()->send(make_message("small"), in->done());
+  EXPECT_LT(idle_share(), kIdle);
+  EXPECT_EQ(in->failed(), 0U);
+  peer.hang_up();
+  ASSERT_TRUE(in->wait_closed());
+  EXPECT_TRUE(in->wait_sends_done());
+}
+
+}  // namespace
+}  // namespace stitch::transport

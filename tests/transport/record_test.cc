@@ -1,0 +1,581 @@
+// Records, written and read over a link that takes and gives bytes in the worst pieces, and what is not a record.
+#include "stitch/transport/record.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/record_reader.h"
+#include "stitch/transport/record_writer.h"
+#include "tests/transport/recorder.h"
+
+namespace stitch::transport {
+namespace {
+
+using Random = std::mt19937_64;
+constexpr std::size_t kKiB = 1024;
+constexpr std::size_t kMiB = 1024 * kKiB;
+
+std::size_t below(Random& random, std::size_t end) { return static_cast<std::size_t>(random() % end); }
+
+// A pipe in memory: what is written comes out. With a seed it takes and gives random amounts of at most `most`, sometimes nothing.
+class Pipe final : public Link {
+ public:
+  explicit Pipe(std::size_t capacity) : capacity_(capacity) {}
+  Pipe(std::size_t capacity, std::uint64_t seed, std::size_t most) : capacity_(capacity), most_(most), random_(seed) {}
+
+  int descriptor() const noexcept override { return -1; }
+  bool cheap() const noexcept override { return true; }
+  std::size_t read(std::span<const iovec> parts) override {
+    std::size_t left = std::min(amount(), bytes_.size());
+    std::size_t total = 0;
+    for (const iovec& part : parts) {
+      const std::size_t step = std::min(part.iov_len, left);
+      std::copy_n(bytes_.begin(), step, static_cast<std::byte*>(part.iov_base));
+      bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(step));
+      left -= step;
+      total += step;
+    }
+    return total;
+  }
+  std::size_t write(std::span<const iovec> parts) override {
+    std::size_t left = std::min(amount(), capacity_ - bytes_.size());
+    std::size_t total = 0;
+    for (const iovec& part : parts) {
+      const auto* from = static_cast<const std::byte*>(part.iov_base);
+      const std::size_t step = std::min(part.iov_len, left);
+      bytes_.insert(bytes_.end(), from, from + step);
+      left -= step;
+      total += step;
+    }
+    return total;
+  }
+  std::size_t bulk_room() override { return std::min(amount(), capacity_ - bytes_.size()); }
+  bool await_room() override { return bytes_.size() == capacity_ || below(random_, 2) == 0; }
+  std::optional<Error> ended() override { return std::nullopt; }
+  void close() noexcept override {}
+
+  [[nodiscard]] bool empty() const { return bytes_.empty(); }
+  void put(const std::vector<std::byte>& bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
+  [[nodiscard]] std::vector<std::byte> take() {
+    std::vector<std::byte> all(bytes_.begin(), bytes_.end());
+    bytes_.clear();
+    return all;
+  }
+
+ private:
+  [[nodiscard]] std::size_t amount() {
+    if (!most_) return capacity_;
+    return below(random_, 8) == 0 ? 0 : 1 + below(random_, *most_);
+  }
+  const std::size_t capacity_;
+  const std::optional<std::size_t> most_;
+  Random random_{0};
+  std::deque<std::byte> bytes_;
+};
+
+// A reader and all that it hands out and takes.
+struct Receiver {
+  explicit Receiver(RecordReader::Limits limits = {64 * kMiB, 64 * kMiB, true})
+      : reader(
+            [this](Device device, std::size_t bytes) {
+              ++allocations;
+              largest = std::max(largest, bytes);
+              return allocate_buffer(device, bytes);
+            },
+            [limits] { return limits; }, [this](Message message) { messages.push_back(std::move(message)); }) {}
+  // Reads until nothing is left, or returns what is wrong with it.
+  std::optional<Error> drain(Pipe& pipe) {
+    try {
+      while (!pipe.empty()) reader.read(pipe);
+    } catch (const Error& error) {
+      return error;
+    }
+    return std::nullopt;
+  }
+  std::vector<Message> messages;
+  std::size_t allocations = 0;
+  std::size_t largest = 0;
+  RecordReader reader;
+};
+
+std::size_t size_of(const Message& message) {
+  std::size_t bytes = message.frame.size();
+  for (const Buffer& buffer : message.buffers) bytes += buffer.bytes;
+  return bytes;
+}
+
+bool is_small(const Message& message) { return size_of(message) <= kSmallMessageBytes && message.buffers.size() <= kSmallMessageBuffers; }
+
+// A frame that begins with `number` when there is room for it, then filler; buffers likewise filled.
+Message make_numbered(std::uint32_t number, std::size_t frame_bytes, const std::vector<std::size_t>& buffers = {}) {
+  Message message;
+  message.frame.resize(frame_bytes);
+  if (frame_bytes > 0) std::memset(message.frame.data(), static_cast<int>(number & 0xff), frame_bytes);
+  if (frame_bytes >= sizeof(number)) std::memcpy(message.frame.data(), &number, sizeof(number));
+  for (const std::size_t bytes : buffers) message.buffers.push_back(make_filled_buffer(bytes, static_cast<unsigned char>(number)));
+  return message;
+}
+
+bool equal(const Message& left, const Message& right) {
+  if (left.frame.size() != right.frame.size() || left.buffers.size() != right.buffers.size()) return false;
+  if (left.frame.size() > 0 && std::memcmp(left.frame.data(), right.frame.data(), left.frame.size()) != 0) return false;
+  for (std::size_t i = 0; i < left.buffers.size(); ++i) {
+    const Buffer& a = left.buffers[i];
+    const Buffer& b = right.buffers[i];
+    if (a.bytes != b.bytes || (a.bytes > 0 && std::memcmp(a.data, b.data, a.bytes) != 0)) return false;
+  }
+  return true;
+}
+
+std::size_t random_size(Random& random) {
+  constexpr std::array<std::size_t, 6> kAround{0, 1, 8 * kKiB, 32 * kKiB, 100 * kKiB, kMiB};
+  // Most are small, as in life; the largest ones are rare.
+  const std::size_t around = kAround[below(random, 8) < 6 ? below(random, 3) : below(random, kAround.size())];
+  const std::size_t size = around + below(random, 3);
+  return size == 0 ? 0 : size - 1;
+}
+
+Message random_message(Random& random, std::uint32_t number) {
+  std::vector<std::size_t> buffers(below(random, 3) == 0 ? below(random, 13) : 0);
+  for (std::size_t& bytes : buffers) bytes = random_size(random);
+  return make_numbered(number, random_size(random), buffers);
+}
+
+// Bytes written by hand.
+struct Raw {
+  std::vector<std::byte> bytes;
+  Raw& header(unsigned kind, std::uint32_t buffers, std::uint64_t size, const std::vector<std::uint64_t>& sizes = {}) {
+    std::array<std::byte, RecordHeader::kBytes> at{};
+    RecordHeader header;
+    header.kind = static_cast<RecordKind>(kind);
+    header.buffers = buffers;
+    header.bytes = size;
+    header.encode(at.data());
+    bytes.insert(bytes.end(), at.begin(), at.end());
+    for (const std::uint64_t each : sizes) {
+      const auto* from = reinterpret_cast<const std::byte*>(&each);
+      bytes.insert(bytes.end(), from, from + sizeof(each));
+    }
+    return *this;
+  }
+  Raw& filler(std::size_t count) {
+    bytes.insert(bytes.end(), count, std::byte{'f'});
+    return *this;
+  }
+};
+
+constexpr unsigned kMessage = 1;
+constexpr unsigned kBulk = 2;
+constexpr unsigned kData = 3;
+
+TEST(Record, HeadersAreAsTheProtocolSays) {
+  RecordHeader header{RecordKind::bulk, 0x01020304, 0x1122334455667788};
+  std::array<std::byte, RecordHeader::kBytes> at{};
+  header.encode(at.data());
+  const std::array<unsigned, 16> expected{2, 0, 0, 0, 4, 3, 2, 1, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+  for (std::size_t i = 0; i < at.size(); ++i) EXPECT_EQ(static_cast<unsigned>(at[i]), expected[i]) << i;
+  const RecordHeader read = RecordHeader::decode(at.data());
+  EXPECT_EQ(read.kind, header.kind);
+  EXPECT_EQ(read.buffers, header.buffers);
+  EXPECT_EQ(read.bytes, header.bytes);
+}
+
+// Sends random messages through `pipe` and compares what comes out.
+void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
+  Random random(seed);
+  RecordWriter writer;
+  Receiver receiver;
+  std::deque<Message> small;  // what is due, in order
+  std::deque<Message> large;
+  std::map<std::uint32_t, int> through;
+  const auto account = [&](RecordWriter::Outgoing& outgoing) { outgoing.done(std::nullopt); };
+  std::uint32_t sent = 0;
+  std::uint32_t came = 0;
+  for (std::size_t step = 0; came < count; ++step) {
+    ASSERT_LT(step, 20'000'000U) << "nothing moves any more";
+    if (sent < count && below(random, 4) == 0) {
+      // The same seed gives the same message twice: one to send, one to compare with.
+      const std::uint64_t own = random();
+      Random first(own);
+      Random second(own);
+      RecordWriter::Outgoing outgoing{random_message(first, sent), [&through, sent](const std::optional<Error>&) { ++through[sent]; }};
+      Message due = random_message(second, sent);
+      (is_small(due) ? small : large).push_back(std::move(due));
+      ++sent;
+      auto done = writer.send(std::move(outgoing), below(random, 4) == 0 ? nullptr : &pipe);
+      if (done) account(*done);
+    } else if (below(random, 2) == 0) {
+      RecordWriter::Finished finished;
+      writer.flush(pipe, finished);
+      for (auto& each : finished) account(each);
+    } else {
+      ASSERT_NO_THROW(receiver.reader.read(pipe));
+    }
+    for (Message& message : receiver.messages) {
+      auto& due = is_small(message) ? small : large;
+      ASSERT_FALSE(due.empty());
+      ASSERT_TRUE(equal(message, due.front())) << "message " << came << " of " << size_of(message) << " bytes, due are "
+                                               << size_of(due.front());
+      EXPECT_EQ(message.frame.size() == 0 ? 0U : reinterpret_cast<std::uintptr_t>(message.frame.data()) % 64, 0U);
+      due.pop_front();
+      ++came;
+    }
+    receiver.messages.clear();
+  }
+  RecordWriter::Finished finished;
+  writer.flush(pipe, finished);
+  for (auto& each : finished) account(each);
+  EXPECT_TRUE(writer.empty());
+  EXPECT_TRUE(pipe.empty());
+  EXPECT_TRUE(writer.take_all().empty());
+  ASSERT_EQ(through.size(), count);
+  for (const auto& [number, times] : through) EXPECT_EQ(times, 1) << number;
+}
+
+TEST(Record, MessagesComeOutEqualOverALinkThatTakesEverything) {
+  Pipe pipe(256 * kMiB);
+  expect_transfer(pipe, 1, 300);
+}
+
+TEST(Record, MessagesComeOutEqualOverAFewBytesAtATime) {
+  for (const std::size_t most : {7, 33, 1000}) {
+    SCOPED_TRACE(most);
+    Pipe pipe(3000, most, most);
+    expect_transfer(pipe, most, most < 1000 ? 25 : 60);
+  }
+}
+
+TEST(Record, MessagesComeOutEqualOverRandomPieces) {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    SCOPED_TRACE(seed);
+    Pipe pipe(64 * kKiB * seed, seed, 20 * kKiB * seed);
+    expect_transfer(pipe, seed, 120);
+  }
+}
+
+TEST(Record, SmallMessagesPassALargeOne) {
+  Pipe pipe(64 * kKiB);
+  RecordWriter writer;
+  Receiver receiver;
+  RecordWriter::Finished finished;
+  static_cast<void>(writer.send({make_numbered(0, kMiB), nullptr}, &pipe));
+  static_cast<void>(writer.send({make_numbered(1, 2 * kMiB), nullptr}, &pipe));
+  writer.flush(pipe, finished);
+  EXPECT_TRUE(finished.empty());
+  static_cast<void>(writer.send({make_numbered(2, 100), nullptr}, &pipe));
+  static_cast<void>(writer.send({make_numbered(3, kSmallMessageBytes), nullptr}, &pipe));
+  std::vector<std::size_t> order;
+  for (int round = 0; round < 1000 && order.size() < 4; ++round) {
+    receiver.reader.read(pipe);
+    writer.flush(pipe, finished);
+    for (const Message& message : receiver.messages) order.push_back(message.frame.size());
+    receiver.messages.clear();
+  }
+  EXPECT_EQ(order, (std::vector<std::size_t>{100, kSmallMessageBytes, kMiB, 2 * kMiB}));
+  EXPECT_EQ(finished.size(), 4U);
+  EXPECT_TRUE(writer.empty());
+}
+
+TEST(Record, TheBorderBetweenSmallAndLargeIsTheWholeMessage) {
+  struct Case {
+    std::size_t frame;
+    std::vector<std::size_t> buffers;
+    bool small;
+  };
+  const std::vector<Case> cases{{kSmallMessageBytes, {}, true},
+                                {kSmallMessageBytes + 1, {}, false},
+                                {0, {kSmallMessageBytes}, true},
+                                {1, {kSmallMessageBytes}, false},
+                                {0, std::vector<std::size_t>(8, 0), true},
+                                {0, std::vector<std::size_t>(9, 0), false},
+                                {5, std::vector<std::size_t>(12, 0), false}};
+  for (const Case& each : cases) {
+    Pipe pipe(kMiB);
+    RecordWriter writer;
+    Receiver receiver;
+    RecordWriter::Finished finished;
+    auto at_once = writer.send({make_numbered(9, each.frame, each.buffers), nullptr}, &pipe);
+    EXPECT_EQ(at_once.has_value(), each.small);
+    writer.flush(pipe, finished);
+    EXPECT_EQ(finished.size(), each.small ? 0U : 1U);
+    EXPECT_TRUE(writer.empty());
+    const auto bytes = pipe.take();
+    EXPECT_EQ(static_cast<unsigned>(bytes[0]), each.small ? kMessage : kBulk);
+    pipe.put(bytes);
+    EXPECT_EQ(receiver.drain(pipe), std::nullopt);
+    ASSERT_EQ(receiver.messages.size(), 1U);
+    EXPECT_TRUE(equal(receiver.messages[0], make_numbered(9, each.frame, each.buffers)));
+  }
+}
+
+TEST(Record, OneWithThousandsOfBuffersComesWhole) {
+  std::vector<std::size_t> sizes(20'000);
+  for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = i % 5;
+  Pipe pipe(40'000, 5, 40'000);
+  RecordWriter writer;
+  Receiver receiver;
+  RecordWriter::Finished finished;
+  static_cast<void>(writer.send({make_numbered(4, 10, sizes), nullptr}, &pipe));
+  for (int round = 0; round < 100'000 && receiver.messages.empty(); ++round) {
+    writer.flush(pipe, finished);
+    receiver.reader.read(pipe);
+  }
+  ASSERT_EQ(receiver.messages.size(), 1U);
+  EXPECT_TRUE(equal(receiver.messages[0], make_numbered(4, 10, sizes)));
+}
+
+TEST(Record, EveryMessageIsAccountedForOnceWhereverTheLinkEnds) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    Pipe pipe(1 + below(random, 400 * kKiB), seed, 50 * kKiB);
+    RecordWriter writer;
+    std::vector<std::uint32_t> small_left;
+    std::vector<std::uint32_t> large_left;
+    std::multiset<std::uint32_t> seen;
+    // Every frame says its number.
+    const auto number_of = [](const RecordWriter::Outgoing& outgoing) {
+      std::uint32_t number = 0;
+      std::memcpy(&number, outgoing.message.frame.data(), sizeof(number));
+      return number;
+    };
+    constexpr std::uint32_t kCount = 40;
+    for (std::uint32_t i = 0; i < kCount; ++i) {
+      auto through =
+          writer.send({make_numbered(i, 4 + random_size(random), std::vector<std::size_t>(below(random, 12), 10)), nullptr}, &pipe);
+      if (through) seen.insert(number_of(*through));
+      RecordWriter::Finished finished;
+      if (below(random, 2) == 0) writer.flush(pipe, finished);
+      for (const auto& each : finished) seen.insert(number_of(each));
+    }
+    for (const auto& each : writer.take_all()) {
+      seen.insert(number_of(each));
+      (is_small(each.message) ? small_left : large_left).push_back(number_of(each));
+    }
+    EXPECT_TRUE(writer.empty());
+    EXPECT_TRUE(std::is_sorted(small_left.begin(), small_left.end()));
+    EXPECT_TRUE(std::is_sorted(large_left.begin(), large_left.end()));
+    ASSERT_EQ(seen.size(), kCount) << seed;
+    for (std::uint32_t i = 0; i < kCount; ++i) EXPECT_EQ(seen.count(i), 1U) << seed;
+    // It can be used anew, from the beginning of a record.
+    Pipe fresh(kMiB);
+    Receiver receiver;
+    EXPECT_TRUE(writer.send({make_numbered(1, 30), nullptr}, &fresh).has_value());
+    EXPECT_EQ(receiver.drain(fresh), std::nullopt);
+    EXPECT_EQ(receiver.messages.size(), 1U);
+  }
+}
+
+TEST(Record, BytesOfALargeMessageMayBeCutAnywhere) {
+  for (const std::size_t cut : {1, 2, 3, 17, 24}) {
+    Raw raw;
+    raw.header(kBulk, 3, 10, {0, 7, 8});
+    for (std::size_t left = 25; left > 0;) {
+      const std::size_t step = std::min(cut, left);
+      raw.header(kData, 0, step).filler(step).header(kMessage, 0, 1).filler(1);
+      left -= step;
+    }
+    Pipe pipe(kMiB, cut, 5);
+    pipe.put(raw.bytes);
+    Receiver receiver;
+    EXPECT_EQ(receiver.drain(pipe), std::nullopt);
+    ASSERT_EQ(receiver.messages.size(), 1 + (25 + cut - 1) / cut);
+    EXPECT_EQ(size_of(receiver.messages[receiver.messages.size() - 2]), 25U);
+  }
+}
+
+// Feeds `raw` in one piece and byte by byte: it must be refused both times with a text that contains `expected`.
+void expect_refused(const Raw& raw, const std::string& expected, RecordReader::Limits limits = {kMiB, kMiB, true},
+                    std::size_t messages = 0) {
+  SCOPED_TRACE(expected);
+  for (const bool whole : {true, false}) {
+    Pipe pipe = whole ? Pipe(64 * kMiB) : Pipe(64 * kMiB, 1, 1);
+    pipe.put(raw.bytes);
+    Receiver receiver(limits);
+    const auto error = receiver.drain(pipe);
+    ASSERT_TRUE(error.has_value());
+    EXPECT_EQ(error->code(), ErrorCode::protocol);
+    EXPECT_NE(std::string(error->what()).find(expected), std::string::npos) << error->what();
+    EXPECT_EQ(receiver.messages.size(), messages);
+    EXPECT_LE(receiver.largest, 100U);
+    EXPECT_LE(receiver.allocations, 9U);
+  }
+}
+
+TEST(Record, UnknownKindsAndReservedBytesAreRefused) {
+  for (const unsigned kind : {0U, 4U, 255U}) expect_refused(Raw().header(kind, 0, 4).filler(4), "kind " + std::to_string(kind));
+  for (std::size_t i = 1; i < 4; ++i) {
+    Raw raw;
+    raw.header(kMessage, 0, 4).filler(4);
+    raw.bytes[i] = std::byte{1};
+    expect_refused(raw, "reserved");
+  }
+}
+
+TEST(Record, CountsOfBuffersAreLimited) {
+  expect_refused(Raw().header(kMessage, 9, 0, std::vector<std::uint64_t>(9, 0)), "9 buffers, at most 8");
+  expect_refused(Raw().header(kBulk, (1U << 20) + 1, 0), "1048577 buffers, at most 1048576");
+  expect_refused(Raw().header(kBulk, 0xffffffffU, 0), "4294967295 buffers");
+  expect_refused(Raw().header(kMessage, 0xffffffffU, 0), "4294967295 buffers");
+}
+
+TEST(Record, ASmallMessageIsSmall) {
+  expect_refused(Raw().header(kMessage, 0, kSmallMessageBytes + 1), "small message");
+  expect_refused(Raw().header(kMessage, 1, 1, {kSmallMessageBytes}), "small message");
+  expect_refused(Raw().header(kMessage, 2, 0, {kSmallMessageBytes, 1}), "small message");
+  expect_refused(Raw().header(kMessage, 1, 0, {kSmallMessageBytes + 1}), "small message");
+  // Sizes whose sum would wrap.
+  constexpr std::uint64_t kHuge = ~std::uint64_t{0};
+  expect_refused(Raw().header(kMessage, 2, 0, {kHuge, 1}), "small message", {kMiB, kHuge, true});
+  expect_refused(Raw().header(kMessage, 8, 100, {1, kHuge, 0, 0, 0, 0, 0, 0}), "small message", {kHuge, kHuge, true});
+}
+
+TEST(Record, DataMustBelongToALargeMessageAndFit) {
+  expect_refused(Raw().header(kData, 0, 4).filler(4), "data without");
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 0), "data of 0 bytes");
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 1, 10).filler(10), "data");
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 111), "data of 111 bytes where 110 are missing");
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 60).filler(60).header(kData, 0, 51),
+                 "data of 51 bytes where 50 are missing");
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, ~std::uint64_t{0}), "110 are missing");
+  expect_refused(Raw().header(kBulk, 0, 10).header(kData, 0, 10).filler(10).header(kData, 0, 1), "data without", {kMiB, kMiB, true}, 1);
+  expect_refused(Raw().header(kBulk, 9, 0, std::vector<std::uint64_t>(9, 0)).header(kData, 0, 1), "data without", {kMiB, kMiB, true}, 1);
+}
+
+TEST(Record, ALargeMessageDoesNotBeginInsideAnother) {
+  expect_refused(Raw().header(kBulk, 0, 10).header(kBulk, 0, 10), "inside another");
+  expect_refused(Raw().header(kBulk, 0, 10).header(kData, 0, 9).filler(9).header(kMessage, 0, 1).filler(1).header(kBulk, 0, 0),
+                 "inside another", {kMiB, kMiB, true}, 1);
+}
+
+TEST(Record, LimitsOfFramesAndBuffersHold) {
+  const RecordReader::Limits limits{1000, 2000, true};
+  expect_refused(Raw().header(kMessage, 0, 1001), "frame of 1001 bytes over the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 0, 1001), "frame of 1001 bytes over the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 0, ~std::uint64_t{0}), "over the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kMessage, 2, 1, {1, 2001}), "buffer of 2001 bytes over the limit of 2000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 2, 1, {1, 2001}), "buffer of 2001 bytes over the limit of 2000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 2, 1, {1, ~std::uint64_t{0}}), "over the limit of 2000 bytes", limits);
+  Pipe pipe(kMiB);
+  pipe.put(Raw().header(kMessage, 1, 1000, {2000}).filler(3000).header(kBulk, 1, 1000, {2000}).header(kData, 0, 3000).filler(3000).bytes);
+  Receiver receiver(limits);
+  EXPECT_EQ(receiver.drain(pipe), std::nullopt);
+  EXPECT_EQ(receiver.messages.size(), 2U);
+}
+
+TEST(Record, AHandshakeMessageIsShortAndPlain) {
+  const RecordReader::Limits limits{512, 0, false};
+  expect_refused(Raw().header(kMessage, 0, 513), "513 bytes", limits);
+  expect_refused(Raw().header(kMessage, 1, 10, {0}).filler(10), "handshake", limits);
+  expect_refused(Raw().header(kBulk, 0, 10).header(kData, 0, 10).filler(10), "handshake", limits);
+  expect_refused(Raw().header(kData, 0, 10).filler(10), "data without", limits);
+  Pipe pipe(kMiB);
+  pipe.put(Raw().header(kMessage, 0, 512).filler(512).bytes);
+  Receiver receiver(limits);
+  EXPECT_EQ(receiver.drain(pipe), std::nullopt);
+  EXPECT_EQ(receiver.messages.size(), 1U);
+}
+
+TEST(Record, AnAllocatorThatThrowsIsPassedOn) {
+  for (const unsigned kind : {kMessage, kBulk}) {
+    Pipe pipe(kMiB);
+    pipe.put(Raw().header(kind, 1, 1, {10}).filler(11).bytes);
+    RecordReader reader([](Device, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
+                        [] {
+                          return RecordReader::Limits{100, 100, true};
+                        },
+                        [](Message) { FAIL(); });
+    try {
+      reader.read(pipe);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::overloaded);
+    }
+  }
+}
+
+// Feeds anything: it is read or refused, and no buffer is larger than the limit.
+void expect_harmless(const std::vector<std::byte>& bytes, Random& random) {
+  constexpr std::size_t kLimit = 40'000;
+  Pipe pipe = below(random, 2) == 0 ? Pipe(kMiB) : Pipe(kMiB, random(), 1 + below(random, 5000));
+  pipe.put(bytes);
+  Receiver receiver({kLimit, kLimit, below(random, 8) != 0});
+  const auto error = receiver.drain(pipe);
+  if (error) {
+    EXPECT_EQ(error->code(), ErrorCode::protocol) << error->what();
+  }
+  EXPECT_LE(receiver.largest, kLimit);
+  std::size_t total = 0;
+  for (const Message& message : receiver.messages) total += size_of(message);
+  EXPECT_LE(total, bytes.size());  // nothing is made up
+}
+
+TEST(Record, RandomBytesDoNoHarm) {
+  Random random(7);
+  for (int i = 0; i < 20'000 && !testing::Test::HasFailure(); ++i) {
+    std::vector<std::byte> bytes(below(random, 400));
+    for (std::byte& each : bytes) each = static_cast<std::byte>(random());
+    // Half of them get past the first checks.
+    if (bytes.size() >= 16 && i % 2 == 0) {
+      bytes[0] = static_cast<std::byte>(1 + below(random, 3));
+      for (const std::size_t zero : {1, 2, 3, 5, 6, 7, 10, 11, 12, 13, 14, 15}) bytes[zero] = std::byte{0};
+      bytes[4] &= std::byte{0x0f};
+    }
+    expect_harmless(bytes, random);
+  }
+}
+
+TEST(Record, DamagedStreamsDoNoHarm) {
+  Random random(8);
+  std::vector<std::vector<std::byte>> streams;
+  for (std::uint32_t i = 0; i < 64; ++i) {
+    Pipe pipe(kMiB);
+    RecordWriter writer;
+    RecordWriter::Finished finished;
+    // Both kinds, with buffers of all sorts, in a few kilobytes mostly.
+    if (i % 4 == 0) static_cast<void>(writer.send({make_numbered(i, 33'000 + i), nullptr}, &pipe));
+    static_cast<void>(writer.send(
+        {make_numbered(i, below(random, 200), std::vector<std::size_t>(9 + below(random, 3), below(random, 100))), nullptr}, &pipe));
+    static_cast<void>(writer.send(
+        {make_numbered(i, below(random, 500), std::vector<std::size_t>(below(random, 9), below(random, 300))), nullptr}, &pipe));
+    static_cast<void>(writer.send({make_numbered(i, below(random, 3)), nullptr}, &pipe));
+    while (!writer.empty()) writer.flush(pipe, finished);
+    streams.push_back(pipe.take());
+  }
+  for (int i = 0; i < 20'000 && !testing::Test::HasFailure(); ++i) {
+    auto bytes = streams[below(random, streams.size())];
+    for (std::size_t times = 1 + below(random, 4); times > 0; --times) {
+      const std::size_t at = below(random, below(random, 2) == 0 ? std::min<std::size_t>(bytes.size(), 120) : bytes.size());
+      switch (below(random, 5)) {
+        case 0:
+          bytes[at] = static_cast<std::byte>(random());
+          break;
+        case 1:
+          bytes[at] ^= static_cast<std::byte>(1U << below(random, 8));
+          break;
+        case 2:
+          bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at));
+          break;
+        case 3:
+          bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 1 + below(random, 20), static_cast<std::byte>(random() % 4));
+          break;
+        default:
+          bytes.resize(at + 1);
+      }
+      if (bytes.empty()) bytes.resize(1);
+    }
+    expect_harmless(bytes, random);
+  }
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,231 @@
+// What only stitch's own endpoint can show: addresses, and many connections.
+#include "stitch/transport/stream_endpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/transport/raw_peer.h"
+
+namespace stitch::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+EndpointOptions options(std::uint32_t id) {
+  EndpointOptions options;
+  options.self.id = id;
+  options.self.name = "worker" + std::to_string(id);
+  return options;
+}
+
+StreamOptions over(std::vector<std::string> transports, const std::string& bind_address = "127.0.0.1") {
+  return {std::move(transports), bind_address};
+}
+
+template <class F>
+Error error_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorCode::internal, "no error");
+}
+
+class StreamEndpointOver : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamEndpointOver, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(StreamEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
+  const auto server = make_stream_endpoint(options(1), over({"shm", "tcp", "shm"}));
+  const auto client = make_stream_endpoint(options(2), over({"tcp", "shm"}));
+  const auto addresses = server->listen([&] { return std::make_shared<Recorder>()->events(); });
+  ASSERT_EQ(addresses.size(), 2U);
+  EXPECT_TRUE(addresses[0].starts_with("shm://stitch-" + std::to_string(::getpid()))) << addresses[0];
+  EXPECT_TRUE(addresses[1].starts_with("tcp://127.0.0.1:")) << addresses[1];
+  for (const auto& address : addresses) {
+    const auto out = std::make_shared<Recorder>();
+    const auto connection = client->connect(address, out->events());
+    EXPECT_TRUE(out->wait_open()) << out->closed_text();
+    EXPECT_EQ(connection->describe(), address);
+  }
+  EXPECT_EQ(error_of([&] { static_cast<void>(server->listen([] { return ConnectionEvents{}; })); }).code(), ErrorCode::invalid_argument);
+}
+
+TEST(StreamEndpoint, WrongAddressesAreReportedWithTheReason) {
+  const auto endpoint = make_stream_endpoint(options(1), over({"shm", "tcp"}));
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"nonsense", "does not look like"},
+      {"", "does not look like"},
+      {"ibv://1", "transport \"ibv\" is not in use here; in use: shm, tcp"},
+      {"uv://127.0.0.1:1", "transport \"uv\" is not in use here"},
+      {"tcp://", "not a numeric address"},
+      {"tcp://localhost:80", "not a numeric address"},
+      {"tcp://127.0.0.1", "not a numeric address"},
+      {"tcp://127.0.0.1:0", "not a numeric address"},
+      {"tcp://127.0.0.1:65536", "not a numeric address"},
+      {"tcp://127.0.0.1:1", "refused"},
+      {"shm://", "empty or longer than 100"},
+      {"shm://" + std::string(101, 'n'), "empty or longer than 100"},
+      {"shm://" + std::string(5000, 'n'), "empty or longer than 100"},
+      {"shm://" + std::string(100, 'n'), "refused"},
+      {"shm://nobody", "refused"},
+  };
+  for (const auto& [address, expected] : cases) {
+    const auto recorder = std::make_shared<Recorder>();
+    endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
+    ASSERT_TRUE(recorder->wait_closed()) << address;
+    EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected) << address;
+    EXPECT_TRUE(recorder->closed_text().starts_with("connect to \"" + address + "\" failed: ")) << recorder->closed_text();
+    EXPECT_NE(recorder->closed_text().find(expected), std::string::npos) << recorder->closed_text();
+    EXPECT_TRUE(recorder->wait_sends_done());
+    EXPECT_EQ(recorder->failed(), 1U);
+  }
+}
+
+TEST(StreamEndpoint, WrongOptionsAreRefused) {
+  Error error = error_of([] { static_cast<void>(make_stream_endpoint(options(1), over({"uv"}))); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(), "transport \"uv\" is unknown; known are: shm, tcp");
+  error = error_of([] { static_cast<void>(make_stream_endpoint(options(1), over({}))); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  error = error_of([] { static_cast<void>(make_stream_endpoint(options(1), over({"tcp"}, "localhost"))); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(std::string(error.what()).find("\"localhost\""), std::string::npos);
+}
+
+TEST(StreamEndpoint, AnAddressOfAnotherHostCannotBeBound) {
+  const auto endpoint = make_stream_endpoint(options(1), over({"tcp"}, "192.0.2.1"));  // reserved for documentation: nobody has it
+  const Error error = error_of([&] { static_cast<void>(endpoint->listen([] { return ConnectionEvents{}; })); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_NE(std::string(error.what()).find("192.0.2.1"), std::string::npos) << error.what();
+}
+
+TEST(StreamEndpoint, SpeaksIpv6) {
+  try {
+    IpAddress::parse("::1", 0)->check_bindable("::1");
+  } catch (const Error&) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  const auto server = make_stream_endpoint(options(1), over({"tcp"}, "::1"));
+  const auto client = make_stream_endpoint(options(2), over({"tcp"}));
+  const auto in = std::make_shared<Recorder>();
+  const auto addresses = server->listen([&] { return in->events(); });
+  EXPECT_TRUE(addresses[0].starts_with("tcp://[::1]:")) << addresses[0];
+  client->connect(addresses[0], {})->send(make_message("six"), nullptr);
+  EXPECT_TRUE(in->wait_messages(1));
+}
+
+TEST_P(StreamEndpointOver, RefusesToSendDeviceMemory) {
+  const auto endpoint = make_stream_endpoint(options(1), over({GetParam()}));
+  const auto in = std::make_shared<Recorder>();
+  const auto out = std::make_shared<Recorder>();
+  const auto addresses = endpoint->listen([&] { return in->events(); });
+  const auto connection = endpoint->connect(addresses[0], out->events());
+  int elsewhere = 0;
+  for (const bool open : {false, true}) {
+    if (open) {
+      ASSERT_TRUE(out->wait_open());
+    }
+    Message message = make_message("m");
+    message.buffers.push_back(make_filled_buffer(10, 1));
+    message.buffers.push_back(Buffer{Device{DeviceType::cuda, 1}, &elsewhere, sizeof(elsewhere), nullptr});
+    connection->send(std::move(message), out->done());
+    ASSERT_TRUE(out->wait_sends_done());
+    EXPECT_EQ(out->send_error()->code(), ErrorCode::unimplemented);
+    EXPECT_NE(std::string(out->send_error()->what()).find("cuda:1"), std::string::npos);
+  }
+  connection->send(make_message("still open"), out->done());
+  ASSERT_TRUE(in->wait_messages(1));
+  EXPECT_EQ(in->take_texts().front(), "still open");
+}
+
+std::size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_P(StreamEndpointOver, HundredsOfConnectionsOpenAndClose) {
+  const auto server = make_stream_endpoint(options(1), over({GetParam()}));
+  const auto client = make_stream_endpoint(options(2), over({GetParam()}));
+  const auto addresses = server->listen([] {
+    const auto echo = std::make_shared<Recorder>();
+    echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+    return echo->events();
+  });
+  const std::size_t before = open_descriptors();
+  for (int round = 0; round < 8; ++round) {
+    std::vector<std::shared_ptr<Recorder>> recorders(50);
+    for (auto& each : recorders) {
+      each = std::make_shared<Recorder>();
+      client->connect(addresses[0], each->events())->send(make_message("m"), each->done());
+    }
+    for (const auto& each : recorders) ASSERT_TRUE(each->wait_messages(1)) << each->closed_text();
+    for (const auto& each : recorders) each->connection()->close(Error(ErrorCode::cancelled, "enough"));
+    for (const auto& each : recorders) {
+      ASSERT_TRUE(each->wait_closed());
+      EXPECT_TRUE(each->faults().empty());
+    }
+    EXPECT_TRUE(wait_until([&] { return open_descriptors() <= before; })) << open_descriptors() << " descriptors, " << before << " before";
+  }
+}
+
+// A sender that is always faster than its receiver keeps the receiver's poller busy; it must look at the others nevertheless.
+TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
+  const auto server = make_stream_endpoint(options(1), over({"shm", "tcp"}));
+  const auto client = make_stream_endpoint(options(2), over({"shm", "tcp"}));
+  const auto slow = std::make_shared<Recorder>();
+  slow->handle = [](const std::shared_ptr<Connection>&, const Message&) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+  };
+  std::atomic<int> number{0};
+  const auto idle = std::make_shared<Recorder>();
+  const auto addresses = server->listen([&] {
+    const int mine = number.fetch_add(1);
+    return mine == 0 ? slow->events() : mine == 1 ? idle->events() : std::make_shared<Recorder>()->events();
+  });
+  const auto firehose = std::make_shared<Recorder>();
+  const auto busy = client->connect(addresses[std::string(GetParam()) == "shm" ? 0 : 1], firehose->events());
+  ASSERT_TRUE(firehose->wait_open());
+  const auto other = std::make_shared<Recorder>();
+  const auto quiet = client->connect(addresses[1], other->events());
+  ASSERT_TRUE(idle->wait_open());
+  std::atomic<bool> stop{false};
+  const auto under_way = std::make_shared<std::atomic<int>>(0);
+  std::thread sender([&] {
+    while (!stop.load()) {
+      if (under_way->fetch_add(1) > 5000) {
+        under_way->fetch_sub(1);
+        std::this_thread::yield();
+        continue;
+      }
+      busy->send(make_message(std::string(500, 'x')), [under_way](const std::optional<Error>&) { under_way->fetch_sub(1); });
+    }
+  });
+  EXPECT_TRUE(slow->wait_messages(20'000));
+  const auto third = make_stream_endpoint(options(3), over({"shm", "tcp"}));
+  for (const auto& address : addresses) {
+    const auto late = std::make_shared<Recorder>();
+    const auto connection = third->connect(address, late->events());
+    EXPECT_TRUE(wait_until([&] { return late->open(); }, milliseconds(4000)))
+        << address << " was not accepted while another connection was busy";
+  }
+  quiet->send(make_message("hear me"), nullptr);
+  EXPECT_TRUE(wait_until([&] { return idle->received() == 1; }, milliseconds(4000)))
+      << "an idle connection was not heard while another one was busy";
+  stop = true;
+  sender.join();
+  EXPECT_TRUE(wait_until([&] { return under_way->load() == 0; }));
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,243 @@
+// Threads that wait for a message and move it themselves: Endpoint::help of stitch's own endpoint.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/stream_endpoint.h"
+#include "tests/transport/raw_peer.h"
+
+namespace stitch::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, const std::string& transport) {
+  EndpointOptions options;
+  options.self.id = id;
+  options.self.name = "worker" + std::to_string(id);
+  return make_stream_endpoint(std::move(options), {{transport}, "127.0.0.1"});
+}
+
+// A client connected to a server that answers every message with itself.
+struct Echo {
+  explicit Echo(const std::string& transport, std::function<void(const std::shared_ptr<Connection>&, Message)> on_message)
+      : server(make_endpoint(1, transport)), client(make_endpoint(2, transport)) {
+    in->handle = [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); };
+    out->handle = std::move(on_message);
+    const auto addresses = server->listen([recorder = in] { return recorder->events(); });
+    connection = client->connect(addresses.front(), out->events());
+    EXPECT_TRUE(out->wait_open()) << out->closed_text();
+    EXPECT_TRUE(in->wait_open());
+  }
+  ~Echo() {
+    connection.reset();
+    client.reset();
+    server.reset();
+    EXPECT_EQ(in->faults(), std::vector<std::string>{});
+    EXPECT_EQ(out->faults(), std::vector<std::string>{});
+  }
+  const std::shared_ptr<Recorder> in = std::make_shared<Recorder>();
+  const std::shared_ptr<Recorder> out = std::make_shared<Recorder>();
+  std::unique_ptr<Endpoint> server;
+  std::unique_ptr<Endpoint> client;
+  std::shared_ptr<Connection> connection;
+};
+
+// Waits as the layers above do: helps as long as that seems to pay off, then sleeps; true when help() brought it.
+bool await(Endpoint& endpoint, std::atomic<bool>& done, bool& helped) {
+  helped = false;
+  return wait_until([&] {
+    if (endpoint.help(done, Clock::now() + kPatience)) helped = true;
+    return done.load();
+  });
+}
+
+class StreamHelp : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamHelp, testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+TEST_P(StreamHelp, AWaitingThreadGetsItsMessageItself) {
+  std::atomic<bool> done{false};
+  std::atomic<int> here{0};
+  const auto waiter = std::this_thread::get_id();
+  Echo echo(GetParam(), [&](const std::shared_ptr<Connection>&, const Message&) {
+    if (std::this_thread::get_id() == waiter) here.fetch_add(1);
+    done.store(true, std::memory_order_release);
+  });
+  int helped_times = 0;
+  for (int i = 0; i < 500; ++i) {
+    done = false;
+    echo.connection->send(make_message(std::to_string(i)), nullptr);
+    bool helped = false;
+    ASSERT_TRUE(await(*echo.client, done, helped)) << i;
+    helped_times += helped ? 1 : 0;
+  }
+  EXPECT_GT(helped_times, 0);
+  EXPECT_GT(here.load(), 0) << "no callback ran on the thread that waited";
+  EXPECT_EQ(echo.out->received(), 500U);
+}
+
+TEST_P(StreamHelp, GivesUpSoonWhenNothingComes) {
+  Echo echo(GetParam(), [](const std::shared_ptr<Connection>&, const Message&) {});
+  const std::atomic<bool> never{false};
+  for (int i = 0; i < 100; ++i) {
+    const auto begin = Clock::now();
+    EXPECT_FALSE(echo.client->help(never, Clock::time_point::max()));
+    EXPECT_FALSE(echo.server->help(never, begin));
+    EXPECT_FALSE(echo.client->help(never, Clock::time_point::min()));
+    EXPECT_LT(Clock::now() - begin, seconds(2));
+  }
+  // Messages are moved by the endpoint's own thread afterwards.
+  echo.connection->send(make_message("m"), nullptr);
+  EXPECT_TRUE(echo.out->wait_messages(1));
+}
+
+TEST_P(StreamHelp, ReturnsAtOnceWhenItIsDoneAlready) {
+  Echo echo(GetParam(), [](const std::shared_ptr<Connection>&, const Message&) {});
+  const std::atomic<bool> already{true};
+  EXPECT_TRUE(echo.client->help(already, Clock::time_point::max()));
+  EXPECT_TRUE(echo.client->help(already, Clock::time_point::min()));
+}
+
+TEST_P(StreamHelp, KeepsItsDeadlineUnderTraffic) {
+  std::atomic<bool> stop{false};
+  Echo echo(GetParam(), [&](const std::shared_ptr<Connection>& from, Message message) {
+    if (!stop.load()) from->send(std::move(message), nullptr);
+  });
+  for (int i = 0; i < 20; ++i) echo.connection->send(make_message("round and round"), nullptr);
+  const std::atomic<bool> never{false};
+  for (int i = 0; i < 10; ++i) {
+    const auto begin = Clock::now();
+    EXPECT_FALSE(echo.client->help(never, begin + milliseconds(50)));
+    EXPECT_LT(Clock::now() - begin, seconds(5));
+  }
+  stop = true;
+}
+
+TEST_P(StreamHelp, DoesNothingInsideACallback) {
+  std::atomic<bool> never{false};
+  std::atomic<int> calls{0};
+  Endpoint* client = nullptr;
+  Echo echo(GetParam(), [&](const std::shared_ptr<Connection>&, const Message&) {
+    const auto begin = Clock::now();
+    EXPECT_FALSE(client->help(never, begin + kPatience));
+    EXPECT_LT(Clock::now() - begin, seconds(2));
+    calls.fetch_add(1);
+  });
+  client = echo.client.get();
+  for (int i = 0; i < 50; ++i) echo.connection->send(make_message("m"), nullptr);
+  const std::atomic<bool> done{false};
+  EXPECT_TRUE(wait_until([&] {
+    static_cast<void>(client->help(done, Clock::now() + milliseconds(1)));
+    return calls.load() == 50;
+  }));
+}
+
+TEST_P(StreamHelp, SeveralThreadsHelpWhileTrafficFlowsBothWays) {
+  constexpr std::size_t kThreads = 4;
+  constexpr int kRounds = 300;
+  std::array<std::atomic<bool>, kThreads> done{};
+  std::atomic<int> unasked{0};
+  Echo echo(GetParam(), [&](const std::shared_ptr<Connection>&, const Message& message) {
+    const std::string text = text_of(message);
+    if (text[0] == 'p') {
+      unasked.fetch_add(1);
+    } else {
+      done[static_cast<std::size_t>(text[0] - '0')].store(true, std::memory_order_release);
+    }
+  });
+  std::atomic<bool> stop{false};
+  // What nobody waits for: small and large, from the other side.
+  std::thread pusher([&] {
+    const auto back = echo.in->connection();
+    for (int i = 0; !stop.load(); ++i) {
+      back->send(make_message("push" + std::string(i % 20 == 0 ? 100'000 : 10, 'p')), echo.in->done());
+      if (i % 50 == 0) static_cast<void>(echo.in->wait_sends_done());
+    }
+  });
+  std::vector<std::thread> threads;
+  std::atomic<int> failed{0};
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kRounds && failed.load() == 0; ++i) {
+        done[t] = false;
+        const std::size_t bytes = i % 30 == 0 ? 50'000 : static_cast<std::size_t>(i);
+        echo.connection->send(make_message(std::to_string(t) + std::string(bytes, 'x')), echo.out->done());
+        bool helped = false;
+        if (!await(*echo.client, done[t], helped)) failed.fetch_add(1);
+        // Some help the other side, too.
+        const std::atomic<bool> never{false};
+        if (i % 10 == 0) static_cast<void>(echo.server->help(never, Clock::now() + milliseconds(1)));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  stop = true;
+  pusher.join();
+  EXPECT_EQ(failed.load(), 0);
+  EXPECT_GT(unasked.load(), 0);
+  EXPECT_TRUE(echo.out->wait_sends_done());
+  EXPECT_TRUE(echo.in->wait_sends_done());
+}
+
+TEST_P(StreamHelp, AnEndpointMayCloseWhileThreadsHelp) {
+  for (int round = 0; round < 20; ++round) {
+    Echo echo(GetParam(), [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); });
+    for (int i = 0; i < 10; ++i) echo.connection->send(make_message("round and round"), nullptr);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; ++t) {
+      threads.emplace_back([&] {
+        const std::atomic<bool> never{false};
+        while (!stop.load()) static_cast<void>(echo.client->help(never, Clock::now() + milliseconds(100)));
+      });
+    }
+    EXPECT_TRUE(wait_until([&] { return echo.out->received() > 50; }, seconds(10))) << "only " << echo.out->received() << " came";
+    echo.client->close();
+    echo.client->join();
+    EXPECT_TRUE(echo.out->closed().has_value());
+    stop = true;
+    for (auto& thread : threads) thread.join();
+    const std::atomic<bool> never{false};
+    EXPECT_FALSE(echo.client->help(never, Clock::time_point::max()));
+  }
+}
+
+// Connections come and go while a thread polls for all of them.
+TEST_P(StreamHelp, ConnectionsMayComeAndGoMeanwhile) {
+  Echo echo(GetParam(), [](const std::shared_ptr<Connection>&, const Message&) {});
+  std::atomic<bool> stop{false};
+  std::thread helper([&] {
+    const std::atomic<bool> never{false};
+    while (!stop.load()) {
+      static_cast<void>(echo.client->help(never, Clock::now() + milliseconds(10)));
+      static_cast<void>(echo.server->help(never, Clock::now() + milliseconds(10)));
+    }
+  });
+  const auto server = make_endpoint(3, GetParam());
+  const auto addresses = server->listen([] {
+    const auto recorder = std::make_shared<Recorder>();
+    recorder->handle = [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); };
+    return recorder->events();
+  });
+  for (int i = 0; i < 50; ++i) {
+    const auto out = std::make_shared<Recorder>();
+    const auto connection = echo.client->connect(addresses.front(), out->events());
+    connection->send(make_message("m"), out->done());
+    ASSERT_TRUE(out->wait_messages(1)) << out->closed_text();
+    connection->close(Error(ErrorCode::cancelled, "enough"));
+    ASSERT_TRUE(out->wait_closed());
+  }
+  stop = true;
+  helper.join();
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,199 @@
+// Stitch's own endpoint among processes: peers that are killed, and a process that runs out of descriptors.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/stream_endpoint.h"
+#include "tests/transport/raw_peer.h"
+
+extern char** environ;  // NOLINT: declared by POSIX
+
+namespace stitch::transport {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
+constexpr const char* kTaskVariable = "TRANSPORT_TEST_TASK";
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, std::vector<std::string> transports) {
+  EndpointOptions options;
+  options.self.id = id;
+  options.self.name = "worker" + std::to_string(id);
+  return make_stream_endpoint(std::move(options), {std::move(transports), "127.0.0.1"});
+}
+
+ConnectionEvents echo() {
+  const auto recorder = std::make_shared<Recorder>();
+  recorder->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+  return recorder->events();
+}
+
+// This program once more, running one of the disabled tests; killed and reaped with its owner.
+class Process {
+ public:
+  Process(const std::string& test, const std::string& address, const std::string& task) {
+    ::setenv(kAddressVariable, address.c_str(), 1);
+    ::setenv(kTaskVariable, task.c_str(), 1);
+    std::string program = "/proc/self/exe";
+    std::string filter = "--gtest_filter=StreamProcess.DISABLED_" + test;
+    std::string disabled = "--gtest_also_run_disabled_tests";
+    char* const arguments[] = {program.data(), filter.data(), disabled.data(), nullptr};
+    EXPECT_EQ(::posix_spawn(&pid_, program.c_str(), nullptr, nullptr, arguments, environ), 0);
+    ::unsetenv(kAddressVariable);
+    ::unsetenv(kTaskVariable);
+  }
+  ~Process() { kill(); }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  [[nodiscard]] pid_t id() const { return pid_; }
+  void kill() {
+    if (pid_ == 0) return;
+    EXPECT_EQ(::kill(pid_, SIGKILL), 0);
+    EXPECT_EQ(::waitpid(pid_, nullptr, 0), pid_);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+Message make_large() {
+  Message message = make_message("large");
+  message.buffers.push_back(make_filled_buffer(32 * kMiB, 3));
+  return message;
+}
+
+// Connects to the address it is given, says its process id, does its task, and stays until killed.
+TEST(StreamProcess, DISABLED_Peer) {
+  const char* address = std::getenv(kAddressVariable);
+  const char* task = std::getenv(kTaskVariable);
+  if (address == nullptr || task == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
+  const auto endpoint = make_endpoint(2, {"shm", "tcp"});
+  const auto recorder = std::make_shared<Recorder>();
+  const auto connection = endpoint->connect(address, recorder->events());
+  connection->send(make_message(std::to_string(::getpid())), recorder->done());
+  if (task == std::string("writes")) {
+    // The next one goes when the one before has gone: it is always in the middle of one.
+    const Message large = make_large();
+    while (!recorder->closed()) {
+      Message copy = make_message("large");
+      copy.buffers = large.buffers;
+      connection->send(std::move(copy), recorder->done());
+      if (!recorder->wait_sends_done()) return;
+    }
+  }
+  static_cast<void>(recorder->wait_closed());
+}
+
+TEST(StreamProcess, AKilledPeerIsNoticed) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    const auto endpoint = make_endpoint(1, {transport});
+    const auto good = std::make_shared<Recorder>();
+    std::atomic<std::size_t> number{0};
+    std::vector<std::shared_ptr<Recorder>> accepted;
+    for (int i = 0; i < 20; ++i) accepted.push_back(std::make_shared<Recorder>());
+    const auto addresses = endpoint->listen([&] { return accepted.at(number.fetch_add(1))->events(); });
+    for (const std::string task : {"idles", "reads", "writes", "stops"}) {
+      SCOPED_TRACE(transport + ", the peer " + task);
+      Process peer("Peer", addresses[0], task);
+      const auto in = accepted.at(number.load());
+      ASSERT_TRUE(wait_until([&] { return in->open() || in->closed().has_value(); }));
+      ASSERT_TRUE(in->wait_messages(task == "writes" ? 2 : 1)) << in->closed_text();
+      EXPECT_EQ(text_of(in->take_messages().front()), std::to_string(peer.id()));
+      // A stopped one does not read: the ring or the socket is full and stays so.
+      if (task == "stops") {
+        EXPECT_EQ(::kill(peer.id(), SIGSTOP), 0);
+      }
+      if (task == "reads" || task == "stops") {
+        for (int i = 0; i < 20; ++i) in->connection()->send(make_large(), in->done());
+        if (task == "reads") {
+          ASSERT_TRUE(in->wait([](Recorder&) { return true; }) && wait_until([&] { return in->done_count() > 0; }));
+        }
+      }
+      const auto killed = std::chrono::steady_clock::now();
+      peer.kill();
+      ASSERT_TRUE(in->wait_closed());
+      EXPECT_EQ(in->closed_code(), ErrorCode::disconnected) << in->closed_text();
+      EXPECT_LT(std::chrono::steady_clock::now() - killed, seconds(10));
+      EXPECT_TRUE(in->wait_sends_done());
+      EXPECT_TRUE(in->faults().empty());
+    }
+    // And nothing is broken for others.
+    const auto client = make_endpoint(3, {transport});
+    const auto out = std::make_shared<Recorder>();
+    client->connect(addresses[0], out->events());
+    EXPECT_TRUE(out->wait_open()) << out->closed_text();
+  }
+}
+
+// Takes few descriptors, echoes what comes, and tells its addresses over a connection.
+TEST(StreamProcess, DISABLED_PoorEcho) {
+  const char* address = std::getenv(kAddressVariable);
+  const char* transport = std::getenv(kTaskVariable);
+  if (address == nullptr || transport == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
+  const auto endpoint = make_endpoint(2, {transport});
+  const auto addresses = endpoint->listen([] { return echo(); });
+  const auto control = make_endpoint(3, {"tcp"});
+  const auto recorder = std::make_shared<Recorder>();
+  const auto connection = control->connect(address, recorder->events());
+  ASSERT_TRUE(recorder->wait_open());
+  const Descriptor last(::dup(0));
+  const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  connection->send(make_message(addresses[0]), nullptr);
+  static_cast<void>(recorder->wait([](Recorder&) { return false; }));  // until killed, or for long
+}
+
+TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    SCOPED_TRACE(transport);
+    const auto control = make_endpoint(1, {"tcp"});
+    const auto in = std::make_shared<Recorder>();
+    const auto control_addresses = control->listen([&] { return in->events(); });
+    const Process poor("PoorEcho", control_addresses[0], transport);
+    ASSERT_TRUE(wait_until([&] { return in->received() == 1 || in->closed().has_value(); }));
+    const auto texts = in->take_texts();
+    ASSERT_EQ(texts.size(), 1U) << in->closed_text();
+    const std::string& address = texts.front();
+
+    const auto client = make_endpoint(4, {transport});
+    const auto first = std::make_shared<Recorder>();
+    const auto before = client->connect(address, first->events());
+    before->send(make_message("1"), nullptr);
+    ASSERT_TRUE(first->wait_messages(1)) << first->closed_text();
+    for (int round = 1; round <= 3; ++round) {
+      // More strangers than it has descriptors for: they wait in the kernel's queue.
+      std::vector<Descriptor> strangers;
+      for (int i = 0; i < 60; ++i) strangers.push_back(connect_raw(address));
+      const std::size_t done = first->received();
+      before->send(make_message("still there"), nullptr);
+      EXPECT_TRUE(first->wait_messages(done + 1)) << "an open connection suffers";
+      strangers.clear();
+      bool opened = false;
+      for (int attempt = 0; attempt < 50 && !opened; ++attempt) {
+        const auto late = std::make_shared<Recorder>();
+        const auto connection = client->connect(address, late->events());
+        connection->send(make_message("late"), nullptr);
+        opened = wait_until([&] { return late->received() == 1 || late->closed().has_value(); }) && late->received() == 1;
+        connection->close(Error(ErrorCode::cancelled, "enough"));
+        if (!opened) std::this_thread::sleep_for(milliseconds(20));
+      }
+      EXPECT_TRUE(opened) << "round " << round;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,421 @@
+// Strangers at the door of stitch's own endpoint, and peers that break its rules: each ends its own connection and nothing else.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/shm_link.h"
+#include "stitch/transport/stream_endpoint.h"
+#include "tests/transport/raw_peer.h"
+
+namespace stitch::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+EndpointOptions options(std::uint32_t id) {
+  EndpointOptions options;
+  options.self.id = id;
+  options.self.name = "worker" + std::to_string(id);
+  return options;
+}
+
+StreamOptions over(std::vector<std::string> transports, const std::string& bind_address = "127.0.0.1") {
+  return {std::move(transports), bind_address};
+}
+
+// An endpoint that listens, a Recorder for each connection that comes, and one good connection to it that must go on working.
+class Server {
+ public:
+  explicit Server(const std::string& transport, EndpointOptions self = options(1)) {
+    endpoint = make_stream_endpoint(std::move(self), over({transport}));
+    address = endpoint
+                  ->listen([this] {
+                    MutexLock lock(mutex_);
+                    accepted_.push_back(std::make_shared<Recorder>());
+                    return accepted_.back()->events();
+                  })
+                  .front();
+    client_ = make_stream_endpoint(options(2), over({transport}));
+    good_ = client_->connect(address, out_->events());
+    EXPECT_TRUE(out_->wait_open()) << out_->closed_text();
+  }
+  ~Server() {
+    client_.reset();
+    endpoint.reset();
+    for (std::size_t i = 0; i < accepted_.size(); ++i) EXPECT_EQ(recorder(i)->faults(), std::vector<std::string>{});
+  }
+  [[nodiscard]] std::size_t accepted() const {
+    MutexLock lock(mutex_);
+    return accepted_.size();
+  }
+  // Of the connection with this number; the good one has 0.
+  [[nodiscard]] std::shared_ptr<Recorder> recorder(std::size_t index) const {
+    MutexLock lock(mutex_);
+    return accepted_.at(index);
+  }
+  [[nodiscard]] std::shared_ptr<Recorder> next() {
+    ++next_;
+    EXPECT_TRUE(wait_until([this] { return accepted() > next_; }));
+    return recorder(next_);
+  }
+  // The good connection carries one more message each way.
+  void expect_alive() {
+    const auto in = recorder(0);
+    const std::size_t before = in->received();
+    const std::size_t back = out_->received();
+    good_->send(make_message("to"), nullptr);
+    ASSERT_TRUE(in->wait_messages(before + 1)) << in->closed_text();
+    in->connection()->send(make_message("fro"), nullptr);
+    ASSERT_TRUE(out_->wait_messages(back + 1)) << out_->closed_text();
+  }
+  std::unique_ptr<Endpoint> endpoint;
+  std::string address;
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<Recorder>> accepted_;
+  std::size_t next_ = 0;
+  std::unique_ptr<Endpoint> client_;
+  const std::shared_ptr<Recorder> out_ = std::make_shared<Recorder>();
+  std::shared_ptr<Connection> good_;
+};
+
+class Strangers : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, Strangers, testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Strangers, GarbageEndsOnlyItsConnection) {
+  Server server(GetParam());
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 60; ++round) {
+    const Descriptor stranger = connect_raw(server.address);
+    ASSERT_TRUE(stranger);
+    std::string words;
+    if (round % 3 == 0) {
+      words = "GET /index.html HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    } else {
+      words.resize(16 + random() % 5000);
+      for (char& each : words) each = static_cast<char>(random());
+      words[0] = static_cast<char>(4 + random() % 200);
+    }
+    send_raw(stranger.get(), words);
+    EXPECT_TRUE(wait_hung_up(stranger.get()));
+    const auto seen = server.next();
+    ASSERT_TRUE(seen->wait_closed());
+    EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
+    EXPECT_FALSE(seen->open());
+    server.expect_alive();
+  }
+}
+
+TEST_P(Strangers, GarbageAfterTheHandshakeEndsOnlyItsConnection) {
+  Server server(GetParam());
+  for (int round = 0; round < 20; ++round) {
+    RawPeer peer(server.address);
+    ASSERT_TRUE(peer.shake_hands());
+    const auto seen = server.next();
+    peer.write_message("a good one");
+    ASSERT_TRUE(seen->wait_messages(1));
+    const std::vector<std::string> bad{record_text(RecordKind::data, 0, 5, "lost!"), record_text(RecordKind::bulk, 0xffffff, 1),
+                                       record_text(RecordKind::message, 0, std::uint64_t{1} << 60), std::string(100, '\xff'),
+                                       record_text(RecordKind::bulk, 0, 50) + record_text(RecordKind::data, 0, 51)};
+    peer.write(bad[static_cast<std::size_t>(round) % bad.size()]);
+    ASSERT_TRUE(seen->wait_closed());
+    EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
+    EXPECT_EQ(seen->received(), 1U);
+    EXPECT_TRUE(wait_hung_up(peer.socket()));
+    server.expect_alive();
+  }
+}
+
+TEST_P(Strangers, StrangersThatHangUpAreForgotten) {
+  Server server(GetParam());
+  const std::string hello = RawPeer::hello();
+  for (int round = 0; round < 60; ++round) {
+    if (round % 3 == 0) {
+      const Descriptor stranger = connect_raw(server.address);  // says nothing
+    } else {
+      RawPeer peer(server.address);
+      const std::string words = record_text(RecordKind::message, 0, hello.size(), hello);
+      // Half a handshake: part of the hello, or all of it and no verdict.
+      peer.write(std::string_view(words).substr(0, round % 3 == 1 ? words.size() / 2 : words.size()));
+    }
+    const auto seen = server.next();
+    ASSERT_TRUE(seen->wait_closed());
+    EXPECT_EQ(seen->closed_code(), ErrorCode::disconnected) << seen->closed_text();
+    server.expect_alive();
+  }
+}
+
+TEST_P(Strangers, ASilentConnectionIsClosedInTime) {
+  EndpointOptions self = options(1);
+  self.handshake_timeout = milliseconds(300);
+  Server server(GetParam(), self);
+  const Descriptor silent = connect_raw(server.address);
+  const auto first = server.next();
+  RawPeer half(server.address);
+  const std::string hello = RawPeer::hello();
+  half.write(record_text(RecordKind::message, 0, hello.size(), hello).substr(0, 40));
+  const auto second = server.next();
+  RawPeer undecided(server.address);
+  undecided.write_message(hello);
+  const auto third = server.next();
+  for (const auto& each : {first, second, third}) {
+    ASSERT_TRUE(each->wait_closed());
+    EXPECT_EQ(each->closed_code(), ErrorCode::disconnected);
+    EXPECT_NE(each->closed_text().find("did not finish its handshake within 300 ms"), std::string::npos) << each->closed_text();
+  }
+  EXPECT_TRUE(wait_hung_up(silent.get()));
+  EXPECT_TRUE(wait_hung_up(half.socket()));
+  EXPECT_TRUE(wait_hung_up(undecided.socket()));
+  server.expect_alive();
+}
+
+TEST_P(Strangers, AServerThatSaysNothingIsGivenUp) {
+  EndpointOptions impatient = options(1);
+  impatient.handshake_timeout = milliseconds(100);
+  const auto endpoint = make_stream_endpoint(impatient, over({GetParam()}));
+  const bool tcp = std::string(GetParam()) == "tcp";
+  const Descriptor silent(::socket(tcp ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  std::string address;
+  if (tcp) {
+    const auto ip = IpAddress::parse("127.0.0.1", 0);
+    ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
+    sockaddr_in bound{};
+    socklen_t bytes = sizeof(bound);
+    ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&bound), &bytes), 0);
+    address = "tcp://127.0.0.1:" + std::to_string((bound.sin_port >> 8) | ((bound.sin_port & 0xff) << 8));
+  } else {
+    const std::string name = "stitch-test-silent-" + std::to_string(::getpid());
+    sockaddr_un at{};
+    at.sun_family = AF_UNIX;
+    std::memcpy(at.sun_path + 1, name.data(), name.size());
+    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+    address = "shm://" + name;
+  }
+  ASSERT_EQ(::listen(silent.get(), 8), 0);
+  const auto recorder = std::make_shared<Recorder>();
+  endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
+  ASSERT_TRUE(recorder->wait_closed());
+  EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
+  EXPECT_EQ(recorder->closed_text(), "connection " + address + " did not finish its handshake within 100 ms");
+  EXPECT_TRUE(recorder->wait_sends_done());
+}
+
+TEST(StrangersShm, WrongOffersAreRefused) {
+  struct Case {
+    const char* what;
+    RawOffer offer;
+    const char* expected;
+  };
+  std::vector<Case> cases{{"no descriptor", {}, "0 descriptors"},
+                          {"two descriptors", {}, "2 descriptors"},
+                          {"ten descriptors", {}, "descriptors"},
+                          {"too small", {}, "size"},
+                          {"empty", {}, "size"},
+                          {"too large", {}, "size"},
+                          {"unsealed", {}, "change its size"},
+                          {"not sealable", {}, "change its size"},
+                          {"may grow", {}, "change its size"},
+                          {"wrong ring", {}, "rings of 2097152 bytes"},
+                          {"huge ring", {}, "rings of"},
+                          {"wrong magic", {}, "not one of stitch"},
+                          {"too few words", {}, "not one of stitch"}};
+  cases[0].offer.descriptors = 0;
+  cases[1].offer.descriptors = 2;
+  cases[2].offer.descriptors = 10;
+  cases[3].offer.bytes = 4096;
+  cases[4].offer.bytes = 0;
+  cases[5].offer.bytes += 4096;
+  cases[6].offer.seals = 0;
+  cases[7].offer.sealable = false;
+  cases[8].offer.seals = F_SEAL_SHRINK;
+  cases[9].offer.words = std::string("STCHSHM1") + std::string("\0\0\x20\0\0\0\0\0", 8);
+  cases[10].offer.words = std::string("STCHSHM1") + std::string(8, '\xff');
+  cases[11].offer.words[7] = '2';
+  cases[12].offer.words.resize(8);
+  Server server("shm");
+  for (int round = 0; round < 3; ++round) {
+    for (const Case& each : cases) {
+      SCOPED_TRACE(each.what);
+      const Descriptor stranger = connect_raw(server.address);
+      ASSERT_TRUE(stranger);
+      const Descriptor memory = send_offer(stranger.get(), each.offer);
+      const auto seen = server.next();
+      EXPECT_TRUE(wait_hung_up(stranger.get(), milliseconds(3000))) << "it was taken";
+      if (!seen->closed()) continue;
+      ASSERT_TRUE(seen->wait_closed());
+      EXPECT_EQ(seen->closed_code(), ErrorCode::protocol);
+      EXPECT_NE(seen->closed_text().find(each.expected), std::string::npos) << seen->closed_text();
+    }
+    server.expect_alive();
+  }
+}
+
+TEST(StrangersShm, AFileInsteadOfSharedMemoryIsRefused) {
+  Server server("shm");
+  const Descriptor stranger = connect_raw(server.address);
+  const Descriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  std::string words = RawOffer{}.words;
+  iovec part{words.data(), words.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = file.get();
+  std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
+  ASSERT_EQ(::sendmsg(stranger.get(), &message, MSG_NOSIGNAL), 16);
+  EXPECT_TRUE(wait_hung_up(stranger.get()));
+  const auto seen = server.next();
+  ASSERT_TRUE(seen->wait_closed());
+  EXPECT_EQ(seen->closed_code(), ErrorCode::protocol);
+  server.expect_alive();
+}
+
+// Memory that cannot be mapped for writing is the peer's fault, and nobody else's trouble.
+TEST(StrangersShm, MemoryThatCannotBeWrittenIsRefused) {
+  Server server("shm");
+  RawOffer offer;
+  offer.seals |= F_SEAL_WRITE;
+  const Descriptor stranger = connect_raw(server.address);
+  const Descriptor memory = send_offer(stranger.get(), offer);
+  EXPECT_TRUE(wait_hung_up(stranger.get()));
+  ASSERT_TRUE(server.next()->wait_closed());
+  server.expect_alive();
+}
+
+TEST(StrangersShm, NonsensePositionsEndTheConnection) {
+  Server server("shm");
+  constexpr std::uint64_t kRing = RawPeer::kRing;
+  for (const std::uint64_t ahead : {kRing + 1, 2 * kRing, ~std::uint64_t{0}, ~std::uint64_t{0} - kRing, std::uint64_t{1} << 63}) {
+    RawPeer peer(server.address);
+    ASSERT_TRUE(peer.shake_hands());
+    const auto seen = server.next();
+    peer.write_message("a good one");
+    ASSERT_TRUE(seen->wait_messages(1));
+    peer.at<std::uint64_t>(true, RawPeer::written).fetch_add(ahead);
+    peer.ring_bell();
+    ASSERT_TRUE(seen->wait_closed()) << ahead;
+    EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
+    EXPECT_NE(seen->closed_text().find("nonsense"), std::string::npos) << seen->closed_text();
+    EXPECT_EQ(seen->received(), 1U);
+    EXPECT_TRUE(wait_hung_up(peer.socket()));
+    server.expect_alive();
+  }
+}
+
+TEST(StrangersShm, NonsenseCountsOfTakenBytesEndTheConnection) {
+  Server server("shm");
+  constexpr std::uint64_t kRing = RawPeer::kRing;
+  for (const std::uint64_t ahead : {std::uint64_t{1}, kRing, 2 * kRing, std::uint64_t{1} << 63}) {
+    RawPeer peer(server.address);
+    ASSERT_TRUE(peer.shake_hands());
+    const auto seen = server.next();
+    ASSERT_TRUE(seen->wait_open());
+    peer.at<std::uint64_t>(false, RawPeer::taken).fetch_add(ahead);
+    seen->connection()->send(make_message("not taken"), seen->done());
+    peer.ring_bell();
+    const bool ended =
+        seen->wait([](Recorder&) { return true; }) && wait_until([&] { return seen->closed().has_value(); }, milliseconds(3000));
+    EXPECT_TRUE(ended) << "taken is ahead of written by " << ahead << ": a send waits for ever";
+    if (ended) {
+      EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
+    }
+    server.expect_alive();
+  }
+}
+
+TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
+  Server server("shm");
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 30; ++round) {
+    RawPeer peer(server.address);
+    ASSERT_TRUE(peer.shake_hands());
+    const auto seen = server.next();
+    ASSERT_TRUE(seen->wait_open());
+    const auto connection = seen->connection();
+    for (int i = 0; i < 50 && connection && !seen->closed(); ++i) {
+      connection->send(make_message(std::string(random() % 5000, 'x')), seen->done());
+      const bool ours = random() % 2 == 0;
+      const std::uint64_t value = random() >> (random() % 64);
+      switch (random() % 4) {
+        case 0:
+          peer.at<std::uint64_t>(ours, RawPeer::written).store(value);
+          break;
+        case 1:
+          peer.at<std::uint64_t>(ours, RawPeer::taken).store(value);
+          break;
+        case 2:
+          peer.at<std::uint32_t>(ours, RawPeer::reader_sleeps).store(static_cast<std::uint32_t>(value));
+          break;
+        default:
+          peer.at<std::uint32_t>(ours, RawPeer::writer_waits).store(static_cast<std::uint32_t>(value));
+      }
+      peer.ring_bell();
+    }
+    peer.hang_up();
+    ASSERT_TRUE(seen->wait_closed());
+    EXPECT_TRUE(seen->wait_sends_done());
+    server.expect_alive();
+  }
+}
+
+// The link by itself: whoever is about to sleep must not overlook nonsense that came since it last looked.
+TEST(StrangersShm, NonsenseIsNotSleptOver) {
+  std::array<int, 2> pair{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()), 0);
+  const Descriptor peer(pair[0]);
+  Descriptor ours(pair[1]);
+  const Descriptor memory = send_offer(peer.get(), {});
+  const auto link = accept_shm_link(ours);
+  ASSERT_NE(link, nullptr);
+  link->wake();
+  std::array<char, 10> bytes{};
+  const iovec part{bytes.data(), bytes.size()};
+  EXPECT_EQ(link->read({&part, 1}), 0U);
+  EXPECT_EQ(link->ended(), std::nullopt);
+  const std::uint64_t nonsense = 3 * RawPeer::kRing;
+  ASSERT_EQ(::pwrite(memory.get(), &nonsense, sizeof(nonsense), 0), 8);
+  EXPECT_FALSE(link->sleep()) << "the peer saw it awake and rang no bell";
+}
+
+TEST(StrangersShm, BellsWithoutEndDoNotStopOthers) {
+  Server server("shm");
+  RawPeer peer(server.address);
+  ASSERT_TRUE(peer.shake_hands());
+  ASSERT_TRUE(server.next()->wait_open());
+  std::atomic<bool> stop{false};
+  std::thread flood([&] {
+    const std::string bells(60'000, '\0');
+    while (!stop.load()) {
+      if (::send(peer.socket(), bells.data(), bells.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN) return;
+    }
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<bool> through{false};
+  std::thread watch([&] {
+    static_cast<void>(wait_until([&] { return through.load(); }, milliseconds(5000)));
+    stop = true;
+  });
+  for (int i = 0; i < 20; ++i) server.expect_alive();
+  through = true;
+  const auto time = std::chrono::steady_clock::now() - begin;
+  watch.join();
+  flood.join();
+  EXPECT_LT(time, milliseconds(4500)) << "only when the bells had ended";
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "stitch/transport/descriptor.h"
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+
+// An ordered, reliable, two-way stream of bytes to one peer that never blocks: what a StreamConnection is laid over.
+// Owned by its connection. Thread contract: read(), sleep() and wake() by the thread that polls; write() and await_room() by one
+// thread at a time, which may be another one; close() from any thread. No callbacks.
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  // Watched for input, for the end of the stream, and by TCP for room.
+  [[nodiscard]] virtual int descriptor() const noexcept = 0;
+  // Whether read() can be tried without a system call.
+  [[nodiscard]] virtual bool cheap() const noexcept = 0;
+  // Whether many small writes should be gathered because each costs a system call.
+  [[nodiscard]] bool gathers() const noexcept { return !cheap(); }
+
+  // Fills the parts in order with what has arrived. Returns the number of bytes, 0 when there is nothing now or nothing any more.
+  virtual std::size_t read(std::span<const iovec> parts) = 0;
+  // Takes bytes from the parts in order, as many as there is room for; 0 when there is none, or nobody to take them.
+  virtual std::size_t write(std::span<const iovec> parts) = 0;
+  // How many bytes of a large transfer may be written now without making small messages behind it wait long.
+  [[nodiscard]] virtual std::size_t bulk_room() = 0;
+  // Asks to be polled when there is room again. False when there is room already.
+  virtual bool await_room() = 0;
+  // Why nothing can come any more; nothing while the stream lives. After a read() that returned 0.
+  [[nodiscard]] virtual std::optional<Error> ended() = 0;
+  // The descriptor has something for the link itself.
+  virtual void on_descriptor() {}
+
+  // As PollSource's.
+  virtual bool sleep() { return true; }
+  virtual void wake() {}
+  // Ends the stream both ways; what was written can still be read by the peer.
+  virtual void close() noexcept = 0;
+};
+
+}  // namespace stitch::transport

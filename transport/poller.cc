@@ -1,0 +1,483 @@
+#include "stitch/transport/poller.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::nanoseconds;
+
+// Empty rounds before a spinning thread begins to offer the processor to others.
+constexpr int kRoundsBeforeYield = 8;
+constexpr int kPausesPerRound = 8;
+// Every so many rounds the kernel is asked about all descriptors, not only those that were busy lately.
+constexpr int kRoundsPerKernelLook = 16;
+// A source that costs a system call is polled without asking for this long after it moved something.
+constexpr microseconds kHot{500};
+// A yield that takes longer ran somebody else: processors are wanted.
+constexpr microseconds kYieldRanOthers{20};
+constexpr microseconds kMinSpin{5};
+// Rounds that may bring more before deferred work is given to other threads.
+constexpr int kWorkDelays = 2;
+// A sleep shorter than this would have been worth spinning through.
+constexpr microseconds kShortSleep{150};
+// One may be busy with what a message brought; the other one polls meanwhile.
+constexpr int kThreads = 2;
+// A waiting thread spins for about what it costs to put it to sleep and to wake it: never much worse than sleeping at once. After it
+// has seen that processors are wanted, the next few waits sleep at once.
+constexpr microseconds kHelpSpin{60};
+constexpr int kShortHelps = 16;
+// How long a thread that wants to help waits for the one that polls to make room.
+constexpr microseconds kTakeOver{20};
+
+thread_local const Poller* polling = nullptr;
+thread_local const Poller* own_thread_of = nullptr;
+// Of a thread that does deferred work: whose, and whether it has become the one that polls again.
+thread_local Poller* working_for = nullptr;
+thread_local bool reclaimed = false;
+
+class PollingHere {
+ public:
+  explicit PollingHere(const Poller* poller) : before_(std::exchange(polling, poller)) {}
+  ~PollingHere() { polling = before_; }
+  PollingHere(const PollingHere&) = delete;
+  PollingHere& operator=(const PollingHere&) = delete;
+
+ private:
+  const Poller* const before_;
+};
+
+void relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+[[nodiscard]] int checked(int result, const char* what) {
+  if (result < 0) throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
+  return result;
+}
+
+}  // namespace
+
+Poller::Poller()
+    : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      sleeper_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      stop_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+  epoll_event event{};
+  event.events = 0;
+  event.data.fd = sockets_.get();
+  static_cast<void>(checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
+  event.events = EPOLLIN;
+  event.data.fd = stop_.get();
+  static_cast<void>(checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, stop_.get(), &event), "epoll_ctl"));
+}
+
+Poller::~Poller() = default;
+
+std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
+  auto poller = std::make_shared<Poller>();
+  for (int i = 0; i < kThreads; ++i) {
+    {
+      MutexLock lock(poller->mutex_);
+      ++poller->threads_;
+    }
+    try {
+      std::thread([poller, name = thread_name.substr(0, 15)] {
+        pthread_setname_np(pthread_self(), name.c_str());
+        poller->run();
+        MutexLock lock(poller->mutex_);
+        --poller->threads_;
+        poller->thread_changed_.notify_all();
+      }).detach();
+    } catch (const std::system_error& error) {
+      {
+        MutexLock lock(poller->mutex_);
+        --poller->threads_;
+      }
+      poller->join();
+      throw Error(ErrorCode::overloaded, "the threads of an endpoint cannot be started: " + error.code().message());
+    }
+  }
+  return poller;
+}
+
+void Poller::join() {
+  // A thread that is just leaving its work is worth waiting for; one that is stuck in it is not.
+  constexpr std::chrono::milliseconds kPatience{500};
+  stopping_.store(true);
+  ring();
+  {
+    MutexLock lock(mutex_);
+    while (threads_ > working_) thread_changed_.wait(mutex_);
+    const auto give_up = Clock::now() + kPatience;
+    while (threads_ > 0 && thread_changed_.wait_until(mutex_, give_up)) {
+    }
+  }
+  std::vector<Polled> polled;
+  role_.lock();
+  polled.swap(polled_);
+  role_.unlock();
+  std::unordered_map<SourceId, Watched> watched;
+  MutexLock lock(mutex_);
+  watched.swap(watched_);
+}
+
+void Poller::ring() noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(stop_.get(), &one, sizeof(one)));
+}
+
+void Poller::entered_work(int change) {
+  MutexLock lock(mutex_);
+  working_ += change;
+  thread_changed_.notify_all();
+}
+
+void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
+  const bool cheap = source->cheap();
+  {
+    MutexLock lock(mutex_);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = id;
+    static_cast<void>(checked(epoll_ctl(sockets_.get(), EPOLL_CTL_ADD, fd, &event), "epoll_ctl"));
+    watched_.emplace(id, Watched{fd, false, false, std::move(source)});
+    if (!cheap) expensive_.fetch_add(1);
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  nudge();
+}
+
+// Makes the thread look at its sources again, unless that is what this thread is doing.
+void Poller::nudge() {
+  if (!on_this_thread()) ring();
+}
+
+void Poller::update_epoll(const Watched& watched, SourceId id) {
+  epoll_event event{};
+  event.events = watched.paused ? 0 : EPOLLIN | (watched.room ? std::uint32_t{EPOLLOUT} : 0);
+  event.data.u64 = id;
+  epoll_ctl(sockets_.get(), EPOLL_CTL_MOD, watched.fd, &event);
+}
+
+void Poller::watch_room(SourceId id, bool watch) {
+  MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end() || found->second.room == watch) return;
+  found->second.room = watch;
+  update_epoll(found->second, id);
+}
+
+void Poller::pause(SourceId id, bool paused) {
+  MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end()) return;
+  found->second.paused = paused;
+  update_epoll(found->second, id);
+}
+
+void Poller::poll_soon() {
+  if (!awake_.load()) nudge();
+}
+
+void Poller::remove(SourceId id) {
+  std::shared_ptr<PollSource> source;  // dropped without the lock
+  {
+    MutexLock lock(mutex_);
+    const auto found = watched_.find(id);
+    if (found == watched_.end()) return;
+    source = std::move(found->second.source);
+    epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, found->second.fd, nullptr);
+    watched_.erase(found);
+    if (!source->cheap()) expensive_.fetch_sub(1);
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  nudge();  // the thread lets go of it, too
+}
+
+bool Poller::on_this_thread() const noexcept { return polling == this; }
+
+void Poller::refresh() {
+  const auto version = version_.load(std::memory_order_acquire);
+  if (version == polled_version_) return;
+  std::vector<Polled> before;
+  before.swap(polled_);
+  {
+    MutexLock lock(mutex_);
+    polled_version_ = version_.load(std::memory_order_acquire);
+    polled_.reserve(watched_.size());
+    for (const auto& [id, watched] : watched_) polled_.push_back({watched.source, watched.source->cheap(), {}});
+  }
+  for (auto& each : polled_) {
+    for (const auto& old : before) {
+      if (old.source == each.source) each.last_moved = old.last_moved;
+    }
+    if (awake_) each.source->wake();
+  }
+}
+
+bool Poller::take_events(int timeout_ms) {
+  std::array<epoll_event, 32> events;
+  const int count = epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    const epoll_event event = events[static_cast<std::size_t>(i)];
+    const SourceId id = event.data.u64;  // a copy: the kernel's struct is packed
+    std::shared_ptr<PollSource> source;
+    {
+      MutexLock lock(mutex_);
+      const auto found = watched_.find(id);
+      if (found != watched_.end()) source = found->second.source;
+    }
+    if (!source) continue;
+    const bool source_moved = source->ready(event.events);
+    after_delivery();
+    if (!source_moved) continue;
+    moved = true;
+    for (auto& each : polled_) {
+      if (each.source == source) each.last_moved = Clock::now();
+    }
+  }
+  return moved;
+}
+
+void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) {
+  role_.assert_held();
+  for (const auto& each : after_delivery_) {
+    if (each == source) return;
+  }
+  after_delivery_.push_back(std::move(source));
+}
+
+bool Poller::defer(Work& work) {
+  role_.assert_held();
+  // A thread that does such work already, and only helps meanwhile, has to go back to it.
+  if (own_thread_of != this || working_for != nullptr || sleepers_.load() == 0) return false;
+  if (!deferred_) deferred_ = std::move(work);
+  return true;
+}
+
+void Poller::reclaim() {
+  if (working_for != this || polling != nullptr || reclaimed || !role_.try_lock()) return;
+  reclaimed = true;
+  polling = this;
+  if (expensive_.load() > 0) arm(false);
+  all_awake();
+}
+
+void Poller::after_delivery() {
+  while (!after_delivery_.empty()) {
+    const auto source = std::move(after_delivery_.back());
+    after_delivery_.pop_back();
+    source->poll();
+  }
+}
+
+bool Poller::poll_once(bool ask_kernel) {
+  refresh();
+  bool moved = false;
+  bool any_expensive = false;
+  Clock::time_point now{};
+  for (std::size_t i = 0; i < polled_.size(); ++i) {
+    if (!polled_[i].cheap) {
+      if (now == Clock::time_point{}) now = Clock::now();
+      if (polled_[i].source->blocked() || (now - polled_[i].last_moved > kHot && !polled_[i].source->pending())) continue;
+      any_expensive = true;
+    }
+    const bool source_moved = polled_[i].source->poll();
+    after_delivery();
+    if (!source_moved) continue;
+    moved = true;
+    polled_[i].last_moved = now == Clock::time_point{} ? Clock::now() : now;
+  }
+  // With nothing hot that costs a system call, the kernel's own look is the only one. However busy some sources are, others get one.
+  const bool only_look = !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
+  if (ask_kernel || only_look || ++rounds_since_look_ >= kRoundsPerKernelLook) {
+    rounds_since_look_ = 0;
+    if (take_events(0)) moved = true;
+  }
+  return moved;
+}
+
+Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Clock::time_point deadline) {
+  Clock::time_point last = Clock::now();
+  Clock::time_point now = last;
+  int delays = 0;
+  for (int round = 0;; ++round) {
+    if (done != nullptr ? done->load(std::memory_order_acquire) : helpers_.load() > 0 || stopping_.load()) {
+      return done != nullptr ? Spun::done : Spun::wanted;
+    }
+    if (poll_once(false)) {
+      last = Clock::now();
+      round = 0;
+      // Work does not wait for a stream of messages to end.
+      if (deferred_ && ++delays > kWorkDelays) std::exchange(deferred_, nullptr)(false);
+      continue;
+    }
+    if (deferred_) return Spun::work;
+    now = Clock::now();
+    if (now - last >= limit || now >= deadline) return Spun::nothing_came;
+    if (round < kRoundsBeforeYield) {
+      for (int i = 0; i < kPausesPerRound; ++i) relax();
+      continue;
+    }
+    sched_yield();
+    if (Clock::now() - now > kYieldRanOthers) {
+      spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+      short_helps_ = kShortHelps;
+      if (!poll_once(true)) return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done : Spun::nothing_came;
+      if (deferred_) return Spun::work;
+      last = Clock::now();
+    }
+  }
+}
+
+void Poller::all_awake() {
+  if (awake_.exchange(true)) return;
+  for (const auto& each : polled_) each.source->wake();
+}
+
+bool Poller::all_asleep() {
+  refresh();
+  awake_.store(false);
+  for (const auto& each : polled_) {
+    if (each.source->sleep()) continue;
+    all_awake();
+    return false;
+  }
+  return true;
+}
+
+void Poller::arm(bool armed) {
+  if (armed_.exchange(armed) == armed) return;
+  epoll_event event{};
+  event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;
+  event.data.fd = sockets_.get();
+  epoll_ctl(sleeper_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
+}
+
+Poller::Work Poller::poll_until_idle() {
+  all_awake();
+  for (;;) {
+    const Spun spun = spin(nullptr, spin_limit_, Clock::time_point::max());
+    const bool quiet = all_asleep();
+    if (spun == Spun::work) {
+      if (quiet) return std::exchange(deferred_, nullptr);
+      continue;
+    }
+    if (deferred_) std::exchange(deferred_, nullptr)(false);
+    if (quiet) return nullptr;
+    poll_once(true);  // however many want to take over: each round moves something
+  }
+}
+
+void Poller::run() {
+  own_thread_of = this;
+  nanoseconds slept{0};
+  bool held = false;  // the role, from the last round
+  bool woken = false;
+  while (held || !stopping_.load()) {
+    if (held || role_.try_lock()) {
+      role_.assert_held();
+      Work work;
+      {
+        const PollingHere here(this);
+        if (slept > kShortSleep) {
+          spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
+        } else if (slept.count() > 0) {
+          spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
+        }
+        if (woken) rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
+        woken = false;
+        slept = nanoseconds(0);
+        work = poll_until_idle();
+      }
+      held = false;
+      role_.unlock();
+      // After unlocking: the other thread may just have found the role taken and gone to sleep.
+      arm(true);
+      if (work) {
+        working_for = this;
+        reclaimed = false;
+        entered_work(1);
+        while (work(true)) {
+          if (!reclaimed) continue;
+          work(false);
+          break;
+        }
+        work = nullptr;
+        entered_work(-1);
+        working_for = nullptr;
+        held = reclaimed;
+        polling = nullptr;
+        continue;
+      }
+    }
+    const auto before = Clock::now();
+    std::array<epoll_event, 2> events;
+    sleepers_.fetch_add(1);
+    const int count = epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
+    sleepers_.fetch_sub(1);
+    slept = Clock::now() - before;
+    woken = true;
+    for (int i = 0; i < count; ++i) {
+      if (events[static_cast<std::size_t>(i)].data.fd == sockets_.get()) {
+        armed_.store(false);
+      } else if (!stopping_.load()) {
+        std::uint64_t value = 0;
+        static_cast<void>(!::read(stop_.get(), &value, sizeof(value)));
+        slept = nanoseconds(0);
+      }
+    }
+  }
+}
+
+bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+  if (polling != nullptr || stopping_.load()) return false;
+  helpers_.fetch_add(1);
+  const auto give_up = Clock::now() + kTakeOver;
+  while (!role_.try_lock()) {
+    if (done.load(std::memory_order_acquire) || Clock::now() > give_up) {
+      helpers_.fetch_sub(1);
+      return done.load(std::memory_order_acquire);
+    }
+    relax();
+  }
+  bool finished = false;
+  {
+    const PollingHere here(this);
+    if (expensive_.load() > 0) arm(false);
+    refresh();
+    all_awake();
+    const nanoseconds limit = short_helps_ > 0 ? kMinSpin : kHelpSpin;
+    if (short_helps_ > 0) --short_helps_;
+    finished = spin(&done, limit, deadline) == Spun::done;
+    while (!all_asleep()) poll_once(false);
+  }
+  role_.unlock();
+  arm(true);  // after unlocking, as in run()
+  helpers_.fetch_sub(1);
+  return finished || done.load(std::memory_order_acquire);
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "stitch/transport/endpoint.h"
+#include "stitch/transport/link.h"
+#include "stitch/transport/record.h"
+
+namespace stitch::transport {
+
+// The receiving half of a stream connection: reads records from the link and hands out the messages that are complete. Every
+// length is checked before memory is taken for it.
+// Not thread-safe. The sink is called with no state of the reader in use but for what comes after.
+class RecordReader {
+ public:
+  struct Limits {
+    std::size_t frame_bytes = 0;
+    std::size_t buffer_bytes = 0;
+    bool buffers_allowed = true;
+  };
+  // Asked before each record, since what is allowed grows with the handshake.
+  using LimitsNow = std::function<Limits()>;
+  using Sink = std::function<void(Message)>;
+
+  RecordReader(Allocator allocator, LimitsNow limits, Sink sink);
+
+  // Reads what is there, at most about kReadBytes, and hands out what is complete. Returns whether bytes came. Throws
+  // Error(protocol) when they make no sense, and what the allocator throws; nothing more can be read then.
+  bool read(Link& link);
+
+  static constexpr std::size_t kReadBytes = std::size_t{1} << 20;
+
+ private:
+  // A bulk message on its way in.
+  struct Bulk {
+    Message message;
+    std::size_t part = 0;    // 0: the frame, then the buffers
+    std::size_t offset = 0;  // in it
+    std::size_t left = 0;    // of the whole message
+  };
+
+  // Takes one record, or what there is of it, from the staged bytes. False when more must come first.
+  bool take_record();
+  void take_message(const RecordHeader& header);
+  void begin_bulk(const RecordHeader& header);
+  void take_staged_data();
+  [[nodiscard]] std::size_t size_at(std::size_t index) const noexcept;
+  void check(const RecordHeader& header) const;
+  void check_buffers(const RecordHeader& header) const;
+  // The next memory of the bulk message to be filled, empty at its end.
+  [[nodiscard]] iovec target() noexcept;
+  void filled(std::size_t bytes) noexcept;
+  void end_bulk_if_complete();
+  void make_room(std::size_t bytes);
+
+  const Allocator allocator_;
+  const LimitsNow limits_;
+  const Sink sink_;
+  std::vector<std::byte> staged_;
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+  std::optional<Bulk> bulk_;
+  std::size_t piece_left_ = 0;  // of the data record under way
+};
+
+}  // namespace stitch::transport

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "stitch/transport/endpoint.h"
+#include "stitch/transport/link.h"
+#include "stitch/transport/record.h"
+#include "stitch/transport/recycler.h"
+
+namespace stitch::transport {
+
+// The sending half of a stream connection: lays messages out as records and writes as much as the link takes. Large messages go
+// in pieces, one large message at a time; small ones that come later pass between the pieces. Small ones keep their order among
+// themselves, and so do large ones.
+// Not thread-safe. No callbacks: who is through is handed back.
+class RecordWriter {
+ public:
+  struct Outgoing {
+    Message message;
+    SendDone done;
+  };
+  using Finished = std::vector<Outgoing, RecyclingAllocator<Outgoing>>;
+
+  // Writes a message at once when nothing is before it and `link` (which may be null) has room, and hands it back; otherwise
+  // queues it or the rest of it. REQUIRES: its buffers are on the CPU.
+  [[nodiscard]] std::optional<Outgoing> send(Outgoing outgoing, Link* link);
+  // Writes what there is room for. What has gone completely is moved to `finished`. Returns whether bytes moved.
+  bool flush(Link& link, Finished& finished);
+  [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
+  // Everything that has not gone: the large messages, then the small ones, each in order of sending.
+  [[nodiscard]] std::vector<Outgoing> take_all();
+
+ private:
+  struct Small {
+    Small(Outgoing what, std::size_t message_bytes);
+    Outgoing outgoing;
+    std::array<std::byte, RecordHeader::kBytes + kSmallMessageBuffers * 8> head;
+    std::size_t head_bytes = 0;
+    std::size_t total_bytes = 0;
+  };
+  struct Bulk {
+    Bulk(Outgoing what, std::size_t message_bytes);
+    Outgoing outgoing;
+    std::vector<std::byte> head;
+    std::size_t total_bytes = 0;  // of the message
+  };
+  class Parts;
+
+  void add_small(const Small& small, std::size_t skip, Parts& parts) const;
+  void add_bulk(Link& link, Parts& parts);
+  [[nodiscard]] static std::span<const std::byte> part_of(const Message& message, std::size_t part) noexcept;
+  void written_small(std::size_t bytes, Finished& finished);
+  void written_bulk(std::size_t bytes, Finished& finished);
+
+  // Whether a record of the first bulk message has been written in part: nothing may come between.
+  [[nodiscard]] bool bulk_record_under_way() const noexcept {
+    return piece_bytes_ > 0 || (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
+  }
+
+  std::deque<Small, RecyclingAllocator<Small>> small_;
+  std::size_t small_written_ = 0;  // of the first
+  std::deque<Bulk, RecyclingAllocator<Bulk>> bulk_;
+  // The first of bulk_: how far its head and its message are, and the piece under way.
+  std::size_t bulk_head_written_ = 0;
+  std::size_t bulk_written_ = 0;
+  std::size_t bulk_part_ = 0;        // where bulk_written_ is: 0 the frame, then the buffers
+  std::size_t bulk_part_begin_ = 0;  // and the bytes before that
+  std::array<std::byte, RecordHeader::kBytes> piece_head_;
+  std::size_t piece_bytes_ = 0;  // 0: none is under way
+  std::size_t piece_head_written_ = 0;
+  std::size_t piece_left_ = 0;
+};
+
+}  // namespace stitch::transport

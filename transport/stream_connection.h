@@ -1,0 +1,90 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/handshaking_connection.h"
+#include "stitch/transport/link.h"
+#include "stitch/transport/poller.h"
+#include "stitch/transport/record_reader.h"
+#include "stitch/transport/record_writer.h"
+
+namespace stitch::transport {
+
+// A connection over a link, which comes when it is there: messages as records, the handshake first.
+//
+// A message is written on the thread that sends it when nothing is before it; what does not fit is written by the poller. Over TCP,
+// where every write costs a system call, messages that follow each other within microseconds are written together: by the poller, or
+// by the sender as soon as it waits for an answer; and while a thread delivers messages, what it sends waits until they are delivered.
+//
+//   waiting --begin()--> running --the link ends, or breaks a rule--> ended
+//      \--fail() or close()--------------------------------------------^
+//
+// Thread contract: as Connection. Lock order: write_mutex_ before the poller's. No lock is held in callbacks.
+class StreamConnection final : public HandshakingConnection, public PollSource {
+ public:
+  StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
+                   std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller, UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
+
+  void send(Message message, SendDone done) override;
+  [[nodiscard]] std::string describe() const override { return name_; }
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override { return poller_->on_this_thread() && poller_->defer(work); }
+  void about_to_answer() override { poller_->reclaim(); }
+
+  // The link is there. Does nothing but drop it when the connection was closed meanwhile.
+  void begin(std::unique_ptr<Link> link);
+  // There will be no link. Does nothing when the connection was closed meanwhile.
+  void fail(const Error& error);
+  // What a connection that never came about says: connect to "tcp://..." failed: `what`.
+  [[nodiscard]] Error connect_error(const std::string& what) const;
+
+  bool poll() override;
+  bool ready(std::uint32_t events) override;
+  bool cheap() const noexcept override { return cheap_; }
+  [[nodiscard]] bool pending() const noexcept override { return pending_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool blocked() const noexcept override { return blocked_.load(std::memory_order_acquire); }
+  bool sleep() override;
+  void wake() override;
+
+ protected:
+  void transmit_handshake(Bytes message) override;
+  void shut() override;
+  void finished() override;
+
+ private:
+  enum class State : std::uint8_t { waiting, running, ended };
+  using Outgoing = RecordWriter::Outgoing;
+
+  void write(Outgoing outgoing) STITCH_EXCLUDES(write_mutex_);
+  // Writes what waits. True when something moved.
+  bool flush() STITCH_EXCLUDES(write_mutex_);
+  [[nodiscard]] bool gather() STITCH_REQUIRES(write_mutex_);
+  bool flush_locked(RecordWriter::Finished& finished) STITCH_REQUIRES(write_mutex_);
+  void end(const Error& error) STITCH_EXCLUDES(write_mutex_);
+  void deliver(Message message);
+  [[nodiscard]] std::shared_ptr<StreamConnection> self() { return std::static_pointer_cast<StreamConnection>(shared_from_this()); }
+  [[nodiscard]] Error translate(const Error& error) const;
+
+  const std::string name_;
+  const bool accepted_;
+  const std::shared_ptr<Poller> poller_;
+  const Poller::SourceId source_id_;
+  RecordReader reader_;  // the thread that polls only
+  UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;
+  bool cheap_ = false;              // constant once running
+  Link* link_to_read_ = nullptr;    // likewise; null before. The thread that polls only
+  std::atomic<bool> pending_{false};  // a copy of !writer_.empty()
+  std::atomic<bool> blocked_{false};  // what is pending waits for room; written under write_mutex_
+
+  Mutex write_mutex_;
+  State state_ STITCH_GUARDED_BY(write_mutex_) = State::waiting;
+  std::unique_ptr<Link> link_ STITCH_GUARDED_BY(write_mutex_);
+  RecordWriter writer_ STITCH_GUARDED_BY(write_mutex_);
+  Poller::Clock::time_point last_send_ STITCH_GUARDED_BY(write_mutex_);
+  std::size_t gathered_ STITCH_GUARDED_BY(write_mutex_) = 0;  // messages since the last flush
+};
+
+}  // namespace stitch::transport

@@ -1,0 +1,87 @@
+#include "stitch/transport/tcp_link.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace stitch::transport {
+
+namespace {
+
+// Of a large transfer, at most this much is given to the kernel at a time: small messages come after it.
+constexpr std::size_t kBulkAtOnce = std::size_t{256} << 10;
+
+class TcpLink final : public Link {
+ public:
+  explicit TcpLink(Descriptor socket) : socket_(std::move(socket)) {
+    const int flags = fcntl(socket_.get(), F_GETFL, 0);
+    fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
+    const int on = 1;
+    setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  }
+
+  int descriptor() const noexcept override { return socket_.get(); }
+  bool cheap() const noexcept override { return false; }
+
+  std::size_t read(std::span<const iovec> parts) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts.data());
+    message.msg_iovlen = parts.size();
+    for (;;) {
+      const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+      if (count > 0) return static_cast<std::size_t>(count);
+      if (count == 0) {
+        end(0);
+      } else if (errno == EINTR) {
+        continue;
+      } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        end(errno);
+      }
+      return 0;
+    }
+  }
+
+  std::size_t write(std::span<const iovec> parts) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts.data());
+    message.msg_iovlen = parts.size();
+    for (;;) {
+      const ssize_t count = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (count >= 0) return static_cast<std::size_t>(count);
+      // A broken stream says so to its reader, too, which ends the connection.
+      if (errno != EINTR) return 0;
+    }
+  }
+
+  std::size_t bulk_room() override { return kBulkAtOnce; }
+  bool await_room() override { return true; }
+
+  std::optional<Error> ended() override {
+    if (!ended_) return std::nullopt;
+    return Error(ErrorCode::disconnected, errno_ == 0 ? "the peer closed the connection" : std::strerror(errno_));
+  }
+
+  void close() noexcept override { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+ private:
+  void end(int error) noexcept {
+    if (ended_) return;
+    ended_ = true;
+    errno_ = error;
+  }
+  const Descriptor socket_;
+  bool ended_ = false;
+  int errno_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> make_tcp_link(Descriptor socket) { return std::make_unique<TcpLink>(std::move(socket)); }
+
+}  // namespace stitch::transport
