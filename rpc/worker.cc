@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/rpc/rendezvous.h"
+#include "stitch/rpc/slow_blas.h"
 
 namespace stitch {
 
@@ -165,6 +166,7 @@ void Worker::barrier(const std::vector<std::string>& names) {
 }
 
 Worker init(Options options) {
+  warn_about_slow_blas();
   FunctionRegistry::instance().check();
   return Worker(join_world(resolve_options(std::move(options))));
 }

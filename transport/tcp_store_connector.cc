@@ -60,6 +60,16 @@ void TcpStoreConnector::call_in(EventLoop::Clock::duration delay, Then then) {
 }
 
 void TcpStoreConnector::resolve() {
+  // libuv looks names up on four threads that then stay for good; an address needs none.
+  addrinfo numeric{};
+  numeric.ai_socktype = SOCK_STREAM;
+  numeric.ai_flags = AI_NUMERICHOST;
+  addrinfo* address = nullptr;
+  if (::getaddrinfo(options_.host.c_str(), nullptr, &numeric, &address) == 0) {
+    on_resolved(0, address);
+    ::freeaddrinfo(address);
+    return;
+  }
   auto resolving = std::make_unique<Resolving>();
   resolving->connector = shared_from_this();
   resolving->request.data = resolving.get();
