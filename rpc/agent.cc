@@ -1,8 +1,15 @@
 #include "stitch/rpc/agent.h"
 
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "stitch/rpc/board.h"
@@ -168,8 +175,36 @@ bool Agent::abandon_call(std::uint64_t call_id) {
   return true;
 }
 
+namespace {
+
+// libtorch's state of a thread that has done nothing: grad mode on, no guards.
+const at::ThreadLocalState& fresh_thread_state() {
+  static const at::ThreadLocalState state = [] {
+    std::optional<at::ThreadLocalState> fresh;
+    std::thread([&fresh] { fresh.emplace(); }).join();
+    return *fresh;
+  }();
+  return state;
+}
+
+// Whether this thread has no guard of libtorch's that what runs on it would feel. The sets of fresh threads are all alike.
+bool in_fresh_state() {
+  static const auto fresh = [] {
+    const at::ThreadLocalStateGuard guard(fresh_thread_state());
+    return c10::impl::tls_local_dispatch_key_set();
+  }();
+  const auto now = c10::impl::tls_local_dispatch_key_set();
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && now.included_ == fresh.included_ &&
+         now.excluded_ == fresh.excluded_;
+}
+
+}  // namespace
+
 bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   if (calls_.size() == 0 || stopped()) return done.load(std::memory_order_acquire);
+  if (in_fresh_state()) return peers_->help(done, deadline);
+  // Messages for others are not to feel the guards that this thread waits under.
+  const at::ThreadLocalStateGuard guard(fresh_thread_state());
   return peers_->help(done, deadline);
 }
 

@@ -378,11 +378,13 @@ void Poller::arm(bool armed) {
 
 Poller::Work Poller::poll_until_idle() {
   all_awake();
+  int delays = 0;
   for (;;) {
     const Spun spun = spin(nullptr, spin_limit_, Clock::time_point::max());
     const bool quiet = all_asleep();
     if (spun == Spun::work) {
       if (quiet) return std::exchange(deferred_, nullptr);
+      if (++delays > kWorkDelays) std::exchange(deferred_, nullptr)(false);
       continue;
     }
     if (deferred_) std::exchange(deferred_, nullptr)(false);

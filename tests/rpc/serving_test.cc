@@ -1,5 +1,7 @@
 // Who serves a call, over each way messages come in: the thread that reads, or one of the pool.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,6 +124,19 @@ TEST_P(Serving, ReceivedMemoryIsUsedAgain) {
   const auto numbers = (*world)[0].debug_info();
   EXPECT_GE(numbers.at("rpc.receive_pool_reused"), 10);
   EXPECT_LE(numbers.at("rpc.receive_pool_fresh"), 5);
+}
+
+bool grad_mode_is_on() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
+STITCH_INLINE(grad_mode_is_on);
+bool ask_back() { return stitch::rpc_sync<grad_mode_is_on>("worker0"); }
+
+TEST_P(Serving, AThreadThatWaitsServesOthersWithoutItsGuards) {
+  const auto world = cluster(2, 2);
+  const at::NoGradGuard no_grad;
+  const c10::InferenceMode inference;
+  for (int i = 0; i < 200; ++i) EXPECT_TRUE(stitch::rpc_sync<ask_back>("worker1"));
+  EXPECT_FALSE(at::GradMode::is_enabled());
+  EXPECT_FALSE(stitch::rpc_sync<doubled>("worker1", at::ones({4})).is_inference());
 }
 
 TEST_P(Serving, ManyThreadsWaitAtOnce) {
