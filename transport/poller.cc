@@ -395,7 +395,7 @@ Poller::Work Poller::poll_until_idle() {
 
 void Poller::run() {
   own_thread_of = this;
-  nanoseconds slept{0};
+  bool came = false;   // something has, which woke this thread
   bool held = false;  // the role, from the last round
   bool woken = false;
   while (held || !stopping_.load()) {
@@ -404,15 +404,17 @@ void Poller::run() {
       Work work;
       {
         const PollingHere here(this);
-        if (slept > kShortSleep) {
+        // How long nothing came, whichever thread slept through it.
+        if (came && Clock::now() - idle_since_ > kShortSleep) {
           spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
-        } else if (slept.count() > 0) {
+        } else if (came) {
           spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
         }
+        came = false;
         if (woken) rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
         woken = false;
-        slept = nanoseconds(0);
         work = poll_until_idle();
+        idle_since_ = Clock::now();
       }
       held = false;
       role_.unlock();
@@ -435,20 +437,18 @@ void Poller::run() {
         continue;
       }
     }
-    const auto before = Clock::now();
     std::array<epoll_event, 2> events;
     sleepers_.fetch_add(1);
     const int count = epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
     sleepers_.fetch_sub(1);
-    slept = Clock::now() - before;
     woken = true;
     for (int i = 0; i < count; ++i) {
       if (events[static_cast<std::size_t>(i)].data.fd == sockets_.get()) {
         armed_.store(false);
+        came = true;
       } else if (!stopping_.load()) {
         std::uint64_t value = 0;
         static_cast<void>(!::read(stop_.get(), &value, sizeof(value)));
-        slept = nanoseconds(0);
       }
     }
   }
@@ -475,6 +475,7 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     if (short_helps_ > 0) --short_helps_;
     finished = spin(&done, limit, deadline) == Spun::done;
     while (!all_asleep()) poll_once(false);
+    idle_since_ = Clock::now();
   }
   role_.unlock();
   arm(true);  // after unlocking, as in run()

@@ -145,6 +145,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
   int rounds_since_look_ STITCH_GUARDED_BY(role_) = 0;  // at the kernel's
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
+  Clock::time_point idle_since_ STITCH_GUARDED_BY(role_);
   int short_helps_ STITCH_GUARDED_BY(role_) = 0;  // how many more waiting threads should not spin
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
