@@ -411,6 +411,7 @@ TEST(RRefLifetime, DroppedInEveryOrderTheObjectGoesWithTheLast) {
   do {
     {
       auto counter = remote<Counter>("worker0", 1);
+      counter.when_created().get();  // sharing it does not wait for that
       for (const auto& place : places) rpc_sync<&keep>(place, place, counter);
     }
     for (const int each : order) {
