@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "stitch/transport/error.h"
+#include "stitch/transport/processor.h"
 
 namespace stitch::transport {
 
@@ -32,8 +33,19 @@ constexpr int kRoundsPerKernelLook = 16;
 // A source that costs a system call is polled without asking for this long after it moved something.
 constexpr microseconds kHot{500};
 // A yield that takes longer ran somebody else: processors are wanted.
-constexpr microseconds kYieldRanOthers{20};
+constexpr microseconds kYieldRanOthers{200};
+// One that takes longer than this ran somebody else for a moment.
+constexpr microseconds kYieldSwitched{4};
+constexpr int kCrowdedYields = 3;
 constexpr microseconds kMinSpin{5};
+// A processor that was not crowded for this long was well chosen.
+constexpr std::chrono::milliseconds kCalm{2};
+constexpr std::chrono::milliseconds kMinMovePause{1};
+constexpr microseconds kSecondThoughts{50};
+constexpr std::chrono::seconds kMaxMovePause{1};
+// How often a thread gives way while it moves much, and how often when that has cost it much.
+constexpr microseconds kFrequentYields{50};
+constexpr microseconds kRareYields{4000};
 // Rounds that may bring more before deferred work is given to other threads.
 constexpr int kWorkDelays = 2;
 // A sleep shorter than this would have been worth spinning through.
@@ -44,6 +56,7 @@ constexpr int kThreads = 2;
 // has seen that processors are wanted, the next few waits sleep at once.
 constexpr microseconds kHelpSpin{60};
 constexpr int kShortHelps = 16;
+constexpr int kRoundsAfterHelp = 2;
 // How long a thread that wants to help waits for the one that polls to make room.
 constexpr microseconds kTakeOver{20};
 
@@ -322,6 +335,7 @@ bool Poller::poll_once(bool ask_kernel) {
 Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Clock::time_point deadline) {
   Clock::time_point last = Clock::now();
   Clock::time_point now = last;
+  Clock::time_point idle = last;  // when a round last moved nothing
   int delays = 0;
   for (int round = 0;; ++round) {
     if (done != nullptr ? done->load(std::memory_order_acquire) : helpers_.load() > 0 || stopping_.load()) {
@@ -330,19 +344,25 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Cloc
     if (poll_once(false)) {
       last = Clock::now();
       round = 0;
+      if (last - idle > give_way_after_) {
+        give_way(last);
+        idle = Clock::now();
+      }
       // Work does not wait for a stream of messages to end.
       if (deferred_ && ++delays > kWorkDelays) std::exchange(deferred_, nullptr)(false);
       continue;
     }
     if (deferred_) return Spun::work;
-    now = Clock::now();
+    now = idle = Clock::now();
     if (now - last >= limit || now >= deadline) return Spun::nothing_came;
     if (round < kRoundsBeforeYield) {
       for (int i = 0; i < kPausesPerRound; ++i) relax();
       continue;
     }
     sched_yield();
-    if (Clock::now() - now > kYieldRanOthers) {
+    const auto after = Clock::now();
+    yielded(now, after);
+    if (after - now > kYieldRanOthers) {
       spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
       short_helps_ = kShortHelps;
       if (!poll_once(true)) return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done : Spun::nothing_came;
@@ -350,6 +370,31 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Cloc
       last = Clock::now();
     }
   }
+}
+
+// When much moves: who waits for this processor, perhaps for an answer that was just read, would otherwise have it at the next tick of
+// the system's clock, milliseconds later. Those that keep it once they have it are not asked again for a while.
+void Poller::give_way(Clock::time_point now) {
+  sched_yield();
+  give_way_after_ = Clock::now() - now > kYieldRanOthers ? kRareYields : kFrequentYields;
+}
+
+// If somebody else runs whenever this thread gives way, this processor is not the one to poll on.
+void Poller::yielded(Clock::time_point since, Clock::time_point until) {
+  yields_that_switched_ = until - since > kYieldSwitched ? yields_that_switched_ + 1 : 0;
+  if (yields_that_switched_ < kCrowdedYields) return;
+  if (since - std::exchange(last_crowded_, until) > kCalm) move_pause_ = kMinMovePause;
+  // Threads of the user's stay where they are.
+  if (own_thread_of != this || until < next_move_) return;
+  // Not both of two that have found each other: a coin is tossed, with what the clock's last bits are.
+  const bool stay = (until.time_since_epoch().count() / 32) % 2 == 0;
+  if (stay) {
+    next_move_ = until + kSecondThoughts;
+    return;
+  }
+  leave_processor();
+  next_move_ = until + move_pause_;
+  move_pause_ = std::min<nanoseconds>(move_pause_ * 2, kMaxMovePause);
 }
 
 void Poller::all_awake() {
@@ -376,19 +421,15 @@ void Poller::arm(bool armed) {
   epoll_ctl(sleeper_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
 }
 
-Poller::Work Poller::poll_until_idle() {
+Poller::Pause Poller::poll_until_idle() {
   all_awake();
-  int delays = 0;
   for (;;) {
     const Spun spun = spin(nullptr, spin_limit_, Clock::time_point::max());
     const bool quiet = all_asleep();
-    if (spun == Spun::work) {
-      if (quiet) return std::exchange(deferred_, nullptr);
-      if (++delays > kWorkDelays) std::exchange(deferred_, nullptr)(false);
-      continue;
-    }
+    keeps_role_.store(!quiet);
+    if (spun == Spun::work) return {std::exchange(deferred_, nullptr), quiet};
     if (deferred_) std::exchange(deferred_, nullptr)(false);
-    if (quiet) return nullptr;
+    if (quiet) return {nullptr, true};
     poll_once(true);  // however many want to take over: each round moves something
   }
 }
@@ -401,7 +442,7 @@ void Poller::run() {
   while (held || !stopping_.load()) {
     if (held || role_.try_lock()) {
       role_.assert_held();
-      Work work;
+      Pause pause;
       {
         const PollingHere here(this);
         // How long nothing came, whichever thread slept through it.
@@ -413,14 +454,13 @@ void Poller::run() {
         came = false;
         if (woken) rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
         woken = false;
-        work = poll_until_idle();
+        pause = poll_until_idle();
         idle_since_ = Clock::now();
+        keeps_role_.store(false);
       }
       held = false;
-      role_.unlock();
-      // After unlocking: the other thread may just have found the role taken and gone to sleep.
-      arm(true);
-      if (work) {
+      give_up_role(pause.quiet);
+      if (Work& work = pause.work) {
         working_for = this;
         reclaimed = false;
         entered_work(1);
@@ -454,31 +494,44 @@ void Poller::run() {
   }
 }
 
+// Whoever polled has to leave things so that nothing that comes goes unseen: the sources asleep and the sockets watched, or another
+// thread woken that polls on.
+void Poller::give_up_role(bool quiet) {
+  role_.unlock();
+  // After unlocking: the other thread may just have found the role taken and gone to sleep.
+  arm(true);
+  if (!quiet) ring();
+}
+
 bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   if (polling != nullptr || stopping_.load()) return false;
   helpers_.fetch_add(1);
   const auto give_up = Clock::now() + kTakeOver;
-  while (!role_.try_lock()) {
-    if (done.load(std::memory_order_acquire) || Clock::now() > give_up) {
+  for (int round = 0; !role_.try_lock(); ++round) {
+    if (done.load(std::memory_order_acquire) || keeps_role_.load() || Clock::now() > give_up) {
       helpers_.fetch_sub(1);
       return done.load(std::memory_order_acquire);
     }
-    relax();
+    // The one that polls may be waiting for this very processor.
+    round < kRoundsBeforeYield ? relax() : static_cast<void>(sched_yield());
   }
   bool finished = false;
+  bool quiet = false;
   {
     const PollingHere here(this);
+    keeps_role_.store(true);
     if (expensive_.load() > 0) arm(false);
     refresh();
     all_awake();
     const nanoseconds limit = short_helps_ > 0 ? kMinSpin : kHelpSpin;
     if (short_helps_ > 0) --short_helps_;
     finished = spin(&done, limit, deadline) == Spun::done;
-    while (!all_asleep()) poll_once(false);
+    // What goes on and on is not this thread's to see through.
+    for (int round = 0; !(quiet = all_asleep()) && round < kRoundsAfterHelp; ++round) poll_once(false);
     idle_since_ = Clock::now();
+    keeps_role_.store(false);
   }
-  role_.unlock();
-  arm(true);  // after unlocking, as in run()
+  give_up_role(quiet);
   helpers_.fetch_sub(1);
   return finished || done.load(std::memory_order_acquire);
 }

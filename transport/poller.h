@@ -40,7 +40,8 @@ class PollSource {
 //
 // At any time at most one thread polls: one of the poller's own two, or one that has nothing better to do because it waits for
 // what a message will bring (see help()). The poller's own threads spin after a message for as long as that has paid off lately, at
-// most kMaxSpin, giving way to other threads all the time, and sleep when those want the processor.
+// most kMaxSpin, giving way to other threads all the time. When those want the processor, they sleep earlier, and try another processor:
+// at once, and again after ever longer whiles as long as that does not help.
 //
 // Waking a thread costs more than most handlers do. So when messages bring work that may block, the thread that read them does the
 // work itself (see defer()) once nothing more has come: it leaves the polling to the other one, which sleeps in the kernel and wakes
@@ -125,8 +126,15 @@ class Poller : public std::enable_shared_from_this<Poller> {
   bool all_asleep() STITCH_REQUIRES(role_);
   void all_awake() STITCH_REQUIRES(role_);
   void arm(bool armed);
-  // Polls until the sources may sleep; then what is to be done instead of that, if anything.
-  [[nodiscard]] Work poll_until_idle() STITCH_REQUIRES(role_);
+  void give_way(Clock::time_point now) STITCH_REQUIRES(role_);
+  void yielded(Clock::time_point since, Clock::time_point until) STITCH_REQUIRES(role_);
+  // Why a thread that polls leaves that to others.
+  struct Pause {
+    Work work;           // to be done meanwhile, if any
+    bool quiet = false;  // whether the sources sleep
+  };
+  [[nodiscard]] Pause poll_until_idle() STITCH_REQUIRES(role_);
+  void give_up_role(bool quiet) STITCH_RELEASE(role_);
   void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
 
   const Descriptor sockets_;  // epoll of all sources
@@ -136,6 +144,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::atomic<SourceId> next_id_{1};
   std::atomic<bool> stopping_{false};
   std::atomic<int> helpers_{0};   // threads that poll or want to
+  std::atomic<bool> keeps_role_{false};  // the one that polls does not make room: it waits for something, or has much to move; written by it
   std::atomic<int> sleepers_{0};  // own threads that sleep, or are about to
 
   Mutex role_;  // held by the thread that polls
@@ -147,6 +156,13 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
   Clock::time_point idle_since_ STITCH_GUARDED_BY(role_);
   int short_helps_ STITCH_GUARDED_BY(role_) = 0;  // how many more waiting threads should not spin
+  std::chrono::nanoseconds give_way_after_ STITCH_GUARDED_BY(role_){0};  // of polling that moved something every time
+  // Since when somebody else runs whenever this thread gives way, when that was last so, from when on the processor may be left for
+  // another one, and for how long not after that.
+  int yields_that_switched_ STITCH_GUARDED_BY(role_) = 0;
+  Clock::time_point last_crowded_ STITCH_GUARDED_BY(role_);
+  Clock::time_point next_move_ STITCH_GUARDED_BY(role_);
+  std::chrono::nanoseconds move_pause_ STITCH_GUARDED_BY(role_){0};
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
 

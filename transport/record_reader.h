@@ -31,7 +31,7 @@ class RecordReader {
   // Error(protocol) when they make no sense, and what the allocator throws; nothing more can be read then.
   bool read(Link& link);
 
-  static constexpr std::size_t kReadBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kReadBytes = std::size_t{128} << 10;
 
  private:
   // A bulk message on its way in.

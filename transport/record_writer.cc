@@ -130,9 +130,9 @@ std::span<const std::byte> RecordWriter::part_of(const Message& message, std::si
   return {static_cast<const std::byte*>(buffer.data), buffer.bytes};
 }
 
-bool RecordWriter::flush(Link& link, Finished& finished) {
-  bool moved = false;
-  while (!empty()) {
+RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished, std::size_t enough_bytes) {
+  Flushed flushed;
+  while (!empty() && flushed.bytes < enough_bytes) {
     Parts parts;
     const bool small = small_written_ > 0 || (!bulk_record_under_way() && !small_.empty());
     if (small) {
@@ -147,17 +147,16 @@ bool RecordWriter::flush(Link& link, Finished& finished) {
     }
     const std::size_t written = parts.bytes() == 0 ? 0 : link.write(parts.span());
     const bool short_write = parts.bytes() == 0 || written < parts.bytes();
-    if (written > 0) {
-      moved = true;
-      if (small) {
-        written_small(written, finished);
-      } else {
-        written_bulk(written, finished);
-      }
+    flushed.bytes += written;
+    if (written > 0 && small) {
+      written_small(written, finished);
+    } else if (written > 0) {
+      written_bulk(written, finished);
     }
-    if (short_write && link.await_room()) break;
+    flushed.full = short_write && link.await_room();
+    if (flushed.full) break;
   }
-  return moved;
+  return flushed;
 }
 
 void RecordWriter::written_small(std::size_t bytes, Finished& finished) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -29,8 +30,12 @@ class RecordWriter {
   // Writes a message at once when nothing is before it and `link` (which may be null) has room, and hands it back; otherwise
   // queues it or the rest of it. REQUIRES: its buffers are on the CPU.
   [[nodiscard]] std::optional<Outgoing> send(Outgoing outgoing, Link* link);
-  // Writes what there is room for. What has gone completely is moved to `finished`. Returns whether bytes moved.
-  bool flush(Link& link, Finished& finished);
+  struct Flushed {
+    std::size_t bytes = 0;  // that went
+    bool full = false;      // whether the link had no room for more
+  };
+  // Writes what there is room for, until at least `enough_bytes` have gone. What has gone completely is moved to `finished`.
+  Flushed flush(Link& link, Finished& finished, std::size_t enough_bytes = std::numeric_limits<std::size_t>::max());
   [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
   // Everything that has not gone: the large messages, then the small ones, each in order of sending.
   [[nodiscard]] std::vector<Outgoing> take_all();

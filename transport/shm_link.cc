@@ -31,11 +31,11 @@ namespace {
 constexpr std::size_t kRingBytes = std::size_t{1} << 20;
 // Progress is published in steps, so that the other side copies at the same time.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;
-// Large transfers leave half of the ring free: a small message waits for that much at most.
-constexpr std::size_t kBulkBytes = kRingBytes / 2;
-constexpr std::size_t kMinBulkBytes = kStepBytes;
-// A writer that waits for room is woken when this much or less is left to read.
-constexpr std::size_t kRoomAgainBytes = kRingBytes / 4;
+// Large transfers leave most of the ring free: a small message waits for that much at most.
+constexpr std::size_t kBulkBytes = kRingBytes / 8;
+constexpr std::size_t kMinBulkBytes = kBulkBytes / 2;
+// A writer that waits for room is woken when this much or less is left to read: then a large transfer can go on, too.
+constexpr std::size_t kRoomAgainBytes = kBulkBytes - kMinBulkBytes;
 constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kMemoryBytes = kControlBytes + 2 * kRingBytes;
 

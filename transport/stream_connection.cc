@@ -5,6 +5,11 @@
 
 namespace stitch::transport {
 
+namespace {
+// Of one connection, at a time: then others have their turn, and what has come is read.
+constexpr std::size_t kFlushBytes = std::size_t{128} << 10;
+}  // namespace
+
 StreamConnection::StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
                                    std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller,
                                    UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
@@ -41,13 +46,16 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
   }
 }
 
+bool StreamConnection::give_up(const Error& error) {
+  MutexLock lock(write_mutex_);
+  if (state_ != State::waiting) return false;
+  state_ = State::ended;
+  why_ = error;
+  return true;
+}
+
 void StreamConnection::fail(const Error& error) {
-  {
-    MutexLock lock(write_mutex_);
-    if (state_ != State::waiting) return;
-    state_ = State::ended;
-  }
-  ended(error);
+  if (give_up(error)) ended(error);
 }
 
 Error StreamConnection::connect_error(const std::string& what) const {
@@ -86,37 +94,78 @@ void StreamConnection::send(Message message, SendDone done) {
 void StreamConnection::transmit_handshake(Bytes message) { write({Message{std::move(message), {}}, nullptr}); }
 
 void StreamConnection::write(Outgoing outgoing) {
-  std::optional<Outgoing> through;
-  RecordWriter::Finished finished;
-  bool ended = false;
-  bool poll_soon = false;
-  {
-    MutexLock lock(write_mutex_);
-    if (state_ != State::running) {
-      ended = true;
-    } else if (link_->gathers() && gather()) {
-      const bool first = writer_.empty();
-      static_cast<void>(writer_.send(std::move(outgoing), nullptr));
-      pending_.store(true);
-      if (first && poller_->on_this_thread()) {
-        poller_->poll_after_delivery(self());
-      } else {
-        poll_soon = first;
-      }
-    } else {
-      through = writer_.send(std::move(outgoing), link_.get());
-      if (!through) static_cast<void>(flush_locked(finished));
+  if (!write_mutex_.try_lock()) {
+    {
+      MutexLock lock(intake_mutex_);
+      intake_.push_back(std::move(outgoing));
+      intake_filled_.store(true);
     }
+    take_along();
+    return;
   }
-  if (poll_soon) poller_->poll_soon();
-  if (ended) through = std::move(outgoing);
-  if (through) {
-    through->message = {};
-    if (through->done) through->done(ended ? reason() : std::nullopt);
+  Aftermath after;
+  const bool first = writer_.empty();
+  take_in();
+  if (state_ != State::running) {
+    static_cast<void>(writer_.send(std::move(outgoing), nullptr));
+    abandon(after);
+  } else if (link_->gathers() && gather()) {
+    static_cast<void>(writer_.send(std::move(outgoing), nullptr));
+    pending_.store(true);
+    if (first && poller_->on_this_thread()) {
+      poller_->poll_after_delivery(self());
+    } else {
+      after.poll_soon = first;
+    }
+  } else if (auto through = writer_.send(std::move(outgoing), link_.get())) {
+    after.finished.push_back(std::move(*through));
+  } else {
+    flush_locked(after);
   }
-  for (Outgoing& each : finished) {
+  write_mutex_.unlock();
+  settle(after);
+  take_along();
+}
+
+void StreamConnection::settle(Aftermath& after) {
+  if (after.poll_soon) poller_->poll_soon();
+  for (Outgoing& each : after.finished) {
     each.message = {};
-    if (each.done) each.done(std::nullopt);
+    if (each.done) each.done(after.error);
+  }
+}
+
+// What was sent before is to go before.
+void StreamConnection::take_in() {
+  if (!intake_filled_.load()) return;
+  std::vector<Outgoing> taken;
+  {
+    MutexLock lock(intake_mutex_);
+    taken.swap(intake_);
+    intake_filled_.store(false);
+  }
+  for (Outgoing& each : taken) static_cast<void>(writer_.send(std::move(each), nullptr));
+  pending_.store(!writer_.empty());
+}
+
+// Of a connection that has ended.
+void StreamConnection::abandon(Aftermath& after) {
+  for (Outgoing& each : writer_.take_all()) after.finished.push_back(std::move(each));
+  pending_.store(false);
+  after.error = why_;
+}
+
+// Whoever finds write_mutex_ taken fills the intake first and then tries again; whoever lets go of write_mutex_ looks at the intake
+// afterwards. So one of them sees what the other one did.
+void StreamConnection::take_along() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  while (intake_filled_.load() && write_mutex_.try_lock()) {
+    Aftermath after;
+    take_in();
+    state_ == State::running ? flush_locked(after) : abandon(after);
+    write_mutex_.unlock();
+    settle(after);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 }
 
@@ -132,27 +181,32 @@ bool StreamConnection::gather() {
   return false;
 }
 
-bool StreamConnection::flush_locked(RecordWriter::Finished& finished) {
-  const bool moved = writer_.flush(*link_, finished);
+void StreamConnection::flush_locked(Aftermath& after) {
+  std::size_t bytes = 0;
+  bool full = false;
+  while (!writer_.empty() && !full && bytes < kFlushBytes) {
+    const auto flushed = writer_.flush(*link_, after.finished, 1);
+    bytes += flushed.bytes;
+    full = flushed.full;
+    take_in();
+  }
+  after.moved = bytes > 0;
   const bool pending = !writer_.empty();
+  const bool blocked = pending && full;
   pending_.store(pending);
-  if (blocked_.exchange(pending) != pending && link_->gathers()) poller_->watch_room(source_id_, pending);
-  return moved;
+  if (blocked_.exchange(blocked) != blocked && link_->gathers()) poller_->watch_room(source_id_, blocked);
+  after.poll_soon = pending && !blocked;
 }
 
 bool StreamConnection::flush() {
-  RecordWriter::Finished finished;
-  bool moved = false;
-  {
-    MutexLock lock(write_mutex_);
-    if (state_ != State::running || writer_.empty()) return false;
-    moved = flush_locked(finished);
-  }
-  for (Outgoing& each : finished) {
-    each.message = {};
-    if (each.done) each.done(std::nullopt);
-  }
-  return moved;
+  if (!write_mutex_.try_lock()) return false;
+  Aftermath after;
+  take_in();
+  state_ == State::running ? flush_locked(after) : abandon(after);
+  write_mutex_.unlock();
+  settle(after);
+  take_along();
+  return after.moved;
 }
 
 bool StreamConnection::poll() {
@@ -193,40 +247,34 @@ void StreamConnection::deliver(Message message) {
 }
 
 void StreamConnection::shut() {
-  bool waiting = false;
-  {
-    MutexLock lock(write_mutex_);
-    waiting = state_ == State::waiting;
-    if (waiting) {
-      state_ = State::ended;
-    } else if (link_) {
-      link_->close();
-    }
+  const Error closed(ErrorCode::disconnected, "connection " + name_ + " was closed");
+  if (give_up(closed)) {
+    ended(closed);
+    return;
   }
-  if (waiting) ended(Error(ErrorCode::disconnected, "connection " + name_ + " was closed"));
+  MutexLock lock(write_mutex_);
+  if (link_) link_->close();
 }
 
 // The thread that polls lets go of the link, once: nothing comes or goes any more.
 void StreamConnection::end(const Error& error) {
   std::unique_ptr<Link> link;
-  std::vector<Outgoing> lost;
+  Aftermath after;
+  const Error why = reason().value_or(error);
   {
     MutexLock lock(write_mutex_);
     if (state_ == State::ended) return;
     state_ = State::ended;
+    why_ = why;
     link = std::move(link_);
-    lost = writer_.take_all();
-    pending_.store(false);
+    take_in();
+    abandon(after);
   }
   poller_->remove(source_id_);
   link_to_read_ = nullptr;
   link.reset();
-  std::optional<Error> why = reason();
-  if (!why) why = error;
-  for (Outgoing& each : lost) {
-    each.message = {};
-    if (each.done) each.done(why);
-  }
+  settle(after);
+  take_along();
   ended(error);
 }
 

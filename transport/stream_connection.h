@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +20,13 @@ namespace stitch::transport {
 // A message is written on the thread that sends it when nothing is before it; what does not fit is written by the poller. Over TCP,
 // where every write costs a system call, messages that follow each other within microseconds are written together: by the poller, or
 // by the sender as soon as it waits for an answer; and while a thread delivers messages, what it sends waits until they are delivered.
+// No sender waits for another one: what is sent while a thread writes goes to the intake, and that thread takes it along, between the
+// pieces of a large message too.
 //
 //   waiting --begin()--> running --the link ends, or breaks a rule--> ended
 //      \--fail() or close()--------------------------------------------^
 //
-// Thread contract: as Connection. Lock order: write_mutex_ before the poller's. No lock is held in callbacks.
+// Thread contract: as Connection. Lock order: write_mutex_ before intake_mutex_ and the poller's. No lock is held in callbacks.
 class StreamConnection final : public HandshakingConnection, public PollSource {
  public:
   StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
@@ -59,10 +62,23 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   using Outgoing = RecordWriter::Outgoing;
 
   void write(Outgoing outgoing) STITCH_EXCLUDES(write_mutex_);
-  // Writes what waits. True when something moved.
+  // Writes what waits, unless another thread does. True when something moved.
   bool flush() STITCH_EXCLUDES(write_mutex_);
   [[nodiscard]] bool gather() STITCH_REQUIRES(write_mutex_);
-  bool flush_locked(RecordWriter::Finished& finished) STITCH_REQUIRES(write_mutex_);
+  // What the holder of write_mutex_ has to do once it has let go of it.
+  struct Aftermath {
+    RecordWriter::Finished finished;
+    std::optional<Error> error;  // what those are told: nothing when they have gone
+    bool poll_soon = false;
+    bool moved = false;
+  };
+  void flush_locked(Aftermath& after) STITCH_REQUIRES(write_mutex_);
+  void take_in() STITCH_REQUIRES(write_mutex_) STITCH_EXCLUDES(intake_mutex_);
+  void abandon(Aftermath& after) STITCH_REQUIRES(write_mutex_);
+  void take_along() STITCH_EXCLUDES(write_mutex_, intake_mutex_);
+  // Whether the connection was waiting for its link, and has now ended instead.
+  [[nodiscard]] bool give_up(const Error& error) STITCH_EXCLUDES(write_mutex_);
+  void settle(Aftermath& after);
   void end(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void deliver(Message message);
   [[nodiscard]] std::shared_ptr<StreamConnection> self() { return std::static_pointer_cast<StreamConnection>(shared_from_this()); }
@@ -81,10 +97,15 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
 
   Mutex write_mutex_;
   State state_ STITCH_GUARDED_BY(write_mutex_) = State::waiting;
+  std::optional<Error> why_ STITCH_GUARDED_BY(write_mutex_);  // it ended
   std::unique_ptr<Link> link_ STITCH_GUARDED_BY(write_mutex_);
   RecordWriter writer_ STITCH_GUARDED_BY(write_mutex_);
   Poller::Clock::time_point last_send_ STITCH_GUARDED_BY(write_mutex_);
   std::size_t gathered_ STITCH_GUARDED_BY(write_mutex_) = 0;  // messages since the last flush
+
+  Mutex intake_mutex_;
+  std::vector<Outgoing> intake_ STITCH_GUARDED_BY(intake_mutex_);  // sent while write_mutex_ was held
+  std::atomic<bool> intake_filled_{false};                         // a copy of !intake_.empty()
 };
 
 }  // namespace stitch::transport

@@ -3,10 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -225,6 +230,89 @@ TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
   stop = true;
   sender.join();
   EXPECT_TRUE(wait_until([&] { return under_way->load() == 0; }));
+}
+
+// Whoever sends while another thread writes leaves the message to that one: it must go even if nothing is sent after it.
+TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
+  constexpr std::size_t kThreads = 6;
+  constexpr std::uint32_t kRounds = 4000;
+  const auto server = make_stream_endpoint(options(1), over({GetParam()}));
+  const auto client = make_stream_endpoint(options(2), over({GetParam()}));
+  const auto addresses = server->listen([] {
+    const auto echo = std::make_shared<Recorder>();
+    echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+    return echo->events();
+  });
+  std::array<std::atomic<std::uint32_t>, kThreads> echoed{};
+  std::atomic<bool> in_order{true};
+  const auto out = std::make_shared<Recorder>();
+  out->handle = [&](const std::shared_ptr<Connection>&, const Message& message) {
+    std::uint32_t words[2];
+    std::memcpy(words, message.frame.data(), sizeof(words));
+    if (words[1] != echoed[words[0]].load() + 1) in_order = false;
+    echoed[words[0]].store(words[1]);
+    echoed[words[0]].notify_all();
+  };
+  const auto connection = client->connect(addresses[0], out->events());
+  ASSERT_TRUE(out->wait_open());
+  std::vector<std::thread> threads;
+  for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::minstd_rand random(thread + 1);
+      for (std::uint32_t round = 1; round <= kRounds; ++round) {
+        // The first one's are large; some come so late that the pollers have gone to sleep.
+        Message message;
+        message.frame.resize(thread == 0 && round % 16 == 0 ? 300'000 : 64);
+        const std::uint32_t words[2] = {thread, round};
+        std::memcpy(message.frame.data(), words, sizeof(words));
+        connection->send(std::move(message), nullptr);
+        while (echoed[thread].load() < round) echoed[thread].wait(round - 1);
+        if (random() % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+      }
+    });
+  }
+  EXPECT_TRUE(wait_until(
+      [&] { return std::all_of(echoed.begin(), echoed.end(), [](const auto& each) { return each.load() == kRounds; }); }, milliseconds(60000)))
+      << "a message was sent and never came";
+  if (testing::Test::HasFailure()) std::abort();  // the threads wait for ever
+  for (auto& thread : threads) thread.join();
+  // The first one's large messages may be passed by its small ones, but it waits for each.
+  EXPECT_TRUE(in_order.load());
+}
+
+TEST_P(StreamEndpointOver, SmallMessagesPassALargeOneAndTheirSendersDoNotWaitForIt) {
+  const auto server = make_stream_endpoint(options(1), over({GetParam()}));
+  const auto client = make_stream_endpoint(options(2), over({GetParam()}));
+  const auto in = std::make_shared<Recorder>();
+  std::atomic<int> small{0};
+  std::atomic<int> small_before_large{-1};
+  in->handle = [&](const std::shared_ptr<Connection>& from, Message message) {
+    if (!message.buffers.empty()) {
+      small_before_large = small.load();
+    } else {
+      ++small;
+      from->send(std::move(message), nullptr);
+    }
+  };
+  const auto addresses = server->listen([&] { return in->events(); });
+  const auto out = std::make_shared<Recorder>();
+  const auto connection = client->connect(addresses[0], out->events());
+  ASSERT_TRUE(out->wait_open());
+  std::thread large([&] {
+    Message message = make_message("large");
+    message.buffers.push_back(allocate_buffer(Device{}, std::size_t{256} << 20));
+    connection->send(std::move(message), out->done());
+  });
+  for (std::size_t i = 1; small_before_large.load() < 0 && i < 1'000'000; ++i) {
+    connection->send(make_message("small"), nullptr);
+    EXPECT_TRUE(out->wait_messages(i));
+    if (testing::Test::HasFailure()) break;
+  }
+  large.join();
+  EXPECT_TRUE(out->wait_sends_done());
+  EXPECT_TRUE(wait_until([&] { return small_before_large.load() >= 0; }, milliseconds(20000)));
+  // Each was sent after the one before had come back: with 256 MiB in front of them few would have.
+  EXPECT_GT(small_before_large.load(), 20);
 }
 
 }  // namespace
