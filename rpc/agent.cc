@@ -67,6 +67,8 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   rendezvous_ = std::move(rendezvous);
   peers_->start(members, {.on_message = [this](const auto& connection, const WorkerInfo& from,
                                                transport::Message message) { on_message(connection, from, std::move(message)); },
+                          .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
+                                          std::size_t size) { return place(from, frame, size); },
                           .on_lost = [this](const WorkerInfo& peer, const Error& reason) { on_peer_lost(peer, reason); }});
 }
 
@@ -221,6 +223,7 @@ void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept
 Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks) {
   const auto kind = message.frame.kind();
   message.frame.end_body();
+  message.frame.set_inline_bytes(options_.inline_bytes);
   encode_tensors(message);
   if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
   Outgoing out{std::move(message.frame).finish(), 0};
@@ -293,6 +296,15 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
   } catch (const std::exception& error) {
     connection->close(Error(ErrorCode::internal, "message from " + to_string(from) + ": " + error.what()));
   }
+}
+
+transport::Buffer Agent::place(const WorkerInfo& from, const transport::Bytes& frame, std::size_t bytes) noexcept {
+  const auto head = transport::peek_frame(frame);
+  std::uint64_t call_id = 0;
+  if (!head || head->kind != wire::kReply || head->body.size() < sizeof(call_id)) return {};
+  std::memcpy(&call_id, head->body.data(), sizeof(call_id));
+  const auto pending = calls_.find(transport::to_wire_order(call_id), from);
+  return pending ? pending->place(bytes) : transport::Buffer{};
 }
 
 void Agent::on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message) {

@@ -111,6 +111,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
  private:
   void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from, transport::Message message);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  // Where a caller wants what comes with this reply.
+  [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const transport::Bytes& frame, std::size_t bytes) noexcept;
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
   void on_cancel(InMessage message);

@@ -40,6 +40,13 @@ std::optional<CallTable::Record> CallTable::take(std::uint64_t id, const WorkerI
   return extract(found);
 }
 
+std::shared_ptr<PendingCall> CallTable::find(std::uint64_t id, const WorkerInfo& from) const {
+  MutexLock lock(mutex_);
+  const auto found = records_.find(id);
+  if (found == records_.end() || *found->second.to != from) return nullptr;
+  return found->second.pending;
+}
+
 std::vector<CallTable::Record> CallTable::take_all() {
   MutexLock lock(mutex_);
   std::vector<Record> taken;

@@ -27,6 +27,8 @@ class PendingCall {
   // The reply; its tensors have been decoded. May throw: the error goes to on_error.
   virtual void on_reply(InMessage& message) = 0;
   virtual void on_error(const Error& error) = 0;
+  // Where `bytes` bytes of the reply's tensors shall lie; without data for anywhere. On a reader thread, before on_reply().
+  [[nodiscard]] virtual transport::Buffer place(std::size_t bytes) noexcept { return {}; }
 };
 
 // The calls this worker has made and that are not answered. Thread contract: any thread.
@@ -49,6 +51,8 @@ class CallTable {
   [[nodiscard]] std::optional<Record> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The same, only if it was made to `from`: nobody else can answer it.
   [[nodiscard]] std::optional<Record> take(std::uint64_t id, const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
+  // Who waits for an answer from `from`; null when nobody does.
+  [[nodiscard]] std::shared_ptr<PendingCall> find(std::uint64_t id, const WorkerInfo& from) const STITCH_EXCLUDES(mutex_);
   // Removes all calls, or all to one worker.
   [[nodiscard]] std::vector<Record> take_all() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<Record> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);

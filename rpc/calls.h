@@ -6,6 +6,7 @@
 
 #include "stitch/rpc/agent.h"
 #include "stitch/rpc/function_runner.h"
+#include "stitch/rpc/into_tensor.h"
 #include "stitch/rpc/target.h"
 
 namespace stitch {
@@ -50,6 +51,18 @@ template <class R>
 class CallState final : public FutureState<R>, public PendingCall {
  public:
   explicit CallState(std::weak_ptr<Agent> agent) : agent_(std::move(agent)) {}
+  // As Target::into. Before started().
+  void receive_into(at::Tensor tensor) {
+    if constexpr (kIntoTensor) {
+      into_.set(std::move(tensor));
+    } else {
+      throw Error(ErrorCode::invalid_argument, "a result cannot be received into a tensor: the function does not return one");
+    }
+  }
+  [[nodiscard]] transport::Buffer place(std::size_t bytes) noexcept override {
+    if constexpr (kIntoTensor) return into_.place(bytes);
+    return {};
+  }
   void on_reply(InMessage& message) override {
     InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
     if constexpr (std::is_void_v<R>) {
@@ -60,6 +73,7 @@ class CallState final : public FutureState<R>, public PendingCall {
       archive(result);
       archive.check_seal();
       archive.expect_end();
+      if constexpr (kIntoTensor) result = into_.settle(std::move(result));
       this->set_value(std::move(result));
     }
   }
@@ -72,15 +86,19 @@ class CallState final : public FutureState<R>, public PendingCall {
     const auto agent = agent_.lock();
     if (agent) agent->abandon_call(call_id_.load(std::memory_order_acquire));
   }
+  static constexpr bool kIntoTensor = std::is_same_v<R, at::Tensor>;
+  struct Nothing {};
   const std::weak_ptr<Agent> agent_;
   std::atomic<std::uint64_t> call_id_{0};
+  [[no_unique_address]] std::conditional_t<kIntoTensor, IntoTensor, Nothing> into_;
 };
 
 // Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name` is a registered function's.
 template <class R>
 Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, std::string_view name,
-                     std::optional<std::chrono::nanoseconds> timeout, OutMessage message) {
+                     std::optional<std::chrono::nanoseconds> timeout, OutMessage message, const at::Tensor& into = {}) {
   auto state = make_state<CallState<R>>(agent);
+  if (into.defined()) state->receive_into(into);
   state->started(agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message), state));
   return Future<R>(std::move(state));
 }
@@ -98,7 +116,7 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
     const WorkerInfo& to = target.resolve(agent->peers());
     OutMessage message = Agent::begin_request(function.id);
     encode_arguments<Traits>(message, std::forward<Args>(args)...);
-    return start_call<R>(agent, to, function.name, target.timeout(), std::move(message));
+    return start_call<R>(agent, to, function.name, target.timeout(), std::move(message), target.into());
   } catch (...) {
     return make_failed<R>(to_error(std::current_exception()));
   }
@@ -107,6 +125,7 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
 template <auto F, class... Args>
 void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
   static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
+  target.expect_no_into("notify()");
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(kFunction<F>.id);
   encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);

@@ -102,6 +102,7 @@ const std::vector<Variable>& variables() {
        field(&Options::max_frame_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
       {"STITCH_MAX_INFLIGHT_BYTES",
        field(&Options::max_inflight_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
+      {"STITCH_INLINE_BYTES", field(&Options::inline_bytes, [](const std::string& v) { return parse_bytes("STITCH_INLINE_BYTES", v); })},
       {"STITCH_RECEIVE_POOL_BYTES",
        field(&Options::receive_pool_bytes, [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
@@ -202,6 +203,8 @@ Options resolve_options(Options options) {
     if (duration.count() < 0) refuse("a timeout", std::to_string(duration.count()) + " ns", "durations from 0 on");
   }
   options.init_timeout = std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
+  constexpr std::size_t kMostInlineBytes = std::size_t{1} << 20;
+  if (options.inline_bytes > kMostInlineBytes) refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
   if (options.max_frame_bytes < 4096) refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
   return options;
 }

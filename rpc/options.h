@@ -28,6 +28,7 @@ struct Options {
   std::string secret{};                                   // shared by all workers; proved on every connection before anything else is read
   std::size_t max_frame_bytes = std::size_t{64} << 20;    // a longer frame closes its connection with `protocol`
   std::size_t max_inflight_bytes = std::size_t{4} << 30;  // queued here to be sent, or received and not yet handled
+  std::size_t inline_bytes = std::size_t{16} << 10;       // tensors up to this size go inside the frame, at most 1 MiB; 0: none
   std::size_t receive_pool_bytes = std::size_t{1} << 30;  // memory of received tensors kept for the next ones; unused for 2 s it goes
   // Instead of init_method: a store of the caller's own, for whole worlds in one process.
   std::shared_ptr<transport::Store> store{};

@@ -89,6 +89,11 @@ transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) 
       receive(connection, std::move(message));
     });
   };
+  events.place = [this](const std::shared_ptr<transport::Connection>& connection, const transport::Bytes& frame, std::size_t bytes) {
+    const std::uint32_t id = connection->peer().id;
+    if (!serving_.load(std::memory_order_acquire) || id >= infos_.size()) return transport::Buffer{};
+    return events_.place(infos_[id], frame, bytes);
+  };
   // An incoming connection that breaks before it opened belongs to nobody yet; after, its hello says whose it is.
   auto opened = std::make_shared<std::atomic<bool>>(peer.has_value());
   if (!peer) {

@@ -35,6 +35,8 @@ class PeerTable {
  public:
   struct Events {
     std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from, transport::Message)> on_message;
+    // As ConnectionEvents::place; only once start() has been called.
+    std::function<transport::Buffer(const WorkerInfo& from, const transport::Bytes& frame, std::size_t bytes)> place;
     std::function<void(const WorkerInfo& peer, const Error& reason)> on_lost;  // at most once a peer; never after expect_closing()
   };
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;

@@ -67,7 +67,7 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
   std::vector<std::int64_t> strides = tensor.strides().vec();
   for (const auto d : expanded) strides[static_cast<std::size_t>(d)] = 0;
   const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (bytes > transport::kInlineBytes && bytes <= kSnapshotBytes && tensor.is_alias_of(original)) tensor = tensor.clone();
+  if (bytes > message.frame.inline_bytes() && bytes <= kSnapshotBytes && tensor.is_alias_of(original)) tensor = tensor.clone();
 
   const bool has_strides = !expanded.empty() || !tensor.is_contiguous();
   out.write(Layout::dense);

@@ -13,9 +13,11 @@
 namespace stitch {
 
 struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
-  State(int threads, std::string thread_name) : wanted(threads), name(std::move(thread_name)) {}
+  State(int threads, std::string thread_name, std::chrono::nanoseconds idle_time)
+      : wanted(threads), name(std::move(thread_name)), linger(idle_time) {}
   const int wanted;
   const std::string name;
+  const std::chrono::nanoseconds linger;
 
   Mutex mutex;
   CondVar work;
@@ -29,6 +31,10 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
 
+  // Until when an idle thread waits for work.
+  [[nodiscard]] std::chrono::steady_clock::time_point patience() const STITCH_REQUIRES(mutex) {
+    return idle > 1 ? std::chrono::steady_clock::now() + linger : std::chrono::steady_clock::time_point::max();
+  }
   // A thread too many, since one that was replaced while it was blocked has come back.
   [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
   // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for one, too.
@@ -74,7 +80,8 @@ thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
 thread_local bool guest = false;  // it serves inside run_here()
 }  // namespace
 
-ThreadPool::ThreadPool(int threads, std::string name) : state_(std::make_shared<State>(threads, std::move(name))) {
+ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger)
+    : state_(std::make_shared<State>(threads, std::move(name), linger)) {
   {
     MutexLock lock(state_->mutex);
     state_->alive = 1;
@@ -102,13 +109,16 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   serving_owner = &owner;
   MutexLock lock(state->mutex);
   state->waking = false;
-  for (;;) {
-    while (!state->surplus() && (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
+  for (bool tired = false;;) {
+    while (!tired && !state->surplus() && (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
       ++state->idle;
-      state->work.wait(state->mutex);
+      const bool woken = state->work.wait_until(state->mutex, state->patience());
+      // Another idle one stays.
+      tired = !woken && state->queue.empty() && state->idle > 1;
       --state->idle;
       state->waking = false;
     }
+    if (tired) break;
     if (state->queue.empty() || state->surplus()) {
       if (state->queue.empty() || !state->closed) break;  // closed and drained, or surplus after a blocked thread came back
     }

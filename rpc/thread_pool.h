@@ -8,13 +8,14 @@
 
 namespace stitch {
 
-// The user-function threads of one worker: a queue served in order by a fixed number of threads, at most as many at a time. A thread that says it is
+// The user-function threads of one worker: a queue served in order by at most a fixed number of threads at a time. A thread is made when
+// it is first wanted, and ends when nobody has wanted it for a while, but for the last one. A thread that says it is
 // blocked (waiting for a future inside a handler) is replaced while it waits, so nested calls cannot use up the pool.
 // Thread contract: any thread. A task must not throw. join() runs what is queued, then ends the threads.
 class ThreadPool {
  public:
-  // REQUIRES: threads > 0. At most `kMaxExtra` threads are added for blocked ones.
-  ThreadPool(int threads, std::string name);
+  // REQUIRES: threads > 0. At most `kMaxExtra` threads are added for blocked ones. One that has been idle for `linger` ends.
+  ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger = std::chrono::seconds(10));
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

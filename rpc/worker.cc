@@ -13,39 +13,41 @@ namespace stitch {
 namespace {
 
 // The workers of this process, so that a program with one need not say which.
+// No last reference to an agent is let go of under the lock: ending one calls back into here.
 class LiveAgents {
  public:
   void add(const std::shared_ptr<Agent>& agent) {
     MutexLock lock(mutex_);
-    agents_.push_back(agent);
+    agents_.push_back({agent.get(), agent});
   }
   void remove(const Agent* agent) {
     MutexLock lock(mutex_);
-    std::erase_if(agents_, [&](const auto& weak) {
-      const auto each = weak.lock();
-      return !each || each.get() == agent;
-    });
+    std::erase_if(agents_, [&](const Entry& entry) { return entry.agent == agent || entry.owner.expired(); });
     last_gone_ = true;
   }
   // Null when there is none or more than one.
   [[nodiscard]] std::shared_ptr<Agent> sole() {
     MutexLock lock(mutex_);
-    return agents_.size() == 1 ? agents_.front().lock() : nullptr;
+    return agents_.size() == 1 ? agents_.front().owner.lock() : nullptr;
   }
   [[nodiscard]] std::shared_ptr<Agent> only() {
-    MutexLock lock(mutex_);
-    std::erase_if(agents_, [](const auto& weak) { return weak.expired(); });
-    if (agents_.size() == 1) {
-      if (auto agent = agents_.front().lock()) return agent;
+    std::vector<std::shared_ptr<Agent>> several;
+    {
+      MutexLock lock(mutex_);
+      std::erase_if(agents_, [](const Entry& entry) { return entry.owner.expired(); });
+      if (agents_.size() == 1) {
+        if (auto agent = agents_.front().owner.lock()) return agent;
+      }
+      for (const Entry& entry : agents_) {
+        if (auto agent = entry.owner.lock()) several.push_back(std::move(agent));
+      }
+      if (several.empty() && last_gone_) {
+        throw Error(ErrorCode::shutting_down, "there is no current worker: the one of this process has shut down");
+      }
     }
-    if (agents_.empty()) {
-      if (last_gone_) throw Error(ErrorCode::shutting_down, "there is no current worker: the one of this process has shut down");
-      throw Error(ErrorCode::invalid_argument, "there is no current worker: call stitch::init() first");
-    }
+    if (several.empty()) throw Error(ErrorCode::invalid_argument, "there is no current worker: call stitch::init() first");
     std::set<std::string> sorted;
-    for (const auto& weak : agents_) {
-      if (const auto agent = weak.lock()) sorted.insert(agent->self().name);
-    }
+    for (const auto& agent : several) sorted.insert(agent->self().name);
     std::string names;
     for (const auto& name : sorted) names += (names.empty() ? "" : ", ") + name;
     throw Error(ErrorCode::invalid_argument, "there is no current worker on this thread, and this process has several (" + names +
@@ -53,8 +55,12 @@ class LiveAgents {
   }
 
  private:
+  struct Entry {
+    const Agent* agent;  // a name only
+    std::weak_ptr<Agent> owner;
+  };
   Mutex mutex_;
-  std::vector<std::weak_ptr<Agent>> agents_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Entry> agents_ STITCH_GUARDED_BY(mutex_);
   bool last_gone_ STITCH_GUARDED_BY(mutex_) = false;
 };
 

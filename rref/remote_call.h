@@ -139,6 +139,7 @@ rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Ta
   static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
   const Function& function = kFunction<F>;
   agent->throw_if_stopped();
+  target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(function.id);
   encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);
@@ -152,6 +153,7 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const
                 "stitch: the type has no constructor for these arguments (text is sent as std::string)");
   const Function& function = kConstructor<T, SentAs<Args>...>;
   agent->throw_if_stopped();
+  target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(function.id);
   OutArchive archive(message);

@@ -31,6 +31,10 @@ struct ConnectionEvents {
   std::function<void(const std::shared_ptr<Connection>&)> on_open;
   // A message arrived; order is that of the sends of the other side, but that messages above 32 KiB may be passed by smaller ones.
   std::function<void(const std::shared_ptr<Connection>&, Message)> on_message;
+  // Where a received buffer that comes beside a frame shall lie; asked for each in turn, when the frame is there and they are not. A
+  // Buffer of exactly `bytes` bytes on the CPU, or one without data for memory of EndpointOptions::allocator. Empty, or not asked
+  // by endpoints that have the memory by then: always that. Must not throw.
+  std::function<Buffer(const std::shared_ptr<Connection>&, const Bytes& frame, std::size_t bytes)> place;
   // The connection ended: exactly once, after the last on_message, whoever ended it, also when it never opened.
   std::function<void(const std::shared_ptr<Connection>&, const Error&)> on_closed;
 };

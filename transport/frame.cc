@@ -84,11 +84,12 @@ void FrameBuilder::add_section(std::uint16_t kind, std::span<const std::byte> by
 std::uint32_t FrameBuilder::add_buffer(Buffer buffer) {
   const auto index = static_cast<std::uint32_t>(entries_.size());
   std::uint32_t offset = 0;
-  if (buffer.device.type == DeviceType::cpu && buffer.bytes <= kInlineBytes) {
+  if (buffer.device.type == DeviceType::cpu && buffer.bytes <= inline_bytes_) {
     frame_.pad_to(Bytes::kAlignment);
-    if (frame_.size() > kMaxFrameBytes - kInlineBytes) {
+    if (outside(frame_.size(), buffer.bytes, kMaxFrameBytes)) {
       throw Error(ErrorCode::out_of_range,
-                  "frame of " + std::to_string(frame_.size()) + " bytes is at its limit of " + std::to_string(kMaxFrameBytes) + " bytes");
+                  "buffer of " + std::to_string(buffer.bytes) + " bytes does not fit into a frame that has " +
+                      std::to_string(frame_.size()) + " of at most " + std::to_string(kMaxFrameBytes) + " bytes");
     }
     offset = static_cast<std::uint32_t>(frame_.size());
     frame_.append(buffer.data, buffer.bytes);
@@ -147,6 +148,16 @@ Message FrameBuilder::finish() && {
   put<std::uint32_t>(header + kAtBufferCount, static_cast<std::uint32_t>(entries_.size()));
   put<std::uint64_t>(header + kAtReserved, 0);
   return Message{std::move(frame_), std::move(beside_)};
+}
+
+std::optional<FrameHead> peek_frame(const Bytes& frame) noexcept {
+  const std::byte* at = frame.data();
+  if (frame.size() < FrameBuilder::kHeaderBytes || std::memcmp(at, kMagic.data(), kMagic.size()) != 0) return std::nullopt;
+  if (get<std::uint16_t>(at + kAtVersion) != kVersion) return std::nullopt;
+  const auto offset = get<std::uint64_t>(at + kAtBodyOffset);
+  const auto bytes = get<std::uint64_t>(at + kAtBodyBytes);
+  if (outside(offset, bytes, frame.size())) return std::nullopt;
+  return FrameHead{get<std::uint16_t>(at + kAtKind), {at + offset, static_cast<std::size_t>(bytes)}};
 }
 
 FrameView::FrameView(const Message& message) {

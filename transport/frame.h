@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,7 @@ struct Message {
   std::vector<Buffer> buffers;
 };
 
-// Buffers up to this size are copied into the frame: one transfer instead of two.
+// Buffers up to this size are copied into the frame, unless the builder is told another one: one transfer instead of two.
 inline constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
 
 // Lays out one frame: kind, body, sections (small typed byte runs that layers attach), buffers.
@@ -34,6 +35,9 @@ class FrameBuilder {
   // Where the body starts inside body().
   [[nodiscard]] static constexpr std::size_t body_offset() noexcept { return kHeaderBytes; }
   void end_body();
+  // Up to which size buffers on the CPU are copied into the frame from now on.
+  void set_inline_bytes(std::size_t bytes) noexcept { inline_bytes_ = bytes; }
+  [[nodiscard]] std::size_t inline_bytes() const noexcept { return inline_bytes_; }
 
   // Attaches a section. REQUIRES: end_body(). Section kinds belong to the layers above; unknown ones are skipped by readers.
   void add_section(std::uint16_t kind, std::span<const std::byte> bytes);
@@ -60,11 +64,19 @@ class FrameBuilder {
   };
   std::uint16_t kind_;
   std::size_t body_bytes_ = 0;
+  std::size_t inline_bytes_ = kInlineBytes;
   Bytes frame_;
   std::vector<SectionEntry> sections_;
   std::vector<BufferEntry> entries_;
   std::vector<Buffer> beside_;
 };
+
+// What can be told of a frame before its buffers are there; nothing when that is malformed.
+struct FrameHead {
+  std::uint16_t kind = 0;
+  std::span<const std::byte> body;
+};
+[[nodiscard]] std::optional<FrameHead> peek_frame(const Bytes& frame) noexcept;
 
 // A checked reader of a received message. The constructor checks every offset, length and count against the bytes that
 // are there, and throws Error(protocol) naming the field; afterwards nothing here can fail. Views live as long as the message.

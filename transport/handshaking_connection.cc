@@ -152,6 +152,11 @@ void HandshakingConnection::received(Message message) {
   }
 }
 
+Buffer HandshakingConnection::place(const Bytes& frame, std::size_t bytes) {
+  if (!open_.load(std::memory_order_acquire) || !events_.place) return {};
+  return events_.place(shared_from_this(), frame, bytes);
+}
+
 void HandshakingConnection::ended(const Error& error) {
   std::deque<Transmit> failed;
   std::optional<Error> reason;

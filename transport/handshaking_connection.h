@@ -51,6 +51,8 @@ class HandshakingConnection : public Connection, public std::enable_shared_from_
   [[nodiscard]] bool in_handshake() const noexcept { return handshake_.state() != Handshake::State::open; }
   void received_handshake(std::span<const std::byte> message);
   void received(Message message);
+  // Where the owner wants a buffer that comes beside `frame`; without data when it does not mind.
+  [[nodiscard]] Buffer place(const Bytes& frame, std::size_t bytes);
   // The last call of the reader side: nothing can arrive any more. `error` is the reason unless there is one already.
   void ended(const Error& error);
 

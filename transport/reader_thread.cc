@@ -1,5 +1,7 @@
 #include "stitch/transport/reader_thread.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -40,6 +42,7 @@ void ReaderThread::join() {
 }
 
 void ReaderThread::run() {
+  pthread_setname_np(pthread_self(), "stitch-tasks");
   std::vector<Task> batch;
   std::vector<Timed> dropped;
   for (;;) {

@@ -17,8 +17,8 @@ static_assert(kStagedBytes >= kSmallMessageBytes + RecordHeader::kBytes + kSmall
 [[noreturn]] void malformed(const std::string& what) { throw Error(ErrorCode::protocol, "record is malformed: " + what); }
 }  // namespace
 
-RecordReader::RecordReader(Allocator allocator, LimitsNow limits, Sink sink)
-    : allocator_(std::move(allocator)), limits_(std::move(limits)), sink_(std::move(sink)) {}
+RecordReader::RecordReader(Memory memory, LimitsNow limits, Sink sink)
+    : memory_(std::move(memory)), limits_(std::move(limits)), sink_(std::move(sink)) {}
 
 bool RecordReader::read(Link& link) {
   std::size_t total = 0;
@@ -151,7 +151,7 @@ void RecordReader::take_message(const RecordHeader& header) {
   message.buffers.reserve(header.buffers);
   for (std::uint32_t i = 0; i < header.buffers; ++i) {
     const std::size_t size = size_at(i);
-    message.buffers.push_back(allocator_(Device{}, size));
+    message.buffers.push_back(memory_(message.frame, size));
     if (size > 0) std::memcpy(message.buffers.back().data, from, size);
     from += size;
   }
@@ -165,9 +165,19 @@ void RecordReader::begin_bulk(const RecordHeader& header) {
   bulk.left = static_cast<std::size_t>(header.bytes);
   for (std::uint32_t i = 0; i < header.buffers; ++i) bulk.left += size_at(i);
   bulk.message.frame.resize(static_cast<std::size_t>(header.bytes));
-  bulk.message.buffers.reserve(header.buffers);
-  for (std::uint32_t i = 0; i < header.buffers; ++i) bulk.message.buffers.push_back(allocator_(Device{}, size_at(i)));
+  bulk.sizes.reserve(header.buffers);
+  for (std::uint32_t i = 0; i < header.buffers; ++i) bulk.sizes.push_back(size_at(i));
   bulk_ = std::move(bulk);
+  begin_buffers_if_due();
+}
+
+// Where the buffers lie may depend on what the frame says.
+void RecordReader::begin_buffers_if_due() {
+  Bulk& bulk = *bulk_;
+  if (bulk.sizes.empty() || bulk.offset < bulk.message.frame.size()) return;
+  bulk.message.buffers.reserve(bulk.sizes.size());
+  for (const std::size_t bytes : bulk.sizes) bulk.message.buffers.push_back(memory_(bulk.message.frame, bytes));
+  bulk.sizes.clear();
 }
 
 iovec RecordReader::target() noexcept {
@@ -180,9 +190,10 @@ iovec RecordReader::target() noexcept {
   }
 }
 
-void RecordReader::filled(std::size_t bytes) noexcept {
+void RecordReader::filled(std::size_t bytes) {
   bulk_->offset += bytes;
   bulk_->left -= bytes;
+  begin_buffers_if_due();
 }
 
 void RecordReader::take_staged_data() {

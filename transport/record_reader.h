@@ -24,11 +24,13 @@ class RecordReader {
   // Asked before each record, since what is allowed grows with the handshake.
   using LimitsNow = std::function<Limits()>;
   using Sink = std::function<void(Message)>;
+  // Gives memory for a buffer that comes beside `frame`, which is there already.
+  using Memory = std::function<Buffer(const Bytes& frame, std::size_t bytes)>;
 
-  RecordReader(Allocator allocator, LimitsNow limits, Sink sink);
+  RecordReader(Memory memory, LimitsNow limits, Sink sink);
 
   // Reads what is there, at most about kReadBytes, and hands out what is complete. Returns whether bytes came. Throws
-  // Error(protocol) when they make no sense, and what the allocator throws; nothing more can be read then.
+  // Error(protocol) when they make no sense, and what asking for memory throws; nothing more can be read then.
   bool read(Link& link);
 
   static constexpr std::size_t kReadBytes = std::size_t{128} << 10;
@@ -37,6 +39,7 @@ class RecordReader {
   // A bulk message on its way in.
   struct Bulk {
     Message message;
+    std::vector<std::size_t> sizes;  // of the buffers, until they have memory
     std::size_t part = 0;    // 0: the frame, then the buffers
     std::size_t offset = 0;  // in it
     std::size_t left = 0;    // of the whole message
@@ -52,11 +55,12 @@ class RecordReader {
   void check_buffers(const RecordHeader& header) const;
   // The next memory of the bulk message to be filled, empty at its end.
   [[nodiscard]] iovec target() noexcept;
-  void filled(std::size_t bytes) noexcept;
+  void filled(std::size_t bytes);
+  void begin_buffers_if_due();
   void end_bulk_if_complete();
   void make_room(std::size_t bytes);
 
-  const Allocator allocator_;
+  const Memory memory_;
   const LimitsNow limits_;
   const Sink sink_;
   std::vector<std::byte> staged_;

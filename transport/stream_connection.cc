@@ -19,7 +19,10 @@ StreamConnection::StreamConnection(const EndpointOptions& options, std::string n
       poller_(std::move(poller)),
       source_id_(poller_->new_id()),
       reader_(
-          options.allocator,
+          [this, allocate = options.allocator](const Bytes& frame, std::size_t bytes) {
+            Buffer placed = place(frame, bytes);
+            return placed.data != nullptr && placed.bytes == bytes ? std::move(placed) : allocate(Device{}, bytes);
+          },
           [this, frame = options.max_frame_bytes, buffer = options.max_buffer_bytes] {
             return in_handshake() ? RecordReader::Limits{Handshake::kMaxBytes, 0, false} : RecordReader::Limits{frame, buffer, true};
           },

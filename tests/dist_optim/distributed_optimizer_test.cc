@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
 
 // An optimizer of a program's own: it steps by the sign of the gradient.
 struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
@@ -43,6 +44,7 @@ using stitch::ErrorCode;
 using stitch::RRef;
 using stitch::optim::DistributedOptimizer;
 using stitch::testing::Cluster;
+using stitch::testing::error_of;
 
 // A parameter and what is computed from it, on one worker.
 class Holder {
@@ -157,17 +159,6 @@ TEST(DistributedOptimizer, AStepBetweenForwardAndBackwardIsDetectedUnlessAllowed
       }
     }
   }
-}
-
-template <class F>
-stitch::Error error_of(F&& f) {
-  try {
-    f();
-  } catch (const stitch::Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
 }
 
 TEST(DistributedOptimizer, RefusesWhatItCannotStep) {

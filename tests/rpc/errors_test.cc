@@ -9,6 +9,7 @@
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/hash_store.h"
 #include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
 namespace {
@@ -18,6 +19,7 @@ using stitch::Error;
 using stitch::ErrorCode;
 using stitch::Future;
 using stitch::testing::Cluster;
+using stitch::testing::error_of;
 using stitch::testing::eventually;
 
 int one() { return 1; }
@@ -44,17 +46,6 @@ void wait_for_stop() {
   saw_stop = token.stop_requested();
 }
 
-template <class F>
-Error error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
-
 TEST(Errors, AHandlersExceptionReachesTheCaller) {
   Cluster cluster(2);
   const Error error = error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); });
@@ -74,7 +65,7 @@ TEST(Errors, AHandlersExceptionReachesTheCaller) {
 TEST(Errors, OfHandlersAreNotPrinted) {
   Cluster cluster(2);
   testing::internal::CaptureStderr();
-  error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); });
+  static_cast<void>(error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); }));
   stitch::notify<throws_text>("worker1", "no such row");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_TRUE(cluster.shutdown().empty());

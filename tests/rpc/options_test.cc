@@ -47,6 +47,7 @@ TEST(Options, ComeFromTheEnvironment) {
                          {"STITCH_TRANSPORTS", "uv,shm"},
                          {"STITCH_SECRET", "x"},
                          {"STITCH_MAX_FRAME_BYTES", "1MiB"},
+                         {"STITCH_INLINE_BYTES", "4KiB"},
                          {"STITCH_INIT_METHOD", "file:///tmp/x"}});
   const auto options = stitch::resolve_options({});
   EXPECT_EQ(options.name, "ps0");
@@ -57,6 +58,7 @@ TEST(Options, ComeFromTheEnvironment) {
   EXPECT_EQ(options.num_threads, 3);
   EXPECT_EQ(options.transports, (std::vector<std::string>{"uv", "shm"}));
   EXPECT_EQ(options.max_frame_bytes, std::size_t{1} << 20);
+  EXPECT_EQ(options.inline_bytes, 4096U);
 }
 
 TEST(Options, HaveDefaults) {
@@ -86,6 +88,7 @@ TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}), "rank 2 does not fit a world of 2; ranks go from 0 to world_size - 1");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "http://x"}),
             "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path");
+  EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}), "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
   EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"), std::string::npos);
 }
 

@@ -46,6 +46,24 @@ TEST(ThreadPool, MakesThreadsWhenTheyAreWanted) {
   EXPECT_TRUE(eventually([&] { return running == 0 && pool.queued() == 0; }));
 }
 
+TEST(ThreadPool, EndsThreadsThatNobodyWantsButForOne) {
+  ThreadPool pool(4, "pool", std::chrono::milliseconds(20));
+  for (int round = 0; round < 3; ++round) {
+    std::counting_semaphore<> go{0};
+    std::atomic<int> running{0};
+    for (int i = 0; i < 4; ++i) {
+      post(pool, [&] {
+        ++running;
+        go.acquire();
+        --running;
+      });
+    }
+    EXPECT_TRUE(eventually([&] { return running == 4; }));
+    go.release(4);
+    EXPECT_TRUE(eventually([&] { return running == 0 && pool.threads() == 1; }));
+  }
+}
+
 TEST(ThreadPool, CountsAThreadThatRunsTasksAsAGuest) {
   ThreadPool pool(1, "pool");
   std::binary_semaphore go{0};

@@ -14,13 +14,15 @@
 #include <iterator>
 
 #include "stitch/transport/error.h"
+#include "tests/support/error_of.h"
 
 namespace stitch::transport {
 namespace {
 
 using namespace std::chrono_literals;
+using stitch::testing::error_of;
 
-class FileStoreTest : public testing::Test {
+class FileStoreTest : public ::testing::Test {
  protected:
   FileStoreTest() {
     char folder[] = "/tmp/stitch-file-store-XXXXXX";
@@ -38,17 +40,6 @@ class FileStoreTest : public testing::Test {
   std::filesystem::path folder_;
   std::string path_;
 };
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::internal, "nothing was thrown");
-}
 
 // Runs `body` in a child process, which ends with status 0 unless it throws.
 pid_t in_child(const std::function<void()>& body) {

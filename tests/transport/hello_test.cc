@@ -9,9 +9,12 @@
 
 #include "stitch/transport/error.h"
 #include "stitch/transport/handshake.h"
+#include "tests/support/error_of.h"
 
 namespace stitch::transport {
 namespace {
+
+using stitch::testing::error_of;
 
 Hello make_hello(std::uint32_t id, const std::string& name) {
   Hello hello;
@@ -21,16 +24,6 @@ Hello make_hello(std::uint32_t id, const std::string& name) {
   hello.epoch = 7;
   hello.name = name;
   return hello;
-}
-
-template <class F>
-Error error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::internal, "no error");
 }
 
 // Runs two handshakes against each other, messages alternating, until nobody has anything to say.

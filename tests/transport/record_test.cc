@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <optional>
 #include <random>
@@ -16,97 +15,11 @@
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/record_reader.h"
 #include "stitch/transport/record_writer.h"
+#include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 
 namespace stitch::transport {
 namespace {
-
-using Random = std::mt19937_64;
-constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kMiB = 1024 * kKiB;
-
-std::size_t below(Random& random, std::size_t end) { return static_cast<std::size_t>(random() % end); }
-
-// A pipe in memory: what is written comes out. With a seed it takes and gives random amounts of at most `most`, sometimes nothing.
-class Pipe final : public Link {
- public:
-  explicit Pipe(std::size_t capacity) : capacity_(capacity) {}
-  Pipe(std::size_t capacity, std::uint64_t seed, std::size_t most) : capacity_(capacity), most_(most), random_(seed) {}
-
-  int descriptor() const noexcept override { return -1; }
-  bool cheap() const noexcept override { return true; }
-  std::size_t read(std::span<const iovec> parts) override {
-    std::size_t left = std::min(amount(), bytes_.size());
-    std::size_t total = 0;
-    for (const iovec& part : parts) {
-      const std::size_t step = std::min(part.iov_len, left);
-      std::copy_n(bytes_.begin(), step, static_cast<std::byte*>(part.iov_base));
-      bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(step));
-      left -= step;
-      total += step;
-    }
-    return total;
-  }
-  std::size_t write(std::span<const iovec> parts) override {
-    std::size_t left = std::min(amount(), capacity_ - bytes_.size());
-    std::size_t total = 0;
-    for (const iovec& part : parts) {
-      const auto* from = static_cast<const std::byte*>(part.iov_base);
-      const std::size_t step = std::min(part.iov_len, left);
-      bytes_.insert(bytes_.end(), from, from + step);
-      left -= step;
-      total += step;
-    }
-    return total;
-  }
-  std::size_t bulk_room() override { return std::min(amount(), capacity_ - bytes_.size()); }
-  bool await_room() override { return bytes_.size() == capacity_ || below(random_, 2) == 0; }
-  std::optional<Error> ended() override { return std::nullopt; }
-  void close() noexcept override {}
-
-  [[nodiscard]] bool empty() const { return bytes_.empty(); }
-  void put(const std::vector<std::byte>& bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
-  [[nodiscard]] std::vector<std::byte> take() {
-    std::vector<std::byte> all(bytes_.begin(), bytes_.end());
-    bytes_.clear();
-    return all;
-  }
-
- private:
-  [[nodiscard]] std::size_t amount() {
-    if (!most_) return capacity_;
-    return below(random_, 8) == 0 ? 0 : 1 + below(random_, *most_);
-  }
-  const std::size_t capacity_;
-  const std::optional<std::size_t> most_;
-  Random random_{0};
-  std::deque<std::byte> bytes_;
-};
-
-// A reader and all that it hands out and takes.
-struct Receiver {
-  explicit Receiver(RecordReader::Limits limits = {64 * kMiB, 64 * kMiB, true})
-      : reader(
-            [this](Device device, std::size_t bytes) {
-              ++allocations;
-              largest = std::max(largest, bytes);
-              return allocate_buffer(device, bytes);
-            },
-            [limits] { return limits; }, [this](Message message) { messages.push_back(std::move(message)); }) {}
-  // Reads until nothing is left, or returns what is wrong with it.
-  std::optional<Error> drain(Pipe& pipe) {
-    try {
-      while (!pipe.empty()) reader.read(pipe);
-    } catch (const Error& error) {
-      return error;
-    }
-    return std::nullopt;
-  }
-  std::vector<Message> messages;
-  std::size_t allocations = 0;
-  std::size_t largest = 0;
-  RecordReader reader;
-};
 
 std::size_t size_of(const Message& message) {
   std::size_t bytes = message.frame.size();
@@ -485,11 +398,35 @@ TEST(Record, AHandshakeMessageIsShortAndPlain) {
   EXPECT_EQ(receiver.messages.size(), 1U);
 }
 
+TEST(Record, TheFrameIsThereBeforeMemoryIsAskedForWhatComesBesideIt) {
+  for (const std::size_t frame_bytes : {std::size_t{100}, std::size_t{300'000}}) {
+    Message message;
+    message.frame.resize(frame_bytes);
+    for (std::size_t i = 0; i < frame_bytes; ++i) message.frame.data()[i] = static_cast<std::byte>(i * 7);
+    const std::string frame(reinterpret_cast<const char*>(message.frame.data()), frame_bytes);
+    for (const std::size_t bytes : {std::size_t{10'000}, std::size_t{700'000}}) message.buffers.push_back(make_filled_buffer(bytes, 3));
+    Pipe pipe(64 * kKiB);
+    Receiver receiver;
+    RecordWriter writer;
+    RecordWriter::Finished finished;
+    static_cast<void>(writer.send({std::move(message), nullptr}, &pipe));
+    while (!writer.empty()) {
+      writer.flush(pipe, finished);
+      ASSERT_FALSE(receiver.drain(pipe));
+    }
+    ASSERT_EQ(receiver.messages.size(), 1U);
+    EXPECT_EQ(receiver.last_frame, frame);
+    EXPECT_EQ(receiver.allocations, 2U);
+    EXPECT_TRUE(is_filled(receiver.messages[0].buffers[1], 700'000, 3));
+  }
+}
+
 TEST(Record, AnAllocatorThatThrowsIsPassedOn) {
   for (const unsigned kind : {kMessage, kBulk}) {
     Pipe pipe(kMiB);
-    pipe.put(Raw().header(kind, 1, 1, {10}).filler(11).bytes);
-    RecordReader reader([](Device, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
+    pipe.put(kind == kBulk ? Raw().header(kind, 1, 1, {10}).header(kData, 0, 11, {}).filler(11).bytes
+                           : Raw().header(kind, 1, 1, {10}).filler(11).bytes);
+    RecordReader reader([](const Bytes&, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
                         [] {
                           return RecordReader::Limits{100, 100, true};
                         },

@@ -14,11 +14,13 @@
 #include "stitch/transport/hash_store.h"
 #include "stitch/transport/prefix_store.h"
 #include "stitch/transport/tcp_store.h"
+#include "tests/support/error_of.h"
 
 namespace stitch::transport {
 namespace {
 
 using namespace std::chrono_literals;
+using stitch::testing::error_of;
 
 // One store as several clients see it: open() gives another view of the same map.
 class Backend {
@@ -90,7 +92,7 @@ struct Kind {
   const char* shown_prefix;  // what errors put before the key
 };
 
-class StoreContract : public testing::TestWithParam<Kind> {
+class StoreContract : public ::testing::TestWithParam<Kind> {
  protected:
   std::shared_ptr<Store> open() { return backend_->open(); }
   // The key as errors name it.
@@ -99,17 +101,6 @@ class StoreContract : public testing::TestWithParam<Kind> {
   std::unique_ptr<Backend> backend_ = GetParam().make();
   std::shared_ptr<Store> store_ = open();
 };
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::internal, "nothing was thrown");
-}
 
 TEST_P(StoreContract, WhatIsSetIsGot) {
   store_->set("a", "1");
@@ -327,7 +318,7 @@ TEST_P(StoreContract, EightThreadsMeetInRounds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, StoreContract,
-                         testing::Values(Kind{"hash", &make<HashBackend>, ""}, Kind{"file", &make<FileBackend>, ""},
+                         ::testing::Values(Kind{"hash", &make<HashBackend>, ""}, Kind{"file", &make<FileBackend>, ""},
                                          Kind{"tcp", &make<TcpBackend>, ""},
                                          Kind{"prefix_of_hash", &make_under_prefix<HashBackend>, "here/"},
                                          Kind{"prefix_of_file", &make_under_prefix<FileBackend>, "here/"},

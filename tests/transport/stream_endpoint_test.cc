@@ -1,5 +1,6 @@
 // What only stitch's own endpoint can show: addresses, and many connections.
 #include "stitch/transport/stream_endpoint.h"
+#include "tests/support/error_of.h"
 
 #include <gtest/gtest.h>
 
@@ -22,6 +23,7 @@ namespace stitch::transport {
 namespace {
 
 using std::chrono::milliseconds;
+using stitch::testing::error_of;
 
 EndpointOptions options(std::uint32_t id) {
   EndpointOptions options;
@@ -34,18 +36,8 @@ StreamOptions over(std::vector<std::string> transports, const std::string& bind_
   return {std::move(transports), bind_address};
 }
 
-template <class F>
-Error error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::internal, "no error");
-}
-
-class StreamEndpointOver : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Stream, StreamEndpointOver, testing::Values("shm", "tcp"),
+class StreamEndpointOver : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamEndpointOver, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(StreamEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
@@ -274,7 +266,7 @@ TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
   EXPECT_TRUE(wait_until(
       [&] { return std::all_of(echoed.begin(), echoed.end(), [](const auto& each) { return each.load() == kRounds; }); }, milliseconds(60000)))
       << "a message was sent and never came";
-  if (testing::Test::HasFailure()) std::abort();  // the threads wait for ever
+  if (::testing::Test::HasFailure()) std::abort();  // the threads wait for ever
   for (auto& thread : threads) thread.join();
   // The first one's large messages may be passed by its small ones, but it waits for each.
   EXPECT_TRUE(in_order.load());
@@ -306,7 +298,7 @@ TEST_P(StreamEndpointOver, SmallMessagesPassALargeOneAndTheirSendersDoNotWaitFor
   for (std::size_t i = 1; small_before_large.load() < 0 && i < 1'000'000; ++i) {
     connection->send(make_message("small"), nullptr);
     EXPECT_TRUE(out->wait_messages(i));
-    if (testing::Test::HasFailure()) break;
+    if (::testing::Test::HasFailure()) break;
   }
   large.join();
   EXPECT_TRUE(out->wait_sends_done());

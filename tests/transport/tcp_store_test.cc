@@ -18,22 +18,13 @@
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/error.h"
 #include "stitch/transport/tcp_store_protocol.h"
+#include "tests/support/error_of.h"
 
 namespace stitch::transport {
 namespace {
 
 using namespace std::chrono_literals;
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::internal, "nothing was thrown");
-}
+using stitch::testing::error_of;
 
 // A plain socket, for strangers and for clients that misbehave. Reads give up after 30 s.
 class Socket {
@@ -149,7 +140,7 @@ int threads_here() {
   return -1;
 }
 
-class TcpStoreTest : public testing::Test {
+class TcpStoreTest : public ::testing::Test {
  protected:
   std::shared_ptr<Store> client(TcpStoreOptions options, std::uint16_t port) {
     options.port = port;

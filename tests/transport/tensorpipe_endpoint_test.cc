@@ -18,12 +18,15 @@
 #include <vector>
 
 #include "stitch/transport/ip_address.h"
+#include "tests/support/error_of.h"
 #include "tests/transport/recorder.h"
 
 extern char** environ;  // NOLINT: declared by POSIX
 
 namespace stitch::transport {
 namespace {
+
+using stitch::testing::error_of;
 
 constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
 
@@ -39,16 +42,6 @@ TensorPipeOptions over(std::vector<std::string> transports, std::vector<std::str
   tensorpipe.transports = std::move(transports);
   tensorpipe.channels = std::move(channels);
   return tensorpipe;
-}
-
-template <class F>
-Error error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::internal, "no error");
 }
 
 // A plain TCP socket, for what a stranger may do.
