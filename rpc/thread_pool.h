@@ -15,7 +15,7 @@ namespace stitch {
 class ThreadPool {
  public:
   // REQUIRES: threads > 0. At most `kMaxExtra` threads are added for blocked ones. One that has been idle for `linger` ends.
-  ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger = std::chrono::seconds(10));
+  ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger = std::chrono::seconds(1));
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -31,8 +31,8 @@ class Link {
   virtual std::size_t read(std::span<const iovec> parts) = 0;
   // Takes bytes from the parts in order, as many as there is room for; 0 when there is none, or nobody to take them.
   virtual std::size_t write(std::span<const iovec> parts) = 0;
-  // How many bytes of a large transfer may be written now without making small messages behind it wait long.
-  [[nodiscard]] virtual std::size_t bulk_room() = 0;
+  // How many bytes of a large transfer may be written now: few when there are small messages about, which would wait behind them.
+  [[nodiscard]] virtual std::size_t bulk_room(bool few) = 0;
   // Asks to be polled when there is room again. False when there is room already.
   virtual bool await_room() = 0;
   // Why nothing can come any more; nothing while the stream lives. After a read() that returned 0.

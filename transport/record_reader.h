@@ -33,7 +33,7 @@ class RecordReader {
   // Error(protocol) when they make no sense, and what asking for memory throws; nothing more can be read then.
   bool read(Link& link);
 
-  static constexpr std::size_t kReadBytes = std::size_t{128} << 10;
+  static constexpr std::size_t kReadBytes = std::size_t{512} << 10;
 
  private:
   // A bulk message on its way in.

@@ -10,6 +10,8 @@ namespace stitch::transport {
 
 namespace {
 constexpr std::size_t kMaxParts = 64;
+// So long after a small message more of them are expected.
+constexpr std::size_t kSmallAboutBytes = std::size_t{4} << 20;
 // Of one write: what small messages queue up to is written together.
 constexpr std::size_t kGatherBytes = std::size_t{256} << 10;
 
@@ -73,6 +75,7 @@ std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing outgoing, Link
     bulk_.emplace_back(std::move(outgoing), bytes);
     return std::nullopt;
   }
+  bulk_since_small_ = 0;
   if (link == nullptr || !empty()) {
     small_.emplace_back(std::move(outgoing), bytes);
     return std::nullopt;
@@ -103,7 +106,7 @@ void RecordWriter::add_bulk(Link& link, Parts& parts) {
     return;
   }
   if (piece_bytes_ == 0) {
-    piece_bytes_ = piece_left_ = std::min(link.bulk_room(), bulk.total_bytes - bulk_written_);
+    piece_bytes_ = piece_left_ = std::min(link.bulk_room(bulk_since_small_ < kSmallAboutBytes), bulk.total_bytes - bulk_written_);
     if (piece_bytes_ == 0) return;
     piece_head_written_ = 0;
     RecordHeader header;
@@ -181,6 +184,7 @@ void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
     piece_head_written_ += of_head;
     bytes -= of_head;
     bulk_written_ += bytes;
+    bulk_since_small_ += bytes;
     piece_left_ -= bytes;
     while (bulk_written_ < bulk.total_bytes) {
       const std::size_t of_part = part_of(bulk.outgoing.message, bulk_part_).size();

@@ -79,6 +79,7 @@ class RecordWriter {
   std::size_t piece_bytes_ = 0;  // 0: none is under way
   std::size_t piece_head_written_ = 0;
   std::size_t piece_left_ = 0;
+  std::size_t bulk_since_small_ = 0;  // bytes of large messages since a small one was sent
 };
 
 }  // namespace stitch::transport

@@ -31,11 +31,12 @@ namespace {
 constexpr std::size_t kRingBytes = std::size_t{1} << 20;
 // Progress is published in steps, so that the other side copies at the same time.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;
-// Large transfers leave most of the ring free: a small message waits for that much at most.
-constexpr std::size_t kBulkBytes = kRingBytes / 8;
-constexpr std::size_t kMinBulkBytes = kBulkBytes / 2;
+// Large transfers leave half of the ring free, and most of it when small messages are about: those wait for that much at most.
+constexpr std::size_t kBulkBytes = kRingBytes / 2;
+constexpr std::size_t kFewBulkBytes = kRingBytes / 8;
+constexpr std::size_t kMinBulkBytes = kFewBulkBytes / 2;
 // A writer that waits for room is woken when this much or less is left to read: then a large transfer can go on, too.
-constexpr std::size_t kRoomAgainBytes = kBulkBytes - kMinBulkBytes;
+constexpr std::size_t kRoomAgainBytes = kFewBulkBytes - kMinBulkBytes;
 constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kMemoryBytes = kControlBytes + 2 * kRingBytes;
 
@@ -147,10 +148,11 @@ class ShmLink final : public Link {
     return room - left;
   }
 
-  std::size_t bulk_room() override {
+  std::size_t bulk_room(bool few) override {
+    const std::size_t most = few ? kFewBulkBytes : kBulkBytes;
     const std::size_t used = unread();
-    if (used >= kBulkBytes) return 0;
-    const std::size_t room = kBulkBytes - used;
+    if (used >= most) return 0;
+    const std::size_t room = most - used;
     return room < kMinBulkBytes ? 0 : room;
   }
 

@@ -8,6 +8,8 @@ namespace stitch::transport {
 namespace {
 // Of one connection, at a time: then others have their turn, and what has come is read.
 constexpr std::size_t kFlushBytes = std::size_t{128} << 10;
+// How often in a row a sender writes what others have sent meanwhile.
+constexpr int kMostTurns = 64;
 }  // namespace
 
 StreamConnection::StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
@@ -162,10 +164,16 @@ void StreamConnection::abandon(Aftermath& after) {
 // afterwards. So one of them sees what the other one did.
 void StreamConnection::take_along() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  while (intake_filled_.load() && write_mutex_.try_lock()) {
+  for (int turn = 0; intake_filled_.load() && write_mutex_.try_lock(); ++turn) {
     Aftermath after;
     take_in();
-    state_ == State::running ? flush_locked(after) : abandon(after);
+    if (state_ != State::running) {
+      abandon(after);
+    } else if (turn < kMostTurns) {
+      flush_locked(after);
+    } else {
+      after.poll_soon = true;  // this thread has written for others long enough
+    }
     write_mutex_.unlock();
     settle(after);
     std::atomic_thread_fence(std::memory_order_seq_cst);

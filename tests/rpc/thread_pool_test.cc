@@ -29,10 +29,10 @@ TEST(ThreadPool, RunsWhatIsQueuedThenEnds) {
 }
 
 TEST(ThreadPool, MakesThreadsWhenTheyAreWanted) {
-  ThreadPool pool(4, "pool");
-  EXPECT_EQ(pool.threads(), 1);
   std::counting_semaphore<> go{0};
   std::atomic<int> running{0};
+  ThreadPool pool(4, "pool");
+  EXPECT_EQ(pool.threads(), 1);
   for (int i = 0; i < 6; ++i) {
     post(pool, [&] {
       ++running;
@@ -65,9 +65,9 @@ TEST(ThreadPool, EndsThreadsThatNobodyWantsButForOne) {
 }
 
 TEST(ThreadPool, CountsAThreadThatRunsTasksAsAGuest) {
-  ThreadPool pool(1, "pool");
   std::binary_semaphore go{0};
   std::atomic<bool> ran{false};
+  ThreadPool pool(1, "pool");
   UniqueFunction<void()> first = [&] { go.acquire(); };
   ASSERT_TRUE(pool.post_quietly(first));
   std::thread guest([&] {
@@ -83,9 +83,9 @@ TEST(ThreadPool, CountsAThreadThatRunsTasksAsAGuest) {
 }
 
 TEST(ThreadPool, ABlockedGuestMakesRoom) {
-  ThreadPool pool(1, "pool");
   std::binary_semaphore go{0};
   std::atomic<bool> ran{false};
+  ThreadPool pool(1, "pool");  // ends before what its tasks use
   UniqueFunction<void()> first = [&] {
     const BlockingRegion region;
     go.acquire();
@@ -100,9 +100,12 @@ TEST(ThreadPool, ABlockedGuestMakesRoom) {
 }
 
 TEST(ThreadPool, ReplacesAThreadThatBlockedBeforeItWasMissed) {
-  ThreadPool pool(2, "pool");
   std::binary_semaphore unblock{0};
   std::atomic<bool> blocked{false};
+  std::atomic<bool> busy{false};
+  std::atomic<bool> reached{false};
+  std::atomic<bool> seen{false};
+  ThreadPool pool(2, "pool");
   post(pool, [&] {
     const BlockingRegion region;
     blocked = true;
@@ -110,9 +113,6 @@ TEST(ThreadPool, ReplacesAThreadThatBlockedBeforeItWasMissed) {
   });
   ASSERT_TRUE(eventually([&] { return blocked.load(); }));
   // Another becomes busy, without saying that it waits: the next task must find a third.
-  std::atomic<bool> busy{false};
-  std::atomic<bool> reached{false};
-  std::atomic<bool> seen{false};
   post(pool, [&] {
     busy = true;
     seen = eventually([&] { return reached.load(); });
@@ -126,9 +126,10 @@ TEST(ThreadPool, ReplacesAThreadThatBlockedBeforeItWasMissed) {
 }
 
 TEST(ThreadPool, KeepsItsNumberOfThreadsAfterManyHaveBlocked) {
-  ThreadPool pool(2, "pool");
   std::counting_semaphore<> unblock{0};
   std::atomic<int> blocked{0};
+  std::atomic<int> ran{0};
+  ThreadPool pool(2, "pool");
   for (int i = 0; i < 20; ++i) {
     post(pool, [&] {
       const BlockingRegion region;
@@ -139,7 +140,6 @@ TEST(ThreadPool, KeepsItsNumberOfThreadsAfterManyHaveBlocked) {
   EXPECT_TRUE(eventually([&] { return blocked == 20; }));
   unblock.release(20);
   EXPECT_TRUE(eventually([&] { return pool.threads() == 2; }));
-  std::atomic<int> ran{0};
   for (int i = 0; i < 100; ++i) post(pool, [&] { ++ran; });
   EXPECT_TRUE(eventually([&] { return ran == 100; }));
 }

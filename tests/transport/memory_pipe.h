@@ -54,7 +54,7 @@ class Pipe final : public Link {
     }
     return total;
   }
-  std::size_t bulk_room() override { return std::min(amount(), capacity_ - bytes_.size()); }
+  std::size_t bulk_room(bool) override { return std::min(amount(), capacity_ - bytes_.size()); }
   bool await_room() override { return bytes_.size() == capacity_ || below(random_, 2) == 0; }
   std::optional<Error> ended() override { return std::nullopt; }
   void close() noexcept override {}
