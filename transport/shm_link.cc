@@ -128,22 +128,27 @@ class ShmLink final : public Link {
     if (wants_room_.load(std::memory_order_relaxed)) wants_room_.store(false, std::memory_order_relaxed);
     tsan_release();
     std::size_t left = room;
+    std::uint64_t written = written_.load(std::memory_order_relaxed);
+    const auto publish = [&](std::memory_order order) {
+      written_.store(written, std::memory_order_relaxed);
+      out_->written.store(written, order);
+    };
     for (const iovec& part : parts) {
       const auto* from = static_cast<const std::byte*>(part.iov_base);
       std::size_t wanted = std::min(part.iov_len, left);
       left -= wanted;
       while (wanted > 0) {
-        const std::size_t at = written_ % kRingBytes;
+        const std::size_t at = written % kRingBytes;
         const std::size_t step = std::min({wanted, kRingBytes - at, kStepBytes});
         std::memcpy(out_ring_ + at, from, step);
         from += step;
         wanted -= step;
-        written_ += step;
-        if (wanted > 0) out_->written.store(written_, std::memory_order_release);
+        written += step;
+        if (wanted > 0) publish(std::memory_order_release);
       }
       if (left == 0) break;
     }
-    out_->written.store(written_, std::memory_order_seq_cst);
+    publish(std::memory_order_seq_cst);
     if (out_->reader_sleeps.load(std::memory_order_seq_cst) != 0 && out_->reader_sleeps.exchange(0) != 0) ring();
     return room - left;
   }
@@ -201,9 +206,9 @@ class ShmLink final : public Link {
     break_off();
     return 0;
   }
-  // What the peer has not taken yet. The ring of a peer that lies counts as full.
+  // What the peer has not taken yet. The ring of a peer that lies counts as full. By the thread that writes.
   [[nodiscard]] std::size_t unread() {
-    const std::uint64_t used = written_ - out_->taken.load(std::memory_order_seq_cst);
+    const std::uint64_t used = written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
     if (used <= kRingBytes) return static_cast<std::size_t>(used);
     break_off();
     return kRingBytes;
@@ -212,9 +217,12 @@ class ShmLink final : public Link {
   void break_off() noexcept {
     if (!broken_.exchange(true)) close();
   }
+  // By any thread: while another one writes, the two counts may not fit each other, which says nothing of the peer. Then there is
+  // room, or the one that writes asks again.
   bool wait_for_room() {
     out_->writer_waits.store(1, std::memory_order_seq_cst);
-    return unread() > kRoomAgainBytes;
+    const std::uint64_t used = written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
+    return used > kRoomAgainBytes && used <= kRingBytes;
   }
   // Wakes the other side. When its socket is full it has bells to hear already.
   void ring() noexcept {
@@ -229,7 +237,7 @@ class ShmLink final : public Link {
   std::byte* in_ring_ = nullptr;
   std::byte* out_ring_ = nullptr;
   std::uint64_t taken_ = 0;    // our own copies: the shared ones are for the peer
-  std::uint64_t written_ = 0;
+  std::atomic<std::uint64_t> written_{0};  // by the thread that writes
   bool gone_ = false;    // the thread that polls only
   std::atomic<bool> broken_{false};
   std::atomic<bool> awake_{false};
