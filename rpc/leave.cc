@@ -123,9 +123,16 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
   };
   // Waits until everyone still live is in `arrived`; returns who is missing at the deadline.
   const auto wait_for = [&](auto&& arrived) {
+    constexpr std::chrono::milliseconds kLate{100};
     std::set<WorkerId> missing;
+    auto reach_at = steady_clock::now() + kLate;
     for (;;) {
       const auto others = still_live();
+      // One that is late and was never spoken to may be gone without a word to us: a connection tells.
+      if (!missing.empty() && steady_clock::now() >= reach_at) {
+        for (const auto id : missing) agent_.peers().reach(id);
+        reach_at = steady_clock::now() + kLate;
+      }
       MutexLock lock(mutex_);
       missing.clear();
       for (const auto id : others) {
@@ -133,7 +140,7 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
       }
       if (missing.empty()) return missing;
       // A loss between still_live() and here only costs this short wait.
-      const auto until = std::min(deadline, steady_clock::now() + std::chrono::milliseconds(100));
+      const auto until = std::min(deadline, steady_clock::now() + kLate);
       changed_.wait_until(mutex_, until);
       if (steady_clock::now() >= deadline) return missing;
     }

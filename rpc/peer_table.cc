@@ -180,6 +180,14 @@ std::shared_ptr<transport::Connection> PeerTable::connect(const WorkerInfo& to) 
       .with_worker(to.name);
 }
 
+void PeerTable::reach(WorkerId id) {
+  try {
+    static_cast<void>(connect(infos_[id.value()]));
+  } catch (const Error&) {
+    // Lost already, or out of reach of every transport: nothing can be learned.
+  }
+}
+
 void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection, transport::Message message,
                      transport::SendDone done) {
   if (!connection) {

@@ -59,6 +59,8 @@ class PeerTable {
   // Sends over `connection`, or when that is null over the peer's, opening it when needed.
   void send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection, transport::Message message, transport::SendDone done)
       STITCH_EXCLUDES(mutex_);
+  // Opens a connection to a worker unless there is one: should it be gone, on_lost says so. Does not wait.
+  void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // As Endpoint::help, at each endpoint.

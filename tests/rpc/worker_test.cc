@@ -189,6 +189,19 @@ TEST(Worker, IsConnectedByItsFirstMessage) {
   EXPECT_EQ(connections(2), 0);
 }
 
+// Nobody has a connection to it, so nobody is told.
+TEST(Worker, AGracefulShutdownFindsOutThatAWorkerItNeverSpokeToIsGone) {
+  for (const int leaver : {0, 1, 2}) {
+    Cluster cluster(3);
+    try {
+      cluster[leaver].shutdown({.graceful = false, .timeout = 5s});
+    } catch (const stitch::Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+    for (const std::string& error : cluster.shutdown()) ADD_FAILURE() << "worker " << leaver << " had left: " << error;
+  }
+}
+
 TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
   Cluster cluster(2);
   const auto start = std::chrono::steady_clock::now();
