@@ -117,6 +117,10 @@ void Engine::open_and_handle(InMessage message) {
     archive(header);
     static_cast<void>(agent_.peers().find(header.pass.root));  // throws for a worker that does not exist
     const auto context = contexts_.find(header.context);
+    if (!context && agent_.stopped()) {
+      refuse(from, header, Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down"));
+      return;
+    }
     if (!context) {
       refuse(from, header,
              Error(ErrorCode::cancelled, "context " + to_string(header.context) + " was released on " + stitch::to_string(agent_.self())));
