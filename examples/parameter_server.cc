@@ -65,6 +65,8 @@ int main(int argc, char** argv) try {
     throw std::invalid_argument("--workers is " + std::to_string(*line.workers) + ", but " + std::to_string(options.world_size - 1) +
                                 " trainers were started: stitch-run -n " + std::to_string(*line.workers + 1));
   }
+  // A trainer's main() has nothing more to do: it serves in ~Worker until the server is through or gone, however long that takes.
+  if (options.rank > 0) options.shutdown_timeout = std::chrono::hours(24 * 365);
   const auto self = stitch::init(options);
   if (self.rank() == 0) serve(line, self);
   return 0;
