@@ -117,13 +117,11 @@ void Engine::open_and_handle(InMessage message) {
     archive(header);
     static_cast<void>(agent_.peers().find(header.pass.root));  // throws for a worker that does not exist
     const auto context = contexts_.find(header.context);
-    if (!context && agent_.stopped()) {
-      refuse(from, header, Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down"));
-      return;
-    }
     if (!context) {
+      const std::string here = stitch::to_string(agent_.self());
       refuse(from, header,
-             Error(ErrorCode::cancelled, "context " + to_string(header.context) + " was released on " + stitch::to_string(agent_.self())));
+             agent_.stopped() ? Error(ErrorCode::shutting_down, here + " is shutting down")
+                              : Error(ErrorCode::cancelled, "context " + to_string(header.context) + " was released on " + here));
       return;
     }
     const auto pass = context->open_pass(header.pass, [&] {

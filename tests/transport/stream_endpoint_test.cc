@@ -36,6 +36,13 @@ StreamOptions over(std::vector<std::string> transports, const std::string& bind_
   return {std::move(transports), bind_address};
 }
 
+// Of a connection that sends back what comes.
+ConnectionEvents echo_events() {
+  const auto echo = std::make_shared<Recorder>();
+  echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+  return echo->events();
+}
+
 class StreamEndpointOver : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Stream, StreamEndpointOver, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
@@ -152,11 +159,7 @@ std::size_t open_descriptors() {
 TEST_P(StreamEndpointOver, HundredsOfConnectionsOpenAndClose) {
   const auto server = make_stream_endpoint(options(1), over({GetParam()}));
   const auto client = make_stream_endpoint(options(2), over({GetParam()}));
-  const auto addresses = server->listen([] {
-    const auto echo = std::make_shared<Recorder>();
-    echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
-    return echo->events();
-  });
+  const auto addresses = server->listen(&echo_events);
   const std::size_t before = open_descriptors();
   for (int round = 0; round < 8; ++round) {
     std::vector<std::shared_ptr<Recorder>> recorders(50);
@@ -230,11 +233,7 @@ TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
   constexpr std::uint32_t kRounds = 4000;
   const auto server = make_stream_endpoint(options(1), over({GetParam()}));
   const auto client = make_stream_endpoint(options(2), over({GetParam()}));
-  const auto addresses = server->listen([] {
-    const auto echo = std::make_shared<Recorder>();
-    echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
-    return echo->events();
-  });
+  const auto addresses = server->listen(&echo_events);
   std::array<std::atomic<std::uint32_t>, kThreads> echoed{};
   std::atomic<bool> in_order{true};
   const auto out = std::make_shared<Recorder>();
