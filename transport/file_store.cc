@@ -28,7 +28,7 @@ class FileStore final : public Store {
   explicit FileStore(const std::string& path) : log_(path, [this](std::string_view record) { replay(record); }) {}
 
   void set(const std::string& key, const std::string& value) override {
-    named([&] {
+    in_store(name_, [&] {
       check_key(key);
       check_value(key, value);
     });
@@ -38,14 +38,14 @@ class FileStore final : public Store {
   }
 
   std::string get(const std::string& key, Timeout timeout) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const MutexLock lock(mutex_);
     wait_for({key}, timeout);
     return *map_.find(key);
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const MutexLock lock(mutex_);
     log_.catch_up(std::chrono::steady_clock::time_point::max());
     const std::string* value = map_.find(key);
@@ -54,13 +54,13 @@ class FileStore final : public Store {
   }
 
   void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    named([&] { check_keys(keys); });
+    in_store(name_, [&] { check_keys(keys); });
     const MutexLock lock(mutex_);
     wait_for(keys, timeout);
   }
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     std::int64_t sum = 0;
@@ -74,7 +74,7 @@ class FileStore final : public Store {
   }
 
   std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) override {
-    named([&] { check_compare(key, expected, desired); });
+    in_store(name_, [&] { check_compare(key, expected, desired); });
     const MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     if (map_.matches(key, expected)) append(writer, Operation::set, key, desired);
@@ -83,7 +83,7 @@ class FileStore final : public Store {
   }
 
   bool erase(const std::string& key) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     if (map_.find(key) == nullptr) return false;
@@ -94,16 +94,6 @@ class FileStore final : public Store {
   std::string describe() const override { return name_; }
 
  private:
-  // Errors of the log name the store themselves; those of the map do not.
-  template <class Check>
-  void named(Check check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      throw in_store(error, name_);
-    }
-  }
-
   void append(FileLog::Writer& writer, Operation operation, const std::string& key, const std::string& value) STITCH_REQUIRES(mutex_) {
     writer.append(encode(operation, key, value));
     changed_.notify_all();

@@ -12,7 +12,7 @@ namespace {
 class HashStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override {
-    named([&] {
+    in_store(describe(), [&] {
       check_key(key);
       check_value(key, value);
       const MutexLock lock(mutex_);
@@ -22,7 +22,7 @@ class HashStore final : public Store {
   }
 
   std::string get(const std::string& key, Timeout timeout) override {
-    return named([&] {
+    return in_store(describe(), [&] {
       check_key(key);
       const auto deadline = deadline_after(timeout);
       const MutexLock lock(mutex_);
@@ -33,7 +33,7 @@ class HashStore final : public Store {
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
-    return named([&]() -> std::optional<std::string> {
+    return in_store(describe(), [&]() -> std::optional<std::string> {
       check_key(key);
       const MutexLock lock(mutex_);
       const std::string* value = map_.find(key);
@@ -43,7 +43,7 @@ class HashStore final : public Store {
   }
 
   void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    named([&] {
+    in_store(describe(), [&] {
       check_keys(keys);
       const auto deadline = deadline_after(timeout);
       const MutexLock lock(mutex_);
@@ -52,7 +52,7 @@ class HashStore final : public Store {
   }
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {
-    return named([&] {
+    return in_store(describe(), [&] {
       check_key(key);
       const MutexLock lock(mutex_);
       const std::int64_t sum = map_.add(key, delta);
@@ -62,7 +62,7 @@ class HashStore final : public Store {
   }
 
   std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) override {
-    return named([&] {
+    return in_store(describe(), [&] {
       check_compare(key, expected, desired);
       const MutexLock lock(mutex_);
       std::string value = map_.compare_and_set(key, expected, desired);
@@ -72,7 +72,7 @@ class HashStore final : public Store {
   }
 
   bool erase(const std::string& key) override {
-    return named([&] {
+    return in_store(describe(), [&] {
       check_key(key);
       const MutexLock lock(mutex_);
       return map_.erase(key);
@@ -82,15 +82,6 @@ class HashStore final : public Store {
   std::string describe() const override { return "hash store"; }
 
  private:
-  template <class Operation>
-  auto named(Operation operation) -> decltype(operation()) {
-    try {
-      return operation();
-    } catch (const Error& error) {
-      throw in_store(error, describe());
-    }
-  }
-
   void wake_waiters() STITCH_REQUIRES(mutex_) {
     const std::vector<StoreMap::WaitId> ready = map_.take_ready();
     if (ready.empty()) return;

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <cstring>
 #include <map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "stitch/transport/connection_set.h"
 #include "stitch/transport/handshaking_connection.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/reader_thread.h"
@@ -34,20 +34,16 @@ class Hub : public std::enable_shared_from_this<Hub> {
   void close();
   void join();
 
-  void remove(const std::shared_ptr<LoopbackConnection>& connection);
+  void remove(const std::shared_ptr<LoopbackConnection>& connection) { connections_.remove(connection); }
 
  private:
   // On this hub's thread: makes the accepting half for `from` and joins the two.
   void accept(const std::shared_ptr<LoopbackConnection>& from);
-  // False when this hub is closed.
-  bool add(const std::shared_ptr<LoopbackConnection>& connection);
 
+  ConnectionSet<LoopbackConnection> connections_;
   Mutex mutex_;
-  CondVar empty_;
-  bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   std::string address_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_set<std::shared_ptr<LoopbackConnection>> connections_ STITCH_GUARDED_BY(mutex_);
 };
 
 [[nodiscard]] Error closed_endpoint_error() { return Error(ErrorCode::shutting_down, "loopback endpoint is closed"); }
@@ -266,30 +262,17 @@ void LoopbackConnection::shut() {
 
 std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
   MutexLock lock(mutex_);
-  if (closed_) throw closed_endpoint_error();
+  if (connections_.closed()) throw closed_endpoint_error();
   if (!address_.empty()) throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
   accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
   address_ = network->impl().add(shared_from_this());
   return {address_};
 }
 
-bool Hub::add(const std::shared_ptr<LoopbackConnection>& connection) {
-  MutexLock lock(mutex_);
-  if (closed_) return false;
-  connections_.insert(connection);
-  return true;
-}
-
-void Hub::remove(const std::shared_ptr<LoopbackConnection>& connection) {
-  MutexLock lock(mutex_);
-  connections_.erase(connection);
-  if (connections_.empty()) empty_.notify_all();
-}
-
 std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionEvents events) {
   std::shared_ptr<Hub> to = network->impl().find(address);
   auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, address, std::move(events));
-  if (!add(connection)) {
+  if (!connections_.add(connection)) {
     thread->post([connection] { connection->finish_reading(closed_endpoint_error()); });
   } else if (to == nullptr) {
     thread->post([connection] {
@@ -306,7 +289,7 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
   std::shared_ptr<const Endpoint::Accept> accept;
   {
     MutexLock lock(mutex_);
-    if (!closed_) accept = accept_;
+    accept = accept_;
   }
   Hub& other = from->hub();
   if (accept == nullptr) {
@@ -317,7 +300,7 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
   }
   std::string name = "connection accepted at " + from->describe() + " from worker id " + std::to_string(other.options.self.id);
   auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(), std::move(name), (*accept)());
-  const bool added = add(half);
+  const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
     half->finish_reading(Error(ErrorCode::disconnected, half->describe() + " was closed before it was accepted"));
     if (!added) from->close(Error(ErrorCode::disconnected, "connect to \"" + from->describe() + "\" failed: the endpoint there is closed"));
@@ -329,26 +312,23 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
 }
 
 void Hub::close() {
+  const auto open = connections_.close();
+  if (!open) return;
   std::string address;
   std::shared_ptr<const Endpoint::Accept> accept;
-  std::vector<std::shared_ptr<LoopbackConnection>> open;
   {
+    // Whoever starts to listen says so under this lock, unless it finds the endpoint closed.
     MutexLock lock(mutex_);
-    if (std::exchange(closed_, true)) return;
     address = address_;
     accept = std::move(accept_);
-    open.assign(connections_.begin(), connections_.end());
   }
   if (!address.empty()) network->impl().remove(address);
-  for (const auto& connection : open) connection->close(closed_endpoint_error());
+  for (const auto& connection : *open) connection->close(closed_endpoint_error());
 }
 
 void Hub::join() {
   close();
-  {
-    MutexLock lock(mutex_);
-    while (!connections_.empty()) empty_.wait(mutex_);
-  }
+  connections_.wait_until_empty();
   thread->join();
 }
 

@@ -68,6 +68,15 @@ void check_compare(const std::string& key, const std::optional<std::string>& exp
 [[nodiscard]] Error not_set_error(const std::vector<std::string>& missing, Store::Timeout timeout);
 // The same error with " in tcp store at …" after its text.
 [[nodiscard]] Error in_store(const Error& error, const std::string& store);
+// operation(), whose errors name the store.
+template <class Operation>
+auto in_store(const std::string& store, Operation operation) -> decltype(operation()) {
+  try {
+    return operation();
+  } catch (const Error& error) {
+    throw in_store(error, store);
+  }
+}
 
 // `timeout` from now; without overflow, and without a limit for a very long one.
 [[nodiscard]] std::chrono::steady_clock::time_point deadline_after(Store::Timeout timeout);

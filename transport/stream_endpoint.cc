@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
-#include <unordered_set>
 #include <utility>
 
+#include "stitch/transport/connection_set.h"
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/names.h"
 #include "stitch/transport/poller.h"
@@ -157,46 +157,29 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   void start_tcp(const std::string& address, const std::shared_ptr<StreamConnection>& connection);
   // Ends what `step` was to bring about, unless that has been done by then.
   void limit(const std::shared_ptr<Step>& step, const std::shared_ptr<StreamConnection>& connection);
-  [[nodiscard]] bool add(const std::shared_ptr<StreamConnection>& connection);
-  void remove(const std::shared_ptr<StreamConnection>& connection);
 
   const EndpointOptions options_;
   const StreamOptions stream_;
   const std::shared_ptr<ReaderThread> thread_ = std::make_shared<ReaderThread>();
   const std::shared_ptr<Poller> poller_ = Poller::start("stitch-poll");
 
+  ConnectionSet<StreamConnection> connections_;
   Mutex mutex_;
-  CondVar changed_;
-  bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::unordered_set<std::shared_ptr<StreamConnection>> connections_ STITCH_GUARDED_BY(mutex_);
 };
 
 std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepted, ConnectionEvents events) {
   return std::make_shared<StreamConnection>(
       options_, std::move(name), accepted, std::move(events), thread_, poller_,
-      [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) { self->remove(connection); });
-}
-
-bool StreamHub::add(const std::shared_ptr<StreamConnection>& connection) {
-  MutexLock lock(mutex_);
-  if (closed_) return false;
-  connections_.insert(connection);
-  return true;
-}
-
-void StreamHub::remove(const std::shared_ptr<StreamConnection>& connection) {
-  MutexLock lock(mutex_);
-  connections_.erase(connection);
-  if (connections_.empty()) changed_.notify_all();
+      [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) { self->connections_.remove(connection); });
 }
 
 std::vector<std::string> StreamHub::listen(Endpoint::Accept accept) {
   {
     MutexLock lock(mutex_);
-    if (closed_) throw closed_error();
+    if (connections_.closed()) throw closed_error();
     if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
     accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
   }
@@ -248,7 +231,7 @@ std::string StreamHub::open_listener(const std::string& transport) {
       });
   {
     MutexLock lock(mutex_);
-    if (closed_) throw closed_error();
+    if (connections_.closed()) throw closed_error();
     listeners_.push_back(id);
   }
   poller_->add(id, listener->descriptor(), listener);
@@ -260,12 +243,12 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
   std::string name;
   {
     MutexLock lock(mutex_);
-    if (closed_) return;
+    if (connections_.closed()) return;
     accept = accept_;
     name = address + "#" + std::to_string(++accepted_count_);
   }
   const auto connection = make(std::move(name), true, (*accept)());
-  if (!add(connection)) return connection->fail(closed_error());
+  if (!connections_.add(connection)) return connection->fail(closed_error());
   if (transport == "tcp") return connection->begin(make_tcp_link(std::move(socket)));
   try {
     check_peer_user(socket.get());
@@ -300,7 +283,7 @@ void StreamHub::limit(const std::shared_ptr<Step>& step, const std::shared_ptr<S
 
 std::shared_ptr<Connection> StreamHub::connect(const std::string& address, ConnectionEvents events) {
   const auto connection = make(address, false, std::move(events));
-  if (!add(connection)) {
+  if (!connections_.add(connection)) {
     connection->fail(closed_error());
     return connection;
   }
@@ -373,24 +356,21 @@ void StreamHub::start_tcp(const std::string& address, const std::shared_ptr<Stre
 }
 
 void StreamHub::close() {
-  std::vector<std::shared_ptr<StreamConnection>> connections;
+  const auto open = connections_.close();
+  if (!open) return;
   std::vector<Poller::SourceId> listeners;
   {
+    // Whoever opens a listener keeps it under this lock, unless it finds the endpoint closed.
     MutexLock lock(mutex_);
-    if (std::exchange(closed_, true)) return;
-    connections.assign(connections_.begin(), connections_.end());
     listeners.swap(listeners_);
   }
   for (const auto id : listeners) poller_->remove(id);
-  for (const auto& connection : connections) connection->close(closed_error());
+  for (const auto& connection : *open) connection->close(closed_error());
 }
 
 void StreamHub::join() {
   close();
-  {
-    MutexLock lock(mutex_);
-    while (!connections_.empty()) changed_.wait(mutex_);
-  }
+  connections_.wait_until_empty();
   poller_->join();
   thread_->join();
   std::shared_ptr<const Endpoint::Accept> accept;

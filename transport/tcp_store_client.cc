@@ -188,7 +188,7 @@ class TcpStore final : public Store {
   ~TcpStore() override { calls_->close(); }
 
   void set(const std::string& key, const std::string& value) override {
-    named([&] {
+    in_store(name_, [&] {
       check_key(key);
       check_value(key, value);
     });
@@ -199,13 +199,13 @@ class TcpStore final : public Store {
   }
 
   std::string get(const std::string& key, Timeout timeout) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const Bytes result = call_waiting(StoreOperation::get, timeout, [&](ByteWriter& writer) { writer.write_string(key); });
     return ByteReader(result.span(), kReply).read_string();
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const Bytes result = call(StoreOperation::try_get, [&](ByteWriter& writer) { writer.write_string(key); });
     ByteReader reader(result.span(), kReply);
     if (reader.read<std::uint8_t>() == 0) return std::nullopt;
@@ -215,7 +215,7 @@ class TcpStore final : public Store {
   void wait(const std::vector<std::string>& keys, Timeout timeout) override {
     std::size_t bytes = 0;
     for (const std::string& key : keys) bytes += sizeof(std::uint32_t) + key.size();
-    named([&] {
+    in_store(name_, [&] {
       check_keys(keys);
       if (bytes > 2 * kMaxValueBytes) {
         throw Error(ErrorCode::out_of_range, "a wait for " + std::to_string(keys.size()) + " keys of " + std::to_string(bytes) +
@@ -230,7 +230,7 @@ class TcpStore final : public Store {
   }
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const Bytes result = call(StoreOperation::add, [&](ByteWriter& writer) {
       writer.write_string(key);
       writer.write(delta);
@@ -239,7 +239,7 @@ class TcpStore final : public Store {
   }
 
   std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) override {
-    named([&] { check_compare(key, expected, desired); });
+    in_store(name_, [&] { check_compare(key, expected, desired); });
     const Bytes result = call(StoreOperation::compare_and_set, [&](ByteWriter& writer) {
       writer.write_string(key);
       writer.write(static_cast<std::uint8_t>(expected.has_value()));
@@ -250,7 +250,7 @@ class TcpStore final : public Store {
   }
 
   bool erase(const std::string& key) override {
-    named([&] { check_key(key); });
+    in_store(name_, [&] { check_key(key); });
     const Bytes result = call(StoreOperation::erase, [&](ByteWriter& writer) { writer.write_string(key); });
     return ByteReader(result.span(), kReply).read<std::uint8_t>() != 0;
   }
@@ -259,15 +259,6 @@ class TcpStore final : public Store {
 
  private:
   static constexpr std::string_view kReply = "reply of a tcp store";
-
-  template <class Check>
-  void named(Check check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      throw in_store(error, name_);
-    }
-  }
 
   template <class WriteArguments>
   Bytes call(StoreOperation operation, WriteArguments write) {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "stitch/transport/blocked_signal.h"
+#include "stitch/transport/connection_set.h"
 #include "stitch/transport/handshaking_connection.h"
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/mutex.h"
@@ -80,7 +80,7 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   void close();
   void join();
 
-  void remove(const std::shared_ptr<PipeConnection>& connection);
+  void remove(const std::shared_ptr<PipeConnection>& connection) { connections_.remove(connection); }
   // Held by everything that TensorPipe may still call back; join() waits until nobody holds it.
   [[nodiscard]] std::shared_ptr<void> busy() {
     MutexLock lock(mutex_);
@@ -95,12 +95,11 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   void accepted(const std::shared_ptr<tp::Listener>& listener, std::shared_ptr<tp::Pipe> pipe);
   // One stray connection that says nothing useful breaks a TensorPipe listener: it is then opened again at its addresses.
   void reopen_listener(int attempt);
-  [[nodiscard]] bool add(const std::shared_ptr<PipeConnection>& connection);
 
   TensorPipeOptions tensorpipe_;  // constant after construction
+  ConnectionSet<PipeConnection> connections_;
   Mutex mutex_;
-  CondVar changed_;
-  bool closed_ STITCH_GUARDED_BY(mutex_) = false;
+  CondVar idle_changed_;
   bool idle_ STITCH_GUARDED_BY(mutex_) = false;  // nobody holds busy() any more
   std::shared_ptr<void> busy_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<tp::Context> context_ STITCH_GUARDED_BY(mutex_);
@@ -108,7 +107,6 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<std::string> addresses_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::unordered_set<std::shared_ptr<PipeConnection>> connections_ STITCH_GUARDED_BY(mutex_);
 };
 
 // A connection over one TensorPipe pipe. A frame travels as the payload of one TensorPipe message, its buffers as that message's
@@ -367,7 +365,7 @@ std::shared_ptr<PipeHub> PipeHub::make(EndpointOptions options, TensorPipeOption
   hub->busy_ = std::shared_ptr<void>(nullptr, [hub](void*) {
     MutexLock deleter_lock(hub->mutex_);
     hub->idle_ = true;
-    hub->changed_.notify_all();
+    hub->idle_changed_.notify_all();
   });
   return hub;
 }
@@ -376,7 +374,7 @@ std::shared_ptr<tp::Listener> PipeHub::open_listener(const std::vector<std::stri
   std::shared_ptr<tp::Context> context;
   {
     MutexLock lock(mutex_);
-    if (closed_) throw closed_error();
+    if (connections_.closed()) throw closed_error();
     context = context_;
   }
   for (const auto& url : urls) {
@@ -405,7 +403,7 @@ std::vector<std::string> PipeHub::listen(Endpoint::Accept accept) {
   for (const auto& transport : tensorpipe_.transports) addresses.push_back(listener->url(transport));
   {
     MutexLock lock(mutex_);
-    if (closed_) throw closed_error();
+    if (connections_.closed()) throw closed_error();
     accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
     listener_ = listener;
     addresses_ = addresses;
@@ -431,12 +429,12 @@ void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener, std::share
   std::string name;
   {
     MutexLock lock(mutex_);
-    if (closed_) return;
+    if (connections_.closed()) return;
     accept = accept_;
     name = addresses_.front() + "#" + std::to_string(++accepted_count_);
   }
   auto connection = std::make_shared<PipeConnection>(shared_from_this(), std::move(name), true, (*accept)());
-  if (add(connection)) {
+  if (connections_.add(connection)) {
     connection->begin(std::move(pipe));
   } else {
     connection->fail(closed_error());
@@ -452,7 +450,7 @@ void PipeHub::reopen_listener(int attempt) {
   std::shared_ptr<void> busy;  // the context must not go meanwhile
   {
     MutexLock lock(mutex_);
-    if (closed_) return;
+    if (connections_.closed()) return;
     busy = busy_;
     broken.swap(listener_);
     addresses = addresses_;
@@ -465,7 +463,7 @@ void PipeHub::reopen_listener(int attempt) {
     const std::shared_ptr<tp::Listener> listener = open_listener(addresses);
     {
       MutexLock lock(mutex_);
-      if (closed_) return;
+      if (connections_.closed()) return;
       listener_ = listener;
     }
     accept_next(listener);
@@ -478,22 +476,9 @@ void PipeHub::reopen_listener(int attempt) {
   }
 }
 
-bool PipeHub::add(const std::shared_ptr<PipeConnection>& connection) {
-  MutexLock lock(mutex_);
-  if (closed_) return false;
-  connections_.insert(connection);
-  return true;
-}
-
-void PipeHub::remove(const std::shared_ptr<PipeConnection>& connection) {
-  MutexLock lock(mutex_);
-  connections_.erase(connection);
-  if (connections_.empty()) changed_.notify_all();
-}
-
 std::shared_ptr<Connection> PipeHub::connect(const std::string& address, ConnectionEvents events) {
   auto connection = std::make_shared<PipeConnection>(shared_from_this(), address, false, std::move(events));
-  if (!add(connection)) {
+  if (!connections_.add(connection)) {
     thread->post([connection] { connection->fail(closed_error()); });
     return connection;
   }
@@ -524,15 +509,15 @@ std::shared_ptr<Connection> PipeHub::connect(const std::string& address, Connect
 }
 
 void PipeHub::close() {
-  std::vector<std::shared_ptr<PipeConnection>> connections;
+  const auto open = connections_.close();
+  if (!open) return;
   std::shared_ptr<tp::Listener> listener;
   {
+    // Whoever opens a listener keeps it under this lock, unless it finds the endpoint closed.
     MutexLock lock(mutex_);
-    if (std::exchange(closed_, true)) return;
-    connections.assign(connections_.begin(), connections_.end());
     listener.swap(listener_);
   }
-  for (const auto& connection : connections) connection->close(closed_error());
+  for (const auto& connection : *open) connection->close(closed_error());
   if (listener != nullptr) {
     InsideCall call;
     listener->close();
@@ -542,6 +527,7 @@ void PipeHub::close() {
 
 void PipeHub::join() {
   close();
+  connections_.wait_until_empty();
   std::shared_ptr<void> busy;
   std::shared_ptr<tp::Context> context;
   {
@@ -550,7 +536,7 @@ void PipeHub::join() {
     lock.unlock();
     busy.reset();
     lock.lock();
-    while (!connections_.empty() || !idle_) changed_.wait(mutex_);
+    while (!idle_) idle_changed_.wait(mutex_);
     context.swap(context_);
   }
   if (context != nullptr) {

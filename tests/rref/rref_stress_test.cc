@@ -12,6 +12,7 @@
 
 #include "stitch/rref/rref.h"
 #include "stitch/transport/loopback_endpoint.h"
+#include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
 
@@ -74,24 +75,8 @@ int wait_until_stopped(int) {
   return 1;
 }
 
-std::int64_t number(Cluster& cluster, int rank, const char* name) { return cluster[rank].debug_info().at(std::string("rref.") + name); }
-bool all_empty(Cluster& cluster) {
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    if (number(cluster, rank, "entries") != 0 || number(cluster, rank, "holds") != 0 || number(cluster, rank, "pins") != 0) return false;
-  }
-  return objects_made == objects_gone;
-}
-std::string tables(Cluster& cluster) {
-  std::string text = std::to_string(objects_made - objects_gone) + " objects live\n";
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    text += "worker" + std::to_string(rank) + ":";
-    for (const auto& [name, value] : cluster[rank].debug_info()) {
-      if (name.starts_with("rref.") && value != 0) text += " " + name.substr(5) + "=" + std::to_string(value);
-    }
-    text += "\n";
-  }
-  return text;
-}
+bool all_empty(Cluster& cluster) { return tables_empty(cluster) && objects_made == objects_gone; }
+std::string what_is_left(Cluster& cluster) { return std::to_string(objects_made - objects_gone) + " objects live\n" + tables(cluster); }
 std::string name_of(std::size_t rank) { return "worker" + std::to_string(rank); }
 
 // Creates, shares and drops at random from one thread of every worker.
@@ -134,7 +119,7 @@ void empty_all_drawers(Cluster& cluster) {
   EXPECT_TRUE(eventually([&] {
     for (int rank = 0; rank < cluster.size(); ++rank) empty_drawer(rank);
     return all_empty(cluster);
-  })) << tables(cluster);
+  })) << what_is_left(cluster);
 }
 
 class FaultyNetwork {
@@ -212,7 +197,7 @@ TEST(RRefStress, ManyThreadsCopyAndDropOneReference) {
     }
     witness = RRef<Witness>();
   }
-  EXPECT_TRUE(eventually([&] { return all_empty(cluster); })) << tables(cluster);
+  EXPECT_TRUE(eventually([&] { return all_empty(cluster); })) << what_is_left(cluster);
 }
 
 TEST(RRefFaults, AnOwnerThatIsGoneIsNamedWithItsEpochByEveryUse) {

@@ -14,6 +14,7 @@
 
 #include <cereal/archives/binary.hpp>
 
+#include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
 
@@ -133,26 +134,8 @@ Wallet give_wallet(int n) {
   return wallet;
 }
 
-std::int64_t number(Cluster& cluster, int rank, const char* name) { return cluster[rank].debug_info().at(std::string("rref.") + name); }
-bool all_empty(Cluster& cluster) {
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    if (number(cluster, rank, "entries") != 0 || number(cluster, rank, "holds") != 0 || number(cluster, rank, "pins") != 0) return false;
-  }
-  return true;
-}
-std::string tables(Cluster& cluster) {
-  std::string text;
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    text += "worker" + std::to_string(rank) + ":";
-    for (const auto& [name, value] : cluster[rank].debug_info()) {
-      if (name.starts_with("rref.") && value != 0) text += " " + name.substr(5) + "=" + std::to_string(value);
-    }
-    text += "\n";
-  }
-  return text;
-}
 #define EXPECT_EMPTY(cluster)                                                     \
-  EXPECT_TRUE(eventually([&] { return all_empty(cluster); })) << tables(cluster); \
+  EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster); \
   EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
 
 TEST(RRef, TheResultOfARemoteFunctionStaysThereUntilFetched) {

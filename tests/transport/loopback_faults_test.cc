@@ -19,13 +19,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-EndpointOptions options(std::uint32_t id) {
-  EndpointOptions options;
-  options.self.id = id;
-  options.self.name = "worker" + std::to_string(id);
-  return options;
-}
-
 // Worker 2 connected to worker 1.
 struct Line {
   std::shared_ptr<LoopbackNetwork> network = std::make_shared<LoopbackNetwork>();

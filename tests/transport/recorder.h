@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -15,6 +16,14 @@
 namespace stitch::transport {
 
 inline constexpr std::chrono::seconds kPatience{30};  // nothing waits that long unless something is broken
+
+// Of an endpoint for the worker of that id.
+inline EndpointOptions options(std::uint32_t id) {
+  EndpointOptions options;
+  options.self.id = id;
+  options.self.name = "worker" + std::to_string(id);
+  return options;
+}
 
 // A message whose frame is `text`. Endpoints carry any bytes; only the layers above look inside.
 inline Message make_message(const std::string& text) {

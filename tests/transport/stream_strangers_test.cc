@@ -18,13 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-EndpointOptions options(std::uint32_t id) {
-  EndpointOptions options;
-  options.self.id = id;
-  options.self.name = "worker" + std::to_string(id);
-  return options;
-}
-
 StreamOptions over(std::vector<std::string> transports, const std::string& bind_address = "127.0.0.1") {
   return {std::move(transports), bind_address};
 }

@@ -30,13 +30,6 @@ using stitch::testing::error_of;
 
 constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
 
-EndpointOptions options(std::uint32_t id) {
-  EndpointOptions options;
-  options.self.id = id;
-  options.self.name = "worker" + std::to_string(id);
-  return options;
-}
-
 TensorPipeOptions over(std::vector<std::string> transports, std::vector<std::string> channels = {"basic"}) {
   TensorPipeOptions tensorpipe;
   tensorpipe.transports = std::move(transports);
