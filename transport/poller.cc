@@ -489,6 +489,7 @@ void Poller::run() {
       } else if (!stopping_.load()) {
         std::uint64_t value = 0;
         static_cast<void>(!::read(stop_.get(), &value, sizeof(value)));
+        if (stopping_.load()) ring();  // what was read may have been join()'s: it is for all threads
       }
     }
   }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -230,6 +231,19 @@ TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
     ASSERT_TRUE(wait_until([&] { return asked->polls.load() > before; }, seconds(2))) << "forgotten in round " << i;
   }
   poller.join();  // before what its sources refer to goes
+}
+
+// A thread that was woken to look around must not take away what is to wake both for good.
+TEST(Poller, JoinsWhileItsThreadsAreToldToLookAround) {
+  constexpr int kRounds = 2000;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto poller = Poller::start("test");
+    for (int i = 0; i < round % 4; ++i) poller->poll_soon();
+    auto joined = std::async(std::launch::async, [&] { poller->join(); });
+    if (joined.wait_for(seconds(10)) == std::future_status::ready) continue;
+    poller->poll_soon();  // gets it going again
+    FAIL() << "in round " << round;
+  }
 }
 
 // A source that says that something has come instead of sleeping is polled.
