@@ -378,7 +378,7 @@ void Agent::on_answer(InMessage message) {
     InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
     Error error;
     archive(error);
-    if (error.code() == ErrorCode::unimplemented) {
+    if (error.code() == ErrorCode::unimplemented && error.function().empty()) {  // of this very function
       auto names = split_lines(error.what());
       std::string near;
       for (const auto& name : nearest_names(std::string(record->function), std::move(names), 3))

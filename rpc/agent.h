@@ -26,6 +26,9 @@ namespace detail {
 // For a thread that waits for `done`, which an answer may set: moves messages of the current worker (that of the running handler
 // or scope, else the process's only one) as long as that pays off. True when `done` is set.
 bool help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline);
+// The worker of this process: null when there is none, and of several sole_agent() gives none, any_agent() one of them.
+[[nodiscard]] std::shared_ptr<Agent> sole_agent();
+[[nodiscard]] std::shared_ptr<Agent> any_agent();
 }  // namespace detail
 
 class Leave;

@@ -11,13 +11,19 @@ Ambient& Ambient::current() noexcept {
   return ambient;
 }
 
+Ambient Ambient::captured() {
+  Ambient ambient = current();
+  if (!ambient.agent) ambient.agent = detail::sole_agent();
+  return ambient;
+}
+
 void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
-  if (!ambient.agent) {
+  const auto agent = ambient.agent ? ambient.agent : detail::any_agent();
+  if (!agent) {
     const AmbientScope scope(std::move(ambient));
     task();
     return;
   }
-  const auto agent = ambient.agent;
   agent->post([ambient = std::move(ambient), task = std::move(task)]() mutable {
     const AmbientScope scope(std::move(ambient));
     task();

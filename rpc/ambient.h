@@ -39,6 +39,8 @@ struct Ambient {
 
   // This thread's. A plain thread-local: only its own thread touches it.
   [[nodiscard]] static Ambient& current() noexcept;
+  // A copy of this thread's for what runs later: with the process's only worker where none is current.
+  [[nodiscard]] static Ambient captured();
 };
 
 // Makes an Ambient current on this thread for a block. Blocks nest.
@@ -53,7 +55,8 @@ class AmbientScope {
   Ambient outer_;
 };
 
-// Runs `task` under `ambient`: on the thread pool of its agent, or here and now when there is no agent or it has stopped.
+// Runs `task` under `ambient`: on the thread pool of its agent; without one, on that of any worker of this process, so that it
+// may wait; here and now when there is none or it has stopped.
 void run_continuation(Ambient ambient, UniqueFunction<void()> task);
 
 // Tells the handler running on this thread that its caller has cancelled the call, or that its deadline has passed.

@@ -107,7 +107,7 @@ template <auto F, class... Args>
 auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
   using Traits = TraitsOf<F>;
   using R = typename Traits::Result;
-  static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
+  static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   static_assert(std::is_void_v<R> || Sendable<R>,
                 "stitch: the result type of this remote function cannot be sent; keep it on the callee with remote<f>()");
   const Function& function = kFunction<F>;
@@ -124,8 +124,9 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
 
 template <auto F, class... Args>
 void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
-  static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
+  static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   target.expect_no_into("notify()");
+  agent->throw_if_stopped();
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(kFunction<F>.id);
   encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);

@@ -16,7 +16,7 @@ class FutureAwaiter {
   [[nodiscard]] bool await_ready() const noexcept { return future_.ready(); }
   template <class P>
   void await_suspend(std::coroutine_handle<P> coroutine) {
-    Ambient inside = Ambient::current();
+    Ambient inside = Ambient::captured();
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets back what it had. This
     // comes first: once the callback is registered, another thread may finish the coroutine and free everything here.
     if constexpr (requires { coroutine.promise().outside(); }) Ambient::current() = coroutine.promise().outside();

@@ -118,7 +118,7 @@ struct FunctionRunner {
     run_function<Return, Arguments>(
         call,
         [object]<class... A>(A&&... arguments) -> typename Traits::Return {
-          if constexpr (kIsFree<F>) {
+          if constexpr (IsFree<F>) {
             static_cast<void>(object);
             return call_with(std::index_sequence_for<A...>{}, arguments...);
           } else {
@@ -167,7 +167,7 @@ const Function& register_function() {
   function.id = function_id(tag.name());
   function.name = function_display_name(tag);
   function.identity = reinterpret_cast<const void*>(&FunctionRunner<F>::keep);
-  if constexpr (!kIsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
+  if constexpr (!IsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
   function.reply = &FunctionRunner<F>::reply;
   function.keep = &FunctionRunner<F>::keep;
   return FunctionRegistry::instance().add(std::move(function));
@@ -186,12 +186,14 @@ inline const Function& kFunction = detail::register_function<F>();
 #define STITCH_DETAIL_JOIN2(a, b) a##b
 #define STITCH_DETAIL_JOIN(a, b) STITCH_DETAIL_JOIN2(a, b)
 // At namespace scope: lets peers call a function that this program itself never calls remotely.
-#define STITCH_EXPORT(...) \
-  [[maybe_unused]] static const ::stitch::Function& STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = ::stitch::kFunction<__VA_ARGS__>
-// The same under a name of its own: caller and callee that both export a function under one name need not have it in common.
+#define STITCH_EXPORT(...)                                                             \
+  [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
+      (::stitch::FunctionRegistry::instance().export_function(::stitch::detail::register_function<__VA_ARGS__>()), true)
+// The same under a name of its own: caller and callee that both export a function under one name need not have it in common. A function
+// may have several such names, and its own if that is exported, too; this program calls it by the last.
 #define STITCH_EXPORT_AS(name, ...)                                                    \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().rename(::stitch::detail::register_function<__VA_ARGS__>(), name), true)
+      (::stitch::FunctionRegistry::instance().export_as(::stitch::detail::register_function<__VA_ARGS__>(), name), true)
 // At namespace scope: the function runs on the thread that read the message; it must be short and must not block.
 #define STITCH_INLINE(...)                                                             \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_inline_, __COUNTER__) = \

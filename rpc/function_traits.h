@@ -56,7 +56,7 @@ struct FunctionTag {};
 
 // Free function, static member or captureless lambda; false for a member function.
 template <auto F>
-inline constexpr bool kIsFree = !std::is_member_function_pointer_v<decltype(F)>;
+concept IsFree = !std::is_member_function_pointer_v<decltype(F)>;
 template <auto F>
 using TraitsOf = FunctionTraits<std::remove_cv_t<decltype(F)>>;
 

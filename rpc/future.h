@@ -60,8 +60,8 @@ class CoroutinePromise;
 // The outcome of work that may not be done yet: a value of type T (void allowed) or an error. Copies share the outcome.
 // Dropping every copy does not stop the work; cancel() asks for that.
 // Thread contract: all methods from any thread. Continuations keep the worker, the deadline and the autograd context under
-// which they were added and run on that worker's thread pool (without a worker: on the completing thread), never under a
-// lock. get() and wait_for() must not be called from a STITCH_INLINE function.
+// which they were added (where none was current: the process's only worker) and run on that worker's thread pool, never under a
+// lock; without any worker in the process, on the completing thread. get() and wait_for() must not be called from a STITCH_INLINE function.
 template <class T>
 class [[nodiscard]] Future {
  public:
@@ -106,12 +106,12 @@ class [[nodiscard]] Future {
   auto then(F&& fn) const {
     using Fn = std::decay_t<F>;
     using Result = typename detail::ThenResult<Fn&, T>::type;
-    Promise<detail::UnwrapT<Result>> promise;
+    Promise<std::decay_t<detail::UnwrapT<Result>>> promise;
     auto result = promise.future();
     result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
       if (auto source = weak.lock()) source->cancel();
     });
-    state_->on_ready([ambient = Ambient::current(), source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
+    state_->on_ready([ambient = Ambient::captured(), source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
       run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn), promise = std::move(promise)]() mutable {
         Future done = std::move(source);
         promise.fulfil([&]() -> Result { return call(fn, done); },
@@ -151,7 +151,7 @@ class [[nodiscard]] Future {
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
     if constexpr (!std::is_void_v<T>) {
-      if constexpr (std::is_copy_constructible_v<T>) {
+      if constexpr (detail::kCopyable<T>) {
         if (!sole) return state_->value();
       }
       return std::move(state_->value());
@@ -181,7 +181,7 @@ class Promise {
   Promise() : holder_(detail::make_state<Holder>()) {}
 
   [[nodiscard]] Future<T> future() const { return Future<T>(holder_->state); }
-  bool set_value() requires std::is_void_v<T> { return holder_->state->set_value(); }
+  bool set_value() const requires std::is_void_v<T> { return holder_->state->set_value(); }
   template <class U = T>
   requires(!std::is_void_v<T> && std::is_constructible_v<T, U>) bool set_value(U&& value) const {
     return holder_->state->set_value(std::forward<U>(value));
@@ -245,7 +245,13 @@ template <class T>
   promise.set_value(std::forward<T>(value));
   return promise.future();
 }
-[[nodiscard]] inline Future<void> make_ready() {
+template <class T>
+requires(!std::is_array_v<T>) [[nodiscard]] Future<T> make_ready(const T& value) {
+  return make_ready(T(value));
+}
+template <class T = void>
+requires std::is_void_v<T>
+[[nodiscard]] Future<T> make_ready() {
   Promise<void> promise;
   promise.set_value();
   return promise.future();

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "stitch/rpc/future.h"
@@ -107,13 +108,17 @@ template <class... Ts>
   return result;
 }
 
-// Completes with the first of `futures` that completes: its index and value, or its error. At least one must be given.
+// Completes with the first of `futures` that completes: its index and value, or its error. At least one must be given. Cancelling it
+// cancels them all; without that the others go on.
 template <class T>
 [[nodiscard]] auto when_any(std::vector<Future<T>> futures) {
   using Value = std::conditional_t<std::is_void_v<T>, std::size_t, std::pair<std::size_t, typename detail::FutureState<T>::Stored>>;
   if (futures.empty()) throw Error(ErrorCode::invalid_argument, "when_any needs at least one future");
   Promise<Value> promise;
   auto result = promise.future();
+  promise.on_cancel([futures] {
+    for (const auto& member : futures) member.cancel();
+  });
   for (std::size_t i = 0; i < futures.size(); ++i) {
     futures[i].on_ready([promise, i, member = futures[i]] {
       if (promise.future().ready()) return;
@@ -132,6 +137,41 @@ template <class T>
 template <class T, class... Ts>
 requires(std::is_same_v<T, Ts>&&...) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
   return when_any(std::vector<Future<T>>{std::move(first), std::move(others)...});
+}
+namespace detail {
+// Completes `promise`, of a variant, with the outcome of its alternative I unless another was first.
+template <std::size_t I, class Variant, class T>
+void offer_to_any(const Promise<Variant>& promise, const Future<T>& member) {
+  member.on_ready([promise, member] {
+    if (promise.future().ready()) return;
+    promise.fulfil([&]() -> Variant {
+      if constexpr (std::is_void_v<T>) {
+        member.get();
+        return Variant(std::in_place_index<I>);
+      } else {
+        return Variant(std::in_place_index<I>, member.get());
+      }
+    });
+  });
+}
+}  // namespace detail
+
+// As above for futures of different types: a variant, whose index() says which one it was, with std::monostate for void.
+template <class T, class... Ts>
+requires(!(std::is_same_v<T, Ts> && ...)) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+  using Value = std::variant<typename detail::FutureState<T>::Stored, typename detail::FutureState<Ts>::Stored...>;
+  Promise<Value> promise;
+  auto result = promise.future();
+  promise.on_cancel([first, others...] {
+    first.cancel();
+    (others.cancel(), ...);
+  });
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    detail::offer_to_any<0>(promise, first);
+    (detail::offer_to_any<I + 1>(promise, others), ...);
+  }
+  (std::index_sequence_for<Ts...>());
+  return result;
 }
 
 }  // namespace stitch

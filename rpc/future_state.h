@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -17,9 +18,29 @@
 
 namespace stitch::detail {
 
+// Whether a T can be copied. std::is_copy_constructible takes a container's word for it, whatever is in it.
+template <class T>
+struct IsCopyable : std::is_copy_constructible<T> {};
+template <class... Ts>
+struct AllCopyable : std::conjunction<IsCopyable<std::remove_cv_t<Ts>>...> {};
+template <class T>
+requires requires { typename T::value_type; typename T::const_iterator; }
+struct IsCopyable<T> : std::conjunction<std::is_copy_constructible<T>, AllCopyable<typename T::value_type>> {};
+template <class T>
+struct IsCopyable<std::optional<T>> : AllCopyable<T> {};
+template <class A, class B>
+struct IsCopyable<std::pair<A, B>> : AllCopyable<A, B> {};
+template <class... Ts>
+struct IsCopyable<std::tuple<Ts...>> : AllCopyable<Ts...> {};
+template <class... Ts>
+struct IsCopyable<std::variant<Ts...>> : AllCopyable<Ts...> {};
+template <class T>
+inline constexpr bool kCopyable = IsCopyable<T>::value;
+
 // The part of a future's shared state that does not depend on its type: completion, waiting, callbacks, cancelling.
 // Thread contract: any thread. Callbacks run exactly once, in the order they were added, on the thread that completes the
-// state or, when it is complete, at once on the thread that adds them; never under the lock.
+// state or, when it is complete, at once on the thread that adds them; never under the lock. What a callback completes has its own
+// callbacks run after that one, so that a long chain needs no deep stack, or when that one waits for a future.
 class FutureStateBase {
  public:
   FutureStateBase() = default;

@@ -95,7 +95,7 @@ void IncomingCall::send_error(const Error& error) {
     OutMessage message(wire::kErrorReply);
     OutArchive archive(message);
     begin_reply(archive);
-    archive(Error(error.code(), std::string(error.what()).substr(0, most)).with_remote(error.remote()));
+    archive(Error(error.code(), std::string(error.what()).substr(0, most)).with_remote(error.remote()).with_function(error.function()));
     send_reply(std::move(message), error);
   };
   try {

@@ -26,7 +26,7 @@ namespace {
 std::pair<double, std::string> split_number(const std::string& what, const std::string& text, const std::string& allowed) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || number < 0) refuse(what, text, allowed);
+  if (error != std::errc() || !(number >= 0)) refuse(what, text, allowed);
   return {number, std::string(end, text.data() + text.size())};
 }
 
@@ -199,8 +199,9 @@ Options resolve_options(Options options) {
   if (!options.device_maps.empty()) refuse("device_maps", options.device_maps.begin()->first, "nothing: this build moves CPU tensors only");
   if (options.num_threads < 0) refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");
   if (options.num_threads == 0) options.num_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
-  for (const auto duration : {options.rpc_timeout, options.init_timeout, options.shutdown_timeout}) {
-    if (duration.count() < 0) refuse("a timeout", std::to_string(duration.count()) + " ns", "durations from 0 on");
+  for (const auto& [name, duration] : {std::pair("rpc_timeout", options.rpc_timeout), std::pair("init_timeout", options.init_timeout),
+                                       std::pair("shutdown_timeout", options.shutdown_timeout)}) {
+    if (duration.count() < 0) refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
   }
   options.init_timeout = std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
   constexpr std::size_t kMostInlineBytes = std::size_t{1} << 20;

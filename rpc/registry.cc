@@ -17,30 +17,55 @@ const Function& FunctionRegistry::add(Function function) {
   // By identity first: the function may have been renamed meanwhile.
   auto& known = by_identity_[function.identity];
   if (known != nullptr) return *known;
-  auto& slot = functions_[function.id];
-  if (slot == nullptr) {
+  function.default_id = function.id;
+  function.default_name = function.name;
+  if (!functions_.contains(function.id) && !aliases_.contains(function.id)) {
+    auto& slot = functions_[function.id];
     slot = std::make_unique<Function>(std::move(function));
     known = slot.get();
     return *slot;
   }
+  clashes_.push_back(function.name);
   refused_.push_back(std::make_unique<Function>(std::move(function)));
   known = refused_.back().get();
   return *known;
 }
 
-void FunctionRegistry::rename(const Function& function, const std::string& name) {
+void FunctionRegistry::add_alias(std::uint64_t id, const std::string& name, const Function& function) {
+  const auto found = functions_.find(id);
+  const auto [alias, is_new] = aliases_.try_emplace(id, Alias{name, &function});
+  if ((found != functions_.end() && found->second.get() != &function) || alias->second.function != &function) clashes_.push_back(name);
+}
+
+void FunctionRegistry::export_function(const Function& function) {
   MutexLock lock(mutex_);
   const auto found = functions_.find(function.id);
   if (found == functions_.end() || found->second.get() != &function) return;  // refused: check() reports it
+  if (function.id == function.default_id) {
+    found->second->name_wanted = true;
+  } else {
+    add_alias(function.default_id, function.default_name, function);
+  }
+}
+
+void FunctionRegistry::export_as(const Function& function, const std::string& name) {
+  MutexLock lock(mutex_);
+  const auto found = functions_.find(function.id);
+  if (found == functions_.end() || found->second.get() != &function) return;  // refused: check() reports it
+  const auto id = function_id(name);
+  if (id == function.id) return;
   auto moved = std::move(found->second);
   functions_.erase(found);
-  moved->id = function_id(name);
+  if (moved->name_wanted) add_alias(moved->id, moved->name, *moved);
+  moved->id = id;
   moved->name = name;
-  auto& slot = functions_[moved->id];
-  if (slot == nullptr) {
-    slot = std::move(moved);
-  } else {
+  moved->name_wanted = true;
+  const auto alias = aliases_.find(id);
+  if (functions_.contains(id) || (alias != aliases_.end() && alias->second.function != moved.get())) {
+    clashes_.push_back(name);
     refused_.push_back(std::move(moved));
+  } else {
+    functions_[id] = std::move(moved);
   }
 }
 
@@ -53,7 +78,9 @@ void FunctionRegistry::mark_inline(const Function& function) {
 const Function* FunctionRegistry::find(std::uint64_t id) const {
   MutexLock lock(mutex_);
   const auto found = functions_.find(id);
-  return found == functions_.end() ? nullptr : found->second.get();
+  if (found != functions_.end()) return found->second.get();
+  const auto alias = aliases_.find(id);
+  return alias == aliases_.end() ? nullptr : alias->second.function;
 }
 
 std::vector<std::string> FunctionRegistry::names() const {
@@ -61,14 +88,14 @@ std::vector<std::string> FunctionRegistry::names() const {
   std::vector<std::string> names;
   names.reserve(functions_.size());
   for (const auto& [id, function] : functions_) names.push_back(function->name);
+  for (const auto& [id, alias] : aliases_) names.push_back(alias.name);
   return names;
 }
 
 void FunctionRegistry::check() const {
   MutexLock lock(mutex_);
-  if (refused_.empty()) return;
-  const Function& refused = *refused_.front();
-  throw Error(ErrorCode::invalid_argument, "two different functions are registered under the name \"" + refused.name +
+  if (clashes_.empty()) return;
+  throw Error(ErrorCode::invalid_argument, "two different functions are registered under the name \"" + clashes_.front() +
                                                "\"; rename one, or give one a name of its own with STITCH_EXPORT_AS");
 }
 
@@ -87,12 +114,20 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
+[[nodiscard]] std::string without_scope(const std::string& name) {
+  const auto at = name.rfind("::");
+  return at == std::string::npos ? name : name.substr(at + 2);
+}
+
 }  // namespace
 
 std::vector<std::string> nearest_names(const std::string& wanted, std::vector<std::string> names, std::size_t most) {
   std::vector<std::pair<std::size_t, std::string>> ranked;
   for (auto& name : names) {
-    const std::size_t distance = edit_distance(wanted, name);
+    std::size_t distance = edit_distance(wanted, name);
+    // The right name in the wrong namespace, or without one.
+    const std::size_t bare = edit_distance(without_scope(wanted), without_scope(name));
+    if (bare <= without_scope(wanted).size() / 4) distance = std::min(distance, bare + 1);
     if (distance <= std::max<std::size_t>(2, wanted.size() / 2)) ranked.emplace_back(distance, std::move(name));
   }
   std::sort(ranked.begin(), ranked.end());

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "stitch/transport/address.h"
@@ -86,7 +87,7 @@ struct Entry {
 
 struct Meeting {
   std::shared_ptr<Store> store;
-  std::shared_ptr<void> server;  // on the worker that hosts the store
+  std::shared_ptr<void> server{};  // on the worker that hosts the store
 };
 
 // Whoever can reach an open port could call any registered function.
@@ -98,6 +99,19 @@ void check_open_network(const Options& options, const std::string& address) {
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + options.name + "\" would listen on " + address +
                   " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
+}
+
+// The store of this very job at one of the ports before `own`, which were taken; null when there is none.
+std::shared_ptr<Store> store_of_another_rank_0(transport::EventLoop& loop, transport::TcpStoreOptions tcp, std::uint16_t own) {
+  constexpr std::chrono::milliseconds kPatience{500};
+  if (tcp.port == 0 || own == tcp.port) return nullptr;
+  tcp.port_span = own - tcp.port;
+  tcp.connect_timeout = kPatience;
+  try {
+    return transport::make_tcp_store(loop, tcp);
+  } catch (const Error&) {
+    return nullptr;  // something else is there: a launcher's own store, perhaps
+  }
 }
 
 Meeting open_store(const Options& options, transport::EventLoop& loop) {
@@ -118,6 +132,7 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   if (options.rank == 0) {
     check_open_network(options, tcp.host);
     auto server = std::make_shared<transport::TcpStoreServer>(loop, tcp);
+    if (auto other = store_of_another_rank_0(loop, tcp, server->port())) return {other};  // to be told so there, with everybody else
     meeting.server = server;
     tcp.port = server->port();
     tcp.port_span = 1;
@@ -133,15 +148,17 @@ bool of_this_host(const std::string& address) { return address.starts_with("shm:
 
 class Rendezvous {
  public:
-  Rendezvous(const Options& options, Store& store)
-      : options_(options), store_(store), deadline_(steady_clock::now() + options.init_timeout) {}
+  // `hosts`: the store goes with this worker.
+  Rendezvous(const Options& options, Store& store, bool hosts)
+      : options_(options), store_(store), hosts_(hosts), deadline_(steady_clock::now() + options.init_timeout) {}
 
-  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a world.
+  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a world, on everybody.
   std::vector<Entry> meet(Entry self) {
     self.epoch = static_cast<std::uint64_t>(store_.add("epoch/" + self.name, 1));
     const auto slot = store_.add("arrived", 1) - 1;
     store_.set("member/" + std::to_string(slot), self.encode());
     if (slot >= options_.world_size) {
+      tell_the_others({});
       throw Error(ErrorCode::invalid_argument, "worker \"" + self.name + "\" is one too many: the world of " +
                                                    std::to_string(options_.world_size) + " at " + store_.describe() + " is full");
     }
@@ -155,7 +172,12 @@ class Rendezvous {
                                           std::to_string(options_.world_size) + " at " + store_.describe() +
                                           ": only these arrived: " + arrived_names());
     }
-    check(entries);
+    try {
+      check(entries);
+    } catch (const Error&) {
+      tell_the_others(entries);
+      throw;
+    }
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.rank < b.rank; });
     return entries;
   }
@@ -196,6 +218,25 @@ class Rendezvous {
     for (const auto& key : keys) values.push_back(store_.get(key, left()));
     return values;
   }
+  // Somebody is wrong here. Those who expect a larger world wait for more than will come: they are shown what is there. Who hosts the
+  // store keeps it until everybody who came has seen it, for a moment at most.
+  void tell_the_others(const std::vector<Entry>& entries) {
+    constexpr std::chrono::seconds kPatience{2};
+    constexpr std::chrono::milliseconds kPause{5};
+    constexpr std::int64_t kMostShown = 4096;
+    const auto give_up = std::min(deadline_, steady_clock::now() + kPatience);
+    try {
+      store_.add("seen", 1);  // how many have seen it: before this one can be told no more
+      std::int64_t largest = 0;
+      for (const auto& entry : entries) largest = std::max(largest, entry.world_size);
+      for (std::int64_t i = options_.world_size; i < std::min(largest, kMostShown); ++i) {
+        store_.compare_and_set("member/" + std::to_string(i), std::nullopt, entries.front().encode());
+      }
+      while (hosts_ && store_.add("seen", 0) < store_.add("arrived", 0) && steady_clock::now() < give_up) std::this_thread::sleep_for(kPause);
+    } catch (const Error&) {
+      // There is an error to be thrown already.
+    }
+  }
   [[nodiscard]] Store::Timeout left() const {
     const auto now = steady_clock::now();
     return now >= deadline_ ? Store::Timeout(0) : std::chrono::ceil<Store::Timeout>(deadline_ - now);
@@ -231,6 +272,7 @@ class Rendezvous {
 
   const Options& options_;
   Store& store_;
+  const bool hosts_;
   const steady_clock::time_point deadline_;
 };
 
@@ -267,7 +309,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
   Meeting meeting = open_store(options, *loop);
   const auto store = transport::make_prefix_store("stitch", meeting.store);
-  Rendezvous rendezvous(options, *store);
+  Rendezvous rendezvous(options, *store, meeting.server != nullptr);
   const auto entries = rendezvous.meet({options.name, options.rank, options.world_size, 0, process_token(), host_token()});
   const Entry& self = entries[static_cast<std::size_t>(options.rank)];
 

@@ -12,6 +12,20 @@ namespace stitch {
 
 namespace {
 
+// Until all are complete or one has failed for another reason than that its time is up, which is everybody's.
+void wait_until_settled(const std::vector<Future<bool>>& futures) {
+  if (futures.empty()) return;
+  const Promise<void> settled;
+  const auto left = std::make_shared<std::atomic<std::size_t>>(futures.size());
+  for (const auto& future : futures) {
+    future.on_ready([settled, left, future] {
+      const bool failed = future.has_error() && future.error().code() != ErrorCode::timeout;
+      if (left->fetch_sub(1) == 1 || failed) settled.set_value();
+    });
+  }
+  settled.future().get();
+}
+
 // The workers of this process, so that a program with one need not say which.
 // No last reference to an agent is let go of under the lock: ending one calls back into here.
 class LiveAgents {
@@ -29,6 +43,14 @@ class LiveAgents {
   [[nodiscard]] std::shared_ptr<Agent> sole() {
     MutexLock lock(mutex_);
     return agents_.size() == 1 ? agents_.front().owner.lock() : nullptr;
+  }
+  // Null when there is none.
+  [[nodiscard]] std::shared_ptr<Agent> any() {
+    MutexLock lock(mutex_);
+    for (const Entry& entry : agents_) {
+      if (auto agent = entry.owner.lock()) return agent;
+    }
+    return nullptr;
   }
   [[nodiscard]] std::shared_ptr<Agent> only() {
     std::vector<std::shared_ptr<Agent>> several;
@@ -89,9 +111,12 @@ STITCH_INLINE(&fetch_presence);
 
 }  // namespace detail
 
+std::shared_ptr<Agent> detail::sole_agent() { return live_agents().sole(); }
+std::shared_ptr<Agent> detail::any_agent() { return live_agents().any(); }
+
 bool detail::help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline) {
   auto agent = Ambient::current().agent;
-  if (!agent) agent = live_agents().sole();
+  if (!agent) agent = sole_agent();
   return agent ? agent->help(done, deadline) : done.load(std::memory_order_acquire);
 }
 
@@ -160,13 +185,11 @@ void Worker::barrier(const std::vector<std::string>& names) {
   const auto gathering = begin_gathering(names, Value::of(std::make_shared<bool>(true)));
   std::vector<Future<bool>> futures;
   for (const auto& other : gathering.others) futures.push_back(rpc_async<&detail::fetch_presence>(other, gathering.key));
+  wait_until_settled(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
-    try {
-      futures[i].get();
-    } catch (const Error& error) {
-      failures.emplace_back(gathering.others[i], error);
-    }
+    if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());
+    futures[i].cancel();  // no longer wanted
   }
   if (!failures.empty()) fail_gathering("barrier", failures);
 }

@@ -52,7 +52,7 @@ inline const Function& kInheritedMethod = InheritedMethod<T, M>::add();
 
 template <class T, auto M>
 [[nodiscard]] const Function& method_function() {
-  static_assert(!kIsFree<M>, "stitch: name a member function, rref.rpc_async<&T::method>(...)");
+  static_assert(!IsFree<M>, "stitch: name a member function, rref.rpc_async<&T::method>(...)");
   using Object = typename TraitsOf<M>::ObjectType;
   static_assert(std::is_base_of_v<Object, T>, "stitch: this is not a member function of the referenced type");
   if constexpr (std::is_same_v<Object, T>) {
@@ -136,7 +136,7 @@ rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& time
 
 template <auto F, class... Args>
 rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
-  static_assert(kIsFree<F>, "stitch: member functions are called through an RRef");
+  static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   const Function& function = kFunction<F>;
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
@@ -177,7 +177,7 @@ template <class T>
 Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
   try {
     const auto agent = handle.rrefs->require_usable(handle);
-    if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
+    if constexpr (std::is_void_v<T> || kCopyable<T>) {
       if (handle.id.owner == handle.rrefs->lifetime().self()) {
         Promise<T> promise;
         handle.rrefs->when_created(handle.id, [promise](void* object, const std::optional<Error>& failure) mutable {

@@ -165,6 +165,18 @@ void RRefAgent::accept_ledger(const InMessage& message, std::span<const std::byt
   if (broken) throw *broken;
 }
 
+namespace {
+// What a call on an object is told when the one that was to make it has failed.
+Error not_created(const Error& failure) {
+  constexpr const char* kPrefix = "its object was not created";
+  // The refusal was made for the creator, who knows the function's name.
+  if (failure.code() == ErrorCode::unimplemented) {
+    return Error(failure.code(), std::string(kPrefix) + ": the function that was to make it is not registered there").with_function("remote");
+  }
+  return failure.with_prefix(kPrefix);
+}
+}  // namespace
+
 bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   auto* refs = call->message().find_attachment<IncomingRefs>();
   if (refs == nullptr || (!refs->create() && !refs->target())) return false;
@@ -182,7 +194,7 @@ bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   // Behind the creation, if that has not ended; no thread waits. The message keeps the object until the call is answered.
   when_created(refs->target_id(), [self = shared_from_this(), call, refs](void* object, const std::optional<Error>& failure) {
     if (failure) {
-      call->fail(failure->with_prefix("its object was not created"));
+      call->fail(not_created(*failure));
     } else {
       self->serve(call, *refs, static_cast<const Value*>(object));
     }

@@ -61,10 +61,13 @@ Error to_error(const std::exception_ptr& exception) noexcept {
 }
 
 std::string describe(const std::exception_ptr& exception) {
+  // What c10::Error has behind its message: the stack on which it was thrown.
+  constexpr std::string_view kStack = "\nException raised from ";
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
-    return demangle(typeid(error).name()) + ": " + error.what();
+    const std::string_view text = error.what();
+    return demangle(typeid(error).name()) + ": " + std::string(text.substr(0, text.find(kStack)));
   } catch (const std::string& text) {
     return "std::string: " + text;
   } catch (const char* text) {

@@ -298,11 +298,11 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
     });
     return;
   }
-  std::string name = "connection accepted at " + from->describe() + " from worker id " + std::to_string(other.options.self.id);
+  std::string name = from->describe() + " from worker id " + std::to_string(other.options.self.id);
   auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(), std::move(name), (*accept)());
   const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
-    half->finish_reading(Error(ErrorCode::disconnected, half->describe() + " was closed before it was accepted"));
+    half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() + " was closed before it was accepted"));
     if (!added) from->close(Error(ErrorCode::disconnected, "connect to \"" + from->describe() + "\" failed: the endpoint there is closed"));
     return;
   }

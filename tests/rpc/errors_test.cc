@@ -1,13 +1,16 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <latch>
 #include <semaphore>
 #include <thread>
 
 #include "stitch/rpc/worker.h"
+#include "stitch/transport/event_loop.h"
 #include "stitch/transport/hash_store.h"
+#include "stitch/transport/tcp_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
@@ -143,6 +146,8 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
       << error.what();
 }
 
+at::Tensor misfit() { return at::ones({2}) + at::ones({3}); }
+
 struct Settings {
   double rate = 0;
   int steps = 0;
@@ -273,6 +278,52 @@ TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
                 text == "worker name \"ps\" is taken twice: by rank 1 and rank 0")
         << text;
   }
+}
+
+// A port of 127.0.0.1 with some room behind it, free a moment ago.
+std::string free_tcp_method() {
+  stitch::transport::EventLoop loop("test");
+  const stitch::transport::TcpStoreServer server(loop, {});
+  return "tcp://127.0.0.1:" + std::to_string(std::min<int>(server.port(), 65535 - 16));
+}
+
+// Who hosts the store is wrong, too: it stays until the others know.
+TEST(Errors, DuplicatesAreToldOverTcpToo) {
+  for (int round = 0; round < 10; ++round) {
+    std::vector<stitch::Options> workers;
+    std::string expected;
+    switch (round % 4) {
+      case 0: workers = {{.name = "ps", .rank = 0}, {.name = "ps", .rank = 1}}; expected = "worker name \"ps\" is taken twice"; break;
+      case 1: workers = {{.rank = 0}, {.name = "a", .rank = 1}, {.name = "b", .rank = 1}}; expected = "rank 1 is taken twice"; break;
+      case 2: workers = {{.name = "a", .rank = 0}, {.name = "b", .rank = 0}}; expected = "rank 0 is taken twice"; break;
+      default: workers = {{.rank = 0, .world_size = 2}, {.rank = 1, .world_size = 3}}; expected = "expects a world of "; break;
+    }
+    const std::string method = free_tcp_method();
+    std::vector<std::string> texts(workers.size());
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t i = 0; i < workers.size(); ++i) {
+        workers[i].init_method = method;
+        workers[i].init_timeout = 20s;
+        if (workers[i].world_size < 0) workers[i].world_size = static_cast<int>(workers.size());
+        threads.emplace_back([&, i] { texts[i] = error_of([&] { auto worker = stitch::init(workers[i]); }).what(); });
+      }
+    }
+    for (const auto& text : texts) EXPECT_NE(text.find(expected), std::string::npos) << text << " in round " << round;
+  }
+}
+
+TEST(Errors, AnExceptionOfLibtorchArrivesWithoutItsStack) {
+  Cluster cluster(2);
+  const std::string text = error_of([] { stitch::rpc_sync<misfit>("worker1"); }).what();
+  EXPECT_NE(text.find("c10::Error: The size of tensor a (2) must match"), std::string::npos) << text;
+  EXPECT_EQ(text.find("frame #"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+}
+
+TEST(Errors, NearNamesLookIntoNamespaces) {
+  EXPECT_EQ(stitch::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1), std::vector<std::string>{"ps::embed"});
+  EXPECT_EQ(stitch::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1), std::vector<std::string>{"store::embed"});
 }
 
 TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {

@@ -4,7 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
+#include <memory>
+#include <string>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
@@ -34,6 +39,96 @@ TEST(Future, MovesOutWhatCannotBeCopied) {
   Promise<std::unique_ptr<int>> promise;
   promise.set_value(std::make_unique<int>(3));
   EXPECT_EQ(*promise.future().get(), 3);
+}
+
+TEST(Future, MovesOutContainersOfWhatCannotBeCopied) {
+  using Many = std::vector<std::unique_ptr<int>>;
+  Many many;
+  many.push_back(std::make_unique<int>(3));
+  EXPECT_EQ(*stitch::make_ready(std::move(many)).get().front(), 3);
+  std::map<int, Many> nested;
+  nested[1].push_back(std::make_unique<int>(4));
+  EXPECT_EQ(*stitch::make_ready(std::make_pair(1, std::move(nested))).get().second.at(1).front(), 4);
+  std::vector<Future<std::unique_ptr<int>>> futures;
+  futures.push_back(stitch::make_ready(std::make_unique<int>(5)));
+  EXPECT_EQ(*stitch::when_all(std::move(futures)).get().front(), 5);
+}
+
+TEST(Future, IsMadeReadyInEveryForm) {
+  const int value = 3;
+  EXPECT_EQ(stitch::make_ready<int>(value).get(), 3);
+  EXPECT_EQ(stitch::make_ready(value).get(), 3);
+  EXPECT_EQ(stitch::make_ready<double>(3).get(), 3.0);
+  EXPECT_EQ(std::string(stitch::make_ready("text").get()), "text");
+  stitch::make_ready<void>().get();
+  const Promise<void> promise;
+  std::jthread([promise] { promise.set_value(); }).join();
+  promise.future().get();
+  const std::string text = "kept";
+  EXPECT_EQ(stitch::make_ready(1).then([&](int) -> const std::string& { return text; }).get(), "kept");
+}
+
+// A chain of `links` continuations on `first`, and its end.
+Future<int> chain(Future<int> first, int links) {
+  for (int i = 0; i < links; ++i) first = first.then([](int x) { return x + 1; });
+  return first;
+}
+// Counts down by futures that follow futures.
+Future<int> count_down(Promise<int> start, int left) {
+  return start.future().then([left](int so_far) -> Future<int> {
+    if (left == 0) return stitch::make_ready(so_far);
+    Promise<int> next;
+    auto rest = count_down(next, left - 1);
+    next.set_value(so_far + 1);
+    return rest;
+  });
+}
+
+TEST(Future, LongChainsNeedNoDeepStack) {
+  constexpr int kLinks = 50'000;
+  {
+    Promise<int> promise;
+    const auto end = chain(promise.future(), kLinks);
+    promise.set_value(0);
+    EXPECT_EQ(end.get(), kLinks);
+  }
+  {
+    Promise<int> promise;
+    const auto end = chain(promise.future(), kLinks);
+    promise.set_error({ErrorCode::timeout, "late"});
+    EXPECT_EQ(end.error().code(), ErrorCode::timeout);
+  }
+  {
+    Promise<int> promise;
+    bool asked = false;
+    promise.on_cancel([&] { asked = true; });
+    const auto end = chain(promise.future(), kLinks);
+    end.cancel();
+    EXPECT_EQ(end.error().code(), ErrorCode::cancelled);
+    EXPECT_TRUE(asked);
+  }
+  Future<int> dropped;
+  {
+    Promise<int> promise;
+    dropped = chain(promise.future(), kLinks);
+  }
+  EXPECT_EQ(dropped.error().code(), ErrorCode::cancelled);
+  Promise<int> start;
+  const auto end = count_down(start, 2'000);
+  start.set_value(0);
+  EXPECT_EQ(end.get(), 2'000);
+}
+
+TEST(Future, AContinuationMayWaitForWhatComesAfterIt) {
+  Promise<int> first;
+  Promise<int> second;
+  const auto later = second.future().then([](int x) { return x + 1; });
+  const auto waits = first.future().then([&](int x) {
+    second.set_value(x);
+    return later.get() + stitch::when_all(std::vector{later, second.future()}).get().front();
+  });
+  first.set_value(1);
+  EXPECT_EQ(waits.get(), 4);
 }
 
 TEST(Future, WaitsAcrossThreads) {
@@ -121,6 +216,32 @@ TEST(Future, WhenAnyGivesTheFirst) {
   EXPECT_EQ(value, 9);
 }
 
+TEST(Future, WhenAnyTakesFuturesOfDifferentTypes) {
+  Promise<int> number;
+  Promise<std::string> text;
+  Promise<void> nothing;
+  const auto first = stitch::when_any(number.future(), text.future(), nothing.future());
+  EXPECT_FALSE(first.ready());
+  text.set_value("first");
+  number.set_value(1);
+  EXPECT_EQ(first.get().index(), 1U);
+  EXPECT_EQ(std::get<1>(first.get()), "first");
+  const auto failed = stitch::when_any(stitch::make_failed<int>({ErrorCode::timeout, "late"}), nothing.future());
+  EXPECT_EQ(failed.error().code(), ErrorCode::timeout);
+  nothing.set_value();
+  EXPECT_EQ(stitch::when_any(Promise<int>().future(), nothing.future()).get().index(), 1U);
+}
+
+TEST(Future, CancellingAGroupCancelsItsMembers) {
+  Promise<int> a;
+  Promise<std::string> b;
+  stitch::when_any(std::vector{a.future()}).cancel();
+  EXPECT_EQ(a.future().error().code(), ErrorCode::cancelled);
+  Promise<int> c;
+  stitch::when_any(c.future(), b.future()).cancel();
+  EXPECT_TRUE(c.future().has_error() && b.future().has_error());
+}
+
 TEST(Future, ManyThreadsCompleteWaitAndContinue) {
   for (int round = 0; round < 200; ++round) {
     Promise<int> promise;
@@ -178,6 +299,32 @@ TEST(Coroutine, KeepsItsWorkerAndLeavesItsCallersAlone) {
   std::jthread opener([gate] { gate.set_value(0); });
   EXPECT_EQ(names.get(), "worker1,worker1");
   EXPECT_EQ(current_name(), "worker0");
+}
+
+int square(int x) { return x * x; }
+
+Future<int> squares_twice() {
+  const int once = co_await stitch::rpc_async<square>("worker0", 2);
+  co_return stitch::rpc_sync<square>("worker0", once);
+}
+
+// A main() makes no worker current: what waits must not hold up the thread that brings the answers.
+TEST(Continuation, MayWaitOnTheOnlyWorkerOfTheProcess) {
+  const auto self = stitch::init({.rank = 0, .world_size = 1, .rpc_timeout = 10s});
+  const auto waits = [](int x) { return current_name() + " " + std::to_string(stitch::rpc_sync<square>("worker0", x)); };
+  EXPECT_EQ(stitch::rpc_async<square>("worker0", 2).then(waits).get(), "worker0 16");
+  EXPECT_EQ(stitch::when_all(stitch::rpc_async<square>("worker0", 2), stitch::make_ready(1))
+                .then([&](const std::tuple<int, int>& both) { return waits(std::get<0>(both)); })
+                .get(),
+            "worker0 16");
+  EXPECT_EQ(squares_twice().get(), 16);
+}
+
+TEST(Continuation, MayWaitOnAnyWorkerOfTheProcess) {
+  stitch::testing::Cluster cluster(2);
+  const stitch::AmbientScope as_in_main{stitch::Ambient()};
+  stitch::Worker& worker = cluster[0];
+  EXPECT_EQ(worker.rpc_async<square>("worker1", 2).then([&](int x) { return worker.rpc_sync<square>("worker1", x); }).get(), 16);
 }
 
 TEST(Continuation, KeepsItsWorker) {

@@ -7,6 +7,7 @@
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/hash_store.h"
 #include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
 namespace {
@@ -23,6 +24,13 @@ int inline_square(int x) { return x * x; }
 STITCH_INLINE(inline_square);
 int exported(int x) { return -x; }
 STITCH_EXPORT_AS("negate", exported);
+int much_exported(int x) { return x + 1; }
+STITCH_EXPORT(much_exported);
+STITCH_EXPORT_AS("v1.next", much_exported);
+STITCH_EXPORT_AS("v2.next", much_exported);
+int later_exported(int x) { return x + 2; }
+STITCH_EXPORT_AS("skip", later_exported);
+STITCH_EXPORT(later_exported);
 
 int world() { return static_cast<int>(stitch::current_agent()->world_size()); }
 // A ring walked `depth` steps, blocking at every worker.
@@ -35,6 +43,19 @@ Future<int> walk(int depth) {
   if (depth == 0) co_return 0;
   const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   co_return 1 + co_await stitch::rpc_async<walk>(WorkerId(next), depth - 1);
+}
+
+TEST(Worker, ABarrierEndsWhenAParticipantIsGone) {
+  Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 60s; });
+  const auto start = std::chrono::steady_clock::now();
+  std::jthread leaving([&] {
+    std::this_thread::sleep_for(50ms);  // it is found missing while the others wait, though before would do as well
+    cluster[2].shutdown({.graceful = false});
+  });
+  const auto error = stitch::testing::error_of([&] { cluster[0].barrier(); });  // worker1 does not come
+  EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker2\" (id 2)"), std::string::npos) << error.what();
+  EXPECT_EQ(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
 }
 
 TEST(Worker, NotifiesOneWay) {
@@ -70,6 +91,20 @@ TEST(Worker, RunsInlineAndRenamedFunctions) {
   EXPECT_EQ(stitch::rpc_sync<inline_square>("worker1", 7), 49);
   EXPECT_EQ(stitch::rpc_sync<exported>("worker1", 7), -7);
   EXPECT_EQ(stitch::kFunction<exported>.name, "negate");
+  // By every name that was exported, and by no other.
+  const auto call = [&](std::string_view name) {
+    auto message = stitch::Agent::begin_request(stitch::function_id(name));
+    stitch::OutArchive archive(message);
+    archive(1);
+    archive.seal();
+    return stitch::detail::start_call<int>(stitch::current_agent(), cluster[1].info(), name, std::nullopt, std::move(message));
+  };
+  for (const char* name : {"v1.next", "v2.next", typeid(stitch::detail::FunctionTag<much_exported>).name()}) {
+    EXPECT_EQ(call(name).get(), 2) << name;
+  }
+  for (const char* name : {"skip", typeid(stitch::detail::FunctionTag<later_exported>).name()}) EXPECT_EQ(call(name).get(), 3) << name;
+  const auto gone = call(typeid(stitch::detail::FunctionTag<exported>).name());
+  EXPECT_EQ(stitch::testing::error_of([&] { static_cast<void>(gone.get()); }).code(), stitch::ErrorCode::unimplemented);
 }
 
 TEST(Worker, OneThreadIsEnoughForAnyNestingOfCoroutines) {

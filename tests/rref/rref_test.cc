@@ -138,6 +138,31 @@ Wallet give_wallet(int n) {
   EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster); \
   EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
 
+TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
+  Cluster cluster(2);
+  const auto agent = current_agent();
+  const RRef<int> missing(rref::RRefAgent::of(*agent)->create(cluster[1].info(), "ps::missing", 5s,
+                                                              Agent::begin_request(function_id("ps::missing"))));
+  try {
+    missing.when_created().get();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+    EXPECT_TRUE(std::string(error.what()).starts_with(
+        "call ps::missing() to worker \"worker1\" (id 1) failed: the function is not registered there"))
+        << error.what();
+  }
+  try {
+    static_cast<void>(missing.to_here());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+    EXPECT_STREQ(error.what(),
+                 "call RRef::to_here() to worker \"worker1\" (id 1) failed: its object was not created: the function that was to make it "
+                 "is not registered there");
+  }
+}
+
 TEST(RRef, TheResultOfARemoteFunctionStaysThereUntilFetched) {
   Cluster cluster(2);
   {
