@@ -126,7 +126,7 @@ template <auto F, class... Args>
 void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
   static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   target.expect_no_into("notify()");
-  agent->throw_if_stopped();
+  agent->throw_if_stopped();  // before the target is looked for, which may be unknown for that very reason
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(kFunction<F>.id);
   encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);

@@ -105,8 +105,8 @@ class [[nodiscard]] Future {
   template <class F>
   auto then(F&& fn) const {
     using Fn = std::decay_t<F>;
-    using Result = typename detail::ThenResult<Fn&, T>::type;
-    Promise<std::decay_t<detail::UnwrapT<Result>>> promise;
+    using Result = std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // what a reference refers to may be gone by then
+    Promise<detail::UnwrapT<Result>> promise;
     auto result = promise.future();
     result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
       if (auto source = weak.lock()) source->cancel();
@@ -121,8 +121,8 @@ class [[nodiscard]] Future {
     return result;
   }
 
-  // Runs `callback` on the thread that completes the future, at once when it is complete. For short work that must not
-  // wait for a pool thread: it must neither block nor throw.
+  // Runs `callback` on the thread that completes the future, at once when it is complete; inside another such callback, after that
+  // one. For short work that must not wait for a pool thread: it must neither block nor throw.
   void on_ready(UniqueFunction<void()> callback) const { state_->on_ready(std::move(callback)); }
 
   // For the layers below: a future of an outcome that `state` will hold.
@@ -159,7 +159,7 @@ class [[nodiscard]] Future {
   }
 
   template <class Fn>
-  static decltype(auto) call(Fn& fn, Future& done) {
+  static auto call(Fn& fn, Future& done) {
     if constexpr (kTakesFuture<Fn>) {
       return fn(std::move(done));
     } else if constexpr (std::is_void_v<T>) {

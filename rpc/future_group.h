@@ -108,6 +108,28 @@ template <class... Ts>
   return result;
 }
 
+namespace detail {
+
+// Completes `promise` with what `make` makes of the member unless another was first, whose value alone is taken.
+template <class Value, class T, class Make>
+void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken, const Future<T>& member, Make make) {
+  member.on_ready([promise, taken, member, make] {
+    if (promise.future().ready() || taken->test_and_set()) return;
+    promise.fulfil([&]() -> Value { return make(member); });
+  });
+}
+template <std::size_t I, class Variant, class T>
+Variant alternative_of(const Future<T>& member) {
+  if constexpr (std::is_void_v<T>) {
+    member.get();
+    return Variant(std::in_place_index<I>);
+  } else {
+    return Variant(std::in_place_index<I>, member.get());
+  }
+}
+
+}  // namespace detail
+
 // Completes with the first of `futures` that completes: its index and value, or its error. At least one must be given. Cancelling it
 // cancels them all; without that the others go on.
 template <class T>
@@ -119,17 +141,15 @@ template <class T>
   promise.on_cancel([futures] {
     for (const auto& member : futures) member.cancel();
   });
+  const auto taken = std::make_shared<std::atomic_flag>();
   for (std::size_t i = 0; i < futures.size(); ++i) {
-    futures[i].on_ready([promise, i, member = futures[i]] {
-      if (promise.future().ready()) return;
-      promise.fulfil([&]() -> Value {
-        if constexpr (std::is_void_v<T>) {
-          member.get();
-          return i;
-        } else {
-          return Value(i, member.get());
-        }
-      });
+    detail::offer_to_any(promise, taken, futures[i], [i](const Future<T>& member) -> Value {
+      if constexpr (std::is_void_v<T>) {
+        member.get();
+        return i;
+      } else {
+        return Value(i, member.get());
+      }
     });
   }
   return result;
@@ -138,24 +158,6 @@ template <class T, class... Ts>
 requires(std::is_same_v<T, Ts>&&...) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
   return when_any(std::vector<Future<T>>{std::move(first), std::move(others)...});
 }
-namespace detail {
-// Completes `promise`, of a variant, with the outcome of its alternative I unless another was first.
-template <std::size_t I, class Variant, class T>
-void offer_to_any(const Promise<Variant>& promise, const Future<T>& member) {
-  member.on_ready([promise, member] {
-    if (promise.future().ready()) return;
-    promise.fulfil([&]() -> Variant {
-      if constexpr (std::is_void_v<T>) {
-        member.get();
-        return Variant(std::in_place_index<I>);
-      } else {
-        return Variant(std::in_place_index<I>, member.get());
-      }
-    });
-  });
-}
-}  // namespace detail
-
 // As above for futures of different types: a variant, whose index() says which one it was, with std::monostate for void.
 template <class T, class... Ts>
 requires(!(std::is_same_v<T, Ts> && ...)) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
@@ -166,9 +168,10 @@ requires(!(std::is_same_v<T, Ts> && ...)) [[nodiscard]] auto when_any(Future<T> 
     first.cancel();
     (others.cancel(), ...);
   });
+  const auto taken = std::make_shared<std::atomic_flag>();
+  detail::offer_to_any(promise, taken, first, &detail::alternative_of<0, Value, T>);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
-    detail::offer_to_any<0>(promise, first);
-    (detail::offer_to_any<I + 1>(promise, others), ...);
+    (detail::offer_to_any(promise, taken, others, &detail::alternative_of<I + 1, Value, Ts>), ...);
   }
   (std::index_sequence_for<Ts...>());
   return result;

@@ -1,5 +1,6 @@
 #include "stitch/rpc/future_state.h"
 
+#include <list>
 #include <utility>
 #include <vector>
 
@@ -15,50 +16,65 @@ using Callbacks = std::vector<UniqueFunction<void()>>;
 // What waits for the callback that runs on this thread, which brought it about.
 class Waiting {
  public:
-  void add(Callbacks callbacks) {
-    for (auto& callback : callbacks) callbacks_.push_back(std::move(callback));
-  }
-  void run() {
-    while (next_ < callbacks_.size()) {
-      auto callback = std::move(callbacks_[next_++]);
-      if (next_ == callbacks_.size()) {
-        callbacks_.clear();
-        next_ = 0;
-      }
-      callback();
-    }
+  void add(UniqueFunction<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  [[nodiscard]] bool empty() const noexcept { return callbacks_.empty(); }
+  void run_one() {
+    auto next = std::move(callbacks_.front());
+    callbacks_.pop_front();
+    next();
   }
 
  private:
-  Callbacks callbacks_;
-  std::size_t next_ = 0;
+  std::list<UniqueFunction<void()>> callbacks_;  // takes no memory as long as it is empty
 };
 thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or it waits itself
 
-// Runs callbacks one after another, never one inside another.
+// Runs callbacks one after another, never one inside another. All of them, even if some throw what they should not; then throws the
+// first of that.
 void run_in_turn(Callbacks callbacks) {
   if (callbacks.empty()) return;
   if (behind_callback != nullptr) {
-    behind_callback->add(std::move(callbacks));
+    for (auto& callback : callbacks) behind_callback->add(std::move(callback));
     return;
   }
   Waiting waiting;
+  for (std::size_t i = 1; i < callbacks.size(); ++i) waiting.add(std::move(callbacks[i]));
   behind_callback = &waiting;
-  if (callbacks.size() == 1) {
+  std::exception_ptr thrown;
+  try {
     callbacks.front()();
-  } else {
-    waiting.add(std::move(callbacks));
+  } catch (...) {
+    thrown = std::current_exception();
   }
-  waiting.run();
+  callbacks.clear();  // what they held may bring callbacks, too
+  while (!waiting.empty()) {
+    try {
+      waiting.run_one();
+    } catch (...) {
+      if (!thrown) thrown = std::current_exception();
+    }
+  }
   behind_callback = nullptr;
+  if (thrown) std::rethrow_exception(thrown);
 }
+
+// For a chain of cancellers, each of which cancels the next.
+constexpr int kMostNestedCancellers = 64;
+thread_local int cancellers_running = 0;
+class CancellerRunning {
+ public:
+  CancellerRunning() { ++cancellers_running; }
+  ~CancellerRunning() { --cancellers_running; }
+  CancellerRunning(const CancellerRunning&) = delete;
+  CancellerRunning& operator=(const CancellerRunning&) = delete;
+};
 
 // A callback that waits, perhaps for what waits for it.
 class WaitingInside {
  public:
   WaitingInside() {
     if (behind_callback == nullptr) return;
-    behind_callback->run();
+    while (!behind_callback->empty()) behind_callback->run_one();
     outer_ = std::exchange(behind_callback, nullptr);
   }
   ~WaitingInside() {
@@ -95,7 +111,11 @@ void FutureStateBase::on_ready(UniqueFunction<void()> callback) {
       return;
     }
   }
-  callback();
+  if (behind_callback != nullptr) {
+    behind_callback->add(std::move(callback));
+  } else {
+    callback();
+  }
 }
 
 bool FutureStateBase::set_exception(std::exception_ptr exception) {
@@ -106,7 +126,7 @@ bool FutureStateBase::set_exception(std::exception_ptr exception) {
 }
 
 void FutureStateBase::publish() {
-  std::vector<UniqueFunction<void()>> callbacks;
+  Callbacks callbacks;
   UniqueFunction<void()> canceller;
   {
     MutexLock lock(mutex_);
@@ -126,9 +146,14 @@ void FutureStateBase::cancel() {
     canceller = std::move(canceller_);
   }
   if (canceller) {
-    Callbacks asking;
-    asking.push_back(std::move(canceller));
-    run_in_turn(std::move(asking));
+    if (cancellers_running < kMostNestedCancellers) {
+      const CancellerRunning running;
+      canceller();
+    } else {
+      Callbacks asking;
+      asking.push_back(std::move(canceller));
+      run_in_turn(std::move(asking));
+    }
   }
   ask_to_stop();
   set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));

@@ -24,7 +24,7 @@ struct IsCopyable : std::is_copy_constructible<T> {};
 template <class... Ts>
 struct AllCopyable : std::conjunction<IsCopyable<std::remove_cv_t<Ts>>...> {};
 template <class T>
-requires requires { typename T::value_type; typename T::const_iterator; }
+requires(requires { typename T::value_type; typename T::const_iterator; } && !std::is_same_v<std::remove_cv_t<typename T::value_type>, T>)
 struct IsCopyable<T> : std::conjunction<std::is_copy_constructible<T>, AllCopyable<typename T::value_type>> {};
 template <class T>
 struct IsCopyable<std::optional<T>> : AllCopyable<T> {};
@@ -39,8 +39,8 @@ inline constexpr bool kCopyable = IsCopyable<T>::value;
 
 // The part of a future's shared state that does not depend on its type: completion, waiting, callbacks, cancelling.
 // Thread contract: any thread. Callbacks run exactly once, in the order they were added, on the thread that completes the
-// state or, when it is complete, at once on the thread that adds them; never under the lock. What a callback completes has its own
-// callbacks run after that one, so that a long chain needs no deep stack, or when that one waits for a future.
+// state or, when it is complete, at once on the thread that adds them; never under the lock. What a callback completes or finds complete
+// has its own callbacks run after that one, so that a long chain needs no deep stack, or when that one waits for a future.
 class FutureStateBase {
  public:
   FutureStateBase() = default;

@@ -50,12 +50,21 @@ void FunctionRegistry::export_function(const Function& function) {
 
 void FunctionRegistry::export_as(const Function& function, const std::string& name) {
   MutexLock lock(mutex_);
-  const auto found = functions_.find(function.id);
-  if (found == functions_.end() || found->second.get() != &function) return;  // refused: check() reports it
   const auto id = function_id(name);
   if (id == function.id) return;
-  auto moved = std::move(found->second);
-  functions_.erase(found);
+  std::unique_ptr<Function> moved;
+  const auto refused = std::find_if(refused_.begin(), refused_.end(), [&](const auto& each) { return each.get() == &function; });
+  if (refused != refused_.end()) {
+    // The cure that check() names: it gives up the name that another has.
+    const auto clash = std::find(clashes_.begin(), clashes_.end(), function.name);
+    if (clash != clashes_.end()) clashes_.erase(clash);
+    moved = std::move(*refused);
+    refused_.erase(refused);
+  } else {
+    const auto found = functions_.find(function.id);
+    moved = std::move(found->second);
+    functions_.erase(found);
+  }
   if (moved->name_wanted) add_alias(moved->id, moved->name, *moved);
   moved->id = id;
   moved->name = name;
@@ -65,6 +74,7 @@ void FunctionRegistry::export_as(const Function& function, const std::string& na
     clashes_.push_back(name);
     refused_.push_back(std::move(moved));
   } else {
+    aliases_.erase(id);  // its own
     functions_[id] = std::move(moved);
   }
 }
@@ -115,7 +125,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 }
 
 [[nodiscard]] std::string without_scope(const std::string& name) {
-  const auto at = name.rfind("::");
+  const auto at = name.rfind("::", name.find('<'));  // not those of template arguments
   return at == std::string::npos ? name : name.substr(at + 2);
 }
 

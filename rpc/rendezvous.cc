@@ -101,16 +101,17 @@ void check_open_network(const Options& options, const std::string& address) {
                   " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
 }
 
-// The store of this very job at one of the ports before `own`, which were taken; null when there is none.
-std::shared_ptr<Store> store_of_another_rank_0(transport::EventLoop& loop, transport::TcpStoreOptions tcp, std::uint16_t own) {
+// Whether the store of this very job is at one of the ports before `own`, which were taken.
+bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions tcp, std::uint16_t own) {
   constexpr std::chrono::milliseconds kPatience{500};
-  if (tcp.port == 0 || own == tcp.port) return nullptr;
+  if (tcp.port == 0 || own == tcp.port) return false;
   tcp.port_span = own - tcp.port;
+  tcp.one_round = true;
   tcp.connect_timeout = kPatience;
   try {
-    return transport::make_tcp_store(loop, tcp);
+    return transport::make_tcp_store(loop, tcp) != nullptr;
   } catch (const Error&) {
-    return nullptr;  // something else is there: a launcher's own store, perhaps
+    return false;  // something else is there: a launcher's own store, perhaps
   }
 }
 
@@ -132,10 +133,12 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   if (options.rank == 0) {
     check_open_network(options, tcp.host);
     auto server = std::make_shared<transport::TcpStoreServer>(loop, tcp);
-    if (auto other = store_of_another_rank_0(loop, tcp, server->port())) return {other};  // to be told so there, with everybody else
-    meeting.server = server;
-    tcp.port = server->port();
-    tcp.port_span = 1;
+    // If there are two of rank 0, they and everybody else are to be told so in one place.
+    if (!another_rank_0_hosts(loop, tcp, server->port())) {
+      meeting.server = server;
+      tcp.port = server->port();
+      tcp.port_span = 1;
+    }
   }
   meeting.store = transport::make_tcp_store(loop, tcp);
   return meeting;
@@ -152,7 +155,7 @@ class Rendezvous {
   Rendezvous(const Options& options, Store& store, bool hosts)
       : options_(options), store_(store), hosts_(hosts), deadline_(steady_clock::now() + options.init_timeout) {}
 
-  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a world, on everybody.
+  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a world; those who came are told.
   std::vector<Entry> meet(Entry self) {
     self.epoch = static_cast<std::uint64_t>(store_.add("epoch/" + self.name, 1));
     const auto slot = store_.add("arrived", 1) - 1;

@@ -12,20 +12,6 @@ namespace stitch {
 
 namespace {
 
-// Until all are complete or one has failed for another reason than that its time is up, which is everybody's.
-void wait_until_settled(const std::vector<Future<bool>>& futures) {
-  if (futures.empty()) return;
-  const Promise<void> settled;
-  const auto left = std::make_shared<std::atomic<std::size_t>>(futures.size());
-  for (const auto& future : futures) {
-    future.on_ready([settled, left, future] {
-      const bool failed = future.has_error() && future.error().code() != ErrorCode::timeout;
-      if (left->fetch_sub(1) == 1 || failed) settled.set_value();
-    });
-  }
-  settled.future().get();
-}
-
 // The workers of this process, so that a program with one need not say which.
 // No last reference to an agent is let go of under the lock: ending one calls back into here.
 class LiveAgents {
@@ -185,7 +171,7 @@ void Worker::barrier(const std::vector<std::string>& names) {
   const auto gathering = begin_gathering(names, Value::of(std::make_shared<bool>(true)));
   std::vector<Future<bool>> futures;
   for (const auto& other : gathering.others) futures.push_back(rpc_async<&detail::fetch_presence>(other, gathering.key));
-  wait_until_settled(futures);
+  detail::wait_until_settled(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
     if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -143,6 +144,23 @@ inline const bool kFetchGatheredInline = (FunctionRegistry::instance().mark_inli
 
 }  // namespace detail
 
+namespace detail {
+// Until all are complete or one has failed for another reason than that its time is up, which is everybody's.
+template <class T>
+void wait_until_settled(const std::vector<Future<T>>& futures) {
+  if (futures.empty()) return;
+  const Promise<void> settled;
+  const auto left = std::make_shared<std::atomic<std::size_t>>(futures.size());
+  for (const auto& future : futures) {
+    future.on_ready([settled, left, future] {
+      const bool failed = future.has_error() && future.error().code() != ErrorCode::timeout;
+      if (left->fetch_sub(1) == 1 || failed) settled.set_value();
+    });
+  }
+  settled.future().get();
+}
+}  // namespace detail
+
 template <class T>
 std::map<std::string, T> Worker::all_gather(const T& value) {
   static_assert(Sendable<T>, "stitch: all_gather needs a sendable type");
@@ -150,16 +168,17 @@ std::map<std::string, T> Worker::all_gather(const T& value) {
   const auto gathering = begin_gathering(all_names(), Value::of(std::make_shared<T>(value)));
   std::vector<Future<T>> futures;
   for (const auto& other : gathering.others) futures.push_back(rpc_async<&detail::fetch_gathered<T>>(other, gathering.key));
-  std::map<std::string, T> values{{name(), value}};
+  detail::wait_until_settled(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
-    try {
-      values.emplace(gathering.others[i].name, futures[i].get());
-    } catch (const Error& error) {
-      failures.emplace_back(gathering.others[i], error);
-    }
+    if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());
   }
-  if (!failures.empty()) fail_gathering("all_gather", failures);
+  if (!failures.empty()) {
+    for (const auto& future : futures) future.cancel();  // no longer wanted
+    fail_gathering("all_gather", failures);
+  }
+  std::map<std::string, T> values{{name(), value}};
+  for (std::size_t i = 0; i < futures.size(); ++i) values.emplace(gathering.others[i].name, futures[i].get());
   return values;
 }
 

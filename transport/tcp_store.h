@@ -18,6 +18,7 @@ struct TcpStoreOptions {
   int port_span = 1;
   std::string job{};                                  // servers and clients of different jobs refuse each other
   std::string secret{};                               // as EndpointOptions::secret; proved both ways before any request is read
+  bool one_round = false;  // client: gives up when every port has been tried once
   std::chrono::milliseconds connect_timeout{30'000};  // also the limit of calls that have no timeout of their own
 };
 

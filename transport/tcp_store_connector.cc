@@ -203,6 +203,10 @@ void TcpStoreConnector::end_round() {
     finish(*refusal_);
     return;
   }
+  if (options_.one_round) {
+    finish(Error(ErrorCode::disconnected, name_ + " cannot be reached: " + cause_));
+    return;
+  }
   // Clients that were started together do not come back together.
   const auto jitter = std::uniform_int_distribution<milliseconds::rep>(pause_.count() / 2, pause_.count() * 3 / 2)(random_);
   pause_ = std::min(2 * pause_, kLongestPause);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -66,6 +67,48 @@ TEST(Future, IsMadeReadyInEveryForm) {
   promise.future().get();
   const std::string text = "kept";
   EXPECT_EQ(stitch::make_ready(1).then([&](int) -> const std::string& { return text; }).get(), "kept");
+  // What refers to its argument is copied in time.
+  EXPECT_EQ(stitch::make_ready(std::string(100, 'x')).then(std::identity()).get(), std::string(100, 'x'));
+  EXPECT_EQ(stitch::make_ready(1).then([](int x) -> const Future<int> { return stitch::make_ready(x); }).get(), 1);
+}
+
+struct Tree : std::vector<Tree> {};
+
+TEST(Future, HoldsContainersOfThemselves) { EXPECT_EQ(stitch::make_ready(Tree{{{}, {}}}).get().size(), 2U); }
+
+Future<int> loop(int left) {
+  return stitch::make_ready(left).then([](int now) { return now == 0 ? stitch::make_ready(0) : loop(now - 1); });
+}
+
+TEST(Future, CallbacksAllRunEvenIfOneThrows) {
+  Promise<int> promise;
+  int ran = 0;
+  const auto future = promise.future();
+  future.on_ready([&] {
+    Promise<int> inner;
+    inner.future().on_ready([&] { ++ran; });
+    inner.set_value(1);
+    throw std::runtime_error("it must not");
+  });
+  future.on_ready([&] { ++ran; });
+  EXPECT_THROW(promise.set_value(1), std::runtime_error);
+  EXPECT_EQ(ran, 2);
+  future.on_ready([&] { ++ran; });
+  EXPECT_EQ(ran, 3);
+}
+
+TEST(Future, CallbacksOfOneFutureKeepTheirOrderInsideAnother) {
+  Promise<int> outer;
+  std::vector<int> order;
+  outer.future().on_ready([&] {
+    Promise<int> inner;
+    inner.future().on_ready([&] { order.push_back(1); });
+    inner.set_value(1);
+    inner.future().on_ready([&] { order.push_back(2); });
+    order.push_back(0);
+  });
+  outer.set_value(1);
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
 }
 
 // A chain of `links` continuations on `first`, and its end.
@@ -117,6 +160,7 @@ TEST(Future, LongChainsNeedNoDeepStack) {
   const auto end = count_down(start, 2'000);
   start.set_value(0);
   EXPECT_EQ(end.get(), 2'000);
+  EXPECT_EQ(loop(20'000).get(), 0);
 }
 
 TEST(Future, AContinuationMayWaitForWhatComesAfterIt) {
