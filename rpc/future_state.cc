@@ -1,6 +1,7 @@
 #include "stitch/rpc/future_state.h"
 
 #include <list>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -10,8 +11,6 @@
 namespace stitch::detail {
 
 namespace {
-
-using Callbacks = std::vector<UniqueFunction<void()>>;
 
 // What waits for the callback that runs on this thread, which brought it about.
 class Waiting {
@@ -31,7 +30,7 @@ thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or 
 
 // Runs callbacks one after another, never one inside another. All of them, even if some throw what they should not; then throws the
 // first of that.
-void run_in_turn(Callbacks callbacks) {
+void run_in_turn(std::span<UniqueFunction<void()>> callbacks) {
   if (callbacks.empty()) return;
   if (behind_callback != nullptr) {
     for (auto& callback : callbacks) behind_callback->add(std::move(callback));
@@ -46,7 +45,7 @@ void run_in_turn(Callbacks callbacks) {
   } catch (...) {
     thrown = std::current_exception();
   }
-  callbacks.clear();  // what they held may bring callbacks, too
+  callbacks.front() = nullptr;  // what it held may bring callbacks, too
   while (!waiting.empty()) {
     try {
       waiting.run_one();
@@ -111,11 +110,7 @@ void FutureStateBase::on_ready(UniqueFunction<void()> callback) {
       return;
     }
   }
-  if (behind_callback != nullptr) {
-    behind_callback->add(std::move(callback));
-  } else {
-    callback();
-  }
+  run_in_turn({&callback, 1});
 }
 
 bool FutureStateBase::set_exception(std::exception_ptr exception) {
@@ -126,7 +121,7 @@ bool FutureStateBase::set_exception(std::exception_ptr exception) {
 }
 
 void FutureStateBase::publish() {
-  Callbacks callbacks;
+  std::vector<UniqueFunction<void()>> callbacks;
   UniqueFunction<void()> canceller;
   {
     MutexLock lock(mutex_);
@@ -135,7 +130,7 @@ void FutureStateBase::publish() {
     canceller = std::move(canceller_);
     completed_.notify_all();
   }
-  run_in_turn(std::move(callbacks));
+  run_in_turn(callbacks);
 }
 
 void FutureStateBase::cancel() {
@@ -150,9 +145,7 @@ void FutureStateBase::cancel() {
       const CancellerRunning running;
       canceller();
     } else {
-      Callbacks asking;
-      asking.push_back(std::move(canceller));
-      run_in_turn(std::move(asking));
+      run_in_turn({&canceller, 1});
     }
   }
   ask_to_stop();
