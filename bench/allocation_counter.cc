@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdlib>
 
-// A program that defines these functions replaces the C library's for all its libraries; glibc offers its own under other
-// names for this purpose. Memory is given back by glibc's free().
+// A program that defines these functions replaces the C library's for all its libraries; glibc
+// offers its own under other names for this purpose. Memory is given back by glibc's free().
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);
@@ -67,7 +67,8 @@ void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
 }
 
 int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) noexcept {
-  if (alignment == 0 || alignment % sizeof(void*) != 0 || (alignment & (alignment - 1)) != 0) return EINVAL;
+  if (alignment == 0 || alignment % sizeof(void*) != 0 || (alignment & (alignment - 1)) != 0)
+    return EINVAL;
   count();
   void* const taken = __libc_memalign(alignment, bytes);
   if (taken == nullptr) return ENOMEM;

@@ -40,12 +40,14 @@ void first(Side& side) {
 }  // namespace
 
 Measure allocs() {
-  return {.name = "allocs",
-          .about = "heap allocations of an empty call, on the client and on the server, once all is warm",
-          .quick = true,
-          .paths = {"same_host", "tcp"},
-          .first = &first,
-          .second = &serve};
+  return {
+      .name = "allocs",
+      .about =
+          "heap allocations of an empty call, on the client and on the server, once all is warm",
+      .quick = true,
+      .paths = {"same_host", "tcp"},
+      .first = &first,
+      .second = &serve};
 }
 
 }  // namespace stitch_bench

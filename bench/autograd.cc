@@ -45,7 +45,8 @@ Graph fan_out(stitch::WorkerId to, int calls) {
   return {"fan_out." + std::to_string(calls), "_per_call", calls,
           [=](const at::Tensor& x, const at::Tensor& c) {
             std::vector<stitch::Future<at::Tensor>> pending;
-            for (int i = 0; i < calls; ++i) pending.push_back(stitch::rpc_async<&multiply>(to, x, c));
+            for (int i = 0; i < calls; ++i)
+              pending.push_back(stitch::rpc_async<&multiply>(to, x, c));
             std::vector<at::Tensor> results;
             for (auto& call : pending) results.push_back(std::move(call).get());
             return at::stack(results).sum();
@@ -61,7 +62,9 @@ struct Times {
 void iterate(const Graph& graph, dist_autograd::Mode mode, Times& times) {
   const auto x = at::ones({8}).set_requires_grad(true);
   const auto c = at::full({8}, kFactor);
-  const auto us = [](Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double, std::micro>(to - from).count(); };
+  const auto us = [](Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double, std::micro>(to - from).count();
+  };
   const auto start = Clock::now();
   Clock::time_point middle, end;
   at::Tensor gradient;
@@ -80,9 +83,11 @@ void iterate(const Graph& graph, dist_autograd::Mode mode, Times& times) {
     throw std::runtime_error("the gradient is wrong");
 }
 
-void measure_graph(const Side& side, const Graph& graph, dist_autograd::Mode mode, const std::string& mode_name) {
+void measure_graph(const Side& side, const Graph& graph, dist_autograd::Mode mode,
+                   const std::string& mode_name) {
   Times times;
-  static_cast<void>(time_each_us(side.settings().seconds / 4, 3, [&] { iterate(graph, mode, times); }));
+  static_cast<void>(
+      time_each_us(side.settings().seconds / 4, 3, [&] { iterate(graph, mode, times); }));
   times = {};
   const auto end = after(side.settings().seconds);
   while (times.total.size() < 5 || Clock::now() < end) iterate(graph, mode, times);
@@ -95,9 +100,12 @@ void measure_graph(const Side& side, const Graph& graph, dist_autograd::Mode mod
 
 void first(Side& side) {
   const stitch::Worker self = join_world(side);
-  for (const auto& [mode, name] : {std::pair(dist_autograd::Mode::exact, "exact"), std::pair(dist_autograd::Mode::fast, "fast")}) {
-    for (const int calls : {1, 4, 16, 64}) measure_graph(side, chain(other(side), calls), mode, name);
-    for (const int calls : {1, 16, 256}) measure_graph(side, fan_out(other(side), calls), mode, name);
+  for (const auto& [mode, name] : {std::pair(dist_autograd::Mode::exact, "exact"),
+                                   std::pair(dist_autograd::Mode::fast, "fast")}) {
+    for (const int calls : {1, 4, 16, 64})
+      measure_graph(side, chain(other(side), calls), mode, name);
+    for (const int calls : {1, 16, 256})
+      measure_graph(side, fan_out(other(side), calls), mode, name);
   }
   finish(side);
 }
@@ -106,7 +114,9 @@ void first(Side& side) {
 
 Measure autograd() {
   return {.name = "autograd",
-          .about = "chains of 1 to 64 calls and fans of 1 to 256 calls in one context, then backward; time per call, both modes",
+          .about =
+              "chains of 1 to 64 calls and fans of 1 to 256 calls in one context, then backward; "
+              "time per call, both modes",
           .paths = {"same_host", "tcp"},
           .floors = {"floor-sockets", "floor-tensorpipe-latency"},
           .first = &first,

@@ -17,17 +17,23 @@ namespace {
 void consume(at::Tensor) {}
 
 // A call may wait for all of a large transfer, on a machine that does something else as well.
-stitch::Target patiently(stitch::WorkerId to) { return stitch::TargetOptions{.to = to, .timeout = std::chrono::seconds(180)}; }
+stitch::Target patiently(stitch::WorkerId to) {
+  return stitch::TargetOptions{.to = to, .timeout = std::chrono::seconds(180)};
+}
 
-// Sends a tensor to the other worker over and over, on a thread of its own, for as long as it lives.
+// Sends a tensor to the other worker over and over, on a thread of its own, for as long as it
+// lives.
 class Load {
  public:
-  Load(stitch::WorkerId to, at::Tensor tensor) : mover_(std::async(std::launch::async, [this, to, tensor] { move(to, tensor); })) {}
+  Load(stitch::WorkerId to, at::Tensor tensor)
+      : mover_(std::async(std::launch::async, [this, to, tensor] { move(to, tensor); })) {}
   ~Load() { stop_ = true; }  // the future waits for the thread
   Load(const Load&) = delete;
   Load& operator=(const Load&) = delete;
 
-  [[nodiscard]] bool running() const { return mover_.wait_for(std::chrono::seconds(0)) != std::future_status::ready; }
+  [[nodiscard]] bool running() const {
+    return mover_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  }
   [[nodiscard]] std::size_t transfers() const { return transfers_; }
   // Throws what ended it.
   void finish() {
@@ -52,7 +58,8 @@ void first(Side& side) {
   const std::string key = "contention." + side.path();
   const double seconds = side.settings().seconds;
   const auto call = [&] { stitch::rpc_sync<&empty>(patiently(other(side))); };
-  const auto tensor = at::zeros({static_cast<std::int64_t>(side.settings().load_mib) << 20}, at::kByte);
+  const auto tensor =
+      at::zeros({static_cast<std::int64_t>(side.settings().load_mib) << 20}, at::kByte);
   stitch::rpc_sync<&consume>(patiently(other(side)), tensor);
   report_latency(side, key + ".idle", time_each_us(seconds, 20, call));
 
@@ -64,7 +71,8 @@ void first(Side& side) {
     const auto more = time_each_us(seconds, 5, call);
     times.insert(times.end(), more.begin(), more.end());
   }
-  const double transferred = static_cast<double>(load.transfers()) * side.settings().load_mib * kMiB;
+  const double transferred =
+      static_cast<double>(load.transfers()) * side.settings().load_mib * kMiB;
   const double took = seconds_since(start);
   load.finish();
   report_latency(side, key + ".loaded", times, key + ".idle");
@@ -76,7 +84,9 @@ void first(Side& side) {
 
 Measure contention() {
   return {.name = "contention",
-          .about = "empty calls alone, and while a tensor of --load-size MiB is sent again and again over the same connection",
+          .about =
+              "empty calls alone, and while a tensor of --load-size MiB is sent again and again "
+              "over the same connection",
           .paths = {"same_host", "tcp"},
           .first = &first,
           .second = &serve};

@@ -1,4 +1,5 @@
-// 64 bytes back and forth over plain sockets: what the kernel takes for a round trip between two processes.
+// 64 bytes back and forth over plain sockets: what the kernel takes for a round trip between two
+// processes.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -21,7 +22,9 @@ namespace {
 
 using Ball = std::array<char, 64>;
 
-[[noreturn]] void throw_errno(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
 
 void check(int result, const char* what) {
   if (result < 0) throw_errno(what);
@@ -29,7 +32,9 @@ void check(int result, const char* what) {
 
 class Socket {
  public:
-  explicit Socket(int descriptor) : descriptor_(descriptor) { check(descriptor, "cannot make a socket"); }
+  explicit Socket(int descriptor) : descriptor_(descriptor) {
+    check(descriptor, "cannot make a socket");
+  }
   Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   Socket& operator=(Socket&&) = delete;
   ~Socket() {
@@ -40,7 +45,8 @@ class Socket {
   void send(const Ball& ball) const {
     std::size_t done = 0;
     while (done < ball.size()) {
-      const ssize_t sent = ::send(descriptor_, ball.data() + done, ball.size() - done, MSG_NOSIGNAL);
+      const ssize_t sent =
+          ::send(descriptor_, ball.data() + done, ball.size() - done, MSG_NOSIGNAL);
       if (sent >= 0) {
         done += static_cast<std::size_t>(sent);
       } else if (errno != EINTR) {
@@ -48,11 +54,13 @@ class Socket {
       }
     }
   }
-  // False when the other side has closed. `polling`: asks again and again instead of sleeping, for at most ten seconds.
+  // False when the other side has closed. `polling`: asks again and again instead of sleeping, for
+  // at most ten seconds.
   [[nodiscard]] bool receive(Ball& ball, bool polling) const {
     std::size_t done = 0;
     for (std::uint64_t tries = 0; done < ball.size();) {
-      const ssize_t got = ::recv(descriptor_, ball.data() + done, ball.size() - done, polling ? MSG_DONTWAIT : 0);
+      const ssize_t got =
+          ::recv(descriptor_, ball.data() + done, ball.size() - done, polling ? MSG_DONTWAIT : 0);
       if (got > 0) {
         done += static_cast<std::size_t>(got);
       } else if (got == 0) {
@@ -70,7 +78,8 @@ class Socket {
   int descriptor_;
 };
 
-// Rank 1 listens and tells its address, rank 0 connects: over TCP on 127.0.0.1, or a unix socket with a name that is no file.
+// Rank 1 listens and tells its address, rank 0 connects: over TCP on 127.0.0.1, or a unix socket
+// with a name that is no file.
 sockaddr_storage any_address(int family, socklen_t& size) {
   sockaddr_storage storage{};
   if (family == AF_UNIX) {
@@ -87,7 +96,8 @@ sockaddr_storage any_address(int family, socklen_t& size) {
 void set_no_delay(const Socket& socket, int family) {
   const int on = 1;
   if (family != AF_INET) return;
-  check(::setsockopt(socket.descriptor(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), "cannot set TCP_NODELAY");
+  check(::setsockopt(socket.descriptor(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)),
+        "cannot set TCP_NODELAY");
 }
 Socket connect_to(const Side& side, int family) {
   Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -97,7 +107,8 @@ Socket connect_to(const Side& side, int family) {
   std::istringstream numbers(side.hear());
   for (unsigned number = 0; size < sizeof(address) && numbers >> number;)
     reinterpret_cast<unsigned char*>(&address)[size++] = static_cast<unsigned char>(number);
-  check(::connect(socket.descriptor(), reinterpret_cast<const sockaddr*>(&address), size), "cannot connect");
+  check(::connect(socket.descriptor(), reinterpret_cast<const sockaddr*>(&address), size),
+        "cannot connect");
   set_no_delay(socket, family);
   return socket;
 }
@@ -105,12 +116,15 @@ Socket accept_from(const Side& side, int family) {
   const Socket listener(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   socklen_t size = 0;
   sockaddr_storage address = any_address(family, size);
-  check(::bind(listener.descriptor(), reinterpret_cast<const sockaddr*>(&address), size), "cannot bind");
+  check(::bind(listener.descriptor(), reinterpret_cast<const sockaddr*>(&address), size),
+        "cannot bind");
   check(::listen(listener.descriptor(), 1), "cannot listen");
   size = sizeof(address);
-  check(::getsockname(listener.descriptor(), reinterpret_cast<sockaddr*>(&address), &size), "cannot read an address");
+  check(::getsockname(listener.descriptor(), reinterpret_cast<sockaddr*>(&address), &size),
+        "cannot read an address");
   std::string numbers;
-  for (socklen_t i = 0; i < size; ++i) numbers += std::to_string(reinterpret_cast<unsigned char*>(&address)[i]) + ' ';
+  for (socklen_t i = 0; i < size; ++i)
+    numbers += std::to_string(reinterpret_cast<unsigned char*>(&address)[i]) + ' ';
   side.tell(numbers);
   Socket socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC));
   set_no_delay(socket, family);
@@ -121,7 +135,8 @@ void throw_ball(const Side& side, const std::string& key, const Socket& socket, 
   Ball ball{};
   report_latency(side, key, time_each_us(side.settings().seconds, 20, [&] {
                    socket.send(ball);
-                   if (!socket.receive(ball, polling)) throw std::runtime_error("the other side has closed its socket");
+                   if (!socket.receive(ball, polling))
+                     throw std::runtime_error("the other side has closed its socket");
                  }));
 }
 void return_ball(const Socket& socket, bool polling) {
@@ -148,7 +163,9 @@ void second(Side& side) {
 
 Measure floor_sockets() {
   return {.name = "floor-sockets",
-          .about = "64 bytes back and forth: blocking TCP, TCP with both sides polling, blocking unix socket",
+          .about =
+              "64 bytes back and forth: blocking TCP, TCP with both sides polling, blocking unix "
+              "socket",
           .first = &first,
           .second = &second};
 }

@@ -1,5 +1,5 @@
-// TensorPipe by itself: messages of 64 bytes, and large buffers that both sides use again and again. The only file here that
-// knows TensorPipe.
+// TensorPipe by itself: messages of 64 bytes, and large buffers that both sides use again and
+// again. The only file here that knows TensorPipe.
 #include <tensorpipe/tensorpipe.h>
 
 #include <atomic>
@@ -25,13 +25,16 @@ constexpr char kDrop = 'd';
 
 std::shared_ptr<tp::Context> make_context(const std::string& transport) {
   auto context = std::make_shared<tp::Context>();
-  context->registerTransport(0, transport, transport == "shm" ? tp::transport::shm::create() : tp::transport::uv::create());
+  context->registerTransport(
+      0, transport,
+      transport == "shm" ? tp::transport::shm::create() : tp::transport::uv::create());
   context->registerChannel(0, "basic", tp::channel::basic::create());
   return context;
 }
 
-// One end of a pipe. Messages are a payload of 64 bytes and at most one buffer, which is received into the same memory each
-// time. Owned by a measure; read() and write() from any thread, one read at a time.
+// One end of a pipe. Messages are a payload of 64 bytes and at most one buffer, which is received
+// into the same memory each time. Owned by a measure; read() and write() from any thread, one read
+// at a time.
 class Messages {
  public:
   explicit Messages(std::shared_ptr<tp::Pipe> pipe) : pipe_(std::move(pipe)) {}
@@ -41,7 +44,8 @@ class Messages {
 
   using Done = std::function<void(bool)>;
 
-  // Writes a payload that stays as it is (or changes in its first byte only when nothing is being written).
+  // Writes a payload that stays as it is (or changes in its first byte only when nothing is being
+  // written).
   void write(char kind, std::vector<char>* buffer, Done done) {
     outgoing_[0] = kind;
     tp::Message message;
@@ -52,11 +56,13 @@ class Messages {
       tensor.length = buffer->size();
       message.tensors.push_back(std::move(tensor));
     }
-    pipe_->write(std::move(message), [done = std::move(done)](const tp::Error& error) { done(!error); });
+    pipe_->write(std::move(message),
+                 [done = std::move(done)](const tp::Error& error) { done(!error); });
   }
   // Reads into payload() and received(); `done` gets false when there is nothing more.
   void read(Done done) {
-    pipe_->readDescriptor([this, done = std::move(done)](const tp::Error& error, const tp::Descriptor& descriptor) {
+    pipe_->readDescriptor([this, done = std::move(done)](const tp::Error& error,
+                                                         const tp::Descriptor& descriptor) {
       if (error || descriptor.payloads.size() != 1 || descriptor.payloads[0].length != kPayload) {
         done(false);
         return;
@@ -69,7 +75,8 @@ class Messages {
         tensor.buffer = tp::CpuBuffer{received_.data()};
         allocation.tensors.push_back(std::move(tensor));
       }
-      pipe_->read(std::move(allocation), [done](const tp::Error& read_error) { done(!read_error); });
+      pipe_->read(std::move(allocation),
+                  [done](const tp::Error& read_error) { done(!read_error); });
     });
   }
   // A message there and its echo back, waiting on this thread.
@@ -93,12 +100,15 @@ class Messages {
   std::vector<char> received_;
 };
 
-// What rank 1 does: echoes or drops what comes, over one pipe of each transport, until rank 0 closes it.
+// What rank 1 does: echoes or drops what comes, over one pipe of each transport, until rank 0
+// closes it.
 void echo_messages(const Side& side, const std::string& transport) {
   const auto context = make_context(transport);
   const auto listener = context->listen({transport == "shm" ? "shm://" : "uv://127.0.0.1"});
   std::promise<std::shared_ptr<tp::Pipe>> accepted;
-  listener->accept([&](const tp::Error& error, std::shared_ptr<tp::Pipe> pipe) { accepted.set_value(error ? nullptr : std::move(pipe)); });
+  listener->accept([&](const tp::Error& error, std::shared_ptr<tp::Pipe> pipe) {
+    accepted.set_value(error ? nullptr : std::move(pipe));
+  });
   side.tell(listener->url(transport));
   auto pipe = accepted.get_future().get();
   if (!pipe) throw std::runtime_error("TensorPipe accepted nothing");
@@ -111,7 +121,8 @@ void echo_messages(const Side& side, const std::string& transport) {
           ended.set_value();
           return;
         }
-        // The other side sends the next buffer only when it has this one back, so `received` may be read into again.
+        // The other side sends the next buffer only when it has this one back, so `received` may be
+        // read into again.
         if (messages.kind() == kEcho) messages.write(kEcho, &messages.received(), [](bool) {});
         next();
       });
@@ -124,7 +135,8 @@ void echo_messages(const Side& side, const std::string& transport) {
 }
 
 // Runs `measure` over a new pipe of each transport.
-void over_each_transport(const Side& side, const std::function<void(Messages&, const std::string& key)>& measure) {
+void over_each_transport(const Side& side,
+                         const std::function<void(Messages&, const std::string& key)>& measure) {
   for (const std::string transport : {"shm", "uv"}) {
     const auto context = make_context(transport);
     {
@@ -189,7 +201,9 @@ double messages_per_second(Messages& messages, std::size_t in_flight, double sec
 
 void first_latency(Side& side) {
   over_each_transport(side, [&](Messages& messages, const std::string& key) {
-    report_latency(side, key + ".rtt64", time_each_us(side.settings().seconds, 20, [&] { messages.round_trip(nullptr); }));
+    report_latency(side, key + ".rtt64", time_each_us(side.settings().seconds, 20, [&] {
+                     messages.round_trip(nullptr);
+                   }));
   });
 }
 
@@ -198,7 +212,8 @@ void first_rate(Side& side) {
   over_each_transport(side, [&](Messages& messages, const std::string& key) {
     for (const std::size_t in_flight : {1, 16, 256}) {
       static_cast<void>(calls_per_second(messages, in_flight, seconds / 4));
-      side.result(key + ".calls." + std::to_string(in_flight), calls_per_second(messages, in_flight, seconds), "calls/s");
+      side.result(key + ".calls." + std::to_string(in_flight),
+                  calls_per_second(messages, in_flight, seconds), "calls/s");
     }
     static_cast<void>(messages_per_second(messages, 16, seconds / 4));
     side.result(key + ".one_way", messages_per_second(messages, 16, seconds), "messages/s");
@@ -214,9 +229,12 @@ void first_bandwidth(Side& side) {
         std::memcpy(buffer.data() + i, &mixed, sizeof(mixed));
       }
       messages.round_trip(&buffer);
-      if (messages.received() != buffer) throw std::runtime_error("TensorPipe changed a buffer on its way");
-      const auto times = time_each_us(side.settings().seconds, least_repetitions(mib), [&] { messages.round_trip(&buffer); });
-      side.result(key + ".echo." + std::to_string(mib) + "MiB", 2.0 * mib * kMiB / kGiB / (median(times) * 1e-6), "GiB/s");
+      if (messages.received() != buffer)
+        throw std::runtime_error("TensorPipe changed a buffer on its way");
+      const auto times = time_each_us(side.settings().seconds, least_repetitions(mib),
+                                      [&] { messages.round_trip(&buffer); });
+      side.result(key + ".echo." + std::to_string(mib) + "MiB",
+                  2.0 * mib * kMiB / kGiB / (median(times) * 1e-6), "GiB/s");
     }
   });
 }
@@ -236,7 +254,9 @@ Measure floor_tensorpipe_latency() {
 }
 Measure floor_tensorpipe_rate() {
   return {.name = "floor-tensorpipe-rate",
-          .about = "TensorPipe alone: 64 bytes and their echo, 1, 16 and 256 in flight from callbacks; 64 bytes one way",
+          .about =
+              "TensorPipe alone: 64 bytes and their echo, 1, 16 and 256 in flight from callbacks; "
+              "64 bytes one way",
           .first = &first_rate,
           .second = &second};
 }

@@ -16,14 +16,20 @@ template <auto Add>
 void time_adds(const Side& side, const std::string& key, const std::string& floor) {
   const auto a = at::arange(8, at::kFloat);
   const auto b = at::ones({8});
-  if (!at::equal(stitch::rpc_sync<Add>(other(side), a, b), a + b)) throw std::runtime_error("the sum that came back is wrong");
-  report_latency(side, key, time_each_us(side.settings().seconds, 20, [&] { static_cast<void>(stitch::rpc_sync<Add>(other(side), a, b)); }),
+  if (!at::equal(stitch::rpc_sync<Add>(other(side), a, b), a + b))
+    throw std::runtime_error("the sum that came back is wrong");
+  report_latency(side, key,
+                 time_each_us(side.settings().seconds, 20,
+                              [&] { static_cast<void>(stitch::rpc_sync<Add>(other(side), a, b)); }),
                  floor);
 }
 
 template <auto Empty>
 void time_empty_calls(const Side& side, const std::string& key, const std::string& floor) {
-  report_latency(side, key, time_each_us(side.settings().seconds, 20, [&] { stitch::rpc_sync<Empty>(other(side)); }), floor);
+  report_latency(
+      side, key,
+      time_each_us(side.settings().seconds, 20, [&] { stitch::rpc_sync<Empty>(other(side)); }),
+      floor);
 }
 
 void first(Side& side) {
@@ -41,7 +47,9 @@ void first(Side& side) {
 
 Measure latency() {
   return {.name = "latency",
-          .about = "one call at a time: empty, and the sum of two tensors of 8 floats; on the pool and inline",
+          .about =
+              "one call at a time: empty, and the sum of two tensors of 8 floats; on the pool and "
+              "inline",
           .quick = true,
           .paths = {"same_host", "tcp"},
           .floors = {"floor-sockets", "floor-tensorpipe-latency"},

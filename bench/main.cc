@@ -15,17 +15,18 @@ namespace stitch_bench {
 
 namespace {
 
-// A measure's process is started with this word, its measure, rank, path and the base memory in front of the
-// command line.
+// A measure's process is started with this word, its measure, rank, path and the base memory in
+// front of the command line.
 constexpr const char* kSideWord = "--side-of-a-measure";
 constexpr std::size_t kSideWords = 5;
 
 int run_side(const std::vector<std::string>& arguments) {
-  if (arguments.size() < kSideWords) throw std::invalid_argument("a process of a measure was started wrongly");
+  if (arguments.size() < kSideWords)
+    throw std::invalid_argument("a process of a measure was started wrongly");
   const Measure& measure = find_measure(arguments[1]);
   const int rank = std::stoi(arguments[2]);
-  Side side(parse_settings({arguments.begin() + kSideWords, arguments.end()}), rank, arguments[3] == "-" ? "" : arguments[3],
-            std::stod(arguments[4]));
+  Side side(parse_settings({arguments.begin() + kSideWords, arguments.end()}), rank,
+            arguments[3] == "-" ? "" : arguments[3], std::stod(arguments[4]));
   if (side.settings().pin) pin_to_core(rank);
   (rank == 0 ? measure.first : measure.second)(side);
   return 0;
@@ -45,7 +46,8 @@ std::vector<const Measure*> wanted_measures(const Settings& settings) {
   }
   std::vector<const Measure*> wanted;
   for (const Measure& measure : all_measures()) {
-    if (std::find(names.begin(), names.end(), measure.name) != names.end()) wanted.push_back(&measure);
+    if (std::find(names.begin(), names.end(), measure.name) != names.end())
+      wanted.push_back(&measure);
   }
   return wanted;
 }
@@ -53,7 +55,8 @@ std::vector<const Measure*> wanted_measures(const Settings& settings) {
 // Runs the rounds; one instance a program.
 class Benchmark {
  public:
-  Benchmark(std::vector<std::string> arguments, Settings settings) : arguments_(std::move(arguments)), settings_(std::move(settings)) {}
+  Benchmark(std::vector<std::string> arguments, Settings settings)
+      : arguments_(std::move(arguments)), settings_(std::move(settings)) {}
 
   int run() {
     const auto measures = wanted_measures(settings_);
@@ -76,14 +79,16 @@ class Benchmark {
     std::vector<std::vector<std::string>> sides;
     for (const std::string rank : {"0", "1"}) {
       if (rank == "1" && measure.second == nullptr) break;
-      auto& words = sides.emplace_back(std::vector<std::string>{kSideWord, measure.name, rank, path.empty() ? "-" : path,
-                                                                std::to_string(report_.value("memory.libtorch_only"))});
+      auto& words = sides.emplace_back(
+          std::vector<std::string>{kSideWord, measure.name, rank, path.empty() ? "-" : path,
+                                   std::to_string(report_.value("memory.libtorch_only"))});
       words.insert(words.end(), arguments_.begin(), arguments_.end());
     }
     const auto start = Clock::now();
     std::fprintf(stderr, "round %d of %d  %-36s", round, settings_.rounds, label.c_str());
     const std::chrono::seconds limit(180 + static_cast<long>(60 * settings_.seconds));
-    const std::string failure = processes_.run(sides, limit, [this](const std::string& line) { report_.add(line); });
+    const std::string failure =
+        processes_.run(sides, limit, [this](const std::string& line) { report_.add(line); });
     std::fprintf(stderr, " %6.1f s\n", seconds_since(start));
     if (!failure.empty()) {
       std::fprintf(stderr, "stitch-bench: %s: %s\n", label.c_str(), failure.c_str());
@@ -106,7 +111,8 @@ class Benchmark {
 
 void print_list() {
   for (const Measure& measure : all_measures()) {
-    std::printf("%-28s%s%s\n", measure.name.c_str(), measure.about.c_str(), measure.quick ? "  (quick set)" : "");
+    std::printf("%-28s%s%s\n", measure.name.c_str(), measure.about.c_str(),
+                measure.quick ? "  (quick set)" : "");
   }
 }
 
@@ -128,7 +134,9 @@ int run_program(const std::vector<std::string>& arguments) {
 
 }  // namespace stitch_bench
 
-int main(int argc, char** argv) try { return stitch_bench::run_program({argv + 1, argv + argc}); } catch (const std::exception& error) {
+int main(int argc, char** argv) try {
+  return stitch_bench::run_program({argv + 1, argv + argc});
+} catch (const std::exception& error) {
   std::fprintf(stderr, "stitch-bench: %s\n", error.what());
   return 2;
 }

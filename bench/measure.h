@@ -7,7 +7,8 @@
 
 namespace stitch_bench {
 
-// Something that can be asked for by name. Its processes are started anew for each round and each path.
+// Something that can be asked for by name. Its processes are started anew for each round and each
+// path.
 struct Measure {
   std::string name;
   std::string about;                  // one line for --list

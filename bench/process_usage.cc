@@ -42,7 +42,8 @@ double cpu_percent_while_asleep(double seconds) {
   const double before = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   const double used = cpu_seconds() - before;
-  return 100 * used / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return 100 * used /
+         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace stitch_bench

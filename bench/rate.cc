@@ -34,11 +34,13 @@ double rate_by_window(const Call& call, std::size_t in_flight, double seconds) {
   return static_cast<double>(calls) / seconds_since(start);
 }
 
-// Each call's completion makes the next, `in_flight` such chains at once. Owned by the caller, who waits for the end.
+// Each call's completion makes the next, `in_flight` such chains at once. Owned by the caller, who
+// waits for the end.
 template <auto F>
 class Chains {
  public:
-  Chains(stitch::WorkerId to, std::size_t in_flight, double seconds) : to_(to), end_(after(seconds)), running_(in_flight) {
+  Chains(stitch::WorkerId to, std::size_t in_flight, double seconds)
+      : to_(to), end_(after(seconds)), running_(in_flight) {
     for (std::size_t i = 0; i < in_flight; ++i) call();
   }
   // The number of calls made, after all have completed.
@@ -83,10 +85,12 @@ std::string floor_of(const Side& side, const std::string& in_flight) {
 }
 
 template <class Call>
-void measure_window(const Side& side, const std::string& what, const Call& call, std::size_t in_flight) {
+void measure_window(const Side& side, const std::string& what, const Call& call,
+                    std::size_t in_flight) {
   const std::string number = std::to_string(in_flight);
   static_cast<void>(rate_by_window(call, in_flight, side.settings().seconds / 4));
-  side.result("rate." + side.path() + '.' + what + ".window." + number, rate_by_window(call, in_flight, side.settings().seconds), "calls/s",
+  side.result("rate." + side.path() + '.' + what + ".window." + number,
+              rate_by_window(call, in_flight, side.settings().seconds), "calls/s",
               floor_of(side, number));
 }
 
@@ -95,7 +99,8 @@ void measure_callbacks(const Side& side, const std::string& what, std::size_t in
   const std::string number = std::to_string(in_flight);
   static_cast<void>(rate_by_callbacks<F>(other(side), in_flight, side.settings().seconds / 4));
   side.result("rate." + side.path() + '.' + what + ".callbacks." + number,
-              rate_by_callbacks<F>(other(side), in_flight, side.settings().seconds), "calls/s", floor_of(side, number));
+              rate_by_callbacks<F>(other(side), in_flight, side.settings().seconds), "calls/s",
+              floor_of(side, number));
 }
 
 template <auto F>
@@ -127,15 +132,15 @@ void first(Side& side) {
 }  // namespace
 
 Measure rate() {
-  return {
-      .name = "rate",
-      .about =
-          "calls per second, 1, 16 and 256 in flight: a window of futures, and calls made by completions; empty ones, and sums of 8 floats",
-      .quick = true,
-      .paths = {"same_host", "tcp"},
-      .floors = {"floor-tensorpipe-rate"},
-      .first = &first,
-      .second = &serve};
+  return {.name = "rate",
+          .about =
+              "calls per second, 1, 16 and 256 in flight: a window of futures, and calls made by "
+              "completions; empty ones, and sums of 8 floats",
+          .quick = true,
+          .paths = {"same_host", "tcp"},
+          .floors = {"floor-tensorpipe-rate"},
+          .first = &first,
+          .second = &serve};
 }
 
 }  // namespace stitch_bench

@@ -29,8 +29,12 @@ std::string exact_number(double value) {
   return text;
 }
 
-double lowest(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
-double highest(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
+double lowest(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+double highest(const std::vector<double>& values) {
+  return *std::max_element(values.begin(), values.end());
+}
 
 std::string quoted(const std::string& text) {
   std::string result = "\"";
@@ -44,7 +48,8 @@ std::string quoted(const std::string& text) {
 std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(std::min(line.size(), line.find(':') + 2));
+    if (line.starts_with("model name"))
+      return line.substr(std::min(line.size(), line.find(':') + 2));
   }
   return "unknown";
 }
@@ -67,15 +72,18 @@ void Report::add(const std::string& line) {
   std::istringstream words(line);
   Entry read;
   double value = 0;
-  if (!(words >> read.key >> value >> read.unit >> read.floor)) throw std::runtime_error("\"" + line + "\" is not a result");
+  if (!(words >> read.key >> value >> read.unit >> read.floor))
+    throw std::runtime_error("\"" + line + "\" is not a result");
   if (read.floor == "-") read.floor.clear();
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.key == read.key; });
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& entry) { return entry.key == read.key; });
   Entry& entry = found == entries_.end() ? entries_.emplace_back(std::move(read)) : *found;
   entry.rounds.push_back(value);
 }
 
 const Report::Entry* Report::find(const std::string& key) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.key == key; });
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& entry) { return entry.key == key; });
   return found == entries_.end() ? nullptr : &*found;
 }
 
@@ -85,13 +93,16 @@ double Report::value(const std::string& key) const {
 }
 
 std::string Report::table() const {
-  std::vector<std::vector<std::string>> rows{{"measure", "value", "[lowest..highest]", "unit", "floor", "value/floor"}};
+  std::vector<std::vector<std::string>> rows{
+      {"measure", "value", "[lowest..highest]", "unit", "floor", "value/floor"}};
   for (const Entry& entry : entries_) {
     const double value = median(entry.rounds);
     const double floor = entry.floor.empty() ? 0 : this->value(entry.floor);
     rows.push_back({entry.key, short_number(value),
-                    "[" + short_number(lowest(entry.rounds)) + ".." + short_number(highest(entry.rounds)) + "]", entry.unit,
-                    floor > 0 ? entry.floor : "", floor > 0 ? short_number(value / floor) : ""});
+                    "[" + short_number(lowest(entry.rounds)) + ".." +
+                        short_number(highest(entry.rounds)) + "]",
+                    entry.unit, floor > 0 ? entry.floor : "",
+                    floor > 0 ? short_number(value / floor) : ""});
   }
   std::vector<std::size_t> widths(rows.front().size(), 0);
   for (const auto& row : rows) {
@@ -100,7 +111,8 @@ std::string Report::table() const {
   std::string text;
   for (const auto& row : rows) {
     std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += (i == 0 ? "" : "  ") + pad(row[i], widths[i], i == 0 || i == 3 || i == 4);
+    for (std::size_t i = 0; i < row.size(); ++i)
+      line += (i == 0 ? "" : "  ") + pad(row[i], widths[i], i == 0 || i == 3 || i == 4);
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + '\n';
   }
@@ -109,22 +121,28 @@ std::string Report::table() const {
 
 std::string Report::result_lines() const {
   std::string text;
-  for (const Entry& entry : entries_) text += "RESULT " + entry.key + ' ' + exact_number(median(entry.rounds)) + ' ' + entry.unit + '\n';
+  for (const Entry& entry : entries_)
+    text +=
+        "RESULT " + entry.key + ' ' + exact_number(median(entry.rounds)) + ' ' + entry.unit + '\n';
   return text;
 }
 
 void Report::write_json(const std::string& file, const Settings& settings) const {
   std::ostringstream json;
-  json << "{\n\"machine\": {\"processor\": " << quoted(processor_name()) << ", \"cores\": " << std::thread::hardware_concurrency()
+  json << "{\n\"machine\": {\"processor\": " << quoted(processor_name())
+       << ", \"cores\": " << std::thread::hardware_concurrency()
        << ", \"kernel\": " << quoted(kernel_name()) << "},\n"
-       << "\"settings\": {\"rounds\": " << settings.rounds << ", \"seconds\": " << exact_number(settings.seconds)
-       << ", \"pin\": " << (settings.pin ? "true" : "false") << ", \"tcp_transport\": " << quoted(settings.tcp_transport) << "},\n"
+       << "\"settings\": {\"rounds\": " << settings.rounds
+       << ", \"seconds\": " << exact_number(settings.seconds)
+       << ", \"pin\": " << (settings.pin ? "true" : "false")
+       << ", \"tcp_transport\": " << quoted(settings.tcp_transport) << "},\n"
        << "\"results\": {";
   const char* separator = "\n";
   for (const Entry& entry : entries_) {
     json << separator << quoted(entry.key) << ": {\"unit\": " << quoted(entry.unit)
          << ", \"median\": " << exact_number(median(entry.rounds)) << ", \"rounds\": [";
-    for (std::size_t i = 0; i < entry.rounds.size(); ++i) json << (i == 0 ? "" : ", ") << exact_number(entry.rounds[i]);
+    for (std::size_t i = 0; i < entry.rounds.size(); ++i)
+      json << (i == 0 ? "" : ", ") << exact_number(entry.rounds[i]);
     json << "]";
     if (!entry.floor.empty()) json << ", \"floor\": " << quoted(entry.floor);
     json << "}";

@@ -7,10 +7,12 @@
 
 namespace stitch_bench {
 
-// The numbers of all rounds, in the order in which they first came, and the ways to print them. Owned by main(); one thread.
+// The numbers of all rounds, in the order in which they first came, and the ways to print them.
+// Owned by main(); one thread.
 class Report {
  public:
-  // Takes a line "key value unit floor" ("-" for no floor). Throws std::runtime_error when it is not one.
+  // Takes a line "key value unit floor" ("-" for no floor). Throws std::runtime_error when it is
+  // not one.
   void add(const std::string& line);
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }

@@ -1,4 +1,5 @@
-// References: how fast objects are made on the other worker and let go, and how long it takes to fetch one.
+// References: how fast objects are made on the other worker and let go, and how long it takes to
+// fetch one.
 #include <ATen/ATen.h>
 
 #include <atomic>
@@ -61,12 +62,15 @@ void first(Side& side) {
   const stitch::Worker self = join_world(side);
   const std::string key = "rref." + side.path();
   static_cast<void>(created_and_dropped_per_second(other(side), side.settings().seconds / 4));
-  side.result(key + ".create_and_drop", created_and_dropped_per_second(other(side), side.settings().seconds), "rrefs/s");
+  side.result(key + ".create_and_drop",
+              created_and_dropped_per_second(other(side), side.settings().seconds), "rrefs/s");
   const auto a = at::arange(8, at::kFloat);
   const auto b = at::ones({8});
-  report_latency(side, key + ".remote_to_here",
-                 time_each_us(side.settings().seconds, 20, [&] { static_cast<void>(stitch::remote<&add>(other(side), a, b).to_here()); }),
-                 side.floor("tensorpipe.shm.rtt64", "tcp.rtt64"));
+  report_latency(
+      side, key + ".remote_to_here",
+      time_each_us(side.settings().seconds, 20,
+                   [&] { static_cast<void>(stitch::remote<&add>(other(side), a, b).to_here()); }),
+      side.floor("tensorpipe.shm.rtt64", "tcp.rtt64"));
   finish(side);
 }
 
@@ -74,7 +78,9 @@ void first(Side& side) {
 
 Measure rref() {
   return {.name = "rref",
-          .about = "objects made on the other worker and dropped, per second; time of remote() and to_here() together",
+          .about =
+              "objects made on the other worker and dropped, per second; time of remote() and "
+              "to_here() together",
           .paths = {"same_host", "tcp"},
           .floors = {"floor-sockets", "floor-tensorpipe-latency"},
           .first = &first,

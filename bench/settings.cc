@@ -14,7 +14,8 @@ Number number(const std::string& option, const std::string& text, Number least) 
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value >= least)) {
-    throw std::invalid_argument(option + " is \"" + text + "\"; it takes a number from " + std::to_string(least) + " on");
+    throw std::invalid_argument(option + " is \"" + text + "\"; it takes a number from " +
+                                std::to_string(least) + " on");
   }
   return value;
 }
@@ -65,11 +66,13 @@ Settings parse_settings(const std::vector<std::string>& arguments) {
       settings.rounds = number(option, value, 1);
     } else if (option == "--seconds") {
       settings.seconds = number(option, value, 0.001);
-      if (!(settings.seconds <= 600)) throw std::invalid_argument("--seconds is \"" + value + "\"; it takes at most 600");
+      if (!(settings.seconds <= 600))
+        throw std::invalid_argument("--seconds is \"" + value + "\"; it takes at most 600");
     } else if (option == "--sizes") {
       settings.sizes_mib.clear();
       for (const auto& size : parts(value)) settings.sizes_mib.push_back(number(option, size, 1));
-      if (settings.sizes_mib.empty()) throw std::invalid_argument("--sizes is empty; it takes MiB, separated by commas");
+      if (settings.sizes_mib.empty())
+        throw std::invalid_argument("--sizes is empty; it takes MiB, separated by commas");
     } else if (option == "--load-size") {
       settings.load_mib = number(option, value, 1);
     } else if (option == "--transports") {
@@ -86,16 +89,20 @@ Settings parse_settings(const std::vector<std::string>& arguments) {
 }
 
 std::string help_text() {
-  return "stitch-bench: measures stitch between two processes of this host, and what the host itself can do.\n"
+  return "stitch-bench: measures stitch between two processes of this host, and what the host "
+         "itself can do.\n"
          "  stitch-bench [options] [measure...]\n\n"
-         "Without names the quick set runs; each measure brings the floors that it is compared with.\n"
+         "Without names the quick set runs; each measure brings the floors that it is compared "
+         "with.\n"
          "  --list               the measures, and what each is\n"
          "  --all                all of them\n"
          "  --no-floors          without the floors\n"
-         "  --rounds N           all measures run N times, in turns; the table has the median round and [lowest..highest] (3)\n"
+         "  --rounds N           all measures run N times, in turns; the table has the median "
+         "round and [lowest..highest] (3)\n"
          "  --seconds S          time for each number, after warm-up (0.3)\n"
          "  --sizes LIST         MiB of the tensors that are echoed (1,16,64,256)\n"
-         "  --load-size MIB      of the tensor that keeps a connection busy in `contention` (1024)\n"
+         "  --load-size MIB      of the tensor that keeps a connection busy in `contention` "
+         "(1024)\n"
          "  --pin                process i on core i\n"
          "  --transports LIST    of the measures called same_host (default: what stitch chooses)\n"
          "  --tcp-transport NAME of the measures called tcp (" +

@@ -22,7 +22,8 @@ struct Settings {
   bool pin = false;                            // process i on core i
   bool floors = true;
 
-  std::vector<std::string> transports{};  // of the measures called "same_host"; empty: what stitch chooses
+  std::vector<std::string>
+      transports{};  // of the measures called "same_host"; empty: what stitch chooses
   std::string tcp_transport = kDefaultTcpTransport;
 
   bool result_lines = false;

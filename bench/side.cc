@@ -19,7 +19,8 @@ void write_all(int descriptor, const std::string& text) {
     if (written > 0) {
       done += static_cast<std::size_t>(written);
     } else if (errno != EINTR) {
-      throw std::system_error(errno, std::generic_category(), "cannot write to another process of the benchmark");
+      throw std::system_error(errno, std::generic_category(),
+                              "cannot write to another process of the benchmark");
     }
   }
 }
@@ -44,7 +45,8 @@ void Side::meet() const {
   static_cast<void>(hear());
 }
 
-void Side::result(const std::string& key, double value, const std::string& unit, const std::string& floor) const {
+void Side::result(const std::string& key, double value, const std::string& unit,
+                  const std::string& floor) const {
   char number[64];
   std::snprintf(number, sizeof(number), "%.9g", value);
   write_all(kResults, key + ' ' + number + ' ' + unit + ' ' + (floor.empty() ? "-" : floor) + '\n');

@@ -1,5 +1,5 @@
-// How much a worker that is connected and idle takes away from a program that computes. Each process runs on one core, so
-// that whatever runs beside its computation takes time from it.
+// How much a worker that is connected and idle takes away from a program that computes. Each
+// process runs on one core, so that whatever runs beside its computation takes time from it.
 #include <cstdint>
 
 #include "cores.h"
@@ -80,7 +80,9 @@ void second(Side& side) {
 
 Measure steal() {
   return {.name = "steal",
-          .about = "two processes computing, without stitch and as connected idle workers: how much slower in %",
+          .about =
+              "two processes computing, without stitch and as connected idle workers: how much "
+              "slower in %",
           .paths = {"same_host", "tcp"},
           .first = &first,
           .second = &second};

@@ -1,4 +1,5 @@
-// A step of a perceptron whose hidden layers live on the other worker, beside the same step in one process.
+// A step of a perceptron whose hidden layers live on the other worker, beside the same step in one
+// process.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -44,10 +45,12 @@ struct Batch {
 template <class Optimizer, class Options>
 class LocalModel {
  public:
-  LocalModel(const Batch& batch, const Options& options) : batch_(batch), optimizer_(parameters(), options) {}
+  LocalModel(const Batch& batch, const Options& options)
+      : batch_(batch), optimizer_(parameters(), options) {}
   double step() {
     optimizer_.zero_grad();
-    const auto loss = torch::nn::functional::cross_entropy(output_(hidden_->forward(batch_.images)), batch_.labels);
+    const auto loss = torch::nn::functional::cross_entropy(output_(hidden_->forward(batch_.images)),
+                                                           batch_.labels);
     loss.backward();
     optimizer_.step();
     return loss.template item<double>();
@@ -73,7 +76,8 @@ class DistributedModel {
   double step() {
     const auto start = Clock::now();
     stitch::dist_autograd::Context context;
-    const auto loss = torch::nn::functional::cross_entropy(output_(hidden_.forward(batch_.images)), batch_.labels);
+    const auto loss = torch::nn::functional::cross_entropy(output_(hidden_.forward(batch_.images)),
+                                                           batch_.labels);
     const auto forward_done = Clock::now();
     context.backward({loss});
     const auto backward_done = Clock::now();
@@ -103,11 +107,13 @@ class DistributedModel {
 
 template <class Model>
 double steps_per_second(const Side& side, Model& model) {
-  return 1e6 / median(time_each_us(side.settings().seconds, 5, [&] { static_cast<void>(model.step()); }));
+  return 1e6 /
+         median(time_each_us(side.settings().seconds, 5, [&] { static_cast<void>(model.step()); }));
 }
 
 template <class Optimizer, class Options>
-void measure_optimizer(const Side& side, const std::string& name, const Batch& batch, const Options& options) {
+void measure_optimizer(const Side& side, const std::string& name, const Batch& batch,
+                       const Options& options) {
   LocalModel<Optimizer, Options> local(batch, options);
   DistributedModel<Optimizer, Options> distributed(other(side), batch, options);
   for (int i = 0; i < 10; ++i) {
@@ -141,7 +147,9 @@ void first(Side& side) {
 
 Measure step() {
   return {.name = "step",
-          .about = "training steps of a 784-512-512-10 perceptron, hidden layers on the other worker, and all in one process",
+          .about =
+              "training steps of a 784-512-512-10 perceptron, hidden layers on the other worker, "
+              "and all in one process",
           .paths = {"same_host", "tcp"},
           .first = &first,
           .second = &serve};

@@ -12,27 +12,35 @@ namespace stitch_bench {
 
 using Clock = std::chrono::steady_clock;
 
-[[nodiscard]] inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+[[nodiscard]] inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 [[nodiscard]] inline Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 // The value that a share of the others does not exceed: 0.5 is the median. 0 for none.
 [[nodiscard]] inline double quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
-  const auto at = std::min(values.size() - 1, static_cast<std::size_t>(share * static_cast<double>(values.size())));
+  const auto at = std::min(values.size() - 1,
+                           static_cast<std::size_t>(share * static_cast<double>(values.size())));
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
   return values[at];
 }
-[[nodiscard]] inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+[[nodiscard]] inline double median(std::vector<double> values) {
+  return quantile(std::move(values), 0.5);
+}
 
-// Runs `call` again and again for `seconds`, at least `least` times, after a warm-up of a quarter of that. Returns what each
-// run took, in microseconds.
+// Runs `call` again and again for `seconds`, at least `least` times, after a warm-up of a quarter
+// of that. Returns what each run took, in microseconds.
 template <class Call>
 [[nodiscard]] std::vector<double> time_each_us(double seconds, std::size_t least, Call&& call) {
-  constexpr std::size_t kMost = std::size_t{1} << 20;  // samples that are kept; more would be a matter of memory
+  constexpr std::size_t kMost = std::size_t{1}
+                                << 20;  // samples that are kept; more would be a matter of memory
   const auto warm = after(seconds / 4);
-  for (std::size_t i = 0; i < std::max<std::size_t>(1, least / 4) || Clock::now() < warm; ++i) call();
+  for (std::size_t i = 0; i < std::max<std::size_t>(1, least / 4) || Clock::now() < warm; ++i)
+    call();
   std::vector<double> times;
   times.reserve(kMost);
   const auto end = after(seconds);
@@ -45,8 +53,10 @@ template <class Call>
   return times;
 }
 
-// Reports p50, p99 and p99.9 of times in microseconds, under key.p50 and so on; `floor` likewise, but without p99.9.
-inline void report_latency(const Side& side, const std::string& key, const std::vector<double>& times, const std::string& floor = {}) {
+// Reports p50, p99 and p99.9 of times in microseconds, under key.p50 and so on; `floor` likewise,
+// but without p99.9.
+inline void report_latency(const Side& side, const std::string& key,
+                           const std::vector<double>& times, const std::string& floor = {}) {
   side.result(key + ".p50", quantile(times, 0.5), "us", floor.empty() ? "" : floor + ".p50");
   side.result(key + ".p99", quantile(times, 0.99), "us", floor.empty() ? "" : floor + ".p99");
   side.result(key + ".p99.9", quantile(times, 0.999), "us");

@@ -23,7 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void throw_errno(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
 
 sigset_t watched_signals() {
   sigset_t set;
@@ -49,7 +51,8 @@ class Descriptor {
   int number_;
 };
 
-// Above the numbers that a child gives them, so that no dup2 there overwrites one that is still needed.
+// Above the numbers that a child gives them, so that no dup2 there overwrites one that is still
+// needed.
 int moved_up(int descriptor) {
   const int moved = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 10);
   if (moved < 0) throw_errno("cannot duplicate a descriptor");
@@ -69,7 +72,8 @@ void become(char* const* arguments, pid_t parent, const Inherited& inherited) {
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return;
+  if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+    return;
   if (inherited.link >= 0 && ::dup2(inherited.link, Side::kLink) < 0) return;
   if (::dup2(inherited.results, Side::kResults) < 0) return;
   sigset_t none;
@@ -97,7 +101,8 @@ pid_t start(const std::vector<std::string>& arguments, const Inherited& inherite
 
 std::string status_text(int status) {
   if (WIFEXITED(status)) return "exited with status " + std::to_string(WEXITSTATUS(status));
-  return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" + ::strsignal(WTERMSIG(status)) + ")";
+  return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" +
+         ::strsignal(WTERMSIG(status)) + ")";
 }
 
 // The processes of one run; the destructor kills and reaps those that are left.
@@ -125,7 +130,8 @@ class Children {
     std::erase_if(children_, [&](const Child& child) {
       int status = 0;
       if (::waitpid(child.pid, &status, WNOHANG) != child.pid) return false;
-      if (status != 0 && failure.empty()) failure = "process " + std::to_string(child.rank) + " " + status_text(status);
+      if (status != 0 && failure.empty())
+        failure = "process " + std::to_string(child.rank) + " " + status_text(status);
       return true;
     });
     return failure;
@@ -142,7 +148,8 @@ class Children {
 // Splits what comes from a pipe into lines.
 class Lines {
  public:
-  Lines(int descriptor, const TwoProcesses::OnLine& on_line) : descriptor_(descriptor), on_line_(on_line) {}
+  Lines(int descriptor, const TwoProcesses::OnLine& on_line)
+      : descriptor_(descriptor), on_line_(on_line) {}
   // False at the end. REQUIRES: a descriptor that does not block.
   bool read() {
     for (;;) {
@@ -151,7 +158,9 @@ class Lines {
       if (got == 0) return false;
       if (got < 0) return errno == EAGAIN || errno == EINTR;
       text_.append(piece.data(), static_cast<std::size_t>(got));
-      for (std::size_t end = 0; (end = text_.find('\n')) != std::string::npos; text_.erase(0, end + 1)) on_line_(text_.substr(0, end));
+      for (std::size_t end = 0; (end = text_.find('\n')) != std::string::npos;
+           text_.erase(0, end + 1))
+        on_line_(text_.substr(0, end));
     }
   }
 
@@ -176,19 +185,23 @@ TwoProcesses::~TwoProcesses() {
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& arguments, std::chrono::seconds limit, const OnLine& on_line) {
+std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& arguments,
+                              std::chrono::seconds limit, const OnLine& on_line) {
   std::array<int, 2> pipe_ends{};
   if (::pipe2(pipe_ends.data(), O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
   const Descriptor results(moved_up(pipe_ends[0]));
   Descriptor results_in(moved_up(pipe_ends[1]));
   ::fcntl(results.number(), F_SETFL, ::fcntl(results.number(), F_GETFL) | O_NONBLOCK);
   std::array<int, 2> link_ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link_ends.data()) != 0) throw_errno("cannot make a socket pair");
-  std::array<Descriptor, 2> links{Descriptor(moved_up(link_ends[0])), Descriptor(moved_up(link_ends[1]))};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link_ends.data()) != 0)
+    throw_errno("cannot make a socket pair");
+  std::array<Descriptor, 2> links{Descriptor(moved_up(link_ends[0])),
+                                  Descriptor(moved_up(link_ends[1]))};
 
   Children children;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    children.add(start(arguments[i], {arguments.size() == 2 ? links[i].number() : -1, results_in.number()}));
+    children.add(
+        start(arguments[i], {arguments.size() == 2 ? links[i].number() : -1, results_in.number()}));
   }
   results_in.close();
   links[0].close();
@@ -198,7 +211,8 @@ std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& argum
   std::string failure;
   const auto deadline = Clock::now() + limit;
   while (!children.empty() && failure.empty()) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) {
       failure = "took longer than " + std::to_string(limit.count()) + " s";
       break;
@@ -208,13 +222,15 @@ std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& argum
     if ((ready[1].revents & POLLIN) != 0) lines.read();
     signalfd_siginfo info{};
     while (::read(signals_, &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
-      if (static_cast<int>(info.ssi_signo) != SIGCHLD) interrupted_ = static_cast<int>(info.ssi_signo);
+      if (static_cast<int>(info.ssi_signo) != SIGCHLD)
+        interrupted_ = static_cast<int>(info.ssi_signo);
     }
     if (interrupted_ != 0) {
       failure = std::string("was interrupted (") + ::strsignal(interrupted_) + ")";
     } else {
       failure = children.reap();
-      // A pipe that has hung up would wake poll() for ever; the end of the processes is all there is left to wait for.
+      // A pipe that has hung up would wake poll() for ever; the end of the processes is all there
+      // is left to wait for.
       if ((ready[1].revents & (POLLIN | POLLHUP)) == POLLHUP) ::usleep(1000);
     }
   }

@@ -48,7 +48,9 @@ stitch::Worker join_world(const Side& side) {
   options.rank = side.rank();
   options.world_size = 2;
   options.init_method = meeting_place(side);
-  options.transports = side.path() == "tcp" ? std::vector<std::string>{side.settings().tcp_transport} : side.settings().transports;
+  options.transports = side.path() == "tcp"
+                           ? std::vector<std::string>{side.settings().tcp_transport}
+                           : side.settings().transports;
   return stitch::init(options);
 }
 

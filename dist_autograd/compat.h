@@ -18,8 +18,9 @@
 #include <type_traits>
 #include <utility>
 
-// The only place that knows how versions of libtorch differ. Features are asked for, versions never. What must depend on a
-// template parameter does, because `requires` only tests dependent expressions softly.
+// The only place that knows how versions of libtorch differ. Features are asked for, versions
+// never. What must depend on a template parameter does, because `requires` only tests dependent
+// expressions softly.
 namespace stitch::dist_autograd {
 
 using torch::autograd::AccumulateGrad;
@@ -36,13 +37,15 @@ inline constexpr bool kSharedNodes = std::is_same_v<NodePtr, std::shared_ptr<Nod
 template <class T, class... Args>
 [[nodiscard]] auto make_node(Args&&... args) {
   if constexpr (kSharedNodes) {
-    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...),
+                              [](auto* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
   }
 }
 
-// The stream on which a node's work belongs: that of its first input on an accelerator. None for CPU nodes.
+// The stream on which a node's work belongs: that of its first input on an accelerator. None for
+// CPU nodes.
 [[nodiscard]] inline std::optional<c10::Stream> node_stream(const Node& node) {
   for (std::uint32_t i = 0; i < node.num_inputs(); ++i) {
     const auto& metadata = node.input_metadata(i);
@@ -51,9 +54,11 @@ template <class T, class... Args>
   return std::nullopt;
 }
 
-// Makes work that `consumer` does later wait for what the current stream has done to `tensor`. CPU tensors need nothing.
+// Makes work that `consumer` does later wait for what the current stream has done to `tensor`. CPU
+// tensors need nothing.
 inline void hand_over(const at::Tensor& tensor, const std::optional<c10::Stream>& consumer) {
-  if (!tensor.defined() || tensor.device().is_cpu() || tensor.device().is_meta() || !consumer) return;
+  if (!tensor.defined() || tensor.device().is_cpu() || tensor.device().is_meta() || !consumer)
+    return;
   const c10::impl::VirtualGuardImpl device(tensor.device().type());
   const c10::Stream producer = device.getStream(tensor.device());
   if (producer == *consumer || consumer->device_type() != producer.device_type()) return;
@@ -63,7 +68,8 @@ inline void hand_over(const at::Tensor& tensor, const std::optional<c10::Stream>
   if (tensor.has_storage()) device.recordDataPtrOnStream(tensor.storage().data_ptr(), *consumer);
 }
 
-// Tensor hooks that run before a node's own pre hooks, where this libtorch keeps them apart (else they are pre hooks).
+// Tensor hooks that run before a node's own pre hooks, where this libtorch keeps them apart (else
+// they are pre hooks).
 template <class N>
 void tensor_pre_hooks(N& node, variable_list& grads) {
   if constexpr (requires { node.tensor_pre_hooks(); }) {
@@ -72,7 +78,8 @@ void tensor_pre_hooks(N& node, variable_list& grads) {
   }
 }
 
-// Hooks of a leaf, where this libtorch runs them inside AccumulateGrad (else tensor_pre_hooks() has run them).
+// Hooks of a leaf, where this libtorch runs them inside AccumulateGrad (else tensor_pre_hooks() has
+// run them).
 template <class N>
 void leaf_hooks(N& node, const at::Tensor& variable, at::Tensor& grad) {
   if constexpr (!requires { node.tensor_pre_hooks(); }) {
@@ -95,15 +102,19 @@ void fit_dtype(const Metadata& metadata, at::Tensor& grad) {
 
 // True when nothing but `tensor` can see its memory, so that it may be changed in place.
 [[nodiscard]] inline bool sole_owner(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !at::isTensorSubclassLike(tensor) && !tensor._is_zerotensor() && !tensor.is_nested() &&
-         tensor.is_non_overlapping_and_dense() && tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
+  return tensor.layout() == c10::kStrided && !at::isTensorSubclassLike(tensor) &&
+         !tensor._is_zerotensor() && !tensor.is_nested() && tensor.is_non_overlapping_and_dense() &&
+         tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
 }
 
-// True when nothing but the tensor's own handle holds its memory: what is needed to take a gradient over without a copy.
+// True when nothing but the tensor's own handle holds its memory: what is needed to take a gradient
+// over without a copy.
 [[nodiscard]] inline bool owns_memory(const at::Tensor& tensor) {
-  if (tensor.layout() == c10::kStrided) return tensor.has_storage() && tensor.storage().use_count() == 1;
+  if (tensor.layout() == c10::kStrided)
+    return tensor.has_storage() && tensor.storage().use_count() == 1;
   if (tensor.layout() == c10::kSparse) {
-    return tensor._indices().storage().use_count() == 1 && tensor._values().storage().use_count() == 1;
+    return tensor._indices().storage().use_count() == 1 &&
+           tensor._values().storage().use_count() == 1;
   }
   return false;
 }
@@ -124,10 +135,12 @@ inline void accumulate(at::Tensor& slot, at::Tensor&& grad) {
   }
 }
 
-// Adds `grad` to `kept` by the rules of this libtorch's own AccumulateGrad. `references`: how many the caller may hold on
-// `grad` for it to be taken over instead of copied; 0 always copies.
-inline void accumulate_leaf(const at::Tensor& variable, at::Tensor& kept, const at::Tensor& grad, std::size_t references) {
-  AccumulateGrad::accumulateGrad(variable, kept, grad, references, [&kept](at::Tensor&& updated) { kept = std::move(updated); });
+// Adds `grad` to `kept` by the rules of this libtorch's own AccumulateGrad. `references`: how many
+// the caller may hold on `grad` for it to be taken over instead of copied; 0 always copies.
+inline void accumulate_leaf(const at::Tensor& variable, at::Tensor& kept, const at::Tensor& grad,
+                            std::size_t references) {
+  AccumulateGrad::accumulateGrad(variable, kept, grad, references,
+                                 [&kept](at::Tensor&& updated) { kept = std::move(updated); });
 }
 
 // The state an optimizer keeps for `parameter`, or null before its first step.

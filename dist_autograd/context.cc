@@ -13,13 +13,15 @@ std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
   return std::make_shared<const Carried>(Carried{std::move(state), {}});
 }
 
-std::shared_ptr<const Carried> carried() { return std::static_pointer_cast<const Carried>(Ambient::current().carried); }
+std::shared_ptr<const Carried> carried() {
+  return std::static_pointer_cast<const Carried>(Ambient::current().carried);
+}
 
 std::shared_ptr<ContextState> find_state(Agent& agent, const ContextId& id) {
   auto state = Engine::of(agent).contexts().find(id);
   if (!state) {
-    throw Error(ErrorCode::invalid_argument,
-                "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()) + " or has ended");
+    throw Error(ErrorCode::invalid_argument, "context " + to_string(id) + " is unknown to " +
+                                                 stitch::to_string(agent.self()) + " or has ended");
   }
   return state;
 }
@@ -38,20 +40,26 @@ void ContextHandle::backward(std::vector<at::Tensor> roots, const Options& optio
   backward_async(std::move(roots), options).get();
 }
 
-Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots, const Options& options) const {
+Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots,
+                                           const Options& options) const {
   agent_->throw_if_stopped();
   return Engine::of(*agent_).backward(state_, std::move(roots), options);
 }
 
 GradientMap ContextHandle::gradients() const { return state_->gradients()->snapshot(); }
 
-at::Tensor ContextHandle::gradient(const at::Tensor& leaf) const { return state_->gradients()->find(leaf); }
+at::Tensor ContextHandle::gradient(const at::Tensor& leaf) const {
+  return state_->gradients()->find(leaf);
+}
 
-std::string ContextHandle::graph_dot(const std::vector<at::Tensor>& roots) const { return collect_graph(agent_, *state_, roots); }
+std::string ContextHandle::graph_dot(const std::vector<at::Tensor>& roots) const {
+  return collect_graph(agent_, *state_, roots);
+}
 
 Context::Context() : Context(usable_agent()) {}
 
-Context::Context(std::shared_ptr<Agent> agent) : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
+Context::Context(std::shared_ptr<Agent> agent)
+    : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
   outer_ = std::exchange(Ambient::current().carried, carry(state_));
 }
 
@@ -73,7 +81,8 @@ ContextHandle current_context() {
   const auto current = carried();
   if (!current) {
     throw Error(ErrorCode::invalid_argument,
-                "no dist_autograd context is current on this thread: make a dist_autograd::Context, or a context_scope(id) on a thread of "
+                "no dist_autograd context is current on this thread: make a "
+                "dist_autograd::Context, or a context_scope(id) on a thread of "
                 "your own");
   }
   return {current_agent(), current->context};
@@ -85,7 +94,8 @@ ContextHandle find_context(const ContextId& id) {
   return {std::move(agent), std::move(state)};
 }
 
-Future<void> backward_async(const ContextId& context, std::vector<at::Tensor> roots, const Options& options) {
+Future<void> backward_async(const ContextId& context, std::vector<at::Tensor> roots,
+                            const Options& options) {
   return find_context(context).backward_async(std::move(roots), options);
 }
 

@@ -18,14 +18,16 @@ class ContextState;
 
 // How a backward pass finds out which calls it has to wait for.
 enum class Mode : std::uint8_t {
-  exact,  // asks first what the loss really used; results that were computed and dropped cost nothing
+  exact,  // asks first what the loss really used; results that were computed and dropped cost
+          // nothing
   fast,   // assumes every call of the context was used; an error names those that were not
 };
 
 struct Options {
   bool retain_graph = false;  // keep what the graph saved, for another backward over it
   Mode mode = Mode::exact;
-  std::vector<at::Tensor> grads{};      // gradients of the roots; undefined or left out: 1 for a root of one element
+  std::vector<at::Tensor>
+      grads{};  // gradients of the roots; undefined or left out: 1 for a root of one element
   bool create_graph = false;            // gradients can be differentiated again (needs exact mode)
   std::chrono::nanoseconds timeout{0};  // for the whole pass; 0: none
   template <class Archive>
@@ -34,24 +36,28 @@ struct Options {
   }
 };
 
-// A context as seen from one worker, without owning it. Copyable; may outlive the context, then everything throws
-// Error(cancelled). Thread contract: any thread.
+// A context as seen from one worker, without owning it. Copyable; may outlive the context, then
+// everything throws Error(cancelled). Thread contract: any thread.
 class ContextHandle {
  public:
-  ContextHandle(std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> state) : agent_(std::move(agent)), state_(std::move(state)) {}
+  ContextHandle(std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> state)
+      : agent_(std::move(agent)), state_(std::move(state)) {}
 
   [[nodiscard]] const ContextId& id() const noexcept;
-  // Differentiates `roots` (tensors of this worker) with respect to every leaf they depend on, on all workers, and adds the
-  // gradients to this context. Waits until that has ended everywhere. Throws the first error of any worker, then nothing of the
-  // pass is left anywhere. `.grad` stays as it is. Several passes may run at once.
+  // Differentiates `roots` (tensors of this worker) with respect to every leaf they depend on, on
+  // all workers, and adds the gradients to this context. Waits until that has ended everywhere.
+  // Throws the first error of any worker, then nothing of the pass is left anywhere. `.grad` stays
+  // as it is. Several passes may run at once.
   void backward(std::vector<at::Tensor> roots, const Options& options = {}) const;
   // The same without waiting. Cancelling the future ends the pass.
-  [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots, const Options& options = {}) const;
+  [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots,
+                                            const Options& options = {}) const;
   // The gradients of this worker's leaves so far. A snapshot: later passes do not change it.
   [[nodiscard]] GradientMap gradients() const;
   // That of one leaf, undefined when it has none.
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
-  // The graph of all workers as Graphviz, stitched together: all that was sent and what leads from `roots`. Waits.
+  // The graph of all workers as Graphviz, stitched together: all that was sent and what leads from
+  // `roots`. Waits.
   [[nodiscard]] std::string graph_dot(const std::vector<at::Tensor>& roots = {}) const;
 
  protected:
@@ -59,16 +65,20 @@ class ContextHandle {
   std::shared_ptr<ContextState> state_;
 };
 
-// The scope of one iteration of distributed training. While it is current on a thread (from construction to destruction on the
-// constructing thread, and in the handlers, continuations and coroutines that started under it), calls carry it, and tensors
-// they carry are recorded. Calls made with grad mode off carry nothing. Contexts nest per thread; the innermost is current.
-// Belongs to the worker that was current when it was made. Its end frees what it holds on every worker that took part.
-// Thread contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
+// The scope of one iteration of distributed training. While it is current on a thread (from
+// construction to destruction on the constructing thread, and in the handlers, continuations and
+// coroutines that started under it), calls carry it, and tensors they carry are recorded. Calls
+// made with grad mode off carry nothing. Contexts nest per thread; the innermost is current.
+// Belongs to the worker that was current when it was made. Its end frees what it holds on every
+// worker that took part. Thread contract: as ContextHandle; made and destroyed by one thread (or
+// one coroutine).
 class Context : public ContextHandle {
  public:
-  // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut down.
+  // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut
+  // down.
   Context();
-  // Backward passes that still run end with `cancelled`; waits for the node that is just running here.
+  // Backward passes that still run end with `cancelled`; waits for the node that is just running
+  // here.
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -78,7 +88,8 @@ class Context : public ContextHandle {
   std::shared_ptr<const void> outer_;
 };
 
-// Makes a context that this worker takes part in current on this thread for a block: for threads that the program starts itself.
+// Makes a context that this worker takes part in current on this thread for a block: for threads
+// that the program starts itself.
 class [[nodiscard]] ContextScope {
  public:
   explicit ContextScope(const ContextId& id);
@@ -96,12 +107,14 @@ class [[nodiscard]] ContextScope {
 [[nodiscard]] ContextHandle current_context();
 // True when a context is current on this thread.
 [[nodiscard]] bool has_current_context() noexcept;
-// A context that the current worker takes part in. Throws Error(invalid_argument) when it does not (any more).
+// A context that the current worker takes part in. Throws Error(invalid_argument) when it does not
+// (any more).
 [[nodiscard]] ContextHandle find_context(const ContextId& id);
 
-// As ContextHandle::backward_async on the current worker, which must take part in the context. For layers that start a pass
-// where a tensor lives.
-[[nodiscard]] Future<void> backward_async(const ContextId& context, std::vector<at::Tensor> roots, const Options& options = {});
+// As ContextHandle::backward_async on the current worker, which must take part in the context. For
+// layers that start a pass where a tensor lives.
+[[nodiscard]] Future<void> backward_async(const ContextId& context, std::vector<at::Tensor> roots,
+                                          const Options& options = {});
 
 namespace detail {
 // Makes every agent take part in distributed autograd, whatever else the program uses of it.

@@ -60,7 +60,8 @@ std::vector<WorkerInfo> ContextState::peers() const {
   return all;
 }
 
-std::shared_ptr<Pass> ContextState::open_pass(PassId id, const std::function<std::shared_ptr<Pass>()>& make) {
+std::shared_ptr<Pass> ContextState::open_pass(PassId id,
+                                              const std::function<std::shared_ptr<Pass>()>& make) {
   MutexLock lock(mutex_);
   if (ended_ || past_passes_.contains(id)) return nullptr;
   auto& pass = passes_[id];
@@ -109,7 +110,8 @@ ContextState::Ending ContextState::end() {
     for (const auto& [id, pass] : passes_) ending.passes.push_back(pass);
     for (const auto& [id, peer] : peers_) ending.peers.push_back(peer);
   }
-  // Gradients made with create_graph hold graphs that hold nodes that hold gradients: such circles end here.
+  // Gradients made with create_graph hold graphs that hold nodes that hold gradients: such circles
+  // end here.
   gradients_->clear();
   return ending;
 }

@@ -16,9 +16,10 @@ namespace stitch::dist_autograd {
 
 class Pass;
 
-// One context on one worker: the links that left it, the gradients that accumulated, the passes that run, whom it told the id.
-// Shared by the table of contexts, by everything that runs under it, and by its passes. After end() it is empty and stays so.
-// Thread contract: any thread. Nodes, gradients and passes are destroyed outside the lock.
+// One context on one worker: the links that left it, the gradients that accumulated, the passes
+// that run, whom it told the id. Shared by the table of contexts, by everything that runs under it,
+// and by its passes. After end() it is empty and stays so. Thread contract: any thread. Nodes,
+// gradients and passes are destroyed outside the lock.
 class ContextState {
  public:
   explicit ContextState(ContextId id) : id_(id) {}
@@ -26,10 +27,13 @@ class ContextState {
   ContextState& operator=(const ContextState&) = delete;
 
   [[nodiscard]] const ContextId& id() const noexcept { return id_; }
-  [[nodiscard]] const std::shared_ptr<GradientStore>& gradients() const noexcept { return gradients_; }
+  [[nodiscard]] const std::shared_ptr<GradientStore>& gradients() const noexcept {
+    return gradients_;
+  }
   [[nodiscard]] bool ended() const STITCH_EXCLUDES(mutex_);
 
-  // Keeps a send node under its link. `of_gradients`: it stands for gradients of a pass with create_graph. False after end().
+  // Keeps a send node under its link. `of_gradients`: it stands for gradients of a pass with
+  // create_graph. False after end().
   bool add_send(LinkId link, NodePtr node, bool of_gradients) STITCH_EXCLUDES(mutex_);
   // The message of that link never left.
   void remove_send(LinkId link) STITCH_EXCLUDES(mutex_);
@@ -41,8 +45,11 @@ class ContextState {
   bool add_peer(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<WorkerInfo> peers() const STITCH_EXCLUDES(mutex_);
 
-  // The pass of that id; made by `make` when it is new. Null when the context or that pass has ended here.
-  [[nodiscard]] std::shared_ptr<Pass> open_pass(PassId id, const std::function<std::shared_ptr<Pass>()>& make) STITCH_EXCLUDES(mutex_);
+  // The pass of that id; made by `make` when it is new. Null when the context or that pass has
+  // ended here.
+  [[nodiscard]] std::shared_ptr<Pass> open_pass(PassId id,
+                                                const std::function<std::shared_ptr<Pass>()>& make)
+      STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: what still comes for it is ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
@@ -50,7 +57,8 @@ class ContextState {
   [[nodiscard]] bool note_abort(PassId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
 
-  // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be told.
+  // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be
+  // told.
   struct Ending {
     bool first = false;
     std::vector<std::shared_ptr<Pass>> passes;
@@ -76,7 +84,8 @@ class ContextState {
   std::unordered_set<PassId> aborted_passes_ STITCH_GUARDED_BY(mutex_);
 };
 
-// What the ambient of a thread carries: the current context, and the call it is part of, in words for error texts.
+// What the ambient of a thread carries: the current context, and the call it is part of, in words
+// for error texts.
 struct Carried {
   std::shared_ptr<ContextState> context;
   std::string call;

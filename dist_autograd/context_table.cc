@@ -55,7 +55,8 @@ std::uint64_t ContextTable::low_water() const {
   return own_.empty() ? next_ : *own_.begin();
 }
 
-std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home, std::uint64_t epoch) {
+std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home,
+                                                                     std::uint64_t epoch) {
   std::vector<std::shared_ptr<ContextState>> removed;
   MutexLock lock(mutex_);
   Ended& ended = ended_[{home, epoch}];
@@ -97,7 +98,8 @@ std::size_t ContextTable::ended_remembered() const {
 bool ContextTable::has_ended(const ContextId& id) const {
   if (own(id)) return true;
   const auto found = ended_.find({id.home, id.epoch});
-  return found != ended_.end() && (id.counter < found->second.low_water || found->second.counters.contains(id.counter));
+  return found != ended_.end() &&
+         (id.counter < found->second.low_water || found->second.counters.contains(id.counter));
 }
 
 }  // namespace stitch::dist_autograd

@@ -13,10 +13,10 @@
 
 namespace stitch::dist_autograd {
 
-// The contexts that one worker takes part in, and which have ended, so that a late message cannot bring one back to life.
-// What is remembered of ended ones stays small: each home tells with every release below which counter all have ended.
-// Of this worker's own contexts nothing is remembered: one that is not here has ended.
-// Thread contract: any thread.
+// The contexts that one worker takes part in, and which have ended, so that a late message cannot
+// bring one back to life. What is remembered of ended ones stays small: each home tells with every
+// release below which counter all have ended. Of this worker's own contexts nothing is remembered:
+// one that is not here has ended. Thread contract: any thread.
 class ContextTable {
  public:
   ContextTable(WorkerId self, std::uint64_t epoch) : self_(self), epoch_(epoch) {}
@@ -24,17 +24,22 @@ class ContextTable {
   // A new context of this worker.
   [[nodiscard]] std::shared_ptr<ContextState> create() STITCH_EXCLUDES(mutex_);
   // The context, or null when it is unknown here or has ended.
-  [[nodiscard]] std::shared_ptr<ContextState> find(const ContextId& id) const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<ContextState> find(const ContextId& id) const
+      STITCH_EXCLUDES(mutex_);
   // A context of another worker, made known here by a message. Null when it has ended.
-  [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
+      STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
   // Forgets which contexts of that home below `counter` have ended one by one: all have.
-  void raise_low_water(WorkerId home, std::uint64_t epoch, std::uint64_t counter) STITCH_EXCLUDES(mutex_);
+  void raise_low_water(WorkerId home, std::uint64_t epoch, std::uint64_t counter)
+      STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
   // Takes out all contexts of a life of `home` that is over; none of it will be accepted again.
-  [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_home(WorkerId home, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_home(WorkerId home,
+                                                                       std::uint64_t epoch)
+      STITCH_EXCLUDES(mutex_);
   // Takes out everything.
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_all() STITCH_EXCLUDES(mutex_);
 
@@ -48,7 +53,9 @@ class ContextTable {
   };
   using Life = std::pair<WorkerId, std::uint64_t>;
   [[nodiscard]] bool has_ended(const ContextId& id) const STITCH_REQUIRES(mutex_);
-  [[nodiscard]] bool own(const ContextId& id) const noexcept { return id.home == self_ && id.epoch == epoch_; }
+  [[nodiscard]] bool own(const ContextId& id) const noexcept {
+    return id.home == self_ && id.epoch == epoch_;
+  }
 
   const WorkerId self_;
   const std::uint64_t epoch_;
@@ -56,7 +63,8 @@ class ContextTable {
   mutable Mutex mutex_;
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
-  std::set<std::uint64_t> own_ STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
+  std::set<std::uint64_t> own_
+      STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
   std::unordered_map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
   std::map<Life, Ended> ended_ STITCH_GUARDED_BY(mutex_);
 };

@@ -11,7 +11,8 @@
 namespace stitch::dist_autograd {
 
 int detail::register_engine() {
-  static const int index = register_extension([](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<Engine>(agent); });
+  static const int index = register_extension(
+      [](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<Engine>(agent); });
   return index;
 }
 
@@ -21,21 +22,25 @@ Engine::Engine(Agent& agent) : agent_(agent), contexts_(agent.self().id, agent.s
   }
 }
 
-Engine& Engine::of(Agent& agent) { return static_cast<Engine&>(agent.extension(detail::register_engine())); }
+Engine& Engine::of(Agent& agent) {
+  return static_cast<Engine&>(agent.extension(detail::register_engine()));
+}
 
 // ---- passes
 
-Future<void> Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots, const Options& options) {
+Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
+                              std::vector<at::Tensor> roots, const Options& options) {
   variable_list gradients = check_roots(roots, options);
   if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links())) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "fast mode cannot be used with create_graph: gradients that were sent are links that a later pass need not use; use exact mode");
+    throw Error(ErrorCode::invalid_argument,
+                "fast mode cannot be used with create_graph: gradients that were sent are links "
+                "that a later pass need not use; use exact mode");
   }
   Pass::Settings settings;
   settings.run.retain_graph = options.retain_graph || options.create_graph;
   settings.run.create_graph = options.create_graph;
-  settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() && torch::autograd::AnomalyMode::should_check_nan();
+  settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() &&
+                         torch::autograd::AnomalyMode::should_check_nan();
   settings.fast = options.mode == Mode::fast;
   auto deadline = Ambient::current().deadline;
   if (options.timeout.count() > 0 && options.timeout < Clock::time_point::max() - Clock::now())
@@ -63,11 +68,15 @@ void Engine::on_frame(InMessage message) {
     wire::Release release;
     archive(release);
     archive.expect_end();
-    agent_.post([agent = agent_.shared_from_this(), this, from = message.from, release] { on_release(from, release); });
+    agent_.post([agent = agent_.shared_from_this(), this, from = message.from, release] {
+      on_release(from, release);
+    });
     return;
   }
   if (kind == wire::kMark || kind == wire::kGradients) {
-    agent_.post([agent = agent_.shared_from_this(), this, message = std::move(message)]() mutable { open_and_handle(std::move(message)); });
+    agent_.post([agent = agent_.shared_from_this(), this, message = std::move(message)]() mutable {
+      open_and_handle(std::move(message));
+    });
     return;
   }
   wire::PassHeader header;
@@ -115,17 +124,20 @@ void Engine::open_and_handle(InMessage message) {
   try {
     InArchive archive(message, message.view.body());
     archive(header);
-    static_cast<void>(agent_.peers().find(header.pass.root));  // throws for a worker that does not exist
+    static_cast<void>(
+        agent_.peers().find(header.pass.root));  // throws for a worker that does not exist
     const auto context = contexts_.find(header.context);
     if (!context) {
       const std::string here = stitch::to_string(agent_.self());
       refuse(from, header,
              agent_.stopped() ? Error(ErrorCode::shutting_down, here + " is shutting down")
-                              : Error(ErrorCode::cancelled, "context " + to_string(header.context) + " was released on " + here));
+                              : Error(ErrorCode::cancelled, "context " + to_string(header.context) +
+                                                                " was released on " + here));
       return;
     }
     const auto pass = context->open_pass(header.pass, [&] {
-      return std::make_shared<Pass>(*this, agent_.shared_from_this(), context, header.pass, Pass::Settings::from_wire(header.flags));
+      return std::make_shared<Pass>(*this, agent_.shared_from_this(), context, header.pass,
+                                    Pass::Settings::from_wire(header.flags));
     });
     if (!pass) return;  // it has ended here: an abort overtook this
     if (message.view.kind() == wire::kMark) {
@@ -159,7 +171,8 @@ void Engine::refuse(const WorkerInfo& to, const wire::PassHeader& header, const 
 }
 
 // The pass has ended here, but whoever failed may not reach those that this worker can.
-void Engine::relay_abort(const ContextState& context, const WorkerInfo& from, const wire::PassHeader& header, const Error& error) {
+void Engine::relay_abort(const ContextState& context, const WorkerInfo& from,
+                         const wire::PassHeader& header, const Error& error) {
   for (const WorkerInfo& peer : context.peers()) {
     if (peer.id != from.id && peer.id != agent_.self().id) send_abort(peer, header, error);
   }
@@ -191,12 +204,15 @@ void Engine::end_context(const std::shared_ptr<ContextState>& context) {
 
 void Engine::on_release(const WorkerInfo& from, const wire::Release& release_of) {
   const auto context = contexts_.remove(release_of.context);
-  contexts_.raise_low_water(release_of.context.home, release_of.context.epoch, release_of.low_water);
+  contexts_.raise_low_water(release_of.context.home, release_of.context.epoch,
+                            release_of.low_water);
   if (!context) return;
   auto ending = context->end();
   const Error over(ErrorCode::cancelled, "context " + to_string(context->id()) + " has ended");
   for (const auto& pass : ending.passes) pass->abort(over);
-  std::erase_if(ending.peers, [&](const WorkerInfo& peer) { return peer.id == from.id || peer.id == release_of.context.home; });
+  std::erase_if(ending.peers, [&](const WorkerInfo& peer) {
+    return peer.id == from.id || peer.id == release_of.context.home;
+  });
   release(ending.peers, release_of);
 }
 
@@ -216,7 +232,8 @@ void Engine::release(const std::vector<WorkerInfo>& peers, const wire::Release& 
 }
 
 void Engine::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const Error gone(ErrorCode::disconnected, "the home of the context, " + stitch::to_string(peer) + ", is gone: " + reason.what());
+  const Error gone(ErrorCode::disconnected, "the home of the context, " + stitch::to_string(peer) +
+                                                ", is gone: " + reason.what());
   for (const auto& context : contexts_.remove_home(peer.id, peer.epoch)) {
     for (const auto& pass : context->end().passes) pass->abort(gone);
   }
@@ -233,7 +250,8 @@ std::size_t Engine::active() {
 
 void Engine::stop() {
   const Error over =
-      Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down").with_worker(agent_.self().name);
+      Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down")
+          .with_worker(agent_.self().name);
   for (const auto& context : contexts_.remove_all()) {
     for (const auto& pass : context->end().passes) pass->abort(over);
   }
@@ -251,7 +269,8 @@ void Engine::debug_info(std::map<std::string, std::int64_t>& numbers) {
   numbers["dist_autograd.passes"] = static_cast<std::int64_t>(passes);
   numbers["dist_autograd.links"] = static_cast<std::int64_t>(links);
   numbers["dist_autograd.gradients"] = static_cast<std::int64_t>(gradients);
-  numbers["dist_autograd.ended_contexts_remembered"] = static_cast<std::int64_t>(contexts_.ended_remembered());
+  numbers["dist_autograd.ended_contexts_remembered"] =
+      static_cast<std::int64_t>(contexts_.ended_remembered());
   numbers["dist_autograd.gradient_links_sent"] = static_cast<std::int64_t>(gradients_sent_.load());
 }
 

@@ -16,10 +16,10 @@ namespace stitch::dist_autograd {
 
 class Pass;
 
-// Distributed autograd's part of an agent: hangs contexts and links on calls and replies, and brings messages of passes to
-// their passes. One lives in every Agent and is owned by it.
-// Thread contract: any thread, as Extension says. What may run long (plans, tensors) goes to the thread pool; acknowledgements,
-// ends and aborts are handled where they arrive.
+// Distributed autograd's part of an agent: hangs contexts and links on calls and replies, and
+// brings messages of passes to their passes. One lives in every Agent and is owned by it. Thread
+// contract: any thread, as Extension says. What may run long (plans, tensors) goes to the thread
+// pool; acknowledgements, ends and aborts are handled where they arrive.
 class Engine final : public Extension {
  public:
   explicit Engine(Agent& agent);
@@ -27,14 +27,20 @@ class Engine final : public Extension {
   [[nodiscard]] static Engine& of(Agent& agent);
 
   [[nodiscard]] ContextTable& contexts() noexcept { return contexts_; }
-  // Ends a context of this worker, here and on every participant. Its passes end with `cancelled`; returns when none of their
-  // nodes runs here.
+  // Ends a context of this worker, here and on every participant. Its passes end with `cancelled`;
+  // returns when none of their nodes runs here.
   void end_context(const std::shared_ptr<ContextState>& context);
-  // Starts a backward pass from here. Throws Error(invalid_argument) when roots or options make no sense.
-  [[nodiscard]] Future<void> backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots, const Options& options);
+  // Starts a backward pass from here. Throws Error(invalid_argument) when roots or options make no
+  // sense.
+  [[nodiscard]] Future<void> backward(const std::shared_ptr<ContextState>& context,
+                                      std::vector<at::Tensor> roots, const Options& options);
 
-  [[nodiscard]] LinkId next_link() noexcept { return {agent_.self().id, next_link_.fetch_add(1, std::memory_order_relaxed)}; }
-  void count_gradients(std::size_t links) noexcept { gradients_sent_.fetch_add(links, std::memory_order_relaxed); }
+  [[nodiscard]] LinkId next_link() noexcept {
+    return {agent_.self().id, next_link_.fetch_add(1, std::memory_order_relaxed)};
+  }
+  void count_gradients(std::size_t links) noexcept {
+    gradients_sent_.fetch_add(links, std::memory_order_relaxed);
+  }
 
   // Extension
   void on_send(OutMessage& message, const WorkerInfo& to) override;
@@ -50,7 +56,8 @@ class Engine final : public Extension {
   void on_release(const WorkerInfo& from, const wire::Release& release_of);
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
   void refuse(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
-  void relay_abort(const ContextState& context, const WorkerInfo& from, const wire::PassHeader& header, const Error& error);
+  void relay_abort(const ContextState& context, const WorkerInfo& from,
+                   const wire::PassHeader& header, const Error& error);
   void send_abort(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
 
   Agent& agent_;

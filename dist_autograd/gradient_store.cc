@@ -4,7 +4,8 @@ namespace stitch::dist_autograd {
 
 namespace {
 
-// In-place addition would change a gradient that a reader holds, or that a message under way shares.
+// In-place addition would change a gradient that a reader holds, or that a message under way
+// shares.
 bool may_change(const at::Tensor& kept) {
   if (kept.use_count() != 1) return false;
   return kept.layout() != c10::kStrided || (kept.has_storage() && kept.storage().use_count() == 1);
@@ -12,7 +13,8 @@ bool may_change(const at::Tensor& kept) {
 
 }  // namespace
 
-void GradientStore::accumulate(const at::Tensor& variable, at::Tensor&& grad, std::size_t references) {
+void GradientStore::accumulate(const at::Tensor& variable, at::Tensor&& grad,
+                               std::size_t references) {
   if (!grad.defined()) return;
   const std::size_t stealable = owns_memory(grad) ? references : 0;
   Shard& shard = shard_of(variable);

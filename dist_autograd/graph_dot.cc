@@ -36,9 +36,12 @@ std::string in_quotes(const std::string& text) {
   return out + "\"";
 }
 
-std::string link_name(const char* side, LinkId link) { return in_quotes(std::string(side) + " " + to_string(link)); }
+std::string link_name(const char* side, LinkId link) {
+  return in_quotes(std::string(side) + " " + to_string(link));
+}
 
-GraphPart describe(Agent& agent, const ContextState& context, const std::vector<at::Tensor>& roots) {
+GraphPart describe(Agent& agent, const ContextState& context,
+                   const std::vector<at::Tensor>& roots) {
   GraphPart part;
   std::vector<Edge> edges;
   for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
@@ -55,15 +58,20 @@ GraphPart describe(Agent& agent, const ContextState& context, const std::vector<
     }
   };
   std::string links;
-  part.dot = "  subgraph \"cluster_" + self + "\" {\n    label=" + in_quotes(agent.self().name) + ";\n";
+  part.dot =
+      "  subgraph \"cluster_" + self + "\" {\n    label=" + in_quotes(agent.self().name) + ";\n";
   for (std::uint32_t i = 0; i < plan.size(); ++i) {
     std::string label = plan.node(i).name();
     if (plan.kind(i) == NodeKind::send) label += ": " + plan.send(i).call();
-    part.dot += "    " + name(i) + " [label=" + in_quotes(label) + (plan.kind(i) == NodeKind::plain ? "" : ", shape=box") + "];\n";
+    part.dot += "    " + name(i) + " [label=" + in_quotes(label) +
+                (plan.kind(i) == NodeKind::plain ? "" : ", shape=box") + "];\n";
     for (const Plan::Target& target : plan.edges(i)) {
-      if (target.node != Plan::kNone) part.dot += "    " + name(i) + " -> " + name(target.node) + ";\n";
+      if (target.node != Plan::kNone)
+        part.dot += "    " + name(i) + " -> " + name(target.node) + ";\n";
     }
-    if (plan.kind(i) == NodeKind::recv) links += "  " + name(i) + " -> " + link_name("send", plan.recv(i).link()) + " [style=dashed];\n";
+    if (plan.kind(i) == NodeKind::recv)
+      links +=
+          "  " + name(i) + " -> " + link_name("send", plan.recv(i).link()) + " [style=dashed];\n";
   }
   part.dot += "  }\n" + links;
   for (const WorkerInfo& peer : context.peers()) part.peers.push_back(peer.id);
@@ -83,19 +91,22 @@ GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) 
 
 }  // namespace detail
 
-std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context, const std::vector<at::Tensor>& roots) {
+std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context,
+                          const std::vector<at::Tensor>& roots) {
   Ambient plain = Ambient::current();
   plain.agent = agent;
   plain.carried = nullptr;  // asking must not become part of the answer
   const AmbientScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};
   GraphPart part = describe(*agent, context, roots);
-  std::string dot = "digraph " + in_quotes("context " + to_string(context.id())) + " {\n" + part.dot;
+  std::string dot =
+      "digraph " + in_quotes("context " + to_string(context.id())) + " {\n" + part.dot;
   std::deque<WorkerId> next(part.peers.begin(), part.peers.end());
   next.push_back(context.id().home);
   for (; !next.empty(); next.pop_front()) {
     if (!seen.insert(next.front()).second) continue;
-    part = rpc_sync<detail::graph_part>(next.front(), context.id().home, context.id().epoch, context.id().counter);
+    part = rpc_sync<detail::graph_part>(next.front(), context.id().home, context.id().epoch,
+                                        context.id().counter);
     dot += part.dot;
     next.insert(next.end(), part.peers.begin(), part.peers.end());
   }

@@ -14,9 +14,11 @@ class Agent;
 
 namespace stitch::dist_autograd {
 
-// The autograd graph of a context over all workers that took part, as Graphviz: one cluster per worker, links between workers
-// as dashed edges from a recv node to its send node. Asks every worker in turn; waits; throws the error of one that does not answer.
-[[nodiscard]] std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context,
+// The autograd graph of a context over all workers that took part, as Graphviz: one cluster per
+// worker, links between workers as dashed edges from a recv node to its send node. Asks every
+// worker in turn; waits; throws the error of one that does not answer.
+[[nodiscard]] std::string collect_graph(const std::shared_ptr<Agent>& agent,
+                                        const ContextState& context,
                                         const std::vector<at::Tensor>& roots);
 
 }  // namespace stitch::dist_autograd

@@ -10,8 +10,9 @@
 
 namespace stitch::dist_autograd {
 
-// Names one context for ever: the worker that made it, which life of that worker, and a counter. Wider than 64 bits on
-// purpose, so that neither a restart nor a long run can make two contexts meet.
+// Names one context for ever: the worker that made it, which life of that worker, and a counter.
+// Wider than 64 bits on purpose, so that neither a restart nor a long run can make two contexts
+// meet.
 struct ContextId {
   WorkerId home;
   std::uint64_t epoch = 0;
@@ -30,8 +31,9 @@ struct PassId {
   friend auto operator<=>(const PassId&, const PassId&) = default;
 };
 
-// Names one message that carried tensors requiring grad, within a context: the worker that sent it and a counter of that
-// worker. The same id names the SendNode there and the RecvNode at the receiver.
+// Names one message that carried tensors requiring grad, within a context: the worker that sent it
+// and a counter of that worker. The same id names the SendNode there and the RecvNode at the
+// receiver.
 struct LinkId {
   WorkerId sender;
   std::uint64_t counter = 0;
@@ -40,7 +42,8 @@ struct LinkId {
 
 // `12@0.1735`: counter, home worker, epoch.
 [[nodiscard]] inline std::string to_string(const ContextId& id) {
-  return std::to_string(id.counter) + "@" + std::to_string(id.home.value()) + "." + std::to_string(id.epoch);
+  return std::to_string(id.counter) + "@" + std::to_string(id.home.value()) + "." +
+         std::to_string(id.epoch);
 }
 [[nodiscard]] inline std::string to_string(const LinkId& id) {
   return std::to_string(id.sender.value()) + "/" + std::to_string(id.counter);
@@ -57,7 +60,8 @@ struct LinkId {
 template <>
 struct std::hash<stitch::dist_autograd::ContextId> {
   std::size_t operator()(const stitch::dist_autograd::ContextId& id) const noexcept {
-    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.home.value()} << 40), id.counter);
+    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.home.value()} << 40),
+                                      id.counter);
   }
 };
 template <>

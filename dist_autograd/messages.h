@@ -61,8 +61,9 @@ struct Done {
 
 // The gradients of one link. Followed in the message by its defined tensors, in order.
 struct GradientEntry {
-  std::uint64_t link = 0;           // a counter of the receiver's own links
-  std::uint64_t gradient_link = 0;  // create_graph: a new link of the sender's, over the tensors that require grad; 0: none
+  std::uint64_t link = 0;  // a counter of the receiver's own links
+  std::uint64_t gradient_link =
+      0;  // create_graph: a new link of the sender's, over the tensors that require grad; 0: none
   std::vector<bool> defined;
   std::vector<bool> differentiable;  // which belong to gradient_link; empty without one
   template <class Archive>

@@ -4,7 +4,8 @@
 
 namespace stitch::dist_autograd {
 
-void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link, std::vector<bool> differentiable) {
+void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
+                 std::vector<bool> differentiable) {
   if (parcels_.empty()) since_ = std::chrono::steady_clock::now();
   Parcel& parcel = parcels_[node.sender().id];
   parcel.to = node.sender();
@@ -20,7 +21,10 @@ void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gr
   }
 }
 
-bool Outbox::due() const { return !parcels_.empty() && (bytes_ >= kEnough || std::chrono::steady_clock::now() - since_ >= kPatience); }
+bool Outbox::due() const {
+  return !parcels_.empty() &&
+         (bytes_ >= kEnough || std::chrono::steady_clock::now() - since_ >= kPatience);
+}
 
 std::vector<Outbox::Parcel> Outbox::take() {
   std::vector<Parcel> parcels;

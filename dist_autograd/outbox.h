@@ -10,7 +10,8 @@
 
 namespace stitch::dist_autograd {
 
-// Gradients of one pass on their way out, gathered per peer: one message carries many links. Touched only on the strand.
+// Gradients of one pass on their way out, gathered per peer: one message carries many links.
+// Touched only on the strand.
 class Outbox {
  public:
   struct Parcel {
@@ -20,8 +21,10 @@ class Outbox {
   };
 
   // Adds the gradients of a link. `gradient_link` and `differentiable`: see wire::GradientEntry.
-  void add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link, std::vector<bool> differentiable);
-  // True when what waits should leave before the next node runs: it is large, or has waited for kPatience.
+  void add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
+           std::vector<bool> differentiable);
+  // True when what waits should leave before the next node runs: it is large, or has waited for
+  // kPatience.
   [[nodiscard]] bool due() const;
   [[nodiscard]] bool empty() const noexcept { return parcels_.empty(); }
   // Takes out everything, one parcel per peer.

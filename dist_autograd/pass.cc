@@ -9,24 +9,33 @@ namespace stitch::dist_autograd {
 
 std::uint8_t Pass::Settings::to_wire() const {
   using Header = wire::PassHeader;
-  return static_cast<std::uint8_t>((run.retain_graph ? Header::kRetainGraph : 0) | (run.create_graph ? Header::kCreateGraph : 0) |
-                                   (run.anomaly ? Header::kAnomaly : 0) | (fast ? Header::kFast : 0));
+  return static_cast<std::uint8_t>((run.retain_graph ? Header::kRetainGraph : 0) |
+                                   (run.create_graph ? Header::kCreateGraph : 0) |
+                                   (run.anomaly ? Header::kAnomaly : 0) |
+                                   (fast ? Header::kFast : 0));
 }
 
 Pass::Settings Pass::Settings::from_wire(std::uint8_t flags) {
   using Header = wire::PassHeader;
-  return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0, (flags & Header::kAnomaly) != 0},
+  return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0,
+           (flags & Header::kAnomaly) != 0},
           (flags & Header::kFast) != 0};
 }
 
-Pass::Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context, PassId id, Settings settings)
-    : engine_(engine), agent_(std::move(agent)), context_(std::move(context)), id_(id), settings_(settings) {}
+Pass::Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context,
+           PassId id, Settings settings)
+    : engine_(engine),
+      agent_(std::move(agent)),
+      context_(std::move(context)),
+      id_(id),
+      settings_(settings) {}
 
 void Pass::prepare(std::vector<Edge> roots) {
   std::call_once(prepared_, [&] {
     plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends());
     strand_ = std::make_shared<Strand>(
-        plan_, settings_.run, context_->gradients(), [agent = agent_](UniqueFunction<void()> task) { agent->post(std::move(task)); },
+        plan_, settings_.run, context_->gradients(),
+        [agent = agent_](UniqueFunction<void()> task) { agent->post(std::move(task)); },
         weak_from_this());
     {
       MutexLock lock(mutex_);
@@ -50,7 +59,8 @@ void Pass::guard(const std::function<void()>& handle) {
 
 // An error that arose on this worker, with its name.
 Error Pass::found_here(const Error& error) const {
-  return Error(error.code(), "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
+  return Error(error.code(),
+               "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
       .with_worker(agent_->self().name)
       .with_function(error.function())
       .with_remote(!root());
@@ -58,29 +68,37 @@ Error Pass::found_here(const Error& error) const {
 
 void Pass::require_own(const RecvNode& node) const {
   if (node.context() == context_->id()) return;
-  throw Error(ErrorCode::invalid_argument, "the loss uses a result that was received under another context (" +
-                                               dist_autograd::to_string(node.context()) + ", from " + stitch::to_string(node.sender()) +
-                                               ")");
+  throw Error(ErrorCode::invalid_argument,
+              "the loss uses a result that was received under another context (" +
+                  dist_autograd::to_string(node.context()) + ", from " +
+                  stitch::to_string(node.sender()) + ")");
 }
 
-variable_list Pass::unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index, std::vector<at::Tensor>& tensors,
+variable_list Pass::unpack(const WorkerInfo& from, const wire::GradientEntry& entry,
+                           std::uint32_t index, std::vector<at::Tensor>& tensors,
                            std::size_t& next) const {
   const SendNode& node = plan_->send(index);
   const auto wrong = [&](const char* what) {
-    return Error(ErrorCode::protocol, "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
+    return Error(ErrorCode::protocol,
+                 "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
   };
-  if (entry.defined.size() != node.num_inputs()) throw wrong("their number is not that of the tensors sent");
+  if (entry.defined.size() != node.num_inputs())
+    throw wrong("their number is not that of the tensors sent");
   variable_list gradients(entry.defined.size());
   std::vector<at::Tensor> linked;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (!entry.defined[i]) continue;
     if (next == tensors.size() || !tensors[next].defined()) throw wrong("tensors are missing");
     gradients[i] = std::move(tensors[next++]);
-    if (!node.input_metadata(i).is_same_shape(gradients[i])) throw wrong("a shape differs from that of the tensor sent");
+    if (!node.input_metadata(i).is_same_shape(gradients[i]))
+      throw wrong("a shape differs from that of the tensor sent");
     if (gradients[i].requires_grad()) gradients[i].set_requires_grad(false);
-    if (entry.gradient_link != 0 && i < entry.differentiable.size() && entry.differentiable[i]) linked.push_back(gradients[i]);
+    if (entry.gradient_link != 0 && i < entry.differentiable.size() && entry.differentiable[i])
+      linked.push_back(gradients[i]);
   }
-  if (!linked.empty()) RecvNode::attach({from.id, entry.gradient_link}, from, context_->id(), "gradient of " + node.call(), linked);
+  if (!linked.empty())
+    RecvNode::attach({from.id, entry.gradient_link}, from, context_->id(),
+                     "gradient of " + node.call(), linked);
   return gradients;
 }
 
@@ -97,7 +115,9 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
     if (!linked.empty()) {
       const LinkId link = engine_.next_link();
       // Before the message leaves, so that whoever uses the gradient finds its link here.
-      context_->add_send(link, make_node<SendNode>(link, node.sender(), "gradient of " + node.call(), linked), true);
+      context_->add_send(
+          link, make_node<SendNode>(link, node.sender(), "gradient of " + node.call(), linked),
+          true);
       gradient_link = link.counter;
     }
   }
@@ -162,9 +182,12 @@ OutMessage Pass::message(std::uint16_t kind) const {
 
 void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
   const WorkerInfo& peer = agent_->peers().find(to);
-  const auto sent = [self = shared_from_this(), peer, carries_gradients](const std::optional<Error>& error) {
+  const auto sent = [self = shared_from_this(), peer,
+                     carries_gradients](const std::optional<Error>& error) {
     if (error) {
-      self->abort(Error(error->code(), "backward cannot reach " + stitch::to_string(peer) + ": " + error->what()).with_worker(peer.name));
+      self->abort(Error(error->code(),
+                        "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
+                      .with_worker(peer.name));
     } else if (carries_gradients) {
       Actions actions;
       {
@@ -217,7 +240,8 @@ void Pass::abort(const Error& error) {
     error_ = error;
     told = peers_;
     told.insert(not_done_.begin(), not_done_.end());
-    told.insert(id_.root);  // knows everybody once marking has ended, when the others may be gone already
+    told.insert(
+        id_.root);  // knows everybody once marking has ended, when the others may be gone already
   }
   static_cast<void>(context_->note_abort(id_));  // it is passed on here
   told.erase(agent_->self().id);
@@ -242,10 +266,12 @@ void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   bool concerned = false;
   {
     MutexLock lock(mutex_);
-    concerned = running() && (peers_.contains(peer.id) || participants_.contains(peer.id) || id_.root == peer.id);
+    concerned = running() && (peers_.contains(peer.id) || participants_.contains(peer.id) ||
+                              id_.root == peer.id);
   }
   if (!concerned) return;
-  abort(Error(ErrorCode::disconnected, "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what())
+  abort(Error(ErrorCode::disconnected,
+              "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what())
             .with_worker(peer.name));
 }
 
@@ -259,9 +285,11 @@ void Pass::expire() {
       waiting += (waiting.empty() ? "" : ", ") + stitch::to_string(agent_->peers().find(id));
     }
   }
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun).count();
-  abort(Error(ErrorCode::timeout,
-              "backward timed out after " + std::to_string(ms) + " ms" + (waiting.empty() ? std::string() : "; not done: " + waiting)));
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun).count();
+  abort(
+      Error(ErrorCode::timeout, "backward timed out after " + std::to_string(ms) + " ms" +
+                                    (waiting.empty() ? std::string() : "; not done: " + waiting)));
 }
 
 void Pass::wait_until_quiet() {
@@ -272,7 +300,8 @@ void Pass::wait_until_quiet() {
   while (phase_ != Phase::ended) changed_.wait(mutex_);
 }
 
-// Ends the pass on this worker: it is taken out of its context, and at the root the future completes.
+// Ends the pass on this worker: it is taken out of its context, and at the root the future
+// completes.
 void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
   transport::EventLoop::TimerId timer = 0;

@@ -21,10 +21,11 @@ namespace stitch::dist_autograd {
 
 class Engine;
 
-// One backward pass on one worker: builds the plan, runs it on a strand, and talks with the same pass on other workers until
-// it has ended everywhere. PROTOCOL.md has the protocol, its guarantees and why they hold; the names here are those there.
-// Owned by its context until it ends here; messages, timers and the strand that are still under way share it.
-// Thread contract: any thread. No lock is held while messages are sent, nodes run or the future completes.
+// One backward pass on one worker: builds the plan, runs it on a strand, and talks with the same
+// pass on other workers until it has ended everywhere. PROTOCOL.md has the protocol, its guarantees
+// and why they hold; the names here are those there. Owned by its context until it ends here;
+// messages, timers and the strand that are still under way share it. Thread contract: any thread.
+// No lock is held while messages are sent, nodes run or the future completes.
 class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass> {
  public:
   struct Settings {
@@ -34,19 +35,24 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     [[nodiscard]] static Settings from_wire(std::uint8_t flags);
   };
 
-  Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context, PassId id, Settings settings);
+  Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context,
+       PassId id, Settings settings);
 
-  // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`: on the root worker.
+  // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`:
+  // on the root worker.
   void prepare(std::vector<Edge> roots = {});
-  // On the root worker only, after prepare(): starts the pass with the checked gradients of the roots. `done` completes when the pass has
-  // ended everywhere, or with the first error once nothing of it runs here any more.
-  void begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // On the root worker only, after prepare(): starts the pass with the checked gradients of the
+  // roots. `done` completes when the pass has ended everywhere, or with the first error once
+  // nothing of it runs here any more.
+  void begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::time_point deadline)
+      STITCH_EXCLUDES(mutex_);
 
   // Messages. Whatever is wrong with them ends the pass with an error; nothing is thrown.
   void on_mark(const WorkerInfo& from, const wire::Mark& mark);
   void on_ack(const WorkerInfo& from, const wire::Ack& ack);
   void on_settle(const WorkerInfo& from);
-  void on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry> entries, std::vector<at::Tensor> tensors);
+  void on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry> entries,
+                    std::vector<at::Tensor> tensors);
   void on_done(const WorkerInfo& from, const wire::Done& done);
   void on_abort(const WorkerInfo& from, const Error& error);
   // Ends the pass when that worker has had to do with it.
@@ -89,22 +95,26 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void settle(Actions& actions) STITCH_REQUIRES(mutex_);
   [[nodiscard]] wire::Done unused_links() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] Error unused_error() const STITCH_REQUIRES(mutex_);
-  [[nodiscard]] bool running() const STITCH_REQUIRES(mutex_) { return phase_ == Phase::open || phase_ == Phase::settled; }
+  [[nodiscard]] bool running() const STITCH_REQUIRES(mutex_) {
+    return phase_ == Phase::open || phase_ == Phase::settled;
+  }
 
   // pass.cc: how it is done
   void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
   void perform(Actions actions) STITCH_EXCLUDES(mutex_);
   void flush() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] OutMessage message(std::uint16_t kind) const;
-  void send(WorkerId to, OutMessage message, bool carries_gradients = false) STITCH_EXCLUDES(mutex_);
+  void send(WorkerId to, OutMessage message, bool carries_gradients = false)
+      STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Error found_here(const Error& error) const;
   // Throws when the node belongs to another context.
   void require_own(const RecvNode& node) const;
   // The gradients of one entry; moves its tensors out of `tensors`, from `next` on.
-  [[nodiscard]] variable_list unpack(const WorkerInfo& from, const wire::GradientEntry& entry, std::uint32_t index,
-                                     std::vector<at::Tensor>& tensors, std::size_t& next) const;
+  [[nodiscard]] variable_list unpack(const WorkerInfo& from, const wire::GradientEntry& entry,
+                                     std::uint32_t index, std::vector<at::Tensor>& tensors,
+                                     std::size_t& next) const;
 
   // Constant after construction.
   Engine& engine_;
@@ -121,7 +131,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Only on the strand.
   Outbox outbox_;
 
-  // open: nodes run, it is not known yet which links the loss uses. settled: it is. ended: done or failed here.
+  // open: nodes run, it is not known yet which links the loss uses. settled: it is. ended: done or
+  // failed here.
   enum class Phase : std::uint8_t { open, settled, aborted, ended };
 
   mutable Mutex mutex_;
@@ -135,17 +146,19 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   // Dijkstra-Scholten: who is to be told when everything this worker has caused has ended.
   std::optional<WorkerId> parent_ STITCH_GUARDED_BY(mutex_);
-  std::uint64_t deficit_ STITCH_GUARDED_BY(mutex_) = 0;               // messages sent, not yet acked
-  std::map<WorkerId, std::uint32_t> owed_ STITCH_GUARDED_BY(mutex_);  // acks to send when quiet, parent's apart
-  std::set<WorkerId> participants_ STITCH_GUARDED_BY(mutex_);         // reported from below
-  bool begun_marking_ STITCH_GUARDED_BY(mutex_) = false;              // root: its own marks are counted
-  std::set<WorkerId> not_done_ STITCH_GUARDED_BY(mutex_);             // root: who has not said DONE
-  wire::Done unused_ STITCH_GUARDED_BY(mutex_);                       // root: from all
+  std::uint64_t deficit_ STITCH_GUARDED_BY(mutex_) = 0;  // messages sent, not yet acked
+  std::map<WorkerId, std::uint32_t> owed_
+      STITCH_GUARDED_BY(mutex_);  // acks to send when quiet, parent's apart
+  std::set<WorkerId> participants_ STITCH_GUARDED_BY(mutex_);  // reported from below
+  bool begun_marking_ STITCH_GUARDED_BY(mutex_) = false;       // root: its own marks are counted
+  std::set<WorkerId> not_done_ STITCH_GUARDED_BY(mutex_);      // root: who has not said DONE
+  wire::Done unused_ STITCH_GUARDED_BY(mutex_);                // root: from all
 
   std::optional<Marks> marks_ STITCH_GUARDED_BY(mutex_);
   std::vector<bool> delivered_ STITCH_GUARDED_BY(mutex_);  // by node
   std::uint64_t posted_ STITCH_GUARDED_BY(mutex_) = 0;     // arrivals handed to the strand
-  bool quiet_ STITCH_GUARDED_BY(mutex_) = false;           // and all worked in, nothing to run, nothing in the outbox
+  bool quiet_ STITCH_GUARDED_BY(mutex_) =
+      false;  // and all worked in, nothing to run, nothing in the outbox
   bool resolved_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t writing_ STITCH_GUARDED_BY(mutex_) = 0;  // messages with gradients not yet written
 };

@@ -3,16 +3,19 @@
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/pass.h"
 
-// The decisions of a pass: what each message means and when a part of the protocol has ended. See PROTOCOL.md.
+// The decisions of a pass: what each message means and when a part of the protocol has ended. See
+// PROTOCOL.md.
 namespace stitch::dist_autograd {
 
 namespace {
 constexpr std::size_t kNamedCalls = 8;
 }
 
-void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::time_point deadline) {
+void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
+                 Clock::time_point deadline) {
   done.on_cancel([weak = weak_from_this()] {
-    if (const auto pass = weak.lock()) pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
+    if (const auto pass = weak.lock())
+      pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
   });
   bool over = false;
   {
@@ -62,7 +65,8 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
       for (const std::uint64_t counter : mark.links) {
         const std::uint32_t index = plan_->find({agent_->self().id, counter});
         if (index == Plan::kNone) {
-          throw Error(ErrorCode::protocol, "a call result used by the loss is unknown here; is forward still running?");
+          throw Error(ErrorCode::protocol,
+                      "a call result used by the loss is unknown here; is forward still running?");
         }
         spread(index, marks);
       }
@@ -80,12 +84,15 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
 
 void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
   guard([&] {
-    for (const WorkerId id : ack.participants) static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
+    for (const WorkerId id : ack.participants)
+      static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
     Actions actions;
     {
       MutexLock lock(mutex_);
       if (!running()) return;
-      if (ack.count > deficit_) throw Error(ErrorCode::protocol, stitch::to_string(from) + " acknowledged more messages than it was sent");
+      if (ack.count > deficit_)
+        throw Error(ErrorCode::protocol,
+                    stitch::to_string(from) + " acknowledged more messages than it was sent");
       deficit_ -= ack.count;
       participants_.insert(ack.participants.begin(), ack.participants.end());
       advance(actions);
@@ -116,21 +123,24 @@ void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
       if (!running()) return;
       not_done_.erase(from.id);
       unused_.unused_links += done.unused_links;
-      unused_.unused_calls.insert(unused_.unused_calls.end(), done.unused_calls.begin(), done.unused_calls.end());
+      unused_.unused_calls.insert(unused_.unused_calls.end(), done.unused_calls.begin(),
+                                  done.unused_calls.end());
       advance(actions);
     }
     perform(std::move(actions));
   });
 }
 
-void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry> entries, std::vector<at::Tensor> tensors) {
+void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry> entries,
+                        std::vector<at::Tensor> tensors) {
   guard([&] {
     std::vector<std::pair<std::uint32_t, variable_list>> deliveries;
     std::size_t next = 0;
     for (const wire::GradientEntry& entry : entries) {
       const std::uint32_t index = plan_->find({agent_->self().id, entry.link});
       if (index == Plan::kNone)
-        throw Error(ErrorCode::protocol, "a gradient came for a call that is unknown here; is forward still running?");
+        throw Error(ErrorCode::protocol,
+                    "a gradient came for a call that is unknown here; is forward still running?");
       deliveries.emplace_back(index, unpack(from, entry, index, tensors, next));
     }
     Actions actions;
@@ -145,10 +155,14 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
           parent_ = from.id;
         }
       }
-      std::erase_if(deliveries, [this](const auto& delivery) STITCH_NO_THREAD_SAFETY_ANALYSIS { return delivered_[delivery.first]; });
+      std::erase_if(deliveries, [this](const auto& delivery) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+        return delivered_[delivery.first];
+      });
       for (const auto& [index, gradients] : deliveries) {
         if (phase_ == Phase::settled && marks_ && !marks_->marked(index)) {
-          throw Error(ErrorCode::protocol, stitch::to_string(from) + " sent a gradient for a call that the loss does not use");
+          throw Error(
+              ErrorCode::protocol,
+              stitch::to_string(from) + " sent a gradient for a call that the loss does not use");
         }
         delivered_[index] = true;
         ++posted_;
@@ -204,8 +218,9 @@ void Pass::advance(Actions& actions) {
   actions.succeed = true;
 }
 
-// Dijkstra-Scholten: everything this worker caused has ended when nothing of it is unacknowledged (and, in fast mode, its
-// own strand is quiet). Then whoever caused it hears of it; at the root, everything has ended.
+// Dijkstra-Scholten: everything this worker caused has ended when nothing of it is unacknowledged
+// (and, in fast mode, its own strand is quiet). Then whoever caused it hears of it; at the root,
+// everything has ended.
 void Pass::disengage(Actions& actions) {
   if (deficit_ != 0 || (settings_.fast && !quiet_)) return;
   if (root()) {
@@ -243,7 +258,8 @@ wire::Done Pass::unused_links() const {
     if (delivered_[index]) continue;
     ++done.unused_links;
     const std::string& call = plan_->send(index).call();
-    const bool named = std::find(done.unused_calls.begin(), done.unused_calls.end(), call) != done.unused_calls.end();
+    const bool named = std::find(done.unused_calls.begin(), done.unused_calls.end(), call) !=
+                       done.unused_calls.end();
     if (!named && done.unused_calls.size() < kNamedCalls) done.unused_calls.push_back(call);
   }
   return done;
@@ -254,9 +270,11 @@ Error Pass::unused_error() const {
   std::sort(calls.begin(), calls.end());
   calls.erase(std::unique(calls.begin(), calls.end()), calls.end());
   std::string text = calls.size() == 1 ? "result of call " : "results of calls ";
-  for (std::size_t i = 0; i < calls.size() && i < kNamedCalls; ++i) text += (i == 0 ? "" : ", ") + calls[i];
+  for (std::size_t i = 0; i < calls.size() && i < kNamedCalls; ++i)
+    text += (i == 0 ? "" : ", ") + calls[i];
   if (calls.size() > kNamedCalls) text += " and others";
-  return Error(ErrorCode::invalid_argument, text + (calls.size() == 1 ? " was" : " were") + " not used by the loss; use exact mode");
+  return Error(ErrorCode::invalid_argument, text + (calls.size() == 1 ? " was" : " were") +
+                                                " not used by the loss; use exact mode");
 }
 
 }  // namespace stitch::dist_autograd

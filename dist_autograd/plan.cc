@@ -13,7 +13,8 @@ NodeKind kind_of(Node* node) {
 
 }  // namespace
 
-Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends) : kept_roots_(std::move(roots)), kept_sends_(std::move(sends)) {
+Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends)
+    : kept_roots_(std::move(roots)), kept_sends_(std::move(sends)) {
   for (const NodePtr& send : kept_sends_) {
     const std::uint32_t index = walk(send.get());
     if (kinds_[index] == NodeKind::send) continue;
@@ -23,7 +24,8 @@ Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends) : kept_roots_(st
   }
   for (const Edge& root : kept_roots_) roots_.push_back({walk(root.function.get()), root.input_nr});
 
-  // The walk numbered the nodes; rows need their final order, so edges are laid out in a second sweep.
+  // The walk numbered the nodes; rows need their final order, so edges are laid out in a second
+  // sweep.
   const std::uint32_t count = size();
   pending_.assign(count, 0);
   offsets_.resize(count + 1);
@@ -58,8 +60,8 @@ std::uint32_t Plan::add(Node* node) {
   return index;
 }
 
-// Depth first with a stack of our own: graphs are deeper than thread stacks. A node is finished after all its targets,
-// which is when leads_to_recv is known.
+// Depth first with a stack of our own: graphs are deeper than thread stacks. A node is finished
+// after all its targets, which is when leads_to_recv is known.
 std::uint32_t Plan::walk(Node* start) {
   if (const auto seen = indices_.find(start); seen != indices_.end()) return seen->second;
   struct Frame {

@@ -19,9 +19,10 @@ enum class NodeKind : std::uint8_t {
   send,        // entered by gradients from another worker; besides, plain
 };
 
-// The part of the graph over all workers that one pass may touch on this worker: everything reachable from the roots and
-// from the send nodes, in compressed rows. Numbers nodes densely, so that what a pass knows of a node is a vector element.
-// Immutable after construction, so any thread may read it. Owns the nodes it was built from; edges keep the others alive.
+// The part of the graph over all workers that one pass may touch on this worker: everything
+// reachable from the roots and from the send nodes, in compressed rows. Numbers nodes densely, so
+// that what a pass knows of a node is a vector element. Immutable after construction, so any thread
+// may read it. Owns the nodes it was built from; edges keep the others alive.
 class Plan {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
@@ -36,7 +37,9 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
+  [[nodiscard]] std::uint32_t size() const noexcept {
+    return static_cast<std::uint32_t>(nodes_.size());
+  }
   [[nodiscard]] Node& node(std::uint32_t index) const noexcept { return *nodes_[index]; }
   [[nodiscard]] NodeKind kind(std::uint32_t index) const noexcept { return kinds_[index]; }
   // One per output of the node, in order.
@@ -44,16 +47,24 @@ class Plan {
     return {targets_.data() + offsets_[index], targets_.data() + offsets_[index + 1]};
   }
   // Deliveries that must arrive before the node runs: its incoming edges, one more for a send node.
-  [[nodiscard]] std::uint32_t pending(std::uint32_t index) const noexcept { return pending_[index]; }
+  [[nodiscard]] std::uint32_t pending(std::uint32_t index) const noexcept {
+    return pending_[index];
+  }
   // True when a recv node is reachable from it: what runs earlier makes messages leave earlier.
-  [[nodiscard]] bool leads_to_recv(std::uint32_t index) const noexcept { return leads_to_recv_[index] != 0; }
+  [[nodiscard]] bool leads_to_recv(std::uint32_t index) const noexcept {
+    return leads_to_recv_[index] != 0;
+  }
 
   [[nodiscard]] std::span<const Target> roots() const noexcept { return roots_; }
   [[nodiscard]] std::span<const std::uint32_t> sends() const noexcept { return sends_; }
   // The send node of that link, or kNone.
   [[nodiscard]] std::uint32_t find(LinkId link) const noexcept;
-  [[nodiscard]] SendNode& send(std::uint32_t index) const noexcept { return static_cast<SendNode&>(*nodes_[index]); }
-  [[nodiscard]] RecvNode& recv(std::uint32_t index) const noexcept { return static_cast<RecvNode&>(*nodes_[index]); }
+  [[nodiscard]] SendNode& send(std::uint32_t index) const noexcept {
+    return static_cast<SendNode&>(*nodes_[index]);
+  }
+  [[nodiscard]] RecvNode& recv(std::uint32_t index) const noexcept {
+    return static_cast<RecvNode&>(*nodes_[index]);
+  }
 
  private:
   std::uint32_t walk(Node* start);
@@ -73,7 +84,8 @@ class Plan {
   std::unordered_map<const Node*, std::uint32_t> indices_;  // only while building
 };
 
-// Which nodes the loss uses, as far as it is known: the set that exact mode finds. Grows only. Not thread-safe.
+// Which nodes the loss uses, as far as it is known: the set that exact mode finds. Grows only. Not
+// thread-safe.
 class Marks {
  public:
   explicit Marks(const Plan& plan) : plan_(plan), marked_(plan.size(), 0) {}

@@ -5,8 +5,8 @@
 #include "stitch/rpc/incoming_call.h"
 #include "stitch/transport/byte_io.h"
 
-// How calls and replies become part of the graph. A message of a context carries a section: the context's id, and when some
-// of its tensors require grad, the link they make and which they are.
+// How calls and replies become part of the graph. A message of a context carries a section: the
+// context's id, and when some of its tensors require grad, the link they make and which they are.
 namespace stitch::dist_autograd {
 
 namespace {
@@ -35,7 +35,9 @@ std::string function_name(std::span<const std::byte> body) {
   return function == nullptr ? std::string("call") : function->name + "()";
 }
 
-std::string call_text(const std::string& function, const WorkerInfo& callee) { return function + " to worker \"" + callee.name + "\""; }
+std::string call_text(const std::string& function, const WorkerInfo& callee) {
+  return function + " to worker \"" + callee.name + "\"";
+}
 
 struct Section {
   ContextId context;
@@ -87,9 +89,13 @@ void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
   if (!tensors.empty()) {
     const LinkId link = next_link();
     std::string call = carried->call;
-    if (request) call = call_text(function_name(message.frame.body().span().subspan(transport::FrameBuilder::body_offset())), to);
+    if (request)
+      call = call_text(function_name(message.frame.body().span().subspan(
+                           transport::FrameBuilder::body_offset())),
+                       to);
     // In the table before the message leaves: backward can only start from what has arrived.
-    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false)) return;
+    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false))
+      return;
     section.link = link.counter;
     message.attachment<UnsentLink>().watch(context, link);
   } else if (!request) {
@@ -105,25 +111,29 @@ void Engine::on_decode(InMessage& message, Ambient& ambient) {
   if (found == nullptr) return;
   const Section section = Section::read(found->bytes);
   const bool request = message.view.kind() == stitch::wire::kRequest;
-  const auto context = request ? contexts_.find_or_join(section.context) : contexts_.find(section.context);
+  const auto context =
+      request ? contexts_.find_or_join(section.context) : contexts_.find(section.context);
   if (!context) return;  // it has ended: what comes late runs without recording
   std::string call = "the result of a call";
   if (request) {
     const std::string function = function_name(message.view.body());
     call = "an argument of " + function;
-    ambient.carried = std::make_shared<const Carried>(Carried{context, call_text(function, agent_.self())});
+    ambient.carried =
+        std::make_shared<const Carried>(Carried{context, call_text(function, agent_.self())});
   }
   if (section.link == 0) return;
   std::vector<at::Tensor> tensors;
   for (const std::uint32_t index : section.tensors) {
     if (index >= message.tensors.size() || !message.tensors[index].defined() ||
         !torch::autograd::isDifferentiableType(message.tensors[index].scalar_type())) {
-      throw Error(ErrorCode::protocol, "context section of a message from " + stitch::to_string(message.from) + " names tensor " +
-                                           std::to_string(index) + ", which cannot have a gradient");
+      throw Error(ErrorCode::protocol,
+                  "context section of a message from " + stitch::to_string(message.from) +
+                      " names tensor " + std::to_string(index) + ", which cannot have a gradient");
     }
     tensors.push_back(message.tensors[index].set_requires_grad(false));
   }
-  RecvNode::attach({message.from.id, section.link}, message.from, context->id(), std::move(call), tensors);
+  RecvNode::attach({message.from.id, section.link}, message.from, context->id(), std::move(call),
+                   tensors);
 }
 
 }  // namespace stitch::dist_autograd

@@ -9,9 +9,10 @@
 
 namespace stitch::dist_autograd {
 
-// Stands where tensors reached this worker: it is their grad_fn, and a sink of the local graph. When backward reaches it,
-// the gradients go to the SendNode of the same link at the sender. Owned by the tensors made from it; it holds nothing back.
-// Immutable once the tensors are handed to the user.
+// Stands where tensors reached this worker: it is their grad_fn, and a sink of the local graph.
+// When backward reaches it, the gradients go to the SendNode of the same link at the sender. Owned
+// by the tensors made from it; it holds nothing back. Immutable once the tensors are handed to the
+// user.
 class RecvNode final : public Node {
  public:
   RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call);
@@ -22,11 +23,14 @@ class RecvNode final : public Node {
   [[nodiscard]] const std::string& call() const noexcept { return call_; }
   std::string name() const override { return "RecvNode"; }
 
-  // Makes a new RecvNode the grad_fn of `tensors` (leaves without history, floating or complex), in this order.
-  static void attach(LinkId link, WorkerInfo sender, ContextId context, std::string call, std::vector<at::Tensor>& tensors);
+  // Makes a new RecvNode the grad_fn of `tensors` (leaves without history, floating or complex), in
+  // this order.
+  static void attach(LinkId link, WorkerInfo sender, ContextId context, std::string call,
+                     std::vector<at::Tensor>& tensors);
 
  private:
-  // Reached only by libtorch's own engine, which cannot leave the worker. Throws Error(invalid_argument).
+  // Reached only by libtorch's own engine, which cannot leave the worker. Throws
+  // Error(invalid_argument).
   variable_list apply(variable_list&& gradients) override;
 
   const LinkId link_;

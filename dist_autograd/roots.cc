@@ -9,10 +9,13 @@
 namespace stitch::dist_autograd {
 
 std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots, const Options& options) {
-  const auto refuse = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::invalid_argument, text);
+  };
   if (roots.empty()) refuse("backward needs at least one root tensor");
   if (options.grads.size() > roots.size()) {
-    refuse("backward got " + std::to_string(options.grads.size()) + " gradients for " + std::to_string(roots.size()) + " roots");
+    refuse("backward got " + std::to_string(options.grads.size()) + " gradients for " +
+           std::to_string(roots.size()) + " roots");
   }
   std::vector<at::Tensor> gradients;
   gradients.reserve(roots.size());
@@ -25,7 +28,8 @@ std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots, const 
     if (!gradient.defined()) {
       if (root.numel() != 1) {
         std::ostringstream text;
-        text << which << " has shape " << root.sizes() << ": only a root of one element may leave its gradient out";
+        text << which << " has shape " << root.sizes()
+             << ": only a root of one element may leave its gradient out";
         refuse(text.str());
       }
       gradient = at::ones_like(root, at::MemoryFormat::Preserve).detach();
@@ -34,9 +38,11 @@ std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots, const 
       text << which << " has shape " << root.sizes() << ", its gradient " << gradient.sizes();
       refuse(text.str());
     } else if (gradient.scalar_type() != root.scalar_type()) {
-      refuse(which + " has dtype " + c10::toString(root.scalar_type()) + ", its gradient " + c10::toString(gradient.scalar_type()));
+      refuse(which + " has dtype " + c10::toString(root.scalar_type()) + ", its gradient " +
+             c10::toString(gradient.scalar_type()));
     } else if (gradient.device() != root.device()) {
-      refuse(which + " is on device " + root.device().str() + ", its gradient on " + gradient.device().str());
+      refuse(which + " is on device " + root.device().str() + ", its gradient on " +
+             gradient.device().str());
     }
     gradients.push_back(std::move(gradient));
   }

@@ -8,8 +8,9 @@
 
 namespace stitch::dist_autograd {
 
-// Checks the roots of a backward and returns one gradient for each: that of `options`, or 1 for a root of one element.
-// Throws Error(invalid_argument) naming the root and what is wrong with it.
-[[nodiscard]] std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots, const Options& options);
+// Checks the roots of a backward and returns one gradient for each: that of `options`, or 1 for a
+// root of one element. Throws Error(invalid_argument) naming the root and what is wrong with it.
+[[nodiscard]] std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots,
+                                                  const Options& options);
 
 }  // namespace stitch::dist_autograd

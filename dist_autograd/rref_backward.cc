@@ -8,7 +8,8 @@ namespace stitch::dist_autograd {
 
 namespace detail {
 
-// On the owner, under the context of the call. A failed pass is a result: its error keeps its code and worker that way.
+// On the owner, under the context of the call. A failed pass is a result: its error keeps its code
+// and worker that way.
 Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options options) {
   try {
     const std::vector<at::Tensor> roots(1, co_await root.to_here_async());
@@ -21,11 +22,13 @@ Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options op
 
 }  // namespace detail
 
-Future<void> backward_async(const RRef<at::Tensor>& root, const ContextHandle& context, const Options& options) {
+Future<void> backward_async(const RRef<at::Tensor>& root, const ContextHandle& context,
+                            const Options& options) {
   const ContextScope scope(context.id());
   const at::AutoGradMode on(true);  // a call made with grad mode off would not carry the context
   // The call itself must not time out: only the pass's own limit counts.
-  return rpc_async<detail::backward_on_owner>({.to = root.owner(), .timeout = std::chrono::nanoseconds(0)}, root, options)
+  return rpc_async<detail::backward_on_owner>(
+             {.to = root.owner(), .timeout = std::chrono::nanoseconds(0)}, root, options)
       .then([](const std::optional<Error>& error) {
         if (error) throw *error;
       });

@@ -2,7 +2,8 @@
 
 namespace stitch::dist_autograd {
 
-SendNode::SendNode(LinkId link, WorkerInfo receiver, std::string call, const std::vector<at::Tensor>& tensors)
+SendNode::SendNode(LinkId link, WorkerInfo receiver, std::string call,
+                   const std::vector<at::Tensor>& tensors)
     : link_(link), receiver_(std::move(receiver)), call_(std::move(call)) {
   edge_list edges;
   edges.reserve(tensors.size());

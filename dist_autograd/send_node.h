@@ -8,13 +8,16 @@
 
 namespace stitch::dist_autograd {
 
-// Stands where tensors left this worker: the autograd graph behind them hangs on its edges, and backward enters that graph
-// here when the receiver's gradients arrive. Its counterpart at the receiver is the RecvNode of the same link.
-// Owned by the context, which keeps it (and the graph) until it ends. Immutable after construction.
+// Stands where tensors left this worker: the autograd graph behind them hangs on its edges, and
+// backward enters that graph here when the receiver's gradients arrive. Its counterpart at the
+// receiver is the RecvNode of the same link. Owned by the context, which keeps it (and the graph)
+// until it ends. Immutable after construction.
 class SendNode final : public Node {
  public:
-  // `tensors` are those of the message that require grad, in message order; `call` names the message in error texts.
-  SendNode(LinkId link, WorkerInfo receiver, std::string call, const std::vector<at::Tensor>& tensors);
+  // `tensors` are those of the message that require grad, in message order; `call` names the
+  // message in error texts.
+  SendNode(LinkId link, WorkerInfo receiver, std::string call,
+           const std::vector<at::Tensor>& tensors);
 
   [[nodiscard]] LinkId link() const noexcept { return link_; }
   [[nodiscard]] const WorkerInfo& receiver() const noexcept { return receiver_; }

@@ -10,7 +10,8 @@ namespace stitch::dist_autograd {
 
 namespace {
 
-// Gives this thread libtorch's intra-op thread count, as its own engine does for the threads it makes.
+// Gives this thread libtorch's intra-op thread count, as its own engine does for the threads it
+// makes.
 void prepare_thread() {
   thread_local const bool prepared = (at::init_num_threads(), true);
   static_cast<void>(prepared);
@@ -37,7 +38,8 @@ Error failure_of(const Node& node) {
 
 }  // namespace
 
-Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store, Executor executor,
+Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags,
+               std::shared_ptr<GradientStore> store, Executor executor,
                std::weak_ptr<StrandOwner> owner, at::ThreadLocalState state)
     : plan_(std::move(plan)),
       flags_(flags),
@@ -66,7 +68,8 @@ void Strand::start() {
     MutexLock lock(mutex_);
     if (started_) return;
   }
-  // A root whose in-edges all lead from somewhere waits for them like any node; the others are ready now.
+  // A root whose in-edges all lead from somewhere waits for them like any node; the others are
+  // ready now.
   for (const Plan::Target& root : plan_->roots()) {
     State& state = states_[root.node];
     if (state.pending != 0) continue;
@@ -111,7 +114,8 @@ void Strand::stop() {
     MutexLock lock(mutex_);
     if (stop_ || ended_) return;
     stop_ = true;
-    if (!started_ || scheduled_) return;  // start() will see it: until then another thread may be seeding
+    if (!started_ || scheduled_)
+      return;  // start() will see it: until then another thread may be seeding
     scheduled_ = true;
   }
   schedule();
@@ -226,7 +230,8 @@ void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
   accumulate(slots[input], std::move(gradient));
 }
 
-// Counts one delivery. A node that is complete becomes ready, or dead; death runs on through the graph in a loop.
+// Counts one delivery. A node that is complete becomes ready, or dead; death runs on through the
+// graph in a loop.
 void Strand::arrive(std::uint32_t index, bool live) {
   const auto count = [this](std::uint32_t node, bool alive) {
     State& state = states_[node];
@@ -237,7 +242,10 @@ void Strand::arrive(std::uint32_t index, bool live) {
       return;
     }
     const NodeKind kind = plan_->kind(node);
-    const std::uint32_t rank = kind == NodeKind::recv ? 3 : plan_->leads_to_recv(node) ? 2 : kind == NodeKind::accumulate ? 1 : 0;
+    const std::uint32_t rank = kind == NodeKind::recv         ? 3
+                               : plan_->leads_to_recv(node)   ? 2
+                               : kind == NodeKind::accumulate ? 1
+                                                              : 0;
     ready_.push({rank, plan_->node(node).sequence_nr(), node});
   };
   count(index, live);

@@ -26,7 +26,8 @@ std::string shape_text(at::IntArrayRef sizes) {
 
 }  // namespace
 
-void CheckpointWriter::add(std::size_t position, const at::Tensor& parameter, const torch::optim::Optimizer& optimizer) {
+void CheckpointWriter::add(std::size_t position, const at::Tensor& parameter,
+                           const torch::optim::Optimizer& optimizer) {
   torch::serialize::OutputArchive entry;
   entry.write("shape", at::tensor(parameter.sizes(), at::kLong));
   // As bytes, now: an archive shares its tensors' memory, which the next step would change.
@@ -35,7 +36,9 @@ void CheckpointWriter::add(std::size_t position, const at::Tensor& parameter, co
   std::ostringstream bytes;
   state.save_to(bytes);
   std::string text = bytes.str();
-  entry.write("optimizer", at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::kByte).clone());
+  entry.write(
+      "optimizer",
+      at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::kByte).clone());
   archive_.write("parameter" + std::to_string(position), entry);
   ++count_;
 }
@@ -44,7 +47,8 @@ void CheckpointWriter::write(const std::string& file) {
   archive_.write("count", at::scalar_tensor(count_, at::kLong));
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(file).parent_path(), ignored);
-  static std::atomic<unsigned> written{0};  // two savers of one file do not meet in the unfinished one
+  static std::atomic<unsigned> written{
+      0};  // two savers of one file do not meet in the unfinished one
   const std::string unfinished = file + ".part" + std::to_string(written.fetch_add(1));
   std::ofstream out(unfinished, std::ios::binary);
   if (!out) refuse(file, "cannot be written");
@@ -67,7 +71,8 @@ CheckpointReader::CheckpointReader(const std::string& file, std::size_t paramete
     refuse(file, std::string("is damaged or of another kind: ") + error.what_without_backtrace());
   }
   if (count.item<std::int64_t>() != static_cast<std::int64_t>(parameters)) {
-    refuse(file, "is for " + std::to_string(count.item<std::int64_t>()) + " parameters, this optimizer has " + std::to_string(parameters));
+    refuse(file, "is for " + std::to_string(count.item<std::int64_t>()) +
+                     " parameters, this optimizer has " + std::to_string(parameters));
   }
 }
 
@@ -76,10 +81,11 @@ void CheckpointReader::check(std::size_t position, const at::Tensor& parameter) 
   at::Tensor shape;
   archive_.read("parameter" + std::to_string(position), entry);
   entry.read("shape", shape);
-  const at::IntArrayRef saved(shape.data_ptr<std::int64_t>(), static_cast<std::size_t>(shape.numel()));
+  const at::IntArrayRef saved(shape.data_ptr<std::int64_t>(),
+                              static_cast<std::size_t>(shape.numel()));
   if (saved != parameter.sizes()) {
-    refuse(file_,
-           "has shape " + shape_text(saved) + " for parameter " + std::to_string(position) + ", it is " + shape_text(parameter.sizes()));
+    refuse(file_, "has shape " + shape_text(saved) + " for parameter " + std::to_string(position) +
+                      ", it is " + shape_text(parameter.sizes()));
   }
 }
 
@@ -88,7 +94,8 @@ void CheckpointReader::read(std::size_t position, torch::optim::Optimizer& optim
   archive_.read("parameter" + std::to_string(position), entry);
   at::Tensor bytes;
   entry.read("optimizer", bytes);
-  std::istringstream in(std::string(static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.numel())));
+  std::istringstream in(std::string(static_cast<const char*>(bytes.data_ptr()),
+                                    static_cast<std::size_t>(bytes.numel())));
   torch::serialize::InputArchive state;
   state.load_from(in);
   optimizer.load(state);

@@ -7,9 +7,12 @@ namespace stitch::optim {
 
 ContextGradients::ContextGradients(const dist_autograd::ContextId& context) {
   const auto agent = current_agent();
-  if (auto state = dist_autograd::Engine::of(*agent).contexts().find(context)) context_.emplace(agent, std::move(state));
+  if (auto state = dist_autograd::Engine::of(*agent).contexts().find(context))
+    context_.emplace(agent, std::move(state));
 }
 
-at::Tensor ContextGradients::find(const at::Tensor& parameter) const { return context_ ? context_->gradient(parameter) : at::Tensor(); }
+at::Tensor ContextGradients::find(const at::Tensor& parameter) const {
+  return context_ ? context_->gradient(parameter) : at::Tensor();
+}
 
 }  // namespace stitch::optim

@@ -9,7 +9,8 @@
 
 namespace stitch::optim {
 
-// What one context has for the parameters of the current worker. A worker that the context never reached has none.
+// What one context has for the parameters of the current worker. A worker that the context never
+// reached has none.
 class ContextGradients {
  public:
   explicit ContextGradients(const dist_autograd::ContextId& context);

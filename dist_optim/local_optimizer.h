@@ -13,27 +13,32 @@
 
 namespace stitch::optim {
 
-// The part of a DistributedOptimizer that lives on one owner of parameters: a torch::optim optimizer for each parameter.
-// Made and owned through an RRef. Thread contract: any thread; a step holds one parameter's lock at a time.
+// The part of a DistributedOptimizer that lives on one owner of parameters: a torch::optim
+// optimizer for each parameter. Made and owned through an RRef. Thread contract: any thread; a step
+// holds one parameter's lock at a time.
 template <class Optimizer>
 class LocalOptimizer {
  public:
   // REQUIRES: this worker owns all of `parameters`.
-  LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, std::string options, StalePolicy policy) {
+  LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, std::string options,
+                 StalePolicy policy) {
     OptionsOf<Optimizer> decoded = decode(options);
     for (const auto& parameter : parameters) {
       const at::Tensor& tensor = parameter.local_value();
       if (!tensor.defined() || !tensor.is_leaf() || !tensor.requires_grad()) {
-        throw Error(ErrorCode::invalid_argument, parameter.describe() + " is not a parameter: it must be a leaf tensor that requires grad");
+        throw Error(ErrorCode::invalid_argument,
+                    parameter.describe() +
+                        " is not a parameter: it must be a leaf tensor that requires grad");
       }
       auto entry = std::make_unique<Entry>(parameter, tensor, policy);
-      entry->optimizer = std::make_unique<Optimizer>(std::vector<at::Tensor>{entry->shadow.shadow()}, decoded);
+      entry->optimizer =
+          std::make_unique<Optimizer>(std::vector<at::Tensor>{entry->shadow.shadow()}, decoded);
       entries_.push_back(std::move(entry));
     }
   }
 
-  // Steps every parameter that has a gradient in the context; the others, and their state, stay as they are. Returns how
-  // many were stepped.
+  // Steps every parameter that has a gradient in the context; the others, and their state, stay as
+  // they are. Returns how many were stepped.
   std::int64_t step(const dist_autograd::ContextId& context) {
     const ContextGradients gradients(context);
     std::int64_t stepped = 0;
@@ -56,7 +61,8 @@ class LocalOptimizer {
     const OptionsOf<Optimizer> decoded = decode(options);
     for (const auto& entry : entries_) {
       MutexLock lock(entry->shadow.lock());
-      for (auto& group : entry->optimizer->param_groups()) group.set_options(std::make_unique<OptionsOf<Optimizer>>(decoded));
+      for (auto& group : entry->optimizer->param_groups())
+        group.set_options(std::make_unique<OptionsOf<Optimizer>>(decoded));
     }
   }
 
@@ -71,7 +77,8 @@ class LocalOptimizer {
   }
   void load(const std::string& file) {
     CheckpointReader reader(file, entries_.size());
-    for (std::size_t i = 0; i < entries_.size(); ++i) reader.check(i, entries_[i]->shadow.parameter());
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      reader.check(i, entries_[i]->shadow.parameter());
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       MutexLock lock(entries_[i]->shadow.lock());
       reader.read(i, *entries_[i]->optimizer);
@@ -80,7 +87,8 @@ class LocalOptimizer {
 
  private:
   struct Entry {
-    Entry(RRef<at::Tensor> held, const at::Tensor& tensor, StalePolicy policy) : reference(std::move(held)), shadow(tensor, policy) {}
+    Entry(RRef<at::Tensor> held, const at::Tensor& tensor, StalePolicy policy)
+        : reference(std::move(held)), shadow(tensor, policy) {}
     RRef<at::Tensor> reference;  // keeps the parameter
     ShadowParameter shadow;
     std::unique_ptr<Optimizer> optimizer;

@@ -23,7 +23,8 @@ void decode_options(const std::string& bytes, torch::optim::OptimizerOptions& op
     archive.load_from(in);
     options.serialize(archive);
   } catch (const c10::Error& error) {
-    throw Error(ErrorCode::invalid_argument, std::string("optimizer options cannot be read: ") + error.what_without_backtrace());
+    throw Error(ErrorCode::invalid_argument,
+                std::string("optimizer options cannot be read: ") + error.what_without_backtrace());
   }
 }
 

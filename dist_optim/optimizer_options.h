@@ -13,8 +13,9 @@
 
 namespace stitch::optim {
 
-// The options type of an optimizer: OptionsOf<torch::optim::Adam> is torch::optim::AdamOptions. Specialize it for an
-// optimizer of your own that derives from torch::optim::Optimizer and is constructed from (parameters, options).
+// The options type of an optimizer: OptionsOf<torch::optim::Adam> is torch::optim::AdamOptions.
+// Specialize it for an optimizer of your own that derives from torch::optim::Optimizer and is
+// constructed from (parameters, options).
 template <class Optimizer>
 struct OptimizerTraits;
 template <>
@@ -42,7 +43,9 @@ struct OptimizerTraits<torch::optim::RMSprop> {
 template <>
 struct OptimizerTraits<torch::optim::LBFGS> {
   using Options = torch::optim::LBFGSOptions;
-  static constexpr const char* kRefused = "LBFGS re-evaluates the loss while it steps, which workers that hold only parameters cannot do";
+  static constexpr const char* kRefused =
+      "LBFGS re-evaluates the loss while it steps, which workers that hold only parameters cannot "
+      "do";
 };
 template <class Optimizer>
 using OptionsOf = typename OptimizerTraits<Optimizer>::Options;

@@ -8,13 +8,14 @@ namespace {
 
 struct Locks {
   Mutex mutex;
-  // By the tensor's identity. An entry without holders is stale: its address may belong to another tensor by now, for which
-  // any unheld mutex is as good.
+  // By the tensor's identity. An entry without holders is stale: its address may belong to another
+  // tensor by now, for which any unheld mutex is as good.
   std::unordered_map<const void*, std::weak_ptr<Mutex>> by_parameter STITCH_GUARDED_BY(mutex);
 };
 
 Locks& locks() {
-  static auto* const all = new Locks;  // never destroyed: optimizers may outlive other static objects
+  static auto* const all =
+      new Locks;  // never destroyed: optimizers may outlive other static objects
   return *all;
 }
 
@@ -26,8 +27,9 @@ std::shared_ptr<Mutex> parameter_lock(const at::Tensor& parameter) {
   auto& entry = all.by_parameter[parameter.unsafeGetTensorImpl()];
   auto mutex = entry.lock();
   if (!mutex) {
-    std::erase_if(all.by_parameter,
-                  [&](const auto& each) { return each.second.expired() && each.first != parameter.unsafeGetTensorImpl(); });
+    std::erase_if(all.by_parameter, [&](const auto& each) {
+      return each.second.expired() && each.first != parameter.unsafeGetTensorImpl();
+    });
     mutex = std::make_shared<Mutex>();
     all.by_parameter[parameter.unsafeGetTensorImpl()] = mutex;
   }

@@ -21,22 +21,28 @@ at::Tensor make_shadow(const at::Tensor& parameter, StalePolicy policy) {
 }  // namespace
 
 ShadowParameter::ShadowParameter(at::Tensor parameter, StalePolicy policy)
-    : parameter_(std::move(parameter)), policy_(policy), lock_(parameter_lock(parameter_)), shadow_(make_shadow(parameter_, policy)) {}
+    : parameter_(std::move(parameter)),
+      policy_(policy),
+      lock_(parameter_lock(parameter_)),
+      shadow_(make_shadow(parameter_, policy)) {}
 
 void ShadowParameter::begin_step(const at::Tensor& gradient) {
   if (gradient.sizes() != parameter_.sizes()) {
     std::ostringstream text;
-    text << "gradient of shape " << gradient.sizes() << " does not fit its parameter of shape " << parameter_.sizes();
+    text << "gradient of shape " << gradient.sizes() << " does not fit its parameter of shape "
+         << parameter_.sizes();
     throw Error(ErrorCode::invalid_argument, text.str());
   }
   // Moving or loading a module gives its parameters new memory.
-  if (!shadow_.is_alias_of(parameter_)) shadow_.set_data(policy_ == StalePolicy::allow ? parameter_.data() : parameter_.detach());
+  if (!shadow_.is_alias_of(parameter_))
+    shadow_.set_data(policy_ == StalePolicy::allow ? parameter_.data() : parameter_.detach());
   shadow_.mutable_grad() = gradient;
 }
 
 void ShadowParameter::end_step(bool bump_version) {
   shadow_.mutable_grad() = at::Tensor();
-  if (bump_version && policy_ == StalePolicy::detect) torch::autograd::impl::bump_version(parameter_);
+  if (bump_version && policy_ == StalePolicy::detect)
+    torch::autograd::impl::bump_version(parameter_);
 }
 
 }  // namespace stitch::optim

@@ -9,9 +9,10 @@
 
 namespace stitch::optim {
 
-// A parameter as a torch::optim optimizer sees it: a leaf of its own (the shadow) that shares the parameter's memory and
-// carries the gradient of one context for the length of one step. So the parameter's `.grad` is never touched.
-// Thread contract: REQUIRES lock() held, except for lock() itself.
+// A parameter as a torch::optim optimizer sees it: a leaf of its own (the shadow) that shares the
+// parameter's memory and carries the gradient of one context for the length of one step. So the
+// parameter's `.grad` is never touched. Thread contract: REQUIRES lock() held, except for lock()
+// itself.
 class ShadowParameter {
  public:
   ShadowParameter(at::Tensor parameter, StalePolicy policy);
@@ -19,9 +20,11 @@ class ShadowParameter {
   [[nodiscard]] Mutex& lock() const noexcept { return *lock_; }
   [[nodiscard]] const at::Tensor& parameter() const noexcept { return parameter_; }
   [[nodiscard]] const at::Tensor& shadow() const noexcept { return shadow_; }
-  // Puts `gradient` on the shadow. Throws Error(invalid_argument) when its shape is not the parameter's.
+  // Puts `gradient` on the shadow. Throws Error(invalid_argument) when its shape is not the
+  // parameter's.
   void begin_step(const at::Tensor& gradient);
-  // Takes it off again. `bump_version`: the optimizer did not tell libtorch that the parameter changed.
+  // Takes it off again. `bump_version`: the optimizer did not tell libtorch that the parameter
+  // changed.
   void end_step(bool bump_version);
 
  private:

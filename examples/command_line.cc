@@ -14,7 +14,8 @@ Number number(const std::string& option, const std::string& text, Number least) 
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least) {
-    throw std::invalid_argument(option + " is \"" + text + "\"; it takes a number from " + std::to_string(least) + " on");
+    throw std::invalid_argument(option + " is \"" + text + "\"; it takes a number from " +
+                                std::to_string(least) + " on");
   }
   return value;
 }
@@ -59,8 +60,10 @@ CommandLine parse_command_line(int argc, char** argv) {
     } else if (option == "--learning-rate") {
       line.learning_rate = number(option, value, 0.0);
     } else if (option == "--optimizer") {
-      if (std::find(optimizer_names().begin(), optimizer_names().end(), value) == optimizer_names().end()) {
-        throw std::invalid_argument("--optimizer is \"" + value + "\"; known are " + joined_optimizers());
+      if (std::find(optimizer_names().begin(), optimizer_names().end(), value) ==
+          optimizer_names().end()) {
+        throw std::invalid_argument("--optimizer is \"" + value + "\"; known are " +
+                                    joined_optimizers());
       }
       line.optimizer = value;
     } else {
@@ -71,7 +74,8 @@ CommandLine parse_command_line(int argc, char** argv) {
 }
 
 std::string help_text() {
-  return "parameter_server: trains a classifier on Fashion-MNIST with one parameter server and several trainers.\n"
+  return "parameter_server: trains a classifier on Fashion-MNIST with one parameter server and "
+         "several trainers.\n"
          "  stitch-run -n 3 parameter_server [options]     one server, two trainers\n\n"
          "  --workers N         trainers; one process less than stitch-run's -n starts\n"
          "  --epochs N          passes over the 60,000 images, shared by the trainers (3)\n"
@@ -81,7 +85,8 @@ std::string help_text() {
          "  --learning-rate R   of the optimizer (its usual one)\n"
          "  --hidden N          width of the hidden layer (128)\n"
          "  --batch N           images a step (64)\n"
-         "  --data FOLDER       where the four gzipped data files are (/usr/share/datasets/fashion-mnist)\n"
+         "  --data FOLDER       where the four gzipped data files are "
+         "(/usr/share/datasets/fashion-mnist)\n"
          "  --out FILE          the picture of the loss (loss.svg)\n"
          "  --help\n";
 }

@@ -31,7 +31,8 @@ class IdxFile {
     if (file_ == nullptr) {
       const std::string reason = errno != 0 ? std::strerror(errno) : "out of memory";
       throw std::runtime_error("cannot open " + name() + ": " + reason +
-                               " (the Debian package dataset-fashion-mnist has it in /usr/share/datasets/fashion-mnist)");
+                               " (the Debian package dataset-fashion-mnist has it in "
+                               "/usr/share/datasets/fashion-mnist)");
     }
     ::gzbuffer(file_.get(), 1 << 17);
   }
@@ -40,18 +41,22 @@ class IdxFile {
     std::array<std::uint8_t, 4> bytes{};
     const std::size_t got = read(bytes);
     if (got < bytes.size()) fail("is truncated: it ends within the header, before " + what);
-    return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
+    return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 |
+           std::uint32_t{bytes[2]} << 8 | bytes[3];
   }
 
   void expect_magic(std::uint32_t expected, const std::string& kind) {
     const std::uint32_t found = read_number("its kind");
-    if (found != expected) fail("is not a file of " + kind + ": it starts with " + hex(found) + ", expected " + hex(expected));
+    if (found != expected)
+      fail("is not a file of " + kind + ": it starts with " + hex(found) + ", expected " +
+           hex(expected));
   }
 
   std::uint32_t read_count(const std::string& what) {
     const std::uint32_t count = read_number("the number of " + what);
     if (count == 0 || count > kMaxCount) {
-      fail("announces " + std::to_string(count) + " " + what + ", expected 1 to " + std::to_string(kMaxCount));
+      fail("announces " + std::to_string(count) + " " + what + ", expected 1 to " +
+           std::to_string(kMaxCount));
     }
     return count;
   }
@@ -60,13 +65,18 @@ class IdxFile {
   void read_rest(std::span<std::uint8_t> bytes, const std::string& what) {
     const std::size_t got = read(bytes);
     if (got < bytes.size()) {
-      fail("is truncated: expected " + std::to_string(bytes.size()) + " bytes of " + what + ", found " + std::to_string(got));
+      fail("is truncated: expected " + std::to_string(bytes.size()) + " bytes of " + what +
+           ", found " + std::to_string(got));
     }
     std::array<std::uint8_t, 1> more{};
-    if (read(more) != 0) fail("goes on after the " + std::to_string(bytes.size()) + " bytes of " + what + " that its header announces");
+    if (read(more) != 0)
+      fail("goes on after the " + std::to_string(bytes.size()) + " bytes of " + what +
+           " that its header announces");
   }
 
-  [[noreturn]] void fail(const std::string& what) const { throw std::runtime_error(name() + " " + what); }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw std::runtime_error(name() + " " + what);
+  }
 
   [[nodiscard]] std::string name() const { return "\"" + path_.string() + "\""; }
 
@@ -110,10 +120,12 @@ torch::Tensor read_images(IdxFile& file) {
   const std::uint32_t rows = file.read_number("the images' height");
   const std::uint32_t columns = file.read_number("the images' width");
   if (rows != kSide || columns != kSide) {
-    file.fail("has images of " + std::to_string(rows) + "x" + std::to_string(columns) + ", expected 28x28");
+    file.fail("has images of " + std::to_string(rows) + "x" + std::to_string(columns) +
+              ", expected 28x28");
   }
   torch::Tensor bytes = torch::empty({count, kSide * kSide}, torch::kUInt8);
-  file.read_rest({bytes.data_ptr<std::uint8_t>(), static_cast<std::size_t>(bytes.numel())}, "images");
+  file.read_rest({bytes.data_ptr<std::uint8_t>(), static_cast<std::size_t>(bytes.numel())},
+                 "images");
   return bytes.to(torch::kFloat).div_(255);
 }
 
@@ -123,8 +135,11 @@ torch::Tensor read_labels(IdxFile& file) {
   torch::Tensor bytes = torch::empty({count}, torch::kUInt8);
   const std::span<std::uint8_t> labels(bytes.data_ptr<std::uint8_t>(), count);
   file.read_rest(labels, "labels");
-  if (const auto wrong = std::ranges::find_if(labels, [](std::uint8_t label) { return label >= kClasses; }); wrong != labels.end()) {
-    file.fail("has the label " + std::to_string(*wrong) + " at position " + std::to_string(wrong - labels.begin()) + ", expected 0 to 9");
+  if (const auto wrong =
+          std::ranges::find_if(labels, [](std::uint8_t label) { return label >= kClasses; });
+      wrong != labels.end()) {
+    file.fail("has the label " + std::to_string(*wrong) + " at position " +
+              std::to_string(wrong - labels.begin()) + ", expected 0 to 9");
   }
   return bytes.to(torch::kLong);
 }
@@ -137,8 +152,9 @@ FashionMnist read_fashion_mnist(const std::filesystem::path& folder, FashionMnis
   IdxFile labels_file(folder / (prefix + "-labels-idx1-ubyte.gz"));
   FashionMnist data{read_images(images_file), read_labels(labels_file)};
   if (data.images.size(0) != data.labels.size(0)) {
-    throw std::runtime_error(labels_file.name() + " has " + std::to_string(data.labels.size(0)) + " labels, but " + images_file.name() +
-                             " has " + std::to_string(data.images.size(0)) + " images");
+    throw std::runtime_error(labels_file.name() + " has " + std::to_string(data.labels.size(0)) +
+                             " labels, but " + images_file.name() + " has " +
+                             std::to_string(data.images.size(0)) + " images");
   }
   return data;
 }

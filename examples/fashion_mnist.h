@@ -14,7 +14,8 @@ struct FashionMnist {
 
 enum class FashionMnistSplit { train, test };
 
-// Reads the gzipped files of one split (60,000 images to train, 10,000 to test) from `folder`. Throws std::runtime_error that
-// names the file, what was expected and what was found: missing, damaged or truncated, not of this kind, or images and labels
-// that do not belong together.
-[[nodiscard]] FashionMnist read_fashion_mnist(const std::filesystem::path& folder, FashionMnistSplit split);
+// Reads the gzipped files of one split (60,000 images to train, 10,000 to test) from `folder`.
+// Throws std::runtime_error that names the file, what was expected and what was found: missing,
+// damaged or truncated, not of this kind, or images and labels that do not belong together.
+[[nodiscard]] FashionMnist read_fashion_mnist(const std::filesystem::path& folder,
+                                              FashionMnistSplit split);

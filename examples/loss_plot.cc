@@ -20,7 +20,8 @@ constexpr double kTop = 46;
 constexpr double kBottom = 54;
 // More points than pixels draw nothing new.
 constexpr std::size_t kMaxPoints = 800;
-constexpr std::array<const char*, 6> kColors{"#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"};
+constexpr std::array<const char*, 6> kColors{"#1f77b4", "#d62728", "#2ca02c",
+                                             "#9467bd", "#ff7f0e", "#17becf"};
 
 std::string number(double value, const char* format = "%.6g") {
   std::array<char, 32> text{};
@@ -73,11 +74,16 @@ struct Axis {
         break;
       }
     }
-    return {std::floor(low / step) * step, std::ceil(high / step) * step, step, first_pixel, last_pixel};
+    return {std::floor(low / step) * step, std::ceil(high / step) * step, step, first_pixel,
+            last_pixel};
   }
 
-  [[nodiscard]] double pixel(double value) const { return first_pixel + (value - low) / (high - low) * (last_pixel - first_pixel); }
-  [[nodiscard]] int tick_count() const { return static_cast<int>(std::lround((high - low) / step)) + 1; }
+  [[nodiscard]] double pixel(double value) const {
+    return first_pixel + (value - low) / (high - low) * (last_pixel - first_pixel);
+  }
+  [[nodiscard]] int tick_count() const {
+    return static_cast<int>(std::lround((high - low) / step)) + 1;
+  }
   [[nodiscard]] double tick(int i) const {
     const double value = low + i * step;
     return std::abs(value) < step * 1e-9 ? 0 : value;
@@ -114,14 +120,17 @@ Points smoothed(const Points& points) {
 }
 
 template <class Points>
-std::string polyline(const Points& points, const Axis& x, const Axis& y, const std::string& color, const std::string& style) {
+std::string polyline(const Points& points, const Axis& x, const Axis& y, const std::string& color,
+                     const std::string& style) {
   std::string text = "<polyline fill=\"none\" stroke=\"" + color + "\" " + style + " points=\"";
-  for (const auto& [step, loss] : points) text += pixels(x.pixel(step)) + "," + pixels(y.pixel(loss)) + " ";
+  for (const auto& [step, loss] : points)
+    text += pixels(x.pixel(step)) + "," + pixels(y.pixel(loss)) + " ";
   return text + "\"/>\n";
 }
 
 std::string label(double x, double y, const std::string& attributes, std::string_view text) {
-  return "<text x=\"" + pixels(x) + "\" y=\"" + pixels(y) + "\" " + attributes + ">" + escaped(text) + "</text>\n";
+  return "<text x=\"" + pixels(x) + "\" y=\"" + pixels(y) + "\" " + attributes + ">" +
+         escaped(text) + "</text>\n";
 }
 
 }  // namespace
@@ -146,27 +155,31 @@ std::string LossPlot::svg() const {
   const Axis x = Axis::around(0, last_step, 8, kLeft, kWidth - kRight);
   const Axis y = Axis::around(lowest, highest, 6, kHeight - kBottom, kTop);
 
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + number(kWidth) + " " + number(kHeight) + "\" width=\"" +
-                    number(kWidth) + "\" height=\"" + number(kHeight) + "\" font-family=\"sans-serif\" font-size=\"13\">\n";
+  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + number(kWidth) +
+                    " " + number(kHeight) + "\" width=\"" + number(kWidth) + "\" height=\"" +
+                    number(kHeight) + "\" font-family=\"sans-serif\" font-size=\"13\">\n";
   svg += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
   svg += label(kWidth / 2, 26, "text-anchor=\"middle\" font-size=\"17\"", title_);
   for (int i = 0; i < x.tick_count(); ++i) {
     const double at = x.pixel(x.tick(i));
-    svg += "<line x1=\"" + pixels(at) + "\" y1=\"" + pixels(kTop) + "\" x2=\"" + pixels(at) + "\" y2=\"" + pixels(kHeight - kBottom) +
-           "\" stroke=\"#e5e5e5\"/>\n";
+    svg += "<line x1=\"" + pixels(at) + "\" y1=\"" + pixels(kTop) + "\" x2=\"" + pixels(at) +
+           "\" y2=\"" + pixels(kHeight - kBottom) + "\" stroke=\"#e5e5e5\"/>\n";
     svg += label(at, kHeight - kBottom + 18, "text-anchor=\"middle\"", number(x.tick(i)));
   }
   for (int i = 0; i < y.tick_count(); ++i) {
     const double at = y.pixel(y.tick(i));
-    svg += "<line x1=\"" + pixels(kLeft) + "\" y1=\"" + pixels(at) + "\" x2=\"" + pixels(kWidth - kRight) + "\" y2=\"" + pixels(at) +
-           "\" stroke=\"#e5e5e5\"/>\n";
+    svg += "<line x1=\"" + pixels(kLeft) + "\" y1=\"" + pixels(at) + "\" x2=\"" +
+           pixels(kWidth - kRight) + "\" y2=\"" + pixels(at) + "\" stroke=\"#e5e5e5\"/>\n";
     svg += label(kLeft - 8, at + 4, "text-anchor=\"end\"", number(y.tick(i)));
   }
-  svg += "<polyline fill=\"none\" stroke=\"black\" points=\"" + pixels(kLeft) + "," + pixels(kTop) + " " + pixels(kLeft) + "," +
-         pixels(kHeight - kBottom) + " " + pixels(kWidth - kRight) + "," + pixels(kHeight - kBottom) + "\"/>\n";
+  svg += "<polyline fill=\"none\" stroke=\"black\" points=\"" + pixels(kLeft) + "," + pixels(kTop) +
+         " " + pixels(kLeft) + "," + pixels(kHeight - kBottom) + " " + pixels(kWidth - kRight) +
+         "," + pixels(kHeight - kBottom) + "\"/>\n";
   svg += label((kLeft + kWidth - kRight) / 2, kHeight - 12, "text-anchor=\"middle\"", "step");
   const double middle = (kTop + kHeight - kBottom) / 2;
-  svg += label(18, middle, "text-anchor=\"middle\" transform=\"rotate(-90 18 " + pixels(middle) + ")\"", "loss");
+  svg +=
+      label(18, middle,
+            "text-anchor=\"middle\" transform=\"rotate(-90 18 " + pixels(middle) + ")\"", "loss");
 
   std::size_t index = 0;
   for (const auto& [name, points] : curves_) {
@@ -174,8 +187,9 @@ std::string LossPlot::svg() const {
     svg += polyline(thinned(points), x, y, color, "stroke-width=\"1\" stroke-opacity=\"0.3\"");
     svg += polyline(thinned(smoothed(points)), x, y, color, "stroke-width=\"2\"");
     const double at = kTop + 16 + 20 * static_cast<double>(index);
-    svg += "<line x1=\"" + pixels(kWidth - kRight - 170) + "\" y1=\"" + pixels(at) + "\" x2=\"" + pixels(kWidth - kRight - 145) +
-           "\" y2=\"" + pixels(at) + "\" stroke=\"" + color + "\" stroke-width=\"2\"/>\n";
+    svg += "<line x1=\"" + pixels(kWidth - kRight - 170) + "\" y1=\"" + pixels(at) + "\" x2=\"" +
+           pixels(kWidth - kRight - 145) + "\" y2=\"" + pixels(at) + "\" stroke=\"" + color +
+           "\" stroke-width=\"2\"/>\n";
     svg += label(kWidth - kRight - 138, at + 4, "", name);
     ++index;
   }
@@ -187,5 +201,7 @@ void LossPlot::write(const std::filesystem::path& path) const {
   std::ofstream file(path);
   file << svg();
   file.close();
-  if (!file) throw std::runtime_error("cannot write \"" + path.string() + "\": " + std::strerror(errno != 0 ? errno : EIO));
+  if (!file)
+    throw std::runtime_error("cannot write \"" + path.string() +
+                             "\": " + std::strerror(errno != 0 ? errno : EIO));
 }

@@ -6,13 +6,14 @@
 #include <utility>
 #include <vector>
 
-// Draws losses over training steps as an SVG picture: the raw values faintly, a running mean on top, one colour for each curve.
-// Not thread-safe.
+// Draws losses over training steps as an SVG picture: the raw values faintly, a running mean on
+// top, one colour for each curve. Not thread-safe.
 class LossPlot {
  public:
   explicit LossPlot(std::string title);
 
-  // Adds a point to the curve called `curve`. Steps of one curve come in rising order; a loss that is not finite is left out.
+  // Adds a point to the curve called `curve`. Steps of one curve come in rising order; a loss that
+  // is not finite is left out.
   void add(const std::string& curve, double step, double loss);
 
   [[nodiscard]] std::string svg() const;

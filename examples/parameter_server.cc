@@ -18,7 +18,8 @@ namespace {
 using namespace std::chrono_literals;
 
 // Shows how training goes until all trainers have finished; throws what stopped one of them.
-LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> finished, std::int64_t total) {
+LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> finished,
+               std::int64_t total) {
   LossPlot plot("Fashion-MNIST training loss");
   ProgressBar bar(total);
   std::map<int, int> steps;
@@ -26,7 +27,9 @@ LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> 
     done = finished.wait_for(50ms);
     if (done && finished.has_error()) break;
     const auto [reports, images] = server.local_value().take_reports();
-    for (const auto& report : reports) plot.add("trainer" + std::to_string(report.trainer + 1), steps[report.trainer]++, report.loss);
+    for (const auto& report : reports)
+      plot.add("trainer" + std::to_string(report.trainer + 1), steps[report.trainer]++,
+               report.loss);
     if (!reports.empty()) bar.update(images, reports.back().loss);
   }
   bar.finish();
@@ -35,15 +38,19 @@ LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> 
 }
 
 void serve(const CommandLine& line, const stitch::Worker& self) {
-  const auto test = read_fashion_mnist(line.data, FashionMnistSplit::test);  // a missing file shows before anything starts
+  const auto test = read_fashion_mnist(
+      line.data, FashionMnistSplit::test);  // a missing file shows before anything starts
   const int trainers = self.world_size() - 1;
   const auto server = stitch::remote<TrainingServer>(self.id(), line.hidden, std::uint64_t{1});
   std::vector<stitch::Future<void>> training;
   for (int i = 0; i < trainers; ++i) {
-    const TrainingPlan plan{line.data, line.optimizer, line.learning_rate, line.batch, line.epochs, i, trainers, 1};
-    training.push_back(stitch::rpc_async<train>({.to = "trainer" + std::to_string(i + 1), .timeout = 0s}, server, plan));
+    const TrainingPlan plan{
+        line.data, line.optimizer, line.learning_rate, line.batch, line.epochs, i, trainers, 1};
+    training.push_back(stitch::rpc_async<train>(
+        {.to = "trainer" + std::to_string(i + 1), .timeout = 0s}, server, plan));
   }
-  const auto plot = watch(server, stitch::when_all(std::move(training)), std::int64_t{60'000} * line.epochs);
+  const auto plot =
+      watch(server, stitch::when_all(std::move(training)), std::int64_t{60'000} * line.epochs);
   const auto parameters = server.local_value().fetch();
   plot.write(line.out);
   std::printf("test accuracy %.2f %%\n", 100 * mlp_accuracy(parameters, test.images, test.labels));
@@ -60,12 +67,17 @@ int main(int argc, char** argv) try {
   }
   stitch::Options options = stitch::resolve_options({});
   options.name = options.rank == 0 ? "ps" : "trainer" + std::to_string(options.rank);
-  if (options.world_size < 2) throw std::invalid_argument("one server and at least one trainer are needed: stitch-run -n 2 or more");
+  if (options.world_size < 2)
+    throw std::invalid_argument(
+        "one server and at least one trainer are needed: stitch-run -n 2 or more");
   if (line.workers && *line.workers != options.world_size - 1) {
-    throw std::invalid_argument("--workers is " + std::to_string(*line.workers) + ", but " + std::to_string(options.world_size - 1) +
-                                " trainers were started: stitch-run -n " + std::to_string(*line.workers + 1));
+    throw std::invalid_argument("--workers is " + std::to_string(*line.workers) + ", but " +
+                                std::to_string(options.world_size - 1) +
+                                " trainers were started: stitch-run -n " +
+                                std::to_string(*line.workers + 1));
   }
-  // A trainer's main() has nothing more to do: it serves in ~Worker until the server is through or gone, however long that takes.
+  // A trainer's main() has nothing more to do: it serves in ~Worker until the server is through or
+  // gone, however long that takes.
   if (options.rank > 0) options.shutdown_timeout = std::chrono::hours(24 * 365);
   const auto self = stitch::init(options);
   if (self.rank() == 0) serve(line, self);

@@ -17,7 +17,8 @@ std::string clock_time(double seconds) {
   const auto whole = static_cast<long>(std::ceil(seconds));
   std::array<char, 32> text{};
   if (whole >= 3600) {
-    std::snprintf(text.data(), text.size(), "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+    std::snprintf(text.data(), text.size(), "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60,
+                  whole % 60);
   } else {
     std::snprintf(text.data(), text.size(), "%ld:%02ld", whole / 60, whole % 60);
   }
@@ -32,13 +33,18 @@ std::size_t columns(std::FILE* out) {
 }  // namespace
 
 ProgressBar::ProgressBar(std::int64_t total, std::FILE* out)
-    : total_(std::max<std::int64_t>(1, total)), out_(out), terminal_(::isatty(::fileno(out)) == 1), start_(Clock::now()) {}
+    : total_(std::max<std::int64_t>(1, total)),
+      out_(out),
+      terminal_(::isatty(::fileno(out)) == 1),
+      start_(Clock::now()) {}
 
 void ProgressBar::update(std::int64_t done, double loss) {
   done_ = std::clamp<std::int64_t>(done, 0, total_);
   loss_ = loss;
   const auto now = Clock::now();
-  if (terminal_ ? now - printed_at_ >= kBetweenRedraws : done_ * 100 / total_ / kPercentBetweenLines != printed_percent_) print(now);
+  if (terminal_ ? now - printed_at_ >= kBetweenRedraws
+                : done_ * 100 / total_ / kPercentBetweenLines != printed_percent_)
+    print(now);
 }
 
 void ProgressBar::finish() {
@@ -68,12 +74,13 @@ std::string ProgressBar::text(Clock::time_point now) const {
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const double rate = elapsed > 0 ? static_cast<double>(done_) / elapsed : 0;
   const std::string left = done_ == total_ ? clock_time(elapsed) + " in all"
-                           : rate > 0      ? clock_time(static_cast<double>(total_ - done_) / rate) + " left"
-                                           : "-:-- left";
+                           : rate > 0
+                               ? clock_time(static_cast<double>(total_ - done_) / rate) + " left"
+                               : "-:-- left";
   const auto filled = static_cast<std::size_t>(done_ * kBarWidth / total_);
   const std::string bar = std::string(filled, '#') + std::string(kBarWidth - filled, '.');
   std::array<char, 160> text{};
-  std::snprintf(text.data(), text.size(), "%3ld%% [%s] loss %.4f  %.0f images/s  %s", static_cast<long>(done_ * 100 / total_), bar.c_str(),
-                loss_, rate, left.c_str());
+  std::snprintf(text.data(), text.size(), "%3ld%% [%s] loss %.4f  %.0f images/s  %s",
+                static_cast<long>(done_ * 100 / total_), bar.c_str(), loss_, rate, left.c_str());
   return text.data();
 }

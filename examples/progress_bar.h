@@ -5,8 +5,9 @@
 #include <cstdio>
 #include <string>
 
-// Shows how far a training run is, its loss, images per second and the time left. On a terminal one line is redrawn in place, at
-// most ten times a second; elsewhere a line is printed every few percent. Not thread-safe.
+// Shows how far a training run is, its loss, images per second and the time left. On a terminal one
+// line is redrawn in place, at most ten times a second; elsewhere a line is printed every few
+// percent. Not thread-safe.
 class ProgressBar {
  public:
   // `total` images will be seen. `out` stays open.

@@ -6,7 +6,8 @@
 namespace autograd = stitch::dist_autograd;
 namespace optim = stitch::optim;
 
-TrainingServer::TrainingServer(std::int64_t hidden, std::uint64_t seed) : parameters_(make_mlp(hidden, seed)) {}
+TrainingServer::TrainingServer(std::int64_t hidden, std::uint64_t seed)
+    : parameters_(make_mlp(hidden, seed)) {}
 
 std::vector<torch::Tensor> TrainingServer::fetch() {
   std::vector<torch::Tensor> copies;
@@ -38,20 +39,23 @@ std::pair<std::vector<TrainingServer::Report>, std::int64_t> TrainingServer::tak
 namespace {
 
 template <class Optimizer>
-void train_with(const optim::OptionsOf<Optimizer>& options, const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan,
+void train_with(const optim::OptionsOf<Optimizer>& options,
+                const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan,
                 const torch::Tensor& images, const torch::Tensor& labels) {
-  optim::DistributedOptimizer<Optimizer> optimizer(server.rpc_sync<&TrainingServer::parameters>(), options);
+  optim::DistributedOptimizer<Optimizer> optimizer(server.rpc_sync<&TrainingServer::parameters>(),
+                                                   options);
   stitch::Future<void> reported = stitch::make_ready();
   for (std::int64_t at = 0; at < images.size(0); at += plan.batch) {
     const auto end = std::min(at + plan.batch, images.size(0));
     autograd::Context context;
     const auto parameters = server.rpc_async<&TrainingServer::fetch>();
-    const auto loss =
-        torch::nn::functional::cross_entropy(mlp_scores(parameters.get(), images.slice(0, at, end)), labels.slice(0, at, end));
+    const auto loss = torch::nn::functional::cross_entropy(
+        mlp_scores(parameters.get(), images.slice(0, at, end)), labels.slice(0, at, end));
     context.backward({loss});
     optimizer.step(context);
     reported.get();  // of the step before: reporting costs no time
-    reported = server.rpc_async<&TrainingServer::report>(plan.trainer, end - at, loss.item<double>());
+    reported =
+        server.rpc_async<&TrainingServer::report>(plan.trainer, end - at, loss.item<double>());
   }
   reported.get();
 }
@@ -63,19 +67,26 @@ const std::vector<std::string>& optimizer_names() {
   return names;
 }
 
-void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan, const torch::Tensor& images,
-              const torch::Tensor& labels) {
-  const auto rate = [&](double usual) { return plan.learning_rate > 0 ? plan.learning_rate : usual; };
+void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan,
+              const torch::Tensor& images, const torch::Tensor& labels) {
+  const auto rate = [&](double usual) {
+    return plan.learning_rate > 0 ? plan.learning_rate : usual;
+  };
   if (plan.optimizer == "sgd") {
-    train_with<torch::optim::SGD>(torch::optim::SGDOptions(rate(0.1)), server, plan, images, labels);
+    train_with<torch::optim::SGD>(torch::optim::SGDOptions(rate(0.1)), server, plan, images,
+                                  labels);
   } else if (plan.optimizer == "adam") {
-    train_with<torch::optim::Adam>(torch::optim::AdamOptions(rate(1e-3)), server, plan, images, labels);
+    train_with<torch::optim::Adam>(torch::optim::AdamOptions(rate(1e-3)), server, plan, images,
+                                   labels);
   } else if (plan.optimizer == "adamw") {
-    train_with<torch::optim::AdamW>(torch::optim::AdamWOptions(rate(1e-3)), server, plan, images, labels);
+    train_with<torch::optim::AdamW>(torch::optim::AdamWOptions(rate(1e-3)), server, plan, images,
+                                    labels);
   } else if (plan.optimizer == "adagrad") {
-    train_with<torch::optim::Adagrad>(torch::optim::AdagradOptions(rate(1e-2)), server, plan, images, labels);
+    train_with<torch::optim::Adagrad>(torch::optim::AdagradOptions(rate(1e-2)), server, plan,
+                                      images, labels);
   } else if (plan.optimizer == "rmsprop") {
-    train_with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(rate(1e-3)), server, plan, images, labels);
+    train_with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(rate(1e-3)), server, plan,
+                                      images, labels);
   } else {
     throw std::invalid_argument("optimizer \"" + plan.optimizer + "\" is unknown");
   }
@@ -83,10 +94,12 @@ void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& pl
 
 void train(stitch::RRef<TrainingServer> server, TrainingPlan plan) {
   const auto data = read_fashion_mnist(plan.data, FashionMnistSplit::train);
-  torch::manual_seed(plan.seed);  // the same on all trainers: each takes every so-manieth image of one common order
+  torch::manual_seed(plan.seed);  // the same on all trainers: each takes every so-manieth image of
+                                  // one common order
   std::vector<torch::Tensor> order;
   for (int epoch = 0; epoch < plan.epochs; ++epoch)
-    order.push_back(torch::randperm(data.count(), torch::kLong).slice(0, plan.trainer, data.count(), plan.trainers));
+    order.push_back(torch::randperm(data.count(), torch::kLong)
+                        .slice(0, plan.trainer, data.count(), plan.trainers));
   const auto mine = torch::cat(order);
   train_on(server, plan, data.images.index_select(0, mine), data.labels.index_select(0, mine));
 }

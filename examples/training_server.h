@@ -5,14 +5,14 @@
 #include <mutex>
 #include <vector>
 
-// What the parameter-server process owns: the parameters that all trainers share, and how training goes.
-// Thread contract: any thread.
+// What the parameter-server process owns: the parameters that all trainers share, and how training
+// goes. Thread contract: any thread.
 class TrainingServer {
  public:
   TrainingServer(std::int64_t hidden, std::uint64_t seed);
 
-  // Copies of the parameters as they are now, each consistent in itself. Differentiable: gradients of the copies arrive at
-  // the parameters.
+  // Copies of the parameters as they are now, each consistent in itself. Differentiable: gradients
+  // of the copies arrive at the parameters.
   std::vector<torch::Tensor> fetch();
   // References to the parameters, for an optimizer.
   std::vector<stitch::RRef<torch::Tensor>> parameters();
@@ -51,10 +51,10 @@ struct TrainingPlan {
 
 [[nodiscard]] const std::vector<std::string>& optimizer_names();
 
-// Trains on one share of the images, step by step: fetch the parameters, compute the loss here, run backward to the server,
-// step there. Runs on a trainer, called by the server.
+// Trains on one share of the images, step by step: fetch the parameters, compute the loss here, run
+// backward to the server, step there. Runs on a trainer, called by the server.
 void train(stitch::RRef<TrainingServer> server, TrainingPlan plan);
 
 // The same for images in memory, in the order given; used by train().
-void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan, const torch::Tensor& images,
-              const torch::Tensor& labels);
+void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan,
+              const torch::Tensor& images, const torch::Tensor& labels);

@@ -1,4 +1,5 @@
-// Differentiates a loss that two workers compute together, and steps a parameter that lives on the other one.
+// Differentiates a loss that two workers compute together, and steps a parameter that lives on the
+// other one.
 //   stitch-run -n 2 two_worker_autograd
 #include <stitch/stitch.h>
 
@@ -9,7 +10,8 @@ namespace autograd = stitch::dist_autograd;
 // A linear layer that stays where it was made.
 class Layer {
  public:
-  Layer(std::int64_t in, std::int64_t out) : weight_(torch::full({out, in}, 0.5, torch::requires_grad())) {}
+  Layer(std::int64_t in, std::int64_t out)
+      : weight_(torch::full({out, in}, 0.5, torch::requires_grad())) {}
   torch::Tensor forward(const torch::Tensor& x) { return torch::matmul(x, weight_.t()); }
   stitch::RRef<torch::Tensor> weight() { return stitch::make_rref(weight_); }
 
@@ -23,7 +25,8 @@ int main() {
 
   const auto layer = stitch::remote<Layer>("worker1", 4, 2);
   const std::vector<stitch::RRef<torch::Tensor>> parameters{layer.rpc_sync<&Layer::weight>()};
-  stitch::optim::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(0.05));
+  stitch::optim::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
+                                                                   torch::optim::SGDOptions(0.05));
 
   const auto input = torch::eye(4);
   const auto target = torch::ones({4, 2});

@@ -34,7 +34,9 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
   return text + " ms";
 }
 
-std::string call_text(const CallTable::Record& record) { return "call " + std::string(record.function) + "() to " + to_string(*record.to); }
+std::string call_text(const CallTable::Record& record) {
+  return "call " + std::string(record.function) + "() to " + to_string(*record.to);
+}
 
 Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
   return Error(cause.code(), call_text(record) + ' ' + text)
@@ -54,23 +56,30 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventL
       pool_(options_.num_threads, "stitch-" + self_.name),
       leave_(std::make_unique<Leave>(*this)),
       board_(std::make_unique<Board>()) {
-  set_frame_handler(wire::kLeave, [this](InMessage message) { leave_->on_message(std::move(message)); });
+  set_frame_handler(wire::kLeave,
+                    [this](InMessage message) { leave_->on_message(std::move(message)); });
   for (const auto factory : detail::extension_factories()) extensions_.push_back(factory(*this));
 }
 
 Agent::~Agent() {
-  // A worker whose start failed was never shut down: its endpoints must be quiet before anything here goes.
+  // A worker whose start failed was never shut down: its endpoints must be quiet before anything
+  // here goes.
   if (peers_) peers_->close();
 }
 
-void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members, std::shared_ptr<void> rendezvous) {
+void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members,
+                  std::shared_ptr<void> rendezvous) {
   peers_ = std::move(peers);
   rendezvous_ = std::move(rendezvous);
-  peers_->start(members, {.on_message = [this](const auto& connection, const WorkerInfo& from,
-                                               transport::Message message) { on_message(connection, from, std::move(message)); },
+  peers_->start(members, {.on_message =
+                              [this](const auto& connection, const WorkerInfo& from,
+                                     transport::Message message) {
+                                on_message(connection, from, std::move(message));
+                              },
                           .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
                                           std::size_t size) { return place(from, frame, size); },
-                          .on_lost = [this](const WorkerInfo& peer, const Error& reason) { on_peer_lost(peer, reason); }});
+                          .on_lost = [this](const WorkerInfo& peer,
+                                            const Error& reason) { on_peer_lost(peer, reason); }});
 }
 
 OutMessage Agent::begin_request(std::uint64_t function_id) {
@@ -95,21 +104,27 @@ void complete_header(OutMessage& message, std::uint64_t call_id, std::chrono::na
 
 }  // namespace
 
-std::chrono::nanoseconds Agent::effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const {
+std::chrono::nanoseconds Agent::effective_timeout(
+    std::optional<std::chrono::nanoseconds> timeout) const {
   if (timeout && timeout->count() < 0) {
-    throw Error(ErrorCode::invalid_argument, "timeout of " + std::to_string(timeout->count()) + " ns is negative");
+    throw Error(ErrorCode::invalid_argument,
+                "timeout of " + std::to_string(timeout->count()) + " ns is negative");
   }
   const std::chrono::nanoseconds limit = timeout.value_or(options_.rpc_timeout);
   const auto deadline = Ambient::current().deadline;
   if (deadline == Clock::time_point::max()) return limit;
-  const auto left = std::max(std::chrono::nanoseconds(1), std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()));
+  const auto left =
+      std::max(std::chrono::nanoseconds(1),
+               std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()));
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
-std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function, std::chrono::nanoseconds timeout, OutMessage message,
+std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
+                                std::chrono::nanoseconds timeout, OutMessage message,
                                 std::shared_ptr<PendingCall> pending) {
   throw_if_stopped();
-  CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout, Clock::time_point::max()};
+  CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout,
+                           Clock::time_point::max()};
   if (timeout.count() > 0) {
     const auto now = Clock::now();
     if (timeout < Clock::time_point::max() - now) record.deadline = now + timeout;
@@ -123,30 +138,36 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
     if (message.attachments.empty()) {
       // Small enough to need no memory of its own: most calls are like this.
       peers_->send(to, nullptr, std::move(out.message),
-                   [self = shared_from_this(), bytes = out.bytes, id = call.id](const std::optional<Error>& error) {
+                   [self = shared_from_this(), bytes = out.bytes,
+                    id = call.id](const std::optional<Error>& error) {
                      self->sent(bytes);
-                     if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
+                     if (error)
+                       self->fail_call(id, *error, std::string("failed: ") + error->what());
                    });
     } else {
-      peers_->send(to, nullptr, std::move(out.message),
-                   [self = shared_from_this(), bytes = out.bytes, id = call.id,
-                    attachments = std::move(message.attachments)](const std::optional<Error>& error) {
-                     self->sent(bytes);
-                     for (const auto& each : attachments) each->on_sent(error);
-                     if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
-                   });
+      peers_->send(
+          to, nullptr, std::move(out.message),
+          [self = shared_from_this(), bytes = out.bytes, id = call.id,
+           attachments = std::move(message.attachments)](const std::optional<Error>& error) {
+            self->sent(bytes);
+            for (const auto& each : attachments) each->on_sent(error);
+            if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
+          });
     }
   } catch (...) {
     const Error error = to_error(std::current_exception());
     fail_call(call.id, error, std::string("was not made: ") + error.what());
   }
-  // The worker may have stopped between the first look and the entry in the table: nobody else would complete the call then.
-  if (stopped()) fail_call(call.id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
+  // The worker may have stopped between the first look and the entry in the table: nobody else
+  // would complete the call then.
+  if (stopped())
+    fail_call(call.id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
   return call.id;
 }
 
 void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept {
-  if (const auto record = calls_.take(call_id)) record->pending->on_error(about(*record, error, what));
+  if (const auto record = calls_.take(call_id))
+    record->pending->on_error(about(*record, error, what));
 }
 
 void Agent::watch_deadline(Clock::time_point deadline) {
@@ -160,7 +181,8 @@ void Agent::expire_calls() {
   if (expired.next != Clock::time_point::max()) watch_deadline(expired.next);
   for (const auto& [id, record] : expired.records) {
     record.pending->on_error(
-        about(record, Error(ErrorCode::timeout, ""), "timed out after " + milliseconds(record.timeout) + "; worker is connected"));
+        about(record, Error(ErrorCode::timeout, ""),
+              "timed out after " + milliseconds(record.timeout) + "; worker is connected"));
     tell_cancelled(*record.to, id);
   }
 }
@@ -190,15 +212,16 @@ const at::ThreadLocalState& fresh_thread_state() {
   return state;
 }
 
-// Whether this thread has no guard of libtorch's that what runs on it would feel. The sets of fresh threads are all alike.
+// Whether this thread has no guard of libtorch's that what runs on it would feel. The sets of fresh
+// threads are all alike.
 bool in_fresh_state() {
   static const auto fresh = [] {
     const at::ThreadLocalStateGuard guard(fresh_thread_state());
     return c10::impl::tls_local_dispatch_key_set();
   }();
   const auto now = c10::impl::tls_local_dispatch_key_set();
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && now.included_ == fresh.included_ &&
-         now.excluded_ == fresh.excluded_;
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         now.included_ == fresh.included_ && now.excluded_ == fresh.excluded_;
 }
 
 }  // namespace
@@ -230,46 +253,54 @@ Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool h
   Outgoing out{std::move(message.frame).finish(), 0};
   out.bytes = total_bytes(out.message);
   if (out.message.frame.size() > options_.max_frame_bytes) {
-    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(out.message.frame.size()) + " bytes exceeds max_frame_bytes " +
+    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(out.message.frame.size()) +
+                                             " bytes exceeds max_frame_bytes " +
                                              std::to_string(options_.max_frame_bytes));
   }
   // Small words that others wait for go out whatever else is queued.
   const bool limited = kind != wire::kErrorReply && kind != wire::kCancel && kind != wire::kLeave;
   if (outgoing_bytes_.fetch_add(out.bytes) + out.bytes > options_.max_inflight_bytes && limited) {
     outgoing_bytes_.fetch_sub(out.bytes);
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(out.bytes) + " bytes would exceed max_inflight_bytes " +
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(out.bytes) +
+                                           " bytes would exceed max_inflight_bytes " +
                                            std::to_string(options_.max_inflight_bytes));
   }
   if (kind != wire::kLeave) sent_.fetch_add(1);
   return out;
 }
 
-void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
-                 transport::SendDone done) {
+void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
+                 OutMessage message, bool hooks, transport::SendDone done) {
   Outgoing out = lay_out(to, message, hooks);
   if (message.attachments.empty() && !done) {
     peers_->send(to, connection, std::move(out.message),
-                 [self = shared_from_this(), bytes = out.bytes](const std::optional<Error>&) { self->sent(bytes); });
+                 [self = shared_from_this(), bytes = out.bytes](const std::optional<Error>&) {
+                   self->sent(bytes);
+                 });
     return;
   }
-  peers_->send(to, connection, std::move(out.message),
-               [self = shared_from_this(), bytes = out.bytes, attachments = std::move(message.attachments),
-                done = std::move(done)](const std::optional<Error>& error) mutable {
-                 self->sent(bytes);
-                 for (const auto& each : attachments) each->on_sent(error);
-                 if (done) done(error);
-               });
+  peers_->send(
+      to, connection, std::move(out.message),
+      [self = shared_from_this(), bytes = out.bytes, attachments = std::move(message.attachments),
+       done = std::move(done)](const std::optional<Error>& error) mutable {
+        self->sent(bytes);
+        for (const auto& each : attachments) each->on_sent(error);
+        if (done) done(error);
+      });
 }
 
 void Agent::send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
   send(to, nullptr, std::move(message), false, std::move(done));
 }
 
-void Agent::send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message) {
+void Agent::send_reply(const WorkerInfo& to,
+                       const std::shared_ptr<transport::Connection>& connection,
+                       OutMessage message) {
   send(to, connection, std::move(message), true, nullptr);
 }
 
-void Agent::on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from, transport::Message bytes) {
+void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
+                       const WorkerInfo& from, transport::Message bytes) {
   try {
     InMessage message(std::move(bytes), from);
     const auto kind = message.view.kind();
@@ -289,17 +320,20 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
         break;
     }
     const auto handler = frame_handlers_.find(kind);
-    if (handler == frame_handlers_.end()) throw Error(ErrorCode::protocol, "frame kind " + std::to_string(kind) + " is unknown");
+    if (handler == frame_handlers_.end())
+      throw Error(ErrorCode::protocol, "frame kind " + std::to_string(kind) + " is unknown");
     handler->second(std::move(message));
   } catch (const Error& error) {
     // What cannot be understood ends its connection; nothing else stops.
     connection->close(error.with_prefix("message from " + to_string(from)));
   } catch (const std::exception& error) {
-    connection->close(Error(ErrorCode::internal, "message from " + to_string(from) + ": " + error.what()));
+    connection->close(
+        Error(ErrorCode::internal, "message from " + to_string(from) + ": " + error.what()));
   }
 }
 
-transport::Buffer Agent::place(const WorkerInfo& from, const transport::Bytes& frame, std::size_t bytes) noexcept {
+transport::Buffer Agent::place(const WorkerInfo& from, const transport::Bytes& frame,
+                               std::size_t bytes) noexcept {
   const auto head = transport::peek_frame(frame);
   std::uint64_t call_id = 0;
   if (!head || head->kind != wire::kReply || head->body.size() < sizeof(call_id)) return {};
@@ -308,18 +342,21 @@ transport::Buffer Agent::place(const WorkerInfo& from, const transport::Bytes& f
   return pending ? pending->place(bytes) : transport::Buffer{};
 }
 
-void Agent::on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message) {
+void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
+                       InMessage message) {
   transport::ByteReader in(message.view.body(), "request");
   CallHeader header;
   header.call_id = in.read<std::uint64_t>();
   header.function_id = in.read<std::uint64_t>();
   header.timeout_ns = in.read<std::int64_t>();
   for_each_extension([&](Extension& extension) { extension.on_receive(message); });
-  const auto call = std::allocate_shared<IncomingCall>(transport::RecyclingAllocator<IncomingCall>(), shared_from_this(), connection, std::move(message), header);
+  const auto call = std::allocate_shared<IncomingCall>(
+      transport::RecyclingAllocator<IncomingCall>(), shared_from_this(), connection,
+      std::move(message), header);
   incoming_.add(call);
   if (incoming_bytes_.fetch_add(call->bytes()) + call->bytes() > options_.max_inflight_bytes) {
-    call->fail(
-        Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " + std::to_string(options_.max_inflight_bytes)));
+    call->fail(Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " +
+                                                std::to_string(options_.max_inflight_bytes)));
     return;
   }
   if (stopped()) {
@@ -338,7 +375,8 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
     if (extension->take_over(call)) return;
   }
   if (call->function() == nullptr || call->function()->object_type != nullptr) {
-    call->fail(Error(ErrorCode::protocol, "the request names no function that can run without an object"));
+    call->fail(
+        Error(ErrorCode::protocol, "the request names no function that can run without an object"));
     return;
   }
   dispatch(call, [call] { call->run(); });
@@ -378,19 +416,23 @@ void Agent::on_answer(InMessage message) {
     InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
     Error error;
     archive(error);
-    if (error.code() == ErrorCode::unimplemented && error.function().empty()) {  // of this very function
+    if (error.code() == ErrorCode::unimplemented &&
+        error.function().empty()) {  // of this very function
       auto names = split_lines(error.what());
       std::string near;
       for (const auto& name : nearest_names(std::string(record->function), std::move(names), 3))
         near += (near.empty() ? "; near names there: " : ", ") + name;
-      record->pending->on_error(about(*record, error.with_remote(true), "failed: the function is not registered there" + near));
+      record->pending->on_error(about(*record, error.with_remote(true),
+                                      "failed: the function is not registered there" + near));
       return;
     }
-    record->pending->on_error(about(*record, error.with_remote(true), std::string("failed: ") + error.what()));
+    record->pending->on_error(
+        about(*record, error.with_remote(true), std::string("failed: ") + error.what()));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    record->pending->on_error(
-        about(*record, error, std::string("failed: its result does not match its type on the caller: ") + error.what()));
+    record->pending->on_error(about(
+        *record, error,
+        std::string("failed: its result does not match its type on the caller: ") + error.what()));
   }
 }
 
@@ -402,8 +444,8 @@ void Agent::on_cancel(InMessage message) {
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   for (auto& record : calls_.take_all(peer)) {
-    record.pending->on_error(
-        about(record, Error(ErrorCode::disconnected, ""), std::string("failed: the worker is gone: ") + reason.what()));
+    record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""),
+                                   std::string("failed: the worker is gone: ") + reason.what()));
   }
   for (auto& call : incoming_.list(peer.id)) call->request_stop();
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
@@ -415,7 +457,9 @@ void Agent::forget(const IncomingCall& call) {
   incoming_bytes_.fetch_sub(call.bytes());
 }
 
-void Agent::set_frame_handler(std::uint16_t kind, FrameHandler handler) { frame_handlers_.insert_or_assign(kind, std::move(handler)); }
+void Agent::set_frame_handler(std::uint16_t kind, FrameHandler handler) {
+  frame_handlers_.insert_or_assign(kind, std::move(handler));
+}
 
 void Agent::post(UniqueFunction<void()> task) {
   if (!pool_.post(task)) task();
@@ -425,7 +469,8 @@ Agent::Activity Agent::activity() {
   Activity activity;
   activity.busy = calls_.size();
   // A call whose caller has given up concerns nobody else any more.
-  for (const auto& call : incoming_.list(std::nullopt)) activity.busy += call->stop_requested() ? 0 : 1;
+  for (const auto& call : incoming_.list(std::nullopt))
+    activity.busy += call->stop_requested() ? 0 : 1;
   for_each_extension([&](Extension& extension) { activity.busy += extension.active(); });
   activity.sent = sent_.load();
   activity.received = received_.load();
@@ -454,7 +499,9 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
 }
 
 void Agent::throw_if_stopped() const {
-  if (stopped()) throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down").with_worker(self_.name);
+  if (stopped())
+    throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down")
+        .with_worker(self_.name);
 }
 
 std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
@@ -462,10 +509,12 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   if (pool_.on_pool_thread()) {
     shutdown_begun_ = false;
     throw Error(ErrorCode::invalid_argument,
-                "shutdown of " + to_string(self_) + " was called from one of its own handlers, which it would wait for");
+                "shutdown of " + to_string(self_) +
+                    " was called from one of its own handlers, which it would wait for");
   }
   const auto now = Clock::now();
-  const auto deadline = timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
+  const auto deadline =
+      timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
   std::optional<Error> error;
   if (graceful) {
     try {
@@ -483,7 +532,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
   stopped_.store(true, std::memory_order_release);
   peers_->expect_closing();
   for (auto& record : calls_.take_all()) {
-    record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+    record.pending->on_error(
+        about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
   }
   for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
   for_each_extension([&](Extension& extension) { extension.stop(); });
@@ -492,10 +542,11 @@ void Agent::stop_everything(Clock::time_point deadline) {
   if (!pool_.join_until(deadline)) {
     std::string running;
     for (auto& call : incoming_.list(std::nullopt)) {
-      if (call->function() != nullptr) running += (running.empty() ? "" : ", ") + call->function()->name + "()";
+      if (call->function() != nullptr)
+        running += (running.empty() ? "" : ", ") + call->function()->name + "()";
     }
-    std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n", to_string(self_).c_str(),
-                 running.empty() ? "unknown" : running.c_str());
+    std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n",
+                 to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
   }
   peers_->close();
   rendezvous_.reset();

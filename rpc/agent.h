@@ -23,10 +23,12 @@
 namespace stitch {
 
 namespace detail {
-// For a thread that waits for `done`, which an answer may set: moves messages of the current worker (that of the running handler
-// or scope, else the process's only one) as long as that pays off. True when `done` is set.
+// For a thread that waits for `done`, which an answer may set: moves messages of the current worker
+// (that of the running handler or scope, else the process's only one) as long as that pays off.
+// True when `done` is set.
 bool help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline);
-// The worker of this process: null when there is none, and of several sole_agent() gives none, any_agent() one of them.
+// The worker of this process: null when there is none, and of several sole_agent() gives none,
+// any_agent() one of them.
 [[nodiscard]] std::shared_ptr<Agent> sole_agent();
 [[nodiscard]] std::shared_ptr<Agent> any_agent();
 }  // namespace detail
@@ -35,18 +37,21 @@ class Leave;
 class Board;
 class IncomingCall;
 
-// One worker's engine: sends calls and frames, receives them, keeps the tables, hosts the extensions. Several live in one
-// process, independent of each other. Shared by its Worker and by everything in flight; ended by shutdown().
-// Thread contract: any thread unless said otherwise. No lock is held while user code, an extension or the transport is called.
-// Lock order: none; every component has one lock and calls nothing under it.
+// One worker's engine: sends calls and frames, receives them, keeps the tables, hosts the
+// extensions. Several live in one process, independent of each other. Shared by its Worker and by
+// everything in flight; ended by shutdown(). Thread contract: any thread unless said otherwise. No
+// lock is held while user code, an extension or the transport is called. Lock order: none; every
+// component has one lock and calls nothing under it.
 class Agent : public std::enable_shared_from_this<Agent> {
  public:
   // `loop` runs the timers; `receive_pool` is what received tensors lie in. Call start() next.
-  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop, std::shared_ptr<transport::BlockPool> receive_pool);
+  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop,
+        std::shared_ptr<transport::BlockPool> receive_pool);
   ~Agent();
   // Makes the members known and begins to serve. `peers` listens already.
   // `rendezvous` is kept until shutdown: the store server that others may still be reading from.
-  void start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members, std::shared_ptr<void> rendezvous);
+  void start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members,
+             std::shared_ptr<void> rendezvous);
 
   // ---- who is here: constant after start()
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
@@ -55,21 +60,26 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] std::size_t world_size() const noexcept { return peers_->size(); }
 
   // ---- calls
-  // Sends a request for `function` whose arguments are in `message` (see begin_request) and calls `pending` exactly once.
-  // `timeout` zero: none. A failure to send reaches `pending`, too; only `shutting_down` is thrown. Returns the call's id.
-  // `function` is the name of a registered function: it is not copied.
-  std::uint64_t start_call(const WorkerInfo& to, std::string_view function, std::chrono::nanoseconds timeout, OutMessage message,
+  // Sends a request for `function` whose arguments are in `message` (see begin_request) and calls
+  // `pending` exactly once. `timeout` zero: none. A failure to send reaches `pending`, too; only
+  // `shutting_down` is thrown. Returns the call's id. `function` is the name of a registered
+  // function: it is not copied.
+  std::uint64_t start_call(const WorkerInfo& to, std::string_view function,
+                           std::chrono::nanoseconds timeout, OutMessage message,
                            std::shared_ptr<PendingCall> pending);
   // One-way: no answer, no pending call.
   void start_notify(const WorkerInfo& to, OutMessage message);
-  // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending call hears nothing more.
+  // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending
+  // call hears nothing more.
   bool abandon_call(std::uint64_t call_id);
-  // A request message with room for the CallHeader; arguments are appended by an OutArchive over it.
-  // Endpoint::help, unless nothing that was asked for is on its way.
+  // A request message with room for the CallHeader; arguments are appended by an OutArchive over
+  // it. Endpoint::help, unless nothing that was asked for is on its way.
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
-  // What is left for a call made now: the given timeout (or the default) bounded by the deadline this thread runs under.
-  [[nodiscard]] std::chrono::nanoseconds effective_timeout(std::optional<std::chrono::nanoseconds> timeout) const;
+  // What is left for a call made now: the given timeout (or the default) bounded by the deadline
+  // this thread runs under.
+  [[nodiscard]] std::chrono::nanoseconds effective_timeout(
+      std::optional<std::chrono::nanoseconds> timeout) const;
 
   // ---- for extensions
   // Sends a frame of an extension's own kind. `done` (may be empty) as for Connection::send.
@@ -77,7 +87,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Handles frames of `kind`, on reader threads. Before start(): in the extension's constructor.
   using FrameHandler = std::function<void(InMessage message)>;
   void set_frame_handler(std::uint16_t kind, FrameHandler handler);
-  [[nodiscard]] Extension& extension(int index) { return *extensions_.at(static_cast<std::size_t>(index)); }
+  [[nodiscard]] Extension& extension(int index) {
+    return *extensions_.at(static_cast<std::size_t>(index));
+  }
   template <class F>
   void for_each_extension(F&& f) {
     for (const auto& each : extensions_) f(*each);
@@ -86,15 +98,16 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void post(UniqueFunction<void()> task);
   [[nodiscard]] transport::EventLoop& loop() noexcept { return *loop_; }
   [[nodiscard]] Board& board() noexcept { return *board_; }
-  // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an inline function).
+  // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an
+  // inline function).
   void dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task);
   // Connections and queues as numbers.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info();
 
   // ---- ending
-  // Leaves the world. Graceful: first waits until every live worker leaves too and nothing is in flight anywhere. Always
-  // ends everything here; returns the error that made it less than graceful, if any. A second call returns at once.
-  // REQUIRES: not on a thread of this agent.
+  // Leaves the world. Graceful: first waits until every live worker leaves too and nothing is in
+  // flight anywhere. Always ends everything here; returns the error that made it less than
+  // graceful, if any. A second call returns at once. REQUIRES: not on a thread of this agent.
   std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
   [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
   void throw_if_stopped() const;
@@ -102,7 +115,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // ---- for IncomingCall and Leave
   // Whether calls wait for a thread.
   [[nodiscard]] bool calls_queued() const { return pool_.queued() > 0; }
-  void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message);
+  void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
+                  OutMessage message);
   void forget(const IncomingCall& call);
   struct Activity {
     std::uint64_t busy = 0;  // calls made, calls being served, what extensions wait for
@@ -112,10 +126,12 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Activity activity();
 
  private:
-  void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from, transport::Message message);
+  void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
+                  transport::Message message);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // Where a caller wants what comes with this reply.
-  [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const transport::Bytes& frame, std::size_t bytes) noexcept;
+  [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const transport::Bytes& frame,
+                                        std::size_t bytes) noexcept;
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
   void on_cancel(InMessage message);
@@ -123,15 +139,16 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void expire_calls();
   void watch_deadline(Clock::time_point deadline);
   void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
-  // Lays `message` out for the wire and counts its bytes as on their way out until sent() has been called.
+  // Lays `message` out for the wire and counts its bytes as on their way out until sent() has been
+  // called.
   struct Outgoing {
     transport::Message message;
     std::size_t bytes = 0;
   };
   [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks);
   void sent(std::size_t bytes) { outgoing_bytes_.fetch_sub(bytes); }
-  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection, OutMessage message, bool hooks,
-            transport::SendDone done);
+  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
+            OutMessage message, bool hooks, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
 

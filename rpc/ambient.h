@@ -14,12 +14,15 @@ namespace stitch {
 class Agent;
 using Clock = std::chrono::steady_clock;
 
-// Whether somebody was asked to stop. The std::stop_source behind it is made when its token is first wanted: most calls never are
-// asked, and never ask. Shared. Thread contract: any thread; request() runs stop callbacks, under no lock.
+// Whether somebody was asked to stop. The std::stop_source behind it is made when its token is
+// first wanted: most calls never are asked, and never ask. Shared. Thread contract: any thread;
+// request() runs stop callbacks, under no lock.
 class StopFlag {
  public:
   void request() STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool requested() const noexcept { return requested_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool requested() const noexcept {
+    return requested_.load(std::memory_order_acquire);
+  }
   [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
 
  private:
@@ -28,9 +31,10 @@ class StopFlag {
   std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
 };
 
-// What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it learns of cancellation, and
-// what one layer above hangs on it (the autograd context). Handlers start with that of their call; continuations and
-// coroutines keep that under which they were made, on whatever thread they run.
+// What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
+// learns of cancellation, and what one layer above hangs on it (the autograd context). Handlers
+// start with that of their call; continuations and coroutines keep that under which they were made,
+// on whatever thread they run.
 struct Ambient {
   std::shared_ptr<Agent> agent;  // null: none is current
   Clock::time_point deadline = Clock::time_point::max();
@@ -39,14 +43,16 @@ struct Ambient {
 
   // This thread's. A plain thread-local: only its own thread touches it.
   [[nodiscard]] static Ambient& current() noexcept;
-  // A copy of this thread's for what runs later: with the process's only worker where none is current.
+  // A copy of this thread's for what runs later: with the process's only worker where none is
+  // current.
   [[nodiscard]] static Ambient captured();
 };
 
 // Makes an Ambient current on this thread for a block. Blocks nest.
 class AmbientScope {
  public:
-  explicit AmbientScope(Ambient ambient) : outer_(std::exchange(Ambient::current(), std::move(ambient))) {}
+  explicit AmbientScope(Ambient ambient)
+      : outer_(std::exchange(Ambient::current(), std::move(ambient))) {}
   ~AmbientScope() { Ambient::current() = std::move(outer_); }
   AmbientScope(const AmbientScope&) = delete;
   AmbientScope& operator=(const AmbientScope&) = delete;
@@ -55,12 +61,13 @@ class AmbientScope {
   Ambient outer_;
 };
 
-// Runs `task` under `ambient`: on the thread pool of its agent; without one, on that of any worker of this process, so that it
-// may wait; here and now when there is none or it has stopped.
+// Runs `task` under `ambient`: on the thread pool of its agent; without one, on that of any worker
+// of this process, so that it may wait; here and now when there is none or it has stopped.
 void run_continuation(Ambient ambient, UniqueFunction<void()> task);
 
-// Tells the handler running on this thread that its caller has cancelled the call, or that its deadline has passed.
-// A std::stop_callback on it runs on a thread that reads messages: it must be short and must not block.
+// Tells the handler running on this thread that its caller has cancelled the call, or that its
+// deadline has passed. A std::stop_callback on it runs on a thread that reads messages: it must be
+// short and must not block.
 [[nodiscard]] std::stop_token current_stop_token();
 
 }  // namespace stitch

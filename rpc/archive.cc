@@ -11,8 +11,9 @@ std::uint64_t InArchive::read_size() {
   size = transport::to_wire_order(size);
   // Every element takes at least one byte, so a larger count cannot be true.
   if (size > remaining()) {
-    throw Error(ErrorCode::invalid_argument,
-                "a container announces " + std::to_string(size) + " elements, but only " + std::to_string(remaining()) + " bytes are left");
+    throw Error(ErrorCode::invalid_argument, "a container announces " + std::to_string(size) +
+                                                 " elements, but only " +
+                                                 std::to_string(remaining()) + " bytes are left");
   }
   return size;
 }
@@ -23,8 +24,9 @@ void InArchive::read_tensor(at::Tensor& tensor) {
   raw(&index, sizeof(index));
   index = transport::to_wire_order(index);
   if (index >= message_.tensors.size()) {
-    throw Error(ErrorCode::invalid_argument,
-                "tensor " + std::to_string(index) + " is wanted, the message has " + std::to_string(message_.tensors.size()));
+    throw Error(ErrorCode::invalid_argument, "tensor " + std::to_string(index) +
+                                                 " is wanted, the message has " +
+                                                 std::to_string(message_.tensors.size()));
   }
   tensor = message_.tensors[index];
 }
@@ -38,15 +40,18 @@ void InArchive::check_seal() {
 }
 
 void InArchive::expect_end() const {
-  if (remaining() != 0) throw Error(ErrorCode::invalid_argument, std::to_string(remaining()) + " bytes are left over");
+  if (remaining() != 0)
+    throw Error(ErrorCode::invalid_argument, std::to_string(remaining()) + " bytes are left over");
 }
 
 void InArchive::fail_short(std::size_t wanted) const {
-  throw Error(ErrorCode::invalid_argument, std::to_string(wanted) + " bytes are wanted, " + std::to_string(remaining()) + " are left");
+  throw Error(ErrorCode::invalid_argument, std::to_string(wanted) + " bytes are wanted, " +
+                                               std::to_string(remaining()) + " are left");
 }
 
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const Error& error) {
-  archive(static_cast<std::uint8_t>(error.code()), error.remote(), std::string(error.what()), error.worker(), error.function());
+  archive(static_cast<std::uint8_t>(error.code()), error.remote(), std::string(error.what()),
+          error.worker(), error.function());
 }
 
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error) {
@@ -56,7 +61,8 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error) {
   std::string worker;
   std::string function;
   archive(code, remote, text, worker, function);
-  if (code == 0 || code > static_cast<std::uint8_t>(ErrorCode::internal)) code = static_cast<std::uint8_t>(ErrorCode::internal);
+  if (code == 0 || code > static_cast<std::uint8_t>(ErrorCode::internal))
+    code = static_cast<std::uint8_t>(ErrorCode::internal);
   error = Error(static_cast<ErrorCode>(code), std::move(text))
               .with_remote(remote)
               .with_worker(std::move(worker))

@@ -30,14 +30,16 @@
 
 namespace stitch {
 
-// A running fingerprint of what was written or read: the kinds of fields in order, not their values. Both ends compare it,
-// so a struct whose fields differ between two programs is an error instead of garbage. FNV-1a over one code a field.
+// A running fingerprint of what was written or read: the kinds of fields in order, not their
+// values. Both ends compare it, so a struct whose fields differ between two programs is an error
+// instead of garbage. FNV-1a over one code a field.
 class FieldFingerprint {
  public:
   void mix(std::uint32_t code) noexcept { hash_ = (hash_ ^ code) * 16777619u; }
   template <class T>
   void mix_type() noexcept {
-    mix(static_cast<std::uint32_t>(sizeof(T) | (std::is_floating_point_v<T> ? 0x100u : 0u) | (std::is_signed_v<T> ? 0x200u : 0u) |
+    mix(static_cast<std::uint32_t>(sizeof(T) | (std::is_floating_point_v<T> ? 0x100u : 0u) |
+                                   (std::is_signed_v<T> ? 0x200u : 0u) |
                                    (std::is_same_v<T, bool> ? 0x400u : 0u)));
   }
   [[nodiscard]] std::uint32_t value() const noexcept { return hash_ ^ (hash_ >> 16); }
@@ -46,8 +48,8 @@ class FieldFingerprint {
   std::uint32_t hash_ = 2166136261u;
 };
 
-// Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding. Tensors go to
-// message().tensors, the body holds their index. Not thread-safe.
+// Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding.
+// Tensors go to message().tensors, the body holds their index. Not thread-safe.
 class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyClassElision> {
  public:
   explicit OutArchive(OutMessage& message) : OutputArchive(this), message_(message) {}
@@ -78,7 +80,8 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   }
   void write_tensor(const at::Tensor& tensor) {
     fingerprint_.mix(0x2000);
-    const auto index = transport::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
+    const auto index =
+        transport::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
     message_.frame.body().append(&index, sizeof(index));
     message_.tensors.push_back(tensor);
   }
@@ -93,12 +96,14 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   FieldFingerprint fingerprint_;
 };
 
-// Reads what OutArchive wrote; a cereal input archive. Every length and count is checked against the bytes that arrived
-// before memory is taken: Error(invalid_argument) when the types of the two ends do not fit. Not thread-safe.
+// Reads what OutArchive wrote; a cereal input archive. Every length and count is checked against
+// the bytes that arrived before memory is taken: Error(invalid_argument) when the types of the two
+// ends do not fit. Not thread-safe.
 class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClassElision> {
  public:
   // `body` is what is left of the message's body.
-  InArchive(InMessage& message, std::span<const std::byte> body) : InputArchive(this), message_(message), body_(body) {}
+  InArchive(InMessage& message, std::span<const std::byte> body)
+      : InputArchive(this), message_(message), body_(body) {}
   [[nodiscard]] InMessage& message() noexcept { return message_; }
 
   template <transport::WireScalar T>
@@ -124,7 +129,8 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
     }
   }
   void read_tensor(at::Tensor& tensor);
-  // Throws Error(invalid_argument) when what was read so far has other kinds of fields than what was written.
+  // Throws Error(invalid_argument) when what was read so far has other kinds of fields than what
+  // was written.
   void check_seal();
   [[nodiscard]] std::size_t remaining() const noexcept { return body_.size() - at_; }
   // Throws Error(invalid_argument) when something is left over.
@@ -177,8 +183,12 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, cereal::BinaryData<T>& data) 
   using Element = std::remove_cv_t<std::remove_pointer_t<std::decay_t<T>>>;
   archive.read_array(static_cast<Element*>(data.data), data.size / sizeof(Element));
 }
-inline void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const at::Tensor& tensor) { archive.write_tensor(tensor); }
-inline void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, at::Tensor& tensor) { archive.read_tensor(tensor); }
+inline void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const at::Tensor& tensor) {
+  archive.write_tensor(tensor);
+}
+inline void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, at::Tensor& tensor) {
+  archive.read_tensor(tensor);
+}
 
 // Errors are values too.
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const Error& error);

@@ -12,12 +12,13 @@
 
 namespace stitch {
 
-// Where a worker puts up what it gives to a barrier or all_gather, for the others to fetch. A value comes down when each
-// of the other participants has fetched it. Thread contract: any thread.
+// Where a worker puts up what it gives to a barrier or all_gather, for the others to fetch. A value
+// comes down when each of the other participants has fetched it. Thread contract: any thread.
 class Board {
  public:
   // Names one gathering of this worker: the same on all participants, which call in the same order.
-  [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_names) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_names)
+      STITCH_EXCLUDES(mutex_);
   // Puts up a value that will be fetched `times` times.
   void post(const std::string& key, Value value, std::size_t times) STITCH_EXCLUDES(mutex_);
   // The value, once it is up.

@@ -80,7 +80,8 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   }
   // Looking at all of them costs: not too often.
   if (expired.next != Clock::time_point::max()) {
-    const auto pause = std::chrono::milliseconds(1) + std::chrono::microseconds(records_.size() / 1000);
+    const auto pause =
+        std::chrono::milliseconds(1) + std::chrono::microseconds(records_.size() / 1000);
     expired.next = std::max(expired.next, now + pause);
   }
   watched_ = expired.next;
@@ -111,7 +112,8 @@ std::shared_ptr<IncomingCall> IncomingTable::find(WorkerId caller, std::uint64_t
   return found == calls_.end() ? nullptr : found->second.lock();
 }
 
-std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(std::optional<WorkerId> caller) const {
+std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
+    std::optional<WorkerId> caller) const {
   std::vector<std::shared_ptr<IncomingCall>> found;
   // Let go of without the lock: the last reference to a call takes it out of this table.
   std::vector<std::shared_ptr<IncomingCall>> others;
@@ -121,7 +123,8 @@ std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(std::optional<Wor
     if (auto call = weak.lock()) found.push_back(std::move(call));
   }
   for (const auto& [at, weak] : one_way_) {
-    if (auto call = weak.lock()) (!caller || call->caller().id == *caller ? found : others).push_back(std::move(call));
+    if (auto call = weak.lock())
+      (!caller || call->caller().id == *caller ? found : others).push_back(std::move(call));
   }
   lock.unlock();
   return found;

@@ -11,8 +11,9 @@
 
 namespace stitch {
 
-// The agent of the worker that is current on this thread: that of the running handler or of a WorkerScope, else the
-// process's only worker. Throws Error(invalid_argument) when there is none or more than one.
+// The agent of the worker that is current on this thread: that of the running handler or of a
+// WorkerScope, else the process's only worker. Throws Error(invalid_argument) when there is none or
+// more than one.
 [[nodiscard]] std::shared_ptr<Agent> current_agent();
 
 namespace detail {
@@ -20,10 +21,13 @@ namespace detail {
 template <std::size_t I, class Param, class Arg>
 void encode_argument(OutArchive& archive, Arg&& argument) {
   using Value = std::remove_cvref_t<Param>;
-  static_assert(Sendable<Value>,
-                "stitch: a parameter of this remote function has a type that cannot be sent; give the type a cereal "
-                "serialize(Archive&) member, or pass one of the sendable types listed at stitch::Sendable");
-  static_assert(std::is_convertible_v<Arg&&, Value>, "stitch: an argument does not convert to the remote function's parameter type");
+  static_assert(
+      Sendable<Value>,
+      "stitch: a parameter of this remote function has a type that cannot be sent; give the type a "
+      "cereal "
+      "serialize(Archive&) member, or pass one of the sendable types listed at stitch::Sendable");
+  static_assert(std::is_convertible_v<Arg&&, Value>,
+                "stitch: an argument does not convert to the remote function's parameter type");
   if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, Value>) {
     archive(static_cast<const Value&>(argument));
   } else {
@@ -36,11 +40,15 @@ void encode_argument(OutArchive& archive, Arg&& argument) {
 // Writes arguments as the parameter types of Traits, converting as a direct call would.
 template <class Traits, class... Args>
 void encode_arguments(OutMessage& message, Args&&... args) {
-  static_assert(sizeof...(Args) == Traits::kArity, "stitch: wrong number of arguments for this remote function");
-  static_assert(!Traits::kTakesOutParameter, "stitch: a remote function cannot take a non-const reference: changes would not come back");
+  static_assert(sizeof...(Args) == Traits::kArity,
+                "stitch: wrong number of arguments for this remote function");
+  static_assert(
+      !Traits::kTakesOutParameter,
+      "stitch: a remote function cannot take a non-const reference: changes would not come back");
   OutArchive archive(message);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
-    (encode_argument<I, typename Traits::template Param<I>>(archive, std::forward<Args>(args)), ...);
+    (encode_argument<I, typename Traits::template Param<I>>(archive, std::forward<Args>(args)),
+     ...);
   }
   (std::make_index_sequence<Traits::kArity>{});
 }
@@ -56,7 +64,8 @@ class CallState final : public FutureState<R>, public PendingCall {
     if constexpr (kIntoTensor) {
       into_.set(std::move(tensor));
     } else {
-      throw Error(ErrorCode::invalid_argument, "a result cannot be received into a tensor: the function does not return one");
+      throw Error(ErrorCode::invalid_argument,
+                  "a result cannot be received into a tensor: the function does not return one");
     }
   }
   [[nodiscard]] transport::Buffer place(std::size_t bytes) noexcept override {
@@ -77,8 +86,12 @@ class CallState final : public FutureState<R>, public PendingCall {
       this->set_value(std::move(result));
     }
   }
-  void on_error(const Error& error) override { this->set_exception(std::make_exception_ptr(error)); }
-  void started(std::uint64_t call_id) noexcept { call_id_.store(call_id, std::memory_order_release); }
+  void on_error(const Error& error) override {
+    this->set_exception(std::make_exception_ptr(error));
+  }
+  void started(std::uint64_t call_id) noexcept {
+    call_id_.store(call_id, std::memory_order_release);
+  }
 
  private:
   // Before the call is under way there is nobody to tell.
@@ -93,13 +106,16 @@ class CallState final : public FutureState<R>, public PendingCall {
   [[no_unique_address]] std::conditional_t<kIntoTensor, IntoTensor, Nothing> into_;
 };
 
-// Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name` is a registered function's.
+// Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name`
+// is a registered function's.
 template <class R>
-Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, std::string_view name,
-                     std::optional<std::chrono::nanoseconds> timeout, OutMessage message, const at::Tensor& into = {}) {
+Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+                     std::string_view name, std::optional<std::chrono::nanoseconds> timeout,
+                     OutMessage message, const at::Tensor& into = {}) {
   auto state = make_state<CallState<R>>(agent);
   if (into.defined()) state->receive_into(into);
-  state->started(agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message), state));
+  state->started(
+      agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message), state));
   return Future<R>(std::move(state));
 }
 
@@ -109,14 +125,16 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
   using R = typename Traits::Result;
   static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   static_assert(std::is_void_v<R> || Sendable<R>,
-                "stitch: the result type of this remote function cannot be sent; keep it on the callee with remote<f>()");
+                "stitch: the result type of this remote function cannot be sent; keep it on the "
+                "callee with remote<f>()");
   const Function& function = kFunction<F>;
   agent->throw_if_stopped();
   try {
     const WorkerInfo& to = target.resolve(agent->peers());
     OutMessage message = Agent::begin_request(function.id);
     encode_arguments<Traits>(message, std::forward<Args>(args)...);
-    return start_call<R>(agent, to, function.name, target.timeout(), std::move(message), target.into());
+    return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
+                         target.into());
   } catch (...) {
     return make_failed<R>(to_error(std::current_exception()));
   }
@@ -126,7 +144,8 @@ template <auto F, class... Args>
 void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
   static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   target.expect_no_into("notify()");
-  agent->throw_if_stopped();  // before the target is looked for, which may be unknown for that very reason
+  agent->throw_if_stopped();  // before the target is looked for, which may be unknown for that very
+                              // reason
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(kFunction<F>.id);
   encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);
@@ -135,8 +154,9 @@ void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&...
 
 }  // namespace detail
 
-// Calls F on the target and returns a future of its result. Arguments convert to F's parameter types as in a direct call.
-// Errors reach the future; only a worker that has shut down (or none) throws here. The target may also be written
+// Calls F on the target and returns a future of its result. Arguments convert to F's parameter
+// types as in a direct call. Errors reach the future; only a worker that has shut down (or none)
+// throws here. The target may also be written
 // {.to = "ps0", .timeout = 5s}. Any thread; does not block.
 template <auto F, class... Args>
 auto rpc_async(Target target, Args&&... args) {
@@ -147,17 +167,20 @@ auto rpc_async(TargetOptions target, Args&&... args) {
   return detail::call<F>(current_agent(), Target(std::move(target)), std::forward<Args>(args)...);
 }
 
-// Calls F on the target and waits for its result. Throws its Error. Any thread but one that runs a STITCH_INLINE function.
+// Calls F on the target and waits for its result. Throws its Error. Any thread but one that runs a
+// STITCH_INLINE function.
 template <auto F, class... Args>
 auto rpc_sync(Target target, Args&&... args) {
   return detail::call<F>(current_agent(), target, std::forward<Args>(args)...).get();
 }
 template <auto F, class... Args>
 auto rpc_sync(TargetOptions target, Args&&... args) {
-  return detail::call<F>(current_agent(), Target(std::move(target)), std::forward<Args>(args)...).get();
+  return detail::call<F>(current_agent(), Target(std::move(target)), std::forward<Args>(args)...)
+      .get();
 }
 
-// Calls F on the target one-way: no reply, no error from there. Throws when the message cannot be made. Does not block.
+// Calls F on the target one-way: no reply, no error from there. Throws when the message cannot be
+// made. Does not block.
 template <auto F, class... Args>
 void notify(Target target, Args&&... args) {
   detail::notify<F>(current_agent(), target, std::forward<Args>(args)...);

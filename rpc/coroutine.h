@@ -17,11 +17,14 @@ class FutureAwaiter {
   template <class P>
   void await_suspend(std::coroutine_handle<P> coroutine) {
     Ambient inside = Ambient::captured();
-    // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets back what it had. This
-    // comes first: once the callback is registered, another thread may finish the coroutine and free everything here.
-    if constexpr (requires { coroutine.promise().outside(); }) Ambient::current() = coroutine.promise().outside();
-    future_.on_ready(
-        [inside = std::move(inside), coroutine]() mutable { run_continuation(std::move(inside), [coroutine] { coroutine.resume(); }); });
+    // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
+    // back what it had. This comes first: once the callback is registered, another thread may
+    // finish the coroutine and free everything here.
+    if constexpr (requires { coroutine.promise().outside(); })
+      Ambient::current() = coroutine.promise().outside();
+    future_.on_ready([inside = std::move(inside), coroutine]() mutable {
+      run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
+    });
   }
   T await_resume() { return std::move(future_).get(); }
 

@@ -14,23 +14,26 @@ namespace stitch {
 class Agent;
 class IncomingCall;
 
-// How a layer above takes part in calls without this layer knowing it: one Extension of each kind lives in every Agent.
-// Owned by the agent, which outlives no callback into it. Thread contract: every method may run on several threads at once;
-// no lock of the agent is held. What they throw becomes the error of the call concerned, where there is one.
+// How a layer above takes part in calls without this layer knowing it: one Extension of each kind
+// lives in every Agent. Owned by the agent, which outlives no callback into it. Thread contract:
+// every method may run on several threads at once; no lock of the agent is held. What they throw
+// becomes the error of the call concerned, where there is one.
 class Extension {
  public:
   virtual ~Extension() = default;
 
-  // A request or reply is about to leave for `to`; its body and its tensors are complete. May add sections and attachments.
-  // Runs on the sending thread under the ambient of the call.
+  // A request or reply is about to leave for `to`; its body and its tensors are complete. May add
+  // sections and attachments. Runs on the sending thread under the ambient of the call.
   virtual void on_send(OutMessage& message, const WorkerInfo& to) {}
-  // A request, reply or error reply has arrived; nothing but its frame has been read. May add attachments. Reader thread.
+  // A request, reply or error reply has arrived; nothing but its frame has been read. May add
+  // attachments. Reader thread.
   virtual void on_receive(InMessage& message) {}
-  // The tensors of a request or reply have been made; user code has not seen them. `ambient` is what its handler will run
-  // under (for a reply: that of the caller). Pool thread for requests, reader thread for replies.
+  // The tensors of a request or reply have been made; user code has not seen them. `ambient` is
+  // what its handler will run under (for a reply: that of the caller). Pool thread for requests,
+  // reader thread for replies.
   virtual void on_decode(InMessage& message, Ambient& ambient) {}
-  // A request wants something else than to be run and replied to: true when this extension has taken charge of it and will
-  // run or refuse it. Reader thread, after on_receive.
+  // A request wants something else than to be run and replied to: true when this extension has
+  // taken charge of it and will run or refuse it. Reader thread, after on_receive.
   virtual bool take_over(const std::shared_ptr<IncomingCall>& call) { return false; }
   // The connection to `peer` broke: that life of it is over.
   virtual void on_peer_lost(const WorkerInfo& peer, const Error& reason) {}
@@ -42,8 +45,8 @@ class Extension {
 };
 
 using ExtensionFactory = std::unique_ptr<Extension> (*)(Agent& agent);
-// Makes every Agent constructed from now on have one of these. Returns its index for Agent::extension(). Meant for the
-// initialisation of a namespace-scope variable.
+// Makes every Agent constructed from now on have one of these. Returns its index for
+// Agent::extension(). Meant for the initialisation of a namespace-scope variable.
 int register_extension(ExtensionFactory factory);
 
 namespace detail {

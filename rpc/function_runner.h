@@ -50,19 +50,24 @@ void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
       archive(argument);
       archive.check_seal();
     } catch (const std::exception& error) {
-      throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) + " does not match its type on the callee, " +
-                                                   demangle(typeid(P).name()) + ": " + error.what());
+      throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) +
+                                                   " does not match its type on the callee, " +
+                                                   demangle(typeid(P).name()) + ": " +
+                                                   error.what());
     }
   };
   std::apply([&](auto&... argument) { (decode_one(argument), ...); }, arguments);
   archive.expect_end();
 }
 
-// Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to `delivery`.
+// Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to
+// `delivery`.
 template <class Result, class Arguments, class Invoke, class Delivery>
 void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Delivery delivery) {
-  // Shared only when the function may go on after it returned: a coroutine can hold references to its arguments.
-  std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::optional<Arguments>> arguments;
+  // Shared only when the function may go on after it returned: a coroutine can hold references to
+  // its arguments.
+  std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::optional<Arguments>>
+      arguments;
   try {
     if constexpr (kIsFuture<Result>) {
       arguments = std::make_shared<Arguments>();
@@ -75,7 +80,8 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
     return;
   }
   const auto apply = [&]() -> decltype(auto) {
-    return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); }, *arguments);
+    return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); },
+                      *arguments);
   };
   try {
     if constexpr (kIsFuture<Result>) {
@@ -122,7 +128,8 @@ struct FunctionRunner {
             static_cast<void>(object);
             return call_with(std::index_sequence_for<A...>{}, arguments...);
           } else {
-            return call_member(*static_cast<typename Traits::ObjectType*>(object), std::index_sequence_for<A...>{}, arguments...);
+            return call_member(*static_cast<typename Traits::ObjectType*>(object),
+                               std::index_sequence_for<A...>{}, arguments...);
           }
         },
         std::move(delivery));
@@ -132,7 +139,8 @@ struct FunctionRunner {
       run(call, object, ReplyDelivery{call});
     } else {
       call->fail(Error(ErrorCode::invalid_argument,
-                       "its result of type " + demangle(typeid(typename Traits::Result).name()) + " cannot be sent; use remote<>"));
+                       "its result of type " + demangle(typeid(typename Traits::Result).name()) +
+                           " cannot be sent; use remote<>"));
     }
   }
   static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) {
@@ -140,7 +148,8 @@ struct FunctionRunner {
   }
 
  private:
-  // A const& parameter gets an lvalue (a coroutine may keep referring to it), everything else is moved in.
+  // A const& parameter gets an lvalue (a coroutine may keep referring to it), everything else is
+  // moved in.
   template <std::size_t I, class A>
   static decltype(auto) pass(A& argument) {
     if constexpr (std::is_lvalue_reference_v<typename Traits::template Param<I>>) {
@@ -154,7 +163,8 @@ struct FunctionRunner {
     return F(pass<I>(arguments)...);
   }
   template <class T, std::size_t... I, class... A>
-  static typename Traits::Return call_member(T& object, std::index_sequence<I...>, A&... arguments) {
+  static typename Traits::Return call_member(T& object, std::index_sequence<I...>,
+                                             A&... arguments) {
     return (object.*F)(pass<I>(arguments)...);
   }
 };
@@ -188,13 +198,21 @@ inline const Function& kFunction = detail::register_function<F>();
 // At namespace scope: lets peers call a function that this program itself never calls remotely.
 #define STITCH_EXPORT(...)                                                             \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().export_function(::stitch::detail::register_function<__VA_ARGS__>()), true)
-// The same under a name of its own: caller and callee that both export a function under one name need not have it in common. A function
-// may have several such names, and its own if that is exported, too; this program calls it by the last.
+      (::stitch::FunctionRegistry::instance().export_function(                         \
+           ::stitch::detail::register_function<__VA_ARGS__>()),                        \
+       true)
+// The same under a name of its own: caller and callee that both export a function under one name
+// need not have it in common. A function may have several such names, and its own if that is
+// exported, too; this program calls it by the last.
 #define STITCH_EXPORT_AS(name, ...)                                                    \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().export_as(::stitch::detail::register_function<__VA_ARGS__>(), name), true)
-// At namespace scope: the function runs on the thread that read the message; it must be short and must not block.
+      (::stitch::FunctionRegistry::instance().export_as(                               \
+           ::stitch::detail::register_function<__VA_ARGS__>(), name),                  \
+       true)
+// At namespace scope: the function runs on the thread that read the message; it must be short and
+// must not block.
 #define STITCH_INLINE(...)                                                             \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_inline_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().mark_inline(::stitch::detail::register_function<__VA_ARGS__>()), true)
+      (::stitch::FunctionRegistry::instance().mark_inline(                             \
+           ::stitch::detail::register_function<__VA_ARGS__>()),                        \
+       true)

@@ -10,7 +10,8 @@ std::uint64_t function_id(std::string_view name) {
   return hash == 0 ? 1 : hash;
 }
 
-// "stitch::detail::FunctionTag<&(ps::embed(at::Tensor))>" -> "ps::embed"; a lambda keeps its place: "main::{lambda(int)#1}".
+// "stitch::detail::FunctionTag<&(ps::embed(at::Tensor))>" -> "ps::embed"; a lambda keeps its place:
+// "main::{lambda(int)#1}".
 std::string function_display_name(const std::type_info& tag) {
   std::string name = demangle(tag.name());
   const auto open = name.find("FunctionTag<");
@@ -20,8 +21,10 @@ std::string function_display_name(const std::type_info& tag) {
   if (name.starts_with("&(") && name.back() == ')') name = name.substr(2, name.size() - 3);
   if (name.starts_with("&")) name = name.substr(1);
   if (name.ends_with("{}")) name.resize(name.size() - 2);
-  if (name.find("{lambda(") != std::string::npos || name.find("'lambda") != std::string::npos) return name;
-  // Drop the parameter list: the first '(' outside template brackets; "(anonymous namespace)" is not one.
+  if (name.find("{lambda(") != std::string::npos || name.find("'lambda") != std::string::npos)
+    return name;
+  // Drop the parameter list: the first '(' outside template brackets; "(anonymous namespace)" is
+  // not one.
   int depth = 0;
   for (std::size_t i = 0; i < name.size(); ++i) {
     if (name[i] == '<') ++depth;

@@ -27,7 +27,8 @@ struct Signature {
   static constexpr std::size_t kArity = sizeof...(Params);
   // A non-const lvalue reference would suggest that changes come back.
   static constexpr bool kTakesOutParameter =
-      ((std::is_lvalue_reference_v<Params> && !std::is_const_v<std::remove_reference_t<Params>>) || ...);
+      ((std::is_lvalue_reference_v<Params> && !std::is_const_v<std::remove_reference_t<Params>>) ||
+       ...);
   template <std::size_t I>
   using Param = std::tuple_element_t<I, std::tuple<Params...>>;
 };
@@ -64,7 +65,8 @@ using TraitsOf = FunctionTraits<std::remove_cv_t<decltype(F)>>;
 
 // The name of a function for people, "ps::embed", from its FunctionTag's mangled type name.
 [[nodiscard]] std::string function_display_name(const std::type_info& tag);
-// Its id on the wire: a hash (FNV-1a, 64 bits) of a name; never 0. Equal in every program that has the function.
+// Its id on the wire: a hash (FNV-1a, 64 bits) of a name; never 0. Equal in every program that has
+// the function.
 [[nodiscard]] std::uint64_t function_id(std::string_view name);
 
 }  // namespace stitch

@@ -57,23 +57,25 @@ class CoroutinePromise;
 
 }  // namespace detail
 
-// The outcome of work that may not be done yet: a value of type T (void allowed) or an error. Copies share the outcome.
-// Dropping every copy does not stop the work; cancel() asks for that.
-// Thread contract: all methods from any thread. Continuations keep the worker, the deadline and the autograd context under
-// which they were added (where none was current: the process's only worker) and run on that worker's thread pool, never under a
-// lock; without any worker in the process, on the completing thread. get() and wait_for() must not be called from a STITCH_INLINE function.
+// The outcome of work that may not be done yet: a value of type T (void allowed) or an error.
+// Copies share the outcome. Dropping every copy does not stop the work; cancel() asks for that.
+// Thread contract: all methods from any thread. Continuations keep the worker, the deadline and the
+// autograd context under which they were added (where none was current: the process's only worker)
+// and run on that worker's thread pool, never under a lock; without any worker in the process, on
+// the completing thread. get() and wait_for() must not be called from a STITCH_INLINE function.
 template <class T>
 class [[nodiscard]] Future {
  public:
   using value_type = T;
-  using promise_type = detail::CoroutinePromise<T>;  // a function returning Future<T> may be a coroutine
+  using promise_type =
+      detail::CoroutinePromise<T>;  // a function returning Future<T> may be a coroutine
 
   // A future without an outcome to come; only assigning and valid() are allowed.
   Future() = default;
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
-  // Waits, then returns the value or throws: Error, or what a continuation or local promise threw. May be called again;
-  // a value that cannot be copied is moved out by the first call.
+  // Waits, then returns the value or throws: Error, or what a continuation or local promise threw.
+  // May be called again; a value that cannot be copied is moved out by the first call.
   T get() const& {
     state_->wait();
     return take(false);
@@ -89,40 +91,50 @@ class [[nodiscard]] Future {
   }
   [[nodiscard]] bool ready() const noexcept { return state_->ready(); }
   // True when it completed with an error.
-  [[nodiscard]] bool has_error() const noexcept { return state_->ready() && state_->exception() != nullptr; }
+  [[nodiscard]] bool has_error() const noexcept {
+    return state_->ready() && state_->exception() != nullptr;
+  }
   // The error it completed with. Throws Error(invalid_argument) when there is none (yet).
   [[nodiscard]] Error error() const {
-    if (!has_error()) throw Error(ErrorCode::invalid_argument, ready() ? "future has a value, not an error" : "future is not ready");
+    if (!has_error())
+      throw Error(ErrorCode::invalid_argument,
+                  ready() ? "future has a value, not an error" : "future is not ready");
     return to_error(state_->exception());
   }
-  // Gives up on the outcome: the future completes with `cancelled` and the work is asked to stop. Nothing happens when it
-  // is complete.
+  // Gives up on the outcome: the future completes with `cancelled` and the work is asked to stop.
+  // Nothing happens when it is complete.
   void cancel() const { state_->cancel(); }
 
-  // Calls `fn` with the value when it is there; an error skips `fn` and goes to the returned future. A `fn` that takes a
-  // Future<T> is called in both cases. Returns the future of fn's result (a returned Future is followed); what fn throws
-  // becomes its error.
+  // Calls `fn` with the value when it is there; an error skips `fn` and goes to the returned
+  // future. A `fn` that takes a Future<T> is called in both cases. Returns the future of fn's
+  // result (a returned Future is followed); what fn throws becomes its error.
   template <class F>
   auto then(F&& fn) const {
     using Fn = std::decay_t<F>;
-    using Result = std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // what a reference refers to may be gone by then
+    using Result =
+        std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // what a reference refers to may
+                                                                  // be gone by then
     Promise<detail::UnwrapT<Result>> promise;
     auto result = promise.future();
     result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
       if (auto source = weak.lock()) source->cancel();
     });
-    state_->on_ready([ambient = Ambient::captured(), source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
-      run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn), promise = std::move(promise)]() mutable {
+    state_->on_ready([ambient = Ambient::captured(), source = *this, fn = Fn(std::forward<F>(fn)),
+                      promise = std::move(promise)]() mutable {
+      run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn),
+                                            promise = std::move(promise)]() mutable {
         Future done = std::move(source);
-        promise.fulfil([&]() -> Result { return call(fn, done); },
-                       done.state_->exception() != nullptr && !kTakesFuture<Fn> ? done.state_.get() : nullptr);
+        promise.fulfil(
+            [&]() -> Result { return call(fn, done); },
+            done.state_->exception() != nullptr && !kTakesFuture<Fn> ? done.state_.get() : nullptr);
       });
     });
     return result;
   }
 
-  // Runs `callback` on the thread that completes the future, at once when it is complete; inside another such callback, after that
-  // one. For short work that must not wait for a pool thread: it must neither block nor throw.
+  // Runs `callback` on the thread that completes the future, at once when it is complete; inside
+  // another such callback, after that one. For short work that must not wait for a pool thread: it
+  // must neither block nor throw.
   void on_ready(UniqueFunction<void()> callback) const { state_->on_ready(std::move(callback)); }
 
   // For the layers below: a future of an outcome that `state` will hold.
@@ -130,11 +142,14 @@ class [[nodiscard]] Future {
 
   // co_await: suspends the coroutine until the outcome is there; it goes on as a continuation does.
   detail::FutureAwaiter<T> operator co_await() const& { return detail::FutureAwaiter<T>(*this); }
-  detail::FutureAwaiter<T> operator co_await() && { return detail::FutureAwaiter<T>(std::move(*this)); }
+  detail::FutureAwaiter<T> operator co_await() && {
+    return detail::FutureAwaiter<T>(std::move(*this));
+  }
 
   [[nodiscard]] static Clock::time_point saturating_deadline(auto duration) {
     const auto now = Clock::now();
-    if (std::chrono::duration<double>(duration) >= std::chrono::duration<double>(Clock::time_point::max() - now))
+    if (std::chrono::duration<double>(duration) >=
+        std::chrono::duration<double>(Clock::time_point::max() - now))
       return Clock::time_point::max();
     return now + std::chrono::ceil<Clock::duration>(duration);
   }
@@ -146,7 +161,8 @@ class [[nodiscard]] Future {
   friend class detail::FutureAwaiter<T>;
   template <class Fn>
   static constexpr bool kTakesFuture =
-      std::is_void_v<T> ? !std::is_invocable_v<Fn&> : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
+      std::is_void_v<T> ? !std::is_invocable_v<Fn&>
+                        : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
 
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
@@ -172,9 +188,10 @@ class [[nodiscard]] Future {
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 
-// The writing end of a Future. Copies share it; the first completion counts, later ones return false.
-// A promise whose last copy goes without completing completes its future with `cancelled` ("promise was dropped").
-// Thread contract: any thread; continuations of the future are started by the completing thread.
+// The writing end of a Future. Copies share it; the first completion counts, later ones return
+// false. A promise whose last copy goes without completing completes its future with `cancelled`
+// ("promise was dropped"). Thread contract: any thread; continuations of the future are started by
+// the completing thread.
 template <class T>
 class Promise {
  public:
@@ -186,12 +203,19 @@ class Promise {
   requires(!std::is_void_v<T> && std::is_constructible_v<T, U>) bool set_value(U&& value) const {
     return holder_->state->set_value(std::forward<U>(value));
   }
-  bool set_exception(std::exception_ptr exception) const { return holder_->state->set_exception(std::move(exception)); }
-  bool set_error(Error error) const { return set_exception(std::make_exception_ptr(std::move(error))); }
+  bool set_exception(std::exception_ptr exception) const {
+    return holder_->state->set_exception(std::move(exception));
+  }
+  bool set_error(Error error) const {
+    return set_exception(std::make_exception_ptr(std::move(error)));
+  }
   // What Future::cancel() calls, on the cancelling thread.
-  void on_cancel(UniqueFunction<void()> canceller) const { holder_->state->set_canceller(std::move(canceller)); }
+  void on_cancel(UniqueFunction<void()> canceller) const {
+    holder_->state->set_canceller(std::move(canceller));
+  }
 
-  // Completes with the outcome of `make`, following a Future it returns; with the error of `failed` when that is not null.
+  // Completes with the outcome of `make`, following a Future it returns; with the error of `failed`
+  // when that is not null.
   template <class Make>
   void fulfil(Make&& make, detail::FutureStateBase* failed = nullptr) const {
     if (failed != nullptr) {
@@ -218,7 +242,8 @@ class Promise {
     std::shared_ptr<detail::FutureState<T>> state = detail::make_state<detail::FutureState<T>>();
     ~Holder() {
       if (!state->ready())
-        state->set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "promise was dropped before it was kept")));
+        state->set_exception(std::make_exception_ptr(
+            Error(ErrorCode::cancelled, "promise was dropped before it was kept")));
     }
   };
 

@@ -24,21 +24,25 @@ class GroupCountdown {
     if (exception && failures_.fetch_add(1) == 0) first_ = exception;
     return left_.fetch_sub(1, std::memory_order_acq_rel) == 1;
   }
-  // REQUIRES: all have arrived. The first failure, saying how many more there were; null when there was none.
+  // REQUIRES: all have arrived. The first failure, saying how many more there were; null when there
+  // was none.
   [[nodiscard]] std::exception_ptr failure() const;
 
  private:
   std::atomic<std::size_t> left_;
   std::atomic<std::size_t> failures_{0};
-  std::exception_ptr first_;  // written by the one that raised failures_ from 0, read after all have arrived
+  std::exception_ptr
+      first_;  // written by the one that raised failures_ from 0, read after all have arrived
 };
 
 }  // namespace detail
 
-// Completes when all have: with their values in order, or with the first error, whose text counts the others.
+// Completes when all have: with their values in order, or with the first error, whose text counts
+// the others.
 template <class T>
 [[nodiscard]] auto when_all(std::vector<Future<T>> futures) {
-  using Values = std::conditional_t<std::is_void_v<T>, void, std::vector<typename detail::FutureState<T>::Stored>>;
+  using Values = std::conditional_t<std::is_void_v<T>, void,
+                                    std::vector<typename detail::FutureState<T>::Stored>>;
   Promise<Values> promise;
   auto result = promise.future();
   auto members = std::make_shared<const std::vector<Future<T>>>(std::move(futures));
@@ -62,7 +66,9 @@ template <class T>
   auto countdown = std::make_shared<detail::GroupCountdown>(members->size());
   for (const auto& member : *members) {
     member.on_ready([countdown, finish, promise, member] {
-      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error()) : nullptr)) return;
+      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error())
+                                                : nullptr))
+        return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
       } else {
@@ -75,28 +81,36 @@ template <class T>
 
 // As above for futures of different types: Future<std::tuple<...>>, with std::monostate for void.
 template <class... Ts>
-[[nodiscard]] Future<std::tuple<typename detail::FutureState<Ts>::Stored...>> when_all(Future<Ts>... futures) {
+[[nodiscard]] Future<std::tuple<typename detail::FutureState<Ts>::Stored...>> when_all(
+    Future<Ts>... futures) {
   using Values = std::tuple<typename detail::FutureState<Ts>::Stored...>;
   Promise<Values> promise;
   auto result = promise.future();
   auto members = std::make_shared<const std::tuple<Future<Ts>...>>(futures...);
   auto countdown = std::make_shared<detail::GroupCountdown>(sizeof...(Ts));
-  promise.on_cancel([members] { std::apply([](const auto&... member) { (member.cancel(), ...); }, *members); });
-  const auto value_of = []<class T>(const Future<T>& future) -> typename detail::FutureState<T>::Stored {
-    if constexpr (std::is_void_v<T>) {
-      future.get();
-      return {};
-    } else {
-      return future.get();
-    }
-  };
+  promise.on_cancel(
+      [members] { std::apply([](const auto&... member) { (member.cancel(), ...); }, *members); });
+  const auto value_of = []<class T>(const Future<T>& future) ->
+      typename detail::FutureState<T>::Stored {
+        if constexpr (std::is_void_v<T>) {
+          future.get();
+          return {};
+        } else {
+          return future.get();
+        }
+      };
   const auto watch = [&](const auto& member) {
     member.on_ready([countdown, members, promise, member, value_of] {
-      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error()) : nullptr)) return;
+      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error())
+                                                : nullptr))
+        return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
       } else {
-        promise.fulfil([&] { return std::apply([&](const auto&... each) { return Values(value_of(each)...); }, *members); });
+        promise.fulfil([&] {
+          return std::apply([&](const auto&... each) { return Values(value_of(each)...); },
+                            *members);
+        });
       }
     });
   };
@@ -110,9 +124,11 @@ template <class... Ts>
 
 namespace detail {
 
-// Completes `promise` with what `make` makes of the member unless another was first, whose value alone is taken.
+// Completes `promise` with what `make` makes of the member unless another was first, whose value
+// alone is taken.
 template <class Value, class T, class Make>
-void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken, const Future<T>& member, Make make) {
+void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken,
+                  const Future<T>& member, Make make) {
   member.on_ready([promise, taken, member, make] {
     if (promise.future().ready() || taken->test_and_set()) return;
     promise.fulfil([&]() -> Value { return make(member); });
@@ -130,12 +146,14 @@ Variant alternative_of(const Future<T>& member) {
 
 }  // namespace detail
 
-// Completes with the first of `futures` that completes: its index and value, or its error. At least one must be given. Cancelling it
-// cancels them all; without that the others go on.
+// Completes with the first of `futures` that completes: its index and value, or its error. At least
+// one must be given. Cancelling it cancels them all; without that the others go on.
 template <class T>
 [[nodiscard]] auto when_any(std::vector<Future<T>> futures) {
-  using Value = std::conditional_t<std::is_void_v<T>, std::size_t, std::pair<std::size_t, typename detail::FutureState<T>::Stored>>;
-  if (futures.empty()) throw Error(ErrorCode::invalid_argument, "when_any needs at least one future");
+  using Value = std::conditional_t<std::is_void_v<T>, std::size_t,
+                                   std::pair<std::size_t, typename detail::FutureState<T>::Stored>>;
+  if (futures.empty())
+    throw Error(ErrorCode::invalid_argument, "when_any needs at least one future");
   Promise<Value> promise;
   auto result = promise.future();
   promise.on_cancel([futures] {
@@ -155,13 +173,17 @@ template <class T>
   return result;
 }
 template <class T, class... Ts>
-requires(std::is_same_v<T, Ts>&&...) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+requires(std::is_same_v<T, Ts>&&...)
+    [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
   return when_any(std::vector<Future<T>>{std::move(first), std::move(others)...});
 }
-// As above for futures of different types: a variant, whose index() says which one it was, with std::monostate for void.
+// As above for futures of different types: a variant, whose index() says which one it was, with
+// std::monostate for void.
 template <class T, class... Ts>
-requires(!(std::is_same_v<T, Ts> && ...)) [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
-  using Value = std::variant<typename detail::FutureState<T>::Stored, typename detail::FutureState<Ts>::Stored...>;
+requires(!(std::is_same_v<T, Ts> && ...))
+    [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+  using Value = std::variant<typename detail::FutureState<T>::Stored,
+                             typename detail::FutureState<Ts>::Stored...>;
   Promise<Value> promise;
   auto result = promise.future();
   promise.on_cancel([first, others...] {

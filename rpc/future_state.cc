@@ -28,8 +28,8 @@ class Waiting {
 };
 thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or it waits itself
 
-// Runs callbacks one after another, never one inside another. All of them, even if some throw what they should not; then throws the
-// first of that.
+// Runs callbacks one after another, never one inside another. All of them, even if some throw what
+// they should not; then throws the first of that.
 void run_in_turn(std::span<UniqueFunction<void()>> callbacks) {
   if (callbacks.empty()) return;
   if (behind_callback != nullptr) {
@@ -88,7 +88,9 @@ class WaitingInside {
 
 }  // namespace
 
-void FutureStateBase::wait() { static_cast<void>(wait_until(std::chrono::steady_clock::time_point::max())); }
+void FutureStateBase::wait() {
+  static_cast<void>(wait_until(std::chrono::steady_clock::time_point::max()));
+}
 
 bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline) {
   if (ready()) return true;
@@ -149,7 +151,8 @@ void FutureStateBase::cancel() {
     }
   }
   ask_to_stop();
-  set_exception(std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
+  set_exception(
+      std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
 }
 
 void FutureStateBase::set_canceller(UniqueFunction<void()> canceller) {

@@ -13,8 +13,9 @@ namespace {
 Clock::time_point deadline_after(std::int64_t timeout_ns) {
   if (timeout_ns <= 0) return Clock::time_point::max();
   const auto now = Clock::now();
-  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now ? Clock::time_point::max()
-                                                                                : now + std::chrono::nanoseconds(timeout_ns);
+  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now
+             ? Clock::time_point::max()
+             : now + std::chrono::nanoseconds(timeout_ns);
 }
 
 // The call whose function this thread runs, the innermost one.
@@ -22,32 +23,39 @@ thread_local const IncomingCall* running_here = nullptr;
 
 }  // namespace
 
-IncomingCall::IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message,
+IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
+                           std::shared_ptr<transport::Connection> connection, InMessage message,
                            const CallHeader& header)
     : agent_(std::move(agent)),
       connection_(std::move(connection)),
       message_(std::move(message)),
       header_(header),
       bytes_(total_bytes(message_.raw)),
-      function_(header.function_id == 0 ? nullptr : FunctionRegistry::instance().find(header.function_id)) {
+      function_(header.function_id == 0 ? nullptr
+                                        : FunctionRegistry::instance().find(header.function_id)) {
   ambient_.agent = agent_;
   ambient_.deadline = deadline_after(header.timeout_ns);
   ambient_.stop = stop_;
 }
 
 IncomingCall::~IncomingCall() {
-  if (!answered_.load()) fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+  if (!answered_.load())
+    fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
   agent_->forget(*this);
 }
 
 void IncomingCall::prepare() {
   if (prepared_) return;
   prepared_ = true;
-  if (Clock::now() >= ambient_.deadline) throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
-  if (agent_->stopped()) throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
-  if (stop_->requested()) throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  if (Clock::now() >= ambient_.deadline)
+    throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
+  if (agent_->stopped())
+    throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
+  if (stop_->requested())
+    throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
   decode_tensors(message_);
-  agent_->for_each_extension([&](Extension& extension) { extension.on_decode(message_, ambient_); });
+  agent_->for_each_extension(
+      [&](Extension& extension) { extension.on_decode(message_, ambient_); });
 }
 
 void IncomingCall::run(void* object) {
@@ -95,7 +103,9 @@ void IncomingCall::send_error(const Error& error) {
     OutMessage message(wire::kErrorReply);
     OutArchive archive(message);
     begin_reply(archive);
-    archive(Error(error.code(), std::string(error.what()).substr(0, most)).with_remote(error.remote()).with_function(error.function()));
+    archive(Error(error.code(), std::string(error.what()).substr(0, most))
+                .with_remote(error.remote())
+                .with_function(error.function()));
     send_reply(std::move(message), error);
   };
   try {
@@ -105,7 +115,8 @@ void IncomingCall::send_error(const Error& error) {
       send_text(256);  // a text longer than a frame may be
     } catch (...) {
       // The caller must not wait for ever.
-      connection_->close(to_error(std::current_exception()).with_prefix("an error could not be reported"));
+      connection_->close(
+          to_error(std::current_exception()).with_prefix("an error could not be reported"));
     }
   }
 }

@@ -21,14 +21,14 @@ struct CallHeader {
   static constexpr std::size_t kBytes = 24;
 };
 
-// A call that a peer made to this worker: its arguments, what it runs under, and the way back. Shared by whoever runs it;
-// answered exactly once (with an error if everybody lets go of it unanswered). Its message, with what layers above hung on
-// it, lives until then.
-// Thread contract: run() and answer on any thread, one at a time; request_stop() on any.
+// A call that a peer made to this worker: its arguments, what it runs under, and the way back.
+// Shared by whoever runs it; answered exactly once (with an error if everybody lets go of it
+// unanswered). Its message, with what layers above hung on it, lives until then. Thread contract:
+// run() and answer on any thread, one at a time; request_stop() on any.
 class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  public:
-  IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection, InMessage message,
-               const CallHeader& header);
+  IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection,
+               InMessage message, const CallHeader& header);
   ~IncomingCall();
   IncomingCall(const IncomingCall&) = delete;
   IncomingCall& operator=(const IncomingCall&) = delete;
@@ -43,14 +43,18 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
   // As Connection::defer, at the connection it came by.
-  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) { return connection_->defer(work); }
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) {
+    return connection_->defer(work);
+  }
 
-  // Decodes the tensors, lets the extensions see them, then runs the function under this call's ambient: the result is the
-  // answer. Anything that goes wrong is the answer too; nothing is thrown. REQUIRES: function() is not null.
+  // Decodes the tensors, lets the extensions see them, then runs the function under this call's
+  // ambient: the result is the answer. Anything that goes wrong is the answer too; nothing is
+  // thrown. REQUIRES: function() is not null.
   void run(void* object = nullptr);
   // As run(), but the result goes to `sink` and the call stays unanswered.
   void run_keeping(void* object, KeepResult sink);
-  // Runs `task` under this call's ambient, its tensors decoded; what it throws answers the call with fail().
+  // Runs `task` under this call's ambient, its tensors decoded; what it throws answers the call
+  // with fail().
   template <class Task>
   void run_task(Task&& task) {
     try {
@@ -63,9 +67,12 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   }
 
   // An archive over the arguments. REQUIRES: within run() or run_task().
-  [[nodiscard]] InArchive arguments() { return InArchive(message_, message_.view.body().subspan(CallHeader::kBytes)); }
+  [[nodiscard]] InArchive arguments() {
+    return InArchive(message_, message_.view.body().subspan(CallHeader::kBytes));
+  }
 
-  // Answers with what `encode(OutArchive&)` writes. A one-way call's answer goes nowhere. The first answer counts.
+  // Answers with what `encode(OutArchive&)` writes. A one-way call's answer goes nowhere. The first
+  // answer counts.
   template <class Encode>
   void reply(Encode&& encode) {
     if (answered_.exchange(true)) return;
@@ -86,8 +93,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // Answers with what the user's function threw: `remote_exception` with the type and text.
   void fail_in_handler(const std::exception_ptr& exception);
 
-  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which may be a reader thread:
-  // they must be short.
+  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which
+  // may be a reader thread: they must be short.
   void request_stop() { stop_->request(); }
   [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
@@ -103,7 +110,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const CallHeader header_;
   const std::size_t bytes_;
   const Function* function_ = nullptr;
-  const std::shared_ptr<StopFlag> stop_ = std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
+  const std::shared_ptr<StopFlag> stop_ =
+      std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
   Ambient ambient_;
   bool prepared_ = false;
   std::atomic<bool> answered_{false};

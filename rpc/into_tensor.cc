@@ -26,11 +26,13 @@ std::string describe(const at::Tensor& tensor) {
 
 void IntoTensor::set(at::Tensor tensor) {
   const auto refuse = [](const std::string& why) {
-    throw Error(ErrorCode::invalid_argument, "a result cannot be received into a tensor that " + why);
+    throw Error(ErrorCode::invalid_argument,
+                "a result cannot be received into a tensor that " + why);
   };
   if (!tensor.defined()) refuse("is undefined");
   if (!tensor.device().is_cpu()) refuse("is on device " + tensor.device().str());
-  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested()) refuse("is not dense");
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested())
+    refuse("is not dense");
   if (tensor.requires_grad()) refuse("requires grad");
   tensor_ = std::move(tensor);
 }
@@ -38,7 +40,8 @@ void IntoTensor::set(at::Tensor tensor) {
 transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
   if (!is_set() || placed_ || !tensor_.is_contiguous() || tensor_.nbytes() != bytes) return {};
   try {
-    transport::Buffer buffer{{}, tensor_.data_ptr(), bytes, std::make_shared<const at::Tensor>(tensor_)};
+    transport::Buffer buffer{
+        {}, tensor_.data_ptr(), bytes, std::make_shared<const at::Tensor>(tensor_)};
     placed_ = true;
     return buffer;
   } catch (const std::bad_alloc&) {
@@ -48,13 +51,15 @@ transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
 
 at::Tensor IntoTensor::settle(at::Tensor result) {
   if (!is_set()) return result;
-  if (!result.defined() || result.layout() != at::kStrided || result.scalar_type() != tensor_.scalar_type() ||
-      result.sizes() != tensor_.sizes()) {
-    throw Error(ErrorCode::invalid_argument,
-                "the result is " + describe(result) + ", the tensor to receive it into is " + describe(tensor_));
+  if (!result.defined() || result.layout() != at::kStrided ||
+      result.scalar_type() != tensor_.scalar_type() || result.sizes() != tensor_.sizes()) {
+    throw Error(ErrorCode::invalid_argument, "the result is " + describe(result) +
+                                                 ", the tensor to receive it into is " +
+                                                 describe(tensor_));
   }
   const at::NoGradGuard no_grad;
-  const bool there = result.numel() == 0 || (placed_ && result.data_ptr() == tensor_.data_ptr() && result.strides() == tensor_.strides());
+  const bool there = result.numel() == 0 || (placed_ && result.data_ptr() == tensor_.data_ptr() &&
+                                             result.strides() == tensor_.strides());
   if (there) {
     tensor_.unsafeGetTensorImpl()->bump_version();
   } else {

@@ -17,14 +17,18 @@ std::optional<int> read_number(const Environment& environment, const std::string
   int value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() || value < 0) {
-    throw Error(ErrorCode::invalid_argument, "variable " + name + " is \"" + *text + "\", not a number from 0 on");
+    throw Error(ErrorCode::invalid_argument,
+                "variable " + name + " is \"" + *text + "\", not a number from 0 on");
   }
   return value;
 }
 
-int require_number(const Environment& environment, const std::string& name, const std::string& because) {
+int require_number(const Environment& environment, const std::string& name,
+                   const std::string& because) {
   const auto value = read_number(environment, name);
-  if (!value) throw Error(ErrorCode::invalid_argument, "variable " + name + " is not set, though " + because + " is");
+  if (!value)
+    throw Error(ErrorCode::invalid_argument,
+                "variable " + name + " is not set, though " + because + " is");
   return *value;
 }
 
@@ -32,15 +36,21 @@ int require_number(const Environment& environment, const std::string& name, cons
 std::string job_file(const std::string& job) {
   std::string safe;
   for (const char c : job) safe += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '-';
-  return "file://" + (std::filesystem::temp_directory_path() / ("stitch-" + std::to_string(getuid()) + '-' + safe)).string();
+  return "file://" + (std::filesystem::temp_directory_path() /
+                      ("stitch-" + std::to_string(getuid()) + '-' + safe))
+                         .string();
 }
 
 std::string master_address(const Environment& environment) {
   const auto address = environment("MASTER_ADDR");
   const auto port = environment("MASTER_PORT");
   if (!address && !port) return {};
-  if (!address) throw Error(ErrorCode::invalid_argument, "variable MASTER_ADDR is not set, though MASTER_PORT is");
-  if (!port) throw Error(ErrorCode::invalid_argument, "variable MASTER_PORT is not set, though MASTER_ADDR is");
+  if (!address)
+    throw Error(ErrorCode::invalid_argument,
+                "variable MASTER_ADDR is not set, though MASTER_PORT is");
+  if (!port)
+    throw Error(ErrorCode::invalid_argument,
+                "variable MASTER_PORT is not set, though MASTER_ADDR is");
   return "tcp://" + *address + ':' + *port;
 }
 
@@ -50,7 +60,8 @@ std::string first_slurm_host(const std::string& node_list) {
   const auto bracket = node_list.find('[');
   const auto comma = node_list.find(',');
   if (bracket == std::string::npos || comma < bracket) return node_list.substr(0, comma);
-  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, node_list.find_first_of(",-]", bracket) - bracket - 1);
+  return node_list.substr(0, bracket) +
+         node_list.substr(bracket + 1, node_list.find_first_of(",-]", bracket) - bracket - 1);
 }
 
 std::optional<LaunchInfo> read_launcher(const Environment& environment) {
@@ -66,17 +77,20 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     info.launcher = "Slurm";
     info.rank = *rank;
     info.world_size = require_number(environment, "SLURM_NTASKS", "SLURM_PROCID");
-    const auto job = environment("SLURM_JOB_ID").value_or("0") + '-' + environment("SLURM_STEP_ID").value_or("0");
+    const auto job = environment("SLURM_JOB_ID").value_or("0") + '-' +
+                     environment("SLURM_STEP_ID").value_or("0");
     if (info.init_method.empty() && read_number(environment, "SLURM_NNODES").value_or(1) == 1) {
       info.init_method = job_file("slurm-" + job);
     } else if (info.init_method.empty()) {
       const auto nodes = environment("SLURM_JOB_NODELIST");
       if (!nodes)
         throw Error(ErrorCode::invalid_argument,
-                    "variable SLURM_JOB_NODELIST is not set, though SLURM_PROCID is; set MASTER_ADDR and MASTER_PORT");
+                    "variable SLURM_JOB_NODELIST is not set, though SLURM_PROCID is; set "
+                    "MASTER_ADDR and MASTER_PORT");
       // Steps of a job, and jobs that share a node, get different ports with high probability.
       const auto number = std::hash<std::string>{}(job) % 20'000;
-      info.init_method = "tcp://" + first_slurm_host(*nodes) + ':' + std::to_string(20'000 + number);
+      info.init_method =
+          "tcp://" + first_slurm_host(*nodes) + ':' + std::to_string(20'000 + number);
     }
     return info;
   }
@@ -85,9 +99,11 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     info.rank = *rank;
     info.world_size = require_number(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
     const auto space = environment("PMIX_NAMESPACE");
-    const bool one_host = read_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0) == info.world_size;
+    const bool one_host =
+        read_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0) == info.world_size;
     if (info.init_method.empty() && one_host && space)
-      info.init_method = job_file("ompi-" + *space + '-' + environment("OMPI_MCA_orte_hnp_uri").value_or(""));
+      info.init_method =
+          job_file("ompi-" + *space + '-' + environment("OMPI_MCA_orte_hnp_uri").value_or(""));
     return info;
   }
   if (const auto rank = read_number(environment, "PMI_RANK")) {
@@ -95,7 +111,8 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     info.rank = *rank;
     info.world_size = require_number(environment, "PMI_SIZE", "PMI_RANK");
     const auto local = read_number(environment, "MPI_LOCALNRANKS");
-    if (info.init_method.empty() && local == info.world_size) info.init_method = job_file("mpich-" + std::to_string(getppid()));
+    if (info.init_method.empty() && local == info.world_size)
+      info.init_method = job_file("mpich-" + std::to_string(getppid()));
     return info;
   }
   return std::nullopt;

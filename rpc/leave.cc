@@ -83,8 +83,10 @@ void Leave::on_peer_lost() {
 
 Error Leave::late(const std::string& what, const std::set<WorkerId>& missing) const {
   std::string names;
-  for (const auto id : missing) names += (names.empty() ? "" : ", ") + to_string(agent_.peers().find(id));
-  return Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) + " was not graceful: " + what + " " + names);
+  for (const auto id : missing)
+    names += (names.empty() ? "" : ", ") + to_string(agent_.peers().find(id));
+  return Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) +
+                                       " was not graceful: " + what + " " + names);
 }
 
 std::optional<Error> Leave::run(steady_clock::time_point deadline) {
@@ -114,11 +116,13 @@ std::optional<Error> Leave::run(steady_clock::time_point deadline) {
   }
 }
 
-std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::set<WorkerId>& initial) {
+std::optional<Error> Leave::lead(steady_clock::time_point deadline,
+                                 const std::set<WorkerId>& initial) {
   const auto still_live = [&] {
     std::set<WorkerId> others;
     const auto now_live = live();
-    std::set_intersection(initial.begin(), initial.end(), now_live.begin(), now_live.end(), std::inserter(others, others.begin()));
+    std::set_intersection(initial.begin(), initial.end(), now_live.begin(), now_live.end(),
+                          std::inserter(others, others.begin()));
     return others;
   };
   // Waits until everyone still live is in `arrived`; returns who is missing at the deadline.
@@ -128,7 +132,8 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
     auto reach_at = steady_clock::now() + kLate;
     for (;;) {
       const auto others = still_live();
-      // One that is late and was never spoken to may be gone without a word to us: a connection tells.
+      // One that is late and was never spoken to may be gone without a word to us: a connection
+      // tells.
       if (!missing.empty() && steady_clock::now() >= reach_at) {
         for (const auto id : missing) agent_.peers().reach(id);
         reach_at = steady_clock::now() + kLate;
@@ -145,7 +150,8 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
       if (steady_clock::now() >= deadline) return missing;
     }
   };
-  auto missing = wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); });
+  auto missing = wait_for([this](WorkerId id)
+                              STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); });
   if (!missing.empty()) return late("these did not want to leave within the time limit:", missing);
 
   std::map<WorkerId, Status> previous;
@@ -158,7 +164,8 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
       statuses_.clear();
     }
     for (const auto id : others) send(id, Step::poll, round, {});
-    missing = wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); });
+    missing = wait_for([this](WorkerId id)
+                           STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); });
     if (!missing.empty()) return late("these did not answer within the time limit:", missing);
     std::map<WorkerId, Status> statuses;
     {
@@ -173,7 +180,8 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
       sum.sent += status.sent;
       sum.received += status.received;
     }
-    // Messages to and from lost workers are in the sums of one side only, so equal rounds must do once somebody is lost.
+    // Messages to and from lost workers are in the sums of one side only, so equal rounds must do
+    // once somebody is lost.
     const bool balanced = sum.sent == sum.received || live().size() < agent_.world_size();
     if (busy.empty() && balanced && statuses == previous) break;
     previous = busy.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
@@ -182,7 +190,8 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline, const std::s
     if (steady_clock::now() >= deadline) {
       lock.unlock();
       return busy.empty()
-                 ? Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) + " was not graceful: messages are still in flight")
+                 ? Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) +
+                                                 " was not graceful: messages are still in flight")
                  : late("calls are still running on", busy);
     }
     pause = std::min(pause * 2, std::chrono::microseconds(20'000));

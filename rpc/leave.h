@@ -15,12 +15,14 @@ namespace stitch {
 
 class Agent;
 
-// Graceful shutdown: nobody closes before everybody wants to leave and nothing is in flight anywhere.
-// The live worker with the lowest id leads. When all live workers have said READY it polls them in rounds; each answers with
-// how many calls it still has to do with and how many messages it has sent and received. Two rounds in a row that agree,
-// with nobody busy and as many messages received as sent, prove that nothing is in flight (Mattern's four counters); then
-// it says GO, and closes when every GO has been acknowledged. A worker that is lost meanwhile is no longer waited for.
-// Thread contract: on_message and on_peer_lost on reader threads; run() on the thread that shuts down.
+// Graceful shutdown: nobody closes before everybody wants to leave and nothing is in flight
+// anywhere. The live worker with the lowest id leads. When all live workers have said READY it
+// polls them in rounds; each answers with how many calls it still has to do with and how many
+// messages it has sent and received. Two rounds in a row that agree, with nobody busy and as many
+// messages received as sent, prove that nothing is in flight (Mattern's four counters); then it
+// says GO, and closes when every GO has been acknowledged. A worker that is lost meanwhile is no
+// longer waited for. Thread contract: on_message and on_peer_lost on reader threads; run() on the
+// thread that shuts down.
 class Leave {
  public:
   explicit Leave(Agent& agent) : agent_(agent) {}
@@ -41,7 +43,8 @@ class Leave {
   [[nodiscard]] std::set<WorkerId> live() const;
   void send(WorkerId to, Step step, std::uint64_t round, Status status);
   [[nodiscard]] Status own_status() const;
-  std::optional<Error> lead(std::chrono::steady_clock::time_point deadline, const std::set<WorkerId>& others) STITCH_EXCLUDES(mutex_);
+  std::optional<Error> lead(std::chrono::steady_clock::time_point deadline,
+                            const std::set<WorkerId>& others) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Error late(const std::string& what, const std::set<WorkerId>& missing) const;
 
   Agent& agent_;

@@ -30,15 +30,18 @@ enum SectionKind : std::uint16_t {
 };
 }  // namespace wire
 
-// What a layer above hangs on a message: on an outgoing one between encoding and sending, on an incoming one until it has
-// been dealt with completely (its handler has replied, its arguments are gone). Any thread may destroy it; no lock is held.
+// What a layer above hangs on a message: on an outgoing one between encoding and sending, on an
+// incoming one until it has been dealt with completely (its handler has replied, its arguments are
+// gone). Any thread may destroy it; no lock is held.
 class Attachment {
  public:
   virtual ~Attachment() = default;
-  // Outgoing only: the message was handed to the transport (nullopt) or certainly never will be. Called at most once.
+  // Outgoing only: the message was handed to the transport (nullopt) or certainly never will be.
+  // Called at most once.
   virtual void on_sent(const std::optional<Error>& error) {}
-  // Incoming requests only: the answer, or the error that it is, is complete and about to be shown to on_send(); the
-  // arguments are gone. May be called again when that answer then could not be sent.
+  // Incoming requests only: the answer, or the error that it is, is complete and about to be shown
+  // to on_send(); the arguments are gone. May be called again when that answer then could not be
+  // sent.
   virtual void on_answer(const std::optional<Error>& error) {}
 };
 
@@ -48,8 +51,8 @@ class Attachment {
 // The lines of a text, each ended by a newline or by the text's end.
 [[nodiscard]] std::vector<std::string> split_lines(const std::string& text);
 
-// A message being written: the body through an OutArchive, tensors set aside, sections by the layers above.
-// Owned by the sending thread until it is sent. Not thread-safe.
+// A message being written: the body through an OutArchive, tensors set aside, sections by the
+// layers above. Owned by the sending thread until it is sent. Not thread-safe.
 struct OutMessage {
   explicit OutMessage(std::uint16_t kind) : frame(kind) {}
 
@@ -72,16 +75,18 @@ struct OutMessage {
   std::vector<std::unique_ptr<Attachment>> attachments;
 };
 
-// A received message, its frame checked. Tensors are made by decode_tensors(), off the reader thread where possible.
-// Owned by whoever handles it. Not thread-safe.
+// A received message, its frame checked. Tensors are made by decode_tensors(), off the reader
+// thread where possible. Owned by whoever handles it. Not thread-safe.
 struct InMessage {
   InMessage(transport::Message message, WorkerInfo sender);
 
-  transport::Message raw;  // the view points into its memory, which stays where it is when this is moved
+  transport::Message
+      raw;  // the view points into its memory, which stays where it is when this is moved
   transport::FrameView view;
   WorkerInfo from;
   std::vector<at::Tensor> tensors;
-  std::vector<std::unique_ptr<Attachment>> attachments;  // what layers above decoded from their sections
+  std::vector<std::unique_ptr<Attachment>>
+      attachments;  // what layers above decoded from their sections
 
   template <class T>
   [[nodiscard]] T* find_attachment() const {

@@ -18,12 +18,14 @@ namespace stitch {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& allowed) {
+[[noreturn]] void refuse(const std::string& what, const std::string& value,
+                         const std::string& allowed) {
   throw Error(ErrorCode::invalid_argument, what + " is \"" + value + "\"; allowed: " + allowed);
 }
 
 // A number and what follows it.
-std::pair<double, std::string> split_number(const std::string& what, const std::string& text, const std::string& allowed) {
+std::pair<double, std::string> split_number(const std::string& what, const std::string& text,
+                                            const std::string& allowed) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || !(number >= 0)) refuse(what, text, allowed);
@@ -57,7 +59,8 @@ std::size_t parse_bytes(const std::string& what, const std::string& text) {
 int parse_int(const std::string& what, const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) refuse(what, text, "a number from 0 on");
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    refuse(what, text, "a number from 0 on");
   return value;
 }
 
@@ -71,7 +74,8 @@ std::vector<std::string> parse_list(const std::string& text) {
   return items;
 }
 
-// "ps0:cuda:0=cuda:1,..." would need an accelerator build; the variable is known so that its error is clear.
+// "ps0:cuda:0=cuda:1,..." would need an accelerator build; the variable is known so that its error
+// is clear.
 struct Variable {
   const char* name;
   std::function<void(Options&, const Options& defaults, const std::string& value)> read;
@@ -87,24 +91,39 @@ auto field(T Options::*member, Parse parse) {
 const std::vector<Variable>& variables() {
   static const std::vector<Variable> list{
       {"STITCH_NAME", field(&Options::name, [](const std::string& v) { return v; })},
-      {"STITCH_RANK", field(&Options::rank, [](const std::string& v) { return parse_int("STITCH_RANK", v); })},
-      {"STITCH_WORLD_SIZE", field(&Options::world_size, [](const std::string& v) { return parse_int("STITCH_WORLD_SIZE", v); })},
+      {"STITCH_RANK",
+       field(&Options::rank, [](const std::string& v) { return parse_int("STITCH_RANK", v); })},
+      {"STITCH_WORLD_SIZE",
+       field(&Options::world_size,
+             [](const std::string& v) { return parse_int("STITCH_WORLD_SIZE", v); })},
       {"STITCH_INIT_METHOD", field(&Options::init_method, [](const std::string& v) { return v; })},
-      {"STITCH_RPC_TIMEOUT", field(&Options::rpc_timeout, [](const std::string& v) { return parse_duration("STITCH_RPC_TIMEOUT", v); })},
-      {"STITCH_INIT_TIMEOUT", field(&Options::init_timeout, [](const std::string& v) { return parse_duration("STITCH_INIT_TIMEOUT", v); })},
+      {"STITCH_RPC_TIMEOUT",
+       field(&Options::rpc_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_RPC_TIMEOUT", v); })},
+      {"STITCH_INIT_TIMEOUT",
+       field(&Options::init_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_INIT_TIMEOUT", v); })},
       {"STITCH_SHUTDOWN_TIMEOUT",
-       field(&Options::shutdown_timeout, [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
-      {"STITCH_NUM_THREADS", field(&Options::num_threads, [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
+       field(&Options::shutdown_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
+      {"STITCH_NUM_THREADS",
+       field(&Options::num_threads,
+             [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
       {"STITCH_TRANSPORTS", field(&Options::transports, parse_list)},
       {"STITCH_CHANNELS", field(&Options::channels, parse_list)},
       {"STITCH_SECRET", field(&Options::secret, [](const std::string& v) { return v; })},
       {"STITCH_MAX_FRAME_BYTES",
-       field(&Options::max_frame_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
+       field(&Options::max_frame_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
       {"STITCH_MAX_INFLIGHT_BYTES",
-       field(&Options::max_inflight_bytes, [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
-      {"STITCH_INLINE_BYTES", field(&Options::inline_bytes, [](const std::string& v) { return parse_bytes("STITCH_INLINE_BYTES", v); })},
+       field(&Options::max_inflight_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
+      {"STITCH_INLINE_BYTES",
+       field(&Options::inline_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_INLINE_BYTES", v); })},
       {"STITCH_RECEIVE_POOL_BYTES",
-       field(&Options::receive_pool_bytes, [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
+       field(&Options::receive_pool_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
        [](Options&, const Options&, const std::string& value) {
          refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only");
@@ -128,22 +147,26 @@ void read_variables(Options& options) {
     if (!text.starts_with("STITCH_")) continue;
     const std::string name = text.substr(0, text.find('='));
     const auto found =
-        std::find_if(variables().begin(), variables().end(), [&](const Variable& variable) { return name == variable.name; });
+        std::find_if(variables().begin(), variables().end(),
+                     [&](const Variable& variable) { return name == variable.name; });
     if (found == variables().end()) {
       std::vector<std::string> names;
       for (const auto& variable : variables()) names.emplace_back(variable.name);
       const auto near = nearest_names(name, std::move(names), 1);
       throw Error(ErrorCode::invalid_argument,
-                  "variable " + name + " is unknown" + (near.empty() ? "" : "; did you mean " + near.front() + "?"));
+                  "variable " + name + " is unknown" +
+                      (near.empty() ? "" : "; did you mean " + near.front() + "?"));
     }
     if (found->read) found->read(options, defaults, environment(name).value_or(""));
   }
 }
 
 void check_name(const std::string& name) {
-  const bool good = !name.empty() && name.size() <= 127 && std::all_of(name.begin(), name.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == ':' || c == '.';
-  });
+  const bool good =
+      !name.empty() && name.size() <= 127 && std::all_of(name.begin(), name.end(), [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' ||
+               c == ':' || c == '.';
+      });
   if (!good) refuse("name", name, "1 to 127 of letters, digits, '-', '_', ':', '.'");
 }
 
@@ -155,7 +178,8 @@ void check_init_method(const Options& options) {
     const auto colon = method.rfind(':');
     const std::string port = method.substr(colon + 1);
     const bool digits =
-        !port.empty() && port.size() <= 5 && std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
+        !port.empty() && port.size() <= 5 &&
+        std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (colon > 6 && digits && std::stoi(port) <= 65535 && std::stoi(port) > 0) return;
   }
   refuse("init_method", method, "env://, tcp://host:port, file:///path");
@@ -172,21 +196,25 @@ Options resolve_options(Options options) {
   if (options.rank < 0 || options.world_size < 0) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(options.rank < 0 ? "rank" : "world_size") +
-                    " is not known: start the program with stitch-run, torchrun, srun or mpirun, set RANK and WORLD_SIZE, or set it in "
+                    " is not known: start the program with stitch-run, torchrun, srun or mpirun, "
+                    "set RANK and WORLD_SIZE, or set it in "
                     "stitch::Options");
   }
   if (options.world_size < 1 || options.rank >= options.world_size) {
-    throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(options.rank) + " does not fit a world of " +
-                                                 std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
+    throw Error(ErrorCode::invalid_argument,
+                "rank " + std::to_string(options.rank) + " does not fit a world of " +
+                    std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
   }
   if (options.init_method == "env://" && !options.store && options.world_size > 1) {
     if (!launch || launch->init_method.empty()) {
       const auto address = environment("MASTER_ADDR");
       const auto port = environment("MASTER_PORT");
       if (!address || !port) {
-        throw Error(ErrorCode::invalid_argument, std::string("init_method env:// needs MASTER_ADDR and MASTER_PORT") +
-                                                     (launch ? " where " + launch->launcher + " spreads the workers over hosts" : "") +
-                                                     "; or use tcp://host:port or file:///path");
+        throw Error(
+            ErrorCode::invalid_argument,
+            std::string("init_method env:// needs MASTER_ADDR and MASTER_PORT") +
+                (launch ? " where " + launch->launcher + " spreads the workers over hosts" : "") +
+                "; or use tcp://host:port or file:///path");
       }
       options.init_method = "tcp://" + *address + ':' + *port;
     } else {
@@ -196,17 +224,26 @@ Options resolve_options(Options options) {
   if (options.name.empty()) options.name = "worker" + std::to_string(options.rank);
   check_name(options.name);
   check_init_method(options);
-  if (!options.device_maps.empty()) refuse("device_maps", options.device_maps.begin()->first, "nothing: this build moves CPU tensors only");
-  if (options.num_threads < 0) refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");
-  if (options.num_threads == 0) options.num_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
-  for (const auto& [name, duration] : {std::pair("rpc_timeout", options.rpc_timeout), std::pair("init_timeout", options.init_timeout),
+  if (!options.device_maps.empty())
+    refuse("device_maps", options.device_maps.begin()->first,
+           "nothing: this build moves CPU tensors only");
+  if (options.num_threads < 0)
+    refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");
+  if (options.num_threads == 0)
+    options.num_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
+  for (const auto& [name, duration] : {std::pair("rpc_timeout", options.rpc_timeout),
+                                       std::pair("init_timeout", options.init_timeout),
                                        std::pair("shutdown_timeout", options.shutdown_timeout)}) {
-    if (duration.count() < 0) refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
+    if (duration.count() < 0)
+      refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
   }
-  options.init_timeout = std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
+  options.init_timeout =
+      std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
   constexpr std::size_t kMostInlineBytes = std::size_t{1} << 20;
-  if (options.inline_bytes > kMostInlineBytes) refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
-  if (options.max_frame_bytes < 4096) refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
+  if (options.inline_bytes > kMostInlineBytes)
+    refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
+  if (options.max_frame_bytes < 4096)
+    refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
   return options;
 }
 

@@ -54,27 +54,32 @@ const WorkerInfo& PeerTable::find(std::string_view name) const {
   for (const auto& info : infos_) names.push_back(info.name);
   auto nearest = nearest_names(std::string(name), names, 5);
   if (nearest.empty() && names.size() <= 8) nearest = std::move(names);
-  throw Error(ErrorCode::invalid_argument, "worker \"" + std::string(name) + "\" is not in this world of " + std::to_string(infos_.size()) +
-                                               (nearest.empty() ? "" : "; known are " + quoted_list(nearest)))
+  throw Error(ErrorCode::invalid_argument,
+              "worker \"" + std::string(name) + "\" is not in this world of " +
+                  std::to_string(infos_.size()) +
+                  (nearest.empty() ? "" : "; known are " + quoted_list(nearest)))
       .with_worker(std::string(name));
 }
 
 const WorkerInfo& PeerTable::find(WorkerId id) const {
   if (id.value() < infos_.size()) return infos_[id.value()];
-  throw Error(ErrorCode::invalid_argument,
-              "worker id " + std::to_string(id.value()) + " is not in this world; ids are 0 to " + std::to_string(infos_.size() - 1));
+  throw Error(ErrorCode::invalid_argument, "worker id " + std::to_string(id.value()) +
+                                               " is not in this world; ids are 0 to " +
+                                               std::to_string(infos_.size() - 1));
 }
 
 const WorkerInfo& PeerTable::find(const WorkerInfo& info) const {
   const WorkerInfo& known = find(info.id);
   if (known == info) return known;
   if (known.name != info.name) {
-    throw Error(ErrorCode::invalid_argument,
-                to_string(info) + " is not in this world: id " + std::to_string(info.id.value()) + " is worker \"" + known.name + "\"")
+    throw Error(ErrorCode::invalid_argument, to_string(info) + " is not in this world: id " +
+                                                 std::to_string(info.id.value()) + " is worker \"" +
+                                                 known.name + "\"")
         .with_worker(info.name);
   }
-  throw Error(ErrorCode::disconnected, "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch) + " is gone; it is now epoch " +
-                                           std::to_string(known.epoch))
+  throw Error(ErrorCode::disconnected,
+              "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch) +
+                  " is gone; it is now epoch " + std::to_string(known.epoch))
       .with_worker(info.name);
 }
 
@@ -83,18 +88,22 @@ transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) 
   events.on_open = [this](const std::shared_ptr<transport::Connection>& connection) {
     handle([this, connection] { on_open(connection); });
   };
-  events.on_message = [this](const std::shared_ptr<transport::Connection>& connection, transport::Message message) {
+  events.on_message = [this](const std::shared_ptr<transport::Connection>& connection,
+                             transport::Message message) {
     if (serving_.load(std::memory_order_acquire)) return receive(connection, std::move(message));
     handle([this, connection, message = std::move(message)]() mutable {
       receive(connection, std::move(message));
     });
   };
-  events.place = [this](const std::shared_ptr<transport::Connection>& connection, const transport::Bytes& frame, std::size_t bytes) {
+  events.place = [this](const std::shared_ptr<transport::Connection>& connection,
+                        const transport::Bytes& frame, std::size_t bytes) {
     const std::uint32_t id = connection->peer().id;
-    if (!serving_.load(std::memory_order_acquire) || id >= infos_.size()) return transport::Buffer{};
+    if (!serving_.load(std::memory_order_acquire) || id >= infos_.size())
+      return transport::Buffer{};
     return events_.place(infos_[id], frame, bytes);
   };
-  // An incoming connection that breaks before it opened belongs to nobody yet; after, its hello says whose it is.
+  // An incoming connection that breaks before it opened belongs to nobody yet; after, its hello
+  // says whose it is.
   auto opened = std::make_shared<std::atomic<bool>>(peer.has_value());
   if (!peer) {
     events.on_open = [this, opened](const std::shared_ptr<transport::Connection>& connection) {
@@ -102,7 +111,8 @@ transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) 
       handle([this, connection] { on_open(connection); });
     };
   }
-  events.on_closed = [this, peer, opened](const std::shared_ptr<transport::Connection>& connection, const Error& reason) {
+  events.on_closed = [this, peer, opened](const std::shared_ptr<transport::Connection>& connection,
+                                          const Error& reason) {
     if (!opened->load()) return;
     const WorkerId id = peer ? *peer : WorkerId(connection->peer().id);
     handle([this, id, reason] { on_closed(id, reason); });
@@ -110,7 +120,8 @@ transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) 
   return events;
 }
 
-void PeerTable::receive(const std::shared_ptr<transport::Connection>& connection, transport::Message message) {
+void PeerTable::receive(const std::shared_ptr<transport::Connection>& connection,
+                        transport::Message message) {
   const std::uint32_t id = connection->peer().id;
   if (id < infos_.size()) events_.on_message(connection, infos_[id], std::move(message));
 }
@@ -129,12 +140,14 @@ void PeerTable::handle(UniqueFunction<void()> event) {
 void PeerTable::on_open(const std::shared_ptr<transport::Connection>& connection) {
   const auto& hello = connection->peer();
   if (hello.id >= infos_.size() || infos_[hello.id].epoch != hello.epoch) {
-    connection->close(
-        Error(ErrorCode::disconnected, "worker \"" + hello.name + "\" epoch " + std::to_string(hello.epoch) + " is not in this world"));
+    connection->close(Error(ErrorCode::disconnected, "worker \"" + hello.name + "\" epoch " +
+                                                         std::to_string(hello.epoch) +
+                                                         " is not in this world"));
     return;
   }
   MutexLock lock(mutex_);
-  if (!peers_[hello.id].connection && !peers_[hello.id].lost) peers_[hello.id].connection = connection;
+  if (!peers_[hello.id].connection && !peers_[hello.id].lost)
+    peers_[hello.id].connection = connection;
 }
 
 void PeerTable::on_closed(WorkerId id, const Error& reason) {
@@ -145,7 +158,8 @@ void PeerTable::on_closed(WorkerId id, const Error& reason) {
     peer.connection.reset();
     if (peer.lost) return;
     peer.lost =
-        Error(ErrorCode::disconnected, to_string(infos_[id.value()]) + " is gone: " + reason.what()).with_worker(infos_[id.value()].name);
+        Error(ErrorCode::disconnected, to_string(infos_[id.value()]) + " is gone: " + reason.what())
+            .with_worker(infos_[id.value()].name);
     if (closing_) return;
   }
   events_.on_lost(infos_[id.value()], reason);
@@ -171,12 +185,14 @@ std::shared_ptr<transport::Connection> PeerTable::connect(const WorkerInfo& to) 
       if (!peer.connection) peer.connection = connection;
       used = peer.connection;
     }
-    // Two threads, or the two workers, may open one each at once: the extra one stays, unused and idle.
+    // Two threads, or the two workers, may open one each at once: the extra one stays, unused and
+    // idle.
     return used;
   }
   std::string tried;
   for (const auto& address : addresses) tried += (tried.empty() ? "" : ", ") + address;
-  throw Error(ErrorCode::disconnected, to_string(to) + " cannot be reached: no transport here for its addresses " + tried)
+  throw Error(ErrorCode::disconnected,
+              to_string(to) + " cannot be reached: no transport here for its addresses " + tried)
       .with_worker(to.name);
 }
 
@@ -188,8 +204,8 @@ void PeerTable::reach(WorkerId id) {
   }
 }
 
-void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection, transport::Message message,
-                     transport::SendDone done) {
+void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection,
+                     transport::Message message, transport::SendDone done) {
   if (!connection) {
     try {
       connection = connect(to);
@@ -201,7 +217,8 @@ void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection
   connection->send(std::move(message), std::move(done));
 }
 
-bool PeerTable::help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
+bool PeerTable::help(const std::atomic<bool>& done,
+                     std::chrono::steady_clock::time_point deadline) {
   for (const auto& endpoint : endpoints_) {
     if (endpoint->help(done, deadline)) return true;
   }
@@ -234,7 +251,8 @@ void PeerTable::close() {
     MutexLock lock(mutex_);
     peers.swap(peers_);
     peers_.resize(peers.size());
-    for (auto& peer : peers_) peer.lost = Error(ErrorCode::shutting_down, "this worker has shut down");
+    for (auto& peer : peers_)
+      peer.lost = Error(ErrorCode::shutting_down, "this worker has shut down");
   }
 }
 

@@ -26,40 +26,47 @@ struct Member {
   std::vector<std::string> addresses;  // where it listens, best first
 };
 
-// The workers of the world and the connections to them, opened on first use. A connection that breaks ends that life of
-// the peer: there is no second try within an epoch. Made before the members are known, because peers that know us may
-// connect first: what arrives before start() waits for it.
-// Thread contract: any thread; events run on the endpoints' threads, no lock held. infos() and find() need start() and never
-// change after it.
+// The workers of the world and the connections to them, opened on first use. A connection that
+// breaks ends that life of the peer: there is no second try within an epoch. Made before the
+// members are known, because peers that know us may connect first: what arrives before start()
+// waits for it. Thread contract: any thread; events run on the endpoints' threads, no lock held.
+// infos() and find() need start() and never change after it.
 class PeerTable {
  public:
   struct Events {
-    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from, transport::Message)> on_message;
+    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
+                       transport::Message)>
+        on_message;
     // As ConnectionEvents::place; only once start() has been called.
-    std::function<transport::Buffer(const WorkerInfo& from, const transport::Bytes& frame, std::size_t bytes)> place;
-    std::function<void(const WorkerInfo& peer, const Error& reason)> on_lost;  // at most once a peer; never after expect_closing()
+    std::function<transport::Buffer(const WorkerInfo& from, const transport::Bytes& frame,
+                                    std::size_t bytes)>
+        place;
+    std::function<void(const WorkerInfo& peer, const Error& reason)>
+        on_lost;  // at most once a peer; never after expect_closing()
   };
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
 
   PeerTable() = default;
   ~PeerTable();
-  // Adds an endpoint and listens on it. Returns the addresses to advertise; later connections to addresses of the same
-  // schemes go through it. Before start().
+  // Adds an endpoint and listens on it. Returns the addresses to advertise; later connections to
+  // addresses of the same schemes go through it. Before start().
   std::vector<std::string> listen(EndpointPtr endpoint);
   // Makes the members known and handles what has waited. `members` by id, from 0 without gaps.
   void start(const std::vector<Member>& members, Events events) STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::size_t size() const noexcept { return infos_.size(); }
   [[nodiscard]] const std::vector<WorkerInfo>& infos() const noexcept { return infos_; }
-  // Throws Error(invalid_argument) naming what was looked for, and the nearest names or the range of ids.
+  // Throws Error(invalid_argument) naming what was looked for, and the nearest names or the range
+  // of ids.
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const;
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const;
 
   // Sends over `connection`, or when that is null over the peer's, opening it when needed.
-  void send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection, transport::Message message, transport::SendDone done)
-      STITCH_EXCLUDES(mutex_);
-  // Opens a connection to a worker unless there is one: should it be gone, on_lost says so. Does not wait.
+  void send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection,
+            transport::Message message, transport::SendDone done) STITCH_EXCLUDES(mutex_);
+  // Opens a connection to a worker unless there is one: should it be gone, on_lost says so. Does
+  // not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
@@ -75,11 +82,13 @@ class PeerTable {
     std::shared_ptr<transport::Connection> connection;
     std::optional<Error> lost;
   };
-  [[nodiscard]] std::shared_ptr<transport::Connection> connect(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<transport::Connection> connect(const WorkerInfo& to)
+      STITCH_EXCLUDES(mutex_);
   [[nodiscard]] transport::ConnectionEvents events_for(std::optional<WorkerId> peer);
   // Runs `event` now, or after start() in the order of arrival.
   void handle(UniqueFunction<void()> event) STITCH_EXCLUDES(mutex_);
-  void receive(const std::shared_ptr<transport::Connection>& connection, transport::Message message);
+  void receive(const std::shared_ptr<transport::Connection>& connection,
+               transport::Message message);
   void on_open(const std::shared_ptr<transport::Connection>& connection) STITCH_EXCLUDES(mutex_);
   void on_closed(WorkerId id, const Error& reason) STITCH_EXCLUDES(mutex_);
 

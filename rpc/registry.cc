@@ -31,16 +31,20 @@ const Function& FunctionRegistry::add(Function function) {
   return *known;
 }
 
-void FunctionRegistry::add_alias(std::uint64_t id, const std::string& name, const Function& function) {
+void FunctionRegistry::add_alias(std::uint64_t id, const std::string& name,
+                                 const Function& function) {
   const auto found = functions_.find(id);
   const auto [alias, is_new] = aliases_.try_emplace(id, Alias{name, &function});
-  if ((found != functions_.end() && found->second.get() != &function) || alias->second.function != &function) clashes_.push_back(name);
+  if ((found != functions_.end() && found->second.get() != &function) ||
+      alias->second.function != &function)
+    clashes_.push_back(name);
 }
 
 void FunctionRegistry::export_function(const Function& function) {
   MutexLock lock(mutex_);
   const auto found = functions_.find(function.id);
-  if (found == functions_.end() || found->second.get() != &function) return;  // refused: check() reports it
+  if (found == functions_.end() || found->second.get() != &function)
+    return;  // refused: check() reports it
   if (function.id == function.default_id) {
     found->second->name_wanted = true;
   } else {
@@ -53,7 +57,8 @@ void FunctionRegistry::export_as(const Function& function, const std::string& na
   const auto id = function_id(name);
   if (id == function.id) return;
   std::unique_ptr<Function> moved;
-  const auto refused = std::find_if(refused_.begin(), refused_.end(), [&](const auto& each) { return each.get() == &function; });
+  const auto refused = std::find_if(refused_.begin(), refused_.end(),
+                                    [&](const auto& each) { return each.get() == &function; });
   if (refused != refused_.end()) {
     // The cure that check() names: it gives up the name that another has.
     const auto clash = std::find(clashes_.begin(), clashes_.end(), function.name);
@@ -70,7 +75,8 @@ void FunctionRegistry::export_as(const Function& function, const std::string& na
   moved->name = name;
   moved->name_wanted = true;
   const auto alias = aliases_.find(id);
-  if (functions_.contains(id) || (alias != aliases_.end() && alias->second.function != moved.get())) {
+  if (functions_.contains(id) ||
+      (alias != aliases_.end() && alias->second.function != moved.get())) {
     clashes_.push_back(name);
     refused_.push_back(std::move(moved));
   } else {
@@ -105,8 +111,9 @@ std::vector<std::string> FunctionRegistry::names() const {
 void FunctionRegistry::check() const {
   MutexLock lock(mutex_);
   if (clashes_.empty()) return;
-  throw Error(ErrorCode::invalid_argument, "two different functions are registered under the name \"" + clashes_.front() +
-                                               "\"; rename one, or give one a name of its own with STITCH_EXPORT_AS");
+  throw Error(ErrorCode::invalid_argument,
+              "two different functions are registered under the name \"" + clashes_.front() +
+                  "\"; rename one, or give one a name of its own with STITCH_EXPORT_AS");
 }
 
 namespace {
@@ -131,14 +138,16 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::vector<std::string> nearest_names(const std::string& wanted, std::vector<std::string> names, std::size_t most) {
+std::vector<std::string> nearest_names(const std::string& wanted, std::vector<std::string> names,
+                                       std::size_t most) {
   std::vector<std::pair<std::size_t, std::string>> ranked;
   for (auto& name : names) {
     std::size_t distance = edit_distance(wanted, name);
     // The right name in the wrong namespace, or without one.
     const std::size_t bare = edit_distance(without_scope(wanted), without_scope(name));
     if (bare <= without_scope(wanted).size() / 4) distance = std::min(distance, bare + 1);
-    if (distance <= std::max<std::size_t>(2, wanted.size() / 2)) ranked.emplace_back(distance, std::move(name));
+    if (distance <= std::max<std::size_t>(2, wanted.size() / 2))
+      ranked.emplace_back(distance, std::move(name));
   }
   std::sort(ranked.begin(), ranked.end());
   if (ranked.size() > most) ranked.resize(most);

@@ -93,16 +93,18 @@ struct Meeting {
 // Whoever can reach an open port could call any registered function.
 void check_open_network(const Options& options, const std::string& address) {
   const char* insecure = std::getenv("STITCH_INSECURE");
-  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" || !options.secret.empty() ||
-      (insecure != nullptr && std::string(insecure) == "1"))
+  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" ||
+      !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1"))
     return;
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + options.name + "\" would listen on " + address +
-                  " without a secret: set STITCH_SECRET to the same value on all workers, or STITCH_INSECURE=1 to let anyone in");
+                  " without a secret: set STITCH_SECRET to the same value on all workers, or "
+                  "STITCH_INSECURE=1 to let anyone in");
 }
 
 // Whether the store of this very job is at one of the ports before `own`, which were taken.
-bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions tcp, std::uint16_t own) {
+bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions tcp,
+                          std::uint16_t own) {
   constexpr std::chrono::milliseconds kPatience{500};
   if (tcp.port == 0 || own == tcp.port) return false;
   tcp.port_span = own - tcp.port;
@@ -147,33 +149,42 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
 constexpr const char* kLoopback = "loopback";
 
 // Whether only workers of one host can connect to it.
-bool of_this_host(const std::string& address) { return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:"); }
+bool of_this_host(const std::string& address) {
+  return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:");
+}
 
 class Rendezvous {
  public:
   // `hosts`: the store goes with this worker.
   Rendezvous(const Options& options, Store& store, bool hosts)
-      : options_(options), store_(store), hosts_(hosts), deadline_(steady_clock::now() + options.init_timeout) {}
+      : options_(options),
+        store_(store),
+        hosts_(hosts),
+        deadline_(steady_clock::now() + options.init_timeout) {}
 
-  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a world; those who came are told.
+  // Everybody's entries, by rank; `self` says who this worker is. Throws when they do not make a
+  // world; those who came are told.
   std::vector<Entry> meet(Entry self) {
     self.epoch = static_cast<std::uint64_t>(store_.add("epoch/" + self.name, 1));
     const auto slot = store_.add("arrived", 1) - 1;
     store_.set("member/" + std::to_string(slot), self.encode());
     if (slot >= options_.world_size) {
       tell_the_others({});
-      throw Error(ErrorCode::invalid_argument, "worker \"" + self.name + "\" is one too many: the world of " +
-                                                   std::to_string(options_.world_size) + " at " + store_.describe() + " is full");
+      throw Error(ErrorCode::invalid_argument, "worker \"" + self.name +
+                                                   "\" is one too many: the world of " +
+                                                   std::to_string(options_.world_size) + " at " +
+                                                   store_.describe() + " is full");
     }
     std::vector<Entry> entries;
     try {
       for (const auto& text : read_all("member/")) entries.push_back(Entry::decode(text));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::timeout) throw;
-      throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " +
-                                          std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) + " ms for a world of " +
-                                          std::to_string(options_.world_size) + " at " + store_.describe() +
-                                          ": only these arrived: " + arrived_names());
+      throw Error(ErrorCode::timeout,
+                  "worker \"" + self.name + "\" waited " +
+                      std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
+                      " ms for a world of " + std::to_string(options_.world_size) + " at " +
+                      store_.describe() + ": only these arrived: " + arrived_names());
     }
     try {
       check(entries);
@@ -181,11 +192,15 @@ class Rendezvous {
       tell_the_others(entries);
       throw;
     }
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.rank < b.rank; });
+    std::sort(entries.begin(), entries.end(),
+              [](const Entry& a, const Entry& b) { return a.rank < b.rank; });
     return entries;
   }
 
-  std::uint64_t world_number() { return std::stoull(store_.compare_and_set("world", std::nullopt, std::to_string(random_number()))); }
+  std::uint64_t world_number() {
+    return std::stoull(
+        store_.compare_and_set("world", std::nullopt, std::to_string(random_number())));
+  }
 
   // Everybody's addresses, by rank.
   std::vector<std::vector<std::string>> exchange_addresses(const std::vector<std::string>& mine) {
@@ -215,14 +230,16 @@ class Rendezvous {
  private:
   std::vector<std::string> read_all(const std::string& prefix) {
     std::vector<std::string> keys;
-    for (std::int64_t i = 0; i < options_.world_size; ++i) keys.push_back(prefix + std::to_string(i));
+    for (std::int64_t i = 0; i < options_.world_size; ++i)
+      keys.push_back(prefix + std::to_string(i));
     store_.wait(keys, left());
     std::vector<std::string> values;
     for (const auto& key : keys) values.push_back(store_.get(key, left()));
     return values;
   }
-  // Somebody is wrong here. Those who expect a larger world wait for more than will come: they are shown what is there. Who hosts the
-  // store keeps it until everybody who came has seen it, for a moment at most.
+  // Somebody is wrong here. Those who expect a larger world wait for more than will come: they are
+  // shown what is there. Who hosts the store keeps it until everybody who came has seen it, for a
+  // moment at most.
   void tell_the_others(const std::vector<Entry>& entries) {
     constexpr std::chrono::seconds kPatience{2};
     constexpr std::chrono::milliseconds kPause{5};
@@ -233,21 +250,26 @@ class Rendezvous {
       std::int64_t largest = 0;
       for (const auto& entry : entries) largest = std::max(largest, entry.world_size);
       for (std::int64_t i = options_.world_size; i < std::min(largest, kMostShown); ++i) {
-        store_.compare_and_set("member/" + std::to_string(i), std::nullopt, entries.front().encode());
+        store_.compare_and_set("member/" + std::to_string(i), std::nullopt,
+                               entries.front().encode());
       }
-      while (hosts_ && store_.add("seen", 0) < store_.add("arrived", 0) && steady_clock::now() < give_up) std::this_thread::sleep_for(kPause);
+      while (hosts_ && store_.add("seen", 0) < store_.add("arrived", 0) &&
+             steady_clock::now() < give_up)
+        std::this_thread::sleep_for(kPause);
     } catch (const Error&) {
       // There is an error to be thrown already.
     }
   }
   [[nodiscard]] Store::Timeout left() const {
     const auto now = steady_clock::now();
-    return now >= deadline_ ? Store::Timeout(0) : std::chrono::ceil<Store::Timeout>(deadline_ - now);
+    return now >= deadline_ ? Store::Timeout(0)
+                            : std::chrono::ceil<Store::Timeout>(deadline_ - now);
   }
   std::string arrived_names() {
     std::string names;
     for (std::int64_t i = 0; i < options_.world_size; ++i) {
-      if (const auto text = store_.try_get("member/" + std::to_string(i))) names += (names.empty() ? "" : ", ") + Entry::decode(*text).name;
+      if (const auto text = store_.try_get("member/" + std::to_string(i)))
+        names += (names.empty() ? "" : ", ") + Entry::decode(*text).name;
     }
     return names;
   }
@@ -255,20 +277,26 @@ class Rendezvous {
     std::map<std::int64_t, const Entry*> by_rank;
     std::map<std::string, const Entry*> by_name;
     for (const auto& entry : entries) {
-      const std::string who = "worker \"" + entry.name + "\" (rank " + std::to_string(entry.rank) + ")";
+      const std::string who =
+          "worker \"" + entry.name + "\" (rank " + std::to_string(entry.rank) + ")";
       if (entry.world_size != options_.world_size) {
-        throw Error(ErrorCode::invalid_argument, who + " expects a world of " + std::to_string(entry.world_size) + ", worker \"" +
-                                                     options_.name + "\" one of " + std::to_string(options_.world_size));
+        throw Error(ErrorCode::invalid_argument, who + " expects a world of " +
+                                                     std::to_string(entry.world_size) +
+                                                     ", worker \"" + options_.name + "\" one of " +
+                                                     std::to_string(options_.world_size));
       }
       const auto [same_rank, new_rank] = by_rank.emplace(entry.rank, &entry);
       if (!new_rank) {
-        throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(entry.rank) + " is taken twice: by worker \"" +
-                                                     same_rank->second->name + "\" and worker \"" + entry.name + "\"");
+        throw Error(ErrorCode::invalid_argument,
+                    "rank " + std::to_string(entry.rank) + " is taken twice: by worker \"" +
+                        same_rank->second->name + "\" and worker \"" + entry.name + "\"");
       }
       const auto [same_name, new_name] = by_name.emplace(entry.name, &entry);
       if (!new_name) {
-        throw Error(ErrorCode::invalid_argument, "worker name \"" + entry.name + "\" is taken twice: by rank " +
-                                                     std::to_string(same_name->second->rank) + " and rank " + std::to_string(entry.rank));
+        throw Error(ErrorCode::invalid_argument, "worker name \"" + entry.name +
+                                                     "\" is taken twice: by rank " +
+                                                     std::to_string(same_name->second->rank) +
+                                                     " and rank " + std::to_string(entry.rank));
       }
     }
   }
@@ -279,15 +307,16 @@ class Rendezvous {
   const steady_clock::time_point deadline_;
 };
 
-// Blocks of received tensors. What has lain unused for a while goes back to the system, by a timer that runs only while there
-// are such.
+// Blocks of received tensors. What has lain unused for a while goes back to the system, by a timer
+// that runs only while there are such.
 class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  public:
-  [[nodiscard]] static std::shared_ptr<transport::BlockPool> make(std::size_t most_kept_bytes,
-                                                                  const std::shared_ptr<transport::EventLoop>& loop) {
+  [[nodiscard]] static std::shared_ptr<transport::BlockPool> make(
+      std::size_t most_kept_bytes, const std::shared_ptr<transport::EventLoop>& loop) {
     const auto trimmer = std::make_shared<ReceivePool>();
     trimmer->loop_ = loop;
-    auto pool = std::make_shared<transport::BlockPool>(most_kept_bytes, [trimmer] { trimmer->later(); });
+    auto pool =
+        std::make_shared<transport::BlockPool>(most_kept_bytes, [trimmer] { trimmer->later(); });
     trimmer->pool_ = pool;
     return pool;
   }
@@ -313,7 +342,8 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   Meeting meeting = open_store(options, *loop);
   const auto store = transport::make_prefix_store("stitch", meeting.store);
   Rendezvous rendezvous(options, *store, meeting.server != nullptr);
-  const auto entries = rendezvous.meet({options.name, options.rank, options.world_size, 0, process_token(), host_token()});
+  const auto entries = rendezvous.meet(
+      {options.name, options.rank, options.world_size, 0, process_token(), host_token()});
   const Entry& self = entries[static_cast<std::size_t>(options.rank)];
 
   transport::EndpointOptions endpoint_options;
@@ -325,30 +355,37 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
 
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
-  endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) { return receive_pool->allocate(device, bytes); };
+  endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) {
+    return receive_pool->allocate(device, bytes);
+  };
 
-  // Listen only where somebody will call from: in process always (calls to self go there, too). Workers of one process meet there
-  // unless the user names transports and this is not among them.
+  // Listen only where somebody will call from: in process always (calls to self go there, too).
+  // Workers of one process meet there unless the user names transports and this is not among them.
   const auto& wanted_transports = options.transports;
   const bool use_loopback =
-      wanted_transports.empty() || std::find(wanted_transports.begin(), wanted_transports.end(), kLoopback) != wanted_transports.end();
+      wanted_transports.empty() || std::find(wanted_transports.begin(), wanted_transports.end(),
+                                             kLoopback) != wanted_transports.end();
   const auto by_loopback = [&](const Entry& entry) {
     return entry.process == self.process && (use_loopback || entry.rank == self.rank);
   };
   auto peers = std::make_unique<PeerTable>();
-  auto addresses = peers->listen(transport::make_loopback_endpoint(endpoint_options, transport::LoopbackNetwork::process_wide()));
+  auto addresses = peers->listen(transport::make_loopback_endpoint(
+      endpoint_options, transport::LoopbackNetwork::process_wide()));
   const bool transports_needed = !std::all_of(entries.begin(), entries.end(), by_loopback);
-  const bool other_hosts = std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) { return entry.host != self.host; });
+  const bool other_hosts = std::any_of(entries.begin(), entries.end(),
+                                       [&](const Entry& entry) { return entry.host != self.host; });
   if (transports_needed) {
     transport::TransportChoice choice;
     if (!wanted_transports.empty()) choice.transports = wanted_transports;
     std::erase(choice.transports, kLoopback);
     if (!options.channels.empty()) choice.channels = options.channels;
     const auto wanted = transport::wanted_interfaces_from_environment();
-    choice.bind_address = transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
+    choice.bind_address =
+        transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
     check_open_network(options, choice.bind_address);
     for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
-      for (auto& address : peers->listen(std::move(endpoint))) addresses.push_back(std::move(address));
+      for (auto& address : peers->listen(std::move(endpoint)))
+        addresses.push_back(std::move(address));
     }
   }
 
@@ -356,16 +393,22 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   std::vector<Member> members;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Entry& entry = entries[i];
-    Member member{{entry.name, WorkerId(static_cast<std::uint32_t>(i)), entry.epoch}, entry.process, entry.host, {}};
+    Member member{{entry.name, WorkerId(static_cast<std::uint32_t>(i)), entry.epoch},
+                  entry.process,
+                  entry.host,
+                  {}};
     for (const auto& address : all_addresses[i]) {
-      const bool usable = address.starts_with("loopback:") ? by_loopback(entry)
-                                                           : !by_loopback(entry) && (!of_this_host(address) || entry.host == self.host);
+      const bool usable =
+          address.starts_with("loopback:")
+              ? by_loopback(entry)
+              : !by_loopback(entry) && (!of_this_host(address) || entry.host == self.host);
       if (usable) member.addresses.push_back(address);
     }
     members.push_back(std::move(member));
   }
 
-  auto agent = std::make_shared<Agent>(options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
+  auto agent = std::make_shared<Agent>(
+      options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
   rendezvous.finish();
   return agent;

@@ -7,9 +7,10 @@ namespace stitch {
 namespace detail {
 
 template <class T>
-struct IsSendable : std::bool_constant<!std::is_pointer_v<T> && !std::is_reference_v<T> && std::is_object_v<T> &&
-                                       cereal::traits::is_output_serializable<T, OutArchive>::value &&
-                                       cereal::traits::is_input_serializable<T, InArchive>::value> {};
+struct IsSendable
+    : std::bool_constant<!std::is_pointer_v<T> && !std::is_reference_v<T> && std::is_object_v<T> &&
+                         cereal::traits::is_output_serializable<T, OutArchive>::value &&
+                         cereal::traits::is_input_serializable<T, InArchive>::value> {};
 
 // Containers are as sendable as what they hold.
 template <class... Ts>
@@ -46,10 +47,12 @@ struct IsSendable<std::unordered_map<K, V, H, E, A>> : AllSendable<K, V> {};
 
 }  // namespace detail
 
-// Types that may be arguments and results of remote functions: arithmetic types, enums, strings, chrono durations,
-// at::Tensor, stitch::RRef, stitch::Error, standard containers, optional, variant, tuple, pair and unique_ptr of these, and
-// structs with a cereal serialize function. They must be default constructible.
+// Types that may be arguments and results of remote functions: arithmetic types, enums, strings,
+// chrono durations, at::Tensor, stitch::RRef, stitch::Error, standard containers, optional,
+// variant, tuple, pair and unique_ptr of these, and structs with a cereal serialize function. They
+// must be default constructible.
 template <class T>
-concept Sendable = detail::IsSendable<std::remove_cv_t<T>>::value && std::is_default_constructible_v<T>;
+concept Sendable =
+    detail::IsSendable<std::remove_cv_t<T>>::value && std::is_default_constructible_v<T>;
 
 }  // namespace stitch

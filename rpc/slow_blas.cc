@@ -11,7 +11,8 @@
 namespace stitch {
 
 std::optional<std::string> slow_blas_among(const std::vector<std::string>& libraries) {
-  static constexpr std::array<std::string_view, 5> kQuick{"openblas", "mkl", "blis", "atlas", "armpl"};
+  static constexpr std::array<std::string_view, 5> kQuick{"openblas", "mkl", "blis", "atlas",
+                                                          "armpl"};
   for (const auto& library : libraries) {
     if (std::filesystem::path(library).filename().string().rfind("libblas.so", 0) != 0) continue;
     // Debian's libblas.so.3 is a link to the chosen implementation.
@@ -37,7 +38,8 @@ void warn_about_slow_blas() {
     const auto slow = slow_blas_among(libraries);
     if (slow) {
       std::fprintf(stderr,
-                   "stitch: libtorch computes with the reference BLAS (%s), which is many times slower than OpenBLAS; install "
+                   "stitch: libtorch computes with the reference BLAS (%s), which is many times "
+                   "slower than OpenBLAS; install "
                    "libopenblas0-pthread\n",
                    slow->c_str());
     }

@@ -16,18 +16,21 @@ namespace stitch {
 struct TargetOptions;
 
 // Whom to call and for how long to wait: implicit from a name, a WorkerId, a WorkerInfo, or
-// `{.to = "ps0", .timeout = 5s}`. A timeout of zero means none; without one Options::rpc_timeout counts.
+// `{.to = "ps0", .timeout = 5s}`. A timeout of zero means none; without one Options::rpc_timeout
+// counts.
 //
-// `{.to = "ps0", .into = tensor}` or Target("ps0").into(tensor): rpc_sync and rpc_async of a function that returns a tensor receive it
-// into this one and return it, no matter how the result was laid out there. Between hosts and processes (transports "shm" and "tcp") a
-// contiguous tensor of more than Options::inline_bytes is read into without any further copy. It must have the result's dtype and sizes,
-// be dense and on the CPU, and not require grad: else the call fails with invalid_argument. From the call until its future is ready the
-// memory is the call's, and its content is unspecified when the call fails; after a timeout or cancel() an answer that is just arriving
-// may still be written into it.
+// `{.to = "ps0", .into = tensor}` or Target("ps0").into(tensor): rpc_sync and rpc_async of a
+// function that returns a tensor receive it into this one and return it, no matter how the result
+// was laid out there. Between hosts and processes (transports "shm" and "tcp") a contiguous tensor
+// of more than Options::inline_bytes is read into without any further copy. It must have the
+// result's dtype and sizes, be dense and on the CPU, and not require grad: else the call fails with
+// invalid_argument. From the call until its future is ready the memory is the call's, and its
+// content is unspecified when the call fails; after a timeout or cancel() an answer that is just
+// arriving may still be written into it.
 class Target {
  public:
-  Target(const char* name) : to_(std::string(name)) {}       // NOLINT: implicit by design, all of them
-  Target(std::string name) : to_(std::move(name)) {}         // NOLINT
+  Target(const char* name) : to_(std::string(name)) {}  // NOLINT: implicit by design, all of them
+  Target(std::string name) : to_(std::move(name)) {}    // NOLINT
   Target(std::string_view name) : to_(std::string(name)) {}  // NOLINT
   Target(WorkerId id) : to_(id) {}                           // NOLINT
   Target(WorkerInfo info) : to_(std::move(info)) {}          // NOLINT
@@ -37,7 +40,9 @@ class Target {
   [[nodiscard]] const WorkerInfo& resolve(const PeerTable& peers) const {
     return std::visit([&](const auto& to) -> const WorkerInfo& { return peers.find(to); }, to_);
   }
-  [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept { return timeout_; }
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {
+    return timeout_;
+  }
   // This target, with a tensor to receive the result into.
   [[nodiscard]] Target into(at::Tensor tensor) const {
     Target target = *this;
@@ -46,7 +51,9 @@ class Target {
   }
   // Throws Error(invalid_argument) when there is one: `what` brings no result here.
   void expect_no_into(std::string_view what) const {
-    if (into_.defined()) throw Error(ErrorCode::invalid_argument, std::string(what) + " brings no result to be received into a tensor");
+    if (into_.defined())
+      throw Error(ErrorCode::invalid_argument,
+                  std::string(what) + " brings no result to be received into a tensor");
   }
   // That tensor, undefined when there is none.
   [[nodiscard]] const at::Tensor& into() const noexcept { return into_; }

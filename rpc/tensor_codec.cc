@@ -24,20 +24,24 @@ enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4 };
 constexpr std::size_t kMaxDims = 64;
 
 // Position in this list is the wire code: our own numbers, since libtorch's may change.
-constexpr std::array kDtypes{at::kByte,   at::kChar,        at::kShort,        at::kInt,           at::kLong, at::kHalf,    at::kFloat,
-                             at::kDouble, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16};
+constexpr std::array kDtypes{at::kByte,        at::kChar,         at::kShort,         at::kInt,
+                             at::kLong,        at::kHalf,         at::kFloat,         at::kDouble,
+                             at::kComplexHalf, at::kComplexFloat, at::kComplexDouble, at::kBool,
+                             at::kBFloat16};
 
 std::uint8_t dtype_code(const at::Tensor& tensor) {
   for (std::size_t i = 0; i < kDtypes.size(); ++i) {
     if (kDtypes[i] == tensor.scalar_type()) return static_cast<std::uint8_t>(i + 1);
   }
-  throw Error(ErrorCode::invalid_argument, std::string("tensor of dtype ") + at::toString(tensor.scalar_type()) + " cannot be sent");
+  throw Error(
+      ErrorCode::invalid_argument,
+      std::string("tensor of dtype ") + at::toString(tensor.scalar_type()) + " cannot be sent");
 }
 
 at::ScalarType dtype_of(std::uint8_t code) {
   if (code == 0 || code > kDtypes.size()) {
-    throw Error(ErrorCode::protocol,
-                "tensor descriptor has dtype code " + std::to_string(code) + ", known are 1 to " + std::to_string(kDtypes.size()));
+    throw Error(ErrorCode::protocol, "tensor descriptor has dtype code " + std::to_string(code) +
+                                         ", known are 1 to " + std::to_string(kDtypes.size()));
   }
   return kDtypes[code - 1];
 }
@@ -48,12 +52,14 @@ Buffer share(const at::Tensor& tensor, std::size_t bytes) {
   return Buffer{{}, tensor.data_ptr(), bytes, std::move(holder)};
 }
 
-void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& original, bool requires_grad) {
+void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& original,
+                 bool requires_grad) {
   at::Tensor tensor = original;
   if (tensor._is_zerotensor()) tensor = at::zeros(tensor.sizes(), tensor.options());
   tensor = tensor.resolve_conj().resolve_neg();
   const auto sizes = original.sizes();
-  // Expanded dimensions (stride 0) are sent once: narrowed to length 1 here, stretched again by their stride of 0 there.
+  // Expanded dimensions (stride 0) are sent once: narrowed to length 1 here, stretched again by
+  // their stride of 0 there.
   std::vector<std::int64_t> expanded;
   if (tensor.numel() > 0 && !tensor.is_non_overlapping_and_dense()) {
     for (std::int64_t d = 0; d < tensor.dim(); ++d) {
@@ -67,12 +73,15 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
   std::vector<std::int64_t> strides = tensor.strides().vec();
   for (const auto d : expanded) strides[static_cast<std::size_t>(d)] = 0;
   const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (bytes > message.frame.inline_bytes() && bytes <= kSnapshotBytes && tensor.is_alias_of(original)) tensor = tensor.clone();
+  if (bytes > message.frame.inline_bytes() && bytes <= kSnapshotBytes &&
+      tensor.is_alias_of(original))
+    tensor = tensor.clone();
 
   const bool has_strides = !expanded.empty() || !tensor.is_contiguous();
   out.write(Layout::dense);
   out.write(dtype_code(tensor));
-  out.write(static_cast<std::uint8_t>((requires_grad ? kRequiresGrad : 0) | (has_strides ? kHasStrides : 0)));
+  out.write(static_cast<std::uint8_t>((requires_grad ? kRequiresGrad : 0) |
+                                      (has_strides ? kHasStrides : 0)));
   out.write(static_cast<std::uint8_t>(sizes.size()));
   for (const auto size : sizes) out.write(size);
   if (has_strides) {
@@ -88,11 +97,13 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
   }
   if (!tensor.device().is_cpu()) {
     throw Error(ErrorCode::invalid_argument,
-                "tensor on device " + tensor.device().str() + " cannot be sent: this build moves CPU tensors only");
+                "tensor on device " + tensor.device().str() +
+                    " cannot be sent: this build moves CPU tensors only");
   }
   if (static_cast<std::size_t>(tensor.dim()) > kMaxDims) {
-    throw Error(ErrorCode::invalid_argument,
-                "tensor with " + std::to_string(tensor.dim()) + " dimensions cannot be sent; at most " + std::to_string(kMaxDims));
+    throw Error(ErrorCode::invalid_argument, "tensor with " + std::to_string(tensor.dim()) +
+                                                 " dimensions cannot be sent; at most " +
+                                                 std::to_string(kMaxDims));
   }
   if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested()) {
     write_dense(message, out, tensor.detach(), tensor.requires_grad());
@@ -100,14 +111,16 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
     const at::Tensor plain = tensor.detach();
     out.write(Layout::coo);
     out.write(dtype_code(tensor));
-    out.write(static_cast<std::uint8_t>((tensor.requires_grad() ? kRequiresGrad : 0) | (tensor.is_coalesced() ? kCoalesced : 0)));
+    out.write(static_cast<std::uint8_t>((tensor.requires_grad() ? kRequiresGrad : 0) |
+                                        (tensor.is_coalesced() ? kCoalesced : 0)));
     out.write(static_cast<std::uint8_t>(tensor.dim()));
     for (const auto size : tensor.sizes()) out.write(size);
     write_dense(message, out, plain._indices(), false);
     write_dense(message, out, plain._values(), false);
   } else {
     throw Error(ErrorCode::invalid_argument,
-                std::string("tensor of type ") + tensor.toString() + " cannot be sent: known are dense and sparse COO tensors");
+                std::string("tensor of type ") + tensor.toString() +
+                    " cannot be sent: known are dense and sparse COO tensors");
   }
 }
 
@@ -115,13 +128,16 @@ std::vector<std::int64_t> read_dims(ByteReader& in, std::size_t count, std::stri
   std::vector<std::int64_t> dims(count);
   for (auto& dim : dims) {
     dim = in.read<std::int64_t>();
-    if (dim < 0) throw Error(ErrorCode::protocol, "tensor descriptor has a negative " + std::string(what) + ": " + std::to_string(dim));
+    if (dim < 0)
+      throw Error(ErrorCode::protocol, "tensor descriptor has a negative " + std::string(what) +
+                                           ": " + std::to_string(dim));
   }
   return dims;
 }
 
 // Bytes from the first to behind the last element; nullopt when that overflows.
-std::optional<std::size_t> extent(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides, std::size_t item) {
+std::optional<std::size_t> extent(const std::vector<std::int64_t>& sizes,
+                                  const std::vector<std::int64_t>& strides, std::size_t item) {
   std::size_t last = 0;
   std::int64_t elements = 1;
   for (const auto size : sizes) {
@@ -130,11 +146,15 @@ std::optional<std::size_t> extent(const std::vector<std::int64_t>& sizes, const 
   }
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     std::size_t step = 0;
-    if (__builtin_mul_overflow(static_cast<std::size_t>(sizes[d] - 1), static_cast<std::size_t>(strides[d]), &step)) return std::nullopt;
+    if (__builtin_mul_overflow(static_cast<std::size_t>(sizes[d] - 1),
+                               static_cast<std::size_t>(strides[d]), &step))
+      return std::nullopt;
     if (__builtin_add_overflow(last, step, &last)) return std::nullopt;
   }
   std::size_t bytes = 0;
-  if (__builtin_add_overflow(last, std::size_t{1}, &last) || __builtin_mul_overflow(last, item, &bytes)) return std::nullopt;
+  if (__builtin_add_overflow(last, std::size_t{1}, &last) ||
+      __builtin_mul_overflow(last, item, &bytes))
+    return std::nullopt;
   return bytes;
 }
 
@@ -148,13 +168,17 @@ std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& si
   return strides;
 }
 
-at::Tensor over_memory(const Buffer& buffer, std::size_t bytes, at::ScalarType dtype, const std::vector<std::int64_t>& sizes,
+at::Tensor over_memory(const Buffer& buffer, std::size_t bytes, at::ScalarType dtype,
+                       const std::vector<std::int64_t>& sizes,
                        const std::vector<std::int64_t>& strides) {
   auto holder = std::make_unique<std::shared_ptr<const void>>(buffer.keep_alive);
   c10::DataPtr memory(
-      buffer.data, holder.release(), [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); }, at::kCPU);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(memory), c10::GetCPUAllocator(), true);
-  return at::empty({0}, at::TensorOptions().dtype(dtype)).set_(std::move(storage), 0, sizes, strides);
+      buffer.data, holder.release(),
+      [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); }, at::kCPU);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::int64_t>(bytes),
+                       std::move(memory), c10::GetCPUAllocator(), true);
+  return at::empty({0}, at::TensorOptions().dtype(dtype))
+      .set_(std::move(storage), 0, sizes, strides);
 }
 
 struct Header {
@@ -169,24 +193,29 @@ Header read_header(ByteReader& in) {
   header.flags = in.read<std::uint8_t>();
   const auto dims = in.read<std::uint8_t>();
   if (dims > kMaxDims)
-    throw Error(ErrorCode::protocol, "tensor descriptor has " + std::to_string(dims) + " dimensions; at most " + std::to_string(kMaxDims));
+    throw Error(ErrorCode::protocol, "tensor descriptor has " + std::to_string(dims) +
+                                         " dimensions; at most " + std::to_string(kMaxDims));
   header.sizes = read_dims(in, dims, "size");
   return header;
 }
 
 at::Tensor read_dense(InMessage& message, ByteReader& in) {
   const Header header = read_header(in);
-  const auto strides = (header.flags & kHasStrides) != 0 ? read_dims(in, header.sizes.size(), "stride") : contiguous_strides(header.sizes);
+  const auto strides = (header.flags & kHasStrides) != 0
+                           ? read_dims(in, header.sizes.size(), "stride")
+                           : contiguous_strides(header.sizes);
   const auto index = in.read<std::uint32_t>();
   const auto& buffers = message.view.buffers();
   if (index >= buffers.size()) {
-    throw Error(ErrorCode::protocol, "tensor descriptor names buffer " + std::to_string(index) + " of " + std::to_string(buffers.size()));
+    throw Error(ErrorCode::protocol, "tensor descriptor names buffer " + std::to_string(index) +
+                                         " of " + std::to_string(buffers.size()));
   }
   const auto& source = buffers[index];
   const auto needed = extent(header.sizes, strides, c10::elementSize(header.dtype));
   if (!needed || *needed > source.buffer.bytes) {
-    throw Error(ErrorCode::protocol, "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") +
-                                         " bytes, its buffer has " + std::to_string(source.buffer.bytes));
+    throw Error(ErrorCode::protocol,
+                "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") +
+                    " bytes, its buffer has " + std::to_string(source.buffer.bytes));
   }
   at::Tensor tensor;
   if (*needed == 0) {
@@ -207,17 +236,21 @@ at::Tensor read_dense(InMessage& message, ByteReader& in) {
 
 at::Tensor read_coo(InMessage& message, ByteReader& in) {
   const Header header = read_header(in);
-  if (in.read<Layout>() != Layout::dense) throw Error(ErrorCode::protocol, "sparse tensor descriptor has no dense indices");
+  if (in.read<Layout>() != Layout::dense)
+    throw Error(ErrorCode::protocol, "sparse tensor descriptor has no dense indices");
   const at::Tensor indices = read_dense(message, in);
-  if (in.read<Layout>() != Layout::dense) throw Error(ErrorCode::protocol, "sparse tensor descriptor has no dense values");
+  if (in.read<Layout>() != Layout::dense)
+    throw Error(ErrorCode::protocol, "sparse tensor descriptor has no dense values");
   const at::Tensor values = read_dense(message, in);
   try {
     // The checked constructor: indices out of range would be undefined behaviour later.
     at::_validate_sparse_coo_tensor_args(indices, values, header.sizes);
   } catch (const c10::Error& error) {
-    throw Error(ErrorCode::protocol, std::string("sparse tensor descriptor is inconsistent: ") + error.what_without_backtrace());
+    throw Error(ErrorCode::protocol, std::string("sparse tensor descriptor is inconsistent: ") +
+                                         error.what_without_backtrace());
   }
-  at::Tensor tensor = at::_sparse_coo_tensor_unsafe(indices, values, header.sizes, values.options().layout(at::kSparse));
+  at::Tensor tensor = at::_sparse_coo_tensor_unsafe(indices, values, header.sizes,
+                                                    values.options().layout(at::kSparse));
   tensor._coalesced_((header.flags & kCoalesced) != 0);
   if ((header.flags & kRequiresGrad) != 0) tensor.set_requires_grad(true);
   return tensor;
@@ -254,8 +287,9 @@ void decode_tensors(InMessage& message) {
         message.tensors.push_back(read_coo(message, in));
         break;
       default:
-        throw Error(ErrorCode::protocol,
-                    "tensor descriptor has layout code " + std::to_string(static_cast<int>(layout)) + ", known are 0 to 2");
+        throw Error(ErrorCode::protocol, "tensor descriptor has layout code " +
+                                             std::to_string(static_cast<int>(layout)) +
+                                             ", known are 0 to 2");
     }
   }
   in.expect_end();

@@ -4,19 +4,20 @@
 
 namespace stitch {
 
-// Tensors on the wire. Dense tensors keep their strides and travel as the bytes they cover, never their whole storage;
-// expanded dimensions are not materialised; sparse COO tensors travel as indices and values; undefined and zero-size
-// tensors take no bytes. requires_grad travels, autograd history does not.
-// A dense tensor of at most kSnapshotBytes is copied at once, so the caller may change it right away; a larger one is sent
-// from its own memory and must not be changed until the call completes.
+// Tensors on the wire. Dense tensors keep their strides and travel as the bytes they cover, never
+// their whole storage; expanded dimensions are not materialised; sparse COO tensors travel as
+// indices and values; undefined and zero-size tensors take no bytes. requires_grad travels,
+// autograd history does not. A dense tensor of at most kSnapshotBytes is copied at once, so the
+// caller may change it right away; a larger one is sent from its own memory and must not be changed
+// until the call completes.
 inline constexpr std::size_t kSnapshotBytes = std::size_t{64} << 10;
 
-// Writes the descriptors and buffers of message.tensors. Throws Error(invalid_argument) naming the tensor's layout, dtype or
-// device when it cannot be sent. REQUIRES: the body is ended.
+// Writes the descriptors and buffers of message.tensors. Throws Error(invalid_argument) naming the
+// tensor's layout, dtype or device when it cannot be sent. REQUIRES: the body is ended.
 void encode_tensors(OutMessage& message);
 
-// Fills message.tensors. Descriptors are checked against the buffers that arrived; Error(protocol) when they disagree.
-// Large tensors use the received memory without a copy.
+// Fills message.tensors. Descriptors are checked against the buffers that arrived; Error(protocol)
+// when they disagree. Large tensors use the received memory without a copy.
 void decode_tensors(InMessage& message);
 
 }  // namespace stitch

@@ -22,26 +22,30 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   Mutex mutex;
   CondVar work;
   CondVar ended;
-  std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue STITCH_GUARDED_BY(mutex);
+  std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue
+      STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
-  int blocked STITCH_GUARDED_BY(mutex) = 0;  // own threads that wait inside a task
-  int running STITCH_GUARDED_BY(mutex) = 0;  // tasks, but for blocked ones
-  int guests STITCH_GUARDED_BY(mutex) = 0;   // threads of others inside run_here()
+  int blocked STITCH_GUARDED_BY(mutex) = 0;      // own threads that wait inside a task
+  int running STITCH_GUARDED_BY(mutex) = 0;      // tasks, but for blocked ones
+  int guests STITCH_GUARDED_BY(mutex) = 0;       // threads of others inside run_here()
   bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
 
   // Until when an idle thread waits for work.
   [[nodiscard]] std::chrono::steady_clock::time_point patience() const STITCH_REQUIRES(mutex) {
-    return idle > 1 ? std::chrono::steady_clock::now() + linger : std::chrono::steady_clock::time_point::max();
+    return idle > 1 ? std::chrono::steady_clock::now() + linger
+                    : std::chrono::steady_clock::time_point::max();
   }
   // A thread too many, since one that was replaced while it was blocked has come back.
   [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
-  // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for one, too.
+  // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for
+  // one, too.
   void make_room(bool self) STITCH_REQUIRES(mutex) {
     if (running + (self ? 1 : 0) < wanted) wake_one();
   }
-  // One at a time: each wakes the next as long as there is work. So short tasks are not worth a crowd.
+  // One at a time: each wakes the next as long as there is work. So short tasks are not worth a
+  // crowd.
   void wake_one() STITCH_REQUIRES(mutex) {
     if (queue.empty() || waking) return;
     if (idle > 0) {
@@ -51,7 +55,8 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
       add_thread();
     }
   }
-  // A thread is made when it is first wanted. Does nothing when the system has none: those that there are go on.
+  // A thread is made when it is first wanted. Does nothing when the system has none: those that
+  // there are go on.
   void add_thread() STITCH_REQUIRES(mutex);
   [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     UniqueFunction<void()> task = std::move(queue.front());
@@ -91,11 +96,13 @@ ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds l
 
 ThreadPool::~ThreadPool() {
   close();
-  // The last one to hold the pool's owner may be a task that was left behind: it cannot wait for itself.
+  // The last one to hold the pool's owner may be a task that was left behind: it cannot wait for
+  // itself.
   if (!on_pool_thread()) join_until(std::chrono::steady_clock::time_point::max());
 }
 
-// Threads own the state and are detached: a thread that never returns from a task cannot keep the pool's owner from leaving.
+// Threads own the state and are detached: a thread that never returns from a task cannot keep the
+// pool's owner from leaving.
 void ThreadPool::start_thread(const std::shared_ptr<State>& state) {
   std::thread([state] {
     pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
@@ -110,7 +117,8 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   MutexLock lock(state->mutex);
   state->waking = false;
   for (bool tired = false;;) {
-    while (!tired && !state->surplus() && (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
+    while (!tired && !state->surplus() &&
+           (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
       ++state->idle;
       const bool woken = state->work.wait_until(state->mutex, state->patience());
       // Another idle one stays.
@@ -120,7 +128,8 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     }
     if (tired) break;
     if (state->queue.empty() || state->surplus()) {
-      if (state->queue.empty() || !state->closed) break;  // closed and drained, or surplus after a blocked thread came back
+      if (state->queue.empty() || !state->closed)
+        break;  // closed and drained, or surplus after a blocked thread came back
     }
     UniqueFunction<void()> task = state->begin_task();
     lock.unlock();
@@ -193,7 +202,8 @@ void ThreadPool::close() {
 bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(state_->mutex);
   while (state_->alive > 0 || state_->guests > 0) {
-    if (!state_->ended.wait_until(state_->mutex, deadline)) return state_->alive == 0 && state_->guests == 0;
+    if (!state_->ended.wait_until(state_->mutex, deadline))
+      return state_->alive == 0 && state_->guests == 0;
   }
   return true;
 }
@@ -210,7 +220,8 @@ int ThreadPool::threads() const {
   return state_->alive;
 }
 
-BlockingRegion::BlockingRegion() : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
+BlockingRegion::BlockingRegion()
+    : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
   if (!state_) return;
   MutexLock lock(state_->mutex);
   --state_->running;

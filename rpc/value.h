@@ -8,8 +8,8 @@
 
 namespace stitch {
 
-// An object of any type, kept on behalf of others: the result of a function that was asked to keep it. Copies share the
-// object; the last one destroys it. Thread contract: as the object.
+// An object of any type, kept on behalf of others: the result of a function that was asked to keep
+// it. Copies share the object; the last one destroys it. Thread contract: as the object.
 struct Value {
   std::shared_ptr<void> object;
   const std::type_info* type = nullptr;
@@ -19,7 +19,9 @@ struct Value {
   [[nodiscard]] static Value of(std::shared_ptr<T> object) {
     Value value{std::move(object), &typeid(T), nullptr};
     if constexpr (Sendable<T>) {
-      value.encode = [](OutArchive& archive, const void* at) { archive(*static_cast<const T*>(at)); };
+      value.encode = [](OutArchive& archive, const void* at) {
+        archive(*static_cast<const T*>(at));
+      };
     }
     return value;
   }

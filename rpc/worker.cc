@@ -22,7 +22,8 @@ class LiveAgents {
   }
   void remove(const Agent* agent) {
     MutexLock lock(mutex_);
-    std::erase_if(agents_, [&](const Entry& entry) { return entry.agent == agent || entry.owner.expired(); });
+    std::erase_if(
+        agents_, [&](const Entry& entry) { return entry.agent == agent || entry.owner.expired(); });
     last_gone_ = true;
   }
   // Null when there is none or more than one.
@@ -50,16 +51,20 @@ class LiveAgents {
         if (auto agent = entry.owner.lock()) several.push_back(std::move(agent));
       }
       if (several.empty() && last_gone_) {
-        throw Error(ErrorCode::shutting_down, "there is no current worker: the one of this process has shut down");
+        throw Error(ErrorCode::shutting_down,
+                    "there is no current worker: the one of this process has shut down");
       }
     }
-    if (several.empty()) throw Error(ErrorCode::invalid_argument, "there is no current worker: call stitch::init() first");
+    if (several.empty())
+      throw Error(ErrorCode::invalid_argument,
+                  "there is no current worker: call stitch::init() first");
     std::set<std::string> sorted;
     for (const auto& agent : several) sorted.insert(agent->self().name);
     std::string names;
     for (const auto& name : sorted) names += (names.empty() ? "" : ", ") + name;
-    throw Error(ErrorCode::invalid_argument, "there is no current worker on this thread, and this process has several (" + names +
-                                                 "): make one current with stitch::WorkerScope");
+    throw Error(ErrorCode::invalid_argument,
+                "there is no current worker on this thread, and this process has several (" +
+                    names + "): make one current with stitch::WorkerScope");
   }
 
  private:
@@ -73,7 +78,8 @@ class LiveAgents {
 };
 
 LiveAgents& live_agents() {
-  static auto* const agents = new LiveAgents;  // never destroyed: workers may outlive other static objects
+  static auto* const agents =
+      new LiveAgents;  // never destroyed: workers may outlive other static objects
   return *agents;
 }
 
@@ -111,7 +117,9 @@ std::shared_ptr<Agent> current_agent() {
   return live_agents().only();
 }
 
-Worker::Worker(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) { live_agents().add(agent_); }
+Worker::Worker(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {
+  live_agents().add(agent_);
+}
 
 Worker& Worker::operator=(Worker&& other) noexcept {
   if (this != &other) {
@@ -131,7 +139,8 @@ Worker::~Worker() {
 }
 
 void Worker::shutdown(ShutdownOptions options) {
-  const auto error = agent_->shutdown(options.graceful, options.timeout.value_or(agent_->options().shutdown_timeout));
+  const auto error = agent_->shutdown(options.graceful,
+                                      options.timeout.value_or(agent_->options().shutdown_timeout));
   if (agent_->stopped()) live_agents().remove(agent_.get());
   if (error) throw *error;
 }
@@ -146,7 +155,8 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, Value 
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   if (!std::binary_search(names.begin(), names.end(), name())) {
-    throw Error(ErrorCode::invalid_argument, "worker \"" + name() + "\" cannot wait in a barrier that does not name it");
+    throw Error(ErrorCode::invalid_argument,
+                "worker \"" + name() + "\" cannot wait in a barrier that does not name it");
   }
   Gathering gathering;
   for (const auto& each : names) {
@@ -159,18 +169,21 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, Value 
   return gathering;
 }
 
-void Worker::fail_gathering(const char* what, const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
+void Worker::fail_gathering(const char* what,
+                            const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
   const Error& first = failures.front().second;
   std::string names;
   for (const auto& [info, error] : failures) names += (names.empty() ? "" : ", ") + to_string(info);
-  throw Error(first.code(), std::string(what) + " on " + to_string(info()) + " failed: no answer from " + names + ": " + first.what())
+  throw Error(first.code(), std::string(what) + " on " + to_string(info()) +
+                                " failed: no answer from " + names + ": " + first.what())
       .with_worker(first.worker());
 }
 
 void Worker::barrier(const std::vector<std::string>& names) {
   const auto gathering = begin_gathering(names, Value::of(std::make_shared<bool>(true)));
   std::vector<Future<bool>> futures;
-  for (const auto& other : gathering.others) futures.push_back(rpc_async<&detail::fetch_presence>(other, gathering.key));
+  for (const auto& other : gathering.others)
+    futures.push_back(rpc_async<&detail::fetch_presence>(other, gathering.key));
   detail::wait_until_settled(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {

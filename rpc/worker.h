@@ -16,15 +16,15 @@
 namespace stitch {
 
 struct ShutdownOptions {
-  bool graceful = true;                               // wait until everybody leaves and nothing is in flight
+  bool graceful = true;  // wait until everybody leaves and nothing is in flight
   std::optional<std::chrono::nanoseconds> timeout{};  // default Options::shutdown_timeout
 };
 
-// A member of a world: makes calls and serves them. Several may live in one process, each independent. Owned by value;
-// moving it moves the membership. Its destructor shuts down gracefully, within Options::shutdown_timeout, and says on
-// stderr when that could not be graceful.
-// Thread contract: all methods from any thread, except moving, destroying and shutdown(), which must not be called from one
-// of its own handlers.
+// A member of a world: makes calls and serves them. Several may live in one process, each
+// independent. Owned by value; moving it moves the membership. Its destructor shuts down
+// gracefully, within Options::shutdown_timeout, and says on stderr when that could not be graceful.
+// Thread contract: all methods from any thread, except moving, destroying and shutdown(), which
+// must not be called from one of its own handlers.
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
@@ -38,23 +38,30 @@ class Worker {
   [[nodiscard]] const WorkerInfo& info() const { return agent_->self(); }
   [[nodiscard]] const std::vector<WorkerInfo>& workers() const { return agent_->peers().infos(); }
   // Throws Error(invalid_argument) naming what was looked for, and near names.
-  [[nodiscard]] const WorkerInfo& worker(std::string_view name) const { return agent_->peers().find(name); }
+  [[nodiscard]] const WorkerInfo& worker(std::string_view name) const {
+    return agent_->peers().find(name);
+  }
   [[nodiscard]] const WorkerInfo& worker(WorkerId id) const { return agent_->peers().find(id); }
 
-  // Leaves the world; the worker can do nothing afterwards. Everything ends within the timeout (plus at most a second);
-  // throws Error(timeout) naming who was waited for when it could not be graceful. A second call does nothing.
+  // Leaves the world; the worker can do nothing afterwards. Everything ends within the timeout
+  // (plus at most a second); throws Error(timeout) naming who was waited for when it could not be
+  // graceful. A second call does nothing.
   void shutdown(ShutdownOptions options = {});
 
-  // Waits until all workers, or all of `names` (this worker among them), have called it. Each set of names counts its
-  // barriers by itself. Throws Error(timeout) naming the workers that did not come within Options::rpc_timeout.
+  // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
+  // of names counts its barriers by itself. Throws Error(timeout) naming the workers that did not
+  // come within Options::rpc_timeout.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
-  // Gives `value` to all workers and returns everybody's, by worker name. T must be sendable. Errors as barrier().
+  // Gives `value` to all workers and returns everybody's, by worker name. T must be sendable.
+  // Errors as barrier().
   template <class T>
   [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
 
   // Named numbers about calls, queues, references, contexts: for tests and for people.
-  [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const { return agent_->debug_info(); }
+  [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const {
+    return agent_->debug_info();
+  }
 
   // The free functions of the same names, with this worker as the caller.
   template <auto F, class... Args>
@@ -81,8 +88,8 @@ class Worker {
   void notify(TargetOptions target, Args&&... args) {
     detail::notify<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...);
   }
-  // remote<f>(target, args...) and remote<T>(target, args...): the result stays on the target, an RRef to it comes back.
-  // Defined by rref/rref.h.
+  // remote<f>(target, args...) and remote<T>(target, args...): the result stays on the target, an
+  // RRef to it comes back. Defined by rref/rref.h.
   template <auto F, class... Args>
   auto remote(Target target, Args&&... args);
   template <auto F, class... Args>
@@ -98,21 +105,24 @@ class Worker {
   friend Worker init(Options options);
   explicit Worker(std::shared_ptr<Agent> agent);
   [[nodiscard]] std::vector<std::string> all_names() const;
-  // Runs one gathering: posts `value` for the others of `names` under the key, and returns the key and the others.
+  // Runs one gathering: posts `value` for the others of `names` under the key, and returns the key
+  // and the others.
   struct Gathering {
     std::string key;
     std::vector<WorkerInfo> others;
   };
   [[nodiscard]] Gathering begin_gathering(std::vector<std::string> names, Value value);
   // Throws the error of a gathering that failed, naming those that did not answer.
-  [[noreturn]] void fail_gathering(const char* what, const std::vector<std::pair<WorkerInfo, Error>>& failures) const;
+  [[noreturn]] void fail_gathering(const char* what,
+                                   const std::vector<std::pair<WorkerInfo, Error>>& failures) const;
 
   std::shared_ptr<Agent> agent_;
 };
 
-// Joins the world: finds the others by Options::init_method and returns when all world_size workers are there.
-// Throws Error: invalid_argument (an option, a variable, a duplicate name or rank, naming both workers), timeout (naming
-// who is missing), disconnected (the store cannot be reached). Blocks for at most Options::init_timeout.
+// Joins the world: finds the others by Options::init_method and returns when all world_size workers
+// are there. Throws Error: invalid_argument (an option, a variable, a duplicate name or rank,
+// naming both workers), timeout (naming who is missing), disconnected (the store cannot be
+// reached). Blocks for at most Options::init_timeout.
 [[nodiscard]] Worker init(Options options = {});
 
 // Makes a worker current on this thread for a block.
@@ -131,21 +141,26 @@ class WorkerScope {
 
 namespace detail {
 
-// What others fetch from this worker's board. Inline: it must work even while every user-function thread is taken.
+// What others fetch from this worker's board. Inline: it must work even while every user-function
+// thread is taken.
 template <class T>
 Future<T> fetch_gathered(std::string key) {
   Promise<T> promise;
   auto posted = current_agent()->board().fetch(key);
-  posted.on_ready([promise, posted] { promise.fulfil([&] { return *static_cast<const T*>(posted.get().object.get()); }); });
+  posted.on_ready([promise, posted] {
+    promise.fulfil([&] { return *static_cast<const T*>(posted.get().object.get()); });
+  });
   return promise.future();
 }
 template <class T>
-inline const bool kFetchGatheredInline = (FunctionRegistry::instance().mark_inline(register_function<&fetch_gathered<T>>()), true);
+inline const bool kFetchGatheredInline =
+    (FunctionRegistry::instance().mark_inline(register_function<&fetch_gathered<T>>()), true);
 
 }  // namespace detail
 
 namespace detail {
-// Until all are complete or one has failed for another reason than that its time is up, which is everybody's.
+// Until all are complete or one has failed for another reason than that its time is up, which is
+// everybody's.
 template <class T>
 void wait_until_settled(const std::vector<Future<T>>& futures) {
   if (futures.empty()) return;
@@ -167,7 +182,8 @@ std::map<std::string, T> Worker::all_gather(const T& value) {
   static_cast<void>(detail::kFetchGatheredInline<T>);
   const auto gathering = begin_gathering(all_names(), Value::of(std::make_shared<T>(value)));
   std::vector<Future<T>> futures;
-  for (const auto& other : gathering.others) futures.push_back(rpc_async<&detail::fetch_gathered<T>>(other, gathering.key));
+  for (const auto& other : gathering.others)
+    futures.push_back(rpc_async<&detail::fetch_gathered<T>>(other, gathering.key));
   detail::wait_until_settled(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
@@ -178,7 +194,8 @@ std::map<std::string, T> Worker::all_gather(const T& value) {
     fail_gathering("all_gather", failures);
   }
   std::map<std::string, T> values{{name(), value}};
-  for (std::size_t i = 0; i < futures.size(); ++i) values.emplace(gathering.others[i].name, futures[i].get());
+  for (std::size_t i = 0; i < futures.size(); ++i)
+    values.emplace(gathering.others[i].name, futures[i].get());
   return values;
 }
 

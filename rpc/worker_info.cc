@@ -2,6 +2,8 @@
 
 namespace stitch {
 
-std::string to_string(const WorkerInfo& info) { return "worker \"" + info.name + "\" (id " + std::to_string(info.id.value()) + ")"; }
+std::string to_string(const WorkerInfo& info) {
+  return "worker \"" + info.name + "\" (id " + std::to_string(info.id.value()) + ")";
+}
 
 }  // namespace stitch

@@ -9,7 +9,8 @@
 
 namespace stitch {
 
-// Identifies a worker within its world: a strong integer, equal to its rank in a world of fixed size.
+// Identifies a worker within its world: a strong integer, equal to its rank in a world of fixed
+// size.
 class WorkerId {
  public:
   constexpr WorkerId() noexcept = default;
@@ -26,7 +27,8 @@ class WorkerId {
   std::uint32_t value_ = 0;
 };
 
-// A worker's name, id, and which life of it this is: a worker that comes back under its name has a higher epoch. Sendable.
+// A worker's name, id, and which life of it this is: a worker that comes back under its name has a
+// higher epoch. Sendable.
 struct WorkerInfo {
   std::string name;
   WorkerId id;
@@ -49,11 +51,14 @@ struct WorkerInfo {
 
 template <>
 struct std::hash<stitch::WorkerId> {
-  std::size_t operator()(stitch::WorkerId id) const noexcept { return std::hash<std::uint32_t>{}(id.value()); }
+  std::size_t operator()(stitch::WorkerId id) const noexcept {
+    return std::hash<std::uint32_t>{}(id.value());
+  }
 };
 template <>
 struct std::hash<stitch::WorkerInfo> {
   std::size_t operator()(const stitch::WorkerInfo& info) const noexcept {
-    return std::hash<std::string>{}(info.name) ^ (std::hash<std::uint64_t>{}(info.epoch) * 31 + info.id.value());
+    return std::hash<std::string>{}(info.name) ^
+           (std::hash<std::uint64_t>{}(info.epoch) * 31 + info.id.value());
   }
 };

@@ -12,25 +12,31 @@ namespace {
 constexpr std::uint32_t kNoReference = 0xffffffff;
 enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
 
-void add_section(OutMessage& message, std::uint16_t kind, const transport::Bytes& bytes) { message.frame.add_section(kind, bytes.span()); }
+void add_section(OutMessage& message, std::uint16_t kind, const transport::Bytes& bytes) {
+  message.frame.add_section(kind, bytes.span());
+}
 
 }  // namespace
 
 OutgoingRefs::~OutgoingRefs() { unpin(); }
 
 std::uint32_t OutgoingRefs::add(const HandlePtr& handle) {
-  const auto [found, fresh] = index_.try_emplace(handle->id, static_cast<std::uint32_t>(handles_.size()));
+  const auto [found, fresh] =
+      index_.try_emplace(handle->id, static_cast<std::uint32_t>(handles_.size()));
   if (fresh) handles_.push_back(handle);
   return found->second;
 }
 
-void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& message, const WorkerInfo& to) {
+void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& message,
+                         const WorkerInfo& to) {
   to_ = life_of(to);
   for (const HandlePtr& handle : handles_) {
     if (handle->rrefs != sender) {
       throw Error(ErrorCode::invalid_argument,
-                  to_string(handle->id) + " belongs to worker " + std::to_string(handle->rrefs->lifetime().self().id) +
-                      " of this process and cannot be sent by worker " + std::to_string(sender->lifetime().self().id));
+                  to_string(handle->id) + " belongs to worker " +
+                      std::to_string(handle->rrefs->lifetime().self().id) +
+                      " of this process and cannot be sent by worker " +
+                      std::to_string(sender->lifetime().self().id));
     }
   }
   if (!handles_.empty()) sender->require_alive(to);
@@ -44,7 +50,9 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& m
       pinned_.push_back(carried);
       write(out, carried.id);
       out.write(carried.token);
-      out.write(static_cast<std::uint8_t>((carried.pinned ? kPinned : 0) | (carried.lost ? kLost : 0) | (carried.created ? kCreated : 0)));
+      out.write(static_cast<std::uint8_t>((carried.pinned ? kPinned : 0) |
+                                          (carried.lost ? kLost : 0) |
+                                          (carried.created ? kCreated : 0)));
     }
     add_section(message, wire::kCarriedSection, bytes);
     handles_.clear();  // the pins hold from here on
@@ -66,17 +74,20 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& m
 }
 
 void OutgoingRefs::on_sent(const std::optional<Error>& error) {
-  // A connection that broke meanwhile does not say that the peer never got the message, and what it got it may have lent on:
-  // those pins stay, as all pins towards the dead do. Any other error came before the bytes left.
+  // A connection that broke meanwhile does not say that the peer never got the message, and what it
+  // got it may have lent on: those pins stay, as all pins towards the dead do. Any other error came
+  // before the bytes left.
   if (!error || error->code() == ErrorCode::disconnected) pinned_.clear();
   unpin();
 }
 
 void OutgoingRefs::unpin() {
-  for (const Carried& carried : std::exchange(pinned_, {})) sender_->perform(sender_->lifetime().unpin(carried, to_));
+  for (const Carried& carried : std::exchange(pinned_, {}))
+    sender_->perform(sender_->lifetime().unpin(carried, to_));
 }
 
-std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent>& receiver, const InMessage& message) {
+std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent>& receiver,
+                                                 const InMessage& message) {
   const auto* carried = message.view.section(wire::kCarriedSection);
   const auto* create = message.view.section(wire::kCreateSection);
   const auto* target = message.view.section(wire::kTargetSection);
@@ -114,8 +125,9 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
     read.use = in.read<TargetUse>();
     in.expect_end();
     if (read.index >= arrived.size())
-      throw Error(ErrorCode::protocol,
-                  "request about an object names reference " + std::to_string(read.index) + " of " + std::to_string(arrived.size()));
+      throw Error(ErrorCode::protocol, "request about an object names reference " +
+                                           std::to_string(read.index) + " of " +
+                                           std::to_string(arrived.size()));
     if (read.use < TargetUse::call || read.use > TargetUse::await)
       throw Error(ErrorCode::protocol, "request about an object has an unknown use");
     refs->target_ = read;
@@ -128,7 +140,8 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   }
   if (request) {
     // To oneself the Entry is there since remote() made it.
-    if (refs->sender_ != receiver->lifetime().self() && !receiver->lifetime().create(request->id, refs->sender_)) {
+    if (refs->sender_ != receiver->lifetime().self() &&
+        !receiver->lifetime().create(request->id, refs->sender_)) {
       throw Error(ErrorCode::protocol, to_string(request->id) + " is asked for twice");
     }
     refs->create_ = request;
@@ -136,12 +149,15 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   return refs;
 }
 
-IncomingRefs::~IncomingRefs() { end(Error(ErrorCode::cancelled, "its creation was dropped before it ended")); }
+IncomingRefs::~IncomingRefs() {
+  end(Error(ErrorCode::cancelled, "its creation was dropped before it ended"));
+}
 
 HandlePtr IncomingRefs::handle(std::uint32_t index) const {
   if (index >= ids_.size()) {
-    throw Error(ErrorCode::invalid_argument,
-                "the message names reference " + std::to_string(index) + ", it carries " + std::to_string(ids_.size()));
+    throw Error(ErrorCode::invalid_argument, "the message names reference " +
+                                                 std::to_string(index) + ", it carries " +
+                                                 std::to_string(ids_.size()));
   }
   return receiver_->adopt(ids_[index]);
 }
@@ -153,12 +169,14 @@ void IncomingRefs::on_answer(const std::optional<Error>& error) {
 void IncomingRefs::end(const Error& if_not_created) {
   if (std::exchange(ended_, true)) return;
   // However a request to create ends, its object has an outcome; the first one stands.
-  if (create_) receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, if_not_created));
+  if (create_)
+    receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, if_not_created));
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
 }
 
 void write_reference(OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {
-  archive.write(handle == nullptr ? kNoReference : archive.message().attachment<OutgoingRefs>().add(handle));
+  archive.write(handle == nullptr ? kNoReference
+                                  : archive.message().attachment<OutgoingRefs>().add(handle));
   archive.write(type);
 }
 
@@ -168,10 +186,12 @@ HandlePtr read_reference(InArchive& archive, std::uint64_t type, std::string_vie
   archive.read(index);
   archive.read(written);
   if (written != type)
-    throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" + std::string(type_name) + "> is expected");
+    throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" +
+                                                 std::string(type_name) + "> is expected");
   if (index == kNoReference) return nullptr;
   const auto* refs = archive.message().find_attachment<IncomingRefs>();
-  if (refs == nullptr) throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");
+  if (refs == nullptr)
+    throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");
   return refs->handle(index);
 }
 

@@ -14,8 +14,8 @@
 #include "stitch/rref/lifetime.h"
 #include "stitch/transport/event_loop.h"
 
-// References inside messages. The body holds indexes; the ids and tokens stand in a section of the frame, so that a message
-// which is refused or comes too late is settled without decoding its body.
+// References inside messages. The body holds indexes; the ids and tokens stand in a section of the
+// frame, so that a message which is refused or comes too late is settled without decoding its body.
 namespace stitch::rref {
 
 // Frame and section kinds of this layer: 0x100 to 0x10f.
@@ -23,8 +23,10 @@ namespace wire {
 inline constexpr std::uint16_t kLedgerFrame = 0x100;     // a ledger frame on its own
 inline constexpr std::uint16_t kCarriedSection = 0x100;  // the references in this message
 inline constexpr std::uint16_t kLedgerSection = 0x101;   // a ledger frame riding along
-inline constexpr std::uint16_t kCreateSection = 0x102;   // this request's result is to be kept under an id
-inline constexpr std::uint16_t kTargetSection = 0x103;   // this request is about the object of a carried reference
+inline constexpr std::uint16_t kCreateSection =
+    0x102;  // this request's result is to be kept under an id
+inline constexpr std::uint16_t kTargetSection =
+    0x103;  // this request is about the object of a carried reference
 }  // namespace wire
 
 // What a request wants with the object of its target.
@@ -39,8 +41,8 @@ struct TargetRequest {
   TargetUse use = TargetUse::call;
 };
 
-// The references of a message being written. Pinned when the message is about to leave (G1, case "send"); unpinned if it
-// certainly never does. Not thread-safe; destroyed on any thread.
+// The references of a message being written. Pinned when the message is about to leave (G1, case
+// "send"); unpinned if it certainly never does. Not thread-safe; destroyed on any thread.
 class OutgoingRefs final : public Attachment {
  public:
   ~OutgoingRefs() override;
@@ -49,7 +51,8 @@ class OutgoingRefs final : public Attachment {
   void create(const CreateRequest& request) { create_ = request; }
   void target(const HandlePtr& handle, TargetUse use) { target_ = TargetRequest{add(handle), use}; }
 
-  // Pins everything and writes the sections. Throws Error(invalid_argument) for a reference of another worker.
+  // Pins everything and writes the sections. Throws Error(invalid_argument) for a reference of
+  // another worker.
   void leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& message, const WorkerInfo& to);
   void on_sent(const std::optional<Error>& error) override;
 
@@ -65,12 +68,13 @@ class OutgoingRefs final : public Attachment {
   std::vector<Carried> pinned_;
 };
 
-// The references of a message being dealt with: each holds its object until the answer leaves or the message goes.
-// Thread contract: as InMessage.
+// The references of a message being dealt with: each holds its object until the answer leaves or
+// the message goes. Thread contract: as InMessage.
 class IncomingRefs final : public Attachment {
  public:
   // Reads the sections. Null when the message has none of ours. Throws Error(protocol).
-  static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver, const InMessage& message);
+  static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver,
+                                            const InMessage& message);
   ~IncomingRefs() override;
 
   // A handle for the index-th reference. Throws Error(invalid_argument) when there is none.
@@ -84,7 +88,8 @@ class IncomingRefs final : public Attachment {
   void on_answer(const std::optional<Error>& error) override;
 
  private:
-  IncomingRefs(std::shared_ptr<RRefAgent> receiver, const WorkerLife& sender) : receiver_(std::move(receiver)), sender_(sender) {}
+  IncomingRefs(std::shared_ptr<RRefAgent> receiver, const WorkerLife& sender)
+      : receiver_(std::move(receiver)), sender_(sender) {}
   void end(const Error& if_not_created);
 
   const std::shared_ptr<RRefAgent> receiver_;
@@ -95,8 +100,10 @@ class IncomingRefs final : public Attachment {
   std::optional<TargetRequest> target_;
 };
 
-// Writes and reads one reference in a body: its index and the type it was made as. A null handle travels as such.
+// Writes and reads one reference in a body: its index and the type it was made as. A null handle
+// travels as such.
 void write_reference(OutArchive& archive, const HandlePtr& handle, std::uint64_t type);
-[[nodiscard]] HandlePtr read_reference(InArchive& archive, std::uint64_t type, std::string_view type_name);
+[[nodiscard]] HandlePtr read_reference(InArchive& archive, std::uint64_t type,
+                                       std::string_view type_name);
 
 }  // namespace stitch::rref

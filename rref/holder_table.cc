@@ -17,7 +17,8 @@ void HolderTable::begin_create(const RRefId& id) {
   hold.local = 1;
 }
 
-void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure, Effects& effects) {
+void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure,
+                           Effects& effects) {
   const auto found = holds_.find(id);
   if (found == holds_.end() || found->second.state != State::creating) return;  // lost meanwhile
   found->second.created = true;
@@ -53,8 +54,8 @@ void HolderTable::unpin(const RRefId& id, Effects& effects) {
   bury(found, effects);
 }
 
-void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_registered, const std::optional<Error>& lost,
-                          Effects& effects) {
+void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_registered,
+                          const std::optional<Error>& lost, Effects& effects) {
   const auto [found, fresh] = holds_.try_emplace(id);
   Hold& hold = found->second;
   ++hold.local;
@@ -71,7 +72,8 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
     }
   }
   if (!arrival.pinned) return;
-  // A Hold that does not stand on its own keeps the token: the sender's pin is what it lives on (G1, case "receive").
+  // A Hold that does not stand on its own keeps the token: the sender's pin is what it lives on
+  // (G1, case "receive").
   if (hold.state == State::registered || hold.state == State::lost) {
     effects.ops.push_back({arrival.sender, LedgerOp::make_settle(arrival.token)});
   } else {
@@ -104,7 +106,8 @@ void HolderTable::tick(Effects& effects) {
 
 void HolderTable::registered(const RRefId& id, Effects& effects) {
   const auto found = holds_.find(id);
-  if (found != holds_.end() && found->second.state == State::registering) become_registered(found, effects);
+  if (found != holds_.end() && found->second.state == State::registering)
+    become_registered(found, effects);
 }
 
 void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, Effects& effects) {
@@ -178,7 +181,8 @@ void HolderTable::settle(Hold& hold, Effects& effects) {
 }
 
 void HolderTable::release_waiters(Hold& hold, Effects& effects) {
-  for (Waiter& waiter : hold.waiters) effects.run.push_back({std::move(waiter), nullptr, hold.error});
+  for (Waiter& waiter : hold.waiters)
+    effects.run.push_back({std::move(waiter), nullptr, hold.error});
   hold.waiters.clear();
 }
 
@@ -186,7 +190,8 @@ void HolderTable::start_registering(const RRefId& id, Hold& hold, Effects& effec
   borrowed_.erase(id);
   hold.state = State::registering;
   effects.ops.push_back({id.owner, LedgerOp::make_reg(id)});
-  // What the owner itself lent is settled in the same ledger, behind the REG: it needs no acknowledgement to be in order.
+  // What the owner itself lent is settled in the same ledger, behind the REG: it needs no
+  // acknowledgement to be in order.
   std::vector<Creditor> others;
   for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
     if (creditor.sender == id.owner) {

@@ -13,9 +13,10 @@
 
 namespace stitch::rref {
 
-// What this worker knows of other workers' objects: one Hold per object, however many handles there are.
-// A Hold is alive while it has local references or pins. PROTOCOL.md has the rules; the numbers G1.. are its guarantees.
-// Pure state, no I/O, not thread-safe: whoever owns it locks. What an event asks for is added to `effects`.
+// What this worker knows of other workers' objects: one Hold per object, however many handles there
+// are. A Hold is alive while it has local references or pins. PROTOCOL.md has the rules; the
+// numbers G1.. are its guarantees. Pure state, no I/O, not thread-safe: whoever owns it locks. What
+// an event asks for is added to `effects`.
 class HolderTable {
  public:
   enum class State : std::uint8_t {
@@ -29,11 +30,12 @@ class HolderTable {
   struct Arrival {
     WorkerLife sender;
     std::uint64_t token = 0;
-    bool pinned = true;    // false: the sender's handle was lost already, there is nothing to settle
+    bool pinned = true;  // false: the sender's handle was lost already, there is nothing to settle
     bool created = false;  // the sender knows that it has been created
   };
   struct Counts {
-    std::size_t creating = 0, borrowed = 0, registering = 0, registered = 0, lost = 0, pins = 0, creditors = 0;
+    std::size_t creating = 0, borrowed = 0, registering = 0, registered = 0, lost = 0, pins = 0,
+                creditors = 0;
   };
   struct Status {
     State state = State::lost;
@@ -43,12 +45,14 @@ class HolderTable {
 
   // A new Hold in Creating with one local reference. REQUIRES: `id` is new.
   void begin_create(const RRefId& id);
-  // The owner answered: the object is there, or its creation failed (the Hold stays registered: the owner keeps the outcome).
+  // The owner answered: the object is there, or its creation failed (the Hold stays registered: the
+  // owner keeps the outcome).
   void answered(const RRefId& id, const std::optional<Error>& failure, Effects& effects);
   // The request to create certainly never reached the owner.
   void never_asked(const RRefId& id, const Error& why, Effects& effects);
 
-  // One more handle or message that refers to it. REQUIRES: the Hold exists and has a local reference already.
+  // One more handle or message that refers to it. REQUIRES: the Hold exists and has a local
+  // reference already.
   void add_local(const RRefId& id);
   void drop_local(const RRefId& id, Effects& effects);
 
@@ -60,21 +64,25 @@ class HolderTable {
   // It arrived in a message: adds a local reference, which the message holds until message_done().
   // `still_registered`: a DROP of it was taken back, so the owner still counts us.
   // `lost`: why it can only be lost, if that is known.
-  void receive(const RRefId& id, const Arrival& arrival, bool still_registered, const std::optional<Error>& lost, Effects& effects);
-  // That message has been dealt with: drops its reference; what is still in use is registered unless other messages that
-  // brought it are still being dealt with.
+  void receive(const RRefId& id, const Arrival& arrival, bool still_registered,
+               const std::optional<Error>& lost, Effects& effects);
+  // That message has been dealt with: drops its reference; what is still in use is registered
+  // unless other messages that brought it are still being dealt with.
   void message_done(const RRefId& id, Effects& effects);
-  // To be called at regular times: registers what was borrowed before the previous tick, which cuts borrow cycles (G5).
+  // To be called at regular times: registers what was borrowed before the previous tick, which cuts
+  // borrow cycles (G5).
   void tick(Effects& effects);
   // The ledger says that the owner has applied our REG.
   void registered(const RRefId& id, Effects& effects);
   // That life of the owner is over.
   void owner_lost(const WorkerLife& owner, const Error& why, Effects& effects);
-  // This worker is leaving: no handle counts any more; every Hold ends as its state allows, pins and answers awaited.
+  // This worker is leaving: no handle counts any more; every Hold ends as its state allows, pins
+  // and answers awaited.
   void abandon(Effects& effects);
   // The Hold is known to be created (a call on it succeeded).
   void learn_created(const RRefId& id);
-  // Runs `waiter` when the owner has answered the creation; at once when it has. REQUIRES: begin_create() was here.
+  // Runs `waiter` when the owner has answered the creation; at once when it has. REQUIRES:
+  // begin_create() was here.
   void when_answered(const RRefId& id, Waiter waiter, Effects& effects);
 
   [[nodiscard]] std::optional<Status> status(const RRefId& id) const;
@@ -107,7 +115,8 @@ class HolderTable {
   void start_registering(const RRefId& id, Hold& hold, Effects& effects);
   void become_registered(Map::iterator at, Effects& effects);
   void lose(Map::iterator at, const Error& why, Effects& effects);
-  // Lets a Hold that is no longer alive go, as its state allows. The iterator may be dead afterwards.
+  // Lets a Hold that is no longer alive go, as its state allows. The iterator may be dead
+  // afterwards.
   void bury(Map::iterator at, Effects& effects);
 
   Map holds_;

@@ -8,7 +8,8 @@
 
 namespace stitch::rref {
 
-// A set of numbers kept as runs: what has been seen of a counter, in memory proportional to its holes. Not thread-safe.
+// A set of numbers kept as runs: what has been seen of a counter, in memory proportional to its
+// holes. Not thread-safe.
 class IntervalSet {
  public:
   // False when it was there already.
@@ -19,7 +20,8 @@ class IntervalSet {
       if (value <= previous->second) return false;
       if (previous->second + 1 == value) {
         previous->second = value;
-        if (next != runs_.end() && value != std::numeric_limits<std::uint64_t>::max() && next->first == value + 1) {
+        if (next != runs_.end() && value != std::numeric_limits<std::uint64_t>::max() &&
+            next->first == value + 1) {
           previous->second = next->second;
           runs_.erase(next);
         }

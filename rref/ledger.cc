@@ -9,10 +9,13 @@
 namespace stitch::rref {
 namespace {
 
-constexpr std::uint8_t kAcknowledgeSoon = 1;  // flag: the sender repeats itself and wants to know what has arrived
+constexpr std::uint8_t kAcknowledgeSoon =
+    1;  // flag: the sender repeats itself and wants to know what has arrived
 constexpr std::size_t kSmallestOpBytes = 13;  // a settlement: kind, first token, count
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::protocol, "reference ledger " + what); }
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::protocol, "reference ledger " + what);
+}
 
 void write(transport::ByteWriter& out, const LedgerOp& op) {
   out.write(op.kind);
@@ -36,7 +39,8 @@ LedgerOp read_op(transport::ByteReader& in) {
       op.first_token = in.read<std::uint64_t>();
       op.tokens = in.read<std::uint32_t>();
       if (op.tokens == 0) refuse("settles no token");
-      if (op.first_token > std::numeric_limits<std::uint64_t>::max() - op.tokens) refuse("settles tokens beyond the largest number");
+      if (op.first_token > std::numeric_limits<std::uint64_t>::max() - op.tokens)
+        refuse("settles tokens beyond the largest number");
       return op;
   }
   refuse("has an operation of unknown kind " + std::to_string(static_cast<int>(op.kind)));
@@ -60,15 +64,18 @@ void Ledger::push(const LedgerOp& op) {
 
 bool Ledger::withdraw_drop(const RRefId& id) {
   if (unsent_drops_.erase(id) == 0) return false;
-  const auto at =
-      std::find_if(unsent_.rbegin(), unsent_.rend(), [&](const LedgerOp& op) { return op.kind == LedgerOp::Kind::drop && op.id == id; });
+  const auto at = std::find_if(unsent_.rbegin(), unsent_.rend(), [&](const LedgerOp& op) {
+    return op.kind == LedgerOp::Kind::drop && op.id == id;
+  });
   unsent_.erase(std::next(at).base());
   --unsent_prompt_;
   return true;
 }
 
 Urgency Ledger::urgency() const noexcept {
-  if (unsent_prompt_ > 0 || on_wire_ < sent_.size() || acknowledge_ == Urgency::soon || unsent_.size() >= kMaxOps) return Urgency::soon;
+  if (unsent_prompt_ > 0 || on_wire_ < sent_.size() || acknowledge_ == Urgency::soon ||
+      unsent_.size() >= kMaxOps)
+    return Urgency::soon;
   return unsent_.empty() ? acknowledge_ : Urgency::later;
 }
 
@@ -104,9 +111,11 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
   const auto count = in.read_count(kSmallestOpBytes);
   if (flags > kAcknowledgeSoon) refuse("has unknown flags " + std::to_string(flags));
   if (acknowledged > first_ + sent_.size()) {
-    refuse("acknowledges " + std::to_string(acknowledged) + " operations, " + std::to_string(first_ + sent_.size()) + " were sent");
+    refuse("acknowledges " + std::to_string(acknowledged) + " operations, " +
+           std::to_string(first_ + sent_.size()) + " were sent");
   }
-  if (first > std::numeric_limits<std::uint64_t>::max() - count) refuse("numbers its operations beyond the largest number");
+  if (first > std::numeric_limits<std::uint64_t>::max() - count)
+    refuse("numbers its operations beyond the largest number");
   std::vector<LedgerOp> ops;
   ops.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) ops.push_back(read_op(in));
@@ -129,17 +138,20 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
     } else {
       arrived.ops.push_back(ops[i]);
       ++expected_;
-      for (auto next = early_.begin(); next != early_.end() && next->first <= expected_; next = early_.erase(next)) {
+      for (auto next = early_.begin(); next != early_.end() && next->first <= expected_;
+           next = early_.erase(next)) {
         if (next->first < expected_) continue;
         arrived.ops.push_back(next->second);
         ++expected_;
       }
     }
   }
-  // Registrations are waited for. Settlements and drops are acknowledged only to let the peer forget them, so that can ride.
+  // Registrations are waited for. Settlements and drops are acknowledged only to let the peer
+  // forget them, so that can ride.
   const bool prompt =
       repeated || (flags & kAcknowledgeSoon) != 0 || expected_ - acknowledged_to_peer_ >= kMaxOps ||
-      std::any_of(arrived.ops.begin(), arrived.ops.end(), [](const LedgerOp& op) { return op.kind == LedgerOp::Kind::reg; });
+      std::any_of(arrived.ops.begin(), arrived.ops.end(),
+                  [](const LedgerOp& op) { return op.kind == LedgerOp::Kind::reg; });
   if (prompt) {
     acknowledge_ = Urgency::soon;
   } else if (!arrived.ops.empty()) {

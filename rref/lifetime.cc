@@ -39,7 +39,8 @@ Lifetime::Todo Lifetime::never_asked(const RRefId& id, const Error& why) {
 
 bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
   if (id.owner != self_ || id.creator != creator) {
-    throw Error(ErrorCode::protocol, to_string(id) + " is not for worker " + std::to_string(creator.id) + " to ask for here");
+    throw Error(ErrorCode::protocol, to_string(id) + " is not for worker " +
+                                         std::to_string(creator.id) + " to ask for here");
   }
   MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
@@ -48,7 +49,8 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
   return owners_.create(id, creator);
 }
 
-Lifetime::Todo Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object, const std::optional<Error>& failure) {
+Lifetime::Todo Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object,
+                                 const std::optional<Error>& failure) {
   MutexLock lock(mutex_);
   Effects effects;
   owners_.resolve(id, std::move(object), failure, effects);
@@ -173,13 +175,16 @@ Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sende
     return pack(std::move(effects));
   }
   std::optional<Error> lost = why_lost(carried.id);
-  if (!lost && carried.lost) lost = Error(ErrorCode::disconnected, to_string(carried.id) + " was lost before it was sent here");
+  if (!lost && carried.lost)
+    lost =
+        Error(ErrorCode::disconnected, to_string(carried.id) + " was lost before it was sent here");
   bool still_registered = false;
   if (!holders_.contains(carried.id) && !lost) {
     const auto link = links_.find(carried.id.owner);
     still_registered = link != links_.end() && link->second.ledger.withdraw_drop(carried.id);
   }
-  holders_.receive(carried.id, {sender, carried.token, carried.pinned, carried.created}, still_registered, lost, effects);
+  holders_.receive(carried.id, {sender, carried.token, carried.pinned, carried.created},
+                   still_registered, lost, effects);
   return pack(std::move(effects));
 }
 
@@ -210,7 +215,8 @@ Lifetime::Todo Lifetime::accept_ledger(const WorkerLife& peer, std::span<const s
   if (gone_.contains(peer)) return {};
   Link& link = links_[peer];
   try {
-    // Applied under the same lock that encode_ledger() takes: no frame can acknowledge what is not applied (G3).
+    // Applied under the same lock that encode_ledger() takes: no frame can acknowledge what is not
+    // applied (G3).
     Ledger::Arrived arrived = link.ledger.accept(frame);
     for (const LedgerOp& op : arrived.acknowledged) {
       if (op.kind == LedgerOp::Kind::reg) holders_.registered(op.id, effects);
@@ -252,7 +258,8 @@ Lifetime::Todo Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
   MutexLock lock(mutex_);
   Effects effects;
   if (!gone_.emplace(peer, why).second) return {};
-  // Its word is not waited for, and nothing more is told to it. Pins towards it stay: what it borrowed it may have lent on.
+  // Its word is not waited for, and nothing more is told to it. Pins towards it stay: what it
+  // borrowed it may have lent on.
   const auto link = links_.find(peer);
   if (link != links_.end()) link->second.ledger = Ledger();
   holders_.owner_lost(peer, why, effects);
@@ -273,7 +280,8 @@ Lifetime::Todo Lifetime::leave(const Error& why) {
 bool Lifetime::quiet() const {
   MutexLock lock(mutex_);
   if (holders_.size() > 0) return false;
-  return std::all_of(links_.begin(), links_.end(), [](const auto& link) { return link.second.ledger.unacknowledged() == 0; });
+  return std::all_of(links_.begin(), links_.end(),
+                     [](const auto& link) { return link.second.ledger.unacknowledged() == 0; });
 }
 
 Lifetime::Todo Lifetime::close() {
@@ -310,7 +318,8 @@ Lifetime::Todo Lifetime::pack(Effects effects) {
     links_[op.to].ledger.push(op.op);
     if (std::find(touched.begin(), touched.end(), op.to) == touched.end()) touched.push_back(op.to);
   }
-  for (const WorkerLife& peer : touched) todo.flush.emplace_back(peer, links_[peer].ledger.urgency());
+  for (const WorkerLife& peer : touched)
+    todo.flush.emplace_back(peer, links_[peer].ledger.urgency());
   todo.destroy = std::move(effects.destroy);
   todo.run = std::move(effects.run);
   return todo;
@@ -327,7 +336,8 @@ void Lifetime::drop_pin(const RRefId& id, Effects& effects) {
 void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects) {
   if (op.kind == LedgerOp::Kind::settle) {
     if (op.first_token + op.tokens > link.next_token) {
-      throw Error(ErrorCode::protocol, "reference ledger: settles token " + std::to_string(op.first_token + op.tokens - 1) + ", " +
+      throw Error(ErrorCode::protocol, "reference ledger: settles token " +
+                                           std::to_string(op.first_token + op.tokens - 1) + ", " +
                                            std::to_string(link.next_token) + " were sent");
     }
     auto at = link.tokens.lower_bound(op.first_token);
@@ -338,7 +348,8 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Eff
     return;
   }
   if (op.id.owner != self_) {
-    throw Error(ErrorCode::protocol, "reference ledger: names " + to_string(op.id) + " to worker " + std::to_string(self_.id) + " epoch " +
+    throw Error(ErrorCode::protocol, "reference ledger: names " + to_string(op.id) + " to worker " +
+                                         std::to_string(self_.id) + " epoch " +
                                          std::to_string(self_.epoch));
   }
   if (op.kind == LedgerOp::Kind::reg) {
@@ -352,9 +363,12 @@ std::optional<Error> Lifetime::why_lost(const RRefId& id) const {
   const auto gone = gone_.find(id.owner);
   if (gone != gone_.end()) return gone->second;
   if (id.owner.id != self_.id) return std::nullopt;
-  if (id.owner.epoch == self_.epoch) return Error(ErrorCode::disconnected, to_string(id) + " is gone");
-  return Error(ErrorCode::disconnected, "worker " + std::to_string(id.owner.id) + " epoch " + std::to_string(id.owner.epoch) +
-                                            " is gone; it is now epoch " + std::to_string(self_.epoch));
+  if (id.owner.epoch == self_.epoch)
+    return Error(ErrorCode::disconnected, to_string(id) + " is gone");
+  return Error(ErrorCode::disconnected, "worker " + std::to_string(id.owner.id) + " epoch " +
+                                            std::to_string(id.owner.epoch) +
+                                            " is gone; it is now epoch " +
+                                            std::to_string(self_.epoch));
 }
 
 }  // namespace stitch::rref

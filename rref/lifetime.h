@@ -21,18 +21,21 @@
 
 namespace stitch::rref {
 
-// One reference inside a message, as it stands in the message's header: named once however many copies the body holds.
+// One reference inside a message, as it stands in the message's header: named once however many
+// copies the body holds.
 struct Carried {
   RRefId id;
-  std::uint64_t token = 0;  // settles the sender's pin; unique among what this sender's life sends to this receiver's life
+  std::uint64_t token = 0;  // settles the sender's pin; unique among what this sender's life sends
+                            // to this receiver's life
   bool pinned = false;      // false: nothing to settle (a lost reference, or a message to oneself)
   bool lost = false;        // the sender's handle is lost
   bool created = false;     // the sender knows that the object has been created
 };
 
-// One worker's whole part in the lifetime protocol (PROTOCOL.md): both tables and a ledger per peer. No I/O and no threads.
-// Thread contract: every method from any thread; one lock inside, never held while anything of the caller runs. Whatever an
-// event asks for comes back in a Todo, to be done by the caller without a lock of its own.
+// One worker's whole part in the lifetime protocol (PROTOCOL.md): both tables and a ledger per
+// peer. No I/O and no threads. Thread contract: every method from any thread; one lock inside,
+// never held while anything of the caller runs. Whatever an event asks for comes back in a Todo, to
+// be done by the caller without a lock of its own.
 class Lifetime {
  public:
   explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
@@ -41,11 +44,12 @@ class Lifetime {
     std::vector<std::shared_ptr<void>> destroy;         // let go of these where user code may run
     std::vector<Effects::Run> run;                      // call these; may be user code
     std::vector<std::pair<WorkerLife, Urgency>> flush;  // send encode_ledger() to these
-    std::optional<Error> broken;                        // the peer broke the protocol: end its connection with this
+    std::optional<Error> broken;  // the peer broke the protocol: end its connection with this
   };
   struct Status {
-    bool owned = false;      // an Entry of ours
-    bool confirmed = false;  // the owner is known to know: owned, registered, or known to be created
+    bool owned = false;  // an Entry of ours
+    bool confirmed =
+        false;  // the owner is known to know: owned, registered, or known to be created
     std::optional<Error> lost;
   };
   struct Counts {
@@ -56,18 +60,22 @@ class Lifetime {
   };
 
   // --- objects ---
-  // Owns an object here; null: its creation, here, is under way until resolve(). One local reference.
+  // Owns an object here; null: its creation, here, is under way until resolve(). One local
+  // reference.
   [[nodiscard]] RRefId add_object(std::shared_ptr<void> object);
-  // A new id for an object to be made at `owner`, another worker. One local reference; to be followed by answered(), or
-  // never_asked() when the request certainly did not leave.
+  // A new id for an object to be made at `owner`, another worker. One local reference; to be
+  // followed by answered(), or never_asked() when the request certainly did not leave.
   [[nodiscard]] RRefId begin_create(const WorkerLife& owner);
   [[nodiscard]] Todo answered(const RRefId& id, const std::optional<Error>& failure);
   [[nodiscard]] Todo never_asked(const RRefId& id, const Error& why);
-  // A request to create arrived. False: it was here before. Throws Error(protocol): for another owner, or after its end.
+  // A request to create arrived. False: it was here before. Throws Error(protocol): for another
+  // owner, or after its end.
   [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator);
   // The creation here ended. The first outcome stands; a late object is destroyed.
-  [[nodiscard]] Todo resolve(const RRefId& id, std::shared_ptr<void> object, const std::optional<Error>& failure);
-  // Runs `waiter` when the creation has ended: at the owner, or at the creator when the owner has answered.
+  [[nodiscard]] Todo resolve(const RRefId& id, std::shared_ptr<void> object,
+                             const std::optional<Error>& failure);
+  // Runs `waiter` when the creation has ended: at the owner, or at the creator when the owner has
+  // answered.
   [[nodiscard]] Todo when_created(const RRefId& id, Waiter waiter);
 
   // --- handles of this process ---
@@ -83,9 +91,11 @@ class Lifetime {
   [[nodiscard]] Carried pin(const RRefId& id, const WorkerLife& receiver);
   // The message certainly never reached `receiver`.
   [[nodiscard]] Todo unpin(const Carried& carried, const WorkerLife& receiver);
-  // A message arrived, before user code sees it. The message holds a local reference until message_done().
+  // A message arrived, before user code sees it. The message holds a local reference until
+  // message_done().
   [[nodiscard]] Todo receive(const Carried& carried, const WorkerLife& sender);
-  // The message is dealt with: its arguments are gone and its reply is about to leave, or nothing more will come of it.
+  // The message is dealt with: its arguments are gone and its reply is about to leave, or nothing
+  // more will come of it.
   [[nodiscard]] Todo message_done(const RRefId& id, const WorkerLife& sender);
 
   // --- ledgers ---
@@ -117,10 +127,12 @@ class Lifetime {
     std::map<std::uint64_t, RRefId> tokens;  // sent and not settled
   };
 
-  // Puts the operations into their ledgers, under the same lock that ordered them, and packs up the rest.
+  // Puts the operations into their ledgers, under the same lock that ordered them, and packs up the
+  // rest.
   [[nodiscard]] Todo pack(Effects effects) STITCH_REQUIRES(mutex_);
   void drop_pin(const RRefId& id, Effects& effects) STITCH_REQUIRES(mutex_);
-  void apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects) STITCH_REQUIRES(mutex_);
+  void apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects)
+      STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;

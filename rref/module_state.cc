@@ -22,7 +22,8 @@ std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
 std::map<std::string, at::Tensor> module_state(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> state;
-  for (const auto& [name, tensor] : tensors_of(module)) state.emplace(name, tensor.defined() ? tensor.detach().clone() : tensor);
+  for (const auto& [name, tensor] : tensors_of(module))
+    state.emplace(name, tensor.defined() ? tensor.detach().clone() : tensor);
   return state;
 }
 
@@ -33,15 +34,18 @@ void load_module_state(torch::nn::Module& module, const std::map<std::string, at
     const auto given = state.find(name);
     if (given == state.end()) {
       wrong << "; \"" << name << "\" is missing";
-    } else if (given->second.defined() != tensor.defined() || (tensor.defined() && given->second.sizes() != tensor.sizes())) {
-      wrong << "; \"" << name << "\" has sizes " << (tensor.defined() ? tensor.sizes() : at::IntArrayRef()) << ", given are "
+    } else if (given->second.defined() != tensor.defined() ||
+               (tensor.defined() && given->second.sizes() != tensor.sizes())) {
+      wrong << "; \"" << name << "\" has sizes "
+            << (tensor.defined() ? tensor.sizes() : at::IntArrayRef()) << ", given are "
             << (given->second.defined() ? given->second.sizes() : at::IntArrayRef());
     }
   }
   for (const auto& [name, tensor] : state) {
     if (!own.contains(name)) wrong << "; \"" << name << "\" is unknown";
   }
-  if (!wrong.str().empty()) throw Error(ErrorCode::invalid_argument, "state does not fit the module" + wrong.str());
+  if (!wrong.str().empty())
+    throw Error(ErrorCode::invalid_argument, "state does not fit the module" + wrong.str());
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : own) {
     // Assigning into the view of a temporary copy of the handle: the tensor itself is what changes.

@@ -14,7 +14,8 @@ OwnerTable::Entry* OwnerTable::find_or_expect(const RRefId& id) {
   Entry& entry = entries_[id];
   const auto gone = gone_creators_.find(id.creator);
   if (gone != gone_creators_.end()) {
-    // It will never be asked for. Its k stays unseen: others may still hold references, and each that turns up finds this again.
+    // It will never be asked for. Its k stays unseen: others may still hold references, and each
+    // that turns up finds this again.
     entry.asked = true;
     entry.value = Value::failed;
     entry.failure = gone->second;
@@ -35,15 +36,18 @@ void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object) {
 
 bool OwnerTable::create(const RRefId& id, const WorkerLife& creator) {
   Entry* entry = find_or_expect(id);
-  if (entry == nullptr) throw Error(ErrorCode::protocol, to_string(id) + " is asked for again after its end");
+  if (entry == nullptr)
+    throw Error(ErrorCode::protocol, to_string(id) + " is asked for again after its end");
   if (!seen_[id.creator].insert(id.k)) return false;
   entry->asked = true;
-  // Before the function runs and before the answer can leave (G2): the creator is a holder as long as it does not say otherwise.
+  // Before the function runs and before the answer can leave (G2): the creator is a holder as long
+  // as it does not say otherwise.
   entry->holders.insert(creator);
   return true;
 }
 
-bool OwnerTable::resolve(const RRefId& id, std::shared_ptr<void> object, const std::optional<Error>& failure, Effects& effects) {
+bool OwnerTable::resolve(const RRefId& id, std::shared_ptr<void> object,
+                         const std::optional<Error>& failure, Effects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second.value != Value::pending) {
     if (object != nullptr) effects.destroy.push_back(std::move(object));
@@ -71,7 +75,8 @@ void OwnerTable::drop_local(const RRefId& id, Effects& effects) {
 
 void OwnerTable::pin(const RRefId& id) {
   const auto found = entries_.find(id);
-  if (found == entries_.end()) throw Error(ErrorCode::internal, to_string(id) + " is not owned here");
+  if (found == entries_.end())
+    throw Error(ErrorCode::internal, to_string(id) + " is not owned here");
   ++found->second.pins;
 }
 
@@ -84,22 +89,26 @@ void OwnerTable::unpin(const RRefId& id, Effects& effects) {
 
 void OwnerTable::add_holder(const RRefId& id, const WorkerLife& holder) {
   Entry* entry = find_or_expect(id);
-  if (entry == nullptr) throw Error(ErrorCode::protocol, to_string(id) + " is registered by a holder after its end");
+  if (entry == nullptr)
+    throw Error(ErrorCode::protocol, to_string(id) + " is registered by a holder after its end");
   entry->holders.insert(holder);
 }
 
 void OwnerTable::drop_holder(const RRefId& id, const WorkerLife& holder, Effects& effects) {
   const auto found = entries_.find(id);
-  if (found == entries_.end()) throw Error(ErrorCode::protocol, to_string(id) + " is dropped by a holder after its end");
+  if (found == entries_.end())
+    throw Error(ErrorCode::protocol, to_string(id) + " is dropped by a holder after its end");
   if (found->second.holders.erase(holder) == 0)
-    throw Error(ErrorCode::protocol, to_string(id) + " is dropped by a worker that did not hold it");
+    throw Error(ErrorCode::protocol,
+                to_string(id) + " is dropped by a worker that did not hold it");
   bury(found, effects);
 }
 
 void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, Effects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) {
-    effects.run.push_back({std::move(waiter), nullptr, Error(ErrorCode::disconnected, to_string(id) + " is gone")});
+    effects.run.push_back(
+        {std::move(waiter), nullptr, Error(ErrorCode::disconnected, to_string(id) + " is gone")});
   } else if (found->second.value == Value::pending) {
     found->second.waiters.push_back(std::move(waiter));
   } else {
@@ -141,8 +150,13 @@ std::optional<OwnerTable::Status> OwnerTable::status(const RRefId& id) const {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return std::nullopt;
   const Entry& entry = found->second;
-  return Status{entry.value, entry.asked, entry.object.get(), entry.failure, {entry.holders.begin(), entry.holders.end()},
-                entry.local, entry.pins};
+  return Status{entry.value,
+                entry.asked,
+                entry.object.get(),
+                entry.failure,
+                {entry.holders.begin(), entry.holders.end()},
+                entry.local,
+                entry.pins};
 }
 
 std::vector<RRefId> OwnerTable::ids() const {
@@ -177,14 +191,16 @@ OwnerTable::Counts OwnerTable::counts() const {
 void OwnerTable::finish(Map::iterator at, Value value, Effects& effects) {
   Entry& entry = at->second;
   entry.value = value;
-  for (Waiter& waiter : entry.waiters) effects.run.push_back({std::move(waiter), entry.object.get(), entry.failure});
+  for (Waiter& waiter : entry.waiters)
+    effects.run.push_back({std::move(waiter), entry.object.get(), entry.failure});
   entry.waiters.clear();
   bury(at, effects);
 }
 
 void OwnerTable::bury(Map::iterator at, Effects& effects) {
   Entry& entry = at->second;
-  if (entry.value == Value::pending || entry.local > 0 || entry.pins > 0 || !entry.holders.empty()) return;
+  if (entry.value == Value::pending || entry.local > 0 || entry.pins > 0 || !entry.holders.empty())
+    return;
   if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
   entries_.erase(at);
 }

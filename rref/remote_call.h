@@ -12,7 +12,8 @@
 #include "stitch/rpc/calls.h"
 #include "stitch/rref/rref_agent.h"
 
-// The requests behind RRef<T> and remote<>: typed at compile time, ordinary rpc requests on the wire.
+// The requests behind RRef<T> and remote<>: typed at compile time, ordinary rpc requests on the
+// wire.
 namespace stitch::detail {
 
 using Timeout = std::optional<std::chrono::nanoseconds>;
@@ -24,10 +25,11 @@ template <class T>
   return type;
 }
 
-[[nodiscard]] Error wrong_type(const rref::Handle& handle, const std::type_info& actual, const std::type_info& wanted);
+[[nodiscard]] Error wrong_type(const rref::Handle& handle, const std::type_info& actual,
+                               const std::type_info& wanted);
 
-// The registry entry of a method M called on a T. A method that T inherits gets an entry of its own, which knows the way
-// from a T to the base.
+// The registry entry of a method M called on a T. A method that T inherits gets an entry of its
+// own, which knows the way from a T to the base.
 template <class T, auto M>
 struct InheritedMethod {
   using Base = typename TraitsOf<M>::ObjectType;
@@ -54,7 +56,8 @@ template <class T, auto M>
 [[nodiscard]] const Function& method_function() {
   static_assert(!IsFree<M>, "stitch: name a member function, rref.rpc_async<&T::method>(...)");
   using Object = typename TraitsOf<M>::ObjectType;
-  static_assert(std::is_base_of_v<Object, T>, "stitch: this is not a member function of the referenced type");
+  static_assert(std::is_base_of_v<Object, T>,
+                "stitch: this is not a member function of the referenced type");
   if constexpr (std::is_same_v<Object, T>) {
     return kFunction<M>;
   } else {
@@ -78,7 +81,8 @@ struct Constructor {
     }
     Value value;
     try {
-      value = Value::of(std::apply([](A&... each) { return std::make_shared<T>(std::move(each)...); }, arguments));
+      value = Value::of(std::apply(
+          [](A&... each) { return std::make_shared<T>(std::move(each)...); }, arguments));
     } catch (...) {
       sink({}, std::current_exception());
       return;
@@ -101,41 +105,49 @@ inline const Function& kConstructor = Constructor<T, A...>::add();
 
 // How an argument without a parameter to convert to is sent.
 template <class A>
-using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>, std::string, std::decay_t<A>>;
+using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>,
+                                  std::string, std::decay_t<A>>;
 
 // A request about the object of `handle`. Errors of the handle are thrown.
 struct TargetedRequest {
   std::shared_ptr<Agent> agent;
   OutMessage message;
 };
-[[nodiscard]] TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use, std::uint64_t function_id);
+[[nodiscard]] TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
+                                             std::uint64_t function_id);
 
 template <class T, auto M, class... Args>
 auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
   using Traits = TraitsOf<M>;
   using R = typename Traits::Result;
   static_assert(std::is_void_v<R> || Sendable<R>,
-                "stitch: the result type of this method cannot be sent; keep it on the owner with remote<>()");
+                "stitch: the result type of this method cannot be sent; keep it on the owner with "
+                "remote<>()");
   const Function& function = method_function<T, M>();
   try {
     auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
     encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
-    return start_call<R>(request.agent, handle.owner, function.name, timeout, std::move(request.message));
+    return start_call<R>(request.agent, handle.owner, function.name, timeout,
+                         std::move(request.message));
   } catch (const Error& error) {
     return make_failed<R>(error);
   }
 }
 
 template <class T, auto M, class... Args>
-rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
+rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout,
+                                 Args&&... args) {
   const Function& function = method_function<T, M>();
   auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
   encode_arguments<TraitsOf<M>>(request.message, std::forward<Args>(args)...);
-  return handle.rrefs->create(handle.owner, function.name, request.agent->effective_timeout(timeout), std::move(request.message));
+  return handle.rrefs->create(handle.owner, function.name,
+                              request.agent->effective_timeout(timeout),
+                              std::move(request.message));
 }
 
 template <auto F, class... Args>
-rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
+rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Target& target,
+                                   Args&&... args) {
   static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
   const Function& function = kFunction<F>;
   agent->throw_if_stopped();
@@ -143,14 +155,18 @@ rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Ta
   const WorkerInfo& to = target.resolve(agent->peers());
   OutMessage message = Agent::begin_request(function.id);
   encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);
-  return rref::RRefAgent::of(*agent)->create(to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
+  return rref::RRefAgent::of(*agent)->create(
+      to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
 }
 
 template <class T, class... Args>
-rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
-  static_assert((Sendable<SentAs<Args>> && ...), "stitch: an argument of this constructor has a type that cannot be sent");
-  static_assert(std::is_constructible_v<T, SentAs<Args>&&...>,
-                "stitch: the type has no constructor for these arguments (text is sent as std::string)");
+rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const Target& target,
+                                      Args&&... args) {
+  static_assert((Sendable<SentAs<Args>> && ...),
+                "stitch: an argument of this constructor has a type that cannot be sent");
+  static_assert(
+      std::is_constructible_v<T, SentAs<Args>&&...>,
+      "stitch: the type has no constructor for these arguments (text is sent as std::string)");
   const Function& function = kConstructor<T, SentAs<Args>...>;
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
@@ -158,13 +174,17 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const
   OutMessage message = Agent::begin_request(function.id);
   OutArchive archive(message);
   (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
-  return rref::RRefAgent::of(*agent)->create(to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
+  return rref::RRefAgent::of(*agent)->create(
+      to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
 }
 
 // Completes with `failed` at `deadline` unless it is complete by then.
 template <class T>
-void complete_by(const Promise<T>& promise, Agent& agent, std::chrono::nanoseconds timeout, const rref::Handle& handle) {
-  if (timeout.count() <= 0 || promise.future().ready() || timeout >= Clock::time_point::max() - Clock::now()) return;
+void complete_by(const Promise<T>& promise, Agent& agent, std::chrono::nanoseconds timeout,
+                 const rref::Handle& handle) {
+  if (timeout.count() <= 0 || promise.future().ready() ||
+      timeout >= Clock::time_point::max() - Clock::now())
+    return;
   const auto timer = agent.loop().call_at(Clock::now() + timeout, [promise, id = handle.id] {
     promise.set_error(Error(ErrorCode::timeout, rref::to_string(id) + " was not created in time"));
   });
@@ -180,22 +200,26 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
     if constexpr (std::is_void_v<T> || kCopyable<T>) {
       if (handle.id.owner == handle.rrefs->lifetime().self()) {
         Promise<T> promise;
-        handle.rrefs->when_created(handle.id, [promise](void* object, const std::optional<Error>& failure) mutable {
-          if (failure) {
-            promise.set_error(failure->with_prefix("its object was not created"));
-          } else {
-            if constexpr (std::is_void_v<T>) {
-              promise.set_value();
-            } else {
-              promise.fulfil([&] { return *static_cast<const T*>(static_cast<const Value*>(object)->object.get()); });
-            }
-          }
-        });
+        handle.rrefs->when_created(
+            handle.id, [promise](void* object, const std::optional<Error>& failure) mutable {
+              if (failure) {
+                promise.set_error(failure->with_prefix("its object was not created"));
+              } else {
+                if constexpr (std::is_void_v<T>) {
+                  promise.set_value();
+                } else {
+                  promise.fulfil([&] {
+                    return *static_cast<const T*>(static_cast<const Value*>(object)->object.get());
+                  });
+                }
+              }
+            });
         complete_by(promise, *agent, agent->effective_timeout(timeout), handle);
         return promise.future();
       }
     }
-    auto request = begin_targeted(handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0);
+    auto request = begin_targeted(
+        handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0);
     return start_call<T>(agent, handle.owner, "RRef::to_here", timeout, std::move(request.message));
   } catch (const Error& error) {
     return make_failed<T>(error);

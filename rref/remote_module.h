@@ -19,7 +19,8 @@ namespace detail {
 
 template <class M>
 struct ModuleImpl {
-  static_assert(std::is_base_of_v<torch::nn::Module, M>, "stitch: RemoteModule<M> needs a torch::nn module");
+  static_assert(std::is_base_of_v<torch::nn::Module, M>,
+                "stitch: RemoteModule<M> needs a torch::nn module");
   using type = M;
 };
 template <class M>
@@ -36,10 +37,12 @@ class ModuleHost {
 
   template <class... A>
   requires std::is_constructible_v<Impl, A&&...>
-  explicit ModuleHost(A&&... arguments) : module_(std::make_shared<Impl>(std::forward<A>(arguments)...)) {}
+  explicit ModuleHost(A&&... arguments)
+      : module_(std::make_shared<Impl>(std::forward<A>(arguments)...)) {}
 
   template <class... A>
-  auto forward(A... arguments) -> std::remove_cvref_t<decltype(std::declval<Impl&>().forward(std::move(arguments)...))> {
+  auto forward(A... arguments)
+      -> std::remove_cvref_t<decltype(std::declval<Impl&>().forward(std::move(arguments)...))> {
     return module_->forward(std::move(arguments)...);
   }
   std::vector<RRef<at::Tensor>> parameters() const {
@@ -50,7 +53,9 @@ class ModuleHost {
   std::vector<std::string> parameter_names() const { return module_->named_parameters().keys(); }
   void train(bool on) { module_->train(on); }
   std::map<std::string, at::Tensor> state_dict() const { return rref::module_state(*module_); }
-  void load_state_dict(const std::map<std::string, at::Tensor>& state) { rref::load_module_state(*module_, state); }
+  void load_state_dict(const std::map<std::string, at::Tensor>& state) {
+    rref::load_module_state(*module_, state);
+  }
 
   [[nodiscard]] Impl& module() noexcept { return *module_; }
 
@@ -60,24 +65,29 @@ class ModuleHost {
 
 }  // namespace detail
 
-// A torch::nn module that lives on another worker: RemoteModule<torch::nn::Linear>("ps0", 8, 4) or of a user's own module.
-// A value like RRef: copies and sent copies refer to the same module, which lives while any of them does.
-// Errors: of construction and of calls, as RRef. Thread contract: as RRef; the module's own methods run on the owner's
-// user-function threads, several at once when called at once.
+// A torch::nn module that lives on another worker: RemoteModule<torch::nn::Linear>("ps0", 8, 4) or
+// of a user's own module. A value like RRef: copies and sent copies refer to the same module, which
+// lives while any of them does. Errors: of construction and of calls, as RRef. Thread contract: as
+// RRef; the module's own methods run on the owner's user-function threads, several at once when
+// called at once.
 template <class M>
 class RemoteModule {
  public:
   using Host = detail::ModuleHost<M>;
 
   RemoteModule() = default;
-  // Constructs an M on the target from the arguments, sent as remote<T>() sends them. Returns at once.
+  // Constructs an M on the target from the arguments, sent as remote<T>() sends them. Returns at
+  // once.
   template <class... Args>
-  explicit RemoteModule(Target target, Args&&... args) : host_(remote<Host>(std::move(target), std::forward<Args>(args)...)) {}
+  explicit RemoteModule(Target target, Args&&... args)
+      : host_(remote<Host>(std::move(target), std::forward<Args>(args)...)) {}
 
-  // Runs forward() there. The argument types are those of the arguments given, the result type follows from them.
+  // Runs forward() there. The argument types are those of the arguments given, the result type
+  // follows from them.
   template <class... Args>
   auto forward_async(Args&&... args) const {
-    return host_.template rpc_async<&Host::template forward<detail::SentAs<Args>...>>(std::forward<Args>(args)...);
+    return host_.template rpc_async<&Host::template forward<detail::SentAs<Args>...>>(
+        std::forward<Args>(args)...);
   }
   template <class... Args>
   auto forward(Args&&... args) const {
@@ -85,16 +95,24 @@ class RemoteModule {
   }
 
   // References to the parameters, owned there, in the order of module.parameters(). Waits.
-  [[nodiscard]] std::vector<RRef<at::Tensor>> parameters() const { return host_.template rpc_sync<&Host::parameters>(); }
-  [[nodiscard]] std::vector<std::string> parameter_names() const { return host_.template rpc_sync<&Host::parameter_names>(); }
+  [[nodiscard]] std::vector<RRef<at::Tensor>> parameters() const {
+    return host_.template rpc_sync<&Host::parameters>();
+  }
+  [[nodiscard]] std::vector<std::string> parameter_names() const {
+    return host_.template rpc_sync<&Host::parameter_names>();
+  }
   // Training or evaluation mode, for the module and all it contains. Waits.
   void train(bool on = true) const { host_.template rpc_sync<&Host::train>(on); }
   void eval() const { train(false); }
   // Copies of all parameters and buffers by name. Waits.
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const { return host_.template rpc_sync<&Host::state_dict>(); }
-  // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) naming missing and unknown
-  // names and sizes that differ. Waits.
-  void load_state_dict(const std::map<std::string, at::Tensor>& state) const { host_.template rpc_sync<&Host::load_state_dict>(state); }
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const {
+    return host_.template rpc_sync<&Host::state_dict>();
+  }
+  // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) naming
+  // missing and unknown names and sizes that differ. Waits.
+  void load_state_dict(const std::map<std::string, at::Tensor>& state) const {
+    host_.template rpc_sync<&Host::load_state_dict>(state);
+  }
 
   [[nodiscard]] const WorkerInfo& owner() const { return host_.owner(); }
   [[nodiscard]] Future<void> when_created() const { return host_.when_created(); }

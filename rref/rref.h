@@ -21,13 +21,13 @@ namespace dist_autograd {
 class Context;
 }
 
-// A reference to an object of type T that lives on one worker, its owner. A value: copy it, send it as an argument or
-// result, keep it in structs. The object lives while any RRef to it lives in any process or message, and is destroyed on
-// the owner's user-function threads after the last is gone. An RRef works as soon as it exists: what is asked of an object
-// that is still being created waits behind its creation, on its owner.
-// Errors: what is asked of an object whose creation failed fails with that error; of an object whose owner is gone, with
-// `disconnected` naming the owner and its epoch; after this worker's shutdown, with `shutting_down`. They reach futures
-// where there is one.
+// A reference to an object of type T that lives on one worker, its owner. A value: copy it, send it
+// as an argument or result, keep it in structs. The object lives while any RRef to it lives in any
+// process or message, and is destroyed on the owner's user-function threads after the last is gone.
+// An RRef works as soon as it exists: what is asked of an object that is still being created waits
+// behind its creation, on its owner. Errors: what is asked of an object whose creation failed fails
+// with that error; of an object whose owner is gone, with `disconnected` naming the owner and its
+// epoch; after this worker's shutdown, with `shutting_down`. They reach futures where there is one.
 // Thread contract: as std::shared_ptr; calls block nobody unless they say so.
 template <class T>
 class [[nodiscard]] RRef {
@@ -39,17 +39,22 @@ class [[nodiscard]] RRef {
   explicit RRef(rref::HandlePtr handle) : handle_(std::move(handle)) {}
   [[nodiscard]] bool valid() const noexcept { return handle_ != nullptr; }
 
-  [[nodiscard]] bool is_owner() const { return handle().id.owner == handle().rrefs->lifetime().self(); }
+  [[nodiscard]] bool is_owner() const {
+    return handle().id.owner == handle().rrefs->lifetime().self();
+  }
   [[nodiscard]] const WorkerInfo& owner() const { return handle().owner; }
   // The owner is known to know of the object.
-  [[nodiscard]] bool confirmed_by_owner() const { return handle().rrefs->lifetime().status(handle().id).confirmed; }
+  [[nodiscard]] bool confirmed_by_owner() const {
+    return handle().rrefs->lifetime().status(handle().id).confirmed;
+  }
   // The object's name for people, "rref 7.1/3.1/42"; equal for all references to it.
   [[nodiscard]] std::string describe() const { return rref::to_string(handle().id); }
   friend bool operator==(const RRef& a, const RRef& b) {
     return a.handle_ == b.handle_ || (a.handle_ && b.handle_ && a.handle_->id == b.handle_->id);
   }
 
-  // The same reference; calls through it wait at most `timeout` (0: for ever) instead of Options::rpc_timeout.
+  // The same reference; calls through it wait at most `timeout` (0: for ever) instead of
+  // Options::rpc_timeout.
   template <class Rep, class Period>
   RRef with_timeout(std::chrono::duration<Rep, Period> timeout) const {
     RRef copy = *this;
@@ -57,9 +62,11 @@ class [[nodiscard]] RRef {
     return copy;
   }
 
-  // A copy of the object, fetched from the owner; on the owner a copy of the object itself, without a message.
+  // A copy of the object, fetched from the owner; on the owner a copy of the object itself, without
+  // a message.
   Future<T> to_here_async() const {
-    static_assert(std::is_void_v<T> || Sendable<T>, "stitch: this type cannot be sent; call methods of the object where it is");
+    static_assert(std::is_void_v<T> || Sendable<T>,
+                  "stitch: this type cannot be sent; call methods of the object where it is");
     return detail::fetch<T>(handle(), timeout_);
   }
   // The same, waiting. Throws its Error.
@@ -69,15 +76,16 @@ class [[nodiscard]] RRef {
     return with_timeout(timeout).to_here_async().get();
   }
 
-  // The object itself, for as long as an RRef to it is held. Waits for its creation. Throws Error(invalid_argument),
-  // naming the owner, on any other worker.
+  // The object itself, for as long as an RRef to it is held. Waits for its creation. Throws
+  // Error(invalid_argument), naming the owner, on any other worker.
   std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
     const Value value = handle().rrefs->local_value(handle());
     if (*value.type != typeid(T)) throw detail::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
   }
 
-  // Calls a method of the object on its owner: rref.rpc_sync<&T::method>(args...). Arguments and results as for rpc_async.
+  // Calls a method of the object on its owner: rref.rpc_sync<&T::method>(args...). Arguments and
+  // results as for rpc_async.
   template <auto Method, class... Args>
   auto rpc_async(Args&&... args) const {
     return detail::call_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...);
@@ -90,29 +98,39 @@ class [[nodiscard]] RRef {
   template <auto Method, class... Args>
   auto remote(Args&&... args) const {
     using R = typename detail::TraitsOf<Method>::Result;
-    return RRef<R>(detail::create_by_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...));
+    return RRef<R>(
+        detail::create_by_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...));
   }
 
   // Completes when the creation has ended, with its error if it failed.
   Future<void> when_created() const { return detail::when_created(handle(), timeout_); }
 
-  // Runs distributed backward from the owner's tensor, wherever it lives. Defined by dist_autograd/rref_backward.h.
+  // Runs distributed backward from the owner's tensor, wherever it lives. Defined by
+  // dist_autograd/rref_backward.h.
   void backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor>;
 
   // Only messages can carry references: what else would keep the object?
-  void save(OutArchive& archive) const { rref::write_reference(archive, handle_, detail::reference_type<T>()); }
-  void load(InArchive& archive) { handle_ = rref::read_reference(archive, detail::reference_type<T>(), demangle(typeid(T).name())); }
+  void save(OutArchive& archive) const {
+    rref::write_reference(archive, handle_, detail::reference_type<T>());
+  }
+  void load(InArchive& archive) {
+    handle_ =
+        rref::read_reference(archive, detail::reference_type<T>(), demangle(typeid(T).name()));
+  }
   template <class Archive>
   requires(!std::same_as<Archive, OutArchive>) void save(Archive&) const {
     throw Error(ErrorCode::invalid_argument,
-                "an RRef can be written into a message only, not into another archive: nothing would keep its object");
+                "an RRef can be written into a message only, not into another archive: nothing "
+                "would keep its object");
   }
   template <class Archive>
   requires(!std::same_as<Archive, InArchive>) void load(Archive&) {
-    throw Error(ErrorCode::invalid_argument, "an RRef can be read from a message only, not from another archive");
+    throw Error(ErrorCode::invalid_argument,
+                "an RRef can be read from a message only, not from another archive");
   }
 
-  // For layers above: what this and its copies share. Throws Error(invalid_argument) when this refers to nothing.
+  // For layers above: what this and its copies share. Throws Error(invalid_argument) when this
+  // refers to nothing.
   [[nodiscard]] const rref::Handle& handle() const {
     if (!handle_) throw Error(ErrorCode::invalid_argument, "this RRef refers to nothing");
     return *handle_;
@@ -127,25 +145,29 @@ class [[nodiscard]] RRef {
 template <class T>
 RRef<T> make_rref(T value) {
   const auto agent = current_agent();
-  return RRef<T>(rref::RRefAgent::of(*agent)->own(Value::of(std::make_shared<T>(std::move(value)))));
+  return RRef<T>(
+      rref::RRefAgent::of(*agent)->own(Value::of(std::make_shared<T>(std::move(value)))));
 }
 
-// Calls F on the target and keeps the result there. Returns at once; whatever goes wrong there is the error of the
-// object's creation. Throws what is wrong here: an unknown worker, an argument that cannot be sent, no current worker.
-// The target's timeout is the creation's; the owner enforces it, so that all sides agree.
+// Calls F on the target and keeps the result there. Returns at once; whatever goes wrong there is
+// the error of the object's creation. Throws what is wrong here: an unknown worker, an argument
+// that cannot be sent, no current worker. The target's timeout is the creation's; the owner
+// enforces it, so that all sides agree.
 template <auto F, class... Args>
 auto remote(Target target, Args&&... args) {
-  return RRef<typename detail::TraitsOf<F>::Result>(detail::create_by_function<F>(current_agent(), target, std::forward<Args>(args)...));
+  return RRef<typename detail::TraitsOf<F>::Result>(
+      detail::create_by_function<F>(current_agent(), target, std::forward<Args>(args)...));
 }
 template <auto F, class... Args>
 auto remote(TargetOptions target, Args&&... args) {
   return stitch::remote<F>(Target(std::move(target)), std::forward<Args>(args)...);
 }
-// Constructs a T on the target from the arguments, each sent as its own decayed type (text as std::string). T need be
-// neither sendable nor copyable nor movable.
+// Constructs a T on the target from the arguments, each sent as its own decayed type (text as
+// std::string). T need be neither sendable nor copyable nor movable.
 template <class T, class... Args>
 RRef<T> remote(Target target, Args&&... args) {
-  return RRef<T>(detail::create_by_constructor<T>(current_agent(), target, std::forward<Args>(args)...));
+  return RRef<T>(
+      detail::create_by_constructor<T>(current_agent(), target, std::forward<Args>(args)...));
 }
 template <class T, class... Args>
 RRef<T> remote(TargetOptions target, Args&&... args) {
@@ -154,7 +176,8 @@ RRef<T> remote(TargetOptions target, Args&&... args) {
 
 template <auto F, class... Args>
 auto Worker::remote(Target target, Args&&... args) {
-  return RRef<typename detail::TraitsOf<F>::Result>(detail::create_by_function<F>(agent_, target, std::forward<Args>(args)...));
+  return RRef<typename detail::TraitsOf<F>::Result>(
+      detail::create_by_function<F>(agent_, target, std::forward<Args>(args)...));
 }
 template <auto F, class... Args>
 auto Worker::remote(TargetOptions target, Args&&... args) {

@@ -23,7 +23,8 @@ Clock::duration patience(Urgency urgency) {
       return 200ms;
   }
 }
-// Twice this is the age at which a borrow is registered and an operation without acknowledgement is sent again.
+// Twice this is the age at which a borrow is registered and an operation without acknowledgement is
+// sent again.
 constexpr auto kTick = 500ms;
 
 class RRefExtension final : public Extension {
@@ -42,10 +43,16 @@ class RRefExtension final : public Extension {
       ambient.deadline = std::min(ambient.deadline, Clock::now() + refs->create()->timeout);
     }
   }
-  bool take_over(const std::shared_ptr<IncomingCall>& call) override { return rrefs->take_over(call); }
-  void on_peer_lost(const WorkerInfo& peer, const Error& reason) override { rrefs->on_peer_lost(peer, reason); }
+  bool take_over(const std::shared_ptr<IncomingCall>& call) override {
+    return rrefs->take_over(call);
+  }
+  void on_peer_lost(const WorkerInfo& peer, const Error& reason) override {
+    rrefs->on_peer_lost(peer, reason);
+  }
   void stop() override { rrefs->stop(); }
-  void debug_info(std::map<std::string, std::int64_t>& numbers) override { rrefs->debug_info(numbers); }
+  void debug_info(std::map<std::string, std::int64_t>& numbers) override {
+    rrefs->debug_info(numbers);
+  }
 
   const std::shared_ptr<RRefAgent> rrefs;
 };
@@ -53,11 +60,15 @@ class RRefExtension final : public Extension {
 // The creator waits for the owner's word, not for a clock of its own: both agree on one outcome.
 class PendingCreation final : public PendingCall {
  public:
-  PendingCreation(std::shared_ptr<RRefAgent> rrefs, const RRefId& id) : rrefs_(std::move(rrefs)), id_(id) {}
-  void on_reply(InMessage&) override { rrefs_->perform(rrefs_->lifetime().answered(id_, std::nullopt)); }
+  PendingCreation(std::shared_ptr<RRefAgent> rrefs, const RRefId& id)
+      : rrefs_(std::move(rrefs)), id_(id) {}
+  void on_reply(InMessage&) override {
+    rrefs_->perform(rrefs_->lifetime().answered(id_, std::nullopt));
+  }
   void on_error(const Error& error) override {
     if (id_.owner == rrefs_->lifetime().self()) {
-      rrefs_->perform(rrefs_->lifetime().resolve(id_, nullptr, error));  // nothing new if its creation ended already
+      rrefs_->perform(rrefs_->lifetime().resolve(
+          id_, nullptr, error));  // nothing new if its creation ended already
     } else if (error.remote()) {
       rrefs_->perform(rrefs_->lifetime().answered(id_, error));
     } else {
@@ -73,14 +84,17 @@ class PendingCreation final : public PendingCall {
 }  // namespace
 
 int register_rref_extension() {
-  static const int index =
-      register_extension([](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<RRefExtension>(agent); });
+  static const int index = register_extension([](Agent& agent) -> std::unique_ptr<Extension> {
+    return std::make_unique<RRefExtension>(agent);
+  });
   return index;
 }
 
 Handle::~Handle() { rrefs->perform(rrefs->lifetime().drop_local(id)); }
 
-std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) { return static_cast<RRefExtension&>(agent.extension(kRRefExtension)).rrefs; }
+std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) {
+  return static_cast<RRefExtension&>(agent.extension(kRRefExtension)).rrefs;
+}
 
 std::shared_ptr<Agent> RRefAgent::agent() const {
   MutexLock lock(mutex_);
@@ -90,7 +104,8 @@ std::shared_ptr<Agent> RRefAgent::agent() const {
 void RRefAgent::perform(Lifetime::Todo todo) {
   for (Effects::Run& waiter : todo.run) waiter();
   if (!todo.destroy.empty()) {
-    if (const auto alive = agent()) alive->post([objects = std::move(todo.destroy)]() mutable { objects.clear(); });
+    if (const auto alive = agent())
+      alive->post([objects = std::move(todo.destroy)]() mutable { objects.clear(); });
   }
   for (const auto& [peer, urgency] : todo.flush) schedule_flush(peer, urgency);
 }
@@ -104,14 +119,17 @@ HandlePtr RRefAgent::own(Value value) {
 
 HandlePtr RRefAgent::adopt(const RRefId& id) {
   WorkerInfo owner{"", WorkerId(id.owner.id), id.owner.epoch};
-  if (const auto alive = agent(); alive && id.owner.id < alive->peers().size()) owner.name = alive->peers().find(owner.id).name;
+  if (const auto alive = agent(); alive && id.owner.id < alive->peers().size())
+    owner.name = alive->peers().find(owner.id).name;
   lifetime_.add_local(id);
   return std::make_shared<Handle>(shared_from_this(), id, std::move(owner));
 }
 
 std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle) const {
   auto alive = agent();
-  if (!alive) throw Error(ErrorCode::shutting_down, to_string(handle.id) + " cannot be used: its worker has shut down");
+  if (!alive)
+    throw Error(ErrorCode::shutting_down,
+                to_string(handle.id) + " cannot be used: its worker has shut down");
   if (const auto lost = lifetime_.status(handle.id).lost) throw *lost;
   return alive;
 }
@@ -119,9 +137,10 @@ std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle) const {
 Value RRefAgent::local_value(const Handle& handle) {
   const auto alive = require_usable(handle);
   if (handle.id.owner != lifetime_.self()) {
-    throw Error(ErrorCode::invalid_argument, to_string(handle.id) + " is owned by " + to_string(handle.owner) + ", not by " +
-                                                 to_string(alive->self()) +
-                                                 " that asked for its local value; use to_here() or call a method of it");
+    throw Error(ErrorCode::invalid_argument,
+                to_string(handle.id) + " is owned by " + to_string(handle.owner) + ", not by " +
+                    to_string(alive->self()) +
+                    " that asked for its local value; use to_here() or call a method of it");
   }
   Promise<Value> promise;
   when_created(handle.id, [promise](void* object, const std::optional<Error>& failure) {
@@ -134,29 +153,38 @@ Value RRefAgent::local_value(const Handle& handle) {
   return promise.future().get();
 }
 
-HandlePtr RRefAgent::create(const WorkerInfo& to, const std::string& function, std::chrono::nanoseconds timeout, OutMessage message) {
+HandlePtr RRefAgent::create(const WorkerInfo& to, const std::string& function,
+                            std::chrono::nanoseconds timeout, OutMessage message) {
   const auto alive = agent();
   if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
-  const RRefId id = life_of(to) == lifetime_.self() ? lifetime_.add_object(nullptr) : lifetime_.begin_create(life_of(to));
+  const RRefId id = life_of(to) == lifetime_.self() ? lifetime_.add_object(nullptr)
+                                                    : lifetime_.begin_create(life_of(to));
   auto handle = std::make_shared<Handle>(shared_from_this(), id, to);
   message.attachment<OutgoingRefs>().create({id, timeout});
-  alive->start_call(to, function, 0ns, std::move(message), std::make_shared<PendingCreation>(shared_from_this(), id));
+  alive->start_call(to, function, 0ns, std::move(message),
+                    std::make_shared<PendingCreation>(shared_from_this(), id));
   return handle;
 }
 
 void RRefAgent::on_send(OutMessage& message, const WorkerInfo& to) {
-  if (auto* refs = message.find_attachment<OutgoingRefs>()) refs->leave(shared_from_this(), message, to);
+  if (auto* refs = message.find_attachment<OutgoingRefs>())
+    refs->leave(shared_from_this(), message, to);
   transport::Bytes ledger;
-  if (lifetime_.encode_ledger(life_of(to), ledger)) message.frame.add_section(wire::kLedgerSection, ledger.span());
+  if (lifetime_.encode_ledger(life_of(to), ledger))
+    message.frame.add_section(wire::kLedgerSection, ledger.span());
 }
 
 void RRefAgent::on_receive(InMessage& message) {
   // References before the ledger: what keeps objects goes first.
-  if (auto refs = IncomingRefs::read(shared_from_this(), message)) message.attachments.push_back(std::move(refs));
-  if (const auto* ledger = message.view.section(wire::kLedgerSection)) accept_ledger(message, ledger->bytes);
+  if (auto refs = IncomingRefs::read(shared_from_this(), message))
+    message.attachments.push_back(std::move(refs));
+  if (const auto* ledger = message.view.section(wire::kLedgerSection))
+    accept_ledger(message, ledger->bytes);
 }
 
-void RRefAgent::on_ledger_frame(const InMessage& message) { accept_ledger(message, message.view.body()); }
+void RRefAgent::on_ledger_frame(const InMessage& message) {
+  accept_ledger(message, message.view.body());
+}
 
 void RRefAgent::accept_ledger(const InMessage& message, std::span<const std::byte> frame) {
   auto todo = lifetime_.accept_ledger(life_of(message.from), frame);
@@ -171,7 +199,9 @@ Error not_created(const Error& failure) {
   constexpr const char* kPrefix = "its object was not created";
   // The refusal was made for the creator, who knows the function's name.
   if (failure.code() == ErrorCode::unimplemented) {
-    return Error(failure.code(), std::string(kPrefix) + ": the function that was to make it is not registered there").with_function("remote");
+    return Error(failure.code(), std::string(kPrefix) +
+                                     ": the function that was to make it is not registered there")
+        .with_function("remote");
   }
   return failure.with_prefix(kPrefix);
 }
@@ -188,11 +218,14 @@ bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   if (refs->target_id().owner != lifetime_.self() || !lifetime_.owned(refs->target_id())) {
     call->fail(lifetime_.status(refs->target_id())
                    .lost.value_or(Error(ErrorCode::disconnected,
-                                        to_string(refs->target_id()) + " is not owned by " + to_string(call->agent().self()))));
+                                        to_string(refs->target_id()) + " is not owned by " +
+                                            to_string(call->agent().self()))));
     return true;
   }
-  // Behind the creation, if that has not ended; no thread waits. The message keeps the object until the call is answered.
-  when_created(refs->target_id(), [self = shared_from_this(), call, refs](void* object, const std::optional<Error>& failure) {
+  // Behind the creation, if that has not ended; no thread waits. The message keeps the object until
+  // the call is answered.
+  when_created(refs->target_id(), [self = shared_from_this(), call, refs](
+                                      void* object, const std::optional<Error>& failure) {
     if (failure) {
       call->fail(not_created(*failure));
     } else {
@@ -202,7 +235,8 @@ bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   return true;
 }
 
-void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs, const Value* target) {
+void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs,
+                      const Value* target) {
   Agent& alive = call->agent();
   if (target != nullptr && refs.target()->use == TargetUse::await) {
     call->reply([](OutArchive&) {});
@@ -212,7 +246,8 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
     alive.post([call, target] {
       call->run_task([&] {
         if (target->encode == nullptr)
-          throw Error(ErrorCode::invalid_argument, "an object of type " + demangle(target->type->name()) + " cannot be sent");
+          throw Error(ErrorCode::invalid_argument,
+                      "an object of type " + demangle(target->type->name()) + " cannot be sent");
         call->reply([&](OutArchive& archive) {
           target->encode(archive, target->object.get());
           archive.seal();
@@ -224,45 +259,55 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
   const Function* function = call->function();
   const std::type_info* wanted = function == nullptr ? nullptr : function->object_type;
   if (function == nullptr || (target != nullptr) != (wanted != nullptr)) {
-    call->fail(Error(ErrorCode::protocol, "the request does not name a function that fits what it is about"));
+    call->fail(Error(ErrorCode::protocol,
+                     "the request does not name a function that fits what it is about"));
     return;
   }
   if (wanted != nullptr && *wanted != *target->type) {
-    call->fail(Error(ErrorCode::invalid_argument, "the object is of type " + demangle(target->type->name()) + ", not " +
-                                                      demangle(wanted->name()) + ", which the method belongs to"));
+    call->fail(Error(ErrorCode::invalid_argument,
+                     "the object is of type " + demangle(target->type->name()) + ", not " +
+                         demangle(wanted->name()) + ", which the method belongs to"));
     return;
   }
   void* object = target == nullptr ? nullptr : target->object.get();
   if (refs.create()) {
-    alive.dispatch(call, [self = shared_from_this(), call, id = refs.create()->id, object] { self->serve_creation(call, id, object); });
+    alive.dispatch(call, [self = shared_from_this(), call, id = refs.create()->id, object] {
+      self->serve_creation(call, id, object);
+    });
   } else {
     alive.dispatch(call, [call, object] { call->run(object); });
   }
 }
 
-void RRefAgent::serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id, void* object) {
-  call->run_keeping(object, [self = shared_from_this(), call, id](Value value, std::exception_ptr exception) {
-    const auto timer = call->message().find_attachment<IncomingRefs>()->creation_timer;
-    if (timer != 0) call->agent().loop().cancel(timer);
-    if (!exception) {
-      self->perform(self->lifetime_.resolve(id, std::make_shared<Value>(std::move(value)), std::nullopt));
-      call->reply([](OutArchive&) {});
-      return;
-    }
-    try {
-      std::rethrow_exception(exception);
-    } catch (const detail::CallRefused& refused) {
-      call->fail(refused);
-    } catch (...) {
-      call->fail_in_handler(exception);  // on its way it becomes the object's outcome
-    }
-  });
+void RRefAgent::serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id,
+                               void* object) {
+  call->run_keeping(
+      object, [self = shared_from_this(), call, id](Value value, std::exception_ptr exception) {
+        const auto timer = call->message().find_attachment<IncomingRefs>()->creation_timer;
+        if (timer != 0) call->agent().loop().cancel(timer);
+        if (!exception) {
+          self->perform(
+              self->lifetime_.resolve(id, std::make_shared<Value>(std::move(value)), std::nullopt));
+          call->reply([](OutArchive&) {});
+          return;
+        }
+        try {
+          std::rethrow_exception(exception);
+        } catch (const detail::CallRefused& refused) {
+          call->fail(refused);
+        } catch (...) {
+          call->fail_in_handler(exception);  // on its way it becomes the object's outcome
+        }
+      });
 }
 
-void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call, IncomingRefs& refs) {
+void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call,
+                                     IncomingRefs& refs) {
   const auto timeout = refs.create()->timeout;
   if (timeout <= 0ns || timeout >= Clock::time_point::max() - Clock::now()) return;
-  refs.creation_timer = call->agent().loop().call_at(Clock::now() + timeout, [weak = std::weak_ptr(call), timeout] {
+  refs.creation_timer = call->agent().loop().call_at(Clock::now() + timeout, [weak = std::weak_ptr(
+                                                                                  call),
+                                                                              timeout] {
     const auto late = weak.lock();
     if (!late) return;
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
@@ -273,7 +318,8 @@ void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call, 
 
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const Error why =
-      Error(ErrorCode::disconnected, "worker \"" + peer.name + "\" epoch " + std::to_string(peer.epoch) + " is gone: " + reason.what())
+      Error(ErrorCode::disconnected, "worker \"" + peer.name + "\" epoch " +
+                                         std::to_string(peer.epoch) + " is gone: " + reason.what())
           .with_worker(peer.name);
   perform(lifetime_.peer_lost(life_of(peer), why));
 }
@@ -282,12 +328,15 @@ void RRefAgent::meet_owner(const WorkerLife& owner) {
   const auto alive = agent();
   if (!alive || owner == lifetime_.self()) return;
   if (owner.id >= alive->peers().size())
-    throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) + ", which is not in this world");
+    throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) +
+                                         ", which is not in this world");
   const WorkerInfo& now = alive->peers().find(WorkerId(owner.id));
   if (now.epoch == owner.epoch) return;
-  perform(lifetime_.peer_lost(owner, Error(ErrorCode::disconnected, "worker \"" + now.name + "\" epoch " + std::to_string(owner.epoch) +
-                                                                        " is gone; it is now epoch " + std::to_string(now.epoch))
-                                         .with_worker(now.name)));
+  perform(lifetime_.peer_lost(
+      owner, Error(ErrorCode::disconnected,
+                   "worker \"" + now.name + "\" epoch " + std::to_string(owner.epoch) +
+                       " is gone; it is now epoch " + std::to_string(now.epoch))
+                 .with_worker(now.name)));
 }
 
 void RRefAgent::require_alive(const WorkerInfo& peer) const {

@@ -19,11 +19,14 @@
 
 namespace stitch::rref {
 
-[[nodiscard]] inline WorkerLife life_of(const WorkerInfo& info) { return {info.id.value(), info.epoch}; }
+[[nodiscard]] inline WorkerLife life_of(const WorkerInfo& info) {
+  return {info.id.value(), info.epoch};
+}
 
-// One worker's remote references: lets the lifetime protocol ride on the messages of rpc, and serves requests about objects.
-// Shared by the agent's extension, by handles and by messages; handles may outlive the worker, everything is lost then.
-// Thread contract: any thread. Lock order: none; its lock and that of Lifetime are never held together or across a call out.
+// One worker's remote references: lets the lifetime protocol ride on the messages of rpc, and
+// serves requests about objects. Shared by the agent's extension, by handles and by messages;
+// handles may outlive the worker, everything is lost then. Thread contract: any thread. Lock order:
+// none; its lock and that of Lifetime are never held together or across a call out.
 class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
  public:
   explicit RRefAgent(Agent& agent) : agent_(&agent), lifetime_(life_of(agent.self())) {}
@@ -32,24 +35,30 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] Lifetime& lifetime() noexcept { return lifetime_; }
   // Null when the worker has stopped.
   [[nodiscard]] std::shared_ptr<Agent> agent() const STITCH_EXCLUDES(mutex_);
-  // Does what an event asked for: waiters here, destruction on the user-function threads, ledgers to the timer.
+  // Does what an event asked for: waiters here, destruction on the user-function threads, ledgers
+  // to the timer.
   void perform(Lifetime::Todo todo);
 
   // ---- handles
   [[nodiscard]] HandlePtr own(Value value);
   // A handle on what a message or another handle keeps alive for the moment.
   [[nodiscard]] HandlePtr adopt(const RRefId& id);
-  // The agent to make a call with. Throws why the reference cannot be used: lost, or this worker has shut down.
+  // The agent to make a call with. Throws why the reference cannot be used: lost, or this worker
+  // has shut down.
   [[nodiscard]] std::shared_ptr<Agent> require_usable(const Handle& handle) const;
-  // The object. Throws Error(invalid_argument) when it is not owned here; waits for its creation and throws its failure.
+  // The object. Throws Error(invalid_argument) when it is not owned here; waits for its creation
+  // and throws its failure.
   [[nodiscard]] Value local_value(const Handle& handle);
   // Calls `waiter` when the creation has ended. REQUIRES: owned or created by this worker.
-  void when_created(const RRefId& id, Waiter waiter) { perform(lifetime_.when_created(id, std::move(waiter))); }
+  void when_created(const RRefId& id, Waiter waiter) {
+    perform(lifetime_.when_created(id, std::move(waiter)));
+  }
 
   // ---- requests of ours
-  // Sends `message`, a request whose result is to be kept by `to`, and returns the reference to it. Throws Error when the
-  // request cannot even be made.
-  [[nodiscard]] HandlePtr create(const WorkerInfo& to, const std::string& function, std::chrono::nanoseconds timeout, OutMessage message);
+  // Sends `message`, a request whose result is to be kept by `to`, and returns the reference to it.
+  // Throws Error when the request cannot even be made.
+  [[nodiscard]] HandlePtr create(const WorkerInfo& to, const std::string& function,
+                                 std::chrono::nanoseconds timeout, OutMessage message);
 
   // ---- from the extension
   void on_send(OutMessage& message, const WorkerInfo& to);
@@ -59,14 +68,17 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   void stop();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
-  // References of a life of a worker that is not the present one are lost (G6). Throws Error(protocol) for no worker at all.
+  // References of a life of a worker that is not the present one are lost (G6). Throws
+  // Error(protocol) for no worker at all.
   void meet_owner(const WorkerLife& owner);
-  // Throws why when that life of a worker is known to be over: nothing is pinned for a message that cannot go.
+  // Throws why when that life of a worker is known to be over: nothing is pinned for a message that
+  // cannot go.
   void require_alive(const WorkerInfo& peer) const;
 
  private:
   void accept_ledger(const InMessage& message, std::span<const std::byte> frame);
-  void serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs, const Value* target);
+  void serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs,
+             const Value* target);
   void serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id, void* object);
   void start_creation_timer(const std::shared_ptr<IncomingCall>& call, IncomingRefs& refs);
 
@@ -78,12 +90,14 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   mutable Mutex mutex_;
   Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
-  std::unordered_map<WorkerLife, Clock::time_point, WorkerLifeHash> due_ STITCH_GUARDED_BY(mutex_);  // ledgers with a timer
+  std::unordered_map<WorkerLife, Clock::time_point, WorkerLifeHash> due_
+      STITCH_GUARDED_BY(mutex_);  // ledgers with a timer
   Lifetime lifetime_;
   std::atomic<std::uint64_t> ledger_frames_{0};  // sent on their own
 };
 
-// Makes every Agent constructed from now on take part. Here, so that including this header is enough.
+// Makes every Agent constructed from now on take part. Here, so that including this header is
+// enough.
 int register_rref_extension();
 inline const int kRRefExtension = register_rref_extension();
 

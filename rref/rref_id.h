@@ -9,7 +9,8 @@
 
 namespace stitch::rref {
 
-// One life of a worker: a worker that comes back under its name and id has a new epoch and shares nothing with its past.
+// One life of a worker: a worker that comes back under its name and id has a new epoch and shares
+// nothing with its past.
 struct WorkerLife {
   std::uint32_t id = 0;
   std::uint64_t epoch = 0;
@@ -28,8 +29,9 @@ struct RRefId {
 
 // "rref 7.1/3.1/42": owner id and epoch, creator id and epoch, k.
 [[nodiscard]] inline std::string to_string(const RRefId& id) {
-  return "rref " + std::to_string(id.owner.id) + "." + std::to_string(id.owner.epoch) + "/" + std::to_string(id.creator.id) + "." +
-         std::to_string(id.creator.epoch) + "/" + std::to_string(id.k);
+  return "rref " + std::to_string(id.owner.id) + "." + std::to_string(id.owner.epoch) + "/" +
+         std::to_string(id.creator.id) + "." + std::to_string(id.creator.epoch) + "/" +
+         std::to_string(id.k);
 }
 
 inline constexpr std::size_t kWireIdBytes = 32;
@@ -62,7 +64,9 @@ struct WorkerLifeHash {
     x *= 0xc4ceb9fe1a85ec53ULL;
     return x ^ (x >> 33);
   }
-  std::size_t operator()(const WorkerLife& life) const noexcept { return mix(mix(life.epoch) + life.id); }
+  std::size_t operator()(const WorkerLife& life) const noexcept {
+    return mix(mix(life.epoch) + life.id);
+  }
 };
 struct RRefIdHash {
   std::size_t operator()(const RRefId& id) const noexcept {

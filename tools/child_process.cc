@@ -21,7 +21,8 @@ struct Pipe {
 
 Pipe make_pipe() {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "cannot make a pipe");
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0)
+    throw std::system_error(errno, std::generic_category(), "cannot make a pipe");
   return {ends[0], ends[1]};
 }
 
@@ -33,9 +34,10 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-// Runs in the child, between fork and exec; returns the error that kept it from becoming the program.
-int become(const std::vector<char*>& command, const std::vector<char*>& environment, pid_t parent, int out, int err,
-           const std::function<void(pid_t)>& announce) {
+// Runs in the child, between fork and exec; returns the error that kept it from becoming the
+// program.
+int become(const std::vector<char*>& command, const std::vector<char*>& environment, pid_t parent,
+           int out, int err, const std::function<void(pid_t)>& announce) {
   ::setpgid(0, 0);
   // Death of the parent before this call would go unnoticed, hence the comparison.
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
@@ -60,10 +62,12 @@ int become(const std::vector<char*>& command, const std::vector<char*>& environm
 std::string ExitStatus::text() const {
   if (!signalled) return "exited with status " + std::to_string(value);
   const char* name = ::strsignal(value);
-  return "was killed by signal " + std::to_string(value) + (name != nullptr ? " (" + std::string(name) + ")" : "");
+  return "was killed by signal " + std::to_string(value) +
+         (name != nullptr ? " (" + std::string(name) + ")" : "");
 }
 
-ChildProcess start_process(const std::vector<std::string>& command, const std::vector<std::string>& environment, bool pipe_stdout,
+ChildProcess start_process(const std::vector<std::string>& command,
+                           const std::vector<std::string>& environment, bool pipe_stdout,
                            const std::function<void(pid_t group)>& announce) {
   const auto command_pointers = pointers(command);
   const auto environment_pointers = pointers(environment);
@@ -74,9 +78,11 @@ ChildProcess start_process(const std::vector<std::string>& command, const std::v
   const pid_t parent = ::getpid();
 
   const pid_t pid = ::fork();
-  if (pid < 0) throw std::system_error(errno, std::generic_category(), "cannot start another process");
+  if (pid < 0)
+    throw std::system_error(errno, std::generic_category(), "cannot start another process");
   if (pid == 0) {
-    const int error = become(command_pointers, environment_pointers, parent, out.write, err.write, announce);
+    const int error =
+        become(command_pointers, environment_pointers, parent, out.write, err.write, announce);
     [[maybe_unused]] const ssize_t told = ::write(failure.write, &error, sizeof(error));
     ::_exit(127);
   }

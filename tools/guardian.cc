@@ -49,7 +49,8 @@ Guardian::Guardian(const std::filesystem::path& folder) {
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
     throw std::system_error(errno, std::generic_category(), "cannot make a pair of sockets");
   pid_ = ::fork();
-  if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start another process");
+  if (pid_ < 0)
+    throw std::system_error(errno, std::generic_category(), "cannot start another process");
   if (pid_ == 0) {
     ::close(ends[1]);
     guard(ends[0], folder);

@@ -6,8 +6,9 @@
 
 namespace stitch_run {
 
-// A small process that outlives stitch-run when stitch-run is killed outright. Workers die with their parent by themselves; what
-// they started does not, so the guardian then kills their process groups, and removes the run's folder.
+// A small process that outlives stitch-run when stitch-run is killed outright. Workers die with
+// their parent by themselves; what they started does not, so the guardian then kills their process
+// groups, and removes the run's folder.
 class Guardian {
  public:
   // REQUIRES: a single-threaded process. Throws std::system_error.

@@ -40,9 +40,12 @@ void allow_many_files() {
   }
 }
 
-// Milliseconds for poll, rounded up so that it does not return just before the deadline again and again.
+// Milliseconds for poll, rounded up so that it does not return just before the deadline again and
+// again.
 int until(std::chrono::steady_clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
+          .count();
   return static_cast<int>(std::clamp<long>(left, 0, 1'000'000));
 }
 
@@ -56,7 +59,11 @@ std::string seconds(std::chrono::milliseconds time) {
 }  // namespace
 
 Launcher::Launcher(RunOptions options)
-    : options_(std::move(options)), guardian_(place_.folder()), signals_(watch_signals()), out_(STDOUT_FILENO), err_(STDERR_FILENO) {
+    : options_(std::move(options)),
+      guardian_(place_.folder()),
+      signals_(watch_signals()),
+      out_(STDOUT_FILENO),
+      err_(STDERR_FILENO) {
   allow_many_files();
   // What our processes leave behind becomes our child, where it can be found.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -84,15 +91,17 @@ bool Launcher::start_all() {
     const std::string prefix = options_.prefix ? "[" + name + "] " : "";
     try {
       // The guardian is told before the program runs: stitch-run may be killed as soon as it does.
-      const ChildProcess process = start_process(options_.command, worker_environment(options_, rank, port, place_), options_.prefix,
-                                                 [this](pid_t group) { guardian_.watch(group); });
-      workers_.push_back(
-          std::make_unique<Worker>(Worker{name, process, LineSplitter(out_, prefix), LineSplitter(err_, prefix), std::nullopt}));
+      const ChildProcess process =
+          start_process(options_.command, worker_environment(options_, rank, port, place_),
+                        options_.prefix, [this](pid_t group) { guardian_.watch(group); });
+      workers_.push_back(std::make_unique<Worker>(Worker{
+          name, process, LineSplitter(out_, prefix), LineSplitter(err_, prefix), std::nullopt}));
       ++running_;
     } catch (const std::system_error& error) {
       const std::string& program = options_.command.front();
       std::string text = "stitch-run: cannot start \"" + program + "\": " + error.code().message();
-      if (error.code().value() == ENOENT && program.find('/') == std::string::npos && ::access(program.c_str(), X_OK) == 0) {
+      if (error.code().value() == ENOENT && program.find('/') == std::string::npos &&
+          ::access(program.c_str(), X_OK) == 0) {
         text += "; did you mean \"./" + program + "\"?";
       }
       err_.write_line("", text);
@@ -149,9 +158,13 @@ void Launcher::read_signals() {
 void Launcher::note_exits() {
   for (const auto& worker : workers_) {
     if (worker->status) continue;
-    // The process stays a zombie until the sweep, so that its number, which is its group's, is not given to another.
+    // The process stays a zombie until the sweep, so that its number, which is its group's, is not
+    // given to another.
     siginfo_t info{};
-    if (::waitid(P_PID, static_cast<id_t>(worker->process.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+    if (::waitid(P_PID, static_cast<id_t>(worker->process.pid), &info,
+                 WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid == 0)
+      continue;
     worker->status = ExitStatus{info.si_code != CLD_EXITED, info.si_status};
     --running_;
     if (!worker->status->success()) stop({.failed = worker.get()}, SIGTERM);
@@ -203,7 +216,8 @@ void Launcher::sweep() {
   // What is left belongs to processes that have ended: nobody waits for it any more.
   send_to_groups(SIGKILL);
   for (const auto& worker : workers_) ::waitpid(worker->process.pid, nullptr, 0);
-  // Whatever left its process group has become our child. Each one's end may hand us its own children.
+  // Whatever left its process group has become our child. Each one's end may hand us its own
+  // children.
   const std::string children = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
   for (;;) {
     std::ifstream list(children);
@@ -238,17 +252,19 @@ void Launcher::report() {
   if (ending_->failed != nullptr) {
     const Worker& failed = *ending_->failed;
     exit_code_ = failed.status->code();
-    const auto& lines = failed.err.last_lines().empty() ? failed.out.last_lines() : failed.err.last_lines();
+    const auto& lines =
+        failed.err.last_lines().empty() ? failed.out.last_lines() : failed.err.last_lines();
     const std::string what = "stitch-run: " + failed.name + " " + failed.status->text();
     err_.write_line("", what + (lines.empty() ? "" : "; its last lines:"));
     for (const std::string& line : lines) err_.write_line("  ", line);
   } else if (ending_->timeout) {
     exit_code_ = kTimeoutStatus;
-    err_.write_line(
-        "", "stitch-run: stopped after " + seconds(*options_.timeout) + " (--timeout); still running were: " + ending_->still_running);
+    err_.write_line("", "stitch-run: stopped after " + seconds(*options_.timeout) +
+                            " (--timeout); still running were: " + ending_->still_running);
   } else {
     exit_code_ = 128 + ending_->signal;
-    err_.write_line("", std::string("stitch-run: stopped by ") + (ending_->signal == SIGINT ? "Ctrl-C" : "a signal"));
+    err_.write_line("", std::string("stitch-run: stopped by ") +
+                            (ending_->signal == SIGINT ? "Ctrl-C" : "a signal"));
   }
 }
 

@@ -16,8 +16,8 @@
 
 namespace stitch_run {
 
-// One run of stitch-run: starts the processes, passes their lines on, and ends when all of them have. Everything happens on the
-// thread that calls run(), which sleeps while nothing does.
+// One run of stitch-run: starts the processes, passes their lines on, and ends when all of them
+// have. Everything happens on the thread that calls run(), which sleeps while nothing does.
 class Launcher {
  public:
   // REQUIRES: a single-threaded process; signals stay blocked from here on.
@@ -26,7 +26,8 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // Returns the status to exit with. When it returns, none of the processes, nor any they started, runs.
+  // Returns the status to exit with. When it returns, none of the processes, nor any they started,
+  // runs.
   int run();
 
  private:
@@ -53,7 +54,8 @@ class Launcher {
   void wait_for_events();
   void read_signals();
   void note_exits();
-  // Reads what is there; true when nothing more is there now. Closes `fd` and sets it to -1 at the end of the stream.
+  // Reads what is there; true when nothing more is there now. Closes `fd` and sets it to -1 at the
+  // end of the stream.
   static bool read_output(int& fd, LineSplitter& lines);
   // Reads to the end and closes.
   static void drain(int& fd, LineSplitter& lines);

@@ -59,7 +59,8 @@ void LineSink::write(const std::string& bytes) {
   }
 }
 
-LineSplitter::LineSplitter(LineSink& sink, std::string prefix) : sink_(sink), prefix_(std::move(prefix)) {}
+LineSplitter::LineSplitter(LineSink& sink, std::string prefix)
+    : sink_(sink), prefix_(std::move(prefix)) {}
 
 void LineSplitter::feed(std::string_view bytes) {
   for (char c : bytes) {

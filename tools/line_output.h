@@ -6,15 +6,16 @@
 
 namespace stitch_run {
 
-// One of stitch-run's own outputs (stdout or stderr), on which many processes print. Writes are whole lines. Not thread-safe.
+// One of stitch-run's own outputs (stdout or stderr), on which many processes print. Writes are
+// whole lines. Not thread-safe.
 class LineSink {
  public:
   explicit LineSink(int fd);
 
   // A finished line.
   void write_line(std::string_view prefix, std::string_view line);
-  // A line that the next one replaces (it ended in a carriage return). On a terminal it is overwritten by what follows; elsewhere
-  // it is a line like any other.
+  // A line that the next one replaces (it ended in a carriage return). On a terminal it is
+  // overwritten by what follows; elsewhere it is a line like any other.
   void write_update(std::string_view prefix, std::string_view line);
 
  private:
@@ -24,7 +25,8 @@ class LineSink {
   const bool terminal_;
 };
 
-// Cuts one stream of one process into lines and prints them with the process's prefix. Keeps the last lines. Not thread-safe.
+// Cuts one stream of one process into lines and prints them with the process's prefix. Keeps the
+// last lines. Not thread-safe.
 class LineSplitter {
  public:
   // `sink` outlives this.

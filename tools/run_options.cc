@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kMaxProcesses = 1000;
 constexpr double kMaxSeconds = 1e7;
-constexpr std::array<std::string_view, 7> kOptions{"-n", "--name", "--timeout", "--grace", "--no-prefix", "--help", "--version"};
+constexpr std::array<std::string_view, 7> kOptions{"-n",          "--name", "--timeout", "--grace",
+                                                   "--no-prefix", "--help", "--version"};
 
 // How many single-letter edits turn one word into the other.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
@@ -33,24 +34,30 @@ std::size_t edit_distance(std::string_view from, std::string_view to) {
 std::string unknown_option(const std::string& option) {
   std::string text = "unknown option \"" + option + "\"";
   // What other launchers call -n.
-  for (std::string_view alias :
-       {"--n", "-np", "--np", "--nproc", "--nprocs", "--nproc-per-node", "--nproc_per_node", "-N", "-w", "--workers"}) {
-    if (option == alias) return text + "; did you mean \"-n\"? (stitch-run --help lists the options)";
+  for (std::string_view alias : {"--n", "-np", "--np", "--nproc", "--nprocs", "--nproc-per-node",
+                                 "--nproc_per_node", "-N", "-w", "--workers"}) {
+    if (option == alias)
+      return text + "; did you mean \"-n\"? (stitch-run --help lists the options)";
   }
-  const auto nearest = std::ranges::min_element(kOptions, {}, [&](std::string_view known) { return edit_distance(option, known); });
-  if (edit_distance(option, *nearest) <= 3 && option.size() > 2) text += "; did you mean \"" + std::string(*nearest) + "\"?";
+  const auto nearest = std::ranges::min_element(
+      kOptions, {}, [&](std::string_view known) { return edit_distance(option, known); });
+  if (edit_distance(option, *nearest) <= 3 && option.size() > 2)
+    text += "; did you mean \"" + std::string(*nearest) + "\"?";
   return text + " (stitch-run --help lists the options)";
 }
 
 int parse_processes(const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool digits = !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+  const bool digits =
+      !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
   if (!digits || end != text.data() + text.size() || (error == std::errc() && value == 0)) {
-    throw UsageError("-n is \"" + text + "\"; it takes a number of processes from 1 to " + std::to_string(kMaxProcesses));
+    throw UsageError("-n is \"" + text + "\"; it takes a number of processes from 1 to " +
+                     std::to_string(kMaxProcesses));
   }
   if (error != std::errc() || value > kMaxProcesses) {
-    throw UsageError("-n is " + text + "; one host runs at most " + std::to_string(kMaxProcesses) + " processes");
+    throw UsageError("-n is " + text + "; one host runs at most " + std::to_string(kMaxProcesses) +
+                     " processes");
   }
   return value;
 }
@@ -58,7 +65,8 @@ int parse_processes(const std::string& text) {
 std::chrono::milliseconds parse_seconds(const std::string& option, const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0 || value > kMaxSeconds) {
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+      value < 0 || value > kMaxSeconds) {
     throw UsageError(option + " is \"" + text + "\"; it takes a number of seconds");
   }
   return std::chrono::milliseconds(static_cast<long>(value * 1000));
@@ -94,7 +102,8 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
       return arguments[++i];
     };
     const auto no_value = [&] {
-      if (attached) throw UsageError(option + " takes no value, but was given \"" + *attached + "\"");
+      if (attached)
+        throw UsageError(option + " takes no value, but was given \"" + *attached + "\"");
     };
 
     if (option == "-n") {
@@ -121,9 +130,11 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
   }
   options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
   if (options.help || options.version) return options;
-  if (!processes_given) throw UsageError("-n is missing: say how many processes to start, as in stitch-run -n 4 ./app");
+  if (!processes_given)
+    throw UsageError("-n is missing: say how many processes to start, as in stitch-run -n 4 ./app");
   if (options.command.empty())
-    throw UsageError("the program is missing, as in stitch-run -n " + std::to_string(options.processes) + " ./app");
+    throw UsageError("the program is missing, as in stitch-run -n " +
+                     std::to_string(options.processes) + " ./app");
   return options;
 }
 

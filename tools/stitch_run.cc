@@ -1,4 +1,5 @@
-// stitch-run -n N ./app args...: starts N processes of one program on this host. See help_text() for what it promises.
+// stitch-run -n N ./app args...: starts N processes of one program on this host. See help_text()
+// for what it promises.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -11,7 +12,8 @@ int main(int argc, char** argv) {
   constexpr int kUsageStatus = 2;
   constexpr int kInternalStatus = 125;
   try {
-    stitch_run::RunOptions options = stitch_run::parse_options(std::vector<std::string>(argv + 1, argv + argc));
+    stitch_run::RunOptions options =
+        stitch_run::parse_options(std::vector<std::string>(argv + 1, argv + argc));
     if (options.help) {
       std::fputs(stitch_run::help_text().c_str(), stdout);
       return 0;

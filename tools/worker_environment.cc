@@ -43,9 +43,11 @@ int usable_processors() {
 
 MeetingPlace::MeetingPlace() {
   const char* base = ::getenv("TMPDIR");
-  std::string path = std::filesystem::absolute(base != nullptr && *base != '\0' ? base : "/tmp") / "stitch-run-XXXXXX";
+  std::string path = std::filesystem::absolute(base != nullptr && *base != '\0' ? base : "/tmp") /
+                     "stitch-run-XXXXXX";
   if (::mkdtemp(path.data()) == nullptr) {
-    throw std::system_error(errno, std::generic_category(), "cannot make a folder for the workers to meet, " + path);
+    throw std::system_error(errno, std::generic_category(),
+                            "cannot make a folder for the workers to meet, " + path);
   }
   folder_ = path;
 }
@@ -67,16 +69,19 @@ int find_free_port() {
                      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  if (!found) throw std::system_error(error, std::generic_category(), "cannot find a free port on 127.0.0.1");
+  if (!found)
+    throw std::system_error(error, std::generic_category(), "cannot find a free port on 127.0.0.1");
   return ntohs(address.sin_port);
 }
 
-std::vector<std::string> worker_environment(const RunOptions& options, int rank, int port, const MeetingPlace& place) {
+std::vector<std::string> worker_environment(const RunOptions& options, int rank, int port,
+                                            const MeetingPlace& place) {
   std::map<std::string, std::string, std::less<>> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const auto equals = text.find('=');
-    if (equals != std::string_view::npos) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals != std::string_view::npos)
+      variables.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   for (std::string_view other : kOthers) {
     if (const auto found = variables.find(other); found != variables.end()) variables.erase(found);
@@ -91,7 +96,8 @@ std::vector<std::string> worker_environment(const RunOptions& options, int rank,
   variables["MASTER_PORT"] = std::to_string(port);
   variables["STITCH_NAME"] = options.name + std::to_string(rank);
   variables["STITCH_INIT_METHOD"] = place.init_method();
-  variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_processors() / options.processes)));
+  variables.try_emplace("OMP_NUM_THREADS",
+                        std::to_string(std::max(1, usable_processors() / options.processes)));
 
   std::vector<std::string> result;
   result.reserve(variables.size());

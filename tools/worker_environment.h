@@ -8,8 +8,9 @@
 
 namespace stitch_run {
 
-// A private folder for the length of the run, removed at the end; the workers meet in a file in it. Unlike a port, which somebody
-// else may take between being found free and being listened on, it cannot be lost.
+// A private folder for the length of the run, removed at the end; the workers meet in a file in it.
+// Unlike a port, which somebody else may take between being found free and being listened on, it
+// cannot be lost.
 class MeetingPlace {
  public:
   // Throws std::system_error.
@@ -29,6 +30,7 @@ class MeetingPlace {
 [[nodiscard]] int find_free_port();
 
 // This process's environment as worker `rank` shall see it, as "NAME=value".
-[[nodiscard]] std::vector<std::string> worker_environment(const RunOptions& options, int rank, int port, const MeetingPlace& place);
+[[nodiscard]] std::vector<std::string> worker_environment(const RunOptions& options, int rank,
+                                                          int port, const MeetingPlace& place);
 
 }  // namespace stitch_run

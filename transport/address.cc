@@ -29,7 +29,9 @@ struct Pattern {
   bool exact = false;
   bool exclude = false;
 
-  bool matches(const std::string& interface) const { return exact ? interface == name : interface.starts_with(name); }
+  bool matches(const std::string& interface) const {
+    return exact ? interface == name : interface.starts_with(name);
+  }
 };
 
 std::vector<Pattern> parse_patterns(std::string_view wanted) {
@@ -60,13 +62,17 @@ bool is_link_local(const std::string& address) {
   return inet_pton(AF_INET6, address.c_str(), &parsed) == 1 && IN6_IS_ADDR_LINKLOCAL(&parsed);
 }
 
-// Bridges and pairs for containers and virtual machines of this host: other hosts rarely reach them.
+// Bridges and pairs for containers and virtual machines of this host: other hosts rarely reach
+// them.
 bool is_virtual(const std::string& name) {
-  static constexpr std::array<std::string_view, 8> kPrefixes{"docker", "br-", "veth", "virbr", "vmnet", "cni", "lxc", "podman"};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](std::string_view prefix) { return name.starts_with(prefix); });
+  static constexpr std::array<std::string_view, 8> kPrefixes{"docker", "br-", "veth", "virbr",
+                                                             "vmnet",  "cni", "lxc",  "podman"};
+  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-// The place of `interface` among the wanted ones, 0 when nothing is asked for; nothing when it is not wanted.
+// The place of `interface` among the wanted ones, 0 when nothing is asked for; nothing when it is
+// not wanted.
 std::optional<std::size_t> place(const Interface& interface, const std::vector<Pattern>& patterns) {
   bool any_included = false;
   std::optional<std::size_t> found;
@@ -85,7 +91,8 @@ std::optional<std::size_t> place(const Interface& interface, const std::vector<P
 std::vector<Interface> list_interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) {
-    throw Error(ErrorCode::internal, "network interfaces cannot be listed: " + std::generic_category().message(errno));
+    throw Error(ErrorCode::internal,
+                "network interfaces cannot be listed: " + std::generic_category().message(errno));
   }
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owned(list, &::freeifaddrs);
   std::vector<Interface> interfaces;
@@ -98,30 +105,36 @@ std::vector<Interface> list_interfaces() {
     std::array<char, INET6_ADDRSTRLEN> text{};
     const int family = each->ifa_addr == nullptr ? AF_UNSPEC : each->ifa_addr->sa_family;
     if (family == AF_INET) {
-      inet_ntop(family, &reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr, text.data(), text.size());
+      inet_ntop(family, &reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr,
+                text.data(), text.size());
     } else if (family == AF_INET6) {
-      inet_ntop(family, &reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr, text.data(), text.size());
+      inet_ntop(family, &reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr,
+                text.data(), text.size());
     }
     interface.address = text.data();
     (interface.address.empty() ? without_address : interfaces).push_back(std::move(interface));
   }
   for (Interface& bare : without_address) {
-    const bool known = std::any_of(interfaces.begin(), interfaces.end(), [&](const Interface& other) { return other.name == bare.name; });
+    const bool known = std::any_of(interfaces.begin(), interfaces.end(),
+                                   [&](const Interface& other) { return other.name == bare.name; });
     if (!known) interfaces.push_back(std::move(bare));
   }
   return interfaces;
 }
 
-std::string choose_address(const std::vector<Interface>& interfaces, const std::string& wanted, bool loopback_world) {
+std::string choose_address(const std::vector<Interface>& interfaces, const std::string& wanted,
+                           bool loopback_world) {
   const std::vector<Pattern> patterns = parse_patterns(wanted);
   if (loopback_world) {
     // A list that only excludes other interfaces does not speak against it.
-    const bool only_excludes = std::all_of(patterns.begin(), patterns.end(), [](const Pattern& pattern) { return pattern.exclude; });
+    const bool only_excludes = std::all_of(patterns.begin(), patterns.end(),
+                                           [](const Pattern& pattern) { return pattern.exclude; });
     const Interface loopback{"lo", "127.0.0.1", true, true};
     if (only_excludes && place(loopback, patterns)) return loopback.address;
   }
 
-  using Rank = std::tuple<std::size_t, bool, bool>;  // place in `wanted`, virtual, IPv6: the smallest wins
+  using Rank =
+      std::tuple<std::size_t, bool, bool>;  // place in `wanted`, virtual, IPv6: the smallest wins
   std::optional<Rank> best_rank;
   const Interface* best = nullptr;
   std::string passed_over;
@@ -145,17 +158,20 @@ std::string choose_address(const std::vector<Interface>& interfaces, const std::
       best = &interface;
       continue;
     }
-    passed_over +=
-        (passed_over.empty() ? "" : "; ") + interface.name + (interface.address.empty() ? "" : " " + interface.address) + ' ' + reason;
+    passed_over += (passed_over.empty() ? "" : "; ") + interface.name +
+                   (interface.address.empty() ? "" : " " + interface.address) + ' ' + reason;
   }
   if (best != nullptr) return best->address;
-  throw Error(ErrorCode::invalid_argument, "address to listen on cannot be chosen" +
-                                               (wanted.empty() ? std::string() : " among the wanted interfaces \"" + wanted + '"') + ": " +
-                                               (passed_over.empty() ? "this host has no network interface" : passed_over));
+  throw Error(
+      ErrorCode::invalid_argument,
+      "address to listen on cannot be chosen" +
+          (wanted.empty() ? std::string() : " among the wanted interfaces \"" + wanted + '"') +
+          ": " + (passed_over.empty() ? "this host has no network interface" : passed_over));
 }
 
 std::string wanted_interfaces_from_environment() {
-  for (const char* variable : {"STITCH_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}) {
+  for (const char* variable :
+       {"STITCH_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}) {
     if (const char* value = std::getenv(variable); value != nullptr && *value != '\0') return value;
   }
   return {};

@@ -15,13 +15,16 @@ struct Interface {
 // The up and down interfaces of this host. Any thread.
 [[nodiscard]] std::vector<Interface> list_interfaces();
 
-// The address to listen on and advertise. `wanted` is a comma-separated list of interface name prefixes ("eth,ib", "=eth0"
-// exact, "^docker" excludes) as in NCCL_SOCKET_IFNAME, or empty. With `loopback_world` all workers are on this host and the
-// answer is 127.0.0.1 unless `wanted` says otherwise; otherwise never a loopback or link-local address.
-// Throws Error(invalid_argument) listing every interface tried and why it was passed over.
-[[nodiscard]] std::string choose_address(const std::vector<Interface>& interfaces, const std::string& wanted, bool loopback_world);
+// The address to listen on and advertise. `wanted` is a comma-separated list of interface name
+// prefixes ("eth,ib", "=eth0" exact, "^docker" excludes) as in NCCL_SOCKET_IFNAME, or empty. With
+// `loopback_world` all workers are on this host and the answer is 127.0.0.1 unless `wanted` says
+// otherwise; otherwise never a loopback or link-local address. Throws Error(invalid_argument)
+// listing every interface tried and why it was passed over.
+[[nodiscard]] std::string choose_address(const std::vector<Interface>& interfaces,
+                                         const std::string& wanted, bool loopback_world);
 
-// STITCH_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME; empty when none is set.
+// STITCH_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME; empty when
+// none is set.
 [[nodiscard]] std::string wanted_interfaces_from_environment();
 
 }  // namespace stitch::transport

@@ -20,16 +20,19 @@ constexpr std::size_t kPage = 4096;
 static_assert(BlockPool::kSmallest / 4 >= kPage);
 
 [[noreturn]] void no_memory(std::size_t bytes) {
-  throw Error(ErrorCode::overloaded, "buffer of " + std::to_string(bytes) + " bytes cannot be allocated: out of memory");
+  throw Error(ErrorCode::overloaded,
+              "buffer of " + std::to_string(bytes) + " bytes cannot be allocated: out of memory");
 }
 
 // Mapped memory aligned to a huge page: what is mapped too much around it is unmapped again.
 [[nodiscard]] void* map_huge(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePage;
-  void* const all = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const all =
+      ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) no_memory(bytes);
   auto* const begin = static_cast<std::byte*>(all);
-  const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
+  const std::size_t before =
+      (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
   if (before > 0) ::munmap(begin, before);
   ::munmap(begin + before + bytes, kHugePage - before);
   ::madvise(begin + before, bytes, MADV_HUGEPAGE);
@@ -95,9 +98,11 @@ Buffer BlockPool::allocate(Device device, std::size_t bytes) {
     statistics_.used_bytes -= size;
     throw;
   }
-  return Buffer{device, at, bytes,
-                std::shared_ptr<const void>(
-                    at, [pool = shared_from_this(), size](void* block) { pool->give_back(block, size); }, RecyclingAllocator<char>())};
+  return Buffer{
+      device, at, bytes,
+      std::shared_ptr<const void>(
+          at, [pool = shared_from_this(), size](void* block) { pool->give_back(block, size); },
+          RecyclingAllocator<char>())};
 }
 
 void BlockPool::give_back(void* at, std::size_t bytes) noexcept {
@@ -127,7 +132,8 @@ bool BlockPool::trim(Clock::time_point since) {
     MutexLock lock(mutex_);
     for (auto& [bytes, blocks] : kept_) {
       std::size_t old = 0;
-      while (old < blocks.size() && blocks[old].since < since) dropped.emplace_back(blocks[old++].at, bytes);
+      while (old < blocks.size() && blocks[old].since < since)
+        dropped.emplace_back(blocks[old++].at, bytes);
       blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(old));
       statistics_.kept_bytes -= old * bytes;
     }

@@ -13,16 +13,17 @@
 
 namespace stitch::transport {
 
-// Memory for large received buffers, kept for the next ones: on a fresh page the kernel spends more time than the transfer does.
-// Blocks come in sizes that are at most a quarter apart; those of 2 MiB and more are laid out for huge pages. A block returns when
-// the last copy of its Buffer goes, wherever that is, and is given back to the system when it has lain unused for a while.
-// Shared by an endpoint and by every buffer that is still in use.
-// Thread contract: any thread. No lock is held while `trim_later` is called.
+// Memory for large received buffers, kept for the next ones: on a fresh page the kernel spends more
+// time than the transfer does. Blocks come in sizes that are at most a quarter apart; those of 2
+// MiB and more are laid out for huge pages. A block returns when the last copy of its Buffer goes,
+// wherever that is, and is given back to the system when it has lain unused for a while. Shared by
+// an endpoint and by every buffer that is still in use. Thread contract: any thread. No lock is
+// held while `trim_later` is called.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   using Clock = std::chrono::steady_clock;
-  // Keeps at most `most_kept_bytes` of unused blocks; 0: none. `trim_later` is called when the first block comes to lie unused:
-  // trim() is wanted some time after (empty: never).
+  // Keeps at most `most_kept_bytes` of unused blocks; 0: none. `trim_later` is called when the
+  // first block comes to lie unused: trim() is wanted some time after (empty: never).
   BlockPool(std::size_t most_kept_bytes, UniqueFunction<void()> trim_later);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
@@ -30,7 +31,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
   // As an Allocator: uninitialised memory aligned to 64. Below kSmallest from the heap.
   [[nodiscard]] Buffer allocate(Device device, std::size_t bytes) STITCH_EXCLUDES(mutex_);
-  // Gives back what was last used before `since`. True when something is still kept: to be called again.
+  // Gives back what was last used before `since`. True when something is still kept: to be called
+  // again.
   bool trim(Clock::time_point since) STITCH_EXCLUDES(mutex_);
 
   struct Statistics {
@@ -55,7 +57,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const std::size_t most_kept_bytes_;
   UniqueFunction<void()> trim_later_;
   mutable Mutex mutex_;
-  std::map<std::size_t, std::vector<Kept>> kept_ STITCH_GUARDED_BY(mutex_);  // by size; the last one is the warmest
+  std::map<std::size_t, std::vector<Kept>> kept_
+      STITCH_GUARDED_BY(mutex_);  // by size; the last one is the warmest
   Statistics statistics_ STITCH_GUARDED_BY(mutex_);
 };
 

@@ -4,8 +4,9 @@
 
 namespace stitch::transport {
 
-// Blocks SIGPIPE on this thread for a block; threads that are started meanwhile inherit it and keep it. For libraries whose
-// threads write to sockets without MSG_NOSIGNAL: they get EPIPE, and the process keeps its own handling of the signal.
+// Blocks SIGPIPE on this thread for a block; threads that are started meanwhile inherit it and keep
+// it. For libraries whose threads write to sockets without MSG_NOSIGNAL: they get EPIPE, and the
+// process keeps its own handling of the signal.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {

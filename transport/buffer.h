@@ -16,8 +16,8 @@ struct Device {
   friend bool operator==(Device, Device) = default;
 };
 
-// A run of bytes on a device and what keeps it alive. Copies share the bytes; the last copy frees them, on whichever
-// thread drops it. While a send holds a Buffer nobody may write to its bytes.
+// A run of bytes on a device and what keeps it alive. Copies share the bytes; the last copy frees
+// them, on whichever thread drops it. While a send holds a Buffer nobody may write to its bytes.
 struct Buffer {
   Device device;
   void* data = nullptr;
@@ -25,7 +25,8 @@ struct Buffer {
   std::shared_ptr<const void> keep_alive;
 };
 
-// Gives memory for `bytes` received bytes, aligned to 64. Called on reader threads; must not block on the network.
+// Gives memory for `bytes` received bytes, aligned to 64. Called on reader threads; must not block
+// on the network.
 using Allocator = std::function<Buffer(Device device, std::size_t bytes)>;
 
 // Plain memory aligned to 64 bytes, uninitialised. Throws Error(overloaded) when there is none, and

@@ -12,7 +12,8 @@
 #include "stitch/transport/bytes.h"
 #include "stitch/transport/error.h"
 
-// Fixed-size little-endian fields and length-prefixed strings, read with every length checked. Not thread-safe.
+// Fixed-size little-endian fields and length-prefixed strings, read with every length checked. Not
+// thread-safe.
 namespace stitch::transport {
 
 template <class T>
@@ -55,7 +56,8 @@ class ByteWriter {
 class ByteReader {
  public:
   // `what` names the thing being read in errors; it must outlive the reader.
-  ByteReader(std::span<const std::byte> bytes, std::string_view what) : bytes_(bytes), what_(what) {}
+  ByteReader(std::span<const std::byte> bytes, std::string_view what)
+      : bytes_(bytes), what_(what) {}
 
   template <WireScalar T>
   [[nodiscard]] T read() {
@@ -69,26 +71,30 @@ class ByteReader {
   }
   [[nodiscard]] std::span<const std::byte> take(std::size_t bytes) {
     if (bytes > remaining()) {
-      throw Error(ErrorCode::protocol, std::string(what_) + " is cut short: " + std::to_string(bytes) + " bytes wanted, " +
-                                           std::to_string(remaining()) + " left");
+      throw Error(ErrorCode::protocol,
+                  std::string(what_) + " is cut short: " + std::to_string(bytes) +
+                      " bytes wanted, " + std::to_string(remaining()) + " left");
     }
     const auto taken = bytes_.subspan(at_, bytes);
     at_ += bytes;
     return taken;
   }
-  // A count of items that take at least `bytes_each` each: refused before memory is taken when that cannot fit.
+  // A count of items that take at least `bytes_each` each: refused before memory is taken when that
+  // cannot fit.
   [[nodiscard]] std::uint32_t read_count(std::size_t bytes_each) {
     const auto count = read<std::uint32_t>();
     if (bytes_each != 0 && count > remaining() / bytes_each) {
-      throw Error(ErrorCode::protocol, std::string(what_) + " announces " + std::to_string(count) + " items, but only " +
-                                           std::to_string(remaining()) + " bytes are left");
+      throw Error(ErrorCode::protocol, std::string(what_) + " announces " + std::to_string(count) +
+                                           " items, but only " + std::to_string(remaining()) +
+                                           " bytes are left");
     }
     return count;
   }
   [[nodiscard]] std::size_t remaining() const noexcept { return bytes_.size() - at_; }
   void expect_end() const {
     if (remaining() != 0) {
-      throw Error(ErrorCode::protocol, std::string(what_) + " has " + std::to_string(remaining()) + " bytes too many");
+      throw Error(ErrorCode::protocol,
+                  std::string(what_) + " has " + std::to_string(remaining()) + " bytes too many");
     }
   }
 

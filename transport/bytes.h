@@ -9,7 +9,8 @@
 
 namespace stitch::transport {
 
-// A growable run of bytes aligned to 64 that is not zero-filled, for frames; small ones are recycled. Move-only. Not thread-safe.
+// A growable run of bytes aligned to 64 that is not zero-filled, for frames; small ones are
+// recycled. Move-only. Not thread-safe.
 class Bytes {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -17,7 +18,9 @@ class Bytes {
   Bytes() noexcept = default;
   explicit Bytes(std::size_t size) { resize(size); }
   Bytes(Bytes&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), capacity_(std::exchange(other.capacity_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
   Bytes& operator=(Bytes&& other) noexcept {
     if (this != &other) {
       if (data_ != nullptr) recycle(data_, capacity_);

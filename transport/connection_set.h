@@ -11,8 +11,8 @@
 
 namespace stitch::transport {
 
-// The connections of an endpoint that have not ended, kept alive until they have, and whether the endpoint is closed.
-// Thread contract: any thread; connections are dropped without its lock.
+// The connections of an endpoint that have not ended, kept alive until they have, and whether the
+// endpoint is closed. Thread contract: any thread; connections are dropped without its lock.
 template <class Connection>
 class ConnectionSet {
  public:

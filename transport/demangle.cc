@@ -9,7 +9,8 @@ namespace stitch {
 
 std::string demangle(const char* mangled) {
   int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> readable(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), &std::free);
+  const std::unique_ptr<char, decltype(&std::free)> readable(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), &std::free);
   return status == 0 && readable ? readable.get() : mangled;
 }
 

@@ -10,13 +10,15 @@ namespace stitch {
 
 std::string_view to_string(ErrorCode code) noexcept {
   static constexpr std::array<std::string_view, 13> kNames{
-      "unknown",         "invalid_argument", "timeout",          "cancelled",    "disconnected",  "overloaded", "unimplemented",
-      "unauthenticated", "protocol",         "remote_exception", "out_of_range", "shutting_down", "internal"};
+      "unknown",      "invalid_argument", "timeout",         "cancelled", "disconnected",
+      "overloaded",   "unimplemented",    "unauthenticated", "protocol",  "remote_exception",
+      "out_of_range", "shutting_down",    "internal"};
   const auto index = static_cast<std::size_t>(code);
   return index < kNames.size() ? kNames[index] : kNames[0];
 }
 
-Error::Error(ErrorCode code, std::string text) : fields_(std::make_shared<const Fields>(Fields{code, false, std::move(text), {}, {}})) {}
+Error::Error(ErrorCode code, std::string text)
+    : fields_(std::make_shared<const Fields>(Fields{code, false, std::move(text), {}, {}})) {}
 
 Error Error::with_worker(std::string worker) const {
   Fields fields = *fields_;

@@ -26,14 +26,15 @@ enum class ErrorCode : std::uint8_t {
 
 [[nodiscard]] std::string_view to_string(ErrorCode code) noexcept;
 
-// The one exception type of stitch. Immutable after it is thrown; copies share their text, so copying never throws.
-// Any thread may read an Error.
+// The one exception type of stitch. Immutable after it is thrown; copies share their text, so
+// copying never throws. Any thread may read an Error.
 class Error : public std::exception {
  public:
   Error() : Error(ErrorCode::internal, "no error was stored here") {}  // to be read into
   Error(ErrorCode code, std::string text);
 
-  // Copies that also say which worker the error is about, which function was called, and whether it arose on the callee.
+  // Copies that also say which worker the error is about, which function was called, and whether it
+  // arose on the callee.
   [[nodiscard]] Error with_worker(std::string worker) const;
   [[nodiscard]] Error with_function(std::string function) const;
   [[nodiscard]] Error with_remote(bool remote) const;
@@ -60,7 +61,8 @@ class Error : public std::exception {
   std::shared_ptr<const Fields> fields_;
 };
 
-// The Error inside `exception`; anything else becomes ErrorCode::internal with the exception's text.
+// The Error inside `exception`; anything else becomes ErrorCode::internal with the exception's
+// text.
 [[nodiscard]] Error to_error(const std::exception_ptr& exception) noexcept;
 // The demangled dynamic type and the text of an exception, "std::runtime_error: no such row".
 [[nodiscard]] std::string describe(const std::exception_ptr& exception);

@@ -21,8 +21,9 @@ namespace {
 using Task = UniqueFunction<void()>;
 using Time = EventLoop::Clock::time_point;
 
-// Blocks all signals while it lives: a thread started meanwhile inherits that. The loop's thread must not run the program's
-// signal handlers, and writing to a socket whose peer is gone must give EPIPE there, not kill the process.
+// Blocks all signals while it lives: a thread started meanwhile inherits that. The loop's thread
+// must not run the program's signal handlers, and writing to a socket whose peer is gone must give
+// EPIPE there, not kill the process.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -39,20 +40,25 @@ class SignalsBlocked {
 };
 
 void check(int status, const char* what) {
-  if (status < 0) throw Error(ErrorCode::internal, std::string("event loop cannot ") + what + ": " + uv_strerror(status));
+  if (status < 0)
+    throw Error(ErrorCode::internal,
+                std::string("event loop cannot ") + what + ": " + uv_strerror(status));
 }
 
 }  // namespace
 
-// Timers wait in an ordered map; one uv timer is set for `looks_at_`, never later than the first of them. A new timer wakes the
-// loop only when it is earlier than that, and cancelling wakes nobody: the loop then looks once in vain.
+// Timers wait in an ordered map; one uv timer is set for `looks_at_`, never later than the first of
+// them. A new timer wakes the loop only when it is earlier than that, and cancelling wakes nobody:
+// the loop then looks once in vain.
 class EventLoop::Impl {
  public:
   explicit Impl(const std::string& thread_name) {
     check(uv_loop_init(&loop_), "be made");
     wake_.data = this;
     timer_.data = this;
-    if (const int status = uv_async_init(&loop_, &wake_, [](uv_async_t* wake) { static_cast<Impl*>(wake->data)->on_wake(); }); status < 0) {
+    if (const int status = uv_async_init(
+            &loop_, &wake_, [](uv_async_t* wake) { static_cast<Impl*>(wake->data)->on_wake(); });
+        status < 0) {
       uv_loop_close(&loop_);
       check(status, "be woken");
     }
@@ -66,7 +72,9 @@ class EventLoop::Impl {
     } catch (const std::system_error& error) {
       close_handles();
       run();
-      throw Error(ErrorCode::overloaded, "event loop \"" + thread_name + "\" cannot start its thread: " + error.code().message());
+      throw Error(
+          ErrorCode::overloaded,
+          "event loop \"" + thread_name + "\" cannot start its thread: " + error.code().message());
     }
     thread_id_ = thread_.get_id();
   }
@@ -83,7 +91,8 @@ class EventLoop::Impl {
     const MutexLock lock(mutex_);
     const TimerId id = next_id_++;
     if (closing_) return id;
-    // Not due in the pass that is running now, or a timer that sets itself anew for the past would never let it end.
+    // Not due in the pass that is running now, or a timer that sets itself anew for the past would
+    // never let it end.
     if (when <= pass_) when = pass_ + Clock::duration(1);
     const auto at = timers_.emplace_hint(timers_.end(), Key{when, id}, std::move(task));
     by_id_.emplace(id, at);
@@ -186,7 +195,8 @@ class EventLoop::Impl {
     {
       const MutexLock lock(mutex_);
       when = looks_at_;
-      // Not by a timer of no delay: libuv would run that, and all that follow it, before it looks at anything else.
+      // Not by a timer of no delay: libuv would run that, and all that follow it, before it looks
+      // at anything else.
       if (when <= now) wake();
     }
     if (when <= now || when == Time::max()) {
@@ -195,11 +205,12 @@ class EventLoop::Impl {
     }
     // A far deadline is looked at once a day, which also keeps the sum below from overflowing.
     constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
-    const auto delay = when - now > kLongest ? kLongest : std::chrono::ceil<std::chrono::milliseconds>(when - now);
+    const auto delay =
+        when - now > kLongest ? kLongest : std::chrono::ceil<std::chrono::milliseconds>(when - now);
     uv_update_time(&loop_);
     uv_timer_start(
-        &timer_, [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->run_due_timers(); }, static_cast<std::uint64_t>(delay.count()),
-        0);
+        &timer_, [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->run_due_timers(); },
+        static_cast<std::uint64_t>(delay.count()), 0);
   }
 
   void close_handles() STITCH_EXCLUDES(mutex_) {
@@ -231,13 +242,15 @@ class EventLoop::Impl {
 
   Mutex mutex_;
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
-  bool awake_ STITCH_GUARDED_BY(mutex_) = false;  // wake_ has been sent and on_wake has not come yet
+  bool awake_ STITCH_GUARDED_BY(mutex_) =
+      false;  // wake_ has been sent and on_wake has not come yet
   std::vector<Task> tasks_ STITCH_GUARDED_BY(mutex_);
   Timers timers_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<TimerId, Timers::iterator> by_id_ STITCH_GUARDED_BY(mutex_);
   TimerId next_id_ STITCH_GUARDED_BY(mutex_) = 1;
-  Time looks_at_ STITCH_GUARDED_BY(mutex_) = Time::max();  // when the loop next looks at timers_ by itself
-  Time pass_ STITCH_GUARDED_BY(mutex_) = Time::min();      // when it last did
+  Time looks_at_ STITCH_GUARDED_BY(mutex_) =
+      Time::max();  // when the loop next looks at timers_ by itself
+  Time pass_ STITCH_GUARDED_BY(mutex_) = Time::min();  // when it last did
 
   Mutex join_mutex_;  // never held together with mutex_
   std::thread thread_ STITCH_GUARDED_BY(join_mutex_);
@@ -246,7 +259,9 @@ class EventLoop::Impl {
 EventLoop::EventLoop(const std::string& thread_name) : impl_(std::make_unique<Impl>(thread_name)) {}
 EventLoop::~EventLoop() { impl_->close(); }
 bool EventLoop::post(UniqueFunction<void()> task) { return impl_->post(task); }
-EventLoop::TimerId EventLoop::call_at(Clock::time_point when, UniqueFunction<void()> task) { return impl_->call_at(when, task); }
+EventLoop::TimerId EventLoop::call_at(Clock::time_point when, UniqueFunction<void()> task) {
+  return impl_->call_at(when, task);
+}
 bool EventLoop::cancel(TimerId timer) { return impl_->cancel(timer); }
 bool EventLoop::on_loop_thread() const { return impl_->on_loop_thread(); }
 void EventLoop::close() { impl_->close(); }

@@ -12,9 +12,10 @@ struct uv_loop_s;
 namespace stitch::transport {
 
 // One libuv loop on one thread of its own: timers, stores and the status page of a worker run here.
-// Thread contract: post(), call_at() and cancel() from any thread; callbacks run on the loop's thread, one at a time, and
-// must not block. close() stops accepting work, runs what was posted before it, drops timers without calling them, and joins
-// the thread; it must not be called from the loop's thread. The destructor closes.
+// Thread contract: post(), call_at() and cancel() from any thread; callbacks run on the loop's
+// thread, one at a time, and must not block. close() stops accepting work, runs what was posted
+// before it, drops timers without calling them, and joins the thread; it must not be called from
+// the loop's thread. The destructor closes.
 class EventLoop {
  public:
   using Clock = std::chrono::steady_clock;
@@ -25,7 +26,8 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Runs `task` on the loop's thread. False, and `task` is destroyed uncalled, when the loop is closed.
+  // Runs `task` on the loop's thread. False, and `task` is destroyed uncalled, when the loop is
+  // closed.
   bool post(UniqueFunction<void()> task);
   // Runs `task` on the loop's thread at `when` or soon after, once.
   TimerId call_at(Clock::time_point when, UniqueFunction<void()> task);

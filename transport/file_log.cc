@@ -38,10 +38,12 @@ std::string reason(int error) {
 
 // Finds damage, not forgery: the key is no secret.
 std::uint64_t checksum(std::string_view payload) {
-  static constexpr std::array<unsigned char, crypto_shorthash_KEYBYTES> kKey{'s', 't', 'i', 't', 'c', 'h'};
+  static constexpr std::array<unsigned char, crypto_shorthash_KEYBYTES> kKey{'s', 't', 'i',
+                                                                             't', 'c', 'h'};
   static_assert(crypto_shorthash_BYTES == sizeof(std::uint64_t));
   std::uint64_t sum = 0;
-  crypto_shorthash(reinterpret_cast<unsigned char*>(&sum), reinterpret_cast<const unsigned char*>(payload.data()), payload.size(),
+  crypto_shorthash(reinterpret_cast<unsigned char*>(&sum),
+                   reinterpret_cast<const unsigned char*>(payload.data()), payload.size(),
                    kKey.data());
   return sum;
 }
@@ -49,8 +51,12 @@ std::uint64_t checksum(std::string_view payload) {
 }  // namespace
 
 FileLog::FileLog(const std::string& path, Replay replay)
-    : path_(std::filesystem::absolute(path)), name_("file store at " + path), replay_(std::move(replay)) {
-  const auto refuse = [this](const std::string& why) { return Error(ErrorCode::invalid_argument, name_ + " cannot be opened: " + why); };
+    : path_(std::filesystem::absolute(path)),
+      name_("file store at " + path),
+      replay_(std::move(replay)) {
+  const auto refuse = [this](const std::string& why) {
+    return Error(ErrorCode::invalid_argument, name_ + " cannot be opened: " + why);
+  };
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
   if (file_ < 0) throw refuse(reason(errno));
   try {
@@ -78,14 +84,17 @@ void FileLog::open_header() {
   read_at(0, header.data(), there);
   // A creator that died may have left part of the header.
   if (std::string_view(header.data(), there) != kMagic.substr(0, there)) {
-    throw Error(ErrorCode::invalid_argument, name_ + " cannot be opened: this file is not a stitch store, or one of another version");
+    throw Error(
+        ErrorCode::invalid_argument,
+        name_ + " cannot be opened: this file is not a stitch store, or one of another version");
   }
   if (there < header.size()) write_at(0, kMagic);
   end_ = kMagic.size();
 }
 
 void FileLog::catch_up(Deadline deadline) {
-  // Every record that was complete when this began is seen: end_ only ever stands after a complete one.
+  // Every record that was complete when this began is seen: end_ only ever stands after a complete
+  // one.
   if (size_checked() == end_) return;
   lock(LOCK_SH, deadline);
   try {
@@ -107,8 +116,10 @@ void FileLog::replay_new() {
     std::memcpy(&length, prefix.data(), sizeof(length));
     std::memcpy(&sum, prefix.data() + sizeof(length), sizeof(sum));
     if (length > kMaxPayloadBytes) {
-      throw Error(ErrorCode::protocol, name_ + " is damaged at byte " + std::to_string(end_) + ": a record claims " +
-                                           std::to_string(length) + " bytes, the limit is " + std::to_string(kMaxPayloadBytes));
+      throw Error(ErrorCode::protocol, name_ + " is damaged at byte " + std::to_string(end_) +
+                                           ": a record claims " + std::to_string(length) +
+                                           " bytes, the limit is " +
+                                           std::to_string(kMaxPayloadBytes));
     }
     const std::uint64_t next = end_ + kPrefixBytes + length;
     if (next > size) return;  // torn
@@ -116,7 +127,8 @@ void FileLog::replay_new() {
     read_at(end_ + kPrefixBytes, payload.data(), payload.size());
     if (checksum(payload) != sum) {
       if (next == size) return;  // torn as well: a crash of the host can lose bytes in the middle
-      throw Error(ErrorCode::protocol, name_ + " is damaged at byte " + std::to_string(end_) + ": the checksum of a record is wrong");
+      throw Error(ErrorCode::protocol, name_ + " is damaged at byte " + std::to_string(end_) +
+                                           ": the checksum of a record is wrong");
     }
     end_ = next;
     replay_(payload);
@@ -142,8 +154,10 @@ void FileLog::Writer::append(std::string_view payload) {
   std::memcpy(record.data(), &length, sizeof(length));
   std::memcpy(record.data() + sizeof(length), &sum, sizeof(sum));
   record += payload;
-  // What stands after the last good record was torn by a writer that died: it held the lock that we hold.
-  if (log_.size_checked() != log_.end_ && ::ftruncate(log_.file_, static_cast<off_t>(log_.end_)) != 0) {
+  // What stands after the last good record was torn by a writer that died: it held the lock that we
+  // hold.
+  if (log_.size_checked() != log_.end_ &&
+      ::ftruncate(log_.file_, static_cast<off_t>(log_.end_)) != 0) {
     throw Error(ErrorCode::disconnected, log_.name_ + " cannot be written: " + reason(errno));
   }
   log_.write_at(log_.end_, record);
@@ -152,17 +166,20 @@ void FileLog::Writer::append(std::string_view payload) {
 }
 
 void FileLog::lock(int operation, Deadline deadline) {
-  // A lock is held for one short operation, unless its holder is stopped: so this waits, but not for ever.
+  // A lock is held for one short operation, unless its holder is stopped: so this waits, but not
+  // for ever.
   const auto began = std::chrono::steady_clock::now();
   const auto give_up = std::clamp(deadline, began + kShortestLockWait, began + kLockTimeout);
   std::chrono::microseconds pause{20};
   while (::flock(file_, operation | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) throw Error(ErrorCode::disconnected, name_ + " cannot be locked: " + reason(errno));
+    if (errno != EWOULDBLOCK)
+      throw Error(ErrorCode::disconnected, name_ + " cannot be locked: " + reason(errno));
     const auto now = std::chrono::steady_clock::now();
     if (now > give_up) {
       const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - began);
-      throw Error(ErrorCode::timeout, name_ + " has been locked by another process for " + std::to_string(waited.count()) + " ms");
+      throw Error(ErrorCode::timeout, name_ + " has been locked by another process for " +
+                                          std::to_string(waited.count()) + " ms");
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::microseconds(250));
@@ -174,14 +191,17 @@ void FileLog::unlock() noexcept { ::flock(file_, LOCK_UN); }
 std::uint64_t FileLog::size_checked() const {
   struct stat open_file {};
   struct stat at_path {};
-  if (::fstat(file_, &open_file) != 0) throw Error(ErrorCode::disconnected, name_ + " cannot be read: " + reason(errno));
-  if (open_file.st_nlink == 0 || ::stat(path_.c_str(), &at_path) != 0 || at_path.st_ino != inode_ || at_path.st_dev != device_) {
+  if (::fstat(file_, &open_file) != 0)
+    throw Error(ErrorCode::disconnected, name_ + " cannot be read: " + reason(errno));
+  if (open_file.st_nlink == 0 || ::stat(path_.c_str(), &at_path) != 0 || at_path.st_ino != inode_ ||
+      at_path.st_dev != device_) {
     throw Error(ErrorCode::disconnected, name_ + " is gone: the file was deleted or replaced");
   }
   const auto size = static_cast<std::uint64_t>(open_file.st_size);
   if (size < end_) {
-    throw Error(ErrorCode::disconnected,
-                name_ + " is gone: the file was cut to " + std::to_string(size) + " bytes, it had " + std::to_string(end_));
+    throw Error(ErrorCode::disconnected, name_ + " is gone: the file was cut to " +
+                                             std::to_string(size) + " bytes, it had " +
+                                             std::to_string(end_));
   }
   return size;
 }
@@ -191,7 +211,9 @@ void FileLog::read_at(std::uint64_t offset, char* to, std::size_t bytes) const {
     const ssize_t got = ::pread(file_, to, bytes, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      throw Error(ErrorCode::disconnected, name_ + " cannot be read: " + (got < 0 ? reason(errno) : std::string("it ends too soon")));
+      throw Error(ErrorCode::disconnected,
+                  name_ + " cannot be read: " +
+                      (got < 0 ? reason(errno) : std::string("it ends too soon")));
     }
     to += got;
     offset += static_cast<std::uint64_t>(got);

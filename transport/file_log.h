@@ -9,12 +9,13 @@
 
 namespace stitch::transport {
 
-// The file of a FileStore: a header, then records of {u32 length, u64 checksum, payload}, all little-endian, appended under
-// an exclusive flock. A writer that dies in the middle leaves a torn last record: readers stop before it, the next writer cuts
-// it off. Each process reads only what was added since it last looked.
-// Errors name the path: Error(invalid_argument) from the constructor, Error(disconnected) when the file is deleted, shortened or
-// cannot be read or written later, Error(protocol) when it is damaged, Error(timeout) when its lock cannot be had.
-// Thread contract: none of its own; its owner locks. Not to be used on both sides of a fork().
+// The file of a FileStore: a header, then records of {u32 length, u64 checksum, payload}, all
+// little-endian, appended under an exclusive flock. A writer that dies in the middle leaves a torn
+// last record: readers stop before it, the next writer cuts it off. Each process reads only what
+// was added since it last looked. Errors name the path: Error(invalid_argument) from the
+// constructor, Error(disconnected) when the file is deleted, shortened or cannot be read or written
+// later, Error(protocol) when it is damaged, Error(timeout) when its lock cannot be had. Thread
+// contract: none of its own; its owner locks. Not to be used on both sides of a fork().
 class FileLog {
  public:
   static constexpr std::size_t kMaxPayloadBytes = (std::size_t{8} << 20) + 4096;
@@ -28,7 +29,8 @@ class FileLog {
   using Deadline = std::chrono::steady_clock::time_point;
   // Replays the records that are new. Waits for the lock hardly longer than `deadline`.
   void catch_up(Deadline deadline);
-  // Locks the file against all other processes, replays what is new, and lets one record be appended, until it is destroyed.
+  // Locks the file against all other processes, replays what is new, and lets one record be
+  // appended, until it is destroyed.
   class Writer {
    public:
     explicit Writer(FileLog& log);

@@ -25,7 +25,8 @@ std::string encode(Operation operation, const std::string& key, const std::strin
 
 class FileStore final : public Store {
  public:
-  explicit FileStore(const std::string& path) : log_(path, [this](std::string_view record) { replay(record); }) {}
+  explicit FileStore(const std::string& path)
+      : log_(path, [this](std::string_view record) { replay(record); }) {}
 
   void set(const std::string& key, const std::string& value) override {
     in_store(name_, [&] {
@@ -73,7 +74,8 @@ class FileStore final : public Store {
     return sum;
   }
 
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) override {
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
     in_store(name_, [&] { check_compare(key, expected, desired); });
     const MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
@@ -94,7 +96,8 @@ class FileStore final : public Store {
   std::string describe() const override { return name_; }
 
  private:
-  void append(FileLog::Writer& writer, Operation operation, const std::string& key, const std::string& value) STITCH_REQUIRES(mutex_) {
+  void append(FileLog::Writer& writer, Operation operation, const std::string& key,
+              const std::string& value) STITCH_REQUIRES(mutex_) {
     writer.append(encode(operation, key, value));
     changed_.notify_all();
   }
@@ -117,9 +120,12 @@ class FileStore final : public Store {
     }
   }
 
-  Error damaged() const { return Error(ErrorCode::protocol, name_ + " is damaged: a record makes no sense"); }
+  Error damaged() const {
+    return Error(ErrorCode::protocol, name_ + " is damaged: a record makes no sense");
+  }
 
-  // Threads of this process are told of changes; those of other processes are looked for, less and less often.
+  // Threads of this process are told of changes; those of other processes are looked for, less and
+  // less often.
   void wait_for(const std::vector<std::string>& keys, Timeout timeout) STITCH_REQUIRES(mutex_) {
     using std::chrono::milliseconds;
     const auto deadline = deadline_after(timeout);
@@ -144,6 +150,8 @@ class FileStore final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> make_file_store(const std::string& path) { return std::make_shared<FileStore>(path); }
+std::shared_ptr<Store> make_file_store(const std::string& path) {
+  return std::make_shared<FileStore>(path);
+}
 
 }  // namespace stitch::transport

@@ -12,18 +12,20 @@
 
 namespace stitch::transport {
 
-// What travels as one unit: a frame of bytes that FrameBuilder lays out, and the large buffers that go beside it.
-// The layout is written down in WIRE.md.
+// What travels as one unit: a frame of bytes that FrameBuilder lays out, and the large buffers that
+// go beside it. The layout is written down in WIRE.md.
 struct Message {
   Bytes frame;
   std::vector<Buffer> buffers;
 };
 
-// Buffers up to this size are copied into the frame, unless the builder is told another one: one transfer instead of two.
+// Buffers up to this size are copied into the frame, unless the builder is told another one: one
+// transfer instead of two.
 inline constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
 
 // Lays out one frame: kind, body, sections (small typed byte runs that layers attach), buffers.
-// Write the body first, straight into body(), then sections and buffers in any order, then finish(). Not thread-safe.
+// Write the body first, straight into body(), then sections and buffers in any order, then
+// finish(). Not thread-safe.
 class FrameBuilder {
  public:
   explicit FrameBuilder(std::uint16_t kind);
@@ -39,13 +41,16 @@ class FrameBuilder {
   void set_inline_bytes(std::size_t bytes) noexcept { inline_bytes_ = bytes; }
   [[nodiscard]] std::size_t inline_bytes() const noexcept { return inline_bytes_; }
 
-  // Attaches a section. REQUIRES: end_body(). Section kinds belong to the layers above; unknown ones are skipped by readers.
+  // Attaches a section. REQUIRES: end_body(). Section kinds belong to the layers above; unknown
+  // ones are skipped by readers.
   void add_section(std::uint16_t kind, std::span<const std::byte> bytes);
-  // Attaches a buffer and returns its index: copied into the frame when it is small and on the CPU, else shared until sent.
-  // REQUIRES: end_body().
+  // Attaches a buffer and returns its index: copied into the frame when it is small and on the CPU,
+  // else shared until sent. REQUIRES: end_body().
   std::uint32_t add_buffer(Buffer buffer);
   [[nodiscard]] std::uint16_t kind() const noexcept { return kind_; }
-  [[nodiscard]] std::uint32_t buffer_count() const noexcept { return static_cast<std::uint32_t>(entries_.size()); }
+  [[nodiscard]] std::uint32_t buffer_count() const noexcept {
+    return static_cast<std::uint32_t>(entries_.size());
+  }
 
   [[nodiscard]] Message finish() &&;
 
@@ -78,8 +83,9 @@ struct FrameHead {
 };
 [[nodiscard]] std::optional<FrameHead> peek_frame(const Bytes& frame) noexcept;
 
-// A checked reader of a received message. The constructor checks every offset, length and count against the bytes that
-// are there, and throws Error(protocol) naming the field; afterwards nothing here can fail. Views live as long as the message.
+// A checked reader of a received message. The constructor checks every offset, length and count
+// against the bytes that are there, and throws Error(protocol) naming the field; afterwards nothing
+// here can fail. Views live as long as the message.
 class FrameView {
  public:
   explicit FrameView(const Message& message);
@@ -93,7 +99,8 @@ class FrameView {
   };
   [[nodiscard]] const std::vector<Section>& sections() const noexcept { return sections_; }
   [[nodiscard]] const Section* section(std::uint16_t kind) const noexcept;
-  // Buffers by index. One that came inside the frame has no keep_alive: copy it before the frame goes.
+  // Buffers by index. One that came inside the frame has no keep_alive: copy it before the frame
+  // goes.
   struct BufferView {
     Buffer buffer;
     bool in_frame = false;

@@ -16,7 +16,9 @@ namespace {
 constexpr std::string_view kMagic = "stitchKV";
 constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
 
-FramedStream* stream_of(void* handle) { return static_cast<FramedStream*>(static_cast<uv_handle_t*>(handle)->data); }
+FramedStream* stream_of(void* handle) {
+  return static_cast<FramedStream*>(static_cast<uv_handle_t*>(handle)->data);
+}
 
 }  // namespace
 
@@ -31,7 +33,8 @@ struct FramedStream::Write {
 
 std::shared_ptr<FramedStream> FramedStream::create(uv_loop_t* loop) {
   std::shared_ptr<FramedStream> stream(new FramedStream());
-  uv_tcp_init(loop, &stream->tcp_);  // without a family it only fills in the handle, and cannot fail
+  uv_tcp_init(loop,
+              &stream->tcp_);  // without a family it only fills in the handle, and cannot fail
   stream->tcp_.data = stream.get();
   stream->self_ = stream;
   return stream;
@@ -57,15 +60,19 @@ void FramedStream::read() {
       [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
         FramedStream& stream = *stream_of(handle);
         stream.input_.resize(stream.filled_ + kChunkBytes);
-        *buffer = uv_buf_init(reinterpret_cast<char*>(stream.input_.data() + stream.filled_), kChunkBytes);
+        *buffer = uv_buf_init(reinterpret_cast<char*>(stream.input_.data() + stream.filled_),
+                              kChunkBytes);
       },
-      [](uv_stream_t* handle, ssize_t bytes, const uv_buf_t*) { stream_of(handle)->on_read(bytes); });
+      [](uv_stream_t* handle, ssize_t bytes, const uv_buf_t*) {
+        stream_of(handle)->on_read(bytes);
+      });
   if (status < 0) close(uv_strerror(status));
 }
 
 void FramedStream::on_read(std::ptrdiff_t bytes) {
   if (bytes < 0) {
-    close(bytes == UV_EOF ? "the other side closed the connection" : uv_strerror(static_cast<int>(bytes)));
+    close(bytes == UV_EOF ? "the other side closed the connection"
+                          : uv_strerror(static_cast<int>(bytes)));
     return;
   }
   filled_ += static_cast<std::size_t>(bytes);
@@ -79,7 +86,8 @@ void FramedStream::take_frames() {
   std::size_t at = 0;
   if (!greeted_) {
     const std::size_t there = std::min(filled_, kMagic.size());
-    if (std::memcmp(input_.data(), kMagic.data(), there) != 0) close("the other side does not speak the protocol of stitch stores");
+    if (std::memcmp(input_.data(), kMagic.data(), there) != 0)
+      close("the other side does not speak the protocol of stitch stores");
     if (!closing_ && there == kMagic.size()) {
       greeted_ = true;
       at = there;
@@ -90,8 +98,8 @@ void FramedStream::take_frames() {
     std::memcpy(&length, input_.data() + at, sizeof(length));
     length = to_wire_order(length);
     if (length > max_frame_bytes_) {
-      close("a frame of " + std::to_string(length) + " bytes was announced, more than the " + std::to_string(max_frame_bytes_) +
-            " allowed");
+      close("a frame of " + std::to_string(length) + " bytes was announced, more than the " +
+            std::to_string(max_frame_bytes_) + " allowed");
       break;
     }
     if (filled_ - at - sizeof(length) < length) break;
@@ -99,7 +107,8 @@ void FramedStream::take_frames() {
     at += sizeof(length) + length;
     const std::shared_ptr<FrameReceiver> receiver = receiver_;  // the call may replace it
     receiver->on_frame(*this, frame);
-    if (uv_stream_get_write_queue_size(reinterpret_cast<uv_stream_t*>(&tcp_)) > max_unsent_bytes_ && !closing_) {
+    if (uv_stream_get_write_queue_size(reinterpret_cast<uv_stream_t*>(&tcp_)) > max_unsent_bytes_ &&
+        !closing_) {
       paused_ = true;
       uv_read_stop(reinterpret_cast<uv_stream_t*>(&tcp_));
     }
@@ -131,14 +140,15 @@ void FramedStream::submit(std::unique_ptr<Write> request) {
     buffers[0] = uv_buf_init(const_cast<char*>(kMagic.data()), kMagic.size());
   } else {
     buffers[0] = uv_buf_init(reinterpret_cast<char*>(&request->length), sizeof(request->length));
-    buffers[1] = uv_buf_init(reinterpret_cast<char*>(request->frame.data()), static_cast<unsigned>(request->frame.size()));
+    buffers[1] = uv_buf_init(reinterpret_cast<char*>(request->frame.data()),
+                             static_cast<unsigned>(request->frame.size()));
     count = request->frame.size() > 0 ? 2 : 1;
   }
-  const int status =
-      uv_write(&request->request, reinterpret_cast<uv_stream_t*>(&tcp_), buffers.data(), count, [](uv_write_t* done, int write_status) {
-        const std::unique_ptr<Write> mine(static_cast<Write*>(done->data));
-        mine->stream->on_written(mine->last, write_status);
-      });
+  const int status = uv_write(&request->request, reinterpret_cast<uv_stream_t*>(&tcp_),
+                              buffers.data(), count, [](uv_write_t* done, int write_status) {
+                                const std::unique_ptr<Write> mine(static_cast<Write*>(done->data));
+                                mine->stream->on_written(mine->last, write_status);
+                              });
   if (status < 0) {
     close(uv_strerror(status));
   } else {
@@ -152,7 +162,9 @@ void FramedStream::on_written(bool last, int status) {
     close(status < 0 ? uv_strerror(status) : "this side closed the connection");
     return;
   }
-  if (!paused_ || uv_stream_get_write_queue_size(reinterpret_cast<uv_stream_t*>(&tcp_)) > max_unsent_bytes_ / 2) return;
+  if (!paused_ ||
+      uv_stream_get_write_queue_size(reinterpret_cast<uv_stream_t*>(&tcp_)) > max_unsent_bytes_ / 2)
+    return;
   paused_ = false;
   take_frames();
   if (!paused_ && !closing_) read();

@@ -24,9 +24,10 @@ class FrameReceiver {
   virtual void on_closed(FramedStream& stream, const std::string& why) = 0;
 };
 
-// A TCP connection of the store: eight magic bytes each way, then frames of {u32 length, little-endian; bytes}. A length is
-// compared with the limit before memory is taken, and memory then grows with what really arrives.
-// Keeps itself alive from creation until it is closed. Thread contract: the loop's thread only.
+// A TCP connection of the store: eight magic bytes each way, then frames of {u32 length,
+// little-endian; bytes}. A length is compared with the limit before memory is taken, and memory
+// then grows with what really arrives. Keeps itself alive from creation until it is closed. Thread
+// contract: the loop's thread only.
 class FramedStream : public std::enable_shared_from_this<FramedStream> {
  public:
   static constexpr std::size_t kNoLimit = ~std::size_t{0};
@@ -42,7 +43,8 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
   void start(std::shared_ptr<FrameReceiver> receiver, std::size_t max_frame_bytes);
   void set_receiver(std::shared_ptr<FrameReceiver> receiver) { receiver_ = std::move(receiver); }
   void set_max_frame_bytes(std::size_t bytes) { max_frame_bytes_ = bytes; }
-  // While more than this waits to be sent, nothing is read: the other side must take its answers before it asks for more.
+  // While more than this waits to be sent, nothing is read: the other side must take its answers
+  // before it asks for more.
   void set_max_unsent_bytes(std::size_t bytes) { max_unsent_bytes_ = bytes; }
   void send(Bytes frame) { write(std::move(frame), false); }
   // Closes once the frame is sent.

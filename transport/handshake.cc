@@ -12,9 +12,10 @@ namespace stitch::transport {
 
 namespace {
 
-constexpr std::uint32_t kProofMagic = 0x46505453;    // "STPF", then the proof
-constexpr std::uint32_t kAcceptMagic = 0x4b4f5453;   // "STOK"
-constexpr std::uint32_t kRefusalMagic = 0x4f4e5453;  // "STNO", then the error code as one byte, then text
+constexpr std::uint32_t kProofMagic = 0x46505453;   // "STPF", then the proof
+constexpr std::uint32_t kAcceptMagic = 0x4b4f5453;  // "STOK"
+constexpr std::uint32_t kRefusalMagic =
+    0x4f4e5453;  // "STNO", then the error code as one byte, then text
 constexpr std::size_t kMaxRefusalText = 400;
 
 [[nodiscard]] Bytes make_message(std::uint32_t magic) {
@@ -31,10 +32,13 @@ constexpr std::size_t kMaxRefusalText = 400;
   return message;
 }
 
-// What a peer says when it refuses us. The peer has proved nothing yet: only known codes and printable text are kept.
+// What a peer says when it refuses us. The peer has proved nothing yet: only known codes and
+// printable text are kept.
 [[nodiscard]] Error read_refusal(ByteReader& reader) {
   auto code = static_cast<ErrorCode>(reader.read<std::uint8_t>());
-  if (code != ErrorCode::unauthenticated && code != ErrorCode::shutting_down && code != ErrorCode::overloaded) code = ErrorCode::protocol;
+  if (code != ErrorCode::unauthenticated && code != ErrorCode::shutting_down &&
+      code != ErrorCode::overloaded)
+    code = ErrorCode::protocol;
   const auto bytes = reader.take(std::min(reader.remaining(), kMaxRefusalText));
   std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   std::replace_if(
@@ -44,7 +48,8 @@ constexpr std::size_t kMaxRefusalText = 400;
 
 }  // namespace
 
-Handshake::Handshake(Hello self, std::string secret) : secret_(std::move(secret)), self_(std::move(self)) {
+Handshake::Handshake(Hello self, std::string secret)
+    : secret_(std::move(secret)), self_(std::move(self)) {
   static const int started = sodium_init();
   if (started < 0) throw Error(ErrorCode::internal, "libsodium could not be initialised");
   self_.authenticated = !secret_.empty();
@@ -90,7 +95,9 @@ std::vector<Bytes> Handshake::receive(std::span<const std::byte> message) {
         take_hello(message, answer);
         break;
       case State::proof:
-        if (magic != kProofMagic) throw Error(ErrorCode::unauthenticated, "peer sent something else where the proof of its secret was due");
+        if (magic != kProofMagic)
+          throw Error(ErrorCode::unauthenticated,
+                      "peer sent something else where the proof of its secret was due");
         check_proof(message.subspan(sizeof(magic)), secret_, peer_, self_);
         answer.push_back(make_message(kAcceptMagic));
         state_ = State::verdict;

@@ -12,10 +12,10 @@
 
 namespace stitch::transport {
 
-// One side's part in opening a connection, without any I/O: what to say, what was heard, whether it is done. The exchange is
-// written down in WIRE.md: both say hello at once; with a secret both then prove it; then each tells its verdict, and the
-// connection is open for a side when it has accepted and has been accepted.
-// Owned by its connection. Not thread-safe: used by one reader at a time.
+// One side's part in opening a connection, without any I/O: what to say, what was heard, whether it
+// is done. The exchange is written down in WIRE.md: both say hello at once; with a secret both then
+// prove it; then each tells its verdict, and the connection is open for a side when it has accepted
+// and has been accepted. Owned by its connection. Not thread-safe: used by one reader at a time.
 class Handshake {
  public:
   // No message of a handshake is longer; a longer one is refused before memory is taken for it.
@@ -34,9 +34,9 @@ class Handshake {
 
   // What to send first.
   [[nodiscard]] Bytes greeting() const;
-  // Takes the peer's next message and returns what to send in answer, in order. Never throws for what the peer said: it then
-  // ends in `refused`, and the answer tells the peer why (unless the peer refused us).
-  // Once refused, further messages are ignored but for the peer's own refusal.
+  // Takes the peer's next message and returns what to send in answer, in order. Never throws for
+  // what the peer said: it then ends in `refused`, and the answer tells the peer why (unless the
+  // peer refused us). Once refused, further messages are ignored but for the peer's own refusal.
   [[nodiscard]] std::vector<Bytes> receive(std::span<const std::byte> message);
 
   [[nodiscard]] State state() const noexcept { return state_; }
@@ -44,7 +44,8 @@ class Handshake {
   [[nodiscard]] const Hello& peer() const noexcept { return peer_; }
   // REQUIRES: state() is `refused`.
   [[nodiscard]] const Error& error() const noexcept { return *error_; }
-  // True when the peer is known to be done with the connection: no use in waiting for it to read our refusal.
+  // True when the peer is known to be done with the connection: no use in waiting for it to read
+  // our refusal.
   [[nodiscard]] bool peer_refused() const noexcept { return peer_refused_; }
 
  private:

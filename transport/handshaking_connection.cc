@@ -6,7 +6,9 @@
 
 namespace stitch::transport {
 
-HandshakingConnection::HandshakingConnection(const EndpointOptions& options, ConnectionEvents events, std::shared_ptr<ReaderThread> thread)
+HandshakingConnection::HandshakingConnection(const EndpointOptions& options,
+                                             ConnectionEvents events,
+                                             std::shared_ptr<ReaderThread> thread)
     : handshake_timeout_(options.handshake_timeout),
       thread_(std::move(thread)),
       handshake_(options.self, options.secret),
@@ -62,10 +64,12 @@ void HandshakingConnection::close(const Error& reason) {
 
 void HandshakingConnection::start() {
   transmit_handshake(handshake_.greeting());
-  // A timer costs one entry in the endpoint's thread; it does nothing when the connection is open or gone by then.
-  thread_->post_at(std::chrono::steady_clock::now() + handshake_timeout_, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->expire();
-  });
+  // A timer costs one entry in the endpoint's thread; it does nothing when the connection is open
+  // or gone by then.
+  thread_->post_at(std::chrono::steady_clock::now() + handshake_timeout_,
+                   [weak = weak_from_this()] {
+                     if (const auto self = weak.lock()) self->expire();
+                   });
 }
 
 void HandshakingConnection::expire() {
@@ -73,8 +77,9 @@ void HandshakingConnection::expire() {
     MutexLock lock(mutex_);
     if (stage_ != Stage::connecting) return;
   }
-  close(Error(ErrorCode::disconnected,
-              "connection " + describe() + " did not finish its handshake within " + std::to_string(handshake_timeout_.count()) + " ms"));
+  close(Error(ErrorCode::disconnected, "connection " + describe() +
+                                           " did not finish its handshake within " +
+                                           std::to_string(handshake_timeout_.count()) + " ms"));
 }
 
 void HandshakingConnection::received_handshake(std::span<const std::byte> message) {
@@ -112,7 +117,8 @@ void HandshakingConnection::open() {
   try {
     events_.on_open(shared_from_this());
   } catch (...) {
-    close(to_error(std::current_exception()).with_prefix("on_open of connection " + describe() + " failed"));
+    close(to_error(std::current_exception())
+              .with_prefix("on_open of connection " + describe() + " failed"));
   }
 }
 
@@ -128,14 +134,16 @@ void HandshakingConnection::refuse() {
     }
   }
   if (!failed.empty()) {
-    thread_->post([failed = std::move(failed), reason = std::optional<Error>(handshake_.error())]() mutable {
-      for (Transmit& transmit : failed) transmit(reason);
-    });
+    thread_->post(
+        [failed = std::move(failed), reason = std::optional<Error>(handshake_.error())]() mutable {
+          for (Transmit& transmit : failed) transmit(reason);
+        });
   }
   if (handshake_.peer_refused()) {
     shut();
   } else {
-    // Ending the stream now could take our words away from the peer; it ends the stream itself when it has read them.
+    // Ending the stream now could take our words away from the peer; it ends the stream itself when
+    // it has read them.
     thread_->post_at(std::chrono::steady_clock::now() + kRefusalTime, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->shut();
     });
@@ -148,7 +156,8 @@ void HandshakingConnection::received(Message message) {
   try {
     events_.on_message(shared_from_this(), std::move(message));
   } catch (...) {
-    close(to_error(std::current_exception()).with_prefix("on_message of connection " + describe() + " failed"));
+    close(to_error(std::current_exception())
+              .with_prefix("on_message of connection " + describe() + " failed"));
   }
 }
 
@@ -168,7 +177,8 @@ void HandshakingConnection::ended(const Error& error) {
     reason = reason_;
     failed.swap(queue_);
   }
-  thread_->post([self = shared_from_this(), failed = std::move(failed), reason = std::move(reason)]() mutable {
+  thread_->post([self = shared_from_this(), failed = std::move(failed),
+                 reason = std::move(reason)]() mutable {
     for (Transmit& transmit : failed) transmit(reason);
     // The callbacks go here: they may own what owns this connection.
     ConnectionEvents events = std::exchange(self->events_, {});

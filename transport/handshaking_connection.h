@@ -15,19 +15,22 @@
 
 namespace stitch::transport {
 
-// What connections of every endpoint have in common: the handshake, the queue of sends that wait for it, and the promise that
-// every callback fires exactly once. A concrete connection moves bytes and calls start(), received_handshake(), received() and
-// ended(); what it is asked to do comes as transmit_handshake(), shut() and finished().
+// What connections of every endpoint have in common: the handshake, the queue of sends that wait
+// for it, and the promise that every callback fires exactly once. A concrete connection moves bytes
+// and calls start(), received_handshake(), received() and ended(); what it is asked to do comes as
+// transmit_handshake(), shut() and finished().
 //
 //   connecting --both accepted--> opening --queue flushed--> open --close() or ended()--> closed
 //   connecting --a side refuses--> refusing --the peer has read why, or did not in time--> closed
 //
 // Invariants:
 //   I1  the queue is empty in open, refusing and closed.
-//   I2  a send that is not queued is transmitted only in open, so that it never overtakes a queued one.
-//   I3  the reason is set once, on leaving connecting, opening or open.
-// Thread contract: as Connection; the calls of the reader side come one at a time. No lock is held in callbacks and hooks.
-class HandshakingConnection : public Connection, public std::enable_shared_from_this<HandshakingConnection> {
+//   I2  a send that is not queued is transmitted only in open, so that it never overtakes a queued
+//   one. I3  the reason is set once, on leaving connecting, opening or open.
+// Thread contract: as Connection; the calls of the reader side come one at a time. No lock is held
+// in callbacks and hooks.
+class HandshakingConnection : public Connection,
+                              public std::enable_shared_from_this<HandshakingConnection> {
  public:
   [[nodiscard]] const Hello& peer() const override { return handshake_.peer(); }
   void close(const Error& reason) override;
@@ -36,7 +39,8 @@ class HandshakingConnection : public Connection, public std::enable_shared_from_
   // Sends one message (no error), or tells its sender that it will never go.
   using Transmit = UniqueFunction<void(const std::optional<Error>& error)>;
 
-  HandshakingConnection(const EndpointOptions& options, ConnectionEvents events, std::shared_ptr<ReaderThread> thread);
+  HandshakingConnection(const EndpointOptions& options, ConnectionEvents events,
+                        std::shared_ptr<ReaderThread> thread);
 
   // Runs `transmit` now when the connection is open or closed, else when it gets so.
   void when_open(Transmit transmit);
@@ -48,15 +52,19 @@ class HandshakingConnection : public Connection, public std::enable_shared_from_
 
   // Reader side.
   void start();  // says hello and starts the clock
-  [[nodiscard]] bool in_handshake() const noexcept { return handshake_.state() != Handshake::State::open; }
+  [[nodiscard]] bool in_handshake() const noexcept {
+    return handshake_.state() != Handshake::State::open;
+  }
   void received_handshake(std::span<const std::byte> message);
   void received(Message message);
   // Where the owner wants a buffer that comes beside `frame`; without data when it does not mind.
   [[nodiscard]] Buffer place(const Bytes& frame, std::size_t bytes);
-  // The last call of the reader side: nothing can arrive any more. `error` is the reason unless there is one already.
+  // The last call of the reader side: nothing can arrive any more. `error` is the reason unless
+  // there is one already.
   void ended(const Error& error);
 
-  // Hooks. shut() ends the stream; some time later, on any thread, the concrete connection calls ended().
+  // Hooks. shut() ends the stream; some time later, on any thread, the concrete connection calls
+  // ended().
   virtual void transmit_handshake(Bytes message) = 0;
   virtual void shut() = 0;
   virtual void finished() = 0;  // on the endpoint's thread, after on_closed

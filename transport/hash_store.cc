@@ -61,7 +61,8 @@ class HashStore final : public Store {
     });
   }
 
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) override {
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
     return in_store(describe(), [&] {
       check_compare(key, expected, desired);
       const MutexLock lock(mutex_);
@@ -89,8 +90,8 @@ class HashStore final : public Store {
     became_ready_.notify_all();
   }
 
-  void wait_for(const std::vector<std::string>& keys, Timeout timeout, std::chrono::steady_clock::time_point deadline)
-      STITCH_REQUIRES(mutex_) {
+  void wait_for(const std::vector<std::string>& keys, Timeout timeout,
+                std::chrono::steady_clock::time_point deadline) STITCH_REQUIRES(mutex_) {
     const StoreMap::WaitId wait = map_.wait(keys);
     if (wait == 0) return;
     while (!ready_.contains(wait)) {
@@ -104,7 +105,8 @@ class HashStore final : public Store {
   Mutex mutex_;
   CondVar became_ready_;
   StoreMap map_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_set<StoreMap::WaitId> ready_ STITCH_GUARDED_BY(mutex_);  // waits that came true, until their threads see it
+  std::unordered_set<StoreMap::WaitId> ready_
+      STITCH_GUARDED_BY(mutex_);  // waits that came true, until their threads see it
 };
 
 }  // namespace

@@ -40,7 +40,8 @@ std::optional<IpAddress> IpAddress::parse_with_port(std::string_view text) {
   if (brackets) host = host.substr(1, host.size() - 2);
   std::uint16_t port = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  if (error != std::errc{} || end != digits.data() + digits.size() || port == 0) return std::nullopt;
+  if (error != std::errc{} || end != digits.data() + digits.size() || port == 0)
+    return std::nullopt;
   auto ip = parse(std::string(host), port);
   if (ip && brackets != (ip->address.ss_family == AF_INET6)) return std::nullopt;
   return ip;
@@ -53,12 +54,15 @@ void IpAddress::check_bindable(const std::string& name) const {
                      ::bind(fd, reinterpret_cast<const sockaddr*>(&address), bytes) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  if (!bound) throw Error(ErrorCode::disconnected, "address " + name + " could not be bound: " + std::system_category().message(error));
+  if (!bound)
+    throw Error(ErrorCode::disconnected, "address " + name + " could not be bound: " +
+                                             std::system_category().message(error));
 }
 
 void check_bind_address(const std::string& address) {
   if (IpAddress::parse(address, 0)) return;
-  throw Error(ErrorCode::invalid_argument, "bind address \"" + address + "\" is not a numeric IPv4 or IPv6 address");
+  throw Error(ErrorCode::invalid_argument,
+              "bind address \"" + address + "\" is not a numeric IPv4 or IPv6 address");
 }
 
 }  // namespace stitch::transport

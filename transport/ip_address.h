@@ -16,10 +16,12 @@ struct IpAddress {
 
   // "127.0.0.1", "::1". Nothing when `host` is no numeric address.
   [[nodiscard]] static std::optional<IpAddress> parse(const std::string& host, std::uint16_t port);
-  // "127.0.0.1:4711", "[::1]:4711". Nothing when either part is missing or wrong; port 0 is wrong too.
+  // "127.0.0.1:4711", "[::1]:4711". Nothing when either part is missing or wrong; port 0 is wrong
+  // too.
   [[nodiscard]] static std::optional<IpAddress> parse_with_port(std::string_view text);
 
-  // Binds a socket here and closes it again. Throws Error(disconnected) naming `name` when that fails.
+  // Binds a socket here and closes it again. Throws Error(disconnected) naming `name` when that
+  // fails.
   void check_bindable(const std::string& name) const;
 };
 

@@ -13,9 +13,10 @@
 
 namespace stitch::transport {
 
-// An ordered, reliable, two-way stream of bytes to one peer that never blocks: what a StreamConnection is laid over.
-// Owned by its connection. Thread contract: read(), sleep() and wake() by the thread that polls; write() and await_room() by one
-// thread at a time, which may be another one; close() from any thread. No callbacks.
+// An ordered, reliable, two-way stream of bytes to one peer that never blocks: what a
+// StreamConnection is laid over. Owned by its connection. Thread contract: read(), sleep() and
+// wake() by the thread that polls; write() and await_room() by one thread at a time, which may be
+// another one; close() from any thread. No callbacks.
 class Link {
  public:
   virtual ~Link() = default;
@@ -27,11 +28,14 @@ class Link {
   // Whether many small writes should be gathered because each costs a system call.
   [[nodiscard]] bool gathers() const noexcept { return !cheap(); }
 
-  // Fills the parts in order with what has arrived. Returns the number of bytes, 0 when there is nothing now or nothing any more.
+  // Fills the parts in order with what has arrived. Returns the number of bytes, 0 when there is
+  // nothing now or nothing any more.
   virtual std::size_t read(std::span<const iovec> parts) = 0;
-  // Takes bytes from the parts in order, as many as there is room for; 0 when there is none, or nobody to take them.
+  // Takes bytes from the parts in order, as many as there is room for; 0 when there is none, or
+  // nobody to take them.
   virtual std::size_t write(std::span<const iovec> parts) = 0;
-  // How many bytes of a large transfer may be written now: few when there are small messages about, which would wait behind them.
+  // How many bytes of a large transfer may be written now: few when there are small messages about,
+  // which would wait behind them.
   [[nodiscard]] virtual std::size_t bulk_room(bool few) = 0;
   // Asks to be polled when there is room again. False when there is room already.
   virtual bool await_room() = 0;

@@ -19,22 +19,26 @@ class LoopbackConnection;
 
 constexpr const char* kScheme = "loopback:";
 
-// What an endpoint's connections share. Kept alive by the endpoint, its connections and those of its peers.
-// Thread contract: any thread.
+// What an endpoint's connections share. Kept alive by the endpoint, its connections and those of
+// its peers. Thread contract: any thread.
 class Hub : public std::enable_shared_from_this<Hub> {
  public:
-  Hub(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network) : options(std::move(options)), network(std::move(network)) {}
+  Hub(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
+      : options(std::move(options)), network(std::move(network)) {}
 
   const EndpointOptions options;
   const std::shared_ptr<LoopbackNetwork> network;
   const std::shared_ptr<ReaderThread> thread = std::make_shared<ReaderThread>();
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
-  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events);
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+                                                    ConnectionEvents events);
   void close();
   void join();
 
-  void remove(const std::shared_ptr<LoopbackConnection>& connection) { connections_.remove(connection); }
+  void remove(const std::shared_ptr<LoopbackConnection>& connection) {
+    connections_.remove(connection);
+  }
 
  private:
   // On this hub's thread: makes the accepting half for `from` and joins the two.
@@ -46,7 +50,9 @@ class Hub : public std::enable_shared_from_this<Hub> {
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
 };
 
-[[nodiscard]] Error closed_endpoint_error() { return Error(ErrorCode::shutting_down, "loopback endpoint is closed"); }
+[[nodiscard]] Error closed_endpoint_error() {
+  return Error(ErrorCode::shutting_down, "loopback endpoint is closed");
+}
 
 }  // namespace
 
@@ -95,10 +101,12 @@ class LoopbackNetwork::Impl {
 
 namespace {
 
-// One half of a loopback connection. Everything that arrives is a task on its hub's thread, in order.
+// One half of a loopback connection. Everything that arrives is a task on its hub's thread, in
+// order.
 class LoopbackConnection final : public HandshakingConnection {
  public:
-  LoopbackConnection(std::shared_ptr<Hub> hub, std::shared_ptr<Hub> peer_hub, std::string name, ConnectionEvents events)
+  LoopbackConnection(std::shared_ptr<Hub> hub, std::shared_ptr<Hub> peer_hub, std::string name,
+                     ConnectionEvents events)
       : HandshakingConnection(hub->options, std::move(events), hub->thread),
         hub_(std::move(hub)),
         peer_hub_(std::move(peer_hub)),
@@ -109,7 +117,8 @@ class LoopbackConnection final : public HandshakingConnection {
   [[nodiscard]] Hub& hub() noexcept { return *hub_; }
 
   // Joins two halves; false when one was shut before.
-  static bool link(const std::shared_ptr<LoopbackConnection>& connecting, const std::shared_ptr<LoopbackConnection>& accepting);
+  static bool link(const std::shared_ptr<LoopbackConnection>& connecting,
+                   const std::shared_ptr<LoopbackConnection>& accepting);
 
   // On this half's thread.
   void begin() {
@@ -128,7 +137,9 @@ class LoopbackConnection final : public HandshakingConnection {
  protected:
   void transmit_handshake(Bytes message) override;
   void shut() override;
-  void finished() override { hub_->remove(std::static_pointer_cast<LoopbackConnection>(shared_from_this())); }
+  void finished() override {
+    hub_->remove(std::static_pointer_cast<LoopbackConnection>(shared_from_this()));
+  }
 
  private:
   // A message on its way: one copy of it per delivery, in memory of the receiver.
@@ -139,7 +150,9 @@ class LoopbackConnection final : public HandshakingConnection {
   };
   void pack(const Message& message, Parcel& parcel) const;
   void transmit(Parcel parcel, SendDone done);
-  [[nodiscard]] std::shared_ptr<LoopbackConnection> self() { return std::static_pointer_cast<LoopbackConnection>(shared_from_this()); }
+  [[nodiscard]] std::shared_ptr<LoopbackConnection> self() {
+    return std::static_pointer_cast<LoopbackConnection>(shared_from_this());
+  }
   [[nodiscard]] std::shared_ptr<LoopbackConnection> other() {
     MutexLock lock(link_mutex_);
     return other_.lock();
@@ -155,7 +168,8 @@ class LoopbackConnection final : public HandshakingConnection {
   bool shut_ STITCH_GUARDED_BY(link_mutex_) = false;
 };
 
-bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connecting, const std::shared_ptr<LoopbackConnection>& accepting) {
+bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connecting,
+                              const std::shared_ptr<LoopbackConnection>& accepting) {
   {
     // The accepting half is new and unknown to others until the connecting one knows it.
     MutexLock lock(accepting->link_mutex_);
@@ -170,10 +184,12 @@ bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connect
 void LoopbackConnection::send(Message message, SendDone done) {
   Parcel parcel;
   if (peer_hub_ != nullptr && !closed()) {
-    parcel.fate = hub_->network->impl().judge(hub_->options.self.id, peer_hub_->options.self.id, message);
+    parcel.fate =
+        hub_->network->impl().judge(hub_->options.self.id, peer_hub_->options.self.id, message);
     if (!parcel.fate.drop && !parcel.fate.fail) pack(message, parcel);
   }
-  when_open([self = self(), parcel = std::move(parcel), done = std::move(done)](const std::optional<Error>& error) mutable {
+  when_open([self = self(), parcel = std::move(parcel),
+             done = std::move(done)](const std::optional<Error>& error) mutable {
     if (error) {
       if (done) done(error);
     } else {
@@ -185,14 +201,18 @@ void LoopbackConnection::send(Message message, SendDone done) {
 void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
   const EndpointOptions& to = peer_hub_->options;
   if (message.frame.size() > to.max_frame_bytes) {
-    parcel.violation = Error(ErrorCode::protocol, "frame of " + std::to_string(message.frame.size()) + " bytes from " + name_ +
-                                                      " exceeds the limit of " + std::to_string(to.max_frame_bytes) + " bytes");
+    parcel.violation =
+        Error(ErrorCode::protocol, "frame of " + std::to_string(message.frame.size()) +
+                                       " bytes from " + name_ + " exceeds the limit of " +
+                                       std::to_string(to.max_frame_bytes) + " bytes");
     return;
   }
   for (const Buffer& buffer : message.buffers) {
     if (buffer.bytes > to.max_buffer_bytes) {
-      parcel.violation = Error(ErrorCode::protocol, "buffer of " + std::to_string(buffer.bytes) + " bytes from " + name_ +
-                                                        " exceeds the limit of " + std::to_string(to.max_buffer_bytes) + " bytes");
+      parcel.violation =
+          Error(ErrorCode::protocol, "buffer of " + std::to_string(buffer.bytes) + " bytes from " +
+                                         name_ + " exceeds the limit of " +
+                                         std::to_string(to.max_buffer_bytes) + " bytes");
       return;
     }
   }
@@ -217,18 +237,24 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
   const std::shared_ptr<LoopbackConnection> to = other();
   std::optional<Error> failure = reason();
   if (!failure && parcel.fate.fail) {
-    failure = Error(ErrorCode::disconnected, "connection " + name_ + " was broken by an injected fault");
+    failure =
+        Error(ErrorCode::disconnected, "connection " + name_ + " was broken by an injected fault");
     close(*failure);
     if (to) to->close(*failure);
   }
-  if (!failure && !to) failure = Error(ErrorCode::disconnected, "connection " + name_ + " has lost its peer");
+  if (!failure && !to)
+    failure = Error(ErrorCode::disconnected, "connection " + name_ + " has lost its peer");
   if (!failure && parcel.violation) {
-    peer_hub_->thread->post([to, violation = std::move(*parcel.violation)] { to->close(violation); });
+    peer_hub_->thread->post(
+        [to, violation = std::move(*parcel.violation)] { to->close(violation); });
   } else if (!failure) {
     const bool delayed = parcel.fate.delay.count() > 0;
-    const auto due = delayed ? std::chrono::steady_clock::now() + parcel.fate.delay : std::chrono::steady_clock::time_point{};
+    const auto due = delayed ? std::chrono::steady_clock::now() + parcel.fate.delay
+                             : std::chrono::steady_clock::time_point{};
     for (Message& copy : parcel.copies) {
-      auto delivery = [to, message = std::move(copy)]() mutable { to->deliver(std::move(message)); };
+      auto delivery = [to, message = std::move(copy)]() mutable {
+        to->deliver(std::move(message));
+      };
       if (delayed) {
         peer_hub_->thread->post_at(due, std::move(delivery));
       } else {
@@ -237,7 +263,8 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
     }
   }
   if (!done) return;
-  thread().post([done = std::move(done), failure = std::move(failure)]() mutable { done(failure); });
+  thread().post(
+      [done = std::move(done), failure = std::move(failure)]() mutable { done(failure); });
 }
 
 void LoopbackConnection::transmit_handshake(Bytes message) {
@@ -253,17 +280,23 @@ void LoopbackConnection::shut() {
     if (std::exchange(shut_, true)) return;
     to = other_.lock();
   }
-  thread().post([self = self()] { self->finish_reading(Error(ErrorCode::disconnected, "connection " + self->name_ + " is closed")); });
+  thread().post([self = self()] {
+    self->finish_reading(
+        Error(ErrorCode::disconnected, "connection " + self->name_ + " is closed"));
+  });
   if (to) {
-    peer_hub_->thread->post(
-        [to] { to->finish_reading(Error(ErrorCode::disconnected, "connection " + to->name_ + " was closed by the peer")); });
+    peer_hub_->thread->post([to] {
+      to->finish_reading(
+          Error(ErrorCode::disconnected, "connection " + to->name_ + " was closed by the peer"));
+    });
   }
 }
 
 std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
   MutexLock lock(mutex_);
   if (connections_.closed()) throw closed_endpoint_error();
-  if (!address_.empty()) throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
+  if (!address_.empty())
+    throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
   accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
   address_ = network->impl().add(shared_from_this());
   return {address_};
@@ -271,13 +304,15 @@ std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
 
 std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionEvents events) {
   std::shared_ptr<Hub> to = network->impl().find(address);
-  auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, address, std::move(events));
+  auto connection =
+      std::make_shared<LoopbackConnection>(shared_from_this(), to, address, std::move(events));
   if (!connections_.add(connection)) {
     thread->post([connection] { connection->finish_reading(closed_endpoint_error()); });
   } else if (to == nullptr) {
     thread->post([connection] {
       connection->finish_reading(Error(ErrorCode::disconnected,
-                                       "connect to \"" + connection->describe() + "\" failed: no endpoint of this network listens there"));
+                                       "connect to \"" + connection->describe() +
+                                           "\" failed: no endpoint of this network listens there"));
     });
   } else {
     to->thread->post([to, connection] { to->accept(connection); });
@@ -294,19 +329,26 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
   Hub& other = from->hub();
   if (accept == nullptr) {
     other.thread->post([from] {
-      from->finish_reading(Error(ErrorCode::disconnected, "connect to \"" + from->describe() + "\" failed: the endpoint there is closed"));
+      from->finish_reading(
+          Error(ErrorCode::disconnected,
+                "connect to \"" + from->describe() + "\" failed: the endpoint there is closed"));
     });
     return;
   }
   std::string name = from->describe() + " from worker id " + std::to_string(other.options.self.id);
-  auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(), std::move(name), (*accept)());
+  auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(),
+                                                   std::move(name), (*accept)());
   const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
-    half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() + " was closed before it was accepted"));
-    if (!added) from->close(Error(ErrorCode::disconnected, "connect to \"" + from->describe() + "\" failed: the endpoint there is closed"));
+    half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() +
+                                                            " was closed before it was accepted"));
+    if (!added)
+      from->close(Error(ErrorCode::disconnected, "connect to \"" + from->describe() +
+                                                     "\" failed: the endpoint there is closed"));
     return;
   }
-  // Each half must have said hello before it hears one: it answers at once. `from` is heard on this thread, so after begin().
+  // Each half must have said hello before it hears one: it answers at once. `from` is heard on this
+  // thread, so after begin().
   other.thread->post([from] { from->begin(); });
   half->begin();
 }
@@ -338,8 +380,11 @@ class LoopbackEndpoint final : public Endpoint {
       : hub_(std::make_shared<Hub>(std::move(options), std::move(network))) {}
   ~LoopbackEndpoint() override { hub_->join(); }
 
-  std::vector<std::string> listen(Accept accept) override { return hub_->listen(std::move(accept)); }
-  std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events) override {
+  std::vector<std::string> listen(Accept accept) override {
+    return hub_->listen(std::move(accept));
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      ConnectionEvents events) override {
     return hub_->connect(address, std::move(events));
   }
   void close() override { hub_->close(); }
@@ -361,8 +406,10 @@ std::shared_ptr<LoopbackNetwork> LoopbackNetwork::process_wide() {
   return network;
 }
 
-std::unique_ptr<Endpoint> make_loopback_endpoint(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network) {
-  static_cast<void>(encode(options.self));  // a name that is too long is the caller's mistake: say so now
+std::unique_ptr<Endpoint> make_loopback_endpoint(EndpointOptions options,
+                                                 std::shared_ptr<LoopbackNetwork> network) {
+  static_cast<void>(
+      encode(options.self));  // a name that is too long is the caller's mistake: say so now
   if (network == nullptr) network = LoopbackNetwork::process_wide();
   return std::make_unique<LoopbackEndpoint>(std::move(options), std::move(network));
 }

@@ -4,7 +4,8 @@
 #include <condition_variable>
 #include <mutex>
 
-// Clang checks the locking discipline at compile time (-Wthread-safety); other compilers see plain mutexes.
+// Clang checks the locking discipline at compile time (-Wthread-safety); other compilers see plain
+// mutexes.
 #if defined(__clang__)
 #define STITCH_THREAD_ANNOTATION(x) __attribute__((x))
 #else
@@ -75,7 +76,8 @@ class CondVar {
     lock.release();
   }
   // False when `deadline` passed first. time_point::max() waits without a limit.
-  bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) STITCH_REQUIRES(mutex) {
+  bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
+      STITCH_REQUIRES(mutex) {
     if (deadline == std::chrono::steady_clock::time_point::max()) {
       wait(mutex);
       return true;

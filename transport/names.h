@@ -8,7 +8,9 @@ namespace stitch::transport {
 // "a, b, c".
 [[nodiscard]] std::string join_names(const std::vector<std::string>& names);
 
-// Drops repeated names. Throws Error(invalid_argument) when there are none or when one is not in `known`; `what` says what they name.
-void check_names(const std::string& what, std::vector<std::string>& names, const std::vector<std::string>& known);
+// Drops repeated names. Throws Error(invalid_argument) when there are none or when one is not in
+// `known`; `what` says what they name.
+void check_names(const std::string& what, std::vector<std::string>& names,
+                 const std::vector<std::string>& known);
 
 }  // namespace stitch::transport

@@ -28,9 +28,11 @@ using std::chrono::nanoseconds;
 // Empty rounds before a spinning thread begins to offer the processor to others.
 constexpr int kRoundsBeforeYield = 8;
 constexpr int kPausesPerRound = 8;
-// Every so many rounds the kernel is asked about all descriptors, not only those that were busy lately.
+// Every so many rounds the kernel is asked about all descriptors, not only those that were busy
+// lately.
 constexpr int kRoundsPerKernelLook = 16;
-// A source that costs a system call is polled without asking for this long after it moved something.
+// A source that costs a system call is polled without asking for this long after it moved
+// something.
 constexpr microseconds kHot{500};
 // A yield that takes longer ran somebody else: processors are wanted.
 constexpr microseconds kYieldRanOthers{200};
@@ -52,8 +54,9 @@ constexpr int kWorkDelays = 2;
 constexpr microseconds kShortSleep{150};
 // One may be busy with what a message brought; the other one polls meanwhile.
 constexpr int kThreads = 2;
-// A waiting thread spins for about what it costs to put it to sleep and to wake it: never much worse than sleeping at once. After it
-// has seen that processors are wanted, the next few waits sleep at once.
+// A waiting thread spins for about what it costs to put it to sleep and to wake it: never much
+// worse than sleeping at once. After it has seen that processors are wanted, the next few waits
+// sleep at once.
 constexpr microseconds kHelpSpin{60};
 constexpr int kShortHelps = 16;
 constexpr int kRoundsAfterHelp = 2;
@@ -86,7 +89,8 @@ void relax() noexcept {
 }
 
 [[nodiscard]] int checked(int result, const char* what) {
-  if (result < 0) throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
+  if (result < 0)
+    throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
   return result;
 }
 
@@ -99,10 +103,12 @@ Poller::Poller()
   epoll_event event{};
   event.events = 0;
   event.data.fd = sockets_.get();
-  static_cast<void>(checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
+  static_cast<void>(
+      checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
   event.events = EPOLLIN;
   event.data.fd = stop_.get();
-  static_cast<void>(checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, stop_.get(), &event), "epoll_ctl"));
+  static_cast<void>(
+      checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, stop_.get(), &event), "epoll_ctl"));
 }
 
 Poller::~Poller() = default;
@@ -128,7 +134,8 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
         --poller->threads_;
       }
       poller->join();
-      throw Error(ErrorCode::overloaded, "the threads of an endpoint cannot be started: " + error.code().message());
+      throw Error(ErrorCode::overloaded,
+                  "the threads of an endpoint cannot be started: " + error.code().message());
     }
   }
   return poller;
@@ -239,7 +246,8 @@ void Poller::refresh() {
     MutexLock lock(mutex_);
     polled_version_ = version_.load(std::memory_order_acquire);
     polled_.reserve(watched_.size());
-    for (const auto& [id, watched] : watched_) polled_.push_back({watched.source, watched.source->cheap(), {}});
+    for (const auto& [id, watched] : watched_)
+      polled_.push_back({watched.source, watched.source->cheap(), {}});
   }
   for (auto& each : polled_) {
     for (const auto& old : before) {
@@ -251,7 +259,8 @@ void Poller::refresh() {
 
 bool Poller::take_events(int timeout_ms) {
   std::array<epoll_event, 32> events;
-  const int count = epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+  const int count =
+      epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
   bool moved = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event event = events[static_cast<std::size_t>(i)];
@@ -314,7 +323,9 @@ bool Poller::poll_once(bool ask_kernel) {
   for (std::size_t i = 0; i < polled_.size(); ++i) {
     if (!polled_[i].cheap) {
       if (now == Clock::time_point{}) now = Clock::now();
-      if (polled_[i].source->blocked() || (now - polled_[i].last_moved > kHot && !polled_[i].source->pending())) continue;
+      if (polled_[i].source->blocked() ||
+          (now - polled_[i].last_moved > kHot && !polled_[i].source->pending()))
+        continue;
       any_expensive = true;
     }
     const bool source_moved = polled_[i].source->poll();
@@ -323,7 +334,8 @@ bool Poller::poll_once(bool ask_kernel) {
     moved = true;
     polled_[i].last_moved = now == Clock::time_point{} ? Clock::now() : now;
   }
-  // With nothing hot that costs a system call, the kernel's own look is the only one. However busy some sources are, others get one.
+  // With nothing hot that costs a system call, the kernel's own look is the only one. However busy
+  // some sources are, others get one.
   const bool only_look = !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
   if (ask_kernel || only_look || ++rounds_since_look_ >= kRoundsPerKernelLook) {
     rounds_since_look_ = 0;
@@ -332,13 +344,15 @@ bool Poller::poll_once(bool ask_kernel) {
   return moved;
 }
 
-Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Clock::time_point deadline) {
+Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit,
+                          Clock::time_point deadline) {
   Clock::time_point last = Clock::now();
   Clock::time_point now = last;
   Clock::time_point idle = last;  // when a round last moved nothing
   int delays = 0;
   for (int round = 0;; ++round) {
-    if (done != nullptr ? done->load(std::memory_order_acquire) : helpers_.load() > 0 || stopping_.load()) {
+    if (done != nullptr ? done->load(std::memory_order_acquire)
+                        : helpers_.load() > 0 || stopping_.load()) {
       return done != nullptr ? Spun::done : Spun::wanted;
     }
     if (poll_once(false)) {
@@ -365,15 +379,18 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit, Cloc
     if (after - now > kYieldRanOthers) {
       spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
       short_helps_ = kShortHelps;
-      if (!poll_once(true)) return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done : Spun::nothing_came;
+      if (!poll_once(true))
+        return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done
+                                                                        : Spun::nothing_came;
       if (deferred_) return Spun::work;
       last = Clock::now();
     }
   }
 }
 
-// When much moves: who waits for this processor, perhaps for an answer that was just read, would otherwise have it at the next tick of
-// the system's clock, milliseconds later. Those that keep it once they have it are not asked again for a while.
+// When much moves: who waits for this processor, perhaps for an answer that was just read, would
+// otherwise have it at the next tick of the system's clock, milliseconds later. Those that keep it
+// once they have it are not asked again for a while.
 void Poller::give_way(Clock::time_point now) {
   sched_yield();
   give_way_after_ = Clock::now() - now > kYieldRanOthers ? kRareYields : kFrequentYields;
@@ -386,7 +403,8 @@ void Poller::yielded(Clock::time_point since, Clock::time_point until) {
   if (since - std::exchange(last_crowded_, until) > kCalm) move_pause_ = kMinMovePause;
   // Threads of the user's stay where they are.
   if (own_thread_of != this || until < next_move_) return;
-  // Not both of two that have found each other: a coin is tossed, with what the clock's last bits are.
+  // Not both of two that have found each other: a coin is tossed, with what the clock's last bits
+  // are.
   const bool stay = (until.time_since_epoch().count() / 32) % 2 == 0;
   if (stay) {
     next_move_ = until + kSecondThoughts;
@@ -436,7 +454,7 @@ Poller::Pause Poller::poll_until_idle() {
 
 void Poller::run() {
   own_thread_of = this;
-  bool came = false;   // something has, which woke this thread
+  bool came = false;  // something has, which woke this thread
   bool held = false;  // the role, from the last round
   bool woken = false;
   while (held || !stopping_.load()) {
@@ -452,7 +470,8 @@ void Poller::run() {
           spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
         }
         came = false;
-        if (woken) rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
+        if (woken)
+          rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
         woken = false;
         pause = poll_until_idle();
         idle_since_ = Clock::now();
@@ -479,7 +498,8 @@ void Poller::run() {
     }
     std::array<epoll_event, 2> events;
     sleepers_.fetch_add(1);
-    const int count = epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
+    const int count =
+        epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
     sleepers_.fetch_sub(1);
     woken = true;
     for (int i = 0; i < count; ++i) {
@@ -489,14 +509,15 @@ void Poller::run() {
       } else if (!stopping_.load()) {
         std::uint64_t value = 0;
         static_cast<void>(!::read(stop_.get(), &value, sizeof(value)));
-        if (stopping_.load()) ring();  // what was read may have been join()'s: it is for all threads
+        if (stopping_.load())
+          ring();  // what was read may have been join()'s: it is for all threads
       }
     }
   }
 }
 
-// Whoever polled has to leave things so that nothing that comes goes unseen: the sources asleep and the sockets watched, or another
-// thread woken that polls on.
+// Whoever polled has to leave things so that nothing that comes goes unseen: the sources asleep and
+// the sockets watched, or another thread woken that polls on.
 void Poller::give_up_role(bool quiet) {
   role_.unlock();
   // After unlocking: the other thread may just have found the role taken and gone to sleep.
@@ -528,7 +549,8 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     if (short_helps_ > 0) --short_helps_;
     finished = spin(&done, limit, deadline) == Spun::done;
     // What goes on and on is not this thread's to see through.
-    for (int round = 0; !(quiet = all_asleep()) && round < kRoundsAfterHelp; ++round) poll_once(false);
+    for (int round = 0; !(quiet = all_asleep()) && round < kRoundsAfterHelp; ++round)
+      poll_once(false);
     idle_since_ = Clock::now();
     keeps_role_.store(false);
   }

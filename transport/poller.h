@@ -14,8 +14,9 @@
 
 namespace stitch::transport {
 
-// Something that bytes come from and go to: a connection or a listener. Shared by its owner and its poller.
-// Thread contract: one call at a time, on whichever thread polls; no lock of the poller is held.
+// Something that bytes come from and go to: a connection or a listener. Shared by its owner and its
+// poller. Thread contract: one call at a time, on whichever thread polls; no lock of the poller is
+// held.
 class PollSource {
  public:
   virtual ~PollSource() = default;
@@ -25,38 +26,44 @@ class PollSource {
   virtual bool ready(std::uint32_t events) = 0;
   // Whether poll() is worth calling again and again because it makes no system call.
   [[nodiscard]] virtual bool cheap() const noexcept { return false; }
-  // Of a source that is not cheap: whether poll() has something to write, so that it is called even if nothing has come lately.
+  // Of a source that is not cheap: whether poll() has something to write, so that it is called even
+  // if nothing has come lately.
   [[nodiscard]] virtual bool pending() const noexcept { return false; }
-  // Likewise: whether it waits for room to write, so that the kernel is asked instead of calling poll().
+  // Likewise: whether it waits for room to write, so that the kernel is asked instead of calling
+  // poll().
   [[nodiscard]] virtual bool blocked() const noexcept { return false; }
-  // Nobody will poll until the descriptor is ready: from now on the other side must wake us. False when something has come
-  // meanwhile, and it must be polled first.
+  // Nobody will poll until the descriptor is ready: from now on the other side must wake us. False
+  // when something has come meanwhile, and it must be polled first.
   virtual bool sleep() { return true; }
   // Somebody polls again: no need to wake us.
   virtual void wake() {}
 };
 
-// Watches sources for one endpoint: polls them while traffic is hot, sleeps in the kernel otherwise.
+// Watches sources for one endpoint: polls them while traffic is hot, sleeps in the kernel
+// otherwise.
 //
-// At any time at most one thread polls: one of the poller's own two, or one that has nothing better to do because it waits for
-// what a message will bring (see help()). The poller's own threads spin after a message for as long as that has paid off lately, at
-// most kMaxSpin, giving way to other threads all the time. When those want the processor, they sleep earlier, and try another processor:
-// at once, and again after ever longer whiles as long as that does not help.
+// At any time at most one thread polls: one of the poller's own two, or one that has nothing better
+// to do because it waits for what a message will bring (see help()). The poller's own threads spin
+// after a message for as long as that has paid off lately, at most kMaxSpin, giving way to other
+// threads all the time. When those want the processor, they sleep earlier, and try another
+// processor: at once, and again after ever longer whiles as long as that does not help.
 //
-// Waking a thread costs more than most handlers do. So when messages bring work that may block, the thread that read them does the
-// work itself (see defer()) once nothing more has come: it leaves the polling to the other one, which sleeps in the kernel and wakes
-// only if something comes meanwhile.
+// Waking a thread costs more than most handlers do. So when messages bring work that may block, the
+// thread that read them does the work itself (see defer()) once nothing more has come: it leaves
+// the polling to the other one, which sleeps in the kernel and wakes only if something comes
+// meanwhile.
 //
-// Shared by an endpoint, its connections and its own threads, which are detached: one that never returns from deferred work cannot
-// keep the endpoint from ending.
-// Thread contract: any thread unless said otherwise. No lock is held while sources are called, but calls from inside them to help()
-// do nothing.
+// Shared by an endpoint, its connections and its own threads, which are detached: one that never
+// returns from deferred work cannot keep the endpoint from ending. Thread contract: any thread
+// unless said otherwise. No lock is held while sources are called, but calls from inside them to
+// help() do nothing.
 class Poller : public std::enable_shared_from_this<Poller> {
  public:
   using Clock = std::chrono::steady_clock;
   using SourceId = std::uint64_t;
 
-  // Its threads run from now on. Throws Error(internal) or Error(overloaded) when the system refuses.
+  // Its threads run from now on. Throws Error(internal) or Error(overloaded) when the system
+  // refuses.
   [[nodiscard]] static std::shared_ptr<Poller> start(const std::string& thread_name);
   Poller();  // use start()
   ~Poller();
@@ -65,8 +72,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
 
   // A name for a source, for good.
   [[nodiscard]] SourceId new_id() noexcept { return next_id_.fetch_add(1); }
-  // Starts polling `source` and watching `fd` for what comes in. Throws Error(internal) when the kernel refuses.
-  // REQUIRES: nothing is watched under `id` now.
+  // Starts polling `source` and watching `fd` for what comes in. Throws Error(internal) when the
+  // kernel refuses. REQUIRES: nothing is watched under `id` now.
   void add(SourceId id, int fd, std::shared_ptr<PollSource> source) STITCH_EXCLUDES(mutex_);
   // Watches also for room to write, or no longer. Does nothing when it has been removed.
   void watch_room(SourceId id, bool watch) STITCH_EXCLUDES(mutex_);
@@ -75,26 +82,31 @@ class Poller : public std::enable_shared_from_this<Poller> {
   // Lets go of the source; a call to it that runs goes on. Before its descriptor is closed.
   void remove(SourceId id) STITCH_EXCLUDES(mutex_);
 
-  // Polls on this thread until `done` is set or polling has brought nothing for a while. True when it is set.
+  // Polls on this thread until `done` is set or polling has brought nothing for a while. True when
+  // it is set.
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   // Whether this thread is inside a call to a source of this poller.
   [[nodiscard]] bool on_this_thread() const noexcept;
-  // Work that messages brought. work(true) does a piece of it on this thread, which may block, and says whether there is more;
-  // work(false) has other threads do it and returns at once.
+  // Work that messages brought. work(true) does a piece of it on this thread, which may block, and
+  // says whether there is more; work(false) has other threads do it and returns at once.
   using Work = UniqueFunction<bool(bool here)>;
-  // Asks this thread to do `work` when everything that has come is delivered, with nobody polling on it meanwhile. Several pieces
-  // that come together are one: only the first `work` is kept. False, and nothing is taken, when this thread cannot: it is not the
-  // poller's own, or there is no other one to poll. REQUIRES: on_this_thread().
+  // Asks this thread to do `work` when everything that has come is delivered, with nobody polling
+  // on it meanwhile. Several pieces that come together are one: only the first `work` is kept.
+  // False, and nothing is taken, when this thread cannot: it is not the poller's own, or there is
+  // no other one to poll. REQUIRES: on_this_thread().
   [[nodiscard]] bool defer(Work& work);
-  // Within work(true), when what follows will not block any more and will bring messages: polling is this thread's again.
+  // Within work(true), when what follows will not block any more and will bring messages: polling
+  // is this thread's again.
   void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may leave with the role
-  // Has a source that has become pending() polled soon: by the thread that polls, or by one that is woken for it.
+  // Has a source that has become pending() polled soon: by the thread that polls, or by one that is
+  // woken for it.
   void poll_soon();
-  // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES: on_this_thread().
+  // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES:
+  // on_this_thread().
   void poll_after_delivery(std::shared_ptr<PollSource> source);
 
-  // Ends the threads. One that is inside deferred work is waited for a moment only; it ends when that returns, and nothing is polled
-  // any more. Not from a source. A second call does nothing.
+  // Ends the threads. One that is inside deferred work is waited for a moment only; it ends when
+  // that returns, and nothing is polled any more. Not from a source. A second call does nothing.
   void join() STITCH_EXCLUDES(mutex_);
 
   static constexpr std::chrono::microseconds kMaxSpin{100};
@@ -119,7 +131,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void entered_work(int change) STITCH_EXCLUDES(mutex_);
   // The caller has the role of the one that polls.
   bool poll_once(bool ask_kernel) STITCH_REQUIRES(role_);
-  Spun spin(const std::atomic<bool>* done, std::chrono::nanoseconds limit, Clock::time_point deadline) STITCH_REQUIRES(role_);
+  Spun spin(const std::atomic<bool>* done, std::chrono::nanoseconds limit,
+            Clock::time_point deadline) STITCH_REQUIRES(role_);
   bool take_events(int timeout_ms) STITCH_REQUIRES(role_);
   void after_delivery() STITCH_REQUIRES(role_);
   void refresh() STITCH_REQUIRES(role_);
@@ -143,9 +156,10 @@ class Poller : public std::enable_shared_from_this<Poller> {
 
   std::atomic<SourceId> next_id_{1};
   std::atomic<bool> stopping_{false};
-  std::atomic<int> helpers_{0};   // threads that poll or want to
-  std::atomic<bool> keeps_role_{false};  // the one that polls does not make room: it waits for something, or has much to move; written by it
-  std::atomic<int> sleepers_{0};  // own threads that sleep, or are about to
+  std::atomic<int> helpers_{0};          // threads that poll or want to
+  std::atomic<bool> keeps_role_{false};  // the one that polls does not make room: it waits for
+                                         // something, or has much to move; written by it
+  std::atomic<int> sleepers_{0};         // own threads that sleep, or are about to
 
   Mutex role_;  // held by the thread that polls
   std::vector<Polled> polled_ STITCH_GUARDED_BY(role_);
@@ -156,19 +170,21 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
   Clock::time_point idle_since_ STITCH_GUARDED_BY(role_);
   int short_helps_ STITCH_GUARDED_BY(role_) = 0;  // how many more waiting threads should not spin
-  std::chrono::nanoseconds give_way_after_ STITCH_GUARDED_BY(role_){0};  // of polling that moved something every time
-  // Since when somebody else runs whenever this thread gives way, when that was last so, from when on the processor may be left for
-  // another one, and for how long not after that.
+  std::chrono::nanoseconds give_way_after_ STITCH_GUARDED_BY(role_){
+      0};  // of polling that moved something every time
+  // Since when somebody else runs whenever this thread gives way, when that was last so, from when
+  // on the processor may be left for another one, and for how long not after that.
   int yields_that_switched_ STITCH_GUARDED_BY(role_) = 0;
   Clock::time_point last_crowded_ STITCH_GUARDED_BY(role_);
   Clock::time_point next_move_ STITCH_GUARDED_BY(role_);
   std::chrono::nanoseconds move_pause_ STITCH_GUARDED_BY(role_){0};
-  std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written by the holder of role_
+  std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written
+                                    // by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
 
   Mutex mutex_;
   std::unordered_map<SourceId, Watched> watched_ STITCH_GUARDED_BY(mutex_);
-  std::atomic<std::uint64_t> version_{1};   // of watched_
+  std::atomic<std::uint64_t> version_{1};  // of watched_
   std::atomic<std::size_t> expensive_{0};  // sources that are not cheap
 
   int threads_ STITCH_GUARDED_BY(mutex_) = 0;  // own ones that have not ended

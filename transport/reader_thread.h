@@ -10,9 +10,10 @@
 
 namespace stitch::transport {
 
-// A thread that runs tasks one after the other: posted ones in the order of posting, timed ones when they are due. It
-// sleeps without a time limit when there is nothing to do.
-// Owned by an endpoint. Thread contract: any thread; join() not from a task. After join() nothing runs any more.
+// A thread that runs tasks one after the other: posted ones in the order of posting, timed ones
+// when they are due. It sleeps without a time limit when there is nothing to do. Owned by an
+// endpoint. Thread contract: any thread; join() not from a task. After join() nothing runs any
+// more.
 class ReaderThread {
  public:
   using Task = UniqueFunction<void()>;
@@ -22,11 +23,13 @@ class ReaderThread {
   ReaderThread& operator=(const ReaderThread&) = delete;
   ~ReaderThread();
 
-  // Queues a task, which must not throw. Once the thread has ended it runs at once, on the caller's thread.
+  // Queues a task, which must not throw. Once the thread has ended it runs at once, on the caller's
+  // thread.
   void post(Task task);
   // Runs a task once `due` has passed. Dropped when the thread ends before that.
   void post_at(std::chrono::steady_clock::time_point due, Task task);
-  // Lets the posted tasks and what they post run, then ends the thread. A second call returns when the first is through.
+  // Lets the posted tasks and what they post run, then ends the thread. A second call returns when
+  // the first is through.
   void join();
 
  private:

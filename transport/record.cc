@@ -18,7 +18,9 @@ void RecordHeader::encode(std::byte* at) const noexcept {
 
 RecordHeader RecordHeader::decode(const std::byte* at) {
   const auto kind = static_cast<std::uint8_t>(at[0]);
-  if (kind < 1 || kind > 3) throw Error(ErrorCode::protocol, "record is malformed: kind " + std::to_string(kind) + " is unknown");
+  if (kind < 1 || kind > 3)
+    throw Error(ErrorCode::protocol,
+                "record is malformed: kind " + std::to_string(kind) + " is unknown");
   if (at[1] != std::byte{0} || at[2] != std::byte{0} || at[3] != std::byte{0}) {
     throw Error(ErrorCode::protocol, "record is malformed: its reserved bytes are not 0");
   }

@@ -7,11 +7,13 @@
 
 namespace stitch::transport {
 
-// What a stream connection's bytes are made of; see WIRE.md. A record is a header, `buffers` sizes of 8 bytes each (message and
-// bulk), and then the bytes it announces (message: the frame and the buffers, data: a piece of the bulk message under way).
+// What a stream connection's bytes are made of; see WIRE.md. A record is a header, `buffers` sizes
+// of 8 bytes each (message and bulk), and then the bytes it announces (message: the frame and the
+// buffers, data: a piece of the bulk message under way).
 enum class RecordKind : std::uint8_t {
   message = 1,  // a whole small message
-  bulk = 2,     // a large message begins: its bytes follow in data records, other messages may come between
+  bulk = 2,     // a large message begins: its bytes follow in data records, other messages may come
+                // between
   data = 3,
 };
 

@@ -14,7 +14,9 @@ constexpr std::size_t kStagedBytes = std::size_t{64} << 10;
 constexpr std::size_t kStagedInBulk = 1024;
 static_assert(kStagedBytes >= kSmallMessageBytes + RecordHeader::kBytes + kSmallMessageBuffers * 8);
 
-[[noreturn]] void malformed(const std::string& what) { throw Error(ErrorCode::protocol, "record is malformed: " + what); }
+[[noreturn]] void malformed(const std::string& what) {
+  throw Error(ErrorCode::protocol, "record is malformed: " + what);
+}
 }  // namespace
 
 RecordReader::RecordReader(Memory memory, LimitsNow limits, Sink sink)
@@ -35,8 +37,10 @@ bool RecordReader::read(Link& link) {
     }
     // A piece that goes on behind this target is not to be staged.
     const bool more_of_piece = direct > 0 && direct < piece_left_;
-    // Between pieces of a large message little is staged: what follows had better go straight to its place.
-    const std::size_t stage = bulk_ ? std::min(kStagedInBulk, staged_.size() - end_) : staged_.size() - end_;
+    // Between pieces of a large message little is staged: what follows had better go straight to
+    // its place.
+    const std::size_t stage =
+        bulk_ ? std::min(kStagedInBulk, staged_.size() - end_) : staged_.size() - end_;
     if (!more_of_piece) parts[count++] = {staged_.data() + end_, stage};
     const std::size_t got = link.read({parts, count});
     if (got == 0) break;
@@ -75,14 +79,17 @@ std::size_t RecordReader::size_at(std::size_t index) const noexcept {
 void RecordReader::check(const RecordHeader& header) const {
   const Limits limits = limits_();
   if (header.bytes > limits.frame_bytes) {
-    throw Error(ErrorCode::protocol,
-                "frame of " + std::to_string(header.bytes) + " bytes over the limit of " + std::to_string(limits.frame_bytes) + " bytes");
+    throw Error(ErrorCode::protocol, "frame of " + std::to_string(header.bytes) +
+                                         " bytes over the limit of " +
+                                         std::to_string(limits.frame_bytes) + " bytes");
   }
   if (!limits.buffers_allowed && (header.buffers > 0 || header.kind != RecordKind::message)) {
     malformed("a handshake message has no buffers and comes whole");
   }
   const std::size_t most = header.kind == RecordKind::message ? kSmallMessageBuffers : kMaxBuffers;
-  if (header.buffers > most) malformed(std::to_string(header.buffers) + " buffers, at most " + std::to_string(most) + " are allowed");
+  if (header.buffers > most)
+    malformed(std::to_string(header.buffers) + " buffers, at most " + std::to_string(most) +
+              " are allowed");
   if (header.kind == RecordKind::message && header.bytes > kSmallMessageBytes) {
     malformed("a frame of " + std::to_string(header.bytes) + " bytes came as a small message");
   }
@@ -94,7 +101,9 @@ void RecordReader::check_buffers(const RecordHeader& header) const {
   for (std::uint32_t i = 0; i < header.buffers; ++i) {
     const std::size_t size = size_at(i);
     if (size <= limit) continue;
-    throw Error(ErrorCode::protocol, "buffer of " + std::to_string(size) + " bytes over the limit of " + std::to_string(limit) + " bytes");
+    throw Error(ErrorCode::protocol, "buffer of " + std::to_string(size) +
+                                         " bytes over the limit of " + std::to_string(limit) +
+                                         " bytes");
   }
 }
 
@@ -109,7 +118,8 @@ bool RecordReader::take_record() {
   if (header.kind == RecordKind::data) {
     if (!bulk_) malformed("data without a message that it belongs to");
     if (header.buffers != 0 || header.bytes == 0 || header.bytes > bulk_->left) {
-      malformed("data of " + std::to_string(header.bytes) + " bytes where " + std::to_string(bulk_->left) + " are missing");
+      malformed("data of " + std::to_string(header.bytes) + " bytes where " +
+                std::to_string(bulk_->left) + " are missing");
     }
     begin_ += RecordHeader::kBytes;
     piece_left_ = static_cast<std::size_t>(header.bytes);
@@ -132,7 +142,8 @@ bool RecordReader::take_record() {
   check_buffers(header);
   for (std::uint32_t i = 0; i < header.buffers; ++i) {
     const std::size_t size = size_at(i);
-    if (size > kSmallMessageBytes || bytes + size > kSmallMessageBytes) malformed("a buffer of " + std::to_string(size) + " bytes came in a small message");
+    if (size > kSmallMessageBytes || bytes + size > kSmallMessageBytes)
+      malformed("a buffer of " + std::to_string(size) + " bytes came in a small message");
     bytes += size;
   }
   if (staged < head + bytes) {
@@ -145,7 +156,8 @@ bool RecordReader::take_record() {
 
 void RecordReader::take_message(const RecordHeader& header) {
   Message message;
-  const std::byte* from = staged_.data() + begin_ + RecordHeader::kBytes + std::size_t{header.buffers} * 8;
+  const std::byte* from =
+      staged_.data() + begin_ + RecordHeader::kBytes + std::size_t{header.buffers} * 8;
   message.frame.append(from, static_cast<std::size_t>(header.bytes));
   from += header.bytes;
   message.buffers.reserve(header.buffers);
@@ -176,7 +188,8 @@ void RecordReader::begin_buffers_if_due() {
   Bulk& bulk = *bulk_;
   if (bulk.sizes.empty() || bulk.offset < bulk.message.frame.size()) return;
   bulk.message.buffers.reserve(bulk.sizes.size());
-  for (const std::size_t bytes : bulk.sizes) bulk.message.buffers.push_back(memory_(bulk.message.frame, bytes));
+  for (const std::size_t bytes : bulk.sizes)
+    bulk.message.buffers.push_back(memory_(bulk.message.frame, bytes));
   bulk.sizes.clear();
 }
 
@@ -184,8 +197,10 @@ iovec RecordReader::target() noexcept {
   Bulk& bulk = *bulk_;
   for (;; ++bulk.part, bulk.offset = 0) {
     const bool frame = bulk.part == 0;
-    const std::size_t bytes = frame ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
-    auto* data = frame ? bulk.message.frame.data() : static_cast<std::byte*>(bulk.message.buffers[bulk.part - 1].data);
+    const std::size_t bytes =
+        frame ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
+    auto* data = frame ? bulk.message.frame.data()
+                       : static_cast<std::byte*>(bulk.message.buffers[bulk.part - 1].data);
     if (bulk.offset < bytes) return {data + bulk.offset, bytes - bulk.offset};
   }
 }

@@ -11,9 +11,9 @@
 
 namespace stitch::transport {
 
-// The receiving half of a stream connection: reads records from the link and hands out the messages that are complete. Every
-// length is checked before memory is taken for it.
-// Not thread-safe. The sink is called with no state of the reader in use but for what comes after.
+// The receiving half of a stream connection: reads records from the link and hands out the messages
+// that are complete. Every length is checked before memory is taken for it. Not thread-safe. The
+// sink is called with no state of the reader in use but for what comes after.
 class RecordReader {
  public:
   struct Limits {
@@ -29,8 +29,9 @@ class RecordReader {
 
   RecordReader(Memory memory, LimitsNow limits, Sink sink);
 
-  // Reads what is there, at most about kReadBytes, and hands out what is complete. Returns whether bytes came. Throws
-  // Error(protocol) when they make no sense, and what asking for memory throws; nothing more can be read then.
+  // Reads what is there, at most about kReadBytes, and hands out what is complete. Returns whether
+  // bytes came. Throws Error(protocol) when they make no sense, and what asking for memory throws;
+  // nothing more can be read then.
   bool read(Link& link);
 
   static constexpr std::size_t kReadBytes = std::size_t{512} << 10;
@@ -40,12 +41,13 @@ class RecordReader {
   struct Bulk {
     Message message;
     std::vector<std::size_t> sizes;  // of the buffers, until they have memory
-    std::size_t part = 0;    // 0: the frame, then the buffers
-    std::size_t offset = 0;  // in it
-    std::size_t left = 0;    // of the whole message
+    std::size_t part = 0;            // 0: the frame, then the buffers
+    std::size_t offset = 0;          // in it
+    std::size_t left = 0;            // of the whole message
   };
 
-  // Takes one record, or what there is of it, from the staged bytes. False when more must come first.
+  // Takes one record, or what there is of it, from the staged bytes. False when more must come
+  // first.
   bool take_record();
   void take_message(const RecordHeader& header);
   void begin_bulk(const RecordHeader& header);

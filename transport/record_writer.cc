@@ -27,7 +27,9 @@ void put_sizes(const Message& message, std::byte* at) noexcept {
 // Pieces of memory to be written together.
 class RecordWriter::Parts {
  public:
-  [[nodiscard]] bool room_for(std::size_t parts) const noexcept { return count_ + parts <= kMaxParts; }
+  [[nodiscard]] bool room_for(std::size_t parts) const noexcept {
+    return count_ + parts <= kMaxParts;
+  }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::span<const iovec> span() const noexcept { return {parts_.data(), count_}; }
   // Adds [data, data + bytes) without its first `skip` bytes, and takes what it skipped off `skip`.
@@ -35,7 +37,8 @@ class RecordWriter::Parts {
     const std::size_t skipped = std::min(skip, bytes);
     skip -= skipped;
     if (bytes == skipped) return;
-    parts_[count_++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skipped, bytes - skipped};
+    parts_[count_++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skipped,
+                        bytes - skipped};
     bytes_ += bytes - skipped;
   }
 
@@ -56,7 +59,8 @@ RecordWriter::Small::Small(Outgoing what, std::size_t message_bytes) : outgoing(
   put_sizes(message, head.data() + RecordHeader::kBytes);
 }
 
-RecordWriter::Bulk::Bulk(Outgoing what, std::size_t message_bytes) : outgoing(std::move(what)), total_bytes(message_bytes) {
+RecordWriter::Bulk::Bulk(Outgoing what, std::size_t message_bytes)
+    : outgoing(std::move(what)), total_bytes(message_bytes) {
   const Message& message = outgoing.message;
   RecordHeader header;
   header.kind = RecordKind::bulk;
@@ -106,7 +110,8 @@ void RecordWriter::add_bulk(Link& link, Parts& parts) {
     return;
   }
   if (piece_bytes_ == 0) {
-    piece_bytes_ = piece_left_ = std::min(link.bulk_room(bulk_since_small_ < kSmallAboutBytes), bulk.total_bytes - bulk_written_);
+    piece_bytes_ = piece_left_ = std::min(link.bulk_room(bulk_since_small_ < kSmallAboutBytes),
+                                          bulk.total_bytes - bulk_written_);
     if (piece_bytes_ == 0) return;
     piece_head_written_ = 0;
     RecordHeader header;
@@ -127,13 +132,15 @@ void RecordWriter::add_bulk(Link& link, Parts& parts) {
   }
 }
 
-std::span<const std::byte> RecordWriter::part_of(const Message& message, std::size_t part) noexcept {
+std::span<const std::byte> RecordWriter::part_of(const Message& message,
+                                                 std::size_t part) noexcept {
   if (part == 0) return message.frame.span();
   const Buffer& buffer = message.buffers[part - 1];
   return {static_cast<const std::byte*>(buffer.data), buffer.bytes};
 }
 
-RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished, std::size_t enough_bytes) {
+RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
+                                          std::size_t enough_bytes) {
   Flushed flushed;
   while (!empty() && flushed.bytes < enough_bytes) {
     Parts parts;
@@ -141,7 +148,9 @@ RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished, std::s
     if (small) {
       std::size_t skip = small_written_;
       for (const Small& each : small_) {
-        if (!parts.room_for(2 + each.outgoing.message.buffers.size()) || parts.bytes() > kGatherBytes) break;
+        if (!parts.room_for(2 + each.outgoing.message.buffers.size()) ||
+            parts.bytes() > kGatherBytes)
+          break;
         add_small(each, skip, parts);
         skip = 0;
       }
@@ -197,7 +206,8 @@ void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
   if (bulk_head_written_ < bulk.head.size() || bulk_written_ < bulk.total_bytes) return;
   finished.push_back(std::move(bulk.outgoing));
   bulk_.pop_front();
-  bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ = 0;
+  bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ =
+      0;
 }
 
 std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
@@ -206,7 +216,8 @@ std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
   for (Small& each : small_) all.push_back(std::move(each.outgoing));
   small_.clear();
   bulk_.clear();
-  small_written_ = bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ = 0;
+  small_written_ = bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ =
+      piece_bytes_ = piece_left_ = 0;
   return all;
 }
 

@@ -15,10 +15,10 @@
 
 namespace stitch::transport {
 
-// The sending half of a stream connection: lays messages out as records and writes as much as the link takes. Large messages go
-// in pieces, one large message at a time; small ones that come later pass between the pieces. Small ones keep their order among
-// themselves, and so do large ones.
-// Not thread-safe. No callbacks: who is through is handed back.
+// The sending half of a stream connection: lays messages out as records and writes as much as the
+// link takes. Large messages go in pieces, one large message at a time; small ones that come later
+// pass between the pieces. Small ones keep their order among themselves, and so do large ones. Not
+// thread-safe. No callbacks: who is through is handed back.
 class RecordWriter {
  public:
   struct Outgoing {
@@ -27,17 +27,20 @@ class RecordWriter {
   };
   using Finished = std::vector<Outgoing, RecyclingAllocator<Outgoing>>;
 
-  // Writes a message at once when nothing is before it and `link` (which may be null) has room, and hands it back; otherwise
-  // queues it or the rest of it. REQUIRES: its buffers are on the CPU.
+  // Writes a message at once when nothing is before it and `link` (which may be null) has room, and
+  // hands it back; otherwise queues it or the rest of it. REQUIRES: its buffers are on the CPU.
   [[nodiscard]] std::optional<Outgoing> send(Outgoing outgoing, Link* link);
   struct Flushed {
     std::size_t bytes = 0;  // that went
     bool full = false;      // whether the link had no room for more
   };
-  // Writes what there is room for, until at least `enough_bytes` have gone. What has gone completely is moved to `finished`.
-  Flushed flush(Link& link, Finished& finished, std::size_t enough_bytes = std::numeric_limits<std::size_t>::max());
+  // Writes what there is room for, until at least `enough_bytes` have gone. What has gone
+  // completely is moved to `finished`.
+  Flushed flush(Link& link, Finished& finished,
+                std::size_t enough_bytes = std::numeric_limits<std::size_t>::max());
   [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
-  // Everything that has not gone: the large messages, then the small ones, each in order of sending.
+  // Everything that has not gone: the large messages, then the small ones, each in order of
+  // sending.
   [[nodiscard]] std::vector<Outgoing> take_all();
 
  private:
@@ -58,13 +61,15 @@ class RecordWriter {
 
   void add_small(const Small& small, std::size_t skip, Parts& parts) const;
   void add_bulk(Link& link, Parts& parts);
-  [[nodiscard]] static std::span<const std::byte> part_of(const Message& message, std::size_t part) noexcept;
+  [[nodiscard]] static std::span<const std::byte> part_of(const Message& message,
+                                                          std::size_t part) noexcept;
   void written_small(std::size_t bytes, Finished& finished);
   void written_bulk(std::size_t bytes, Finished& finished);
 
   // Whether a record of the first bulk message has been written in part: nothing may come between.
   [[nodiscard]] bool bulk_record_under_way() const noexcept {
-    return piece_bytes_ > 0 || (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
+    return piece_bytes_ > 0 ||
+           (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
   }
 
   std::deque<Small, RecyclingAllocator<Small>> small_;

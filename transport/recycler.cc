@@ -32,8 +32,11 @@ constexpr std::align_val_t kAlignment{64};
 [[nodiscard]] constexpr std::size_t class_of(std::size_t bytes) noexcept {
   return bytes <= kSmallest ? 0 : static_cast<std::size_t>(std::bit_width((bytes - 1) / kSmallest));
 }
-static_assert(class_of(64) == 0 && class_of(65) == 1 && class_of(128) == 1 && class_of(4096) == kClasses - 1);
-[[nodiscard]] constexpr std::size_t bytes_of(std::size_t size_class) noexcept { return kSmallest << size_class; }
+static_assert(class_of(64) == 0 && class_of(65) == 1 && class_of(128) == 1 &&
+              class_of(4096) == kClasses - 1);
+[[nodiscard]] constexpr std::size_t bytes_of(std::size_t size_class) noexcept {
+  return kSmallest << size_class;
+}
 
 [[nodiscard]] void* from_heap(std::size_t bytes) { return ::operator new(bytes, kAlignment); }
 void to_heap(void* at) noexcept { ::operator delete(at, kAlignment); }
@@ -140,7 +143,9 @@ thread_local Cache cache;
 
 }  // namespace
 
-std::size_t recycled_capacity(std::size_t bytes) noexcept { return !STITCH_RECYCLES || bytes > kMaxRecycledBytes ? bytes : bytes_of(class_of(bytes)); }
+std::size_t recycled_capacity(std::size_t bytes) noexcept {
+  return !STITCH_RECYCLES || bytes > kMaxRecycledBytes ? bytes : bytes_of(class_of(bytes));
+}
 
 void* take_recycled(std::size_t bytes) {
   if (!STITCH_RECYCLES || bytes > kMaxRecycledBytes) return from_heap(bytes);

@@ -6,9 +6,10 @@
 
 namespace stitch::transport {
 
-// Memory for small short-lived objects that one thread makes and another frees: kept in lists by size, a short one of each
-// thread's own and a common one, instead of going back to the heap. At most kKeptBytes of each size are kept; the rest is freed.
-// Aligned to 64. Thread contract: any thread, also while it ends.
+// Memory for small short-lived objects that one thread makes and another frees: kept in lists by
+// size, a short one of each thread's own and a common one, instead of going back to the heap. At
+// most kKeptBytes of each size are kept; the rest is freed. Aligned to 64. Thread contract: any
+// thread, also while it ends.
 [[nodiscard]] void* take_recycled(std::size_t bytes);
 void recycle(void* at, std::size_t bytes) noexcept;
 // Blocks above this size come from the heap and go back to it.
@@ -23,9 +24,11 @@ struct RecyclingAllocator {
   using value_type = T;
   RecyclingAllocator() noexcept = default;
   template <class U>
-  RecyclingAllocator(const RecyclingAllocator<U>&) noexcept {}  // NOLINT: converts as every allocator
+  RecyclingAllocator(const RecyclingAllocator<U>&) noexcept {
+  }  // NOLINT: converts as every allocator
   [[nodiscard]] T* allocate(std::size_t count) {
-    if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) throw std::bad_array_new_length();
+    if (count > std::numeric_limits<std::size_t>::max() / sizeof(T))
+      throw std::bad_array_new_length();
     return static_cast<T*>(take_recycled(count * sizeof(T)));
   }
   void deallocate(T* at, std::size_t count) noexcept { recycle(at, count * sizeof(T)); }

@@ -30,7 +30,8 @@ bool passes_once(const std::string& key, const std::function<std::unique_ptr<End
   return true;
 }
 
-std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options, TransportChoice choice) {
+std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options,
+                                                      TransportChoice choice) {
   check_names("transport", choice.transports, {"shm", "tcp", "tensorpipe-shm", "uv"});
   check_bind_address(choice.bind_address);
   StreamOptions stream{{}, choice.bind_address};
@@ -48,7 +49,8 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
     if (passes) stream.transports.push_back(transport);
   }
   std::vector<std::unique_ptr<Endpoint>> endpoints;
-  if (!stream.transports.empty()) endpoints.push_back(make_stream_endpoint(options, std::move(stream)));
+  if (!stream.transports.empty())
+    endpoints.push_back(make_stream_endpoint(options, std::move(stream)));
   if (!tensorpipe.transports.empty()) {
     try {
       endpoints.push_back(make_tensorpipe_endpoint(options, std::move(tensorpipe)));
@@ -57,8 +59,9 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
     }
   }
   if (endpoints.empty()) {
-    throw Error(ErrorCode::disconnected, "no transport passes a transfer from this worker to itself; tried: " +
-                                             join_names(choice.transports) + ", bind address " + choice.bind_address);
+    throw Error(ErrorCode::disconnected,
+                "no transport passes a transfer from this worker to itself; tried: " +
+                    join_names(choice.transports) + ", bind address " + choice.bind_address);
   }
   return endpoints;
 }

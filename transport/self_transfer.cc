@@ -37,12 +37,16 @@ bool passes_self_transfer(std::unique_ptr<Endpoint> endpoint, std::chrono::milli
   const auto outcome = std::make_shared<Outcome>();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   try {
-    const auto fail = [outcome](const std::shared_ptr<Connection>&, const Error&) { outcome->set(false); };
+    const auto fail = [outcome](const std::shared_ptr<Connection>&, const Error&) {
+      outcome->set(false);
+    };
     const auto addresses = endpoint->listen([outcome, fail] {
       ConnectionEvents events;
       events.on_message = [outcome](const std::shared_ptr<Connection>&, const Message& message) {
-        outcome->set(message.frame.size() == kFrameBytes && message.buffers.size() == 1 && message.buffers[0].bytes == kBufferBytes &&
-                     is_filled(message.frame.data(), kFrameBytes, 'f') && is_filled(message.buffers[0].data, kBufferBytes, 'b'));
+        outcome->set(message.frame.size() == kFrameBytes && message.buffers.size() == 1 &&
+                     message.buffers[0].bytes == kBufferBytes &&
+                     is_filled(message.frame.data(), kFrameBytes, 'f') &&
+                     is_filled(message.buffers[0].data, kBufferBytes, 'b'));
       };
       events.on_closed = fail;
       return events;

@@ -31,23 +31,29 @@ namespace {
 constexpr std::size_t kRingBytes = std::size_t{1} << 20;
 // Progress is published in steps, so that the other side copies at the same time.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;
-// Large transfers leave half of the ring free, and most of it when small messages are about: those wait for that much at most.
+// Large transfers leave half of the ring free, and most of it when small messages are about: those
+// wait for that much at most.
 constexpr std::size_t kBulkBytes = kRingBytes / 2;
 constexpr std::size_t kFewBulkBytes = kRingBytes / 8;
 constexpr std::size_t kMinBulkBytes = kFewBulkBytes / 2;
-// A writer that waits for room is woken when this much or less is left to read: then a large transfer can go on, too.
+// A writer that waits for room is woken when this much or less is left to read: then a large
+// transfer can go on, too.
 constexpr std::size_t kRoomAgainBytes = kFewBulkBytes - kMinBulkBytes;
 constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kMemoryBytes = kControlBytes + 2 * kRingBytes;
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
-// One direction, as it lies in the shared memory. Positions count bytes since the beginning and never wrap.
+// One direction, as it lies in the shared memory. Positions count bytes since the beginning and
+// never wrap.
 struct RingControl {
-  alignas(64) std::atomic<std::uint64_t> written;     // by the writer
-  alignas(64) std::atomic<std::uint64_t> taken;       // by the reader
-  alignas(64) std::atomic<std::uint32_t> reader_sleeps;  // set by the reader, cleared by whoever wakes it
-  alignas(64) std::atomic<std::uint32_t> writer_waits;   // set by the writer, cleared by whoever wakes it
+  alignas(64) std::atomic<std::uint64_t> written;  // by the writer
+  alignas(64) std::atomic<std::uint64_t> taken;    // by the reader
+  alignas(64)
+      std::atomic<std::uint32_t> reader_sleeps;  // set by the reader, cleared by whoever wakes it
+  alignas(64)
+      std::atomic<std::uint32_t> writer_waits;  // set by the writer, cleared by whoever wakes it
 };
 static_assert(sizeof(RingControl) * 2 <= kControlBytes);
 
@@ -57,7 +63,8 @@ struct Offer {
   std::uint64_t ring_bytes = kRingBytes;
 };
 
-// ThreadSanitizer cannot see that two mappings are one memory: when both ends live in one process, this orders them.
+// ThreadSanitizer cannot see that two mappings are one memory: when both ends live in one process,
+// this orders them.
 #ifdef STITCH_TSAN
 std::atomic<int> tsan_order{0};
 void tsan_release() { tsan_order.fetch_add(1, std::memory_order_release); }
@@ -68,7 +75,8 @@ void tsan_acquire() {}
 #endif
 
 [[noreturn]] void fail(const char* what) {
-  throw Error(ErrorCode::disconnected, std::string("shared memory: ") + what + " failed: " + std::strerror(errno));
+  throw Error(ErrorCode::disconnected,
+              std::string("shared memory: ") + what + " failed: " + std::strerror(errno));
 }
 
 class ShmLink final : public Link {
@@ -125,7 +133,8 @@ class ShmLink final : public Link {
   std::size_t write(std::span<const iovec> parts) override {
     const std::size_t room = kRingBytes - unread();
     if (room == 0) return 0;
-    if (wants_room_.load(std::memory_order_relaxed)) wants_room_.store(false, std::memory_order_relaxed);
+    if (wants_room_.load(std::memory_order_relaxed))
+      wants_room_.store(false, std::memory_order_relaxed);
     tsan_release();
     std::size_t left = room;
     std::uint64_t written = written_.load(std::memory_order_relaxed);
@@ -149,7 +158,9 @@ class ShmLink final : public Link {
       if (left == 0) break;
     }
     publish(std::memory_order_seq_cst);
-    if (out_->reader_sleeps.load(std::memory_order_seq_cst) != 0 && out_->reader_sleeps.exchange(0) != 0) ring();
+    if (out_->reader_sleeps.load(std::memory_order_seq_cst) != 0 &&
+        out_->reader_sleeps.exchange(0) != 0)
+      ring();
     return room - left;
   }
 
@@ -168,7 +179,8 @@ class ShmLink final : public Link {
   }
 
   std::optional<Error> ended() override {
-    if (broken_.load()) return Error(ErrorCode::protocol, "the peer wrote nonsense into the shared memory");
+    if (broken_.load())
+      return Error(ErrorCode::protocol, "the peer wrote nonsense into the shared memory");
     if (gone_) return Error(ErrorCode::disconnected, "the peer closed the connection");
     return std::nullopt;
   }
@@ -194,7 +206,8 @@ class ShmLink final : public Link {
   void wake() override {
     awake_.store(true);
     in_->reader_sleeps.store(0, std::memory_order_relaxed);
-    if (out_->writer_waits.load(std::memory_order_relaxed) != 0) out_->writer_waits.store(0, std::memory_order_relaxed);
+    if (out_->writer_waits.load(std::memory_order_relaxed) != 0)
+      out_->writer_waits.store(0, std::memory_order_relaxed);
   }
 
   void close() noexcept override { ::shutdown(socket_.get(), SHUT_RDWR); }
@@ -206,9 +219,11 @@ class ShmLink final : public Link {
     break_off();
     return 0;
   }
-  // What the peer has not taken yet. The ring of a peer that lies counts as full. By the thread that writes.
+  // What the peer has not taken yet. The ring of a peer that lies counts as full. By the thread
+  // that writes.
   [[nodiscard]] std::size_t unread() {
-    const std::uint64_t used = written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
+    const std::uint64_t used =
+        written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
     if (used <= kRingBytes) return static_cast<std::size_t>(used);
     break_off();
     return kRingBytes;
@@ -217,11 +232,12 @@ class ShmLink final : public Link {
   void break_off() noexcept {
     if (!broken_.exchange(true)) close();
   }
-  // By any thread: while another one writes, the two counts may not fit each other, which says nothing of the peer. Then there is
-  // room, or the one that writes asks again.
+  // By any thread: while another one writes, the two counts may not fit each other, which says
+  // nothing of the peer. Then there is room, or the one that writes asks again.
   bool wait_for_room() {
     out_->writer_waits.store(1, std::memory_order_seq_cst);
-    const std::uint64_t used = written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
+    const std::uint64_t used =
+        written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
     return used > kRoomAgainBytes && used <= kRingBytes;
   }
   // Wakes the other side. When its socket is full it has bells to hear already.
@@ -236,9 +252,9 @@ class ShmLink final : public Link {
   RingControl* out_ = nullptr;
   std::byte* in_ring_ = nullptr;
   std::byte* out_ring_ = nullptr;
-  std::uint64_t taken_ = 0;    // our own copies: the shared ones are for the peer
+  std::uint64_t taken_ = 0;                // our own copies: the shared ones are for the peer
   std::atomic<std::uint64_t> written_{0};  // by the thread that writes
-  bool gone_ = false;    // the thread that polls only
+  bool gone_ = false;                      // the thread that polls only
   std::atomic<bool> broken_{false};
   std::atomic<bool> awake_{false};
   std::atomic<bool> wants_room_{false};  // the connection waits for room; cleared by the next write
@@ -251,8 +267,9 @@ void check_peer_user(int socket) {
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) fail("SO_PEERCRED");
   if (peer.uid == geteuid()) return;
-  throw Error(ErrorCode::unauthenticated, "shared memory is for processes of one user: the peer runs as user " + std::to_string(peer.uid) +
-                                              ", this process as " + std::to_string(geteuid()));
+  throw Error(ErrorCode::unauthenticated,
+              "shared memory is for processes of one user: the peer runs as user " +
+                  std::to_string(peer.uid) + ", this process as " + std::to_string(geteuid()));
 }
 
 std::unique_ptr<Link> offer_shm_link(Descriptor socket) {
@@ -260,7 +277,8 @@ std::unique_ptr<Link> offer_shm_link(Descriptor socket) {
   if (!memory) fail("memfd_create");
   if (ftruncate(memory.get(), static_cast<off_t>(kMemoryBytes)) != 0) fail("ftruncate");
   // Of a size for good: neither side can make the other one read past its end.
-  if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail("sealing");
+  if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    fail("sealing");
   const int fd = memory.get();
   Offer offer;
   iovec part{&offer, sizeof(offer)};
@@ -275,7 +293,9 @@ std::unique_ptr<Link> offer_shm_link(Descriptor socket) {
   rights->cmsg_type = SCM_RIGHTS;
   rights->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-  if (sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(offer))) fail("handing it over");
+  if (sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(sizeof(offer)))
+    fail("handing it over");
   return std::make_unique<ShmLink>(std::move(socket), memory, true);
 }
 
@@ -291,12 +311,15 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
   message.msg_controllen = control.size();
   const ssize_t count = recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return nullptr;
-  if (count == 0) throw Error(ErrorCode::disconnected, "the peer closed the connection before it handed over memory");
+  if (count == 0)
+    throw Error(ErrorCode::disconnected,
+                "the peer closed the connection before it handed over memory");
   if (count < 0) fail("recvmsg");
 
   Descriptor memory;
   std::size_t descriptors = 0;
-  for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr; each = CMSG_NXTHDR(&message, each)) {
+  for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr;
+       each = CMSG_NXTHDR(&message, each)) {
     if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t many = (each->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < many; ++i) {
@@ -306,12 +329,18 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
       ++descriptors;
     }
   }
-  const auto refuse = [](const std::string& what) { throw Error(ErrorCode::protocol, "shared memory: the peer's offer " + what); };
-  if (count != static_cast<ssize_t>(sizeof(offer)) || offer.magic != Offer{}.magic) refuse("is not one of stitch");
-  if (offer.ring_bytes != kRingBytes) refuse("has rings of " + std::to_string(offer.ring_bytes) + " bytes, not " + std::to_string(kRingBytes));
+  const auto refuse = [](const std::string& what) {
+    throw Error(ErrorCode::protocol, "shared memory: the peer's offer " + what);
+  };
+  if (count != static_cast<ssize_t>(sizeof(offer)) || offer.magic != Offer{}.magic)
+    refuse("is not one of stitch");
+  if (offer.ring_bytes != kRingBytes)
+    refuse("has rings of " + std::to_string(offer.ring_bytes) + " bytes, not " +
+           std::to_string(kRingBytes));
   if (descriptors != 1) refuse("came with " + std::to_string(descriptors) + " descriptors, not 1");
   struct stat status {};
-  if (fstat(memory.get(), &status) != 0 || status.st_size != static_cast<off_t>(kMemoryBytes)) refuse("has another size than it says");
+  if (fstat(memory.get(), &status) != 0 || status.st_size != static_cast<off_t>(kMemoryBytes))
+    refuse("has another size than it says");
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
   if (seals < 0 || (seals & kSeals) != kSeals) refuse("could change its size");

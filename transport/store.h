@@ -9,11 +9,13 @@
 
 namespace stitch::transport {
 
-// A small shared map from keys to byte strings, where workers find one another. Implementations: HashStore (in process),
-// FileStore (one file, one host or a shared file system), TcpStore (a server and its clients), PrefixStore (a view of another).
-// Thread contract: every method may be called from any thread; those with a timeout block the caller for at most that long.
-// Errors: Error(timeout) naming the keys that were missing, Error(disconnected) naming the store and its address,
-// Error(invalid_argument) for an empty key or one over 1 KiB, Error(out_of_range) for a value over kMaxValueBytes.
+// A small shared map from keys to byte strings, where workers find one another. Implementations:
+// HashStore (in process), FileStore (one file, one host or a shared file system), TcpStore (a
+// server and its clients), PrefixStore (a view of another). Thread contract: every method may be
+// called from any thread; those with a timeout block the caller for at most that long. Errors:
+// Error(timeout) naming the keys that were missing, Error(disconnected) naming the store and its
+// address, Error(invalid_argument) for an empty key or one over 1 KiB, Error(out_of_range) for a
+// value over kMaxValueBytes.
 class Store {
  public:
   using Timeout = std::chrono::milliseconds;
@@ -30,12 +32,14 @@ class Store {
   [[nodiscard]] virtual std::optional<std::string> try_get(const std::string& key) = 0;
   // Waits until all of `keys` have values.
   virtual void wait(const std::vector<std::string>& keys, Timeout timeout) = 0;
-  // Adds `delta` to the decimal number under `key` (0 when there is none) and returns the sum, atomically.
-  // Error(invalid_argument) when the value is not a number.
+  // Adds `delta` to the decimal number under `key` (0 when there is none) and returns the sum,
+  // atomically. Error(invalid_argument) when the value is not a number.
   virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
-  // When the value of `key` is `expected` (nullopt: when there is none), stores `desired`. Returns the value afterwards,
-  // so the caller won exactly when that is what it wanted. Atomic.
-  virtual std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) = 0;
+  // When the value of `key` is `expected` (nullopt: when there is none), stores `desired`. Returns
+  // the value afterwards, so the caller won exactly when that is what it wanted. Atomic.
+  virtual std::string compare_and_set(const std::string& key,
+                                      const std::optional<std::string>& expected,
+                                      const std::string& desired) = 0;
   // Removes `key`; false when there was none.
   virtual bool erase(const std::string& key) = 0;
 

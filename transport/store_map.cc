@@ -11,7 +11,9 @@ namespace {
 // Enough of a key or value for a message.
 std::string quoted(const std::string& text) {
   constexpr std::size_t kShown = 128;
-  return text.size() <= kShown ? '"' + text + '"' : '"' + text.substr(0, kShown) + "\"... (" + std::to_string(text.size()) + " bytes)";
+  return text.size() <= kShown
+             ? '"' + text + '"'
+             : '"' + text.substr(0, kShown) + "\"... (" + std::to_string(text.size()) + " bytes)";
 }
 
 }  // namespace
@@ -40,13 +42,15 @@ std::int64_t StoreMap::sum(const std::string& key, std::int64_t delta) const {
   if (const std::string* value = find(key); value != nullptr) {
     const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
     if (error != std::errc{} || end != value->data() + value->size()) {
-      throw Error(ErrorCode::invalid_argument, "value " + quoted(*value) + " of key " + quoted(key) + " is not a 64-bit decimal number");
+      throw Error(ErrorCode::invalid_argument, "value " + quoted(*value) + " of key " +
+                                                   quoted(key) + " is not a 64-bit decimal number");
     }
   }
   std::int64_t sum = 0;
   if (__builtin_add_overflow(number, delta, &sum)) {
-    throw Error(ErrorCode::out_of_range,
-                "sum of " + std::to_string(number) + " and " + std::to_string(delta) + " for key " + quoted(key) + " overflows 64 bits");
+    throw Error(ErrorCode::out_of_range, "sum of " + std::to_string(number) + " and " +
+                                             std::to_string(delta) + " for key " + quoted(key) +
+                                             " overflows 64 bits");
   }
   return sum;
 }
@@ -64,7 +68,9 @@ std::int64_t StoreMap::add(const std::string& key, std::int64_t delta) {
   return result;
 }
 
-std::string StoreMap::compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) {
+std::string StoreMap::compare_and_set(const std::string& key,
+                                      const std::optional<std::string>& expected,
+                                      const std::string& desired) {
   if (matches(key, expected)) {
     set(key, desired);
     return desired;
@@ -75,7 +81,8 @@ std::string StoreMap::compare_and_set(const std::string& key, const std::optiona
 
 std::vector<std::string> StoreMap::missing(const std::vector<std::string>& keys) const {
   std::vector<std::string> missing;
-  std::copy_if(keys.begin(), keys.end(), std::back_inserter(missing), [this](const std::string& key) { return !values_.contains(key); });
+  std::copy_if(keys.begin(), keys.end(), std::back_inserter(missing),
+               [this](const std::string& key) { return !values_.contains(key); });
   return missing;
 }
 
@@ -115,14 +122,19 @@ std::vector<StoreMap::WaitId> StoreMap::take_ready() { return std::exchange(read
 void check_key(const std::string& key) {
   if (key.empty()) throw Error(ErrorCode::invalid_argument, "an empty key cannot be used");
   if (key.size() > Store::kMaxKeyBytes) {
-    throw Error(ErrorCode::invalid_argument, "key " + quoted(key) + " of " + std::to_string(key.size()) + " bytes, more than the " +
-                                                 std::to_string(Store::kMaxKeyBytes) + " allowed, cannot be used");
+    throw Error(ErrorCode::invalid_argument,
+                "key " + quoted(key) + " of " + std::to_string(key.size()) +
+                    " bytes, more than the " + std::to_string(Store::kMaxKeyBytes) +
+                    " allowed, cannot be used");
   }
 }
 
-void check_keys(const std::vector<std::string>& keys) { std::for_each(keys.begin(), keys.end(), check_key); }
+void check_keys(const std::vector<std::string>& keys) {
+  std::for_each(keys.begin(), keys.end(), check_key);
+}
 
-void check_compare(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) {
+void check_compare(const std::string& key, const std::optional<std::string>& expected,
+                   const std::string& desired) {
   check_key(key);
   if (expected.has_value()) check_value(key, *expected);
   check_value(key, desired);
@@ -130,21 +142,27 @@ void check_compare(const std::string& key, const std::optional<std::string>& exp
 
 void check_value(const std::string& key, const std::string& value) {
   if (value.size() > Store::kMaxValueBytes) {
-    throw Error(ErrorCode::out_of_range, "value of " + std::to_string(value.size()) + " bytes for key " + quoted(key) + ", more than the " +
-                                             std::to_string(Store::kMaxValueBytes) + " allowed, cannot be set");
+    throw Error(ErrorCode::out_of_range, "value of " + std::to_string(value.size()) +
+                                             " bytes for key " + quoted(key) + ", more than the " +
+                                             std::to_string(Store::kMaxValueBytes) +
+                                             " allowed, cannot be set");
   }
 }
 
 Error not_set_error(const std::vector<std::string>& missing, Store::Timeout timeout) {
   constexpr std::size_t kNamed = 8;
   std::string text = missing.size() == 1 ? "key " : "keys ";
-  for (std::size_t index = 0; index < missing.size() && index < kNamed; ++index) text += (index > 0 ? ", " : "") + quoted(missing[index]);
+  for (std::size_t index = 0; index < missing.size() && index < kNamed; ++index)
+    text += (index > 0 ? ", " : "") + quoted(missing[index]);
   if (missing.size() > kNamed) text += " and " + std::to_string(missing.size() - kNamed) + " more";
   text += missing.size() == 1 ? " was" : " were";
-  return Error(ErrorCode::timeout, text + " not set within " + std::to_string(timeout.count()) + " ms");
+  return Error(ErrorCode::timeout,
+               text + " not set within " + std::to_string(timeout.count()) + " ms");
 }
 
-Error in_store(const Error& error, const std::string& store) { return Error(error.code(), error.what() + (" in " + store)); }
+Error in_store(const Error& error, const std::string& store) {
+  return Error(error.code(), error.what() + (" in " + store));
+}
 
 std::chrono::steady_clock::time_point deadline_after(Store::Timeout timeout) {
   constexpr std::chrono::hours kNoLimit{24 * 365 * 10};

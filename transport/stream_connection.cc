@@ -12,9 +12,10 @@ constexpr std::size_t kFlushBytes = std::size_t{128} << 10;
 constexpr int kMostTurns = 64;
 }  // namespace
 
-StreamConnection::StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
-                                   std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller,
-                                   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
+StreamConnection::StreamConnection(
+    const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
+    std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller,
+    UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
     : HandshakingConnection(options, std::move(events), std::move(thread)),
       name_(std::move(name)),
       accepted_(accepted),
@@ -23,10 +24,12 @@ StreamConnection::StreamConnection(const EndpointOptions& options, std::string n
       reader_(
           [this, allocate = options.allocator](const Bytes& frame, std::size_t bytes) {
             Buffer placed = place(frame, bytes);
-            return placed.data != nullptr && placed.bytes == bytes ? std::move(placed) : allocate(Device{}, bytes);
+            return placed.data != nullptr && placed.bytes == bytes ? std::move(placed)
+                                                                   : allocate(Device{}, bytes);
           },
           [this, frame = options.max_frame_bytes, buffer = options.max_buffer_bytes] {
-            return in_handshake() ? RecordReader::Limits{Handshake::kMaxBytes, 0, false} : RecordReader::Limits{frame, buffer, true};
+            return in_handshake() ? RecordReader::Limits{Handshake::kMaxBytes, 0, false}
+                                  : RecordReader::Limits{frame, buffer, true};
           },
           [this](Message message) { deliver(std::move(message)); }),
       gone_(std::move(gone)) {}
@@ -68,7 +71,8 @@ Error StreamConnection::connect_error(const std::string& what) const {
 }
 
 Error StreamConnection::translate(const Error& error) const {
-  if (error.code() == ErrorCode::protocol) return Error(error.code(), std::string(error.what()) + " from " + name_);
+  if (error.code() == ErrorCode::protocol)
+    return Error(error.code(), std::string(error.what()) + " from " + name_);
   if (in_handshake() && !accepted_) return connect_error(error.what());
   return error.with_prefix("connection " + name_ + " ended");
 }
@@ -77,8 +81,9 @@ void StreamConnection::send(Message message, SendDone done) {
   for (const Buffer& buffer : message.buffers) {
     if (buffer.device == Device{}) continue;
     if (done) {
-      done(Error(ErrorCode::unimplemented, "buffer on device cuda:" + std::to_string(buffer.device.index) + " cannot be sent over " +
-                                               name_ + ": it moves CPU memory only"));
+      done(Error(ErrorCode::unimplemented,
+                 "buffer on device cuda:" + std::to_string(buffer.device.index) +
+                     " cannot be sent over " + name_ + ": it moves CPU memory only"));
     }
     return;
   }
@@ -86,7 +91,8 @@ void StreamConnection::send(Message message, SendDone done) {
     write({std::move(message), std::move(done)});
     return;
   }
-  when_open([self = self(), outgoing = Outgoing{std::move(message), std::move(done)}](const std::optional<Error>& error) mutable {
+  when_open([self = self(), outgoing = Outgoing{std::move(message), std::move(done)}](
+                const std::optional<Error>& error) mutable {
     if (!error) {
       self->write(std::move(outgoing));
     } else if (outgoing.done) {
@@ -96,7 +102,9 @@ void StreamConnection::send(Message message, SendDone done) {
   });
 }
 
-void StreamConnection::transmit_handshake(Bytes message) { write({Message{std::move(message), {}}, nullptr}); }
+void StreamConnection::transmit_handshake(Bytes message) {
+  write({Message{std::move(message), {}}, nullptr});
+}
 
 void StreamConnection::write(Outgoing outgoing) {
   if (!write_mutex_.try_lock()) {
@@ -160,8 +168,8 @@ void StreamConnection::abandon(Aftermath& after) {
   after.error = why_;
 }
 
-// Whoever finds write_mutex_ taken fills the intake first and then tries again; whoever lets go of write_mutex_ looks at the intake
-// afterwards. So one of them sees what the other one did.
+// Whoever finds write_mutex_ taken fills the intake first and then tries again; whoever lets go of
+// write_mutex_ looks at the intake afterwards. So one of them sees what the other one did.
 void StreamConnection::take_along() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int turn = 0; intake_filled_.load() && write_mutex_.try_lock(); ++turn) {
@@ -205,7 +213,8 @@ void StreamConnection::flush_locked(Aftermath& after) {
   const bool pending = !writer_.empty();
   const bool blocked = pending && full;
   pending_.store(pending);
-  if (blocked_.exchange(blocked) != blocked && link_->gathers()) poller_->watch_room(source_id_, blocked);
+  if (blocked_.exchange(blocked) != blocked && link_->gathers())
+    poller_->watch_room(source_id_, blocked);
   after.poll_soon = pending && !blocked;
 }
 

@@ -17,24 +17,30 @@ namespace stitch::transport {
 
 // A connection over a link, which comes when it is there: messages as records, the handshake first.
 //
-// A message is written on the thread that sends it when nothing is before it; what does not fit is written by the poller. Over TCP,
-// where every write costs a system call, messages that follow each other within microseconds are written together: by the poller, or
-// by the sender as soon as it waits for an answer; and while a thread delivers messages, what it sends waits until they are delivered.
-// No sender waits for another one: what is sent while a thread writes goes to the intake, and that thread takes it along, between the
-// pieces of a large message too.
+// A message is written on the thread that sends it when nothing is before it; what does not fit is
+// written by the poller. Over TCP, where every write costs a system call, messages that follow each
+// other within microseconds are written together: by the poller, or by the sender as soon as it
+// waits for an answer; and while a thread delivers messages, what it sends waits until they are
+// delivered. No sender waits for another one: what is sent while a thread writes goes to the
+// intake, and that thread takes it along, between the pieces of a large message too.
 //
 //   waiting --begin()--> running --the link ends, or breaks a rule--> ended
 //      \--fail() or close()--------------------------------------------^
 //
-// Thread contract: as Connection. Lock order: write_mutex_ before intake_mutex_ and the poller's. No lock is held in callbacks.
+// Thread contract: as Connection. Lock order: write_mutex_ before intake_mutex_ and the poller's.
+// No lock is held in callbacks.
 class StreamConnection final : public HandshakingConnection, public PollSource {
  public:
-  StreamConnection(const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
-                   std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller, UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
+  StreamConnection(const EndpointOptions& options, std::string name, bool accepted,
+                   ConnectionEvents events, std::shared_ptr<ReaderThread> thread,
+                   std::shared_ptr<Poller> poller,
+                   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
-  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override { return poller_->on_this_thread() && poller_->defer(work); }
+  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override {
+    return poller_->on_this_thread() && poller_->defer(work);
+  }
   void about_to_answer() override { poller_->reclaim(); }
 
   // The link is there. Does nothing but drop it when the connection was closed meanwhile.
@@ -47,8 +53,12 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   bool poll() override;
   bool ready(std::uint32_t events) override;
   bool cheap() const noexcept override { return cheap_; }
-  [[nodiscard]] bool pending() const noexcept override { return pending_.load(std::memory_order_acquire); }
-  [[nodiscard]] bool blocked() const noexcept override { return blocked_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool pending() const noexcept override {
+    return pending_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] bool blocked() const noexcept override {
+    return blocked_.load(std::memory_order_acquire);
+  }
   bool sleep() override;
   void wake() override;
 
@@ -81,7 +91,9 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   void settle(Aftermath& after);
   void end(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void deliver(Message message);
-  [[nodiscard]] std::shared_ptr<StreamConnection> self() { return std::static_pointer_cast<StreamConnection>(shared_from_this()); }
+  [[nodiscard]] std::shared_ptr<StreamConnection> self() {
+    return std::static_pointer_cast<StreamConnection>(shared_from_this());
+  }
   [[nodiscard]] Error translate(const Error& error) const;
 
   const std::string name_;
@@ -90,8 +102,8 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   const Poller::SourceId source_id_;
   RecordReader reader_;  // the thread that polls only
   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;
-  bool cheap_ = false;              // constant once running
-  Link* link_to_read_ = nullptr;    // likewise; null before. The thread that polls only
+  bool cheap_ = false;                // constant once running
+  Link* link_to_read_ = nullptr;      // likewise; null before. The thread that polls only
   std::atomic<bool> pending_{false};  // a copy of !writer_.empty()
   std::atomic<bool> blocked_{false};  // what is pending waits for room; written under write_mutex_
 
@@ -104,8 +116,9 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   std::size_t gathered_ STITCH_GUARDED_BY(write_mutex_) = 0;  // messages since the last flush
 
   Mutex intake_mutex_;
-  std::vector<Outgoing> intake_ STITCH_GUARDED_BY(intake_mutex_);  // sent while write_mutex_ was held
-  std::atomic<bool> intake_filled_{false};                         // a copy of !intake_.empty()
+  std::vector<Outgoing> intake_
+      STITCH_GUARDED_BY(intake_mutex_);     // sent while write_mutex_ was held
+  std::atomic<bool> intake_filled_{false};  // a copy of !intake_.empty()
 };
 
 }  // namespace stitch::transport

@@ -27,7 +27,8 @@ namespace {
 
 constexpr std::string_view kShmScheme = "shm://";
 constexpr std::string_view kTcpScheme = "tcp://";
-constexpr std::size_t kMaxShmName = 100;  // of the 107 characters an abstract socket's name can have
+constexpr std::size_t kMaxShmName =
+    100;  // of the 107 characters an abstract socket's name can have
 constexpr int kBacklog = 1024;
 
 [[nodiscard]] std::string text_of_errno(int error) { return std::strerror(error); }
@@ -36,7 +37,9 @@ constexpr int kBacklog = 1024;
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t bytes = 0;
-  [[nodiscard]] const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
+  [[nodiscard]] const sockaddr* get() const noexcept {
+    return reinterpret_cast<const sockaddr*>(&storage);
+  }
 };
 
 // The address of an abstract unix socket: it has no file and goes with its process.
@@ -61,15 +64,20 @@ struct SocketAddress {
   return std::string(kTcpScheme) + text + ':' + std::to_string(ntohs(v4.sin_port));
 }
 
-// Watches a socket until something can be done with it, which ends the watch: a step of setting up a connection.
+// Watches a socket until something can be done with it, which ends the watch: a step of setting up
+// a connection.
 class Step final : public PollSource, public std::enable_shared_from_this<Step> {
  public:
   // May take the socket. False when it has to be called again later.
   using Action = std::function<bool(Descriptor& socket)>;
 
   Step(Poller& poller, Descriptor socket, Action action)
-      : poller_(poller), id_(poller.new_id()), socket_(std::move(socket)), action_(std::move(action)) {}
-  static std::shared_ptr<Step> start(Poller& poller, Descriptor socket, bool until_writable, Action action) {
+      : poller_(poller),
+        id_(poller.new_id()),
+        socket_(std::move(socket)),
+        action_(std::move(action)) {}
+  static std::shared_ptr<Step> start(Poller& poller, Descriptor socket, bool until_writable,
+                                     Action action) {
     auto step = std::make_shared<Step>(poller, std::move(socket), std::move(action));
     poller.add(step->id_, step->socket_.get(), step);
     if (until_writable) poller.watch_room(step->id_, true);
@@ -105,7 +113,9 @@ class SocketListener final : public PollSource {
   using Accepted = std::function<void(Descriptor socket)>;
   // `exhausted` is told when the process has no descriptor left.
   SocketListener(Descriptor socket, Accepted accepted, std::function<void()> exhausted)
-      : socket_(std::move(socket)), accepted_(std::move(accepted)), exhausted_(std::move(exhausted)) {}
+      : socket_(std::move(socket)),
+        accepted_(std::move(accepted)),
+        exhausted_(std::move(exhausted)) {}
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
 
   bool poll() override { return false; }
@@ -134,29 +144,38 @@ class SocketListener final : public PollSource {
   const std::function<void()> exhausted_;
 };
 
-// What an endpoint's connections share. Kept alive by the endpoint and by what is scheduled. Thread contract: any thread.
+// What an endpoint's connections share. Kept alive by the endpoint and by what is scheduled. Thread
+// contract: any thread.
 class StreamHub : public std::enable_shared_from_this<StreamHub> {
  public:
-  StreamHub(EndpointOptions options, StreamOptions stream) : options_(std::move(options)), stream_(std::move(stream)) {}
+  StreamHub(EndpointOptions options, StreamOptions stream)
+      : options_(std::move(options)), stream_(std::move(stream)) {}
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
-  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events);
-  [[nodiscard]] bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+                                                    ConnectionEvents events);
+  [[nodiscard]] bool help(const std::atomic<bool>& done,
+                          std::chrono::steady_clock::time_point deadline) {
     return poller_->help(done, deadline);
   }
   void close();
   void join();
 
  private:
-  [[nodiscard]] static Error closed_error() { return Error(ErrorCode::shutting_down, "stream endpoint is closed"); }
-  [[nodiscard]] std::shared_ptr<StreamConnection> make(std::string name, bool accepted, ConnectionEvents events);
+  [[nodiscard]] static Error closed_error() {
+    return Error(ErrorCode::shutting_down, "stream endpoint is closed");
+  }
+  [[nodiscard]] std::shared_ptr<StreamConnection> make(std::string name, bool accepted,
+                                                       ConnectionEvents events);
   [[nodiscard]] std::string open_listener(const std::string& transport);
   void accepted(const std::string& transport, const std::string& address, Descriptor socket);
   // Throws what stands in the way.
-  void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection, int attempt);
+  void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection,
+                 int attempt);
   void start_tcp(const std::string& address, const std::shared_ptr<StreamConnection>& connection);
   // Ends what `step` was to bring about, unless that has been done by then.
-  void limit(const std::shared_ptr<Step>& step, const std::shared_ptr<StreamConnection>& connection);
+  void limit(const std::shared_ptr<Step>& step,
+             const std::shared_ptr<StreamConnection>& connection);
 
   const EndpointOptions options_;
   const StreamOptions stream_;
@@ -170,10 +189,13 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
 };
 
-std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepted, ConnectionEvents events) {
+std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepted,
+                                                  ConnectionEvents events) {
   return std::make_shared<StreamConnection>(
       options_, std::move(name), accepted, std::move(events), thread_, poller_,
-      [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) { self->connections_.remove(connection); });
+      [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) {
+        self->connections_.remove(connection);
+      });
 }
 
 std::vector<std::string> StreamHub::listen(Endpoint::Accept accept) {
@@ -203,9 +225,12 @@ std::string StreamHub::open_listener(const std::string& transport) {
     address = {ip->address, ip->bytes};
     text = std::string(kTcpScheme) + stream_.bind_address;
   }
-  Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 || ::listen(socket.get(), kBacklog) != 0) {
-    throw Error(ErrorCode::disconnected, "address " + text + " could not be bound: " + text_of_errno(errno));
+  Descriptor socket(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0) {
+    throw Error(ErrorCode::disconnected,
+                "address " + text + " could not be bound: " + text_of_errno(errno));
   }
   if (transport == "tcp") {
     SocketAddress bound;
@@ -217,7 +242,8 @@ std::string StreamHub::open_listener(const std::string& transport) {
   const auto listener = std::make_shared<SocketListener>(
       std::move(socket),
       [weak = weak_from_this(), transport, text](Descriptor accepted_socket) {
-        if (const auto self = weak.lock()) self->accepted(transport, text, std::move(accepted_socket));
+        if (const auto self = weak.lock())
+          self->accepted(transport, text, std::move(accepted_socket));
       },
       [weak = weak_from_this(), id] {
         // Descriptors may come free; until then the kernel keeps who knocks.
@@ -238,7 +264,8 @@ std::string StreamHub::open_listener(const std::string& transport) {
   return text;
 }
 
-void StreamHub::accepted(const std::string& transport, const std::string& address, Descriptor socket) {
+void StreamHub::accepted(const std::string& transport, const std::string& address,
+                         Descriptor socket) {
   std::shared_ptr<const Endpoint::Accept> accept;
   std::string name;
   {
@@ -252,36 +279,43 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
   if (transport == "tcp") return connection->begin(make_tcp_link(std::move(socket)));
   try {
     check_peer_user(socket.get());
-    const auto step = Step::start(*poller_, std::move(socket), false, [connection](Descriptor& ready) {
-      try {
-        auto link = accept_shm_link(ready);
-        if (link == nullptr) return false;
-        connection->begin(std::move(link));
-      } catch (const Error& error) {
-        connection->fail(error);
-      }
-      return true;
-    });
+    const auto step =
+        Step::start(*poller_, std::move(socket), false, [connection](Descriptor& ready) {
+          try {
+            auto link = accept_shm_link(ready);
+            if (link == nullptr) return false;
+            connection->begin(std::move(link));
+          } catch (const Error& error) {
+            connection->fail(error);
+          }
+          return true;
+        });
     limit(step, connection);
   } catch (const Error& error) {
     connection->fail(error);
   }
 }
 
-void StreamHub::limit(const std::shared_ptr<Step>& step, const std::shared_ptr<StreamConnection>& connection) {
-  thread_->post_at(std::chrono::steady_clock::now() + options_.handshake_timeout,
-                   [weak = weak_from_this(), weak_connection = std::weak_ptr(connection), weak_step = std::weak_ptr(step)] {
-                     const auto self = weak.lock();
-                     const auto late = weak_connection.lock();
-                     const auto pending = weak_step.lock();
-                     if (!self || !late || !pending) return;
-                     pending->expire();
-                     late->fail(Error(ErrorCode::disconnected, "connection " + late->describe() + " did not finish its handshake within " +
-                                                                   std::to_string(self->options_.handshake_timeout.count()) + " ms"));
-                   });
+void StreamHub::limit(const std::shared_ptr<Step>& step,
+                      const std::shared_ptr<StreamConnection>& connection) {
+  thread_->post_at(
+      std::chrono::steady_clock::now() + options_.handshake_timeout,
+      [weak = weak_from_this(), weak_connection = std::weak_ptr(connection),
+       weak_step = std::weak_ptr(step)] {
+        const auto self = weak.lock();
+        const auto late = weak_connection.lock();
+        const auto pending = weak_step.lock();
+        if (!self || !late || !pending) return;
+        pending->expire();
+        late->fail(Error(ErrorCode::disconnected,
+                         "connection " + late->describe() +
+                             " did not finish its handshake within " +
+                             std::to_string(self->options_.handshake_timeout.count()) + " ms"));
+      });
 }
 
-std::shared_ptr<Connection> StreamHub::connect(const std::string& address, ConnectionEvents events) {
+std::shared_ptr<Connection> StreamHub::connect(const std::string& address,
+                                               ConnectionEvents events) {
   const auto connection = make(address, false, std::move(events));
   if (!connections_.add(connection)) {
     connection->fail(closed_error());
@@ -289,10 +323,15 @@ std::shared_ptr<Connection> StreamHub::connect(const std::string& address, Conne
   }
   try {
     const auto at = address.find("://");
-    if (at == std::string::npos) throw Error(ErrorCode::disconnected, "it does not look like \"shm://name\" or \"tcp://127.0.0.1:4711\"");
+    if (at == std::string::npos)
+      throw Error(ErrorCode::disconnected,
+                  "it does not look like \"shm://name\" or \"tcp://127.0.0.1:4711\"");
     const std::string transport = address.substr(0, at);
-    if (std::find(stream_.transports.begin(), stream_.transports.end(), transport) == stream_.transports.end()) {
-      throw Error(ErrorCode::disconnected, "transport \"" + transport + "\" is not in use here; in use: " + join_names(stream_.transports));
+    if (std::find(stream_.transports.begin(), stream_.transports.end(), transport) ==
+        stream_.transports.end()) {
+      throw Error(ErrorCode::disconnected,
+                  "transport \"" + transport +
+                      "\" is not in use here; in use: " + join_names(stream_.transports));
     }
     if (transport == "shm") {
       start_shm(address.substr(at + 3), connection, 0);
@@ -305,10 +344,12 @@ std::shared_ptr<Connection> StreamHub::connect(const std::string& address, Conne
   return connection;
 }
 
-void StreamHub::start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection, int attempt) {
+void StreamHub::start_shm(const std::string& name,
+                          const std::shared_ptr<StreamConnection>& connection, int attempt) {
   constexpr std::chrono::milliseconds kPause{5};
   if (name.empty() || name.size() > kMaxShmName) {
-    throw Error(ErrorCode::disconnected, "its name is empty or longer than " + std::to_string(kMaxShmName) + " characters");
+    throw Error(ErrorCode::disconnected,
+                "its name is empty or longer than " + std::to_string(kMaxShmName) + " characters");
   }
   const SocketAddress address = abstract_address(name);
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -319,19 +360,22 @@ void StreamHub::start_shm(const std::string& name, const std::shared_ptr<StreamC
     return;
   }
   // A unix socket whose queue of knockers is full does not wait in the background.
-  if (errno != EAGAIN || attempt * kPause >= options_.handshake_timeout) throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  thread_->post_at(std::chrono::steady_clock::now() + kPause, [weak = weak_from_this(), name, connection, attempt] {
-    const auto self = weak.lock();
-    if (!self) return;
-    try {
-      self->start_shm(name, connection, attempt + 1);
-    } catch (const Error& error) {
-      connection->fail(connection->connect_error(error.what()));
-    }
-  });
+  if (errno != EAGAIN || attempt * kPause >= options_.handshake_timeout)
+    throw Error(ErrorCode::disconnected, text_of_errno(errno));
+  thread_->post_at(std::chrono::steady_clock::now() + kPause,
+                   [weak = weak_from_this(), name, connection, attempt] {
+                     const auto self = weak.lock();
+                     if (!self) return;
+                     try {
+                       self->start_shm(name, connection, attempt + 1);
+                     } catch (const Error& error) {
+                       connection->fail(connection->connect_error(error.what()));
+                     }
+                   });
 }
 
-void StreamHub::start_tcp(const std::string& address, const std::shared_ptr<StreamConnection>& connection) {
+void StreamHub::start_tcp(const std::string& address,
+                          const std::shared_ptr<StreamConnection>& connection) {
   const auto ip = IpAddress::parse_with_port(address);
   if (!ip) throw Error(ErrorCode::disconnected, "it is not a numeric address with a port");
   Descriptor socket(::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -384,11 +428,17 @@ class StreamEndpoint final : public Endpoint {
       : hub_(std::make_shared<StreamHub>(std::move(options), std::move(stream))) {}
   ~StreamEndpoint() override { hub_->join(); }
 
-  std::vector<std::string> listen(Accept accept) override { return hub_->listen(std::move(accept)); }
-  std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events) override {
+  std::vector<std::string> listen(Accept accept) override {
+    return hub_->listen(std::move(accept));
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      ConnectionEvents events) override {
     return hub_->connect(address, std::move(events));
   }
-  bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) override { return hub_->help(done, deadline); }
+  bool help(const std::atomic<bool>& done,
+            std::chrono::steady_clock::time_point deadline) override {
+    return hub_->help(done, deadline);
+  }
   void close() override { hub_->close(); }
   void join() override { hub_->join(); }
 
@@ -399,7 +449,8 @@ class StreamEndpoint final : public Endpoint {
 }  // namespace
 
 std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream) {
-  static_cast<void>(encode(options.self));  // a name that is too long is the caller's mistake: say so now
+  static_cast<void>(
+      encode(options.self));  // a name that is too long is the caller's mistake: say so now
   check_names("transport", stream.transports, {"shm", "tcp"});
   check_bind_address(stream.bind_address);
   return std::make_unique<StreamEndpoint>(std::move(options), std::move(stream));

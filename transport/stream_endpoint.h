@@ -8,15 +8,19 @@
 
 namespace stitch::transport {
 
-// Names of transports in order of preference; of: "shm" (memory shared by processes of one host and user), "tcp".
+// Names of transports in order of preference; of: "shm" (memory shared by processes of one host and
+// user), "tcp".
 struct StreamOptions {
   std::vector<std::string> transports{"shm", "tcp"};
-  std::string bind_address = "127.0.0.1";  // for tcp: a numeric address of this host that peers can reach
+  std::string bind_address =
+      "127.0.0.1";  // for tcp: a numeric address of this host that peers can reach
 };
 
-// stitch's own endpoint: one poller thread for all connections, which spins while traffic is hot and sleeps otherwise; threads
-// that wait for an answer poll themselves (Endpoint::help). Addresses look like "shm://name" and "tcp://127.0.0.1:4711".
-// Throws Error(invalid_argument) naming an unknown transport or a wrong bind address.
-[[nodiscard]] std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream);
+// stitch's own endpoint: one poller thread for all connections, which spins while traffic is hot
+// and sleeps otherwise; threads that wait for an answer poll themselves (Endpoint::help). Addresses
+// look like "shm://name" and "tcp://127.0.0.1:4711". Throws Error(invalid_argument) naming an
+// unknown transport or a wrong bind address.
+[[nodiscard]] std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options,
+                                                             StreamOptions stream);
 
 }  // namespace stitch::transport

@@ -14,8 +14,9 @@ namespace stitch::transport {
 
 namespace {
 
-// Of a large transfer, at most this much is given to the kernel at a time, and that much when small messages are to come after it.
-// Pieces of this size go about half as quick again as those of half of it.
+// Of a large transfer, at most this much is given to the kernel at a time, and that much when small
+// messages are to come after it. Pieces of this size go about half as quick again as those of half
+// of it.
 constexpr std::size_t kBulkAtOnce = std::size_t{512} << 10;
 constexpr std::size_t kFewBulkAtOnce = std::size_t{128} << 10;
 
@@ -66,7 +67,8 @@ class TcpLink final : public Link {
 
   std::optional<Error> ended() override {
     if (!ended_) return std::nullopt;
-    return Error(ErrorCode::disconnected, errno_ == 0 ? "the peer closed the connection" : std::strerror(errno_));
+    return Error(ErrorCode::disconnected,
+                 errno_ == 0 ? "the peer closed the connection" : std::strerror(errno_));
   }
 
   void close() noexcept override { ::shutdown(socket_.get(), SHUT_RDWR); }
@@ -84,6 +86,8 @@ class TcpLink final : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> make_tcp_link(Descriptor socket) { return std::make_unique<TcpLink>(std::move(socket)); }
+std::unique_ptr<Link> make_tcp_link(Descriptor socket) {
+  return std::make_unique<TcpLink>(std::move(socket));
+}
 
 }  // namespace stitch::transport

@@ -16,32 +16,43 @@ namespace {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// The server watches the time of a get or wait and names what is missing; this much later the client stops waiting for it.
+// The server watches the time of a get or wait and names what is missing; this much later the
+// client stops waiting for it.
 constexpr std::chrono::milliseconds kGrace{500};
 
-Deadline later(Deadline deadline, std::chrono::milliseconds by) { return deadline == Deadline::max() ? deadline : deadline + by; }
+Deadline later(Deadline deadline, std::chrono::milliseconds by) {
+  return deadline == Deadline::max() ? deadline : deadline + by;
+}
 
 // The connection and the calls that wait for replies. Shared by the store and its stream.
-// Thread contract: connect() and call() block and are for any thread but the loop's; the rest is on the loop's thread.
+// Thread contract: connect() and call() block and are for any thread but the loop's; the rest is on
+// the loop's thread.
 class Calls final : public FrameReceiver, public std::enable_shared_from_this<Calls> {
  public:
   Calls(EventLoop& loop, const TcpStoreOptions& options) : loop_(loop), options_(options) {}
 
   void connect() STITCH_EXCLUDES(mutex_) {
     if (loop_.on_loop_thread())
-      throw Error(ErrorCode::invalid_argument, name() + " cannot be connected to on the thread of its event loop");
-    if (options_.port == 0) throw Error(ErrorCode::invalid_argument, name() + " cannot be connected to: 0 is not the number of a port");
+      throw Error(ErrorCode::invalid_argument,
+                  name() + " cannot be connected to on the thread of its event loop");
+    if (options_.port == 0)
+      throw Error(ErrorCode::invalid_argument,
+                  name() + " cannot be connected to: 0 is not the number of a port");
     const bool posted = loop_.post([self = shared_from_this()] {
-      const auto done = [self](TcpStoreConnector::Result result) { self->on_connected(std::move(result)); };
+      const auto done = [self](TcpStoreConnector::Result result) {
+        self->on_connected(std::move(result));
+      };
       std::make_shared<TcpStoreConnector>(self->loop_, self->options_, done)->start();
     });
-    if (!posted) throw Error(ErrorCode::disconnected, name() + " cannot be reached: its event loop is closed");
+    if (!posted)
+      throw Error(ErrorCode::disconnected, name() + " cannot be reached: its event loop is closed");
     // The connector has its own time limit; this one is for a loop that is closed meanwhile.
     const Deadline deadline = later(deadline_after(options_.connect_timeout), 2 * kGrace);
     const MutexLock lock(mutex_);
     while (!connected_ && !failure_) {
       if (changed_.wait_until(mutex_, deadline) || connected_ || failure_) continue;
-      failure_ = Error(ErrorCode::disconnected, name() + " cannot be reached: its event loop does not run");
+      failure_ = Error(ErrorCode::disconnected,
+                       name() + " cannot be reached: its event loop does not run");
     }
     if (failure_) throw Error(*failure_);
   }
@@ -49,7 +60,9 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   // Sends a request and waits for its result. `write` writes what follows the id.
   template <class WriteRequest>
   Bytes call(Deadline deadline, WriteRequest write) STITCH_EXCLUDES(mutex_) {
-    if (loop_.on_loop_thread()) throw Error(ErrorCode::invalid_argument, name() + " cannot be used on the thread of its event loop");
+    if (loop_.on_loop_thread())
+      throw Error(ErrorCode::invalid_argument,
+                  name() + " cannot be used on the thread of its event loop");
     const auto began = std::chrono::steady_clock::now();
     Pending pending;
     std::uint64_t id = 0;
@@ -63,19 +76,23 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     ByteWriter writer(request);
     writer.write(id);
     write(writer);
-    const bool posted = loop_.post([self = shared_from_this(), request = std::move(request)]() mutable {
-      if (self->stream_) self->stream_->send(std::move(request));
-    });
+    const bool posted =
+        loop_.post([self = shared_from_this(), request = std::move(request)]() mutable {
+          if (self->stream_) self->stream_->send(std::move(request));
+        });
     const MutexLock lock(mutex_);
     while (posted && !pending.done) {
       if (pending.changed.wait_until(mutex_, deadline) || pending.done) continue;
       break;
     }
     pending_.erase(id);
-    if (!posted) throw Error(ErrorCode::disconnected, name() + " is gone: its event loop is closed");
+    if (!posted)
+      throw Error(ErrorCode::disconnected, name() + " is gone: its event loop is closed");
     if (!pending.done) {
-      const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began);
-      throw Error(ErrorCode::timeout, name() + " did not answer within " + std::to_string(waited.count()) + " ms");
+      const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(
+          std::chrono::steady_clock::now() - began);
+      throw Error(ErrorCode::timeout,
+                  name() + " did not answer within " + std::to_string(waited.count()) + " ms");
     }
     if (pending.error) throw Error(*pending.error);
     return std::move(pending.result);
@@ -91,12 +108,14 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
 
   // Any thread, once connected.
   [[nodiscard]] std::string name() const {
-    return port_ != 0 ? "tcp store at " + store_address(options_.host, port_)
-                      : "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
+    return port_ != 0
+               ? "tcp store at " + store_address(options_.host, port_)
+               : "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
   }
   [[nodiscard]] const TcpStoreOptions& options() const { return options_; }
 
-  void on_frame(FramedStream& stream, std::span<const std::byte> frame) override STITCH_EXCLUDES(mutex_) {
+  void on_frame(FramedStream& stream, std::span<const std::byte> frame) override
+      STITCH_EXCLUDES(mutex_) {
     std::optional<Error> error;
     Bytes result;
     std::uint64_t id = 0;
@@ -184,7 +203,8 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
 
 class TcpStore final : public Store {
  public:
-  explicit TcpStore(std::shared_ptr<Calls> calls) : calls_(std::move(calls)), name_(calls_->name()) {}
+  explicit TcpStore(std::shared_ptr<Calls> calls)
+      : calls_(std::move(calls)), name_(calls_->name()) {}
   ~TcpStore() override { calls_->close(); }
 
   void set(const std::string& key, const std::string& value) override {
@@ -200,13 +220,15 @@ class TcpStore final : public Store {
 
   std::string get(const std::string& key, Timeout timeout) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result = call_waiting(StoreOperation::get, timeout, [&](ByteWriter& writer) { writer.write_string(key); });
+    const Bytes result = call_waiting(StoreOperation::get, timeout,
+                                      [&](ByteWriter& writer) { writer.write_string(key); });
     return ByteReader(result.span(), kReply).read_string();
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result = call(StoreOperation::try_get, [&](ByteWriter& writer) { writer.write_string(key); });
+    const Bytes result =
+        call(StoreOperation::try_get, [&](ByteWriter& writer) { writer.write_string(key); });
     ByteReader reader(result.span(), kReply);
     if (reader.read<std::uint8_t>() == 0) return std::nullopt;
     return reader.read_string();
@@ -218,9 +240,10 @@ class TcpStore final : public Store {
     in_store(name_, [&] {
       check_keys(keys);
       if (bytes > 2 * kMaxValueBytes) {
-        throw Error(ErrorCode::out_of_range, "a wait for " + std::to_string(keys.size()) + " keys of " + std::to_string(bytes) +
-                                                 " bytes, more than the " + std::to_string(2 * kMaxValueBytes) +
-                                                 " allowed, cannot be asked for");
+        throw Error(ErrorCode::out_of_range,
+                    "a wait for " + std::to_string(keys.size()) + " keys of " +
+                        std::to_string(bytes) + " bytes, more than the " +
+                        std::to_string(2 * kMaxValueBytes) + " allowed, cannot be asked for");
       }
     });
     call_waiting(StoreOperation::wait, timeout, [&](ByteWriter& writer) {
@@ -238,7 +261,8 @@ class TcpStore final : public Store {
     return ByteReader(result.span(), kReply).read<std::int64_t>();
   }
 
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected, const std::string& desired) override {
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
     in_store(name_, [&] { check_compare(key, expected, desired); });
     const Bytes result = call(StoreOperation::compare_and_set, [&](ByteWriter& writer) {
       writer.write_string(key);
@@ -251,7 +275,8 @@ class TcpStore final : public Store {
 
   bool erase(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result = call(StoreOperation::erase, [&](ByteWriter& writer) { writer.write_string(key); });
+    const Bytes result =
+        call(StoreOperation::erase, [&](ByteWriter& writer) { writer.write_string(key); });
     return ByteReader(result.span(), kReply).read<std::uint8_t>() != 0;
   }
 

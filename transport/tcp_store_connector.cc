@@ -32,7 +32,8 @@ struct TcpStoreConnector::Connecting {
   std::shared_ptr<FramedStream> stream;
 };
 
-TcpStoreConnector::TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options, UniqueFunction<void(Result)> done)
+TcpStoreConnector::TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options,
+                                     UniqueFunction<void(Result)> done)
     : loop_(loop),
       options_(options),
       name_("tcp store at " + store_address(options.host, options.port, ports_of(options))),
@@ -43,11 +44,13 @@ TcpStoreConnector::TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& opt
 TcpStoreConnector::~TcpStoreConnector() = default;
 
 void TcpStoreConnector::start() {
-  overall_timer_ = loop_.call_at(deadline_after(options_.connect_timeout), [self = shared_from_this()] {
-    self->finish(Error(ErrorCode::disconnected, self->name_ + " cannot be reached within " +
-                                                    std::to_string(self->options_.connect_timeout.count()) +
-                                                    " ms: " + (self->refusal_ ? self->refusal_->what() : self->cause_)));
-  });
+  overall_timer_ =
+      loop_.call_at(deadline_after(options_.connect_timeout), [self = shared_from_this()] {
+        self->finish(Error(ErrorCode::disconnected,
+                           self->name_ + " cannot be reached within " +
+                               std::to_string(self->options_.connect_timeout.count()) +
+                               " ms: " + (self->refusal_ ? self->refusal_->what() : self->cause_)));
+      });
   resolve();
 }
 
@@ -96,7 +99,8 @@ void TcpStoreConnector::on_resolved(int status, const addrinfo* found) {
   next_ = 0;
   refusing_ports_.clear();
   refusal_.reset();
-  if (status < 0) cause_ = "host \"" + options_.host + "\" cannot be resolved: " + uv_strerror(status);
+  if (status < 0)
+    cause_ = "host \"" + options_.host + "\" cannot be resolved: " + uv_strerror(status);
   for (int offset = 0; offset < ports_of(options_); ++offset) {
     const auto port = static_cast<std::uint16_t>(options_.port + offset);
     for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
@@ -122,18 +126,20 @@ void TcpStoreConnector::try_next() {
   connecting->request.data = connecting.get();
   stream_ = connecting->stream;
   proving_ = false;
-  const int status = uv_tcp_connect(&connecting->request, stream_->tcp(), reinterpret_cast<const sockaddr*>(&target.address),
-                                    [](uv_connect_t* request, int connected) {
-                                      const std::unique_ptr<Connecting> mine(static_cast<Connecting*>(request->data));
-                                      mine->connector->on_connected(*mine->stream, connected);
-                                    });
+  const int status = uv_tcp_connect(
+      &connecting->request, stream_->tcp(), reinterpret_cast<const sockaddr*>(&target.address),
+      [](uv_connect_t* request, int connected) {
+        const std::unique_ptr<Connecting> mine(static_cast<Connecting*>(request->data));
+        mine->connector->on_connected(*mine->stream, connected);
+      });
   if (status < 0) {
     // Not from here: that could go round and round on the stack.
     call_in({}, [status](TcpStoreConnector& self) { self.attempt_failed(uv_strerror(status)); });
     return;
   }
   (void)connecting.release();  // the callback owns it
-  call_in(kConnectLimit, [](TcpStoreConnector& self) { self.attempt_failed("connection timed out"); });
+  call_in(kConnectLimit,
+          [](TcpStoreConnector& self) { self.attempt_failed("connection timed out"); });
 }
 
 void TcpStoreConnector::on_connected(FramedStream& stream, int status) {
@@ -155,7 +161,8 @@ void TcpStoreConnector::on_frame(FramedStream& stream, std::span<const std::byte
     const std::span<const std::byte> rest = decode_status(frame);
     if (!proving_) {
       theirs_ = decode_hello(rest);
-      if (theirs_.name != "store" || theirs_.world != ours_.world) throw Error(ErrorCode::protocol, "it answers for another job");
+      if (theirs_.name != "store" || theirs_.world != ours_.world)
+        throw Error(ErrorCode::protocol, "it answers for another job");
       if (theirs_.authenticated != ours_.authenticated)
         throw Error(ErrorCode::unauthenticated, "it has no secret and this client demands one");
       proving_ = true;
@@ -167,7 +174,9 @@ void TcpStoreConnector::on_frame(FramedStream& stream, std::span<const std::byte
       check_proof(rest, options_.secret, theirs_, ours_);
     }
   } catch (const Error& error) {
-    on_refused(proving_ && error.code() == ErrorCode::unauthenticated ? Error(error.code(), "the secrets differ") : error);
+    on_refused(proving_ && error.code() == ErrorCode::unauthenticated
+                   ? Error(error.code(), "the secrets differ")
+                   : error);
     return;
   }
   finish(Connected{std::exchange(stream_, nullptr), targets_[next_ - 1].port});
@@ -176,8 +185,8 @@ void TcpStoreConnector::on_frame(FramedStream& stream, std::span<const std::byte
 void TcpStoreConnector::on_refused(const Error& refusal) {
   const std::uint16_t port = targets_[next_ - 1].port;
   const std::string job = options_.job.empty() ? "" : " of job \"" + options_.job + '"';
-  const Error error(refusal.code(),
-                    "tcp store at " + store_address(options_.host, port) + " refuses this client" + job + ": " + refusal.what());
+  const Error error(refusal.code(), "tcp store at " + store_address(options_.host, port) +
+                                        " refuses this client" + job + ": " + refusal.what());
   if (error.code() == ErrorCode::unauthenticated) {  // it is ours, so there is no other
     finish(error);
     return;
@@ -208,7 +217,8 @@ void TcpStoreConnector::end_round() {
     return;
   }
   // Clients that were started together do not come back together.
-  const auto jitter = std::uniform_int_distribution<milliseconds::rep>(pause_.count() / 2, pause_.count() * 3 / 2)(random_);
+  const auto jitter = std::uniform_int_distribution<milliseconds::rep>(
+      pause_.count() / 2, pause_.count() * 3 / 2)(random_);
   pause_ = std::min(2 * pause_, kLongestPause);
   call_in(milliseconds(jitter), [](TcpStoreConnector& self) { self.resolve(); });
 }

@@ -20,11 +20,13 @@
 
 namespace stitch::transport {
 
-// Finds and reaches the server of a TCP store: resolves the host, tries every address of every port in turn, shakes hands, and
-// begins again after a pause until the time is over. A server that refuses to prove the secret ends it at once; so does one of
-// another job or version, unless other ports are left that it may be found at.
-// Kept alive by what it waits for. Thread contract: the loop's thread only.
-class TcpStoreConnector final : public FrameReceiver, public std::enable_shared_from_this<TcpStoreConnector> {
+// Finds and reaches the server of a TCP store: resolves the host, tries every address of every port
+// in turn, shakes hands, and begins again after a pause until the time is over. A server that
+// refuses to prove the secret ends it at once; so does one of another job or version, unless other
+// ports are left that it may be found at. Kept alive by what it waits for. Thread contract: the
+// loop's thread only.
+class TcpStoreConnector final : public FrameReceiver,
+                                public std::enable_shared_from_this<TcpStoreConnector> {
  public:
   struct Connected {
     std::shared_ptr<FramedStream> stream;  // whoever gets it sets another receiver
@@ -32,7 +34,8 @@ class TcpStoreConnector final : public FrameReceiver, public std::enable_shared_
   };
   using Result = std::variant<Connected, Error>;
   // `done` is called exactly once.
-  TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options, UniqueFunction<void(Result)> done);
+  TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options,
+                    UniqueFunction<void(Result)> done);
   ~TcpStoreConnector() override;
   void start();
 

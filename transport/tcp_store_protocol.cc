@@ -14,8 +14,11 @@ Hello make_store_hello(const TcpStoreOptions& options, const char* name) {
   Hello hello;
   static_assert(crypto_generichash_BYTES_MIN > sizeof(hello.world));
   std::array<unsigned char, crypto_generichash_BYTES_MIN> hash{};
-  crypto_generichash(hash.data(), hash.size(), reinterpret_cast<const unsigned char*>(options.job.data()), options.job.size(), nullptr, 0);
-  for (std::size_t byte = 0; byte < sizeof(hello.world); ++byte) hello.world = hello.world << 8 | hash[byte];
+  crypto_generichash(hash.data(), hash.size(),
+                     reinterpret_cast<const unsigned char*>(options.job.data()), options.job.size(),
+                     nullptr, 0);
+  for (std::size_t byte = 0; byte < sizeof(hello.world); ++byte)
+    hello.world = hello.world << 8 | hash[byte];
   hello.name = name;
   hello.authenticated = !options.secret.empty();
   randombytes_buf(hello.nonce.data(), hello.nonce.size());
@@ -43,13 +46,15 @@ std::span<const std::byte> decode_status(std::span<const std::byte> bytes) {
   const auto status = reader.read<std::uint8_t>();
   if (status == 0) return reader.take(reader.remaining());
   if (status > static_cast<std::uint8_t>(ErrorCode::internal)) {
-    throw Error(ErrorCode::protocol, "reply of a tcp store has an unknown status " + std::to_string(status));
+    throw Error(ErrorCode::protocol,
+                "reply of a tcp store has an unknown status " + std::to_string(status));
   }
   std::string text = reader.read_string();
   reader.expect_end();
   // It may come from a stranger and may end up on a terminal.
   std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+      text.begin(), text.end(),
+      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
   throw Error(static_cast<ErrorCode>(status), text);
 }
 

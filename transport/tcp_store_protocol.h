@@ -10,31 +10,43 @@
 #include "stitch/transport/store.h"
 #include "stitch/transport/tcp_store.h"
 
-// What clients and server of the TCP store say to each other, in the frames of FramedStream. Integers are little-endian,
-// strings are {u32 length, bytes}.
+// What clients and server of the TCP store say to each other, in the frames of FramedStream.
+// Integers are little-endian, strings are {u32 length, bytes}.
 //
 //   client: hello of the client
 //   server: status; when that is 0: hello of the server. Otherwise a text, and the connection ends
 //   with a secret only:
-//   client: proof of the client                        (first, so that a stranger learns nothing from the server)
-//   server: status; when that is 0: proof of the server. Otherwise a text, and the connection ends
-//   then any number of
-//   client: u64 id, u8 operation, arguments:   set {key, value}   get {key, i64 timeout ms}   try_get {key}
-//           wait {u32 count, keys, i64 timeout ms}   add {key, i64}   compare_and_set {key, u8 is expected, expected, desired}
-//           erase {key}
-//   server: u64 id, status; when that is 0: the result:   get {value}   try_get {u8 is there, value}   add {i64}
-//           compare_and_set {value}   erase {u8}. Otherwise a text. In any order: replies to gets and waits come when they can
+//   client: proof of the client                        (first, so that a stranger learns nothing
+//   from the server) server: status; when that is 0: proof of the server. Otherwise a text, and the
+//   connection ends then any number of client: u64 id, u8 operation, arguments:   set {key, value}
+//   get {key, i64 timeout ms}   try_get {key}
+//           wait {u32 count, keys, i64 timeout ms}   add {key, i64}   compare_and_set {key, u8 is
+//           expected, expected, desired} erase {key}
+//   server: u64 id, status; when that is 0: the result:   get {value}   try_get {u8 is there,
+//   value}   add {i64}
+//           compare_and_set {value}   erase {u8}. Otherwise a text. In any order: replies to gets
+//           and waits come when they can
 //
-// status is a u8: 0, or an ErrorCode. Hello.world is a hash of the job. Whatever is malformed ends its connection.
+// status is a u8: 0, or an ErrorCode. Hello.world is a hash of the job. Whatever is malformed ends
+// its connection.
 namespace stitch::transport {
 
-enum class StoreOperation : std::uint8_t { set = 1, get, try_get, wait, add, compare_and_set, erase };
+enum class StoreOperation : std::uint8_t {
+  set = 1,
+  get,
+  try_get,
+  wait,
+  add,
+  compare_and_set,
+  erase
+};
 
 inline constexpr std::size_t kMaxHandshakeBytes = 4096;
 inline constexpr std::size_t kMaxReplyBytes = Store::kMaxValueBytes + 4096;
 inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 4096;
 
-// A hello with a fresh nonce. `name` is "store" or "store client": each direction has its own proof.
+// A hello with a fresh nonce. `name` is "store" or "store client": each direction has its own
+// proof.
 [[nodiscard]] Hello make_store_hello(const TcpStoreOptions& options, const char* name);
 
 [[nodiscard]] Bytes encode_accepted(const Bytes& rest);
@@ -43,7 +55,8 @@ inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 4096
 [[nodiscard]] std::span<const std::byte> decode_status(std::span<const std::byte> bytes);
 
 // "host:port", with brackets around an IPv6 address; "host:29500..29503" for a span of ports.
-[[nodiscard]] std::string store_address(const std::string& host, std::uint16_t port, int port_span = 1);
+[[nodiscard]] std::string store_address(const std::string& host, std::uint16_t port,
+                                        int port_span = 1);
 // How many ports from options.port on are tried.
 [[nodiscard]] int ports_of(const TcpStoreOptions& options);
 

@@ -45,7 +45,8 @@ class Answer {
 };
 
 bool is_loopback(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET) return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
+  if (address.ss_family == AF_INET)
+    return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
   const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
   return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr);
 }
@@ -56,8 +57,9 @@ sockaddr_storage any_address(int family) {
   return any;
 }
 
-// Where to listen for `host`, in the order to try. A literal address is taken as it is. A name may stand for an address that
-// only other hosts see, or for 127.0.1.1 in /etc/hosts, so then all addresses of this host will do.
+// Where to listen for `host`, in the order to try. A literal address is taken as it is. A name may
+// stand for an address that only other hosts see, or for 127.0.1.1 in /etc/hosts, so then all
+// addresses of this host will do.
 std::vector<sockaddr_storage> addresses_to_bind(const std::string& host, const std::string& store) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -67,7 +69,8 @@ std::vector<sockaddr_storage> addresses_to_bind(const std::string& host, const s
   if (!literal) {
     hints.ai_flags = 0;
     if (const int status = ::getaddrinfo(host.c_str(), nullptr, &hints, &found); status != 0) {
-      throw Error(ErrorCode::disconnected, store + " cannot listen: host \"" + host + "\" cannot be resolved: " + ::gai_strerror(status));
+      throw Error(ErrorCode::disconnected, store + " cannot listen: host \"" + host +
+                                               "\" cannot be resolved: " + ::gai_strerror(status));
     }
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
@@ -99,13 +102,15 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
 
   // Not on the loop's thread.
   void start() {
-    const std::string name = "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
+    const std::string name =
+        "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
     std::vector<sockaddr_storage> addresses = addresses_to_bind(options_.host, name);
     Answer<int> answer;
     if (!loop_.post([&, self = shared_from_this()] { answer.set(self->listen(addresses)); })) {
       throw Error(ErrorCode::disconnected, name + " cannot listen: its event loop is closed");
     }
-    if (const int status = answer.wait(); status < 0) throw Error(ErrorCode::disconnected, name + " cannot listen: " + uv_strerror(status));
+    if (const int status = answer.wait(); status < 0)
+      throw Error(ErrorCode::disconnected, name + " cannot listen: " + uv_strerror(status));
   }
 
   // Any thread; returns when the port is free again, unless on the loop's thread.
@@ -144,7 +149,8 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
         set_port(address, static_cast<std::uint16_t>(options_.port + offset));
         status = listen_on(address);
         if (status == 0) return 0;
-        if (status == UV_EADDRINUSE) break;  // not on another address of that port: clients would find the other server
+        if (status == UV_EADDRINUSE)
+          break;  // not on another address of that port: clients would find the other server
       }
     }
     return status;
@@ -156,9 +162,11 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
     listener->tcp.data = listener;
     int status = uv_tcp_bind(&listener->tcp, reinterpret_cast<const sockaddr*>(&address), 0);
     if (status == 0) {
-      status = uv_listen(reinterpret_cast<uv_stream_t*>(&listener->tcp), kBacklog, [](uv_stream_t* handle, int ready) {
-        if (ready == 0) static_cast<Listener*>(handle->data)->server->accept(handle);
-      });
+      status = uv_listen(reinterpret_cast<uv_stream_t*>(&listener->tcp), kBacklog,
+                         [](uv_stream_t* handle, int ready) {
+                           if (ready == 0)
+                             static_cast<Listener*>(handle->data)->server->accept(handle);
+                         });
     }
     if (status == 0) {
       sockaddr_storage bound{};
@@ -186,8 +194,8 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
   void accept(uv_stream_t* listener);
   void perform(const std::shared_ptr<Session>& session, std::span<const std::byte> frame);
   Bytes reply_now(StoreOperation operation, const std::string& key, ByteReader& arguments);
-  void wait_for(const std::shared_ptr<Session>& session, std::uint64_t request, bool wants_value, std::vector<std::string> keys,
-                Store::Timeout timeout);
+  void wait_for(const std::shared_ptr<Session>& session, std::uint64_t request, bool wants_value,
+                std::vector<std::string> keys, Store::Timeout timeout);
   void on_timeout(StoreMap::WaitId wait, Store::Timeout timeout);
   void wake_waiting();
   void forget(Session& session);
@@ -204,16 +212,19 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
   std::unordered_map<Session*, std::shared_ptr<Session>> sessions_;
 };
 
-class TcpStoreServer::Impl::Session final : public FrameReceiver, public std::enable_shared_from_this<Session> {
+class TcpStoreServer::Impl::Session final : public FrameReceiver,
+                                            public std::enable_shared_from_this<Session> {
  public:
   explicit Session(std::shared_ptr<Impl> server, std::shared_ptr<FramedStream> stream)
       : server_(std::move(server)), stream_(std::move(stream)) {}
 
   void start() {
     stream_->set_max_unsent_bytes(kMaxUnsentBytes);
-    timer_ = server_->loop_.call_at(EventLoop::Clock::now() + kHandshakeTimeout, [weak = weak_from_this()] {
-      if (const auto self = weak.lock(); self && self->state_ != State::open) self->stream_->close("its handshake took too long");
-    });
+    timer_ = server_->loop_.call_at(
+        EventLoop::Clock::now() + kHandshakeTimeout, [weak = weak_from_this()] {
+          if (const auto self = weak.lock(); self && self->state_ != State::open)
+            self->stream_->close("its handshake took too long");
+        });
     stream_->start(shared_from_this(), kMaxHandshakeBytes);
   }
 
@@ -238,7 +249,8 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver, public std::en
       if (state_ == State::open) {
         stream.close(error.what());
       } else {
-        refuse(error.code(), error.code() == ErrorCode::unauthenticated ? "the secrets differ" : error.what());
+        refuse(error.code(),
+               error.code() == ErrorCode::unauthenticated ? "the secrets differ" : error.what());
       }
     }
   }
@@ -272,8 +284,9 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver, public std::en
     } else if (theirs_.world != ours_.world) {
       refuse(ErrorCode::protocol, "it serves job \"" + options.job.substr(0, 256) + '"');
     } else if (theirs_.authenticated != ours_.authenticated) {
-      refuse(ErrorCode::unauthenticated,
-             ours_.authenticated ? "it demands a secret and this client has none" : "it has no secret and this client demands one");
+      refuse(ErrorCode::unauthenticated, ours_.authenticated
+                                             ? "it demands a secret and this client has none"
+                                             : "it has no secret and this client demands one");
     } else {
       stream_->send(encode_accepted(encode(ours_)));
       state_ = State::proof;
@@ -308,7 +321,8 @@ void TcpStoreServer::Impl::close() {
 
 void TcpStoreServer::Impl::accept(uv_stream_t* listener) {
   const auto stream = FramedStream::create(loop_.raw());
-  if (const int status = uv_accept(listener, reinterpret_cast<uv_stream_t*>(stream->tcp())); status < 0 || listener_ == nullptr) {
+  if (const int status = uv_accept(listener, reinterpret_cast<uv_stream_t*>(stream->tcp()));
+      status < 0 || listener_ == nullptr) {
     stream->close("it could not be accepted");
     return;
   }
@@ -329,7 +343,8 @@ void TcpStoreServer::Impl::forget(Session& session) {
   sessions_.erase(&session);
 }
 
-void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session, std::span<const std::byte> frame) {
+void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
+                                   std::span<const std::byte> frame) {
   ByteReader reader(frame, "request to a tcp store");
   const auto request = reader.read<std::uint64_t>();
   const auto operation = reader.read<StoreOperation>();
@@ -362,7 +377,8 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session, std:
   wake_waiting();
 }
 
-Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key, ByteReader& arguments) {
+Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key,
+                                      ByteReader& arguments) {
   Bytes result;
   ByteWriter writer(result);
   switch (operation) {
@@ -408,13 +424,16 @@ Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::strin
     case StoreOperation::wait:
       break;
   }
-  throw Error(ErrorCode::protocol, "request to a tcp store has an unknown operation " + std::to_string(static_cast<int>(operation)));
+  throw Error(ErrorCode::protocol, "request to a tcp store has an unknown operation " +
+                                       std::to_string(static_cast<int>(operation)));
 }
 
-void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std::uint64_t request, bool wants_value,
-                                    std::vector<std::string> keys, Store::Timeout timeout) {
+void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std::uint64_t request,
+                                    bool wants_value, std::vector<std::string> keys,
+                                    Store::Timeout timeout) {
   if (session->waits >= kMaxWaits) {
-    throw Error(ErrorCode::overloaded, "a client already waits " + std::to_string(kMaxWaits) + " times");
+    throw Error(ErrorCode::overloaded,
+                "a client already waits " + std::to_string(kMaxWaits) + " times");
   }
   const StoreMap::WaitId wait = map_.wait(keys);
   if (wait != 0 && timeout <= Store::Timeout::zero()) {
@@ -427,9 +446,10 @@ void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std
     session->reply(request, encode_accepted(result));
     return;
   }
-  const EventLoop::TimerId timer = loop_.call_at(deadline_after(timeout), [weak = weak_from_this(), wait, timeout] {
-    if (const auto self = weak.lock()) self->on_timeout(wait, timeout);
-  });
+  const EventLoop::TimerId timer =
+      loop_.call_at(deadline_after(timeout), [weak = weak_from_this(), wait, timeout] {
+        if (const auto self = weak.lock()) self->on_timeout(wait, timeout);
+      });
   waiting_.emplace(wait, Waiting{session, request, wants_value, std::move(keys), timer});
   ++session->waits;
 }
@@ -454,12 +474,14 @@ void TcpStoreServer::Impl::wake_waiting() {
     if (!session) continue;
     --session->waits;
     Bytes result;
-    if (node.mapped().wants_value) ByteWriter(result).write_string(*map_.find(node.mapped().keys[0]));
+    if (node.mapped().wants_value)
+      ByteWriter(result).write_string(*map_.find(node.mapped().keys[0]));
     session->reply(node.mapped().request, encode_accepted(result));
   }
 }
 
-TcpStoreServer::TcpStoreServer(EventLoop& loop, const TcpStoreOptions& options) : impl_(std::make_shared<Impl>(loop, options)) {
+TcpStoreServer::TcpStoreServer(EventLoop& loop, const TcpStoreOptions& options)
+    : impl_(std::make_shared<Impl>(loop, options)) {
   impl_->start();
 }
 TcpStoreServer::~TcpStoreServer() { impl_->stop(); }

@@ -14,13 +14,16 @@
 #include "stitch/transport/reader_thread.h"
 #include "stitch/transport/tensorpipe_selection.h"
 
-// How TensorPipe's callbacks reach ours. TensorPipe has no thread for its pipes: whichever thread calls it, or brings it news
-// from a transport, runs all callbacks that are due, also those of other connections. So:
-//   - a callback that comes inside one of our own calls (InsideCall is set) may be on the thread of somebody who holds a lock:
+// How TensorPipe's callbacks reach ours. TensorPipe has no thread for its pipes: whichever thread
+// calls it, or brings it news from a transport, runs all callbacks that are due, also those of
+// other connections. So:
+//   - a callback that comes inside one of our own calls (InsideCall is set) may be on the thread of
+//   somebody who holds a lock:
 //     what it has for the user is handed to the endpoint's reader thread;
-//   - any other comes on a thread of TensorPipe and is delivered there at once, which saves a switch of threads.
-// A connection has one outstanding read at a time, and asks for the next after delivery: that keeps the order, and makes the
-// failure of that read the natural place from which on_closed is reported.
+//   - any other comes on a thread of TensorPipe and is delivered there at once, which saves a
+//   switch of threads.
+// A connection has one outstanding read at a time, and asks for the next after delivery: that keeps
+// the order, and makes the failure of that read the natural place from which on_closed is reported.
 namespace stitch::transport {
 
 namespace {
@@ -47,7 +50,8 @@ thread_local bool InsideCall::current = false;
 // TensorPipe's text without its source position.
 [[nodiscard]] std::string text_of(const tp::Error& error) {
   std::string text = error.what();
-  if (const auto at = text.find(" (this error originated at"); at != std::string::npos) text.resize(at);
+  if (const auto at = text.find(" (this error originated at"); at != std::string::npos)
+    text.resize(at);
   return text;
 }
 
@@ -57,30 +61,37 @@ thread_local bool InsideCall::current = false;
 [[nodiscard]] std::shared_ptr<tp::channel::Context> make_channel(const std::string& name) {
   return name == "cma" ? tp::channel::cma::create() : tp::channel::basic::create();
 }
-[[nodiscard]] std::string listen_url(const std::string& transport, const std::string& bind_address) {
+[[nodiscard]] std::string listen_url(const std::string& transport,
+                                     const std::string& bind_address) {
   if (transport == "tensorpipe-shm") return "tensorpipe-shm://";
-  return bind_address.find(':') == std::string::npos ? "uv://" + bind_address : "uv://[" + bind_address + "]";
+  return bind_address.find(':') == std::string::npos ? "uv://" + bind_address
+                                                     : "uv://[" + bind_address + "]";
 }
 
 class PipeConnection;
 
-// What an endpoint's connections share. Kept alive by the endpoint and its connections; the TensorPipe context in it ends in
-// join(), never where a connection happens to be dropped. Thread contract: any thread.
+// What an endpoint's connections share. Kept alive by the endpoint and its connections; the
+// TensorPipe context in it ends in join(), never where a connection happens to be dropped. Thread
+// contract: any thread.
 class PipeHub : public std::enable_shared_from_this<PipeHub> {
  public:
   PipeHub(EndpointOptions options, TensorPipeOptions tensorpipe);  // use make()
   // REQUIRES: the options have been checked.
-  [[nodiscard]] static std::shared_ptr<PipeHub> make(EndpointOptions options, TensorPipeOptions tensorpipe);
+  [[nodiscard]] static std::shared_ptr<PipeHub> make(EndpointOptions options,
+                                                     TensorPipeOptions tensorpipe);
 
   const EndpointOptions options;
   const std::shared_ptr<ReaderThread> thread = std::make_shared<ReaderThread>();
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
-  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events);
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+                                                    ConnectionEvents events);
   void close();
   void join();
 
-  void remove(const std::shared_ptr<PipeConnection>& connection) { connections_.remove(connection); }
+  void remove(const std::shared_ptr<PipeConnection>& connection) {
+    connections_.remove(connection);
+  }
   // Held by everything that TensorPipe may still call back; join() waits until nobody holds it.
   [[nodiscard]] std::shared_ptr<void> busy() {
     MutexLock lock(mutex_);
@@ -88,12 +99,15 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   }
 
  private:
-  [[nodiscard]] static Error closed_error() { return Error(ErrorCode::shutting_down, "tensorpipe endpoint is closed"); }
+  [[nodiscard]] static Error closed_error() {
+    return Error(ErrorCode::shutting_down, "tensorpipe endpoint is closed");
+  }
   [[nodiscard]] std::shared_ptr<tp::Listener> open_listener(const std::vector<std::string>& urls);
   // Hands out the next pipe of `listener`; the chain ends with the listener.
   void accept_next(const std::shared_ptr<tp::Listener>& listener);
   void accepted(const std::shared_ptr<tp::Listener>& listener, std::shared_ptr<tp::Pipe> pipe);
-  // One stray connection that says nothing useful breaks a TensorPipe listener: it is then opened again at its addresses.
+  // One stray connection that says nothing useful breaks a TensorPipe listener: it is then opened
+  // again at its addresses.
   void reopen_listener(int attempt);
 
   TensorPipeOptions tensorpipe_;  // constant after construction
@@ -109,11 +123,12 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
 };
 
-// A connection over one TensorPipe pipe. A frame travels as the payload of one TensorPipe message, its buffers as that message's
-// tensors, read from and written to their own memory.
+// A connection over one TensorPipe pipe. A frame travels as the payload of one TensorPipe message,
+// its buffers as that message's tensors, read from and written to their own memory.
 class PipeConnection final : public HandshakingConnection {
  public:
-  PipeConnection(std::shared_ptr<PipeHub> hub, std::string name, bool accepted, ConnectionEvents events)
+  PipeConnection(std::shared_ptr<PipeHub> hub, std::string name, bool accepted,
+                 ConnectionEvents events)
       : HandshakingConnection(hub->options, std::move(events), hub->thread),
         hub_(std::move(hub)),
         name_(std::move(name)),
@@ -122,7 +137,8 @@ class PipeConnection final : public HandshakingConnection {
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
 
-  // Takes the pipe, says hello and starts to read. Exactly one of begin() and fail() is called, once.
+  // Takes the pipe, says hello and starts to read. Exactly one of begin() and fail() is called,
+  // once.
   void begin(std::shared_ptr<tp::Pipe> pipe);
   void fail(const Error& error) { ended(error); }
 
@@ -148,8 +164,11 @@ class PipeConnection final : public HandshakingConnection {
   [[nodiscard]] std::optional<Error> violation_of(const tp::Descriptor& descriptor) const;
   [[nodiscard]] Error translate(const tp::Error& error, bool connecting) const;
 
-  [[nodiscard]] std::shared_ptr<PipeConnection> self() { return std::static_pointer_cast<PipeConnection>(shared_from_this()); }
-  // The pipe, and what keeps join() waiting while TensorPipe has something of ours. Both null when the connection has finished.
+  [[nodiscard]] std::shared_ptr<PipeConnection> self() {
+    return std::static_pointer_cast<PipeConnection>(shared_from_this());
+  }
+  // The pipe, and what keeps join() waiting while TensorPipe has something of ours. Both null when
+  // the connection has finished.
   struct Stream {
     std::shared_ptr<tp::Pipe> pipe;
     std::shared_ptr<void> busy;
@@ -184,7 +203,8 @@ void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
 }
 
 void PipeConnection::send(Message message, SendDone done) {
-  auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(message), std::move(done), self(), nullptr});
+  auto outgoing =
+      std::make_shared<Outgoing>(Outgoing{std::move(message), std::move(done), self(), nullptr});
   when_open([outgoing = std::move(outgoing)](const std::optional<Error>& error) {
     if (error) {
       outgoing->connection->written(*outgoing, error);
@@ -195,7 +215,8 @@ void PipeConnection::send(Message message, SendDone done) {
 }
 
 void PipeConnection::transmit_handshake(Bytes message) {
-  write(std::make_shared<Outgoing>(Outgoing{Message{std::move(message), {}}, nullptr, self(), nullptr}));
+  write(std::make_shared<Outgoing>(
+      Outgoing{Message{std::move(message), {}}, nullptr, self(), nullptr}));
 }
 
 void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
@@ -208,16 +229,20 @@ void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
   message.tensors.reserve(outgoing->message.buffers.size());
   for (const Buffer& buffer : outgoing->message.buffers) {
     if (buffer.device != Device{}) {
-      return written(*outgoing, Error(ErrorCode::unimplemented, "buffer on device cuda:" + std::to_string(buffer.device.index) +
-                                                                    " cannot be sent over " + name_ + ": it moves CPU memory only"));
+      return written(*outgoing,
+                     Error(ErrorCode::unimplemented,
+                           "buffer on device cuda:" + std::to_string(buffer.device.index) +
+                               " cannot be sent over " + name_ + ": it moves CPU memory only"));
     }
     // With a target device named, TensorPipe need not ask the receiver for one.
-    message.tensors.push_back({tp::CpuBuffer{buffer.data}, buffer.bytes, tp::Device{tp::kCpuDeviceType, 0}, ""});
+    message.tensors.push_back(
+        {tp::CpuBuffer{buffer.data}, buffer.bytes, tp::Device{tp::kCpuDeviceType, 0}, ""});
   }
   InsideCall call;
   pipe->write(std::move(message), [outgoing](const tp::Error& error) {
     PipeConnection& connection = *outgoing->connection;
-    connection.written(*outgoing, error ? std::optional<Error>(connection.translate(error, false)) : std::nullopt);
+    connection.written(
+        *outgoing, error ? std::optional<Error>(connection.translate(error, false)) : std::nullopt);
   });
 }
 
@@ -230,7 +255,8 @@ void PipeConnection::written(Outgoing& outgoing, const std::optional<Error>& err
   }
   SendDone done = std::move(outgoing.done);
   if (InsideCall::on_this_thread()) {
-    thread().post([done = std::move(done), reported = std::move(reported)]() mutable { done(reported); });
+    thread().post(
+        [done = std::move(done), reported = std::move(reported)]() mutable { done(reported); });
   } else {
     done(reported);
   }
@@ -239,26 +265,33 @@ void PipeConnection::written(Outgoing& outgoing, const std::optional<Error>& err
 void PipeConnection::read_next() {
   const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
   InsideCall call;
-  pipe->readDescriptor(
-      [self = self()](const tp::Error& error, const tp::Descriptor& descriptor) { self->descriptor_came(error, descriptor); });
+  pipe->readDescriptor([self = self()](const tp::Error& error, const tp::Descriptor& descriptor) {
+    self->descriptor_came(error, descriptor);
+  });
 }
 
 std::optional<Error> PipeConnection::violation_of(const tp::Descriptor& descriptor) const {
-  const auto violation = [this](const std::string& what) { return Error(ErrorCode::protocol, what + " from " + name_); };
+  const auto violation = [this](const std::string& what) {
+    return Error(ErrorCode::protocol, what + " from " + name_);
+  };
   if (descriptor.payloads.size() > 1)
-    return violation("message with " + std::to_string(descriptor.payloads.size()) + " payloads instead of 1");
+    return violation("message with " + std::to_string(descriptor.payloads.size()) +
+                     " payloads instead of 1");
   const std::size_t frame = descriptor.payloads.empty() ? 0 : descriptor.payloads[0].length;
   if (in_handshake()) {
-    if (!descriptor.tensors.empty()) return violation("handshake message with " + std::to_string(descriptor.tensors.size()) + " buffers");
+    if (!descriptor.tensors.empty())
+      return violation("handshake message with " + std::to_string(descriptor.tensors.size()) +
+                       " buffers");
     if (frame > Handshake::kMaxBytes) {
-      return violation("handshake message of " + std::to_string(frame) + " bytes over the limit of " +
-                       std::to_string(Handshake::kMaxBytes) + " bytes");
+      return violation("handshake message of " + std::to_string(frame) +
+                       " bytes over the limit of " + std::to_string(Handshake::kMaxBytes) +
+                       " bytes");
     }
     return std::nullopt;
   }
   if (frame > hub_->options.max_frame_bytes) {
-    return violation("frame of " + std::to_string(frame) + " bytes over the limit of " + std::to_string(hub_->options.max_frame_bytes) +
-                     " bytes");
+    return violation("frame of " + std::to_string(frame) + " bytes over the limit of " +
+                     std::to_string(hub_->options.max_frame_bytes) + " bytes");
   }
   for (const auto& tensor : descriptor.tensors) {
     if (tensor.length > hub_->options.max_buffer_bytes) {
@@ -266,7 +299,8 @@ std::optional<Error> PipeConnection::violation_of(const tp::Descriptor& descript
                        std::to_string(hub_->options.max_buffer_bytes) + " bytes");
     }
     const tp::Device cpu{tp::kCpuDeviceType, 0};
-    if (!(tensor.sourceDevice == cpu) || !tensor.targetDevice.has_value() || !(*tensor.targetDevice == cpu)) {
+    if (!(tensor.sourceDevice == cpu) || !tensor.targetDevice.has_value() ||
+        !(*tensor.targetDevice == cpu)) {
       return violation("buffer from or for another device than the CPU");
     }
   }
@@ -298,14 +332,15 @@ void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descripto
   }
   const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
   InsideCall call;
-  pipe->read(std::move(allocation), [self = self(), message = std::move(message)](const tp::Error& failure) {
-    if (failure) return self->ended(self->translate(failure, self->in_handshake()));
-    if (InsideCall::on_this_thread()) {
-      self->thread().post([self, message] { self->message_came(std::move(*message)); });
-    } else {
-      self->message_came(std::move(*message));
-    }
-  });
+  pipe->read(std::move(allocation),
+             [self = self(), message = std::move(message)](const tp::Error& failure) {
+               if (failure) return self->ended(self->translate(failure, self->in_handshake()));
+               if (InsideCall::on_this_thread()) {
+                 self->thread().post([self, message] { self->message_came(std::move(*message)); });
+               } else {
+                 self->message_came(std::move(*message));
+               }
+             });
 }
 
 void PipeConnection::message_came(Message message) {
@@ -318,7 +353,8 @@ void PipeConnection::message_came(Message message) {
 }
 
 Error PipeConnection::translate(const tp::Error& error, bool connecting) const {
-  const std::string start = connecting && !accepted_ ? "connect to \"" + name_ + "\" failed: " : "connection " + name_ + " ended: ";
+  const std::string start = connecting && !accepted_ ? "connect to \"" + name_ + "\" failed: "
+                                                     : "connection " + name_ + " ended: ";
   return Error(ErrorCode::disconnected, start + text_of(error));
 }
 
@@ -347,14 +383,18 @@ void PipeConnection::finished() {
   hub_->remove(self());
 }
 
-PipeHub::PipeHub(EndpointOptions options, TensorPipeOptions tensorpipe) : options(std::move(options)), tensorpipe_(std::move(tensorpipe)) {
+PipeHub::PipeHub(EndpointOptions options, TensorPipeOptions tensorpipe)
+    : options(std::move(options)), tensorpipe_(std::move(tensorpipe)) {
   const SigpipeBlocked blocked;  // TensorPipe's threads start here
   auto context = std::make_shared<tp::Context>();
-  // The higher number is preferred. One that is not viable is left out, and listen() then fails over it.
+  // The higher number is preferred. One that is not viable is left out, and listen() then fails
+  // over it.
   int priority = 0;
-  for (const auto& transport : tensorpipe_.transports) context->registerTransport(--priority, transport, make_transport(transport));
+  for (const auto& transport : tensorpipe_.transports)
+    context->registerTransport(--priority, transport, make_transport(transport));
   priority = 0;
-  for (const auto& channel : tensorpipe_.channels) context->registerChannel(--priority, channel, make_channel(channel));
+  for (const auto& channel : tensorpipe_.channels)
+    context->registerChannel(--priority, channel, make_channel(channel));
   MutexLock lock(mutex_);
   context_ = std::move(context);
 }
@@ -387,20 +427,23 @@ std::shared_ptr<tp::Listener> PipeHub::open_listener(const std::vector<std::stri
     InsideCall call;
     return context->listen(urls);
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::disconnected, "address " + urls.front() + " could not be bound: " + error.what());
+    throw Error(ErrorCode::disconnected,
+                "address " + urls.front() + " could not be bound: " + error.what());
   }
 }
 
 std::vector<std::string> PipeHub::listen(Endpoint::Accept accept) {
   std::vector<std::string> urls;
-  for (const auto& transport : tensorpipe_.transports) urls.push_back(listen_url(transport, tensorpipe_.bind_address));
+  for (const auto& transport : tensorpipe_.transports)
+    urls.push_back(listen_url(transport, tensorpipe_.bind_address));
   {
     MutexLock lock(mutex_);
     if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
   }
   std::shared_ptr<tp::Listener> listener = open_listener(urls);
   std::vector<std::string> addresses;
-  for (const auto& transport : tensorpipe_.transports) addresses.push_back(listener->url(transport));
+  for (const auto& transport : tensorpipe_.transports)
+    addresses.push_back(listener->url(transport));
   {
     MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
@@ -414,17 +457,21 @@ std::vector<std::string> PipeHub::listen(Endpoint::Accept accept) {
 
 void PipeHub::accept_next(const std::shared_ptr<tp::Listener>& listener) {
   InsideCall call;
-  listener->accept([self = shared_from_this(), busy = busy(), listener](const tp::Error& error, std::shared_ptr<tp::Pipe> pipe) {
-    // Always on the reader thread: it is where Accept and all that follows are expected, and accepting is rare.
+  listener->accept([self = shared_from_this(), busy = busy(), listener](
+                       const tp::Error& error, std::shared_ptr<tp::Pipe> pipe) {
+    // Always on the reader thread: it is where Accept and all that follows are expected, and
+    // accepting is rare.
     if (error) {
       self->thread->post([self] { self->reopen_listener(0); });
     } else {
-      self->thread->post([self, listener, busy, pipe = std::move(pipe)] { self->accepted(listener, pipe); });
+      self->thread->post(
+          [self, listener, busy, pipe = std::move(pipe)] { self->accepted(listener, pipe); });
     }
   });
 }
 
-void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener, std::shared_ptr<tp::Pipe> pipe) {
+void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener,
+                       std::shared_ptr<tp::Pipe> pipe) {
   std::shared_ptr<const Endpoint::Accept> accept;
   std::string name;
   {
@@ -433,7 +480,8 @@ void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener, std::share
     accept = accept_;
     name = addresses_.front() + "#" + std::to_string(++accepted_count_);
   }
-  auto connection = std::make_shared<PipeConnection>(shared_from_this(), std::move(name), true, (*accept)());
+  auto connection =
+      std::make_shared<PipeConnection>(shared_from_this(), std::move(name), true, (*accept)());
   if (connections_.add(connection)) {
     connection->begin(std::move(pipe));
   } else {
@@ -477,7 +525,8 @@ void PipeHub::reopen_listener(int attempt) {
 }
 
 std::shared_ptr<Connection> PipeHub::connect(const std::string& address, ConnectionEvents events) {
-  auto connection = std::make_shared<PipeConnection>(shared_from_this(), address, false, std::move(events));
+  auto connection =
+      std::make_shared<PipeConnection>(shared_from_this(), address, false, std::move(events));
   if (!connections_.add(connection)) {
     thread->post([connection] { connection->fail(closed_error()); });
     return connection;
@@ -500,7 +549,8 @@ std::shared_ptr<Connection> PipeHub::connect(const std::string& address, Connect
   }
   if (pipe == nullptr) {
     thread->post([connection, problem = std::move(problem)] {
-      connection->fail(Error(ErrorCode::disconnected, "connect to \"" + connection->describe() + "\" failed: " + problem));
+      connection->fail(Error(ErrorCode::disconnected,
+                             "connect to \"" + connection->describe() + "\" failed: " + problem));
     });
   } else {
     connection->begin(std::move(pipe));
@@ -556,8 +606,11 @@ class TensorPipeEndpoint final : public Endpoint {
       : hub_(PipeHub::make(std::move(options), std::move(tensorpipe))) {}
   ~TensorPipeEndpoint() override { hub_->join(); }
 
-  std::vector<std::string> listen(Accept accept) override { return hub_->listen(std::move(accept)); }
-  std::shared_ptr<Connection> connect(const std::string& address, ConnectionEvents events) override {
+  std::vector<std::string> listen(Accept accept) override {
+    return hub_->listen(std::move(accept));
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      ConnectionEvents events) override {
     return hub_->connect(address, std::move(events));
   }
   void close() override { hub_->close(); }
@@ -569,13 +622,16 @@ class TensorPipeEndpoint final : public Endpoint {
 
 }  // namespace
 
-std::unique_ptr<Endpoint> make_tensorpipe_endpoint(EndpointOptions options, TensorPipeOptions tensorpipe) {
-  static_cast<void>(encode(options.self));  // a name that is too long is the caller's mistake: say so now
-  TensorPipeOptions usable = select_usable(std::move(tensorpipe), [](const TensorPipeOptions& trial) {
-    EndpointOptions trial_options;
-    trial_options.self.name = "self-transfer";
-    return std::make_unique<TensorPipeEndpoint>(std::move(trial_options), trial);
-  });
+std::unique_ptr<Endpoint> make_tensorpipe_endpoint(EndpointOptions options,
+                                                   TensorPipeOptions tensorpipe) {
+  static_cast<void>(
+      encode(options.self));  // a name that is too long is the caller's mistake: say so now
+  TensorPipeOptions usable =
+      select_usable(std::move(tensorpipe), [](const TensorPipeOptions& trial) {
+        EndpointOptions trial_options;
+        trial_options.self.name = "self-transfer";
+        return std::make_unique<TensorPipeEndpoint>(std::move(trial_options), trial);
+      });
   return std::make_unique<TensorPipeEndpoint>(std::move(options), std::move(usable));
 }
 

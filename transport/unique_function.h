@@ -11,15 +11,16 @@ namespace stitch {
 template <class Signature>
 class UniqueFunction;
 
-// A move-only std::function: callables that own move-only state, small ones (48 bytes) without an allocation.
-// Calling an empty one is undefined. Thread contract: as the callable it holds.
+// A move-only std::function: callables that own move-only state, small ones (48 bytes) without an
+// allocation. Calling an empty one is undefined. Thread contract: as the callable it holds.
 template <class R, class... Args>
 class UniqueFunction<R(Args...)> {
  public:
   UniqueFunction() noexcept = default;
   UniqueFunction(std::nullptr_t) noexcept {}  // NOLINT: empty function, as std::function
   template <class F>
-  requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> && std::is_invocable_r_v<R, std::decay_t<F>&, Args...>)
+  requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> &&
+           std::is_invocable_r_v<R, std::decay_t<F>&, Args...>)
       UniqueFunction(F&& callable) {  // NOLINT: implicit, as std::function
     using Callable = std::decay_t<F>;
     if constexpr (fits_inline<Callable>()) {
@@ -57,7 +58,9 @@ class UniqueFunction<R(Args...)> {
   }
   template <class Callable>
   static constexpr Operations kInline{
-      [](void* at, Args&&... args) -> R { return (*static_cast<Callable*>(at))(std::forward<Args>(args)...); },
+      [](void* at, Args&&... args) -> R {
+        return (*static_cast<Callable*>(at))(std::forward<Args>(args)...);
+      },
       [](void* from, void* to) noexcept {
         ::new (to) Callable(std::move(*static_cast<Callable*>(from)));
         static_cast<Callable*>(from)->~Callable();
@@ -65,7 +68,9 @@ class UniqueFunction<R(Args...)> {
       [](void* at) noexcept { static_cast<Callable*>(at)->~Callable(); }};
   template <class Callable>
   static constexpr Operations kHeap{
-      [](void* at, Args&&... args) -> R { return (**static_cast<Callable**>(at))(std::forward<Args>(args)...); },
+      [](void* at, Args&&... args) -> R {
+        return (**static_cast<Callable**>(at))(std::forward<Args>(args)...);
+      },
       [](void* from, void* to) noexcept { ::new (to) Callable*(*static_cast<Callable**>(from)); },
       [](void* at) noexcept { delete *static_cast<Callable**>(at); }};
 

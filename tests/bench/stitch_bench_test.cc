@@ -1,5 +1,5 @@
-// What stitch-bench promises whatever the machine does meanwhile: each measure ends and prints numbers, and no process is
-// left. What the numbers are is not for a test.
+// What stitch-bench promises whatever the machine does meanwhile: each measure ends and prints
+// numbers, and no process is left. What the numbers are is not for a test.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -20,7 +20,8 @@ using namespace std::chrono_literals;
 using stitch_test::RunningCommand;
 
 // Every measure with the smallest of everything.
-const std::vector<std::string> kSmallest{"--rounds=1", "--seconds=0.02", "--sizes=1,2", "--load-size=4"};
+const std::vector<std::string> kSmallest{"--rounds=1", "--seconds=0.02", "--sizes=1,2",
+                                         "--load-size=4"};
 
 std::vector<std::string> bench(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), STITCH_BENCH);
@@ -41,7 +42,8 @@ std::map<std::string, std::pair<double, std::string>> results(const std::string&
 
 // Differences of two numbers that may be equal: any finite one will do.
 bool may_be_negative(const std::string& key) {
-  return key.ends_with(".slowdown") || key.ends_with("_above_libtorch") || key.starts_with("allocs.");
+  return key.ends_with(".slowdown") || key.ends_with("_above_libtorch") ||
+         key.starts_with("allocs.");
 }
 
 void expect_positive_numbers(const std::string& output) {
@@ -64,7 +66,8 @@ std::set<std::string> names_of_measures() {
 }
 
 std::vector<pid_t> children_of(pid_t parent) {
-  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
+                     "/children");
   std::vector<pid_t> children;
   for (pid_t child = 0; list >> child;) children.push_back(child);
   return children;
@@ -90,15 +93,19 @@ TEST(StitchBench, EveryMeasureEndsAndPrintsPositiveNumbers) {
   EXPECT_EQ(command.wait(), 0) << command.err();
   expect_positive_numbers(command.out());
   const auto found = results(command.out());
-  for (const std::string name : {"latency", "rate", "bandwidth", "contention", "idle", "steal", "autograd", "step", "rref", "allocs"}) {
+  for (const std::string name : {"latency", "rate", "bandwidth", "contention", "idle", "steal",
+                                 "autograd", "step", "rref", "allocs"}) {
     EXPECT_TRUE(names_of_measures().contains(name)) << name;
     for (const std::string path : {"same_host", "tcp"}) {
       const auto first = found.lower_bound(name + "." + path + ".");
-      EXPECT_TRUE(first != found.end() && first->first.starts_with(name + "." + path + ".")) << "nothing from " << name << " over " << path;
+      EXPECT_TRUE(first != found.end() && first->first.starts_with(name + "." + path + "."))
+          << "nothing from " << name << " over " << path;
     }
   }
-  for (const std::string floor : {"floor.tcp.rtt64.p50", "floor.unix.rtt64.p50", "floor.memcpy.1MiB", "floor.tensorpipe.shm.rtt64.p50",
-                                  "floor.tensorpipe.uv.calls.256", "floor.tensorpipe.shm.one_way", "floor.tensorpipe.uv.echo.2MiB"}) {
+  for (const std::string floor :
+       {"floor.tcp.rtt64.p50", "floor.unix.rtt64.p50", "floor.memcpy.1MiB",
+        "floor.tensorpipe.shm.rtt64.p50", "floor.tensorpipe.uv.calls.256",
+        "floor.tensorpipe.shm.one_way", "floor.tensorpipe.uv.echo.2MiB"}) {
     EXPECT_TRUE(found.contains(floor)) << floor;
   }
 }
@@ -133,12 +140,15 @@ TEST(StitchBench, AMeasureOfWhichAProcessDiesFailsAndTheNextRuns) {
   EXPECT_EQ(next.size(), 2u);
   measure.command.send_signal(SIGTERM);
   EXPECT_EQ(measure.command.wait(), 128 + SIGTERM);
-  EXPECT_NE(measure.command.err().find("latency same_host: process 1 was killed by signal 9"), std::string::npos) << measure.command.err();
+  EXPECT_NE(measure.command.err().find("latency same_host: process 1 was killed by signal 9"),
+            std::string::npos)
+      << measure.command.err();
 }
 
 TEST(StitchBench, AFailureIsNamedAndCounts) {
   auto arguments = bench(kSmallest);
-  arguments.insert(arguments.end(), {"latency", "--no-floors", "--result-lines", "--tcp-transport=carrier-pigeon"});
+  arguments.insert(arguments.end(),
+                   {"latency", "--no-floors", "--result-lines", "--tcp-transport=carrier-pigeon"});
   RunningCommand command(arguments, 60s);
   EXPECT_EQ(command.wait(), 1);
   EXPECT_NE(command.err().find("carrier-pigeon"), std::string::npos) << command.err();
@@ -146,10 +156,12 @@ TEST(StitchBench, AFailureIsNamedAndCounts) {
 }
 
 TEST(StitchBench, RefusesWhatItDoesNotKnow) {
-  for (const auto& [arguments, word] : std::vector<std::pair<std::vector<std::string>, std::string>>{{{"latencies"}, "known are: "},
-                                                                                                     {{"--round", "3"}, "--round"},
-                                                                                                     {{"--rounds", "0"}, "--rounds"},
-                                                                                                     {{"--seconds", "x"}, "--seconds"}}) {
+  for (const auto& [arguments, word] :
+       std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"latencies"}, "known are: "},
+           {{"--round", "3"}, "--round"},
+           {{"--rounds", "0"}, "--rounds"},
+           {{"--seconds", "x"}, "--seconds"}}) {
     RunningCommand command(bench(arguments));
     EXPECT_EQ(command.wait(), 2);
     EXPECT_NE(command.err().find(word), std::string::npos) << command.err();

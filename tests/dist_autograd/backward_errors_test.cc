@@ -30,13 +30,16 @@ Behaviour& behaviour() {
 }
 
 struct Touchy : torch::autograd::Function<Touchy> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, std::int64_t worker) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x,
+                            std::int64_t worker) {
     context->saved_data["worker"] = worker;
     return x * 1;
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     const auto worker = context->saved_data["worker"].toInt();
-    if (behaviour().throws_on == worker) throw std::runtime_error("worker " + std::to_string(worker) + " is touchy");
+    if (behaviour().throws_on == worker)
+      throw std::runtime_error("worker " + std::to_string(worker) + " is touchy");
     if (behaviour().waits_on == worker) {
       behaviour().waiting = true;
       while (!behaviour().go) std::this_thread::sleep_for(1ms);
@@ -46,11 +49,13 @@ struct Touchy : torch::autograd::Function<Touchy> {
 };
 
 at::Tensor touchy_via(std::vector<std::string> path, at::Tensor x) {
-  x = Touchy::apply(x * own_parameter(), static_cast<std::int64_t>(current_agent()->self().id.value()));
+  x = Touchy::apply(x * own_parameter(),
+                    static_cast<std::int64_t>(current_agent()->self().id.value()));
   if (path.empty()) return x;
   const std::string next = path.front();
   path.erase(path.begin());
-  return Touchy::apply(rpc_sync<touchy_via>(next, path, x), static_cast<std::int64_t>(current_agent()->self().id.value()));
+  return Touchy::apply(rpc_sync<touchy_via>(next, path, x),
+                       static_cast<std::int64_t>(current_agent()->self().id.value()));
 }
 
 class BackwardErrors : public ::testing::TestWithParam<Mode> {
@@ -64,7 +69,9 @@ class BackwardErrors : public ::testing::TestWithParam<Mode> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, BackwardErrors, ::testing::Values(Mode::exact, Mode::fast),
-                         [](const auto& info) { return info.param == Mode::exact ? "Exact" : "Fast"; });
+                         [](const auto& info) {
+                           return info.param == Mode::exact ? "Exact" : "Fast";
+                         });
 
 TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
   Cluster cluster(4);
@@ -74,7 +81,10 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
       Context context;
       const auto x = ones().requires_grad_();
       const auto start = Touchy::apply(x * 1, std::int64_t{0});
-      const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2", "worker3", "worker1"}, start).sum();
+      const auto loss =
+          rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2", "worker3", "worker1"},
+                               start)
+              .sum();
       try {
         context.backward({loss}, {.mode = GetParam()});
         ADD_FAILURE() << "worker " << thrower << " threw nothing";
@@ -83,8 +93,10 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
         EXPECT_EQ(error.code(), ErrorCode::remote_exception);
         EXPECT_EQ(error.worker(), name);
         EXPECT_EQ(error.remote(), thrower != 0);
-        EXPECT_NE(text.find("backward failed on worker \"" + name + "\""), std::string::npos) << text;
-        EXPECT_NE(text.find("worker " + std::to_string(thrower) + " is touchy"), std::string::npos) << text;
+        EXPECT_NE(text.find("backward failed on worker \"" + name + "\""), std::string::npos)
+            << text;
+        EXPECT_NE(text.find("worker " + std::to_string(thrower) + " is touchy"), std::string::npos)
+            << text;
         EXPECT_NE(text.find("Touchy"), std::string::npos) << text;
       }
       EXPECT_TRUE(eventually([&] {
@@ -108,14 +120,17 @@ TEST_P(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Context context;
-  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto loss =
+      rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   try {
     context.backward({loss}, {.mode = GetParam(), .timeout = 200ms});
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::timeout);
-    EXPECT_NE(std::string(error.what()).find("backward timed out after "), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("worker \"worker1\""), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("backward timed out after "), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("worker \"worker1\""), std::string::npos)
+        << error.what();
   }
   behaviour().go = true;
   EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
@@ -125,7 +140,8 @@ TEST_P(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Context context;
-  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto loss =
+      rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   const auto future = context.backward_async({loss}, {.mode = GetParam()});
   ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   future.cancel();
@@ -145,7 +161,8 @@ TEST_P(BackwardErrors, EndThePassWhenItsContextEnds) {
   Future<void> future;
   {
     Context context;
-    const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+    const auto loss =
+        rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
     future = context.backward_async({loss}, {.mode = GetParam()});
     ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   }
@@ -163,7 +180,8 @@ TEST_P(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Context context;
-  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto loss =
+      rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   const auto future = context.backward_async({loss}, {.mode = GetParam()});
   ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   std::thread leaving([&] {
@@ -176,7 +194,8 @@ TEST_P(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
     future.get();
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::shutting_down) << error.what();
+    EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::shutting_down)
+        << error.what();
     EXPECT_NE(std::string(error.what()).find("worker2"), std::string::npos) << error.what();
   }
   behaviour().go = true;
@@ -187,7 +206,8 @@ TEST_P(BackwardErrors, AreNotCausedByALongPassUnderAShortCallTimeout) {
   Cluster cluster(3, [](Options& options) { options.rpc_timeout = 1s; });
   behaviour().waits_on = 2;
   Context context;
-  const auto loss = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto loss =
+      rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   const auto future = context.backward_async({loss}, {.mode = GetParam()});
   EXPECT_FALSE(future.wait_for(1500ms));
   behaviour().go = true;

@@ -25,13 +25,16 @@ class Backward : public ::testing::TestWithParam<Mode> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, Backward, ::testing::Values(Mode::exact, Mode::fast),
-                         [](const auto& info) { return info.param == Mode::exact ? "Exact" : "Fast"; });
+                         [](const auto& info) {
+                           return info.param == Mode::exact ? "Exact" : "Fast";
+                         });
 
 TEST_P(Backward, ReachesParametersOnEveryWorkerAndLeavesGradAlone) {
   Cluster cluster(3);
   Context context;
   const auto x = ones().requires_grad_();
-  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x * 2).sum();
+  const auto loss =
+      rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x * 2).sum();
   context.backward({loss}, options());
   const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
   EXPECT_TRUE(equal_gradients(context.gradients().at(x), 2 * p * p * q));
@@ -53,7 +56,8 @@ TEST_P(Backward, WorksWithCallsToItself) {
   Cluster cluster(1);
   Context context;
   const auto x = ones().requires_grad_();
-  context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker0"}, x).sum()}, options());
+  context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker0"}, x).sum()},
+                   options());
   const auto p = parameter_of(cluster[0]).detach();
   EXPECT_TRUE(equal_gradients(context.gradient(x), p * p));
 }
@@ -61,7 +65,8 @@ TEST_P(Backward, WorksWithCallsToItself) {
 TEST_P(Backward, TakesSeveralRootsWithGradientsOfTheirOwn) {
   Cluster cluster(2);
   Context context;
-  const auto a = rpc_sync<times_parameter>("worker1", ones()), b = rpc_sync<times_parameter>("worker1", 2 * ones());
+  const auto a = rpc_sync<times_parameter>("worker1", ones()),
+             b = rpc_sync<times_parameter>("worker1", 2 * ones());
   auto with = options();
   with.grads = {10 * ones(), 100 * ones()};
   context.backward({a, b}, with);
@@ -73,7 +78,8 @@ TEST_P(Backward, AddsUpOverRepeatedPassesWithRetainGraph) {
   Context context;
   const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   for (int i = 0; i < 100; ++i) context.backward({loss}, options(true));
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 100 * parameter_of(cluster[1]).detach()));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()),
+                              100 * parameter_of(cluster[1]).detach()));
 }
 
 TEST_P(Backward, CannotBeRepeatedWithoutRetainGraph) {
@@ -94,7 +100,8 @@ TEST_P(Backward, CannotBeRepeatedWithoutRetainGraph) {
 TEST_P(Backward, RefusesRootsThatMakeNoSense) {
   Cluster cluster(1);
   Context context;
-  const auto text_of = [&](std::vector<at::Tensor> roots, std::vector<at::Tensor> grads = {}) -> std::string {
+  const auto text_of = [&](std::vector<at::Tensor> roots,
+                           std::vector<at::Tensor> grads = {}) -> std::string {
     try {
       auto with = options();
       with.grads = std::move(grads);
@@ -109,10 +116,14 @@ TEST_P(Backward, RefusesRootsThatMakeNoSense) {
   EXPECT_EQ(text_of({}), "backward needs at least one root tensor");
   EXPECT_EQ(text_of({at::Tensor()}), "root 0 is undefined");
   EXPECT_EQ(text_of({x.sum(), ones().sum()}), "root 1 does not require grad and has no grad_fn");
-  EXPECT_EQ(text_of({x * 2}), "root 0 has shape [3]: only a root of one element may leave its gradient out");
-  EXPECT_EQ(text_of({x * 2}, {at::ones({2}, at::kDouble)}), "root 0 has shape [3], its gradient [2]");
-  EXPECT_EQ(text_of({x * 2}, {at::ones({3}, at::kFloat)}), "root 0 has dtype Double, its gradient Float");
-  EXPECT_EQ(text_of({x.sum()}, {at::Tensor(), at::Tensor()}), "backward got 2 gradients for 1 roots");
+  EXPECT_EQ(text_of({x * 2}),
+            "root 0 has shape [3]: only a root of one element may leave its gradient out");
+  EXPECT_EQ(text_of({x * 2}, {at::ones({2}, at::kDouble)}),
+            "root 0 has shape [3], its gradient [2]");
+  EXPECT_EQ(text_of({x * 2}, {at::ones({3}, at::kFloat)}),
+            "root 0 has dtype Double, its gradient Float");
+  EXPECT_EQ(text_of({x.sum()}, {at::Tensor(), at::Tensor()}),
+            "backward got 2 gradients for 1 roots");
 }
 
 TEST_P(Backward, RunsFromOneRootWhileAnotherRunsInTheSameContext) {
@@ -122,7 +133,8 @@ TEST_P(Backward, RunsFromOneRootWhileAnotherRunsInTheSameContext) {
   std::vector<Future<void>> passes;
   for (int i = 0; i < 30; ++i) passes.push_back(context.backward_async({loss}, options(true)));
   for (auto& pass : passes) pass.get();
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 30 * parameter_of(cluster[1]).detach()));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()),
+                              30 * parameter_of(cluster[1]).detach()));
 }
 
 double remote_backward(at::Tensor x) {
@@ -141,7 +153,9 @@ TEST(BackwardInHandlers, MayStartOnAnyWorkerOfTheContext) {
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 3 * p));
 }
 
-at::Tensor sum_via(std::string next, at::Tensor x) { return rpc_sync<times_parameter>(next, x * own_parameter()).sum(); }
+at::Tensor sum_via(std::string next, at::Tensor x) {
+  return rpc_sync<times_parameter>(next, x * own_parameter()).sum();
+}
 
 TEST(BackwardFromRRef, StartsOnTheWorkerThatOwnsTheLoss) {
   Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
@@ -173,7 +187,8 @@ TEST(BackwardFromRRef, ThrowsTheErrorOfThePass) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_STREQ(error.what(), "root 0 has shape [3]: only a root of one element may leave its gradient out");
+    EXPECT_STREQ(error.what(),
+                 "root 0 has shape [3]: only a root of one element may leave its gradient out");
   }
 }
 
@@ -182,7 +197,8 @@ TEST(ExactMode, LeavesDroppedResultsAlone) {
   Context context;
   const auto x = ones().requires_grad_();
   const auto used = rpc_sync<times_parameter>("worker1", x);
-  const auto dropped = rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker1"}, x * 7);
+  const auto dropped =
+      rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker1"}, x * 7);
   rpc_sync<times_parameter>("worker1", x);
   context.backward({used.sum()});
   EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1]).detach()));
@@ -208,9 +224,12 @@ TEST(FastMode, NamesTheCallsWhoseResultsWereNotUsed) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     const std::string text = error.what();
     EXPECT_NE(text.find("result of call "), std::string::npos) << text;
-    EXPECT_NE(text.find("via() to worker \"worker1\" was not used by the loss; use exact mode"), std::string::npos) << text;
+    EXPECT_NE(text.find("via() to worker \"worker1\" was not used by the loss; use exact mode"),
+              std::string::npos)
+        << text;
   }
-  EXPECT_TRUE(eventually([&] { return count_on(cluster[0], "passes") == 0 && count_on(cluster[1], "passes") == 0; }));
+  EXPECT_TRUE(eventually(
+      [&] { return count_on(cluster[0], "passes") == 0 && count_on(cluster[1], "passes") == 0; }));
 }
 
 TEST(FastMode, RefusesToMakeOrMeetGradientLinks) {
@@ -239,7 +258,8 @@ TEST(CreateGraph, GivesSecondOrderGradientsOverTwoWorkers) {
   const auto p_first = gradient_on(cluster[1], context.id()).detach().clone();
 
   context.backward({(first * first).sum()});
-  const auto expected_second = torch::autograd::grad({(expected_first[0] * expected_first[0]).sum()}, {x, p});
+  const auto expected_second =
+      torch::autograd::grad({(expected_first[0] * expected_first[0]).sum()}, {x, p});
   EXPECT_TRUE(equal_gradients(context.gradient(x) - first.detach(), expected_second[0]));
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()) - p_first, expected_second[1]));
 }
@@ -249,7 +269,8 @@ TEST(CreateGraph, LeavesNothingBehindWhenTheContextEnds) {
   {
     Context context;
     const auto x = ones().requires_grad_();
-    context.backward({rpc_sync<cube_times_parameter>("worker1", x * x).sum()}, {.create_graph = true});
+    context.backward({rpc_sync<cube_times_parameter>("worker1", x * x).sum()},
+                     {.create_graph = true});
     EXPECT_GT(count_on(cluster[1], "links"), 1);
   }
   EXPECT_TRUE(nothing_is_left(cluster));
@@ -266,7 +287,8 @@ TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
       const WorkerScope scope(cluster[t % 3]);
       for (int i = 1; i <= kRounds; ++i) {
         Context context;
-        const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones() * (t + i)).sum();
+        const auto loss =
+            rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones() * (t + i)).sum();
         context.backward({loss}, {.mode = i % 2 == 0 ? Mode::fast : Mode::exact});
         if (!equal_gradients(gradient_on(cluster[2], context.id()), p * (t + i))) ++wrong;
       }

@@ -40,7 +40,9 @@ TEST(Context, SaysSoWhenNoneIsCurrent) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find("no dist_autograd context is current on this thread"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("no dist_autograd context is current on this thread"),
+              std::string::npos)
+        << error.what();
   }
 }
 
@@ -80,7 +82,8 @@ TEST(Context, RefusesALossMadeUnderAnotherContext) {
       inner.backward({loss}, {.retain_graph = true, .mode = mode});
       FAIL();
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("received under another context"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("received under another context"), std::string::npos)
+          << error.what();
     }
   }
 }
@@ -88,7 +91,9 @@ TEST(Context, RefusesALossMadeUnderAnotherContext) {
 TEST(Context, TravelsIntoContinuationsAndThreadsThatAskForIt) {
   Cluster cluster(2);
   Context context;
-  auto chained = rpc_async<times_parameter>("worker1", ones()).then([](at::Tensor y) { return rpc_async<times_parameter>("worker1", y); });
+  auto chained = rpc_async<times_parameter>("worker1", ones()).then([](at::Tensor y) {
+    return rpc_async<times_parameter>("worker1", y);
+  });
   at::Tensor from_thread;
   std::thread own([&, id = context.id()] {
     const WorkerScope worker(cluster[0]);
@@ -139,14 +144,17 @@ TEST(Context, BelongsToTheWorkerThatWasCurrentWhenItWasMade) {
   Context context;
   EXPECT_EQ(context.id().home, cluster[2].id());
   context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker1"}, ones()).sum()});
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[0], context.id()), parameter_of(cluster[1]).detach()));
+  EXPECT_TRUE(
+      equal_gradients(gradient_on(cluster[0], context.id()), parameter_of(cluster[1]).detach()));
 }
 
 TEST(Context, FreesEverythingOnEveryWorkerItReached) {
   Cluster cluster(4);
   {
     Context context;
-    const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker3", "worker1"}, ones()).sum();
+    const auto loss =
+        rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker3", "worker1"}, ones())
+            .sum();
     EXPECT_GT(count_on(cluster[3], "links"), 0);
     context.backward({loss}, {.retain_graph = true});
     EXPECT_EQ(count_on(cluster[2], "contexts"), 1);
@@ -170,7 +178,8 @@ TEST(Context, MayEndWithCallsInFlight) {
   std::vector<Future<at::Tensor>> late;
   for (int i = 0; i < 50; ++i) {
     Context context;
-    late.push_back(rpc_async<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, ones().requires_grad_()));
+    late.push_back(rpc_async<via>("worker1", std::vector<std::string>{"worker2", "worker1"},
+                                  ones().requires_grad_()));
   }
   for (auto& future : late) EXPECT_TRUE(future.get().defined());
   EXPECT_TRUE(nothing_is_left(cluster));
@@ -179,10 +188,12 @@ TEST(Context, MayEndWithCallsInFlight) {
 TEST(Context, ShowsTheGraphOfAllWorkers) {
   Cluster cluster(3);
   Context context;
-  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_()).sum();
+  const auto loss =
+      rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_()).sum();
   const std::string dot = context.graph_dot({loss});
-  for (const char* expected : {"digraph", "label=\"worker0\"", "label=\"worker1\"", "label=\"worker2\"", "SumBackward", "MulBackward",
-                               "RecvNode", "via() to worker", "[style=dashed]"}) {
+  for (const char* expected :
+       {"digraph", "label=\"worker0\"", "label=\"worker1\"", "label=\"worker2\"", "SumBackward",
+        "MulBackward", "RecvNode", "via() to worker", "[style=dashed]"}) {
     EXPECT_NE(dot.find(expected), std::string::npos) << expected << " is missing in\n" << dot;
   }
 }

@@ -30,7 +30,9 @@ bool belongs_to_autograd(const Message& message) {
 // Decides the fate of the messages of all clusters in this process, until it goes.
 class Weather {
  public:
-  explicit Weather(LoopbackNetwork::Judge judge) { LoopbackNetwork::process_wide()->set_judge(std::move(judge)); }
+  explicit Weather(LoopbackNetwork::Judge judge) {
+    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
+  }
   ~Weather() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
   Weather(const Weather&) = delete;
   Weather& operator=(const Weather&) = delete;
@@ -39,27 +41,34 @@ class Weather {
 class Faults : public ::testing::TestWithParam<Mode> {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, Faults, ::testing::Values(Mode::exact, Mode::fast),
-                         [](const auto& info) { return info.param == Mode::exact ? "Exact" : "Fast"; });
+                         [](const auto& info) {
+                           return info.param == Mode::exact ? "Exact" : "Fast";
+                         });
 
 TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
   Cluster cluster(4);
   {
-    const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message& message) {
-      std::mt19937_64 random(sequence);
-      Fate fate;
-      if (belongs_to_autograd(message)) fate.delay = std::chrono::microseconds(random() % 2000);
-      return fate;
-    });
-    const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach(), r = parameter_of(cluster[3]).detach();
+    const Weather weather(
+        [](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message& message) {
+          std::mt19937_64 random(sequence);
+          Fate fate;
+          if (belongs_to_autograd(message)) fate.delay = std::chrono::microseconds(random() % 2000);
+          return fate;
+        });
+    const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach(),
+               r = parameter_of(cluster[3]).detach();
     for (int i = 0; i < 40; ++i) {
       Context context;
       const auto x = ones().requires_grad_();
       const auto a = rpc_async<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x);
-      const auto b = rpc_async<via>("worker3", std::vector<std::string>{"worker2", "worker1", "worker3"}, x);
-      if (GetParam() == Mode::exact) rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker2"}, x);
+      const auto b =
+          rpc_async<via>("worker3", std::vector<std::string>{"worker2", "worker1", "worker3"}, x);
+      if (GetParam() == Mode::exact)
+        rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker2"}, x);
       context.backward({(a.get() + b.get()).sum()}, {.mode = GetParam()});
       EXPECT_TRUE(equal_gradients(context.gradient(x), p * q * p + r * q * p * r)) << "round " << i;
-      EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), p * p + r * p * r)) << "round " << i;
+      EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), p * p + r * p * r))
+          << "round " << i;
     }
     EXPECT_TRUE(nothing_is_left(cluster));
   }
@@ -73,15 +82,17 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
     std::atomic<std::uint64_t> count{0};
     std::atomic<bool> broken{false};
     {
-      const Weather weather([&](std::uint32_t, std::uint32_t, std::uint64_t, const Message& message) {
-        Fate fate;
-        fate.fail = belongs_to_autograd(message) && count++ == k;
-        if (fate.fail) broken = true;
-        return fate;
-      });
+      const Weather weather(
+          [&](std::uint32_t, std::uint32_t, std::uint64_t, const Message& message) {
+            Fate fate;
+            fate.fail = belongs_to_autograd(message) && count++ == k;
+            if (fate.fail) broken = true;
+            return fate;
+          });
       Context context;
       const auto x = ones().requires_grad_();
-      const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x).sum();
+      const auto loss =
+          rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x).sum();
       try {
         context.backward({loss}, {.mode = GetParam(), .timeout = std::chrono::seconds(20)});
         // What broke after the last gradient can no longer be seen in the result.
@@ -91,13 +102,17 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
         EXPECT_NE(error.code(), ErrorCode::timeout) << "message " << k << ": " << error.what();
       }
       EXPECT_TRUE(eventually([&] {
-        return count_on(cluster[0], "passes") + count_on(cluster[1], "passes") + count_on(cluster[2], "passes") == 0;
+        return count_on(cluster[0], "passes") + count_on(cluster[1], "passes") +
+                   count_on(cluster[2], "passes") ==
+               0;
       })) << "message "
           << k;
     }
     // Releases go on being sent after the context has ended.
     const bool released = eventually([&] {
-      return broken || count_on(cluster[0], "contexts") + count_on(cluster[1], "contexts") + count_on(cluster[2], "contexts") == 0;
+      return broken || count_on(cluster[0], "contexts") + count_on(cluster[1], "contexts") +
+                               count_on(cluster[2], "contexts") ==
+                           0;
     });
     EXPECT_TRUE(released);
     all_survived = !broken;

@@ -4,7 +4,8 @@
 
 namespace stitch::dist_autograd::testing {
 
-// One pass over all parts. Stands in for the protocol: marks to the fixed point, kills the rest, then routes gradients.
+// One pass over all parts. Stands in for the protocol: marks to the fixed point, kills the rest,
+// then routes gradients.
 class LocalPass : public std::enable_shared_from_this<LocalPass> {
  public:
   explicit LocalPass(LocalWorld& world);
@@ -32,7 +33,8 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
   LocalWorld::Outcome outcome_ STITCH_GUARDED_BY(mutex_);
 };
 
-// Does not keep the pass: a strand may still say that it has stopped when whoever ran the pass is gone.
+// Does not keep the pass: a strand may still say that it has stopped when whoever ran the pass is
+// gone.
 class LocalOwner final : public StrandOwner {
  public:
   LocalOwner(std::weak_ptr<LocalPass> pass, int part) : pass_(std::move(pass)), part_(part) {}
@@ -67,13 +69,15 @@ void LocalPass::build(const LocalWorld::Request& request) {
   for (std::size_t i = 0; i < world_.parts_.size(); ++i) {
     std::vector<Edge> roots;
     if (static_cast<int>(i) == request.part) {
-      for (const at::Tensor& root : request.roots) roots.push_back(torch::autograd::impl::gradient_edge(root));
+      for (const at::Tensor& root : request.roots)
+        roots.push_back(torch::autograd::impl::gradient_edge(root));
     }
     Side side;
     side.plan = std::make_shared<Plan>(std::move(roots), world_.parts_[i].sends);
     side.marks = std::make_unique<Marks>(*side.plan);
     side.owner = std::make_shared<LocalOwner>(weak_from_this(), static_cast<int>(i));
-    side.strand = std::make_shared<Strand>(side.plan, request.flags, world_.parts_[i].gradients, executor, side.owner);
+    side.strand = std::make_shared<Strand>(side.plan, request.flags, world_.parts_[i].gradients,
+                                           executor, side.owner);
     sides_.push_back(std::move(side));
   }
 }
@@ -118,7 +122,9 @@ LocalWorld::Outcome LocalPass::run(const LocalWorld::Request& request) {
   Side& root_side = sides_[static_cast<std::size_t>(request.part)];
   for (const Plan::Target& root : root_side.plan->roots()) mark(request.part, root.node);
   for (std::size_t i = 0; i < request.roots.size(); ++i) {
-    root_side.strand->seed(i, i < request.seeds.size() && request.seeds[i].defined() ? request.seeds[i] : at::ones_like(request.roots[i]));
+    root_side.strand->seed(i, i < request.seeds.size() && request.seeds[i].defined()
+                                  ? request.seeds[i]
+                                  : at::ones_like(request.roots[i]));
   }
   for (Side& side : sides_) side.strand->start();
   for (Side& side : sides_) {
@@ -169,32 +175,42 @@ void LocalWorld::serve() {
   }
 }
 
-at::Tensor LocalWorld::cut(const at::Tensor& tensor, int from) { return cut(std::vector<at::Tensor>{tensor}, from)[0]; }
+at::Tensor LocalWorld::cut(const at::Tensor& tensor, int from) {
+  return cut(std::vector<at::Tensor>{tensor}, from)[0];
+}
 
 std::vector<at::Tensor> LocalWorld::cut(const std::vector<at::Tensor>& tensors, int from) {
   const LinkId link{WorkerId(static_cast<std::uint32_t>(from)), next_link_++};
-  parts_[static_cast<std::size_t>(from)].sends.push_back(make_node<SendNode>(link, WorkerInfo{}, "cut()", tensors));
+  parts_[static_cast<std::size_t>(from)].sends.push_back(
+      make_node<SendNode>(link, WorkerInfo{}, "cut()", tensors));
   std::vector<at::Tensor> received;
   for (const at::Tensor& tensor : tensors) received.push_back(tensor.detach().clone());
   RecvNode::attach(link, WorkerInfo{}, ContextId{}, "cut()", received);
   return received;
 }
 
-LocalWorld::Outcome LocalWorld::backward(const Request& request) { return std::make_shared<LocalPass>(*this)->run(request); }
+LocalWorld::Outcome LocalWorld::backward(const Request& request) {
+  return std::make_shared<LocalPass>(*this)->run(request);
+}
 
-std::vector<at::Tensor> stock_gradients(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& leaves,
-                                        const std::vector<at::Tensor>& seeds, bool retain_graph, bool create_graph) {
-  return torch::autograd::grad(roots, leaves, seeds, retain_graph, create_graph, /*allow_unused=*/true);
+std::vector<at::Tensor> stock_gradients(const std::vector<at::Tensor>& roots,
+                                        const std::vector<at::Tensor>& leaves,
+                                        const std::vector<at::Tensor>& seeds, bool retain_graph,
+                                        bool create_graph) {
+  return torch::autograd::grad(roots, leaves, seeds, retain_graph, create_graph,
+                               /*allow_unused=*/true);
 }
 
 ::testing::AssertionResult same_gradient(const at::Tensor& got, const at::Tensor& expected) {
   if (got.defined() != expected.defined()) {
-    return ::testing::AssertionFailure() << (got.defined() ? "a gradient where none was expected" : "no gradient where one was expected");
+    return ::testing::AssertionFailure() << (got.defined() ? "a gradient where none was expected"
+                                                           : "no gradient where one was expected");
   }
   if (!got.defined()) return ::testing::AssertionSuccess();
   const at::Tensor a = (got.is_sparse() ? got.to_dense() : got).detach();
   const at::Tensor b = (expected.is_sparse() ? expected.to_dense() : expected).detach();
-  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "shape " << a.sizes() << ", expected " << b.sizes();
+  if (a.sizes() != b.sizes())
+    return ::testing::AssertionFailure() << "shape " << a.sizes() << ", expected " << b.sizes();
   if (a.numel() == 0) return ::testing::AssertionSuccess();
   const double scale = std::max(1.0, at::abs(b).max().item<double>());
   const double difference = at::abs(a - b).max().item<double>();

@@ -15,14 +15,16 @@
 
 namespace stitch::dist_autograd::testing {
 
-// A graph cut into parts that stand for workers, and passes over it, without any network: a cut makes a SendNode in one part
-// and a RecvNode for the tensor that goes on, and a pass hands gradients from strand to strand.
+// A graph cut into parts that stand for workers, and passes over it, without any network: a cut
+// makes a SendNode in one part and a RecvNode for the tensor that goes on, and a pass hands
+// gradients from strand to strand.
 class LocalWorld {
  public:
   explicit LocalWorld(int parts, int threads = 2);
   ~LocalWorld();
 
-  // What `tensor` of part `from` looks like after travelling: the same values, without the graph behind them.
+  // What `tensor` of part `from` looks like after travelling: the same values, without the graph
+  // behind them.
   at::Tensor cut(const at::Tensor& tensor, int from);
   std::vector<at::Tensor> cut(const std::vector<at::Tensor>& tensors, int from);
 
@@ -62,9 +64,12 @@ class LocalWorld {
   std::vector<std::thread> threads_;
 };
 
-// The gradients that the local engine finds for `leaves`, as the reference. Unused ones are undefined.
-std::vector<at::Tensor> stock_gradients(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& leaves,
-                                        const std::vector<at::Tensor>& seeds = {}, bool retain_graph = true, bool create_graph = false);
+// The gradients that the local engine finds for `leaves`, as the reference. Unused ones are
+// undefined.
+std::vector<at::Tensor> stock_gradients(const std::vector<at::Tensor>& roots,
+                                        const std::vector<at::Tensor>& leaves,
+                                        const std::vector<at::Tensor>& seeds = {},
+                                        bool retain_graph = true, bool create_graph = false);
 
 // Undefined equals undefined; otherwise equal within 1e-12 relative, sparse ones after densifying.
 ::testing::AssertionResult same_gradient(const at::Tensor& got, const at::Tensor& expected);

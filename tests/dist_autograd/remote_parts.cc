@@ -11,7 +11,8 @@ at::Tensor own_parameter() {
   const auto id = current_agent()->self().id.value();
   const std::lock_guard lock(mutex);
   at::Tensor& parameter = all[id];
-  if (!parameter.defined()) parameter = (at::arange(1, 4, at::kDouble) + static_cast<double>(10 * id)).requires_grad_();
+  if (!parameter.defined())
+    parameter = (at::arange(1, 4, at::kDouble) + static_cast<double>(10 * id)).requires_grad_();
   return parameter;
 }
 

@@ -11,10 +11,12 @@
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
 
-// What the tests of contexts and backward passes share: parameters that live on workers, and looks at what is left there.
+// What the tests of contexts and backward passes share: parameters that live on workers, and looks
+// at what is left there.
 namespace stitch::testing {
 
-// The parameter of the worker that runs this: a leaf of shape [3], made on first use, the same for all tests of a process.
+// The parameter of the worker that runs this: a leaf of shape [3], made on first use, the same for
+// all tests of a process.
 at::Tensor own_parameter();
 inline at::Tensor parameter_of(Worker& worker) {
   const WorkerScope scope(worker);
@@ -22,13 +24,17 @@ inline at::Tensor parameter_of(Worker& worker) {
 }
 
 // What runs remotely.
-at::Tensor times_parameter(at::Tensor x);                     // x * parameter
-at::Tensor via(std::vector<std::string> path, at::Tensor x);  // times_parameter on each worker of the path in turn
+at::Tensor times_parameter(at::Tensor x);  // x * parameter
+at::Tensor via(std::vector<std::string> path,
+               at::Tensor x);  // times_parameter on each worker of the path in turn
 
-// The gradient of that worker's parameter in a context; undefined when it has none or takes no part.
+// The gradient of that worker's parameter in a context; undefined when it has none or takes no
+// part.
 at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context);
 
-inline std::int64_t count_on(Worker& worker, const std::string& what) { return worker.debug_info().at("dist_autograd." + what); }
+inline std::int64_t count_on(Worker& worker, const std::string& what) {
+  return worker.debug_info().at("dist_autograd." + what);
+}
 
 // Waits until no context, pass, link or gradient is left on any worker.
 bool nothing_is_left(Cluster& cluster);

@@ -42,7 +42,8 @@ TEST(Strand, GivesTheSameGradientsForAGraphThatIsCutBackAndForth) {
   };
   const auto same = [](const at::Tensor& t) { return t; };
   const auto expected = stock_gradients({program(same, same)}, {x, p});
-  const auto loss = program([&](const at::Tensor& t) { return world.cut(t, 0); }, [&](const at::Tensor& t) { return world.cut(t, 1); });
+  const auto loss = program([&](const at::Tensor& t) { return world.cut(t, 0); },
+                            [&](const at::Tensor& t) { return world.cut(t, 1); });
   const auto outcome = world.backward({.roots = {loss}});
   ASSERT_FALSE(outcome.error) << outcome.error->what();
   EXPECT_EQ(outcome.gradients_sent, 4u);
@@ -71,7 +72,8 @@ TEST(Strand, RunsEachNodeOnceWhereManyPathsMeet) {
     ++calls;
     return g;
   });
-  const auto a = world.cut(shared, 0), b = world.cut(shared.sin(), 0), c = world.cut(shared.cos(), 0);
+  const auto a = world.cut(shared, 0), b = world.cut(shared.sin(), 0),
+             c = world.cut(shared.cos(), 0);
   const auto loss = world.cut((a * b * c).sum(), 1);
   const auto expected = stock_gradients({((x * 3) * (x * 3).sin() * (x * 3).cos()).sum()}, {x});
   const auto outcome = world.backward({.roots = {loss}});
@@ -106,7 +108,9 @@ TEST(Strand, AcceptsALeafAsRootAndSeveralRootsMeetingInOneNode) {
   LocalWorld world(1);
   const auto x = leaf({3});
   const auto y = x * 2;
-  world.backward({.roots = {x, y, y}, .seeds = {at::ones({3}, at::kDouble), at::ones({3}, at::kDouble), at::full({3}, 5.0, at::kDouble)}});
+  world.backward({.roots = {x, y, y},
+                  .seeds = {at::ones({3}, at::kDouble), at::ones({3}, at::kDouble),
+                            at::full({3}, 5.0, at::kDouble)}});
   EXPECT_TRUE(same_gradient(world.gradient(x), at::full({3}, 13.0, at::kDouble)));
 }
 
@@ -138,8 +142,10 @@ TEST(Strand, SaysThatSavedTensorsAreGoneInASecondPassWithoutRetainGraph) {
   ASSERT_FALSE(world.backward({.roots = {loss}}).error);
   const auto outcome = world.backward({.roots = {loss}});
   ASSERT_TRUE(outcome.error);
-  EXPECT_NE(std::string(outcome.error->what()).find("second time"), std::string::npos) << outcome.error->what();
-  EXPECT_NE(std::string(outcome.error->what()).find("MulBackward0"), std::string::npos) << outcome.error->what();
+  EXPECT_NE(std::string(outcome.error->what()).find("second time"), std::string::npos)
+      << outcome.error->what();
+  EXPECT_NE(std::string(outcome.error->what()).find("MulBackward0"), std::string::npos)
+      << outcome.error->what();
 }
 
 TEST(Strand, MakesGradientsThatCanBeDifferentiatedAgain) {
@@ -151,7 +157,8 @@ TEST(Strand, MakesGradientsThatCanBeDifferentiatedAgain) {
   ASSERT_TRUE(first.requires_grad());
   const auto expected_first = stock_gradients({loss}, {x}, {}, true, true)[0];
   EXPECT_TRUE(same_gradient(first, expected_first));
-  EXPECT_TRUE(same_gradient(stock_gradients({first.sum()}, {x})[0], stock_gradients({expected_first.sum()}, {x})[0]));
+  EXPECT_TRUE(same_gradient(stock_gradients({first.sum()}, {x})[0],
+                            stock_gradients({expected_first.sum()}, {x})[0]));
   world.gradients(0).clear();
 }
 
@@ -159,7 +166,9 @@ TEST(Strand, AddsSparseGradientsSparselyAndDenseOnesOnTop) {
   LocalWorld world(1);
   const auto table = leaf({10, 2});
   const auto rows = torch::tensor({1, 3, 3}, torch::kLong);
-  const auto looked_up = [&] { return torch::embedding(table, rows, -1, false, /*sparse=*/true).sum(); };
+  const auto looked_up = [&] {
+    return torch::embedding(table, rows, -1, false, /*sparse=*/true).sum();
+  };
   const auto once = stock_gradients({looked_up()}, {table})[0];
   world.backward({.roots = {looked_up()}});
   EXPECT_TRUE(world.gradient(table).is_sparse());
@@ -176,8 +185,8 @@ TEST(Strand, AddsSparseAndDenseGradientsThatMeetInOnePass) {
   const auto table = leaf({6, 2});
   const auto doubled = table * 1;
   const auto rows = torch::tensor({0, 5}, torch::kLong);
-  const auto loss =
-      torch::embedding(table, rows, -1, false, true).sum() + doubled.sin().sum() + torch::embedding(table, rows, -1, false, true).sum();
+  const auto loss = torch::embedding(table, rows, -1, false, true).sum() + doubled.sin().sum() +
+                    torch::embedding(table, rows, -1, false, true).sum();
   const auto expected = stock_gradients({loss}, {table})[0];
   world.backward({.roots = {loss}});
   EXPECT_TRUE(same_gradient(world.gradient(table), expected));
@@ -185,8 +194,12 @@ TEST(Strand, AddsSparseAndDenseGradientsThatMeetInOnePass) {
 
 // Gives no gradient to its first input and a real one to its second.
 struct HalfBlind : torch::autograd::Function<HalfBlind> {
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) { return {a + b}; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext*, at::Tensor a,
+                                                at::Tensor b) {
+    return {a + b};
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
     return {at::Tensor(), grads[0]};
   }
 };
@@ -208,7 +221,8 @@ struct Nested : torch::autograd::Function<Nested> {
     context->save_for_backward({x});
     return x.sin();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     const at::AutoGradMode on(true);
     auto x = context->get_saved_variables()[0].detach().requires_grad_();
     x.sin().backward(grads[0]);
@@ -226,7 +240,8 @@ TEST(Strand, AllowsANodeToRunTheLocalEngineInside) {
 
 struct Throws : torch::autograd::Function<Throws> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 1; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
     throw std::runtime_error("no gradient today");
   }
 };
@@ -243,8 +258,10 @@ TEST(Strand, StopsEverywhereWhenANodeThrowsAndNamesIt) {
     const auto outcome = world.backward({.part = 2, .roots = {value.sum()}});
     ASSERT_TRUE(outcome.error);
     EXPECT_EQ(outcome.error->code(), ErrorCode::remote_exception);
-    EXPECT_NE(std::string(outcome.error->what()).find("no gradient today"), std::string::npos) << outcome.error->what();
-    EXPECT_NE(std::string(outcome.error->what()).find("Throws"), std::string::npos) << outcome.error->what();
+    EXPECT_NE(std::string(outcome.error->what()).find("no gradient today"), std::string::npos)
+        << outcome.error->what();
+    EXPECT_NE(std::string(outcome.error->what()).find("Throws"), std::string::npos)
+        << outcome.error->what();
   }
 }
 
@@ -252,16 +269,20 @@ TEST(Strand, ReportsNaNInAnomalyMode) {
   LocalWorld world(1);
   const auto x = torch::zeros({2}, torch::dtype(torch::kFloat64)).requires_grad_();
   const auto loss = (x.sqrt() * 0).sum();
-  const auto outcome = world.backward({.roots = {loss}, .flags = {.retain_graph = true, .anomaly = true}});
+  const auto outcome =
+      world.backward({.roots = {loss}, .flags = {.retain_graph = true, .anomaly = true}});
   ASSERT_TRUE(outcome.error);
-  EXPECT_NE(std::string(outcome.error->what()).find("returned nan values in its 0th output"), std::string::npos) << outcome.error->what();
+  EXPECT_NE(std::string(outcome.error->what()).find("returned nan values in its 0th output"),
+            std::string::npos)
+      << outcome.error->what();
   EXPECT_FALSE(world.backward({.roots = {loss}}).error);
 }
 
 TEST(Strand, SumsABroadcastGradientDownAndRefusesAWrongShape) {
   struct Wide : torch::autograd::Function<Wide> {
     static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x.sum(); }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list) {
       return {at::ones({4, 3}, at::kFloat)};
     }
   };
@@ -271,7 +292,9 @@ TEST(Strand, SumsABroadcastGradientDownAndRefusesAWrongShape) {
   EXPECT_TRUE(same_gradient(world.gradient(x), at::full({3}, 4.0, at::kDouble)));
   const auto outcome = world.backward({.roots = {Wide::apply(y)}});
   ASSERT_TRUE(outcome.error);
-  EXPECT_NE(std::string(outcome.error->what()).find("invalid gradient at index 0"), std::string::npos) << outcome.error->what();
+  EXPECT_NE(std::string(outcome.error->what()).find("invalid gradient at index 0"),
+            std::string::npos)
+      << outcome.error->what();
 }
 
 TEST(Strand, WorksForPassesOnManyThreadsOverSharedParameters) {
@@ -289,7 +312,12 @@ TEST(Strand, WorksForPassesOnManyThreadsOverSharedParameters) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = next++; i < kPasses; i = next++) {
-        if (world.backward({.part = 1, .roots = {losses[static_cast<std::size_t>(i)]}, .flags = {.retain_graph = true}}).error) ++failures;
+        if (world
+                .backward({.part = 1,
+                           .roots = {losses[static_cast<std::size_t>(i)]},
+                           .flags = {.retain_graph = true}})
+                .error)
+          ++failures;
       }
     });
   }
@@ -316,7 +344,9 @@ TEST(RecvNode, TellsTheLocalEngineThatItCannotFollow) {
     received.sum().backward();
     FAIL() << "the local engine went through a recv node";
   } catch (const std::exception& error) {
-    EXPECT_NE(std::string(error.what()).find("call backward() of the dist_autograd::Context"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("call backward() of the dist_autograd::Context"),
+              std::string::npos)
+        << error.what();
   }
 }
 

@@ -13,13 +13,16 @@
 namespace {
 
 std::string big_endian(std::uint32_t value) {
-  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16), static_cast<char>(value >> 8), static_cast<char>(value)};
+  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16),
+          static_cast<char>(value >> 8), static_cast<char>(value)};
 }
 
 // The bytes of an images file: picture i is filled with the value i.
 std::string images(std::uint32_t count, std::uint32_t rows = 28, std::uint32_t columns = 28) {
-  std::string bytes = big_endian(0x803) + big_endian(count) + big_endian(rows) + big_endian(columns);
-  for (std::uint32_t i = 0; i < count; ++i) bytes += std::string(std::size_t{rows} * columns, static_cast<char>(i));
+  std::string bytes =
+      big_endian(0x803) + big_endian(count) + big_endian(rows) + big_endian(columns);
+  for (std::uint32_t i = 0; i < count; ++i)
+    bytes += std::string(std::size_t{rows} * columns, static_cast<char>(i));
   return bytes;
 }
 
@@ -43,7 +46,8 @@ class FashionMnistFiles : public ::testing::Test {
   void write(const std::string& name, const std::string& bytes) const {
     gzFile file = ::gzopen((folder_ / name).c_str(), "wb");
     ASSERT_NE(file, nullptr);
-    EXPECT_EQ(::gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), static_cast<int>(bytes.size()));
+    EXPECT_EQ(::gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())),
+              static_cast<int>(bytes.size()));
     ::gzclose(file);
   }
 
@@ -54,7 +58,8 @@ class FashionMnistFiles : public ::testing::Test {
     } catch (const std::runtime_error& error) {
       std::string text = error.what();
       const std::string prefix = folder_.string() + "/";
-      for (auto at = text.find(prefix); at != std::string::npos; at = text.find(prefix)) text.erase(at, prefix.size());
+      for (auto at = text.find(prefix); at != std::string::npos; at = text.find(prefix))
+        text.erase(at, prefix.size());
       return text;
     }
     return "no error";
@@ -89,7 +94,8 @@ TEST_F(FashionMnistFiles, of_the_debian_package_are_whole) {
 TEST_F(FashionMnistFiles, that_are_missing_are_named_with_the_package_that_has_them) {
   std::filesystem::remove(folder_ / labels_);
   EXPECT_EQ(error(),
-            "cannot open \"train-labels-idx1-ubyte.gz\": No such file or directory (the Debian package dataset-fashion-mnist has it in "
+            "cannot open \"train-labels-idx1-ubyte.gz\": No such file or directory (the Debian "
+            "package dataset-fashion-mnist has it in "
             "/usr/share/datasets/fashion-mnist)");
 }
 
@@ -101,24 +107,33 @@ TEST_F(FashionMnistFiles, that_are_folders_are_refused) {
 
 TEST_F(FashionMnistFiles, of_another_kind_are_refused) {
   write(images_, labels(20));
-  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is not a file of images: it starts with 0x00000801, expected 0x00000803");
+  EXPECT_EQ(error(),
+            "\"train-images-idx3-ubyte.gz\" is not a file of images: it starts with 0x00000801, "
+            "expected 0x00000803");
 }
 
 TEST_F(FashionMnistFiles, that_are_empty_are_truncated) {
   std::ofstream(folder_ / images_, std::ios::trunc);
-  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is truncated: it ends within the header, before its kind");
+  EXPECT_EQ(
+      error(),
+      "\"train-images-idx3-ubyte.gz\" is truncated: it ends within the header, before its kind");
 }
 
 TEST_F(FashionMnistFiles, with_missing_images_are_truncated) {
   const std::string bytes = images(20);
   write(images_, bytes.substr(0, bytes.size() - 1));
-  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found 15679");
+  EXPECT_EQ(
+      error(),
+      "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found 15679");
 }
 
 TEST_F(FashionMnistFiles, whose_compressed_bytes_stop_short_are_truncated) {
-  std::filesystem::resize_file(folder_ / images_, std::filesystem::file_size(folder_ / images_) / 2);
+  std::filesystem::resize_file(folder_ / images_,
+                               std::filesystem::file_size(folder_ / images_) / 2);
   const std::string text = error();
-  EXPECT_TRUE(text.starts_with("\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found ")) << text;
+  EXPECT_TRUE(text.starts_with(
+      "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found "))
+      << text;
 }
 
 TEST_F(FashionMnistFiles, with_flipped_bytes_are_damaged) {
@@ -132,12 +147,15 @@ TEST_F(FashionMnistFiles, with_flipped_bytes_are_damaged) {
 
 TEST_F(FashionMnistFiles, that_go_on_are_refused) {
   write(labels_, labels(20) + "x");
-  EXPECT_EQ(error(), "\"train-labels-idx1-ubyte.gz\" goes on after the 20 bytes of labels that its header announces");
+  EXPECT_EQ(error(),
+            "\"train-labels-idx1-ubyte.gz\" goes on after the 20 bytes of labels that its header "
+            "announces");
 }
 
 TEST_F(FashionMnistFiles, that_announce_nonsense_take_no_memory) {
   write(images_, big_endian(0x803) + big_endian(0xffffffff) + big_endian(28) + big_endian(28));
-  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" announces 4294967295 images, expected 1 to 1000000");
+  EXPECT_EQ(error(),
+            "\"train-images-idx3-ubyte.gz\" announces 4294967295 images, expected 1 to 1000000");
 }
 
 TEST_F(FashionMnistFiles, with_images_of_another_size_are_refused) {
@@ -149,12 +167,15 @@ TEST_F(FashionMnistFiles, with_an_unknown_label_are_refused) {
   std::string bytes = labels(20);
   bytes[8 + 7] = 77;
   write(labels_, bytes);
-  EXPECT_EQ(error(), "\"train-labels-idx1-ubyte.gz\" has the label 77 at position 7, expected 0 to 9");
+  EXPECT_EQ(error(),
+            "\"train-labels-idx1-ubyte.gz\" has the label 77 at position 7, expected 0 to 9");
 }
 
 TEST_F(FashionMnistFiles, that_do_not_belong_together_are_refused) {
   write(labels_, labels(19));
-  EXPECT_EQ(error(), "\"train-labels-idx1-ubyte.gz\" has 19 labels, but \"train-images-idx3-ubyte.gz\" has 20 images");
+  EXPECT_EQ(error(),
+            "\"train-labels-idx1-ubyte.gz\" has 19 labels, but \"train-images-idx3-ubyte.gz\" has "
+            "20 images");
 }
 
 }  // namespace

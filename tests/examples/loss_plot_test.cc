@@ -14,7 +14,8 @@ namespace {
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
   std::size_t count = 0;
-  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++count;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size()))
+    ++count;
   return count;
 }
 
@@ -27,8 +28,8 @@ TEST(LossPlot, draws_axes_with_round_ticks_and_a_legend) {
   const std::string svg = plot.svg();
   EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
-  for (const char* text :
-       {">0<", ">50<", ">400<", ">0.5<", ">2.5<", ">step<", ">loss<", ">worker1<", ">worker2<", ">loss of &lt;two&gt; workers<"}) {
+  for (const char* text : {">0<", ">50<", ">400<", ">0.5<", ">2.5<", ">step<", ">loss<",
+                           ">worker1<", ">worker2<", ">loss of &lt;two&gt; workers<"}) {
     EXPECT_NE(svg.find(text), std::string::npos) << text;
   }
   // Two axes in one line, and for each curve its values and their mean.
@@ -51,10 +52,13 @@ TEST(LossPlot, leaves_out_what_is_not_a_number) {
   EXPECT_EQ(svg.find("inf"), std::string::npos);
 }
 
-TEST(LossPlot, without_points_is_an_empty_frame) { EXPECT_TRUE(LossPlot("nothing").svg().ends_with("</svg>\n")); }
+TEST(LossPlot, without_points_is_an_empty_frame) {
+  EXPECT_TRUE(LossPlot("nothing").svg().ends_with("</svg>\n"));
+}
 
 TEST(LossPlot, is_written_to_a_file) {
-  const auto path = std::filesystem::temp_directory_path() / ("loss-plot-test-" + std::to_string(::getpid()) + ".svg");
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("loss-plot-test-" + std::to_string(::getpid()) + ".svg");
   LossPlot plot("file");
   plot.add("loss", 0, 1);
   plot.write(path);

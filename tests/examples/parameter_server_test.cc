@@ -8,14 +8,16 @@
 namespace {
 
 // 100 steps of plain training in one process, on the same images in the same order.
-std::vector<torch::Tensor> train_alone(const TrainingPlan& plan, std::int64_t hidden, const torch::Tensor& images,
-                                       const torch::Tensor& labels) {
+std::vector<torch::Tensor> train_alone(const TrainingPlan& plan, std::int64_t hidden,
+                                       const torch::Tensor& images, const torch::Tensor& labels) {
   auto parameters = make_mlp(hidden, plan.seed);
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(plan.learning_rate));
   for (std::int64_t at = 0; at < images.size(0); at += plan.batch) {
     optimizer.zero_grad();
     const auto end = at + plan.batch;
-    torch::nn::functional::cross_entropy(mlp_scores(parameters, images.slice(0, at, end)), labels.slice(0, at, end)).backward();
+    torch::nn::functional::cross_entropy(mlp_scores(parameters, images.slice(0, at, end)),
+                                         labels.slice(0, at, end))
+        .backward();
     optimizer.step();
   }
   return parameters;
@@ -36,7 +38,8 @@ TEST(ParameterServer, OneTrainerFollowsTrainingInOneProcess) {
   train_on(server, plan, images, labels);
   const auto together = server.rpc_sync<&TrainingServer::fetch>();
   ASSERT_EQ(together.size(), alone.size());
-  for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(torch::allclose(together[i], alone[i], 1e-5, 1e-5)) << i;
+  for (std::size_t i = 0; i < alone.size(); ++i)
+    EXPECT_TRUE(torch::allclose(together[i], alone[i], 1e-5, 1e-5)) << i;
 }
 
 }  // namespace

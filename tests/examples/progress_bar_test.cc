@@ -15,7 +15,8 @@ std::vector<std::string> lines_of(std::FILE* file) {
   std::rewind(file);
   std::vector<std::string> lines;
   std::array<char, 256> buffer;
-  while (std::fgets(buffer.data(), buffer.size(), file) != nullptr) lines.emplace_back(buffer.data());
+  while (std::fgets(buffer.data(), buffer.size(), file) != nullptr)
+    lines.emplace_back(buffer.data());
   return lines;
 }
 
@@ -28,10 +29,12 @@ TEST(ProgressBar, prints_a_line_every_few_percent_where_there_is_no_terminal) {
   std::fclose(file);
   ASSERT_EQ(lines.size(), 21u);
   EXPECT_EQ(lines.front().find("\r"), std::string::npos);
-  EXPECT_TRUE(lines[10].starts_with(" 50% [###############...............] loss 0.5000")) << lines[10];
+  EXPECT_TRUE(lines[10].starts_with(" 50% [###############...............] loss 0.5000"))
+      << lines[10];
   EXPECT_NE(lines[10].find("images/s"), std::string::npos);
   EXPECT_NE(lines[10].find(" left"), std::string::npos);
-  EXPECT_TRUE(lines.back().starts_with("100% [##############################] loss 0.5000")) << lines.back();
+  EXPECT_TRUE(lines.back().starts_with("100% [##############################] loss 0.5000"))
+      << lines.back();
   EXPECT_NE(lines.back().find(" in all"), std::string::npos);
 }
 

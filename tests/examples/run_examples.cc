@@ -22,7 +22,9 @@ std::string run(std::vector<std::string> command, int expected_status = 0) {
 }
 
 std::string example(const std::string& name) { return std::string(EXAMPLES) + "/" + name; }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(Examples, HelloRpcPrintsASum) {
   const auto text = run({STITCH_RUN, "-n", "2", example("hello_rpc")});
@@ -30,7 +32,9 @@ TEST(Examples, HelloRpcPrintsASum) {
 }
 
 TEST(Examples, HelloRpcRunsUnderMpirun) {
-  EXPECT_TRUE(contains(run({"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", example("hello_rpc")}), " 2\n 2"));
+  EXPECT_TRUE(contains(
+      run({"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", example("hello_rpc")}),
+      " 2\n 2"));
 }
 
 TEST(Examples, RrefCounterRuns) { run({STITCH_RUN, "-n", "3", example("rref_counter")}); }
@@ -42,13 +46,16 @@ TEST(Examples, TwoWorkerAutogradLowersItsLoss) {
 
 TEST(Examples, TheParameterServerExplainsItself) {
   EXPECT_TRUE(contains(run({example("parameter_server"), "--help"}), "--optimizer NAME"));
-  EXPECT_TRUE(contains(run({example("parameter_server"), "--optimizer", "adm"}, 1),
-                       "parameter_server: --optimizer is \"adm\"; known are sgd, adam, adamw, adagrad, rmsprop"));
-  EXPECT_TRUE(contains(run({example("parameter_server"), "--epochs", "none"}, 1), "--epochs is \"none\"; it takes a number from 1 on"));
+  EXPECT_TRUE(contains(
+      run({example("parameter_server"), "--optimizer", "adm"}, 1),
+      "parameter_server: --optimizer is \"adm\"; known are sgd, adam, adamw, adagrad, rmsprop"));
+  EXPECT_TRUE(contains(run({example("parameter_server"), "--epochs", "none"}, 1),
+                       "--epochs is \"none\"; it takes a number from 1 on"));
 }
 
 TEST(Examples, TheParameterServerNamesAMissingDataFile) {
-  const auto text = run({STITCH_RUN, "-n", "2", example("parameter_server"), "--data", "/nowhere"}, 1);
+  const auto text =
+      run({STITCH_RUN, "-n", "2", example("parameter_server"), "--data", "/nowhere"}, 1);
   EXPECT_TRUE(contains(text, "/nowhere/t10k-images-idx3-ubyte.gz")) << text;
 }
 

@@ -24,7 +24,8 @@ std::string whoami() { return stitch::current_agent()->self().name; }
 
 TEST(Calls, ReturnTheResultOfTheFunction) {
   Cluster cluster(2);
-  EXPECT_TRUE(at::equal(stitch::rpc_sync<add>("worker1", at::ones(2), at::ones(2)), at::full({2}, 2.0)));
+  EXPECT_TRUE(
+      at::equal(stitch::rpc_sync<add>("worker1", at::ones(2), at::ones(2)), at::full({2}, 2.0)));
 }
 
 TEST(Calls, ConvertArgumentsAsADirectCallDoes) {
@@ -59,7 +60,8 @@ TEST(Calls, AreNeverRepeated) {
   for (const auto lost : {stitch::wire::kRequest, stitch::wire::kReply}) {
     Cluster cluster(2);
     times_run = 0;
-    network->set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
+    network->set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t,
+                              const stitch::transport::Message& message) {
       return stitch::transport::Fate{.fail = stitch::transport::FrameView(message).kind() == lost};
     });
     const auto future = stitch::rpc_async<run_once_more>("worker1");

@@ -45,7 +45,8 @@ void wait_for_stop() {
   ++waiting_for_stop;
   const auto token = stitch::current_stop_token();
   const auto give_up = std::chrono::steady_clock::now() + 20s;
-  while (!token.stop_requested() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  while (!token.stop_requested() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::yield();
   saw_stop = token.stop_requested();
 }
 
@@ -57,11 +58,15 @@ TEST(Errors, AHandlersExceptionReachesTheCaller) {
   EXPECT_EQ(error.worker(), "worker1");
   EXPECT_NE(error.function().find("throws_text"), std::string::npos);
   EXPECT_STREQ(error.what(),
-               "call (anonymous namespace)::throws_text() to worker \"worker1\" (id 1) failed: std::runtime_error: no such row");
+               "call (anonymous namespace)::throws_text() to worker \"worker1\" (id 1) failed: "
+               "std::runtime_error: no such row");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(), ErrorCode::remote_exception);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<fails_later>("worker1"); }).code(), ErrorCode::remote_exception);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_before_its_future>("worker1", 5); }).code(), ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(),
+            ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<fails_later>("worker1"); }).code(),
+            ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_before_its_future>("worker1", 5); }).code(),
+            ErrorCode::remote_exception);
   EXPECT_EQ(stitch::rpc_sync<throws_before_its_future>("worker1", 1), 2);
 }
 
@@ -82,12 +87,15 @@ TEST(Errors, AResultThatCannotBeSentIsTheErrorOfItsCall) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 1 << 20; });
   Error error = error_of([] { stitch::rpc_sync<unsendable>("worker1"); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_NE(std::string(error.what()).find("unsendable() to worker \"worker1\" (id 1) failed: its result cannot be sent: "),
-            std::string::npos)
+  EXPECT_NE(
+      std::string(error.what())
+          .find("unsendable() to worker \"worker1\" (id 1) failed: its result cannot be sent: "),
+      std::string::npos)
       << error.what();
   error = error_of([] { stitch::rpc_sync<text_of>("worker1", std::size_t{2} << 20); });
   EXPECT_EQ(error.code(), ErrorCode::out_of_range);
-  EXPECT_NE(std::string(error.what()).find("its result cannot be sent: "), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("its result cannot be sent: "), std::string::npos)
+      << error.what();
   EXPECT_EQ(stitch::rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
 }
 
@@ -95,8 +103,11 @@ std::int64_t elements(at::Tensor tensor) { return tensor.numel(); }
 
 TEST(Errors, WhatExceedsTheInflightLimitIsRefusedOnEitherSide) {
   const std::vector<std::size_t> limits{2 << 20, 4 << 20, 1 << 19};
-  Cluster cluster(3, [&](stitch::Options& options) { options.max_inflight_bytes = limits.at(static_cast<std::size_t>(options.rank)); });
-  // A message counts until its transport is through with it, which may be after the answer has come.
+  Cluster cluster(3, [&](stitch::Options& options) {
+    options.max_inflight_bytes = limits.at(static_cast<std::size_t>(options.rank));
+  });
+  // A message counts until its transport is through with it, which may be after the answer has
+  // come.
   const auto all_through = [&] {
     return eventually([&] {
       std::int64_t bytes = 0;
@@ -107,14 +118,19 @@ TEST(Errors, WhatExceedsTheInflightLimitIsRefusedOnEitherSide) {
       return bytes == 0;
     });
   };
-  const auto tensor = [](std::int64_t half_mebibytes) { return at::zeros({half_mebibytes << 19}, at::kByte); };
+  const auto tensor = [](std::int64_t half_mebibytes) {
+    return at::zeros({half_mebibytes << 19}, at::kByte);
+  };
   Error error = error_of([&] { cluster[0].rpc_sync<elements>("worker1", tensor(5)); });
   EXPECT_EQ(error.code(), ErrorCode::overloaded);
-  EXPECT_NE(std::string(error.what()).find("was not made: message of "), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("was not made: message of "), std::string::npos)
+      << error.what();
   error = error_of([&] { cluster[0].rpc_sync<elements>("worker2", tensor(3)); });
   EXPECT_EQ(error.code(), ErrorCode::overloaded);
   EXPECT_TRUE(error.remote());
-  EXPECT_NE(std::string(error.what()).find("failed: calls waiting there exceed max_inflight_bytes 524288"), std::string::npos)
+  EXPECT_NE(std::string(error.what())
+                .find("failed: calls waiting there exceed max_inflight_bytes 524288"),
+            std::string::npos)
       << error.what();
   EXPECT_TRUE(all_through());
   EXPECT_EQ(cluster[0].rpc_sync<elements>("worker1", tensor(3)), std::int64_t{3} << 19);
@@ -126,7 +142,9 @@ TEST(Errors, AnUnknownWorkerIsNamedWithNearNames) {
   Cluster cluster(3);
   Error error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_STREQ(error.what(), "worker \"wroker1\" is not in this world of 3; known are \"worker1\", \"worker0\", \"worker2\"");
+  EXPECT_STREQ(error.what(),
+               "worker \"wroker1\" is not in this world of 3; known are \"worker1\", \"worker0\", "
+               "\"worker2\"");
   error = error_of([] { stitch::rpc_sync<one>(stitch::WorkerId(9)); });
   EXPECT_STREQ(error.what(), "worker id 9 is not in this world; ids are 0 to 2");
 }
@@ -136,11 +154,15 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
   const auto agent = cluster[0].agent();
   const auto& to = cluster[1].info();
   auto message = stitch::Agent::begin_request(stitch::function_id("no such function"));
-  const Error error =
-      error_of([&] { stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt, std::move(message)).get(); });
+  const Error error = error_of([&] {
+    stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt,
+                                    std::move(message))
+        .get();
+  });
   EXPECT_EQ(error.code(), ErrorCode::unimplemented);
   EXPECT_NE(std::string(error.what())
-                .find("call (anonymous namespace)::ones() to worker \"worker1\" (id 1) failed: the function is not registered there; "
+                .find("call (anonymous namespace)::ones() to worker \"worker1\" (id 1) failed: the "
+                      "function is not registered there; "
                       "near names there: (anonymous namespace)::one"),
             std::string::npos)
       << error.what();
@@ -166,13 +188,16 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
     archive(fields...);
     archive.seal();
     return error_of([&] {
-      stitch::detail::start_call<int>(cluster[0].agent(), cluster[1].info(), "use_settings", std::nullopt, std::move(message)).get();
+      stitch::detail::start_call<int>(cluster[0].agent(), cluster[1].info(), "use_settings",
+                                      std::nullopt, std::move(message))
+          .get();
     });
   };
   Error error = call_with(1, 2.0);  // same size, fields swapped
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_STREQ(error.what(),
-               "call use_settings() to worker \"worker1\" (id 1) failed: argument 1 does not match its type on the callee, "
+               "call use_settings() to worker \"worker1\" (id 1) failed: argument 1 does not match "
+               "its type on the callee, "
                "(anonymous namespace)::Settings: its fields are of other types");
   EXPECT_EQ(call_with(1.0).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(call_with(1.0, 2, 3).code(), ErrorCode::invalid_argument);
@@ -181,12 +206,16 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
 
 TEST(Errors, DeadlinesPass) {
   Cluster cluster(2);
-  const Error error = error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
+  const Error error =
+      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
   EXPECT_STREQ(error.what(),
-               "call (anonymous namespace)::wait_for_stop() to worker \"worker1\" (id 1) timed out after 50 ms; worker is connected");
+               "call (anonymous namespace)::wait_for_stop() to worker \"worker1\" (id 1) timed out "
+               "after 50 ms; worker is connected");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(
+      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(),
+      ErrorCode::timeout);
   EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = std::chrono::hours(2400)}), 1);
   EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = 0s}), 1);
 }
@@ -205,8 +234,11 @@ TEST(Errors, DeadlinesShrinkThroughNestedCallsAndStopTheCallee) {
   Cluster cluster(3);
   saw_stop = false;
   nested_code = 0;
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<nested_wait>({.to = "worker1", .timeout = 1s}); }).code(), ErrorCode::timeout);
-  EXPECT_TRUE(eventually([] { return saw_stop && nested_code == static_cast<int>(ErrorCode::timeout); }));
+  EXPECT_EQ(
+      error_of([] { stitch::rpc_sync<nested_wait>({.to = "worker1", .timeout = 1s}); }).code(),
+      ErrorCode::timeout);
+  EXPECT_TRUE(
+      eventually([] { return saw_stop && nested_code == static_cast<int>(ErrorCode::timeout); }));
 }
 
 TEST(Errors, CancellingReachesACalleeThatHoldsTheOnlyThread) {
@@ -225,7 +257,8 @@ TEST(Errors, AForcedLeaverFailsCallsToItAndNoOthers) {
   blocked = 0;
   auto waiting = cluster[0].rpc_async<block>("worker2");
   ASSERT_TRUE(eventually([&] { return blocked == 1; }));
-  cluster[2].shutdown({.graceful = false, .timeout = 1ms});  // it leaves the handler behind, and says so
+  cluster[2].shutdown(
+      {.graceful = false, .timeout = 1ms});  // it leaves the handler behind, and says so
   release_blocked.release();
   const Error error = error_of([&] { waiting.get(); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
@@ -241,7 +274,8 @@ TEST(Errors, AfterShutdownEveryCallThrows) {
   EXPECT_EQ(stitch::rpc_sync<one>("solo"), 1);
   worker.shutdown();
   worker.shutdown();
-  EXPECT_EQ(error_of([&] { static_cast<void>(worker.rpc_async<one>("solo")); }).code(), ErrorCode::shutting_down);
+  EXPECT_EQ(error_of([&] { static_cast<void>(worker.rpc_async<one>("solo")); }).code(),
+            ErrorCode::shutting_down);
   EXPECT_EQ(error_of([&] { worker.notify<one>("solo"); }).code(), ErrorCode::shutting_down);
   EXPECT_EQ(error_of([&] { worker.barrier(); }).code(), ErrorCode::shutting_down);
   EXPECT_EQ(error_of([] { stitch::rpc_sync<one>("solo"); }).code(), ErrorCode::shutting_down);
@@ -252,7 +286,8 @@ TEST(Errors, WithoutOneCurrentWorkerCallsSaySo) {
   std::string text;
   std::jthread([&] { text = error_of([] { stitch::rpc_sync<one>("worker1"); }).what(); }).join();
   EXPECT_EQ(text,
-            "there is no current worker on this thread, and this process has several (worker0, worker1): make one current with "
+            "there is no current worker on this thread, and this process has several (worker0, "
+            "worker1): make one current with "
             "stitch::WorkerScope");
 }
 
@@ -263,8 +298,10 @@ TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
     a.world_size = b.world_size = 2;
     std::vector<std::string> texts(2);
     {
-      std::jthread first([&] { texts[0] = error_of([&] { auto worker = stitch::init(a); }).what(); });
-      std::jthread second([&] { texts[1] = error_of([&] { auto worker = stitch::init(b); }).what(); });
+      std::jthread first(
+          [&] { texts[0] = error_of([&] { auto worker = stitch::init(a); }).what(); });
+      std::jthread second(
+          [&] { texts[1] = error_of([&] { auto worker = stitch::init(b); }).what(); });
     }
     return texts;
   };
@@ -293,10 +330,22 @@ TEST(Errors, DuplicatesAreToldOverTcpToo) {
     std::vector<stitch::Options> workers;
     std::string expected;
     switch (round % 4) {
-      case 0: workers = {{.name = "ps", .rank = 0}, {.name = "ps", .rank = 1}}; expected = "worker name \"ps\" is taken twice"; break;
-      case 1: workers = {{.rank = 0}, {.name = "a", .rank = 1}, {.name = "b", .rank = 1}}; expected = "rank 1 is taken twice"; break;
-      case 2: workers = {{.name = "a", .rank = 0}, {.name = "b", .rank = 0}}; expected = "rank 0 is taken twice"; break;
-      default: workers = {{.rank = 0, .world_size = 2}, {.rank = 1, .world_size = 3}}; expected = "expects a world of "; break;
+      case 0:
+        workers = {{.name = "ps", .rank = 0}, {.name = "ps", .rank = 1}};
+        expected = "worker name \"ps\" is taken twice";
+        break;
+      case 1:
+        workers = {{.rank = 0}, {.name = "a", .rank = 1}, {.name = "b", .rank = 1}};
+        expected = "rank 1 is taken twice";
+        break;
+      case 2:
+        workers = {{.name = "a", .rank = 0}, {.name = "b", .rank = 0}};
+        expected = "rank 0 is taken twice";
+        break;
+      default:
+        workers = {{.rank = 0, .world_size = 2}, {.rank = 1, .world_size = 3}};
+        expected = "expects a world of ";
+        break;
     }
     const std::string method = free_tcp_method();
     std::vector<std::string> texts(workers.size());
@@ -306,39 +355,53 @@ TEST(Errors, DuplicatesAreToldOverTcpToo) {
         workers[i].init_method = method;
         workers[i].init_timeout = 20s;
         if (workers[i].world_size < 0) workers[i].world_size = static_cast<int>(workers.size());
-        threads.emplace_back([&, i] { texts[i] = error_of([&] { auto worker = stitch::init(workers[i]); }).what(); });
+        threads.emplace_back([&, i] {
+          texts[i] = error_of([&] { auto worker = stitch::init(workers[i]); }).what();
+        });
       }
     }
-    for (const auto& text : texts) EXPECT_NE(text.find(expected), std::string::npos) << text << " in round " << round;
+    for (const auto& text : texts)
+      EXPECT_NE(text.find(expected), std::string::npos) << text << " in round " << round;
   }
 }
 
 TEST(Errors, AnExceptionOfLibtorchArrivesWithoutItsStack) {
   Cluster cluster(2);
   const std::string text = error_of([] { stitch::rpc_sync<misfit>("worker1"); }).what();
-  EXPECT_NE(text.find("c10::Error: The size of tensor a (2) must match"), std::string::npos) << text;
+  EXPECT_NE(text.find("c10::Error: The size of tensor a (2) must match"), std::string::npos)
+      << text;
   EXPECT_EQ(text.find("frame #"), std::string::npos) << text;
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 
 TEST(Errors, NearNamesLookIntoNamespaces) {
-  EXPECT_EQ(stitch::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1), std::vector<std::string>{"ps::embed"});
-  EXPECT_EQ(stitch::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1), std::vector<std::string>{"store::embed"});
+  EXPECT_EQ(stitch::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1),
+            std::vector<std::string>{"ps::embed"});
+  EXPECT_EQ(stitch::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1),
+            std::vector<std::string>{"store::embed"});
 }
 
 TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
   const Error error = error_of([] {
-    auto worker =
-        stitch::init({.name = "early", .rank = 0, .world_size = 2, .init_timeout = 50ms, .store = stitch::transport::make_hash_store()});
+    auto worker = stitch::init({.name = "early",
+                                .rank = 0,
+                                .world_size = 2,
+                                .init_timeout = 50ms,
+                                .store = stitch::transport::make_hash_store()});
   });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
-  EXPECT_NE(std::string(error.what()).find("worker \"early\" waited 50 ms for a world of 2"), std::string::npos) << error.what();
-  EXPECT_NE(std::string(error.what()).find("only these arrived: early"), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("worker \"early\" waited 50 ms for a world of 2"),
+            std::string::npos)
+      << error.what();
+  EXPECT_NE(std::string(error.what()).find("only these arrived: early"), std::string::npos)
+      << error.what();
 }
 
 TEST(Errors, AStoreThatIsNotThereIsNamed) {
-  const Error error =
-      error_of([] { auto worker = stitch::init({.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms}); });
+  const Error error = error_of([] {
+    auto worker = stitch::init(
+        {.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms});
+  });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_NE(std::string(error.what()).find("127.0.0.1:9"), std::string::npos) << error.what();
 }

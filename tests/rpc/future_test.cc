@@ -49,7 +49,8 @@ TEST(Future, MovesOutContainersOfWhatCannotBeCopied) {
   EXPECT_EQ(*stitch::make_ready(std::move(many)).get().front(), 3);
   std::map<int, Many> nested;
   nested[1].push_back(std::make_unique<int>(4));
-  EXPECT_EQ(*stitch::make_ready(std::make_pair(1, std::move(nested))).get().second.at(1).front(), 4);
+  EXPECT_EQ(*stitch::make_ready(std::make_pair(1, std::move(nested))).get().second.at(1).front(),
+            4);
   std::vector<Future<std::unique_ptr<int>>> futures;
   futures.push_back(stitch::make_ready(std::make_unique<int>(5)));
   EXPECT_EQ(*stitch::when_all(std::move(futures)).get().front(), 5);
@@ -66,18 +67,26 @@ TEST(Future, IsMadeReadyInEveryForm) {
   std::jthread([promise] { promise.set_value(); }).join();
   promise.future().get();
   const std::string text = "kept";
-  EXPECT_EQ(stitch::make_ready(1).then([&](int) -> const std::string& { return text; }).get(), "kept");
+  EXPECT_EQ(stitch::make_ready(1).then([&](int) -> const std::string& { return text; }).get(),
+            "kept");
   // What refers to its argument is copied in time.
-  EXPECT_EQ(stitch::make_ready(std::string(100, 'x')).then(std::identity()).get(), std::string(100, 'x'));
-  EXPECT_EQ(stitch::make_ready(1).then([](int x) -> const Future<int> { return stitch::make_ready(x); }).get(), 1);
+  EXPECT_EQ(stitch::make_ready(std::string(100, 'x')).then(std::identity()).get(),
+            std::string(100, 'x'));
+  EXPECT_EQ(stitch::make_ready(1)
+                .then([](int x) -> const Future<int> { return stitch::make_ready(x); })
+                .get(),
+            1);
 }
 
 struct Tree : std::vector<Tree> {};
 
-TEST(Future, HoldsContainersOfThemselves) { EXPECT_EQ(stitch::make_ready(Tree{{{}, {}}}).get().size(), 2U); }
+TEST(Future, HoldsContainersOfThemselves) {
+  EXPECT_EQ(stitch::make_ready(Tree{{{}, {}}}).get().size(), 2U);
+}
 
 Future<int> loop(int left) {
-  return stitch::make_ready(left).then([](int now) { return now == 0 ? stitch::make_ready(0) : loop(now - 1); });
+  return stitch::make_ready(left).then(
+      [](int now) { return now == 0 ? stitch::make_ready(0) : loop(now - 1); });
 }
 
 TEST(Future, CallbacksAllRunEvenIfOneThrows) {
@@ -186,10 +195,13 @@ TEST(Future, ThenPassesValuesErrorsAndFutures) {
   EXPECT_EQ(stitch::make_ready(2).then([](int x) { return stitch::make_ready(x * 10); }).get(), 20);
   EXPECT_EQ(stitch::make_ready().then([] { return 5; }).get(), 5);
   bool called = false;
-  auto failed = stitch::make_failed<int>({ErrorCode::timeout, "late"}).then([&](int) { called = true; });
+  auto failed =
+      stitch::make_failed<int>({ErrorCode::timeout, "late"}).then([&](int) { called = true; });
   EXPECT_EQ(failed.error().code(), ErrorCode::timeout);
   EXPECT_FALSE(called);
-  EXPECT_TRUE(stitch::make_failed<int>({ErrorCode::timeout, "late"}).then([](Future<int> done) { return done.has_error(); }).get());
+  EXPECT_TRUE(stitch::make_failed<int>({ErrorCode::timeout, "late"})
+                  .then([](Future<int> done) { return done.has_error(); })
+                  .get());
 }
 
 TEST(Future, AThrowingContinuationHarmsNoOther) {
@@ -247,8 +259,9 @@ TEST(Future, WhenAllGathersValuesInOrder) {
 }
 
 TEST(Future, WhenAllReportsTheFirstErrorAndCountsTheOthers) {
-  auto all = stitch::when_all(std::vector<Future<int>>{stitch::make_failed<int>({ErrorCode::timeout, "first"}), stitch::make_ready(2),
-                                                       stitch::make_failed<int>({ErrorCode::internal, "second"})});
+  auto all = stitch::when_all(std::vector<Future<int>>{
+      stitch::make_failed<int>({ErrorCode::timeout, "first"}), stitch::make_ready(2),
+      stitch::make_failed<int>({ErrorCode::internal, "second"})});
   EXPECT_EQ(all.error().code(), ErrorCode::timeout);
   EXPECT_STREQ(all.error().what(), "first (and 1 other failed)");
 }
@@ -270,7 +283,8 @@ TEST(Future, WhenAnyTakesFuturesOfDifferentTypes) {
   number.set_value(1);
   EXPECT_EQ(first.get().index(), 1U);
   EXPECT_EQ(std::get<1>(first.get()), "first");
-  const auto failed = stitch::when_any(stitch::make_failed<int>({ErrorCode::timeout, "late"}), nothing.future());
+  const auto failed =
+      stitch::when_any(stitch::make_failed<int>({ErrorCode::timeout, "late"}), nothing.future());
   EXPECT_EQ(failed.error().code(), ErrorCode::timeout);
   nothing.set_value();
   EXPECT_EQ(stitch::when_any(Promise<int>().future(), nothing.future()).get().index(), 1U);
@@ -325,7 +339,9 @@ TEST(Coroutine, AwaitsFutures) {
   EXPECT_EQ(sum.get(), 42);
 }
 
-TEST(Coroutine, CarriesErrors) { EXPECT_EQ(catches().get(), static_cast<int>(ErrorCode::out_of_range)); }
+TEST(Coroutine, CarriesErrors) {
+  EXPECT_EQ(catches().get(), static_cast<int>(ErrorCode::out_of_range));
+}
 
 std::string current_name() { return stitch::current_agent()->self().name; }
 Future<std::string> name_before_and_after(const stitch::Worker& worker, Future<int> gate) {
@@ -355,7 +371,9 @@ Future<int> squares_twice() {
 // A main() makes no worker current: what waits must not hold up the thread that brings the answers.
 TEST(Continuation, MayWaitOnTheOnlyWorkerOfTheProcess) {
   const auto self = stitch::init({.rank = 0, .world_size = 1, .rpc_timeout = 10s});
-  const auto waits = [](int x) { return current_name() + " " + std::to_string(stitch::rpc_sync<square>("worker0", x)); };
+  const auto waits = [](int x) {
+    return current_name() + " " + std::to_string(stitch::rpc_sync<square>("worker0", x));
+  };
   EXPECT_EQ(stitch::rpc_async<square>("worker0", 2).then(waits).get(), "worker0 16");
   EXPECT_EQ(stitch::when_all(stitch::rpc_async<square>("worker0", 2), stitch::make_ready(1))
                 .then([&](const std::tuple<int, int>& both) { return waits(std::get<0>(both)); })
@@ -368,7 +386,10 @@ TEST(Continuation, MayWaitOnAnyWorkerOfTheProcess) {
   stitch::testing::Cluster cluster(2);
   const stitch::AmbientScope as_in_main{stitch::Ambient()};
   stitch::Worker& worker = cluster[0];
-  EXPECT_EQ(worker.rpc_async<square>("worker1", 2).then([&](int x) { return worker.rpc_sync<square>("worker1", x); }).get(), 16);
+  EXPECT_EQ(worker.rpc_async<square>("worker1", 2)
+                .then([&](int x) { return worker.rpc_sync<square>("worker1", x); })
+                .get(),
+            16);
 }
 
 TEST(Continuation, KeepsItsWorker) {

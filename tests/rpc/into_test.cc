@@ -1,4 +1,5 @@
-// Results received into the caller's own tensors, and where the line between frame and buffer is drawn.
+// Results received into the caller's own tensors, and where the line between frame and buffer is
+// drawn.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -19,22 +20,28 @@ using stitch::Target;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 
-at::Tensor counted_up(std::int64_t rows, std::int64_t from) { return at::arange(from, from + rows * 4, at::kFloat).reshape({rows, 4}); }
-at::Tensor counted_up_transposed(std::int64_t rows) { return counted_up(rows, 0).t().contiguous().t(); }
+at::Tensor counted_up(std::int64_t rows, std::int64_t from) {
+  return at::arange(from, from + rows * 4, at::kFloat).reshape({rows, 4});
+}
+at::Tensor counted_up_transposed(std::int64_t rows) {
+  return counted_up(rows, 0).t().contiguous().t();
+}
 at::Tensor counted_up_sparse(std::int64_t rows) { return counted_up(rows, 1).to_sparse(); }
 at::Tensor into_fails() { throw std::runtime_error("no result today"); }
 std::int64_t into_number() { return 7; }
 
 class Into : public testing::TestWithParam<const char*> {
  protected:
-  static std::unique_ptr<Cluster> cluster(std::size_t inline_bytes = stitch::Options{}.inline_bytes) {
+  static std::unique_ptr<Cluster> cluster(
+      std::size_t inline_bytes = stitch::Options{}.inline_bytes) {
     return std::make_unique<Cluster>(2, [=](stitch::Options& options) {
       options.transports = {GetParam()};
       options.inline_bytes = inline_bytes;
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Over, Into, testing::Values("loopback", "shm", "tcp", "uv"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Over, Into, testing::Values("loopback", "shm", "tcp", "uv"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST_P(Into, ReceivesResultsOfEverySize) {
   const auto world = cluster();
@@ -46,12 +53,14 @@ TEST_P(Into, ReceivesResultsOfEverySize) {
     EXPECT_TRUE(result.is_same(out)) << rows;
     EXPECT_EQ(out.data_ptr(), memory);
     EXPECT_TRUE(at::equal(out, counted_up(rows, 3))) << rows;
-    EXPECT_GT(out.unsafeGetTensorImpl()->version_counter().current_version(), version) << "autograd must see that it has changed";
+    EXPECT_GT(out.unsafeGetTensorImpl()->version_counter().current_version(), version)
+        << "autograd must see that it has changed";
   }
 }
 
 TEST_P(Into, IsReadIntoWithoutOtherMemory) {
-  if (std::string(GetParam()) == "loopback" || std::string(GetParam()) == "uv") GTEST_SKIP() << "it has the memory before the frame is there, and the result is copied";
+  if (std::string(GetParam()) == "loopback" || std::string(GetParam()) == "uv")
+    GTEST_SKIP() << "it has the memory before the frame is there, and the result is copied";
   const auto world = cluster();
   const at::Tensor out = at::empty({300'000, 4});
   const auto fresh = [&] {
@@ -74,7 +83,8 @@ TEST_P(Into, ManyAtOnceEachFindTheirPlace) {
   std::vector<stitch::Future<at::Tensor>> results;
   for (std::int64_t i = 0; i < 40; ++i) {
     out.push_back(at::empty({i * 500, 4}));
-    results.push_back(stitch::rpc_async<counted_up>({.to = "worker1", .into = out.back()}, i * 500, i));
+    results.push_back(
+        stitch::rpc_async<counted_up>({.to = "worker1", .into = out.back()}, i * 500, i));
   }
   for (std::int64_t i = 0; i < 40; ++i) {
     const auto at = static_cast<std::size_t>(i);
@@ -89,11 +99,13 @@ TEST_P(Into, CopesWithOtherLayouts) {
     const at::Tensor expected = counted_up(rows, 0);
     const at::Tensor whole = at::zeros({rows, 8});
     const at::Tensor view = whole.slice(1, 2, 6);
-    EXPECT_TRUE(stitch::rpc_sync<counted_up>({.to = "worker1", .into = view}, rows, 0).is_same(view));
+    EXPECT_TRUE(
+        stitch::rpc_sync<counted_up>({.to = "worker1", .into = view}, rows, 0).is_same(view));
     EXPECT_TRUE(at::equal(view, expected)) << "into a view";
     EXPECT_EQ(whole.slice(1, 0, 2).abs().sum().item<float>(), 0.0F) << "beside the view";
     const at::Tensor out = at::zeros({rows, 4});
-    EXPECT_TRUE(stitch::rpc_sync<counted_up_transposed>({.to = "worker1", .into = out}, rows).is_same(out));
+    EXPECT_TRUE(
+        stitch::rpc_sync<counted_up_transposed>({.to = "worker1", .into = out}, rows).is_same(out));
     EXPECT_TRUE(at::equal(out, expected)) << "from a transposed result";
     EXPECT_TRUE(out.is_contiguous());
   }
@@ -108,7 +120,9 @@ TEST_P(Into, NamesWhatDoesNotFit) {
     const Error sizes = call(at::empty({rows, 5}), rows);
     EXPECT_EQ(sizes.code(), ErrorCode::invalid_argument);
     const std::string n = std::to_string(rows);
-    EXPECT_NE(std::string(sizes.what()).find("the result is Float [" + n + ", 4], the tensor to receive it into is Float [" + n + ", 5]"),
+    EXPECT_NE(std::string(sizes.what())
+                  .find("the result is Float [" + n +
+                        ", 4], the tensor to receive it into is Float [" + n + ", 5]"),
               std::string::npos)
         << sizes.what();
     // As many bytes, but not the same.
@@ -116,23 +130,33 @@ TEST_P(Into, NamesWhatDoesNotFit) {
     EXPECT_EQ(call(at::empty({4, rows}), rows).code(), ErrorCode::invalid_argument);
   }
   const at::Tensor out = at::empty({10, 4});
-  EXPECT_EQ(error_of([&] { stitch::rpc_sync<counted_up_sparse>({.to = "worker1", .into = out}, 10); }).code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error_of([&] { stitch::rpc_sync<into_fails>({.to = "worker1", .into = out}); }).code(), ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([&] {
+              stitch::rpc_sync<counted_up_sparse>({.to = "worker1", .into = out}, 10);
+            }).code(),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([&] { stitch::rpc_sync<into_fails>({.to = "worker1", .into = out}); }).code(),
+            ErrorCode::remote_exception);
   EXPECT_EQ(call(at::empty({10, 4}).requires_grad_(), 10).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(call(counted_up_sparse(10), 10).code(), ErrorCode::invalid_argument);
-  const Error no_tensor = error_of([&] { stitch::rpc_sync<into_number>({.to = "worker1", .into = out}); });
+  const Error no_tensor =
+      error_of([&] { stitch::rpc_sync<into_number>({.to = "worker1", .into = out}); });
   EXPECT_EQ(no_tensor.code(), ErrorCode::invalid_argument);
-  EXPECT_NE(std::string(no_tensor.what()).find("the function does not return one"), std::string::npos) << no_tensor.what();
-  EXPECT_EQ(error_of([&] { stitch::notify<into_number>({.to = "worker1", .into = out}); }).code(), ErrorCode::invalid_argument);
+  EXPECT_NE(std::string(no_tensor.what()).find("the function does not return one"),
+            std::string::npos)
+      << no_tensor.what();
+  EXPECT_EQ(error_of([&] { stitch::notify<into_number>({.to = "worker1", .into = out}); }).code(),
+            ErrorCode::invalid_argument);
   // Everything goes on.
-  EXPECT_TRUE(at::equal(stitch::rpc_sync<counted_up>({.to = "worker1", .into = out}, 10, 5), counted_up(10, 5)));
+  EXPECT_TRUE(at::equal(stitch::rpc_sync<counted_up>({.to = "worker1", .into = out}, 10, 5),
+                        counted_up(10, 5)));
 }
 
 TEST_P(Into, InlineBytesDecideWhatGoesInTheFrameAndNothingElse) {
   for (const std::size_t inline_bytes : {std::size_t{0}, std::size_t{100}, std::size_t{1} << 20}) {
     const auto world = cluster(inline_bytes);
     for (const std::int64_t rows : {0, 1, 6, 7, 1000, 70'000}) {
-      EXPECT_TRUE(at::equal(stitch::rpc_sync<counted_up>("worker1", rows, 1), counted_up(rows, 1))) << inline_bytes << ' ' << rows;
+      EXPECT_TRUE(at::equal(stitch::rpc_sync<counted_up>("worker1", rows, 1), counted_up(rows, 1)))
+          << inline_bytes << ' ' << rows;
       const at::Tensor out = at::empty({rows, 4});
       static_cast<void>(stitch::rpc_sync<counted_up>({.to = "worker1", .into = out}, rows, 1));
       EXPECT_TRUE(at::equal(out, counted_up(rows, 1))) << inline_bytes << ' ' << rows;

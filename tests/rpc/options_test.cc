@@ -26,7 +26,8 @@ class Variables {
   std::map<std::string, std::string> values_;
 };
 
-std::string error_with(std::map<std::string, std::string> variables, stitch::Options options = {.rank = 0, .world_size = 1}) {
+std::string error_with(std::map<std::string, std::string> variables,
+                       stitch::Options options = {.rank = 0, .world_size = 1}) {
   const Variables scope(std::move(variables));
   try {
     static_cast<void>(stitch::resolve_options(options));
@@ -62,7 +63,8 @@ TEST(Options, ComeFromTheEnvironment) {
 }
 
 TEST(Options, HaveDefaults) {
-  const auto options = stitch::resolve_options({.rank = 3, .world_size = 4, .init_method = "file:///tmp/x"});
+  const auto options =
+      stitch::resolve_options({.rank = 3, .world_size = 4, .init_method = "file:///tmp/x"});
   EXPECT_EQ(options.name, "worker3");
   EXPECT_EQ(options.rpc_timeout, 60s);
   EXPECT_EQ(options.shutdown_timeout, 30s);
@@ -71,37 +73,48 @@ TEST(Options, HaveDefaults) {
 
 TEST(Options, FieldsCountMoreThanTheEnvironment) {
   const Variables scope({{"STITCH_NAME", "ps0"}, {"STITCH_NUM_THREADS", "3"}});
-  const auto options = stitch::resolve_options({.name = "mine", .rank = 0, .world_size = 1, .num_threads = 5});
+  const auto options =
+      stitch::resolve_options({.name = "mine", .rank = 0, .world_size = 1, .num_threads = 5});
   EXPECT_EQ(options.name, "mine");
   EXPECT_EQ(options.num_threads, 5);
 }
 
 TEST(Options, UnknownVariablesAreErrorsWithAHint) {
-  EXPECT_EQ(error_with({{"STITCH_RPC_TIMOUT", "5s"}}), "variable STITCH_RPC_TIMOUT is unknown; did you mean STITCH_RPC_TIMEOUT?");
+  EXPECT_EQ(error_with({{"STITCH_RPC_TIMOUT", "5s"}}),
+            "variable STITCH_RPC_TIMOUT is unknown; did you mean STITCH_RPC_TIMEOUT?");
 }
 
 TEST(Options, BadValuesAreNamed) {
-  EXPECT_EQ(error_with({{"STITCH_RPC_TIMEOUT", "soon"}}), "STITCH_RPC_TIMEOUT is \"soon\"; allowed: a duration such as 500ms, 5s, 2m, 0");
-  EXPECT_EQ(error_with({{"STITCH_NUM_THREADS", "-1"}}), "STITCH_NUM_THREADS is \"-1\"; allowed: a number from 0 on");
+  EXPECT_EQ(error_with({{"STITCH_RPC_TIMEOUT", "soon"}}),
+            "STITCH_RPC_TIMEOUT is \"soon\"; allowed: a duration such as 500ms, 5s, 2m, 0");
+  EXPECT_EQ(error_with({{"STITCH_NUM_THREADS", "-1"}}),
+            "STITCH_NUM_THREADS is \"-1\"; allowed: a number from 0 on");
   EXPECT_EQ(error_with({}, {.name = "a b", .rank = 0, .world_size = 1}),
             "name is \"a b\"; allowed: 1 to 127 of letters, digits, '-', '_', ':', '.'");
-  EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}), "rank 2 does not fit a world of 2; ranks go from 0 to world_size - 1");
+  EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}),
+            "rank 2 does not fit a world of 2; ranks go from 0 to world_size - 1");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "http://x"}),
             "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path");
-  EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}), "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
-  EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"), std::string::npos);
+  EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}),
+            "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
+  EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"),
+            std::string::npos);
 }
 
 std::optional<stitch::LaunchInfo> launch(std::map<std::string, std::string> variables) {
-  return stitch::read_launcher([variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional(found->second);
-  });
+  return stitch::read_launcher(
+      [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
+        const auto found = variables.find(name);
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+      });
 }
 
 TEST(Launcher, ReadsTorchrun) {
-  const auto info =
-      launch({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}, {"SLURM_PROCID", "9"}});
+  const auto info = launch({{"RANK", "1"},
+                            {"WORLD_SIZE", "4"},
+                            {"MASTER_ADDR", "10.0.0.7"},
+                            {"MASTER_PORT", "29500"},
+                            {"SLURM_PROCID", "9"}});
   EXPECT_EQ(info->launcher, "torchrun");
   EXPECT_EQ(info->rank, 1);
   EXPECT_EQ(info->world_size, 4);
@@ -117,14 +130,17 @@ TEST(Launcher, ReadsSlurm) {
   EXPECT_EQ(info->launcher, "Slurm");
   EXPECT_EQ(info->rank, 3);
   EXPECT_TRUE(info->init_method.starts_with("tcp://gpu03:")) << info->init_method;
-  EXPECT_TRUE(launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}})->init_method.starts_with("file:///"));
+  EXPECT_TRUE(
+      launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}})->init_method.starts_with("file:///"));
   EXPECT_EQ(stitch::first_slurm_host("a,b"), "a");
   EXPECT_EQ(stitch::first_slurm_host("n[1,3]"), "n1");
 }
 
 TEST(Launcher, ReadsOpenMpiAndMpich) {
-  const auto ompi = launch(
-      {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "123"}});
+  const auto ompi = launch({{"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"PMIX_NAMESPACE", "123"}});
   EXPECT_EQ(ompi->launcher, "Open MPI");
   EXPECT_TRUE(ompi->init_method.starts_with("file:///"));
   const auto mpich = launch({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});

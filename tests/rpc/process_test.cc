@@ -39,28 +39,35 @@ TEST(Processes, CallOneAnotherWithASecret) {
   unsetenv("STITCH_SECRET");
 }
 
-TEST(Processes, AnswerThousandsOfCalls) { expect_clean(under_stitch_run(2, "throughput"), "5000 calls answered"); }
+TEST(Processes, AnswerThousandsOfCalls) {
+  expect_clean(under_stitch_run(2, "throughput"), "5000 calls answered");
+}
 
 TEST(Processes, MeetOverATcpStore) {
   const std::string port = std::to_string(20'000 + getpid() % 20'000);
   std::vector<std::unique_ptr<RunningCommand>> workers;
   for (int rank = 0; rank < 3; ++rank) {
     workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
-        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, WORLD_PROGRAM, "calls"}));
+        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1",
+        "MASTER_PORT=" + port, WORLD_PROGRAM, "calls"}));
   }
   for (auto& worker : workers) EXPECT_EQ(worker->wait(), 0) << worker->err();
 }
 
 TEST(Processes, RunUnderMpirun) {
-  expect_clean({"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", WORLD_PROGRAM, "calls"}, "everybody has called");
+  expect_clean(
+      {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", WORLD_PROGRAM, "calls"},
+      "everybody has called");
 }
 
 TEST(Processes, RunWithPlainVariables) {
-  const std::string file = std::filesystem::temp_directory_path() / ("stitch-plain-" + std::to_string(getpid()));
+  const std::string file =
+      std::filesystem::temp_directory_path() / ("stitch-plain-" + std::to_string(getpid()));
   std::vector<std::unique_ptr<RunningCommand>> workers;
   for (int rank = 0; rank < 2; ++rank) {
-    workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
-        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=2", "STITCH_INIT_METHOD=file://" + file, WORLD_PROGRAM, "calls"}));
+    workers.push_back(std::make_unique<RunningCommand>(
+        std::vector<std::string>{"env", "RANK=" + std::to_string(rank), "WORLD_SIZE=2",
+                                 "STITCH_INIT_METHOD=file://" + file, WORLD_PROGRAM, "calls"}));
   }
   for (auto& worker : workers) EXPECT_EQ(worker->wait(), 0) << worker->err();
   std::filesystem::remove(file);
@@ -68,20 +75,23 @@ TEST(Processes, RunWithPlainVariables) {
 
 TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
   for (const char* transport : {"shm", "tcp", "tensorpipe-shm", "uv"}) {
-    const std::string file = std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
+    const std::string file =
+        std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
     std::vector<std::unique_ptr<RunningCommand>> workers;
     for (int rank = 0; rank < 3; ++rank) {
-      workers.push_back(std::make_unique<RunningCommand>(
-          std::vector<std::string>{"env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "STITCH_INIT_METHOD=file://" + file,
-                                   std::string("STITCH_TRANSPORTS=") + transport, WORLD_PROGRAM, "death"}));
+      workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
+          "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3",
+          "STITCH_INIT_METHOD=file://" + file, std::string("STITCH_TRANSPORTS=") + transport,
+          WORLD_PROGRAM, "death"}));
     }
     EXPECT_EQ(workers[0]->wait(), 0) << workers[0]->err();
     EXPECT_EQ(workers[1]->wait(), 128 + 9);
     EXPECT_EQ(workers[2]->wait(), 0) << workers[2]->err();
-    EXPECT_NE(workers[0]->out().find(
-                  "disconnected after less than 2 s: call (anonymous namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
-                  "failed: the worker is gone: "),
-              std::string::npos)
+    EXPECT_NE(
+        workers[0]->out().find("disconnected after less than 2 s: call (anonymous "
+                               "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
+                               "failed: the worker is gone: "),
+        std::string::npos)
         << workers[0]->out();
     EXPECT_NE(workers[0]->out().find("worker2 answers 1"), std::string::npos) << workers[0]->out();
     std::filesystem::remove(file);

@@ -106,8 +106,9 @@ void expect_tensor_echo(const at::Tensor& tensor) {
 
 TEST(Serialization, CarriesTensorsOfEveryKind) {
   Cluster cluster(2);
-  for (const auto dtype : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat,
-                           at::kComplexDouble, at::kBool, at::kBFloat16}) {
+  for (const auto dtype :
+       {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble,
+        at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16}) {
     expect_tensor_echo(at::arange(6).reshape({2, 3}).to(dtype));
   }
   expect_tensor_echo(at::Tensor());
@@ -126,7 +127,8 @@ TEST(Serialization, CarriesTensorsOfEveryKind) {
   const auto indices = at::tensor({0, 2, 0, 1}, at::kLong).reshape({2, 2});
   expect_tensor_echo(at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0}), {3, 4}));
   expect_tensor_echo(at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0}), {3, 4}).coalesce());
-  expect_tensor_echo(at::sparse_coo_tensor(at::zeros({1, 0}, at::kLong), at::zeros({0, 4}), {3, 4}));
+  expect_tensor_echo(
+      at::sparse_coo_tensor(at::zeros({1, 0}, at::kLong), at::zeros({0, 4}), {3, 4}));
 }
 
 TEST(Serialization, SendsOnlyTheBytesAViewCovers) {
@@ -143,11 +145,13 @@ TEST(Serialization, SendsOnlyTheBytesAViewCovers) {
 
 TEST(Serialization, RefusesTensorsItCannotSend) {
   Cluster cluster(2);
-  for (const at::Tensor& tensor : {at::eye(3).to_sparse_csr(), at::quantize_per_tensor(at::ones(3), 0.5, 0, at::kQInt8)}) {
+  for (const at::Tensor& tensor :
+       {at::eye(3).to_sparse_csr(), at::quantize_per_tensor(at::ones(3), 0.5, 0, at::kQInt8)}) {
     auto future = stitch::rpc_async<echo<at::Tensor>>("worker1", tensor);
     ASSERT_TRUE(future.wait_for(std::chrono::seconds(10)));
     EXPECT_EQ(future.error().code(), stitch::ErrorCode::invalid_argument);
-    EXPECT_NE(std::string(future.error().what()).find("cannot be sent"), std::string::npos) << future.error().what();
+    EXPECT_NE(std::string(future.error().what()).find("cannot be sent"), std::string::npos)
+        << future.error().what();
     expect_echo(1);
   }
 }
@@ -177,10 +181,11 @@ TEST(Serialization, SmallArgumentsMayBeChangedAfterTheCallReturns) {
 stitch::transport::Message sample_message() {
   stitch::OutMessage message(stitch::wire::kRequest);
   stitch::OutArchive archive(message);
-  archive(std::string("name"), std::vector<int>{1, 2, 3}, std::map<std::string, at::Tensor>{{"w", at::arange(4)}},
-          std::optional<double>(1.0));
+  archive(std::string("name"), std::vector<int>{1, 2, 3},
+          std::map<std::string, at::Tensor>{{"w", at::arange(4)}}, std::optional<double>(1.0));
   archive.seal();
-  message.tensors.push_back(at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), at::ones({2}), {5}));
+  message.tensors.push_back(
+      at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), at::ones({2}), {5}));
   message.tensors.push_back(at::rand({40, 40}).t());
   message.frame.end_body();
   stitch::encode_tensors(message);
@@ -195,7 +200,8 @@ TEST(Serialization, SurvivesDamagedMessages) {
     stitch::transport::Message damaged;
     damaged.frame.append(original.frame.data(), original.frame.size());
     damaged.buffers = original.buffers;
-    for (int i = 0; i < 1 + round % 3; ++i) damaged.frame.data()[random() % damaged.frame.size()] = static_cast<std::byte>(random());
+    for (int i = 0; i < 1 + round % 3; ++i)
+      damaged.frame.data()[random() % damaged.frame.size()] = static_cast<std::byte>(random());
     try {
       stitch::InMessage message(std::move(damaged), {});
       stitch::decode_tensors(message);

@@ -38,7 +38,9 @@ std::unique_ptr<std::binary_semaphore> gate;
 void wait_at_gate() { gate->acquire(); }
 void open_gate() { gate->release(); }
 
-int pass_down(int depth) { return depth == 0 ? 0 : 1 + stitch::rpc_sync<pass_down>("worker0", depth - 1); }
+int pass_down(int depth) {
+  return depth == 0 ? 0 : 1 + stitch::rpc_sync<pass_down>("worker0", depth - 1);
+}
 
 Future<int> answer_after_a_call(int i) {
   co_await stitch::rpc_async<serve_counted>("worker0", i);
@@ -99,7 +101,9 @@ TEST_P(Serving, CallsBackAndForthNeedNoThreadOfTheirOwn) {
 TEST_P(Serving, CoroutinesAnswerWhileOthersAreServed) {
   const auto world = cluster(3, 1);
   std::vector<Future<int>> answers;
-  for (int i = 0; i < 500; ++i) answers.push_back(stitch::rpc_async<answer_after_a_call>(i % 2 == 0 ? "worker1" : "worker2", i));
+  for (int i = 0; i < 500; ++i)
+    answers.push_back(
+        stitch::rpc_async<answer_after_a_call>(i % 2 == 0 ? "worker1" : "worker2", i));
   for (int i = 0; i < 500; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
 }
 
@@ -112,7 +116,8 @@ TEST_P(Serving, SmallCallsAndLargeTensorsShareAConnection) {
     tensors.push_back(stitch::rpc_async<doubled>("worker1", large));
     for (int i = 0; i < 50; ++i) numbers.push_back(stitch::rpc_async<serve_counted>("worker1", i));
   }
-  for (std::size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(numbers[i].get(), static_cast<int>(i % 50));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    EXPECT_EQ(numbers[i].get(), static_cast<int>(i % 50));
   for (auto& each : tensors) EXPECT_TRUE(at::equal(each.get(), large * 2));
 }
 
@@ -120,7 +125,8 @@ TEST_P(Serving, ReceivedMemoryIsUsedAgain) {
   if (std::string(GetParam()) == "loopback") GTEST_SKIP() << "copies at the sender";
   const auto world = cluster(2, 2);
   const auto large = at::ones({1 << 20});
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<doubled>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
+  for (int i = 0; i < 20; ++i)
+    EXPECT_EQ(stitch::rpc_sync<doubled>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
   const auto numbers = (*world)[0].debug_info();
   EXPECT_GE(numbers.at("rpc.receive_pool_reused"), 10);
   EXPECT_LE(numbers.at("rpc.receive_pool_fresh"), 5);
@@ -146,17 +152,23 @@ TEST_P(Serving, ManyThreadsWaitAtOnce) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const stitch::WorkerScope scope((*world)[t % 3]);
-      for (int i = 0; i < 300; ++i) wrong += stitch::rpc_sync<serve_counted>("worker" + std::to_string((t + 1 + i % 2) % 3), i) == i ? 0 : 1;
+      for (int i = 0; i < 300; ++i)
+        wrong +=
+            stitch::rpc_sync<serve_counted>("worker" + std::to_string((t + 1 + i % 2) % 3), i) == i
+                ? 0
+                : 1;
     });
   }
   threads.clear();
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Serving, testing::Values("loopback", "shm", "tcp", "tensorpipe-shm", "uv"), [](const auto& info) {
-  std::string name = info.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Over, Serving,
+                         testing::Values("loopback", "shm", "tcp", "tensorpipe-shm", "uv"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace

@@ -11,10 +11,12 @@ namespace {
 using stitch::slow_blas_among;
 
 TEST(SlowBlas, FollowsTheLinkToTheChosenImplementation) {
-  const auto folder = std::filesystem::temp_directory_path() / ("stitch-blas-" + std::to_string(getpid()));
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("stitch-blas-" + std::to_string(getpid()));
   std::filesystem::create_directories(folder / "blas");
   std::filesystem::create_directories(folder / "openblas-pthread");
-  for (const char* kind : {"blas", "openblas-pthread"}) std::ofstream(folder / kind / "libblas.so.3.11.0") << "x";
+  for (const char* kind : {"blas", "openblas-pthread"})
+    std::ofstream(folder / kind / "libblas.so.3.11.0") << "x";
   const auto link = folder / "libblas.so.3";
   std::filesystem::create_symlink(folder / "blas" / "libblas.so.3.11.0", link);
   const auto slow = slow_blas_among({"", "/lib/libc.so.6", link.string()});

@@ -36,12 +36,14 @@ int world() { return static_cast<int>(stitch::current_agent()->world_size()); }
 // A ring walked `depth` steps, blocking at every worker.
 int walk_blocking(int depth) {
   if (depth == 0) return 0;
-  const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+  const auto next =
+      (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   return 1 + stitch::rpc_sync<walk_blocking>(WorkerId(next), depth - 1);
 }
 Future<int> walk(int depth) {
   if (depth == 0) co_return 0;
-  const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+  const auto next =
+      (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   co_return 1 + co_await stitch::rpc_async<walk>(WorkerId(next), depth - 1);
 }
 
@@ -49,11 +51,15 @@ TEST(Worker, ABarrierEndsWhenAParticipantIsGone) {
   Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 60s; });
   const auto start = std::chrono::steady_clock::now();
   std::jthread leaving([&] {
-    std::this_thread::sleep_for(50ms);  // it is found missing while the others wait, though before would do as well
+    std::this_thread::sleep_for(
+        50ms);  // it is found missing while the others wait, though before would do as well
     cluster[2].shutdown({.graceful = false});
   });
-  const auto error = stitch::testing::error_of([&] { cluster[0].barrier(); });  // worker1 does not come
-  EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker2\" (id 2)"), std::string::npos) << error.what();
+  const auto error =
+      stitch::testing::error_of([&] { cluster[0].barrier(); });  // worker1 does not come
+  EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker2\" (id 2)"),
+            std::string::npos)
+      << error.what();
   EXPECT_EQ(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
   EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
 }
@@ -71,7 +77,8 @@ TEST(Worker, NotifiesOneWay) {
 void pass_on(int hops) {
   ++notified;
   if (hops == 0) return;
-  const auto next = (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+  const auto next =
+      (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   stitch::notify<pass_on>(WorkerId(next), hops - 1);
 }
 
@@ -97,14 +104,18 @@ TEST(Worker, RunsInlineAndRenamedFunctions) {
     stitch::OutArchive archive(message);
     archive(1);
     archive.seal();
-    return stitch::detail::start_call<int>(stitch::current_agent(), cluster[1].info(), name, std::nullopt, std::move(message));
+    return stitch::detail::start_call<int>(stitch::current_agent(), cluster[1].info(), name,
+                                           std::nullopt, std::move(message));
   };
-  for (const char* name : {"v1.next", "v2.next", typeid(stitch::detail::FunctionTag<much_exported>).name()}) {
+  for (const char* name :
+       {"v1.next", "v2.next", typeid(stitch::detail::FunctionTag<much_exported>).name()}) {
     EXPECT_EQ(call(name).get(), 2) << name;
   }
-  for (const char* name : {"skip", typeid(stitch::detail::FunctionTag<later_exported>).name()}) EXPECT_EQ(call(name).get(), 3) << name;
+  for (const char* name : {"skip", typeid(stitch::detail::FunctionTag<later_exported>).name()})
+    EXPECT_EQ(call(name).get(), 3) << name;
   const auto gone = call(typeid(stitch::detail::FunctionTag<exported>).name());
-  EXPECT_EQ(stitch::testing::error_of([&] { static_cast<void>(gone.get()); }).code(), stitch::ErrorCode::unimplemented);
+  EXPECT_EQ(stitch::testing::error_of([&] { static_cast<void>(gone.get()); }).code(),
+            stitch::ErrorCode::unimplemented);
 }
 
 TEST(Worker, OneThreadIsEnoughForAnyNestingOfCoroutines) {
@@ -141,7 +152,9 @@ TEST(Worker, ALateWorkerFailsTheBarrierByName) {
     ADD_FAILURE() << "the barrier passed";
   } catch (const stitch::Error& error) {
     EXPECT_EQ(error.code(), stitch::ErrorCode::timeout);
-    EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker1\" (id 1)"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker1\" (id 1)"),
+              std::string::npos)
+        << error.what();
   }
 }
 
@@ -176,7 +189,8 @@ TEST(Worker, TablesAreEmptyAfterTraffic) {
   for (int i = 0; i < 2000; ++i) futures.push_back(stitch::rpc_async<inline_square>("worker1", i));
   for (int i = 0; i < 2000; ++i) EXPECT_EQ(futures[static_cast<std::size_t>(i)].get(), i * i);
   EXPECT_EQ(cluster[0].debug_info().at("rpc.calls_made"), 0);
-  EXPECT_TRUE(stitch::testing::eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 0; }));
+  EXPECT_TRUE(stitch::testing::eventually(
+      [&] { return cluster[1].debug_info().at("rpc.calls_served") == 0; }));
   EXPECT_EQ(cluster[1].debug_info().at("rpc.incoming_bytes"), 0);
 }
 
@@ -188,7 +202,9 @@ TEST(Worker, ManyThreadsCallManyWorkers) {
       const stitch::WorkerScope in(cluster[t % 3]);
       for (int i = 0; i < 200; ++i) {
         EXPECT_EQ(stitch::rpc_sync<unity>(WorkerId(static_cast<std::uint32_t>(i % 3))), 1);
-        EXPECT_EQ(stitch::rpc_async<inline_square>(WorkerId(static_cast<std::uint32_t>(i % 3)), i).then([](int x) { return x + 1; }).get(),
+        EXPECT_EQ(stitch::rpc_async<inline_square>(WorkerId(static_cast<std::uint32_t>(i % 3)), i)
+                      .then([](int x) { return x + 1; })
+                      .get(),
                   i * i + 1);
       }
     });
@@ -213,7 +229,9 @@ TEST(Worker, WorldsFollowOneAnotherAtOneStore) {
 
 TEST(Worker, IsConnectedByItsFirstMessage) {
   Cluster cluster(3);
-  const auto connections = [&](int rank) { return cluster[rank].debug_info().at("rpc.connections"); };
+  const auto connections = [&](int rank) {
+    return cluster[rank].debug_info().at("rpc.connections");
+  };
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(connections(rank), 0);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
   EXPECT_EQ(connections(0), 1);
@@ -233,7 +251,8 @@ TEST(Worker, AGracefulShutdownFindsOutThatAWorkerItNeverSpokeToIsGone) {
     } catch (const stitch::Error& error) {
       ADD_FAILURE() << error.what();
     }
-    for (const std::string& error : cluster.shutdown()) ADD_FAILURE() << "worker " << leaver << " had left: " << error;
+    for (const std::string& error : cluster.shutdown())
+      ADD_FAILURE() << "worker " << leaver << " had left: " << error;
   }
 }
 
@@ -245,7 +264,8 @@ TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
     ADD_FAILURE() << "it was graceful";
   } catch (const stitch::Error& error) {
     EXPECT_EQ(error.code(), stitch::ErrorCode::timeout);
-    EXPECT_NE(std::string(error.what()).find("worker \"worker1\" (id 1)"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("worker \"worker1\" (id 1)"), std::string::npos)
+        << error.what();
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
 }

@@ -20,7 +20,8 @@ int unity() { return 1; }
 void die() { kill(getpid(), SIGKILL); }
 void sleep_until_stopped() {
   const auto token = stitch::current_stop_token();
-  for (int i = 0; i < 3000 && !token.stop_requested(); ++i) std::this_thread::sleep_for(10ms);  // a handler that takes its time
+  for (int i = 0; i < 3000 && !token.stop_requested(); ++i)
+    std::this_thread::sleep_for(10ms);  // a handler that takes its time
 }
 
 // Every worker calls every other, with tensors inside and beside the frame.
@@ -50,7 +51,8 @@ int survive_a_death(const stitch::Worker& self) {
     return 1;
   } catch (const stitch::Error& error) {
     std::printf("%s after %s: %s\n", std::string(to_string(error.code())).c_str(),
-                std::chrono::steady_clock::now() - start < 2s ? "less than 2 s" : "too long", error.what());
+                std::chrono::steady_clock::now() - start < 2s ? "less than 2 s" : "too long",
+                error.what());
   }
   std::printf("worker2 answers %d\n", stitch::rpc_sync<unity>("worker2"));
   return 0;

@@ -117,9 +117,11 @@ TEST(Ledger, FramesInAnyOrderRepeatedAndLostAreTakenInOnceAndInOrder) {
 
 TEST(Ledger, MoreThanAFrameHoldsGoesInSeveral) {
   Ledger here, there;
-  for (std::uint64_t k = 0; k < 3 * Ledger::kMaxOps; ++k) here.push(LedgerOp::make_drop(make_id(k)));
+  for (std::uint64_t k = 0; k < 3 * Ledger::kMaxOps; ++k)
+    here.push(LedgerOp::make_drop(make_id(k)));
   std::size_t frames = 0, ops = 0;
-  for (transport::Bytes bytes; here.encode(bytes); bytes = {}, ++frames) ops += there.accept(bytes.span()).ops.size();
+  for (transport::Bytes bytes; here.encode(bytes); bytes = {}, ++frames)
+    ops += there.accept(bytes.span()).ops.size();
   EXPECT_EQ(frames, 3u);
   EXPECT_EQ(ops, 3 * Ledger::kMaxOps);
 }

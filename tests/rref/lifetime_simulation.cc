@@ -22,10 +22,12 @@ struct LifetimeSimulation::Probe {
   ~Probe() { simulation->on_destroyed(*object); }
 };
 
-LifetimeSimulation::LifetimeSimulation(std::uint64_t seed, Options options) : options_(options), random_(seed) {
+LifetimeSimulation::LifetimeSimulation(std::uint64_t seed, Options options)
+    : options_(options), random_(seed) {
   handles_.resize(options.workers);
   waiting_.resize(options.workers);
-  for (std::size_t w = 0; w < options.workers; ++w) lives_.push_back(std::make_unique<Lifetime>(life(w)));
+  for (std::size_t w = 0; w < options.workers; ++w)
+    lives_.push_back(std::make_unique<Lifetime>(life(w)));
 }
 
 LifetimeSimulation::~LifetimeSimulation() {
@@ -119,20 +121,24 @@ void LifetimeSimulation::start_creation() {
   handles_[w].push_back(object.id);
   Message message{Kind::create, w, owner, {}, object.id, false};
   const RRefId also = handles_[w][pick(handles_[w].size())];
-  if (chance(0.3) && also != object.id) message.carried.push_back(lives_[w]->pin(also, life(owner)));
+  if (chance(0.3) && also != object.id)
+    message.carried.push_back(lives_[w]->pin(also, life(owner)));
   ++waiting_[w];
-  perform(w, lives_[w]->when_created(object.id, [this, w](void*, const std::optional<Error>&) { --waiting_[w]; }));
+  perform(w, lives_[w]->when_created(
+                 object.id, [this, w](void*, const std::optional<Error>&) { --waiting_[w]; }));
   messages_.push_back(std::move(message));
 }
 
-void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_handles, Kind kind, std::size_t to) {
+void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_handles, Kind kind,
+                              std::size_t to) {
   if (!alive(to) || cut(to, from)) return;
   std::set<RRefId> ids;
   for (std::size_t i = 0; i < 1 + pick(2); ++i) ids.insert(from_handles[pick(from_handles.size())]);
   Message message{kind, from, to, {}, {}, false};
   for (const RRefId& id : ids) message.carried.push_back(lives_[from]->pin(id, life(to)));
   if (chance(0.05)) {  // it certainly never leaves
-    for (const Carried& carried : message.carried) perform(from, lives_[from]->unpin(carried, life(to)));
+    for (const Carried& carried : message.carried)
+      perform(from, lives_[from]->unpin(carried, life(to)));
     return;
   }
   messages_.push_back(std::move(message));
@@ -144,10 +150,14 @@ void LifetimeSimulation::deliver(std::size_t index) {
   const std::size_t at = message.to;
   if (!alive(at) || cut(message.from, at)) return;
   tasks_.push_back({message, {}});  // from here on it counts as in use there
-  for (const Carried& carried : message.carried) perform(at, lives_[at]->receive(carried, life(message.from)));
-  if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from))) fail("a creation ran twice");
+  for (const Carried& carried : message.carried)
+    perform(at, lives_[at]->receive(carried, life(message.from)));
+  if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from)))
+    fail("a creation ran twice");
   if (message.kind == Kind::created) {
-    const auto failure = message.failed ? std::optional(Error(ErrorCode::remote_exception, "no luck")) : std::nullopt;
+    const auto failure = message.failed
+                             ? std::optional(Error(ErrorCode::remote_exception, "no luck"))
+                             : std::nullopt;
     perform(at, lives_[at]->answered(message.creation, failure));
   }
 }
@@ -172,10 +182,11 @@ void LifetimeSimulation::work_on(std::size_t index) {
       if (id.owner == life(at) && lives_[at]->owned(id)) {
         ++waiting_[at];
         lives_[at]->add_local(id);
-        perform(at, lives_[at]->when_created(id, [this, at, id](void*, const std::optional<Error>&) {
-          --waiting_[at];
-          perform(at, lives_[at]->drop_local(id));
-        }));
+        perform(at,
+                lives_[at]->when_created(id, [this, at, id](void*, const std::optional<Error>&) {
+                  --waiting_[at];
+                  perform(at, lives_[at]->drop_local(id));
+                }));
       }
       return;
     default:
@@ -188,17 +199,21 @@ void LifetimeSimulation::finish(std::size_t index) {
   tasks_.erase(tasks_.begin() + static_cast<std::ptrdiff_t>(index));
   const std::size_t at = task.message.to;
   if (!alive(at)) return;
-  if (task.message.kind == Kind::call && !task.handles.empty() && chance(0.5)) send(at, task.handles, Kind::reply, task.message.from);
+  if (task.message.kind == Kind::call && !task.handles.empty() && chance(0.5))
+    send(at, task.handles, Kind::reply, task.message.from);
   for (const RRefId& id : std::exchange(task.handles, {})) perform(at, lives_[at]->drop_local(id));
   if (task.message.kind == Kind::create) {
     const bool failed = chance(0.2);
     Object& object = *object_of_.at(task.message.creation);
     object.made = !failed;
-    const auto failure = failed ? std::optional(Error(ErrorCode::remote_exception, "no luck")) : std::nullopt;
-    perform(at, lives_[at]->resolve(object.id, failed ? nullptr : std::make_shared<Probe>(this, &object), failure));
+    const auto failure =
+        failed ? std::optional(Error(ErrorCode::remote_exception, "no luck")) : std::nullopt;
+    perform(at, lives_[at]->resolve(
+                    object.id, failed ? nullptr : std::make_shared<Probe>(this, &object), failure));
     messages_.push_back({Kind::created, at, task.message.from, {}, object.id, failed});
   }
-  for (const Carried& carried : task.message.carried) perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
+  for (const Carried& carried : task.message.carried)
+    perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
 }
 
 void LifetimeSimulation::deliver_frame(std::size_t index) {
@@ -207,8 +222,10 @@ void LifetimeSimulation::deliver_frame(std::size_t index) {
   transport::Bytes bytes(frames_[index].bytes.size());
   std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
   const double fate = std::uniform_real_distribution<>(0, 1)(random_);
-  if (fate > 0.15) frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index));  // else it will come once more
-  if (fate > 0.9 || !alive(to) || cut(from, to)) return;                                 // lost
+  if (fate > 0.15)
+    frames_.erase(frames_.begin() +
+                  static_cast<std::ptrdiff_t>(index));    // else it will come once more
+  if (fate > 0.9 || !alive(to) || cut(from, to)) return;  // lost
   perform(to, lives_[to]->accept_ledger(life(from), bytes.span()));
 }
 
@@ -268,17 +285,24 @@ void LifetimeSimulation::come_to_rest() {
 void LifetimeSimulation::check_rest() {
   for (const auto& object : objects_) {
     const bool expected = object->made && dead_.empty();
-    if (expected && object->destroyed != 1) fail(to_string(object->id) + " was destroyed " + std::to_string(object->destroyed) + " times");
+    if (expected && object->destroyed != 1)
+      fail(to_string(object->id) + " was destroyed " + std::to_string(object->destroyed) +
+           " times");
     if (object->destroyed > 1) fail(to_string(object->id) + " was destroyed twice");
   }
   for (std::size_t w = 0; w < options_.workers; ++w) {
     if (!alive(w)) continue;
-    if (waiting_[w] != 0) fail("at rest, worker " + std::to_string(w) + " has " + std::to_string(waiting_[w]) + " waiters not called");
+    if (waiting_[w] != 0)
+      fail("at rest, worker " + std::to_string(w) + " has " + std::to_string(waiting_[w]) +
+           " waiters not called");
     const Lifetime::Counts counts = lives_[w]->counts();
     const std::string who = "at rest, worker " + std::to_string(w) + " ";
-    if (counts.ledger_unacknowledged != 0) fail(who + "waits for " + std::to_string(counts.ledger_unacknowledged) + " acknowledgements");
-    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; what it owned does not
-      if (counts.held.creating + counts.held.registering > 0) fail(who + "still waits for an answer");
+    if (counts.ledger_unacknowledged != 0)
+      fail(who + "waits for " + std::to_string(counts.ledger_unacknowledged) + " acknowledgements");
+    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; what it owned does
+                           // not
+      if (counts.held.creating + counts.held.registering > 0)
+        fail(who + "still waits for an answer");
       continue;
     }
     if (counts.entries != 0) fail(who + "owns " + std::to_string(counts.entries) + " entries");
@@ -300,19 +324,22 @@ void LifetimeSimulation::on_destroyed(Object& object) {
   if (!failure_.empty()) return;
   if (++object.destroyed > 1) fail(to_string(object.id) + " was destroyed twice");
   std::string where;
-  if (in_use(object.id, where)) fail(to_string(object.id) + " was destroyed while in use: " + where);
+  if (in_use(object.id, where))
+    fail(to_string(object.id) + " was destroyed while in use: " + where);
 }
 
 bool LifetimeSimulation::in_use(const RRefId& id, std::string& where) const {
   const auto carries = [&](const Message& message) {
-    return std::any_of(message.carried.begin(), message.carried.end(), [&](const Carried& c) { return c.id == id && !c.lost; });
+    return std::any_of(message.carried.begin(), message.carried.end(),
+                       [&](const Carried& c) { return c.id == id && !c.lost; });
   };
   for (std::size_t w = 0; w < options_.workers; ++w) {
     if (alive(w) && std::find(handles_[w].begin(), handles_[w].end(), id) != handles_[w].end())
       where = "a handle at worker " + std::to_string(w);
   }
   for (const Task& task : tasks_) {
-    if (carries(task.message) || std::find(task.handles.begin(), task.handles.end(), id) != task.handles.end()) {
+    if (carries(task.message) ||
+        std::find(task.handles.begin(), task.handles.end(), id) != task.handles.end()) {
       where = "a message being handled at worker " + std::to_string(task.message.to);
     }
   }

@@ -13,9 +13,9 @@
 
 namespace stitch::rref::test {
 
-// A random walk over the lifetime protocol: real Lifetime objects, an imagined network that delays, reorders, repeats and
-// loses ledger frames and delays and reorders calls. Everything follows from the seed. The first broken promise is kept in
-// failure(); empty means that all held.
+// A random walk over the lifetime protocol: real Lifetime objects, an imagined network that delays,
+// reorders, repeats and loses ledger frames and delays and reorders calls. Everything follows from
+// the seed. The first broken promise is kept in failure(); empty means that all held.
 class LifetimeSimulation {
  public:
   struct Options {
@@ -70,12 +70,18 @@ class LifetimeSimulation {
   void on_destroyed(Object& object);
   [[nodiscard]] bool in_use(const RRefId& id, std::string& where) const;
   void fail(const std::string& what);
-  std::size_t pick(std::size_t count) { return std::uniform_int_distribution<std::size_t>(0, count - 1)(random_); }
+  std::size_t pick(std::size_t count) {
+    return std::uniform_int_distribution<std::size_t>(0, count - 1)(random_);
+  }
   bool chance(double p) { return std::bernoulli_distribution(p)(random_); }
   [[nodiscard]] bool alive(std::size_t worker) const { return lives_[worker] != nullptr; }
-  [[nodiscard]] WorkerLife life(std::size_t worker) const { return {static_cast<std::uint32_t>(worker), 1 + worker}; }
+  [[nodiscard]] WorkerLife life(std::size_t worker) const {
+    return {static_cast<std::uint32_t>(worker), 1 + worker};
+  }
   // A message from a worker whose death this one has heard of is not accepted.
-  [[nodiscard]] bool cut(std::size_t from, std::size_t at) const { return heard_.contains({at, from}); }
+  [[nodiscard]] bool cut(std::size_t from, std::size_t at) const {
+    return heard_.contains({at, from});
+  }
 
   Options options_;
   std::mt19937_64 random_;

@@ -58,7 +58,8 @@ TEST(RemoteModule, ForwardParametersModesAndStateActOnTheOneModule) {
     changed.at("linear.weight") = at::ones({2, 3});
     changed.at("linear.bias") = at::zeros({2});
     net.load_state_dict(changed);
-    EXPECT_TRUE(at::equal(parameters[0].to_here(), at::ones({2, 3}))) << "parameters are changed in place";
+    EXPECT_TRUE(at::equal(parameters[0].to_here(), at::ones({2, 3})))
+        << "parameters are changed in place";
     EXPECT_TRUE(at::allclose(net.forward(at::ones({1, 3})), at::full({1, 2}, 3.0)));
 
     net.train();
@@ -84,7 +85,8 @@ TEST(RemoteModule, AStateThatDoesNotFitIsRefusedNamingEveryDifference) {
   } catch (const Error& error) {
     const std::string text = error.what();
     EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-    for (const char* part : {"\"bias\" is missing", "\"wait\" is unknown", "\"weight\" has sizes [5, 2], given are [5, 3]"}) {
+    for (const char* part : {"\"bias\" is missing", "\"wait\" is unknown",
+                             "\"weight\" has sizes [5, 2], given are [5, 3]"}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }

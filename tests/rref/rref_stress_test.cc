@@ -76,7 +76,9 @@ int wait_until_stopped(int) {
 }
 
 bool all_empty(Cluster& cluster) { return tables_empty(cluster) && objects_made == objects_gone; }
-std::string what_is_left(Cluster& cluster) { return std::to_string(objects_made - objects_gone) + " objects live\n" + tables(cluster); }
+std::string what_is_left(Cluster& cluster) {
+  return std::to_string(objects_made - objects_gone) + " objects live\n" + tables(cluster);
+}
 std::string name_of(std::size_t rank) { return "worker" + std::to_string(rank); }
 
 // Creates, shares and drops at random from one thread of every worker.
@@ -88,8 +90,10 @@ void create_share_drop(Cluster& cluster, int cycles_each, std::uint64_t seed) {
       std::mt19937_64 random(seed + static_cast<std::uint64_t>(rank));
       const auto size = static_cast<std::uint64_t>(cluster.size());
       for (int i = 0; i < cycles_each; ++i) {
-        auto witness = random() % 4 == 0 ? rpc_sync<&return_it>(name_of(random() % size), remote<Witness>(name_of(random() % size)))
-                                         : remote<Witness>(name_of(random() % size));
+        auto witness = random() % 4 == 0
+                           ? rpc_sync<&return_it>(name_of(random() % size),
+                                                  remote<Witness>(name_of(random() % size)))
+                           : remote<Witness>(name_of(random() % size));
         const std::string other = name_of(random() % size);
         switch (random() % 5) {
           case 0:
@@ -124,7 +128,9 @@ void empty_all_drawers(Cluster& cluster) {
 
 class FaultyNetwork {
  public:
-  explicit FaultyNetwork(LoopbackNetwork::Judge judge) { LoopbackNetwork::process_wide()->set_judge(std::move(judge)); }
+  explicit FaultyNetwork(LoopbackNetwork::Judge judge) {
+    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
+  }
   ~FaultyNetwork() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
 };
 
@@ -144,7 +150,8 @@ TEST(RRefStress, RepeatedAndDelayedLedgerFramesChangeNothing) {
   Cluster cluster(3);
   {
     std::atomic<std::uint64_t> judged{0};
-    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence, const transport::Message& message) {
+    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
+                                    const transport::Message& message) {
       Fate fate;
       if (transport::FrameView(message).kind() == rref::wire::kLedgerFrame) {
         ++judged;
@@ -164,9 +171,11 @@ TEST(RRefStress, LostLedgerFramesAreSentAgain) {
   Cluster cluster(3);
   {
     std::atomic<std::uint64_t> lost{0};
-    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence, const transport::Message& message) {
+    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
+                                    const transport::Message& message) {
       Fate fate;
-      fate.drop = sequence % 2 == 0 && transport::FrameView(message).kind() == rref::wire::kLedgerFrame;
+      fate.drop =
+          sequence % 2 == 0 && transport::FrameView(message).kind() == rref::wire::kLedgerFrame;
       if (fate.drop) ++lost;
       return fate;
     });
@@ -214,7 +223,9 @@ TEST(RRefFaults, AnOwnerThatIsGoneIsNamedWithItsEpochByEveryUse) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::disconnected);
     EXPECT_EQ(error.worker(), "worker1");
-    EXPECT_NE(std::string(error.what()).find("worker \"worker1\" epoch " + std::to_string(owner.epoch) + " is gone"), std::string::npos)
+    EXPECT_NE(std::string(error.what())
+                  .find("worker \"worker1\" epoch " + std::to_string(owner.epoch) + " is gone"),
+              std::string::npos)
         << error.what();
   }
   EXPECT_FALSE(witness.confirmed_by_owner());
@@ -238,7 +249,8 @@ TEST(RRefFaults, AnOwnerThatGoesDuringACreationFailsIt) {
   ASSERT_TRUE(waiting.wait_for(10s));
   // A worker that stops may still get its word out before its connections close.
   for (const Error& error : {never.when_created().error(), waiting.error()}) {
-    EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::shutting_down ||
+    EXPECT_TRUE(error.code() == ErrorCode::disconnected ||
+                error.code() == ErrorCode::shutting_down ||
                 error.code() == ErrorCode::remote_exception)
         << error.what();
     EXPECT_EQ(error.worker(), "worker1");
@@ -255,7 +267,8 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
       // Counted from here, not from the network's birth.
       auto counted = std::make_shared<std::atomic<std::uint64_t>>(0);
       auto hit = std::make_shared<std::atomic<bool>>(false);
-      const FaultyNetwork network([counted, hit, k](std::uint32_t, std::uint32_t, std::uint64_t, const transport::Message&) {
+      const FaultyNetwork network([counted, hit, k](std::uint32_t, std::uint32_t, std::uint64_t,
+                                                    const transport::Message&) {
         Fate fate;
         if (counted->fetch_add(1) == k) {
           fate.fail = true;
@@ -273,8 +286,10 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
         EXPECT_EQ(witness.remote<&Witness::check>().to_here(), 1);
         rpc_sync<&empty_drawer>("worker2", 0);
       } catch (const Error& error) {
-        // A timeout where the owner never heard of the creator: only membership could tell it that there is nothing to wait for.
-        EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::remote_exception ||
+        // A timeout where the owner never heard of the creator: only membership could tell it that
+        // there is nothing to wait for.
+        EXPECT_TRUE(error.code() == ErrorCode::disconnected ||
+                    error.code() == ErrorCode::remote_exception ||
                     error.code() == ErrorCode::timeout)
             << "message " << k << ": " << error.what();
       }

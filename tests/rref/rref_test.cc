@@ -64,7 +64,9 @@ int use(RRef<Counter> counter) { return counter.rpc_sync<&Counter::add>(1); }
 int look_only(const RRef<Counter>& counter) { return counter.valid() ? 1 : 0; }
 RRef<Counter> pass_back(RRef<Counter> counter) { return counter; }
 RRef<Counter> make_counter(int start) { return remote<Counter>(current_agent()->self(), start); }
-RRef<Counter> make_counter_at(std::string where, int start) { return remote<Counter>(where, start); }
+RRef<Counter> make_counter_at(std::string where, int start) {
+  return remote<Counter>(where, start);
+}
 Future<int> use_in_coroutine(RRef<Counter> counter) {
   int last = 0;
   for (int i = 0; i < 3; ++i) last = co_await counter.rpc_async<&Counter::add>(1);
@@ -129,27 +131,29 @@ int sum(Wallet wallet) {
 }
 Wallet give_wallet(int n) {
   Wallet wallet{"mine", {}, {{"none", std::nullopt}}};
-  for (int i = 0; i < n; ++i) wallet.counters.push_back(remote<Counter>(current_agent()->self(), i));
+  for (int i = 0; i < n; ++i)
+    wallet.counters.push_back(remote<Counter>(current_agent()->self(), i));
   wallet.numbers["seven"] = make_rref(7);
   return wallet;
 }
 
-#define EXPECT_EMPTY(cluster)                                                     \
+#define EXPECT_EMPTY(cluster)                                                        \
   EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster); \
   EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
 
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
   Cluster cluster(2);
   const auto agent = current_agent();
-  const RRef<int> missing(rref::RRefAgent::of(*agent)->create(cluster[1].info(), "ps::missing", 5s,
-                                                              Agent::begin_request(function_id("ps::missing"))));
+  const RRef<int> missing(rref::RRefAgent::of(*agent)->create(
+      cluster[1].info(), "ps::missing", 5s, Agent::begin_request(function_id("ps::missing"))));
   try {
     missing.when_created().get();
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unimplemented);
-    EXPECT_TRUE(std::string(error.what()).starts_with(
-        "call ps::missing() to worker \"worker1\" (id 1) failed: the function is not registered there"))
+    EXPECT_TRUE(std::string(error.what())
+                    .starts_with("call ps::missing() to worker \"worker1\" (id 1) failed: the "
+                                 "function is not registered there"))
         << error.what();
   }
   try {
@@ -158,7 +162,8 @@ TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unimplemented);
     EXPECT_STREQ(error.what(),
-                 "call RRef::to_here() to worker \"worker1\" (id 1) failed: its object was not created: the function that was to make it "
+                 "call RRef::to_here() to worker \"worker1\" (id 1) failed: its object was not "
+                 "created: the function that was to make it "
                  "is not registered there");
   }
 }
@@ -224,7 +229,10 @@ TEST(RRef, RemoteToOneselfWorksAsToOthers) {
     EXPECT_EQ(counter.local_value().value(), 2);
     EXPECT_EQ(rpc_sync<&use>("worker0", counter), 3);
     EXPECT_EQ(remote<&twice>("worker0", 4).to_here(), 8);
-    EXPECT_EQ(remote<&throws>("worker0", 4).when_created().then([](Future<void> done) { return done.error().code(); }).get(),
+    EXPECT_EQ(remote<&throws>("worker0", 4)
+                  .when_created()
+                  .then([](Future<void> done) { return done.error().code(); })
+                  .get(),
               ErrorCode::remote_exception);
   }
   EXPECT_EMPTY(cluster);
@@ -233,7 +241,10 @@ TEST(RRef, RemoteToOneselfWorksAsToOthers) {
 TEST(RRef, ReferencesTravelAnywhereInArgumentsAndResults) {
   Cluster cluster(3);
   {
-    Wallet wallet{"w", {remote<Counter>("worker1", 1), remote<Counter>("worker2", 2), remote<Counter>("worker0", 3)}, {}};
+    Wallet wallet{"w",
+                  {remote<Counter>("worker1", 1), remote<Counter>("worker2", 2),
+                   remote<Counter>("worker0", 3)},
+                  {}};
     wallet.counters.push_back(wallet.counters[0]);
     wallet.numbers["ten"] = make_rref(10);
     wallet.numbers["nothing"] = std::nullopt;
@@ -301,19 +312,24 @@ TEST(RRef, AFailedCreationIsTheErrorOfEveryUse) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::remote_exception);
       EXPECT_EQ(error.worker(), "worker1");
-      EXPECT_NE(std::string(error.what()).find("std::runtime_error: no luck"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("std::runtime_error: no luck"), std::string::npos)
+          << error.what();
     }
     try {
       (void)bad.to_here();
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-      EXPECT_NE(std::string(error.what()).find("its object was not created: std::runtime_error: no luck"), std::string::npos)
+      EXPECT_NE(
+          std::string(error.what()).find("its object was not created: std::runtime_error: no luck"),
+          std::string::npos)
           << error.what();
     }
     EXPECT_THROW((rpc_sync<&fetch_it>("worker2", bad)), Error);
     const auto other = remote<&throws>("worker2", 1);
-    EXPECT_EQ(other.when_created().then([](Future<void> done) { return done.error().worker(); }).get(), "worker2");
+    EXPECT_EQ(
+        other.when_created().then([](Future<void> done) { return done.error().worker(); }).get(),
+        "worker2");
   }
   EXPECT_EMPTY(cluster);
 }
@@ -325,8 +341,11 @@ TEST(RRef, TwoCreationsThatTimeOutBothSaySo) {
     const auto second = remote<&slow>({.to = "worker1", .timeout = 60ms}, 30'000);
     for (const auto& each : {first, second}) {
       ASSERT_TRUE(each.when_created().wait_for(10s));
-      EXPECT_EQ(each.when_created().error().code(), ErrorCode::timeout) << each.when_created().error().what();
-      EXPECT_EQ(each.to_here_async().then([](Future<int> done) { return done.error().code(); }).get(), ErrorCode::timeout);
+      EXPECT_EQ(each.when_created().error().code(), ErrorCode::timeout)
+          << each.when_created().error().what();
+      EXPECT_EQ(
+          each.to_here_async().then([](Future<int> done) { return done.error().code(); }).get(),
+          ErrorCode::timeout);
     }
   }
   EXPECT_EMPTY(cluster);
@@ -362,18 +381,28 @@ TEST(RRef, WrongUsesSayWhatIsWrong) {
     }
     return std::string("no error");
   };
-  EXPECT_NE(text_of([&] { (void)there.local_value(); }).find("is owned by worker \"worker1\" (id 1), not by worker \"worker0\" (id 0)"),
+  EXPECT_NE(text_of([&] {
+              (void)there.local_value();
+            }).find("is owned by worker \"worker1\" (id 1), not by worker \"worker0\" (id 0)"),
             std::string::npos);
   EXPECT_EQ(text_of([&] { (void)RRef<int>().to_here(); }), "this RRef refers to nothing");
-  EXPECT_NE(text_of([&] { (void)remote<&twice>("worker7", 2); }).find("worker7"), std::string::npos);
-  EXPECT_NE(text_of([&] { remote<Counter>("worker1", 1).rpc_sync<&Counter::fail>(); }).find("std::out_of_range: no such counter"),
+  EXPECT_NE(text_of([&] { (void)remote<&twice>("worker7", 2); }).find("worker7"),
+            std::string::npos);
+  EXPECT_NE(text_of([&] {
+              remote<Counter>("worker1", 1).rpc_sync<&Counter::fail>();
+            }).find("std::out_of_range: no such counter"),
             std::string::npos);
   std::stringstream stream;
   cereal::BinaryOutputArchive archive(stream);
-  EXPECT_NE(text_of([&] { archive(there); }).find("only, not into another archive"), std::string::npos);
+  EXPECT_NE(text_of([&] { archive(there); }).find("only, not into another archive"),
+            std::string::npos);
   WorkerScope other(cluster[1]);
-  EXPECT_NE(text_of([&] { (void)rpc_sync<&look_only>("worker0", remote<Counter>("worker1", 1)); }), "");
-  EXPECT_NE(text_of([&] { (void)rpc_sync<&fetch_it>("worker0", there); }).find("cannot be sent by worker 1"), std::string::npos);
+  EXPECT_NE(text_of([&] { (void)rpc_sync<&look_only>("worker0", remote<Counter>("worker1", 1)); }),
+            "");
+  EXPECT_NE(text_of([&] {
+              (void)rpc_sync<&fetch_it>("worker0", there);
+            }).find("cannot be sent by worker 1"),
+            std::string::npos);
 }
 
 TEST(RRefLifetime, TheLastHandlePassedBackAndForthKeepsTheObject) {

@@ -8,11 +8,15 @@
 
 namespace stitch::testing {
 
-inline std::int64_t number(Cluster& cluster, int rank, const char* name) { return cluster[rank].debug_info().at(std::string("rref.") + name); }
+inline std::int64_t number(Cluster& cluster, int rank, const char* name) {
+  return cluster[rank].debug_info().at(std::string("rref.") + name);
+}
 
 inline bool tables_empty(Cluster& cluster) {
   for (int rank = 0; rank < cluster.size(); ++rank) {
-    if (number(cluster, rank, "entries") != 0 || number(cluster, rank, "holds") != 0 || number(cluster, rank, "pins") != 0) return false;
+    if (number(cluster, rank, "entries") != 0 || number(cluster, rank, "holds") != 0 ||
+        number(cluster, rank, "pins") != 0)
+      return false;
   }
   return true;
 }
@@ -23,7 +27,8 @@ inline std::string tables(Cluster& cluster) {
   for (int rank = 0; rank < cluster.size(); ++rank) {
     text += "worker" + std::to_string(rank) + ":";
     for (const auto& [name, value] : cluster[rank].debug_info()) {
-      if (name.starts_with("rref.") && value != 0) text += " " + name.substr(5) + "=" + std::to_string(value);
+      if (name.starts_with("rref.") && value != 0)
+        text += " " + name.substr(5) + "=" + std::to_string(value);
     }
     text += "\n";
   }

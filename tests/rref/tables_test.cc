@@ -19,7 +19,8 @@ const RRefId kObject{kOwner, kFriend, 0};
 
 std::size_t count(const Effects& effects, LedgerOp::Kind kind) {
   return static_cast<std::size_t>(
-      std::count_if(effects.ops.begin(), effects.ops.end(), [&](const Effects::Op& op) { return op.op.kind == kind; }));
+      std::count_if(effects.ops.begin(), effects.ops.end(),
+                    [&](const Effects::Op& op) { return op.op.kind == kind; }));
 }
 
 TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
@@ -129,7 +130,8 @@ TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   table.add_holder(kObject, kHere);
   ASSERT_TRUE(table.add_local(kObject));
   table.when_resolved(
-      kObject, [&](void* object, const std::optional<Error>&) { ran += object != nullptr; }, effects);
+      kObject, [&](void* object, const std::optional<Error>&) { ran += object != nullptr; },
+      effects);
   EXPECT_TRUE(effects.run.empty());
   EXPECT_TRUE(table.create(kObject, kFriend));
   EXPECT_FALSE(table.create(kObject, kFriend)) << "a repeated request must not run again";
@@ -163,7 +165,8 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   std::optional<Error> heard;
   table.when_resolved(
       kObject, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
-  table.creator_lost(kFriend, Error(ErrorCode::disconnected, "creator died before creation"), effects);
+  table.creator_lost(kFriend, Error(ErrorCode::disconnected, "creator died before creation"),
+                     effects);
   for (auto& run : effects.run) run();
   ASSERT_TRUE(heard);
   EXPECT_STREQ(heard->what(), "creator died before creation");
@@ -171,7 +174,8 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   ASSERT_TRUE(table.add_local(later)) << "an id that turns up after the news";
   EXPECT_EQ(table.status(later)->value, OwnerTable::Value::failed);
   table.drop_local(later, effects);
-  EXPECT_NO_THROW(table.add_holder(later, kHere)) << "a receiver of the dead creator's reference breaks no rule";
+  EXPECT_NO_THROW(table.add_holder(later, kHere))
+      << "a receiver of the dead creator's reference breaks no rule";
   table.drop_holder(later, kHere, effects);
   table.drop_local(kObject, effects);
   EXPECT_EQ(table.size(), 0u);

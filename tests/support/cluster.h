@@ -9,9 +9,9 @@
 
 namespace stitch::testing {
 
-// A whole world in one process: n workers "worker0" to "worker<n-1>" that meet at a HashStore and talk over loopback.
-// Ended gracefully by the destructor, which fails the test when that was not graceful. Worker 0 is current on the thread
-// that made the cluster.
+// A whole world in one process: n workers "worker0" to "worker<n-1>" that meet at a HashStore and
+// talk over loopback. Ended gracefully by the destructor, which fails the test when that was not
+// graceful. Worker 0 is current on the thread that made the cluster.
 class Cluster {
  public:
   // `adjust` may change the options of each worker before it starts.

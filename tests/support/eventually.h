@@ -7,7 +7,8 @@ namespace stitch::testing {
 
 // Waits until `condition` holds, looking often. False when it does not within `limit`.
 template <class Condition>
-[[nodiscard]] bool eventually(Condition&& condition, std::chrono::steady_clock::duration limit = std::chrono::seconds(20)) {
+[[nodiscard]] bool eventually(
+    Condition&& condition, std::chrono::steady_clock::duration limit = std::chrono::seconds(20)) {
   const auto end = std::chrono::steady_clock::now() + limit;
   while (!condition()) {
     if (std::chrono::steady_clock::now() >= end) return false;

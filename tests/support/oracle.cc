@@ -37,7 +37,8 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
   return result;
 }
 
-::testing::AssertionResult equal_gradients(const at::Tensor& got, const at::Tensor& expected, double tolerance) {
+::testing::AssertionResult equal_gradients(const at::Tensor& got, const at::Tensor& expected,
+                                           double tolerance) {
   if (!got.defined() && !expected.defined()) return ::testing::AssertionSuccess();
   const at::Tensor shape = expected.defined() ? expected : got;
   const auto dense = [&](const at::Tensor& tensor) {
@@ -45,7 +46,8 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
     return (tensor.is_sparse() ? tensor.to_dense() : tensor).detach();
   };
   const at::Tensor a = dense(got), b = dense(expected);
-  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "shape " << a.sizes() << ", expected " << b.sizes();
+  if (a.sizes() != b.sizes())
+    return ::testing::AssertionFailure() << "shape " << a.sizes() << ", expected " << b.sizes();
   if (a.numel() == 0) return ::testing::AssertionSuccess();
   const double scale = std::max(1.0, at::abs(b).max().item<double>());
   const double difference = at::abs(a - b).max().item<double>();

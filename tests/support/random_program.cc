@@ -10,8 +10,11 @@ namespace {
 
 // Gives its first input no gradient at all.
 struct BlindToFirst : torch::autograd::Function<BlindToFirst> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) { return a + b; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) {
+    return a + b;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
     return {at::Tensor(), grads[0]};
   }
 };
@@ -37,8 +40,10 @@ at::Tensor squared(const at::Tensor& value) {
 
 class Block {
  public:
-  Block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments) : host_(host), block_(block), random_(block.path) {
-    for (const at::Tensor& argument : arguments) values_.push_back(argument.defined() ? argument : random_matrix(random_));
+  Block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments)
+      : host_(host), block_(block), random_(block.path) {
+    for (const at::Tensor& argument : arguments)
+      values_.push_back(argument.defined() ? argument : random_matrix(random_));
     if (values_.empty()) values_.push_back(random_matrix(random_));
     values_.push_back(host_.parameter(pick(kProgramParameters)));
   }
@@ -147,7 +152,8 @@ class Block {
 Tensors program_parameters(const RandomProgram& program, int worker) {
   std::mt19937_64 random(hash(program.seed, 1000 + static_cast<std::uint64_t>(worker)));
   Tensors parameters;
-  for (int i = 0; i < kProgramParameters; ++i) parameters.push_back(random_matrix(random).requires_grad_());
+  for (int i = 0; i < kProgramParameters; ++i)
+    parameters.push_back(random_matrix(random).requires_grad_());
   return parameters;
 }
 

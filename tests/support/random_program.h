@@ -8,9 +8,10 @@
 
 namespace stitch::testing {
 
-// A random differentiable program over several workers, all of it decided by a seed: operations on fp64 tensors, parameters
-// shared by many calls, calls to other workers that make calls themselves, several calls to one worker, branches, views, tensors
-// of size zero, undefined results and undefined gradients. The same program runs anywhere: how a call reaches a worker and where
+// A random differentiable program over several workers, all of it decided by a seed: operations on
+// fp64 tensors, parameters shared by many calls, calls to other workers that make calls themselves,
+// several calls to one worker, branches, views, tensors of size zero, undefined results and
+// undefined gradients. The same program runs anywhere: how a call reaches a worker and where
 // parameters live is given from outside.
 struct RandomProgram {
   std::uint64_t seed = 0;
@@ -40,7 +41,9 @@ struct ProgramBlock {
 
 struct ProgramHost {
   // Starts a block on a worker and returns how to wait for its results.
-  std::function<std::function<Tensors()>(int worker, const ProgramBlock& block, const Tensors& arguments)> call;
+  std::function<std::function<Tensors()>(int worker, const ProgramBlock& block,
+                                         const Tensors& arguments)>
+      call;
   // A parameter of the worker that the block runs on.
   std::function<at::Tensor(int index)> parameter;
 };
@@ -50,7 +53,8 @@ inline constexpr int kProgramParameters = 3;
 // The parameters of one worker: leaves that require grad.
 [[nodiscard]] Tensors program_parameters(const RandomProgram& program, int worker);
 // Runs one block on the worker that `host` stands for. Results may be undefined.
-[[nodiscard]] Tensors run_block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments);
+[[nodiscard]] Tensors run_block(const ProgramHost& host, const ProgramBlock& block,
+                                const Tensors& arguments);
 // Runs the program and returns its loss.
 [[nodiscard]] at::Tensor run_program(const ProgramHost& host, const RandomProgram& program);
 

@@ -14,7 +14,8 @@ namespace {
 
 void read_all(int fd, std::string& text) {
   std::array<char, 4096> buffer;
-  for (ssize_t got = 0; (got = ::read(fd, buffer.data(), buffer.size())) > 0;) text.append(buffer.data(), static_cast<std::size_t>(got));
+  for (ssize_t got = 0; (got = ::read(fd, buffer.data(), buffer.size())) > 0;)
+    text.append(buffer.data(), static_cast<std::size_t>(got));
   ::close(fd);
 }
 
@@ -24,7 +25,8 @@ RunningCommand::RunningCommand(const std::vector<std::string>& command, std::chr
     : deadline_(std::chrono::steady_clock::now() + limit) {
   std::array<int, 2> out{};
   std::array<int, 2> err{};
-  if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+  if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0)
+    throw std::runtime_error("no pipe");
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);

@@ -9,10 +9,12 @@
 
 namespace stitch_test {
 
-// A command running beside the test, its outputs collected. A command that outlives `limit` is killed and reported as such.
+// A command running beside the test, its outputs collected. A command that outlives `limit` is
+// killed and reported as such.
 class RunningCommand {
  public:
-  explicit RunningCommand(const std::vector<std::string>& command, std::chrono::seconds limit = std::chrono::seconds(30));
+  explicit RunningCommand(const std::vector<std::string>& command,
+                          std::chrono::seconds limit = std::chrono::seconds(30));
   ~RunningCommand();
   RunningCommand(const RunningCommand&) = delete;
   RunningCommand& operator=(const RunningCommand&) = delete;
@@ -37,7 +39,8 @@ class RunningCommand {
   std::thread err_reader_;
 };
 
-// True once no process has this number any more (or only a zombie has), false when that does not happen within `limit`.
+// True once no process has this number any more (or only a zombie has), false when that does not
+// happen within `limit`.
 bool gone(pid_t pid, std::chrono::seconds limit = std::chrono::seconds(10));
 
 }  // namespace stitch_test

@@ -73,15 +73,20 @@ class StitchRun : public ::testing::Test {
 };
 
 TEST_F(StitchRun, tells_each_process_who_it_is) {
-  const Result result = run(shell({"-n", "3"}, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $STITCH_NAME"));
+  const Result result =
+      run(shell({"-n", "3"},
+                "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $STITCH_NAME"));
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(sorted_lines(result.out),
-            (std::vector<std::string>{"[worker0] 0 0 3 3 127.0.0.1 worker0", "[worker1] 1 1 3 3 127.0.0.1 worker1",
+            (std::vector<std::string>{"[worker0] 0 0 3 3 127.0.0.1 worker0",
+                                      "[worker1] 1 1 3 3 127.0.0.1 worker1",
                                       "[worker2] 2 2 3 3 127.0.0.1 worker2"}));
 }
 
 TEST_F(StitchRun, names_a_meeting_file_that_is_removed_at_the_end) {
-  const Result result = run(shell({"-n", "1", "--no-prefix"}, "echo ${STITCH_INIT_METHOD#file://}; touch ${STITCH_INIT_METHOD#file://}"));
+  const Result result =
+      run(shell({"-n", "1", "--no-prefix"},
+                "echo ${STITCH_INIT_METHOD#file://}; touch ${STITCH_INIT_METHOD#file://}"));
   ASSERT_EQ(result.status, 0) << result.err;
   const std::filesystem::path file = result.out.substr(0, result.out.find('\n'));
   EXPECT_TRUE(file.is_absolute());
@@ -97,15 +102,22 @@ TEST_F(StitchRun, gives_all_processes_one_port) {
 }
 
 TEST_F(StitchRun, hides_the_variables_of_other_launchers) {
-  const Result result = run({"env", "SLURM_PROCID=7", "OMPI_COMM_WORLD_RANK=7", "RANK=7", STITCH_RUN, "-n", "1", "sh", "-c",
-                             "echo \"$SLURM_PROCID|$OMPI_COMM_WORLD_RANK|$RANK\""});
+  const Result result =
+      run({"env", "SLURM_PROCID=7", "OMPI_COMM_WORLD_RANK=7", "RANK=7", STITCH_RUN, "-n", "1", "sh",
+           "-c", "echo \"$SLURM_PROCID|$OMPI_COMM_WORLD_RANK|$RANK\""});
   EXPECT_EQ(result.out, "[worker0] ||0\n");
 }
 
 TEST_F(StitchRun, shares_the_processors_unless_told_otherwise) {
   EXPECT_EQ(run(shell({"-n", "100"}, "exit 0")).status, 0);
-  EXPECT_EQ(run({"env", "-u", "OMP_NUM_THREADS", STITCH_RUN, "-n", "64", "sh", "-c", "test $OMP_NUM_THREADS -ge 1"}).status, 0);
-  EXPECT_EQ(run({"env", "OMP_NUM_THREADS=5", STITCH_RUN, "-n", "1", "sh", "-c", "echo $OMP_NUM_THREADS"}).out, "[worker0] 5\n");
+  EXPECT_EQ(run({"env", "-u", "OMP_NUM_THREADS", STITCH_RUN, "-n", "64", "sh", "-c",
+                 "test $OMP_NUM_THREADS -ge 1"})
+                .status,
+            0);
+  EXPECT_EQ(
+      run({"env", "OMP_NUM_THREADS=5", STITCH_RUN, "-n", "1", "sh", "-c", "echo $OMP_NUM_THREADS"})
+          .out,
+      "[worker0] 5\n");
 }
 
 TEST_F(StitchRun, calls_workers_by_the_given_name) {
@@ -120,74 +132,92 @@ TEST_F(StitchRun, keeps_stderr_apart) {
 }
 
 TEST_F(StitchRun, prints_whole_lines_and_the_unterminated_last_one) {
-  const Result result = run(shell({"-n", "4"}, "i=0; while [ $i -lt 200 ]; do printf 'a'; printf 'b\\n'; i=$((i+1)); done; printf end"));
+  const Result result = run(shell(
+      {"-n", "4"},
+      "i=0; while [ $i -lt 200 ]; do printf 'a'; printf 'b\\n'; i=$((i+1)); done; printf end"));
   ASSERT_EQ(result.status, 0) << result.err;
   const auto lines = sorted_lines(result.out);
   EXPECT_EQ(lines.size(), 4u * 201);
-  for (const std::string& line : lines) EXPECT_TRUE(line.substr(10) == "ab" || line.substr(10) == "end") << line;
+  for (const std::string& line : lines)
+    EXPECT_TRUE(line.substr(10) == "ab" || line.substr(10) == "end") << line;
 }
 
 TEST_F(StitchRun, passes_arguments_on_and_gives_an_empty_stdin) {
-  const Result result = run({STITCH_RUN, "-n", "1", "--", "sh", "-c", "cat; printf '<%s>' \"$@\"", "name", "-n", "two words"});
+  const Result result = run({STITCH_RUN, "-n", "1", "--", "sh", "-c", "cat; printf '<%s>' \"$@\"",
+                             "name", "-n", "two words"});
   EXPECT_EQ(result.out, "[worker0] <-n><two words>\n");
 }
 
 TEST_F(StitchRun, stops_the_rest_when_one_fails_and_prints_the_failure_last) {
   const auto start = steady_clock::now();
-  const Result result =
-      run(shell({"-n", "3"}, "if [ $RANK = 1 ]; then echo first >&2; echo second >&2; exit 3; fi; echo $$; exec sleep 60"));
+  const Result result = run(shell({"-n", "3"},
+                                  "if [ $RANK = 1 ]; then echo first >&2; echo second >&2; exit 3; "
+                                  "fi; echo $$; exec sleep 60"));
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(20));
   EXPECT_EQ(result.status, 3);
-  const std::string last = "stitch-run: worker1 exited with status 3; its last lines:\n  first\n  second\n";
+  const std::string last =
+      "stitch-run: worker1 exited with status 3; its last lines:\n  first\n  second\n";
   EXPECT_TRUE(result.err.ends_with(last)) << result.err;
 }
 
 TEST_F(StitchRun, reports_a_signal_as_a_shell_does) {
   const Result result = run(shell({"-n", "2"}, "[ $RANK = 0 ] && kill -KILL $$; exec sleep 60"));
   EXPECT_EQ(result.status, 128 + SIGKILL);
-  EXPECT_TRUE(result.err.ends_with("stitch-run: worker0 was killed by signal 9 (Killed)\n")) << result.err;
+  EXPECT_TRUE(result.err.ends_with("stitch-run: worker0 was killed by signal 9 (Killed)\n"))
+      << result.err;
 }
 
 TEST_F(StitchRun, shows_ten_lines_of_a_failure) {
-  const Result result = run(shell({"-n", "1"}, "i=0; while [ $i -lt 30 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"));
+  const Result result = run(shell(
+      {"-n", "1"}, "i=0; while [ $i -lt 30 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"));
   EXPECT_NE(result.err.find("its last lines:\n  line 20\n"), std::string::npos) << result.err;
   EXPECT_TRUE(result.err.ends_with("  line 29\n")) << result.err;
 }
 
 TEST_F(StitchRun, kills_what_does_not_stop_when_asked) {
-  const Result result = run(shell({"-n", "2", "--grace", "0.3"},
-                                  "[ $RANK = 0 ] || trap '' TERM; echo $$ > " + path("pid") + ".$RANK; while [ ! -s " + path("pid") +
-                                      ".1 ]; do sleep 0.01; done; [ $RANK = 0 ] && exit 4; while :; do sleep 0.05; done"));
+  const Result result = run(shell(
+      {"-n", "2", "--grace", "0.3"},
+      "[ $RANK = 0 ] || trap '' TERM; echo $$ > " + path("pid") + ".$RANK; while [ ! -s " +
+          path("pid") +
+          ".1 ]; do sleep 0.01; done; [ $RANK = 0 ] && exit 4; while :; do sleep 0.05; done"));
   EXPECT_EQ(result.status, 4) << result.err;
   EXPECT_TRUE(gone(noted_pid("pid.1")));
 }
 
 TEST_F(StitchRun, leaves_no_grandchildren_behind) {
-  const Result result = run(shell(
-      {"-n", "2"}, "sleep 1000 & echo $! > " + path("plain") + ".$RANK; setsid sleep 1000 & echo $! > " + path("own") + ".$RANK; exit 0"));
+  const Result result = run(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("plain") +
+                                                   ".$RANK; setsid sleep 1000 & echo $! > " +
+                                                   path("own") + ".$RANK; exit 0"));
   EXPECT_EQ(result.status, 0) << result.err;
-  for (const char* name : {"plain.0", "plain.1", "own.0", "own.1"}) EXPECT_TRUE(gone(noted_pid(name))) << name;
+  for (const char* name : {"plain.0", "plain.1", "own.0", "own.1"})
+    EXPECT_TRUE(gone(noted_pid(name))) << name;
 }
 
 TEST_F(StitchRun, takes_everything_with_it_when_killed_outright) {
-  RunningCommand running(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("sleep") + ".$RANK; echo $$ > " + path("shell") +
-                                                ".$RANK; echo ${STITCH_INIT_METHOD#file://} > " + path("store") + "; wait"));
+  RunningCommand running(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("sleep") +
+                                                ".$RANK; echo $$ > " + path("shell") +
+                                                ".$RANK; echo ${STITCH_INIT_METHOD#file://} > " +
+                                                path("store") + "; wait"));
   std::vector<pid_t> pids;
-  for (const char* name : {"sleep.0", "sleep.1", "shell.0", "shell.1"}) pids.push_back(noted_pid(name));
+  for (const char* name : {"sleep.0", "sleep.1", "shell.0", "shell.1"})
+    pids.push_back(noted_pid(name));
   running.send_signal(SIGKILL);
   EXPECT_EQ(running.wait(), 128 + SIGKILL);
   for (pid_t pid : pids) EXPECT_TRUE(gone(pid));
   std::string store;
   std::ifstream(path("store")) >> store;
   const auto deadline = steady_clock::now() + std::chrono::seconds(10);
-  while (std::filesystem::exists(std::filesystem::path(store).parent_path()) && steady_clock::now() < deadline) ::usleep(2000);
+  while (std::filesystem::exists(std::filesystem::path(store).parent_path()) &&
+         steady_clock::now() < deadline)
+    ::usleep(2000);
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(store).parent_path()));
 }
 
 TEST_F(StitchRun, takes_everything_with_it_when_killed_by_what_it_starts) {
   // As early as a program can: the launcher is still busy with starting it.
   for (int round = 0; round < 20; ++round) {
-    const Result result = run(shell({"-n", "1"}, "sleep 1000 & echo $! > " + path("sleep") + "; kill -KILL $PPID; wait"));
+    const Result result = run(
+        shell({"-n", "1"}, "sleep 1000 & echo $! > " + path("sleep") + "; kill -KILL $PPID; wait"));
     EXPECT_EQ(result.status, 128 + SIGKILL);
     EXPECT_TRUE(gone(noted_pid("sleep")));
     std::filesystem::remove(path("sleep"));
@@ -195,27 +225,31 @@ TEST_F(StitchRun, takes_everything_with_it_when_killed_by_what_it_starts) {
 }
 
 TEST_F(StitchRun, goes_on_without_its_guardian) {
-  const Result result = run(shell({"-n", "2"},
-                                  "[ $RANK = 1 ] || for child in $(cat /proc/$PPID/task/$PPID/children); do "
-                                  "grep -q guardian /proc/$child/comm && kill -KILL $child && echo killed; done; exit 0"));
+  const Result result = run(shell(
+      {"-n", "2"},
+      "[ $RANK = 1 ] || for child in $(cat /proc/$PPID/task/$PPID/children); do "
+      "grep -q guardian /proc/$child/comm && kill -KILL $child && echo killed; done; exit 0"));
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(result.out, "[worker0] killed\n");
 }
 
 TEST_F(StitchRun, passes_an_interrupt_on) {
-  RunningCommand running(
-      shell({"-n", "2"}, "trap 'echo interrupted; exit 0' INT; echo $$ > " + path("ready") + ".$RANK; while :; do sleep 0.02; done"));
+  RunningCommand running(shell({"-n", "2"}, "trap 'echo interrupted; exit 0' INT; echo $$ > " +
+                                                path("ready") +
+                                                ".$RANK; while :; do sleep 0.02; done"));
   noted_pid("ready.0");
   noted_pid("ready.1");
   running.send_signal(SIGINT);
   EXPECT_EQ(running.wait(), 128 + SIGINT);
-  EXPECT_EQ(sorted_lines(running.out()), (std::vector<std::string>{"[worker0] interrupted", "[worker1] interrupted"}));
+  EXPECT_EQ(sorted_lines(running.out()),
+            (std::vector<std::string>{"[worker0] interrupted", "[worker1] interrupted"}));
   EXPECT_EQ(running.err(), "stitch-run: stopped by Ctrl-C\n");
 }
 
 TEST_F(StitchRun, kills_at_the_second_interrupt) {
-  RunningCommand running(shell({"-n", "1", "--grace", "1000"}, "trap 'echo $$ > " + path("asked") + "' TERM; echo $$ > " + path("ready") +
-                                                                   "; while :; do sleep 0.02; done"));
+  RunningCommand running(shell({"-n", "1", "--grace", "1000"},
+                               "trap 'echo $$ > " + path("asked") + "' TERM; echo $$ > " +
+                                   path("ready") + "; while :; do sleep 0.02; done"));
   const pid_t pid = noted_pid("ready");
   running.send_signal(SIGTERM);
   noted_pid("asked");
@@ -225,9 +259,11 @@ TEST_F(StitchRun, kills_at_the_second_interrupt) {
 }
 
 TEST_F(StitchRun, stops_after_the_time_limit) {
-  const Result result = run(shell({"-n", "2", "--timeout", "0.2"}, "[ $RANK = 1 ] && exit 0; exec sleep 60"));
+  const Result result =
+      run(shell({"-n", "2", "--timeout", "0.2"}, "[ $RANK = 1 ] && exit 0; exec sleep 60"));
   EXPECT_EQ(result.status, 124);
-  EXPECT_EQ(result.err, "stitch-run: stopped after 0.2 s (--timeout); still running were: worker0\n");
+  EXPECT_EQ(result.err,
+            "stitch-run: stopped after 0.2 s (--timeout); still running were: worker0\n");
 }
 
 TEST_F(StitchRun, says_what_is_wrong_with_a_command_line) {
@@ -238,29 +274,40 @@ TEST_F(StitchRun, says_what_is_wrong_with_a_command_line) {
     EXPECT_EQ(result.out, "");
     return result.err;
   };
-  EXPECT_EQ(refused({"./app"}), "stitch-run: -n is missing: say how many processes to start, as in stitch-run -n 4 ./app\n");
-  EXPECT_EQ(refused({"-n", "2"}), "stitch-run: the program is missing, as in stitch-run -n 2 ./app\n");
+  EXPECT_EQ(
+      refused({"./app"}),
+      "stitch-run: -n is missing: say how many processes to start, as in stitch-run -n 4 ./app\n");
+  EXPECT_EQ(refused({"-n", "2"}),
+            "stitch-run: the program is missing, as in stitch-run -n 2 ./app\n");
   EXPECT_EQ(refused({"-n"}), "stitch-run: -n needs a value\n");
-  EXPECT_EQ(refused({"-n", "two", "x"}), "stitch-run: -n is \"two\"; it takes a number of processes from 1 to 1000\n");
-  EXPECT_EQ(refused({"-n", "0", "x"}), "stitch-run: -n is \"0\"; it takes a number of processes from 1 to 1000\n");
-  EXPECT_EQ(refused({"-n", "100000", "x"}), "stitch-run: -n is 100000; one host runs at most 1000 processes\n");
-  EXPECT_EQ(refused({"--timeout=soon", "x"}), "stitch-run: --timeout is \"soon\"; it takes a number of seconds\n");
+  EXPECT_EQ(refused({"-n", "two", "x"}),
+            "stitch-run: -n is \"two\"; it takes a number of processes from 1 to 1000\n");
+  EXPECT_EQ(refused({"-n", "0", "x"}),
+            "stitch-run: -n is \"0\"; it takes a number of processes from 1 to 1000\n");
+  EXPECT_EQ(refused({"-n", "100000", "x"}),
+            "stitch-run: -n is 100000; one host runs at most 1000 processes\n");
+  EXPECT_EQ(refused({"--timeout=soon", "x"}),
+            "stitch-run: --timeout is \"soon\"; it takes a number of seconds\n");
   EXPECT_EQ(refused({"--no-prefx", "x"}),
-            "stitch-run: unknown option \"--no-prefx\"; did you mean \"--no-prefix\"? (stitch-run --help lists the options)\n");
+            "stitch-run: unknown option \"--no-prefx\"; did you mean \"--no-prefix\"? (stitch-run "
+            "--help lists the options)\n");
   EXPECT_EQ(refused({"--nproc", "2"}),
-            "stitch-run: unknown option \"--nproc\"; did you mean \"-n\"? (stitch-run --help lists the options)\n");
+            "stitch-run: unknown option \"--nproc\"; did you mean \"-n\"? (stitch-run --help lists "
+            "the options)\n");
 }
 
 TEST_F(StitchRun, says_that_a_program_is_not_there) {
   const Result result = run({STITCH_RUN, "-n", "2", "./no-such-program"});
   EXPECT_EQ(result.status, 127);
-  EXPECT_EQ(result.err, "stitch-run: cannot start \"./no-such-program\": No such file or directory\n");
+  EXPECT_EQ(result.err,
+            "stitch-run: cannot start \"./no-such-program\": No such file or directory\n");
 }
 
 TEST_F(StitchRun, explains_itself) {
   const Result help = run({STITCH_RUN, "--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* word : {"-n N", "--name", "--timeout", "--no-prefix", "MASTER_PORT", "STITCH_INIT_METHOD", "OMP_NUM_THREADS"}) {
+  for (const char* word : {"-n N", "--name", "--timeout", "--no-prefix", "MASTER_PORT",
+                           "STITCH_INIT_METHOD", "OMP_NUM_THREADS"}) {
     EXPECT_NE(help.out.find(word), std::string::npos) << word;
   }
   EXPECT_TRUE(run({STITCH_RUN, "--version"}).out.starts_with("stitch-run "));

@@ -22,14 +22,16 @@ constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kMiB = 1024 * kKiB;
 constexpr std::size_t kGiB = 1024 * kMiB;
 
-std::shared_ptr<BlockPool> make_pool(std::size_t most_kept_bytes = kGiB, UniqueFunction<void()> trim_later = nullptr) {
+std::shared_ptr<BlockPool> make_pool(std::size_t most_kept_bytes = kGiB,
+                                     UniqueFunction<void()> trim_later = nullptr) {
   return std::make_shared<BlockPool>(most_kept_bytes, std::move(trim_later));
 }
 
 std::vector<std::size_t> odd_sizes() {
   std::vector<std::size_t> sizes;
   for (std::size_t size = 64 * kKiB; size <= 32 * kMiB; size *= 2) {
-    for (const std::size_t each : {size - 1, size, size + 1, size + size / 4 - 1, size + size / 4 + 1, size / 3 * 4 + 7})
+    for (const std::size_t each :
+         {size - 1, size, size + 1, size + size / 4 - 1, size + size / 4 + 1, size / 3 * 4 + 7})
       sizes.push_back(each);
   }
   sizes.push_back(40 * kMiB);
@@ -75,7 +77,8 @@ TEST(BlockPool, OddSizesAreAlignedAndWritableToTheirEnds) {
 
 TEST(BlockPool, SmallAndEmptyBuffersComeFromTheHeap) {
   const auto pool = make_pool();
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{100}, BlockPool::kSmallest - 1}) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{100}, BlockPool::kSmallest - 1}) {
     const Buffer buffer = pool->allocate(Device{}, bytes);
     EXPECT_EQ(buffer.bytes, bytes);
     EXPECT_NE(buffer.data, nullptr);
@@ -83,7 +86,8 @@ TEST(BlockPool, SmallAndEmptyBuffersComeFromTheHeap) {
     if (bytes > 0) std::memset(buffer.data, 1, bytes);
   }
   const auto statistics = pool->statistics();
-  EXPECT_EQ(statistics.fresh + statistics.reused + statistics.used_bytes + statistics.kept_bytes, 0U);
+  EXPECT_EQ(statistics.fresh + statistics.reused + statistics.used_bytes + statistics.kept_bytes,
+            0U);
 }
 
 TEST(BlockPool, AReturnedBlockServesTheNextOfItsSize) {
@@ -130,7 +134,8 @@ TEST(BlockPool, NoTwoBuffersInUseShareMemory) {
     } else if (!live.empty()) {
       const std::size_t which = random() % live.size();
       const auto* data = static_cast<const unsigned char*>(live[which].data);
-      ASSERT_EQ(std::memcmp(data, data + 1, live[which].bytes - 1), 0) << "somebody else wrote into it";
+      ASSERT_EQ(std::memcmp(data, data + 1, live[which].bytes - 1), 0)
+          << "somebody else wrote into it";
       live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
     }
   }
@@ -233,10 +238,12 @@ TEST(BlockPool, OtherDevicesAreRefused) {
 TEST(BlockPool, WhatNoMachineHasIsRefused) {
   const auto pool = make_pool();
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
-  for (const std::size_t bytes : {kMost, kMost - 1, kMost - kMost / 32, kMost / 4 * 3, kMost / 2 + 2, kMost / 2, kMost / 16}) {
+  for (const std::size_t bytes : {kMost, kMost - 1, kMost - kMost / 32, kMost / 4 * 3,
+                                  kMost / 2 + 2, kMost / 2, kMost / 16}) {
     try {
       const Buffer buffer = pool->allocate(Device{}, bytes);
-      ADD_FAILURE() << bytes << " bytes were given: the block has " << BlockPool::block_bytes(bytes);
+      ADD_FAILURE() << bytes << " bytes were given: the block has "
+                    << BlockPool::block_bytes(bytes);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
     }
@@ -269,7 +276,9 @@ TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
     threads.emplace_back([&, t] {
       std::mt19937_64 random(static_cast<std::uint64_t>(t));
       for (int i = 0; i < kRounds; ++i) {
-        const std::size_t bytes = BlockPool::kSmallest + (random() % 8 == 0 ? random() % (4 * kMiB) : random() % (100 * kKiB));
+        const std::size_t bytes =
+            BlockPool::kSmallest +
+            (random() % 8 == 0 ? random() % (4 * kMiB) : random() % (100 * kKiB));
         Buffer mine = pool->allocate(Device{}, bytes);
         auto* data = static_cast<unsigned char*>(mine.data);
         data[0] = data[bytes - 1] = static_cast<unsigned char>(t);

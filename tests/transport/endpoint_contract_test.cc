@@ -79,9 +79,12 @@ class EndpointContract : public testing::TestWithParam<Kind> {
     pair->client_endpoint = make(std::move(client));
     return pair;
   }
-  std::unique_ptr<Pair> make_pair() { return make_pair(options(1, "server"), options(2, "client")); }
+  std::unique_ptr<Pair> make_pair() {
+    return make_pair(options(1, "server"), options(2, "client"));
+  }
   static void join_pair(Pair& pair) {
-    const auto addresses = pair.server_endpoint->listen([server = pair.server] { return server->events(); });
+    const auto addresses =
+        pair.server_endpoint->listen([server = pair.server] { return server->events(); });
     ASSERT_FALSE(addresses.empty());
     pair.to_server = pair.client_endpoint->connect(addresses.front(), pair.client->events());
   }
@@ -133,7 +136,8 @@ TEST_P(EndpointContract, DeliversInOrderInBothDirections) {
 TEST_P(EndpointContract, SendsBeforeTheHandshakeArriveFirstAndInOrder) {
   auto pair = make_pair();
   join_pair(*pair);
-  for (int i = 0; i < 100; ++i) pair->to_server->send(make_message(std::to_string(i)), pair->client->done());
+  for (int i = 0; i < 100; ++i)
+    pair->to_server->send(make_message(std::to_string(i)), pair->client->done());
   ASSERT_TRUE(pair->server->wait_messages(100));
   const auto texts = pair->server->take_texts();
   for (int i = 0; i < 100; ++i) ASSERT_EQ(texts[i], std::to_string(i));
@@ -141,14 +145,17 @@ TEST_P(EndpointContract, SendsBeforeTheHandshakeArriveFirstAndInOrder) {
 
 TEST_P(EndpointContract, CarriesEmptyAndLargeFrames) {
   const auto pair = connected();
-  std::vector<std::string> texts{"", "x", "", std::string(3 * kMiB + 5, 'y'), std::string(40 * kMiB, 'z'), "end"};
+  std::vector<std::string> texts{
+      "", "x", "", std::string(3 * kMiB + 5, 'y'), std::string(40 * kMiB, 'z'), "end"};
   for (const auto& text : texts) pair->to_server->send(make_message(text), pair->client->done());
   ASSERT_TRUE(pair->server->wait_messages(texts.size())) << pair->server->closed_text();
   // Large ones may come later than small ones that were sent after them; each kind keeps its order.
   const auto came = pair->server->take_texts();
   for (const bool large : {false, true}) {
     std::vector<std::string> of_sent, of_came;
-    const auto other_kind = [large](const std::string& text) { return (text.size() > 32768) != large; };
+    const auto other_kind = [large](const std::string& text) {
+      return (text.size() > 32768) != large;
+    };
     std::remove_copy_if(texts.begin(), texts.end(), std::back_inserter(of_sent), other_kind);
     std::remove_copy_if(came.begin(), came.end(), std::back_inserter(of_came), other_kind);
     EXPECT_TRUE(of_sent == of_came);
@@ -157,16 +164,19 @@ TEST_P(EndpointContract, CarriesEmptyAndLargeFrames) {
 
 TEST_P(EndpointContract, GivesFramesAlignedMemory) {
   const auto pair = connected();
-  for (std::size_t size : {1, 63, 100, 5000}) pair->to_server->send(make_message(std::string(size, 'a')), nullptr);
+  for (std::size_t size : {1, 63, 100, 5000})
+    pair->to_server->send(make_message(std::string(size, 'a')), nullptr);
   ASSERT_TRUE(pair->server->wait_messages(4));
-  for (const Message& message : pair->server->take_messages()) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(message.frame.data()) % 64, 0U);
+  for (const Message& message : pair->server->take_messages())
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(message.frame.data()) % 64, 0U);
 }
 
 TEST_P(EndpointContract, CarriesBuffersOfEverySizeBesideTheFrame) {
   const auto pair = connected();
   const std::vector<std::size_t> sizes{0, 1, 17, 4096, 0, kMiB + 3, 64 * kMiB, 2};
   Message message = make_message("with buffers");
-  for (std::size_t i = 0; i < sizes.size(); ++i) message.buffers.push_back(make_filled_buffer(sizes[i], static_cast<unsigned char>(i)));
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    message.buffers.push_back(make_filled_buffer(sizes[i], static_cast<unsigned char>(i)));
   const std::vector<Buffer> sent = message.buffers;
   pair->to_server->send(std::move(message), pair->client->done());
   pair->to_server->send(make_message("after"), pair->client->done());
@@ -186,12 +196,14 @@ TEST_P(EndpointContract, CarriesBuffersOfEverySizeBesideTheFrame) {
 TEST_P(EndpointContract, CarriesHundredsOfBuffersInOneMessage) {
   const auto pair = connected();
   Message message = make_message("many");
-  for (std::size_t i = 0; i < 300; ++i) message.buffers.push_back(make_filled_buffer(i * 7, static_cast<unsigned char>(i)));
+  for (std::size_t i = 0; i < 300; ++i)
+    message.buffers.push_back(make_filled_buffer(i * 7, static_cast<unsigned char>(i)));
   pair->to_server->send(std::move(message), pair->client->done());
   ASSERT_TRUE(pair->server->wait_messages(1)) << pair->server->closed_text();
   const auto messages = pair->server->take_messages();
   ASSERT_EQ(messages[0].buffers.size(), 300U);
-  for (std::size_t i = 0; i < 300; ++i) EXPECT_TRUE(is_filled(messages[0].buffers[i], i * 7, static_cast<unsigned char>(i))) << i;
+  for (std::size_t i = 0; i < 300; ++i)
+    EXPECT_TRUE(is_filled(messages[0].buffers[i], i * 7, static_cast<unsigned char>(i))) << i;
 }
 
 TEST_P(EndpointContract, UsesTheReceiversAllocator) {
@@ -238,14 +250,17 @@ TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {
         for (int i = 0; i < kEach; ++i) {
           const std::string text = std::to_string(t) + ":" + std::to_string(i);
           Message message = make_message(text);
-          if (i % 50 == 0) message.buffers.push_back(make_filled_buffer(20000 + i, static_cast<unsigned char>(t)));
-          (t % 2 == 0 ? pair->to_server : to_client)->send(std::move(message), (t % 2 == 0 ? pair->client : pair->server)->done());
+          if (i % 50 == 0)
+            message.buffers.push_back(make_filled_buffer(20000 + i, static_cast<unsigned char>(t)));
+          (t % 2 == 0 ? pair->to_server : to_client)
+              ->send(std::move(message), (t % 2 == 0 ? pair->client : pair->server)->done());
         }
       });
     }
   }
   for (const auto& receiver : {pair->server, pair->client}) {
-    ASSERT_TRUE(receiver->wait_messages(kEach * kThreads / 2)) << receiver->received() << " " << receiver->closed_text();
+    ASSERT_TRUE(receiver->wait_messages(kEach * kThreads / 2))
+        << receiver->received() << " " << receiver->closed_text();
     std::map<int, int> next;
     for (const Message& message : receiver->take_messages()) {
       const std::string text = text_of(message);
@@ -254,7 +269,8 @@ TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {
       ASSERT_EQ(index, next[thread]++);
       if (index % 50 == 0) {
         ASSERT_EQ(message.buffers.size(), 1U);
-        ASSERT_TRUE(is_filled(message.buffers[0], 20000 + index, static_cast<unsigned char>(thread)));
+        ASSERT_TRUE(
+            is_filled(message.buffers[0], 20000 + index, static_cast<unsigned char>(thread)));
       }
     }
     EXPECT_EQ(next.size(), 2U);
@@ -264,7 +280,8 @@ TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {
 }
 
 TEST_P(EndpointContract, CallbacksMaySendAndCallersMaySendUnderALock) {
-  // Senders hold a lock that the callbacks need as well: whoever ran callbacks inside send() would deadlock here.
+  // Senders hold a lock that the callbacks need as well: whoever ran callbacks inside send() would
+  // deadlock here.
   auto pair = make_pair();
   std::mutex mutex;
   std::atomic<int> pongs{0};
@@ -304,7 +321,8 @@ TEST_P(EndpointContract, OneEndpointHoldsManyConnections) {
   std::vector<std::shared_ptr<Recorder>> recorders;
   for (int i = 0; i < 10; ++i) {
     recorders.push_back(std::make_shared<Recorder>());
-    client->connect(addresses.front(), recorders.back()->events())->send(make_message(std::to_string(i)), recorders.back()->done());
+    client->connect(addresses.front(), recorders.back()->events())
+        ->send(make_message(std::to_string(i)), recorders.back()->done());
   }
   for (int i = 0; i < 10; ++i) {
     ASSERT_TRUE(recorders[i]->wait_messages(1));
@@ -337,7 +355,8 @@ TEST_P(EndpointContract, ConnectingToNothingReportsTheAddress) {
   connection->send(make_message("lost"), recorder->done());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
-  EXPECT_NE(recorder->closed_text().find(GetParam().dead_address), std::string::npos) << recorder->closed_text();
+  EXPECT_NE(recorder->closed_text().find(GetParam().dead_address), std::string::npos)
+      << recorder->closed_text();
   EXPECT_TRUE(recorder->wait_sends_done());
   ASSERT_TRUE(recorder->send_error().has_value());
   EXPECT_EQ(recorder->send_error()->code(), ErrorCode::disconnected);
@@ -347,8 +366,10 @@ TEST_P(EndpointContract, ConnectingToNothingReportsTheAddress) {
 
 TEST_P(EndpointContract, NonsenseAddressesAreReportedLikeDeadOnes) {
   auto endpoint = make(options(1, "alone"));
-  for (const std::string address : {"", "nonsense", "uv://", "shm://", "uv://localhost", "uv://127.0.0.1", "uv://127.0.0.1:99999999999",
-                                    "uv://[::1", "ibv://127.0.0.1:4", "loopback:", "loopback:x", "shm://no\nsuch", "tcp://", "tcp://127.0.0.1", "tcp://localhost:1"}) {
+  for (const std::string address :
+       {"", "nonsense", "uv://", "shm://", "uv://localhost", "uv://127.0.0.1",
+        "uv://127.0.0.1:99999999999", "uv://[::1", "ibv://127.0.0.1:4", "loopback:", "loopback:x",
+        "shm://no\nsuch", "tcp://", "tcp://127.0.0.1", "tcp://localhost:1"}) {
     const auto recorder = std::make_shared<Recorder>();
     endpoint->connect(address, recorder->events());
     ASSERT_TRUE(recorder->wait_closed()) << address;
@@ -398,7 +419,8 @@ TEST_P(EndpointContract, ClosingWhileSendingFiresEveryDoneOnce) {
     ASSERT_TRUE(pair->client->wait_closed());
     ASSERT_TRUE(pair->server->wait_closed());
     ASSERT_TRUE(pair->client->wait_sends_done());
-    EXPECT_EQ(pair->client->closed_code(), round % 2 == 0 ? ErrorCode::cancelled : ErrorCode::disconnected);
+    EXPECT_EQ(pair->client->closed_code(),
+              round % 2 == 0 ? ErrorCode::cancelled : ErrorCode::disconnected);
   }
 }
 
@@ -417,7 +439,9 @@ TEST_P(EndpointContract, ClosingFromACallbackWorks) {
 
 TEST_P(EndpointContract, ACallbackThatThrowsEndsItsConnection) {
   auto pair = make_pair();
-  pair->server->handle = [](const std::shared_ptr<Connection>&, Message) { throw std::runtime_error("oh no"); };
+  pair->server->handle = [](const std::shared_ptr<Connection>&, Message) {
+    throw std::runtime_error("oh no");
+  };
   join_pair(*pair);
   pair->to_server->send(make_message("m"), pair->client->done());
   ASSERT_TRUE(pair->client->wait_closed());
@@ -434,7 +458,8 @@ TEST_P(EndpointContract, TheEndOfThePeersEndpointIsSeen) {
   pair->server_endpoint->close();
   ASSERT_TRUE(pair->client->wait_closed());
   EXPECT_EQ(pair->client->closed_code(), ErrorCode::disconnected);
-  EXPECT_EQ(pair->server->wait_closed() ? pair->server->closed_code() : ErrorCode::internal, ErrorCode::shutting_down);
+  EXPECT_EQ(pair->server->wait_closed() ? pair->server->closed_code() : ErrorCode::internal,
+            ErrorCode::shutting_down);
   pair->server_endpoint->join();
 }
 
@@ -443,7 +468,8 @@ TEST_P(EndpointContract, AClosedEndpointTakesNothingNew) {
   endpoint->close();
   for (int joined = 0; joined < 2; ++joined) {
     const auto recorder = std::make_shared<Recorder>();
-    endpoint->connect(GetParam().dead_address, recorder->events())->send(make_message("m"), recorder->done());
+    endpoint->connect(GetParam().dead_address, recorder->events())
+        ->send(make_message("m"), recorder->done());
     ASSERT_TRUE(recorder->wait_closed());
     ASSERT_TRUE(recorder->wait_sends_done());
     EXPECT_EQ(recorder->closed_code(), ErrorCode::shutting_down);
@@ -463,7 +489,8 @@ TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
         for (int i = 0; i < 400; ++i) {
           Message message = make_message(std::string(1000, 'm'));
           if (i % 10 == 0) message.buffers.push_back(large);
-          (t == 0 ? pair->to_server : to_client)->send(std::move(message), (t == 0 ? pair->client : pair->server)->done());
+          (t == 0 ? pair->to_server : to_client)
+              ->send(std::move(message), (t == 0 ? pair->client : pair->server)->done());
         }
       });
     }
@@ -492,8 +519,10 @@ TEST_P(EndpointContract, OtherVersionsAreRefusedOnBothSides) {
   ASSERT_TRUE(pair->client->wait_closed());
   EXPECT_EQ(pair->server->closed_code(), ErrorCode::protocol);
   EXPECT_EQ(pair->client->closed_code(), ErrorCode::protocol);
-  EXPECT_NE(pair->server->closed_text().find("version 2"), std::string::npos) << pair->server->closed_text();
-  EXPECT_NE(pair->client->closed_text().find("version"), std::string::npos) << pair->client->closed_text();
+  EXPECT_NE(pair->server->closed_text().find("version 2"), std::string::npos)
+      << pair->server->closed_text();
+  EXPECT_NE(pair->client->closed_text().find("version"), std::string::npos)
+      << pair->client->closed_text();
   EXPECT_FALSE(pair->server->open() || pair->client->open());
   EXPECT_TRUE(pair->client->wait_sends_done());
   EXPECT_EQ(pair->client->failed(), 1U);
@@ -514,7 +543,10 @@ TEST_P(EndpointContract, OtherWorldsAreRefusedOnBothSides) {
 
 TEST_P(EndpointContract, SecretsMustAgree) {
   const std::vector<std::tuple<std::string, std::string, bool>> cases{
-      {"swordfish", "swordfish", true}, {"swordfish", "herring", false}, {"swordfish", "", false}, {"", "herring", false}};
+      {"swordfish", "swordfish", true},
+      {"swordfish", "herring", false},
+      {"swordfish", "", false},
+      {"", "herring", false}};
   for (const auto& [first, second, opens] : cases) {
     EndpointOptions server = options(1, "server");
     EndpointOptions client = options(2, "client");
@@ -530,8 +562,10 @@ TEST_P(EndpointContract, SecretsMustAgree) {
     }
     ASSERT_TRUE(pair->server->wait_closed());
     ASSERT_TRUE(pair->client->wait_closed());
-    EXPECT_EQ(pair->server->closed_code(), ErrorCode::unauthenticated) << pair->server->closed_text();
-    EXPECT_EQ(pair->client->closed_code(), ErrorCode::unauthenticated) << pair->client->closed_text();
+    EXPECT_EQ(pair->server->closed_code(), ErrorCode::unauthenticated)
+        << pair->server->closed_text();
+    EXPECT_EQ(pair->client->closed_code(), ErrorCode::unauthenticated)
+        << pair->client->closed_text();
     EXPECT_FALSE(pair->server->open() || pair->client->open());
     EXPECT_EQ(pair->server->received(), 0U);
   }
@@ -543,7 +577,8 @@ TEST_P(EndpointContract, MessagesOverTheLimitsCloseOnlyTheirConnection) {
     server.max_frame_bytes = 1000;
     server.max_buffer_bytes = 2000;
     auto server_endpoint = make(std::move(server));
-    std::vector<std::shared_ptr<Recorder>> accepted{std::make_shared<Recorder>(), std::make_shared<Recorder>()};
+    std::vector<std::shared_ptr<Recorder>> accepted{std::make_shared<Recorder>(),
+                                                    std::make_shared<Recorder>()};
     std::atomic<std::size_t> next{0};
     const auto addresses = server_endpoint->listen([&] { return accepted.at(next++)->events(); });
     auto client_endpoint = make(options(2, "client"));
@@ -561,9 +596,13 @@ TEST_P(EndpointContract, MessagesOverTheLimitsCloseOnlyTheirConnection) {
     bad_connection->send(std::move(oversize), bad->done());
     ASSERT_TRUE(accepted[1]->wait_closed());
     EXPECT_EQ(accepted[1]->closed_code(), ErrorCode::protocol);
-    EXPECT_NE(accepted[1]->closed_text().find(frame ? "frame of 1001 bytes" : "buffer of 2001 bytes"), std::string::npos)
+    EXPECT_NE(
+        accepted[1]->closed_text().find(frame ? "frame of 1001 bytes" : "buffer of 2001 bytes"),
+        std::string::npos)
         << accepted[1]->closed_text();
-    EXPECT_NE(accepted[1]->closed_text().find(frame ? "limit of 1000 bytes" : "limit of 2000 bytes"), std::string::npos);
+    EXPECT_NE(
+        accepted[1]->closed_text().find(frame ? "limit of 1000 bytes" : "limit of 2000 bytes"),
+        std::string::npos);
     ASSERT_TRUE(bad->wait_closed());
     EXPECT_EQ(bad->closed_code(), ErrorCode::disconnected);
     EXPECT_EQ(accepted[1]->received(), 1U);
@@ -586,13 +625,17 @@ TEST_P(EndpointContract, CallbacksAreReleasedWhenTheConnectionEnds) {
   EXPECT_TRUE(client.expired());
   connection->close(Error(ErrorCode::cancelled, "long gone"));
   bool failed = false;
-  connection->send(make_message("m"), [&](const std::optional<Error>& error) { failed = error.has_value(); });
+  connection->send(make_message("m"),
+                   [&](const std::optional<Error>& error) { failed = error.has_value(); });
   EXPECT_TRUE(failed);
 }
 
 INSTANTIATE_TEST_SUITE_P(Endpoints, EndpointContract,
-                         testing::Values(Kind{"loopback", "loopback:999999"}, Kind{"tensorpipe_shm", "tensorpipe-shm://stitch_nobody_listens_here"},
-                                         Kind{"tensorpipe_uv", "uv://127.0.0.1:1"}, Kind{"stream_shm", "shm://stitch_nobody_listens_here"},
+                         testing::Values(Kind{"loopback", "loopback:999999"},
+                                         Kind{"tensorpipe_shm",
+                                              "tensorpipe-shm://stitch_nobody_listens_here"},
+                                         Kind{"tensorpipe_uv", "uv://127.0.0.1:1"},
+                                         Kind{"stream_shm", "shm://stitch_nobody_listens_here"},
                                          Kind{"stream_tcp", "tcp://127.0.0.1:1"}),
                          [](const auto& info) { return std::string(info.param.name); });
 

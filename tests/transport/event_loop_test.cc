@@ -88,7 +88,8 @@ TEST(EventLoop, ATimerCannotBeCancelledWhileItRunsOrAfter) {
   std::promise<bool> inside;
   std::promise<EventLoop::TimerId> id;
   auto known = id.get_future();
-  const auto timer = loop.call_at(Clock::now(), [&] { inside.set_value(loop.cancel(known.get())); });
+  const auto timer =
+      loop.call_at(Clock::now(), [&] { inside.set_value(loop.cancel(known.get())); });
   id.set_value(timer);
   EXPECT_FALSE(inside.get_future().get());
   EXPECT_FALSE(loop.cancel(timer));
@@ -103,7 +104,8 @@ TEST(EventLoop, EachTimerEitherRunsOrIsCancelled) {
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
         for (int i = 0; i < 2000; ++i) {
-          const auto timer = loop.call_at(Clock::now() + std::chrono::microseconds(i % 50), [&] { ++ran; });
+          const auto timer =
+              loop.call_at(Clock::now() + std::chrono::microseconds(i % 50), [&] { ++ran; });
           if (i % 3 == 0) std::this_thread::yield();
           if (loop.cancel(timer)) ++cancelled;
         }
@@ -158,7 +160,8 @@ TEST(EventLoop, ADroppedTaskMayUseTheLoop) {
   bool refused = false;
   const std::shared_ptr<void> at_end(nullptr, [&](void*) { refused = !loop.post([] {}); });
   std::weak_ptr<void> watch = at_end;
-  loop.call_at(Clock::now() + 1h, [held = std::shared_ptr<void>(nullptr, [&](void*) { refused = !loop.post([] {}); })] {});
+  loop.call_at(Clock::now() + 1h, [held = std::shared_ptr<void>(
+                                       nullptr, [&](void*) { refused = !loop.post([] {}); })] {});
   loop.close();
   EXPECT_TRUE(refused);
 }
@@ -169,8 +172,10 @@ TEST(EventLoop, AddingAndCancellingATimerIsCheap) {
   constexpr int kTimers = 200'000;
   const auto deadline = Clock::now() + 2h;
   const auto start = Clock::now();
-  for (int i = 0; i < kTimers; ++i) loop.cancel(loop.call_at(deadline + std::chrono::microseconds(i), [] {}));
-  const auto each = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kTimers;
+  for (int i = 0; i < kTimers; ++i)
+    loop.cancel(loop.call_at(deadline + std::chrono::microseconds(i), [] {}));
+  const auto each =
+      std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kTimers;
   RecordProperty("nanoseconds", static_cast<int>(each));
   EXPECT_LT(each, 50'000) << "the loop was woken, or the timers are not in order";
 }

@@ -35,7 +35,9 @@ class FileStoreTest : public ::testing::Test {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
-  void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes; }
+  void write(const std::string& bytes) const {
+    std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
+  }
 
   std::filesystem::path folder_;
   std::string path_;
@@ -139,12 +141,14 @@ TEST_F(FileStoreTest, DamageIsFound) {
   write(bytes);
   const auto error = error_of([&] { (void)make_file_store(path_); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
-  EXPECT_EQ(error.what(), "file store at " + path_ + " is damaged at byte 16: the checksum of a record is wrong");
+  EXPECT_EQ(error.what(),
+            "file store at " + path_ + " is damaged at byte 16: the checksum of a record is wrong");
 
   bytes.replace(16, 4, "\xff\xff\xff\xff");
   write(bytes);
   EXPECT_EQ(error_of([&] { (void)make_file_store(path_); }).what(),
-            "file store at " + path_ + " is damaged at byte 16: a record claims 4294967295 bytes, the limit is 8392704");
+            "file store at " + path_ +
+                " is damaged at byte 16: a record claims 4294967295 bytes, the limit is 8392704");
 }
 
 TEST_F(FileStoreTest, WhatIsNoStoreIsRefusedAndLeftAlone) {
@@ -152,18 +156,23 @@ TEST_F(FileStoreTest, WhatIsNoStoreIsRefusedAndLeftAlone) {
   write(text);
   const auto error = error_of([&] { (void)make_file_store(path_); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error.what(), "file store at " + path_ + " cannot be opened: this file is not a stitch store, or one of another version");
+  EXPECT_EQ(error.what(),
+            "file store at " + path_ +
+                " cannot be opened: this file is not a stitch store, or one of another version");
   EXPECT_EQ(read(), text);
 
   const auto folder = error_of([&] { (void)make_file_store(folder_); });
   EXPECT_EQ(folder.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(folder.what(), "file store at " + folder_.string() + " cannot be opened: is a directory");
+  EXPECT_EQ(folder.what(),
+            "file store at " + folder_.string() + " cannot be opened: is a directory");
 
   const auto missing = error_of([&] { (void)make_file_store(folder_ / "none" / "store"); });
   EXPECT_EQ(missing.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(missing.what(), "file store at " + folder_.string() + "/none/store cannot be opened: no such file or directory");
+  EXPECT_EQ(missing.what(), "file store at " + folder_.string() +
+                                "/none/store cannot be opened: no such file or directory");
 
-  EXPECT_EQ(error_of([&] { (void)make_file_store("/dev/null"); }).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([&] { (void)make_file_store("/dev/null"); }).code(),
+            ErrorCode::invalid_argument);
 }
 
 TEST_F(FileStoreTest, ADeletedFileIsFound) {
@@ -194,7 +203,9 @@ TEST_F(FileStoreTest, AStoppedProcessThatHoldsTheLockCannotHoldUpTimeouts) {
   ASSERT_EQ(::flock(file, LOCK_EX), 0);
   const auto error = error_of([&] { (void)store->get("k", 50ms); });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
-  EXPECT_NE(std::string(error.what()).find("has been locked by another process for"), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("has been locked by another process for"),
+            std::string::npos)
+      << error.what();
   ::close(file);
   EXPECT_EQ(store->get("k", 1s), "v");
 }

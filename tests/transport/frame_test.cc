@@ -13,8 +13,12 @@
 namespace stitch::transport {
 namespace {
 
-std::span<const std::byte> bytes_of(const std::string& text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
-std::string text_of(std::span<const std::byte> bytes) { return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+std::string text_of(std::span<const std::byte> bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
 
 Buffer make_buffer(std::size_t bytes, unsigned char fill) {
   Buffer buffer = allocate_buffer(Device{}, bytes);
@@ -124,10 +128,12 @@ TEST(Frame, AlignsBuffersInsideIt) {
   FrameBuilder builder(1);
   builder.body().append("odd", 3);
   builder.end_body();
-  for (std::size_t i = 1; i < 20; ++i) builder.add_buffer(make_buffer(i, static_cast<unsigned char>(i)));
+  for (std::size_t i = 1; i < 20; ++i)
+    builder.add_buffer(make_buffer(i, static_cast<unsigned char>(i)));
   const Message message = std::move(builder).finish();
   const FrameView view(message);
-  for (const auto& entry : view.buffers()) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(entry.buffer.data) % 64, 0U);
+  for (const auto& entry : view.buffers())
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(entry.buffer.data) % 64, 0U);
 }
 
 TEST(Frame, CopiesBuffersUpToTheInlineLimitAndSharesLargerOnes) {
@@ -173,13 +179,16 @@ TEST(FrameChecks, NameTheFieldAndBothValues) {
   {
     Message m = copy(good);
     poke<std::uint64_t>(m, 8, 1000000);
-    EXPECT_EQ(problem_of(m), "frame is malformed: total size 1000000 differs from the " + total + " bytes that arrived");
+    EXPECT_EQ(problem_of(m), "frame is malformed: total size 1000000 differs from the " + total +
+                                 " bytes that arrived");
   }
   {
     Message m = copy(good);
     poke<std::uint64_t>(m, 24, ~std::uint64_t{0});
     EXPECT_EQ(problem_of(m),
-              "frame is malformed: body of 18446744073709551615 bytes at offset 64 does not lie in the frame of " + total + " bytes");
+              "frame is malformed: body of 18446744073709551615 bytes at offset 64 does not lie in "
+              "the frame of " +
+                  total + " bytes");
   }
   {
     Message m = copy(good);
@@ -200,7 +209,8 @@ TEST(FrameChecks, NameTheFieldAndBothValues) {
   {
     Message m = copy(good);
     poke<std::uint8_t>(m, buffers, 9);
-    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 0 names device type 9, known are 0 (cpu) and 1 (cuda)");
+    EXPECT_EQ(problem_of(m),
+              "frame is malformed: buffer 0 names device type 9, known are 0 (cpu) and 1 (cuda)");
   }
   {
     Message m = copy(good);
@@ -215,17 +225,20 @@ TEST(FrameChecks, NameTheFieldAndBothValues) {
   {
     Message m = copy(good);
     poke<std::uint8_t>(m, buffers + 16, 1);
-    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 1 was announced on device 1:0 and came on cpu");
+    EXPECT_EQ(problem_of(m),
+              "frame is malformed: buffer 1 was announced on device 1:0 and came on cpu");
   }
 }
 
 TEST(FrameChecks, CompareBuffersBesideTheFrameWithItsTable) {
   Message missing = make_full_message();
   missing.buffers.clear();
-  EXPECT_EQ(problem_of(missing), "frame is malformed: buffer 1 should have come beside the frame, but only 0 did");
+  EXPECT_EQ(problem_of(missing),
+            "frame is malformed: buffer 1 should have come beside the frame, but only 0 did");
   Message surplus = make_full_message();
   surplus.buffers.push_back(make_buffer(1, 0));
-  EXPECT_EQ(problem_of(surplus), "frame is malformed: buffer count 1 beside the frame differs from the 2 that came");
+  EXPECT_EQ(problem_of(surplus),
+            "frame is malformed: buffer count 1 beside the frame differs from the 2 that came");
 }
 
 TEST(FrameChecks, RefuseEveryTruncation) {
@@ -243,7 +256,8 @@ TEST(FrameChecks, RefuseEveryTruncation) {
   }
 }
 
-// Reads everything a view offers: under a sanitizer this finds any view that reaches outside the message.
+// Reads everything a view offers: under a sanitizer this finds any view that reaches outside the
+// message.
 std::uint64_t read_all(const Message& message) {
   std::uint64_t sum = 0;
   const auto add = [&sum](std::span<const std::byte> bytes) {
@@ -252,16 +266,27 @@ std::uint64_t read_all(const Message& message) {
   const FrameView view(message);
   add(view.body());
   for (const auto& section : view.sections()) add(section.bytes);
-  for (const auto& entry : view.buffers()) add({static_cast<const std::byte*>(entry.buffer.data), entry.buffer.bytes});
+  for (const auto& entry : view.buffers())
+    add({static_cast<const std::byte*>(entry.buffer.data), entry.buffer.bytes});
   return sum + view.kind();
 }
 
 TEST(FrameChecks, SurviveRandomMutations) {
-  const Message good = make_full_message(std::string(600, 'b'));  // long enough that its memory has no slack
+  const Message good =
+      make_full_message(std::string(600, 'b'));  // long enough that its memory has no slack
   const unsigned seed = 20240611;
   std::mt19937 random(seed);
-  const std::vector<std::uint64_t> edges{
-      0, 1, 63, 64, 65, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, ~std::uint64_t{0}, good.frame.size()};
+  const std::vector<std::uint64_t> edges{0,
+                                         1,
+                                         63,
+                                         64,
+                                         65,
+                                         0x7fffffff,
+                                         0x80000000,
+                                         0xffffffff,
+                                         0x100000000,
+                                         ~std::uint64_t{0},
+                                         good.frame.size()};
   std::size_t refused = 0;
   for (int round = 0; round < 100000; ++round) {
     // An exact heap copy, so that one byte too far is noticed.
@@ -274,14 +299,17 @@ TEST(FrameChecks, SurviveRandomMutations) {
     const int changes = static_cast<int>(random() % 5);
     for (int i = 0; i < changes && size > 0; ++i) {
       // Mostly the header and the tables: that is where a lie can do harm.
-      const std::size_t at = random() % 3 == 0 ? random() % size : random() % 2 == 0 ? random() % 64 : buffers - 32 + random() % 80;
+      const std::size_t at = random() % 3 == 0   ? random() % size
+                             : random() % 2 == 0 ? random() % 64
+                                                 : buffers - 32 + random() % 80;
       if (at + 8 > size) continue;
       switch (random() % 3) {
         case 0:
           mutant.frame.data()[at] ^= static_cast<std::byte>(1U << (random() % 8));
           break;
         case 1:
-          poke<std::uint32_t>(mutant, at & ~std::size_t{3}, static_cast<std::uint32_t>(edges[random() % edges.size()]));
+          poke<std::uint32_t>(mutant, at & ~std::size_t{3},
+                              static_cast<std::uint32_t>(edges[random() % edges.size()]));
           break;
         default:
           poke<std::uint64_t>(mutant, at & ~std::size_t{7}, edges[random() % edges.size()]);

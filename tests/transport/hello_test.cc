@@ -76,17 +76,21 @@ TEST(Hello, RefusesStrangersTruncationsAndMutations) {
   const Bytes good = encode(make_hello(3, "trainer-3"));
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   EXPECT_EQ(error_of([&] {
-              static_cast<void>(decode_hello({reinterpret_cast<const std::byte*>(http.data()), http.size()}));
+              static_cast<void>(
+                  decode_hello({reinterpret_cast<const std::byte*>(http.data()), http.size()}));
             }).code(),
             ErrorCode::protocol);
   for (std::size_t size = 0; size < good.size(); ++size) {
-    EXPECT_EQ(error_of([&] { static_cast<void>(decode_hello(good.span().first(size))); }).code(), ErrorCode::protocol) << size;
+    EXPECT_EQ(error_of([&] { static_cast<void>(decode_hello(good.span().first(size))); }).code(),
+              ErrorCode::protocol)
+        << size;
   }
   std::mt19937 random(5);
   for (int round = 0; round < 20000; ++round) {
     Bytes mutant;
     mutant.append(good.data(), random() % 2 == 0 ? good.size() : random() % (good.size() + 1));
-    for (int i = 0; i < 3 && mutant.size() > 0; ++i) mutant.data()[random() % mutant.size()] = static_cast<std::byte>(random());
+    for (int i = 0; i < 3 && mutant.size() > 0; ++i)
+      mutant.data()[random() % mutant.size()] = static_cast<std::byte>(random());
     try {
       EXPECT_LE(decode_hello(mutant.span()).name.size(), Hello::kMaxBytes);
     } catch (const Error& error) {
@@ -96,7 +100,9 @@ TEST(Hello, RefusesStrangersTruncationsAndMutations) {
 }
 
 TEST(Hello, RefusesNamesThatAreTooLong) {
-  EXPECT_EQ(error_of([] { static_cast<void>(encode(make_hello(1, std::string(500, 'n')))); }).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(
+      error_of([] { static_cast<void>(encode(make_hello(1, std::string(500, 'n')))); }).code(),
+      ErrorCode::invalid_argument);
 }
 
 TEST(Hello, OtherWorldsAndUnequalUseOfASecretAreRefused) {
@@ -106,7 +112,8 @@ TEST(Hello, OtherWorldsAndUnequalUseOfASecretAreRefused) {
   peer.world = 43;
   Error error = error_of([&] { check_peer(self, peer); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
-  EXPECT_STREQ(error.what(), "peer \"trainer0\" (id 2) belongs to world 43, worker \"ps0\" to world 42");
+  EXPECT_STREQ(error.what(),
+               "peer \"trainer0\" (id 2) belongs to world 43, worker \"ps0\" to world 42");
   peer.world = 42;
   peer.authenticated = true;
   error = error_of([&] { check_peer(self, peer); });
@@ -121,9 +128,13 @@ TEST(Proof, HoldsForTheSecretBothHellosAndTheDirection) {
   const Bytes proof = make_proof("secret", prover, verifier);
   EXPECT_EQ(proof.size(), 32U);
   EXPECT_NO_THROW(check_proof(proof.span(), "secret", prover, verifier));
-  EXPECT_EQ(error_of([&] { check_proof(proof.span(), "Secret", prover, verifier); }).code(), ErrorCode::unauthenticated);
-  EXPECT_EQ(error_of([&] { check_proof(proof.span(), "secret", verifier, prover); }).code(), ErrorCode::unauthenticated);
-  EXPECT_EQ(error_of([&] { check_proof(proof.span().first(31), "secret", prover, verifier); }).code(), ErrorCode::unauthenticated);
+  EXPECT_EQ(error_of([&] { check_proof(proof.span(), "Secret", prover, verifier); }).code(),
+            ErrorCode::unauthenticated);
+  EXPECT_EQ(error_of([&] { check_proof(proof.span(), "secret", verifier, prover); }).code(),
+            ErrorCode::unauthenticated);
+  EXPECT_EQ(
+      error_of([&] { check_proof(proof.span().first(31), "secret", prover, verifier); }).code(),
+      ErrorCode::unauthenticated);
   verifier.nonce[0] = std::byte{1};
   const Error error = error_of([&] { check_proof(proof.span(), "secret", prover, verifier); });
   EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
@@ -174,7 +185,8 @@ TEST(Handshake, ARefusalReachesThePeerInWords) {
   EXPECT_TRUE(left.peer_refused());
   EXPECT_TRUE(left.error().remote());
   EXPECT_STREQ(left.error().what(),
-               "connection refused by the peer: peer \"left\" (id 1) belongs to world 42, worker \"right\" to world 1");
+               "connection refused by the peer: peer \"left\" (id 1) belongs to world 42, worker "
+               "\"right\" to world 1");
 }
 
 TEST(Handshake, AMirrorDoesNotPassForAPeer) {
@@ -190,7 +202,8 @@ TEST(Handshake, AVerdictCannotReplaceAProof) {
   static_cast<void>(self.receive(thief.greeting().span()));
   ASSERT_EQ(self.state(), Handshake::State::proof);
   const std::string verdict = "STOK";
-  static_cast<void>(self.receive({reinterpret_cast<const std::byte*>(verdict.data()), verdict.size()}));
+  static_cast<void>(
+      self.receive({reinterpret_cast<const std::byte*>(verdict.data()), verdict.size()}));
   EXPECT_EQ(self.state(), Handshake::State::refused);
   EXPECT_EQ(self.error().code(), ErrorCode::unauthenticated);
 }
@@ -206,7 +219,8 @@ TEST(Handshake, SurvivesRandomMessages) {
       const std::size_t more = random() % 100;
       for (std::size_t k = 0; k < more; ++k) message.push_back(static_cast<char>(random()));
       message.resize(random() % 4 == 0 ? random() % (message.size() + 1) : message.size());
-      static_cast<void>(self.receive({reinterpret_cast<const std::byte*>(message.data()), message.size()}));
+      static_cast<void>(
+          self.receive({reinterpret_cast<const std::byte*>(message.data()), message.size()}));
     }
     EXPECT_TRUE(self.state() != Handshake::State::open || round % 2 == 0);
   }

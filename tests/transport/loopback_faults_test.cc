@@ -47,8 +47,8 @@ struct Line {
 TEST(LoopbackFaults, ADroppedMessageVanishesForTheReceiverOnly) {
   for (std::uint64_t k = 0; k < 5; ++k) {
     Line line;
-    line.network->set_judge(
-        [k](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) { return Fate{.drop = sequence == k}; });
+    line.network->set_judge([k](std::uint32_t, std::uint32_t, std::uint64_t sequence,
+                                const Message&) { return Fate{.drop = sequence == k}; });
     std::vector<std::string> expected;
     for (std::uint64_t i = 0; i < 5; ++i) {
       line.send(std::to_string(i));
@@ -64,8 +64,8 @@ TEST(LoopbackFaults, ADroppedMessageVanishesForTheReceiverOnly) {
 TEST(LoopbackFaults, AFailedMessageBreaksTheConnectionAtBothEnds) {
   for (std::uint64_t k = 0; k < 5; ++k) {
     Line line;
-    line.network->set_judge(
-        [k](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) { return Fate{.fail = sequence == k}; });
+    line.network->set_judge([k](std::uint32_t, std::uint32_t, std::uint64_t sequence,
+                                const Message&) { return Fate{.fail = sequence == k}; });
     for (std::uint64_t i = 0; i < 5; ++i) line.send(std::to_string(i));
     ASSERT_TRUE(line.client->wait_closed());
     ASSERT_TRUE(line.server->wait_closed());
@@ -79,8 +79,9 @@ TEST(LoopbackFaults, AFailedMessageBreaksTheConnectionAtBothEnds) {
 
 TEST(LoopbackFaults, ADuplicatedMessageArrivesThatOften) {
   Line line;
-  line.network->set_judge(
-      [](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) { return Fate{.copies = sequence == 1 ? 3 : 1}; });
+  line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) {
+    return Fate{.copies = sequence == 1 ? 3 : 1};
+  });
   for (int i = 0; i < 3; ++i) line.send(std::to_string(i));
   ASSERT_TRUE(line.server->wait_messages(5));
   EXPECT_EQ(line.server->take_texts(), (std::vector<std::string>{"0", "1", "1", "1", "2"}));
@@ -92,7 +93,9 @@ TEST(LoopbackFaults, ADelayedMessageIsOvertaken) {
   Line line;
   const auto start = std::chrono::steady_clock::now();
   line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) {
-    return Fate{.delay = sequence == 0 ? milliseconds(400) : sequence == 1 ? milliseconds(200) : milliseconds(0)};
+    return Fate{.delay = sequence == 0   ? milliseconds(400)
+                         : sequence == 1 ? milliseconds(200)
+                                         : milliseconds(0)};
   });
   for (int i = 0; i < 4; ++i) line.send(std::to_string(i));
   ASSERT_TRUE(line.server->wait_messages(4));
@@ -102,7 +105,9 @@ TEST(LoopbackFaults, ADelayedMessageIsOvertaken) {
 
 TEST(LoopbackFaults, ADelayedMessageDoesNotOutliveItsConnection) {
   Line line;
-  line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t, const Message&) { return Fate{.delay = std::chrono::hours(1)}; });
+  line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t, const Message&) {
+    return Fate{.delay = std::chrono::hours(1)};
+  });
   line.send("never");
   ASSERT_TRUE(line.client->wait_sends_done());
   line.to_server->close(Error(ErrorCode::cancelled, "done waiting"));
@@ -115,11 +120,12 @@ TEST(LoopbackFaults, TheJudgeSeesWhoSendsWhatToWhomButNoHandshakes) {
   Mutex mutex;
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::string>> seen;
   EXPECT_EQ(line.network->messages(), 0U);
-  line.network->set_judge([&](std::uint32_t from, std::uint32_t to, std::uint64_t sequence, const Message& message) {
-    MutexLock lock(mutex);
-    seen.emplace_back(from, to, sequence, text_of(message));
-    return Fate{};
-  });
+  line.network->set_judge(
+      [&](std::uint32_t from, std::uint32_t to, std::uint64_t sequence, const Message& message) {
+        MutexLock lock(mutex);
+        seen.emplace_back(from, to, sequence, text_of(message));
+        return Fate{};
+      });
   line.send("up");
   line.server->connection()->send(make_message("down"), nullptr);
   ASSERT_TRUE(line.client->wait_messages(1));
@@ -132,7 +138,9 @@ TEST(LoopbackFaults, TheJudgeSeesWhoSendsWhatToWhomButNoHandshakes) {
 
 TEST(LoopbackFaults, MessagesSentBeforeTheHandshakeAreJudgedInTheOrderOfSending) {
   auto network = std::make_shared<LoopbackNetwork>();
-  network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) { return Fate{.drop = sequence == 1}; });
+  network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) {
+    return Fate{.drop = sequence == 1};
+  });
   auto server = make_loopback_endpoint(options(1), network);
   auto client = make_loopback_endpoint(options(2), network);
   const auto in = std::make_shared<Recorder>();
@@ -164,7 +172,8 @@ TEST(Loopback, NetworksAreIndependent) {
   const auto recorder = std::make_shared<Recorder>();
   stranger->connect(addresses.front(), recorder->events());
   ASSERT_TRUE(recorder->wait_closed());
-  EXPECT_EQ(recorder->closed_text(), "connect to \"" + addresses.front() + "\" failed: no endpoint of this network listens there");
+  EXPECT_EQ(recorder->closed_text(), "connect to \"" + addresses.front() +
+                                         "\" failed: no endpoint of this network listens there");
 }
 
 TEST(Loopback, WorkersOfAProcessShareANetworkUnlessGivenAnother) {
@@ -180,7 +189,8 @@ TEST(Loopback, WorkersOfAProcessShareANetworkUnlessGivenAnother) {
 TEST(Loopback, AnIdleNetworkUsesNoProcessor) {
   Line line;
   std::vector<std::unique_ptr<Endpoint>> endpoints;
-  for (std::uint32_t i = 3; i < 20; ++i) endpoints.push_back(make_loopback_endpoint(options(i), line.network));
+  for (std::uint32_t i = 3; i < 20; ++i)
+    endpoints.push_back(make_loopback_endpoint(options(i), line.network));
   const auto used = [] {
     timespec time{};
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);

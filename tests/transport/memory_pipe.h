@@ -20,13 +20,17 @@ using Random = std::mt19937_64;
 inline constexpr std::size_t kKiB = 1024;
 inline constexpr std::size_t kMiB = 1024 * kKiB;
 
-inline std::size_t below(Random& random, std::size_t end) { return static_cast<std::size_t>(random() % end); }
+inline std::size_t below(Random& random, std::size_t end) {
+  return static_cast<std::size_t>(random() % end);
+}
 
-// A pipe in memory: what is written comes out. With a seed it takes and gives random amounts of at most `most`, sometimes nothing.
+// A pipe in memory: what is written comes out. With a seed it takes and gives random amounts of at
+// most `most`, sometimes nothing.
 class Pipe final : public Link {
  public:
   explicit Pipe(std::size_t capacity) : capacity_(capacity) {}
-  Pipe(std::size_t capacity, std::uint64_t seed, std::size_t most) : capacity_(capacity), most_(most), random_(seed) {}
+  Pipe(std::size_t capacity, std::uint64_t seed, std::size_t most)
+      : capacity_(capacity), most_(most), random_(seed) {}
 
   int descriptor() const noexcept override { return -1; }
   bool cheap() const noexcept override { return true; }
@@ -60,7 +64,9 @@ class Pipe final : public Link {
   void close() noexcept override {}
 
   [[nodiscard]] bool empty() const { return bytes_.empty(); }
-  void put(const std::vector<std::byte>& bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
+  void put(const std::vector<std::byte>& bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
   [[nodiscard]] std::vector<std::byte> take() {
     std::vector<std::byte> all(bytes_.begin(), bytes_.end());
     bytes_.clear();
@@ -88,7 +94,8 @@ struct Receiver {
               last_frame.assign(reinterpret_cast<const char*>(frame.data()), frame.size());
               return allocate_buffer(Device{}, bytes);
             },
-            [limits] { return limits; }, [this](Message message) { messages.push_back(std::move(message)); }) {}
+            [limits] { return limits; },
+            [this](Message message) { messages.push_back(std::move(message)); }) {}
   // Reads until nothing is left, or returns what is wrong with it.
   std::optional<Error> drain(Pipe& pipe) {
     try {

@@ -86,7 +86,8 @@ TEST(Poller, CallsASourceWhenItsDescriptorIsReady) {
       source->signal();
       ASSERT_TRUE(source->wait_signals(i)) << i;
     }
-    EXPECT_TRUE(wait_until([&] { return source->asleep.load(); })) << "the thread sleeps when nothing comes";
+    EXPECT_TRUE(wait_until([&] { return source->asleep.load(); }))
+        << "the thread sleeps when nothing comes";
     poller.remove(id);
   }
   poller.join();  // before what its sources refer to goes
@@ -169,7 +170,8 @@ TEST(Poller, WhatIsDeliveredWakesAThreadThatHelps) {
   for (int i = 0; i < 200; ++i) {
     done = false;
     source->signal();
-    EXPECT_TRUE(wait_until([&] { return poller.help(done, Clock::now() + seconds(5)); }, seconds(10)));
+    EXPECT_TRUE(
+        wait_until([&] { return poller.help(done, Clock::now() + seconds(5)); }, seconds(10)));
   }
   poller.join();  // before what its sources refer to goes
 }
@@ -195,12 +197,14 @@ TEST(Poller, ABusySourceDoesNotKeepTheOthersWaiting) {
       return busy->polls.load() > before + 100'000;
     }));
     quiet->signal();
-    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 2; }, seconds(3))) << "it waits for as long as the other one is busy";
+    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 2; }, seconds(3)))
+        << "it waits for as long as the other one is busy";
     // And a thread that helps does not, either.
     const std::atomic<bool> never{false};
     std::thread helper([&] { static_cast<void>(poller.help(never, Clock::now() + seconds(3))); });
     quiet->signal();
-    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3))) << "it waits for as long as a thread helps";
+    EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3)))
+        << "it waits for as long as a thread helps";
     busy_now = false;
     helper.join();
     EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3)));
@@ -208,7 +212,8 @@ TEST(Poller, ABusySourceDoesNotKeepTheOthersWaiting) {
   }
 }
 
-// What a callback asks for is done although its own source brought nothing, as when it failed while it was being read.
+// What a callback asks for is done although its own source brought nothing, as when it failed while
+// it was being read.
 TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
   const Joined started;
   Poller& poller = *started.poller;
@@ -227,8 +232,10 @@ TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
     const int before = asked->polls.load();
     ask = true;
     asking->signal();
-    ASSERT_TRUE(wait_until([&] { return !ask.load(); }, seconds(5))) << "a source that just moved is polled";
-    ASSERT_TRUE(wait_until([&] { return asked->polls.load() > before; }, seconds(2))) << "forgotten in round " << i;
+    ASSERT_TRUE(wait_until([&] { return !ask.load(); }, seconds(5)))
+        << "a source that just moved is polled";
+    ASSERT_TRUE(wait_until([&] { return asked->polls.load() > before; }, seconds(2)))
+        << "forgotten in round " << i;
   }
   poller.join();  // before what its sources refer to goes
 }
@@ -292,13 +299,16 @@ class StreamIdle : public testing::TestWithParam<const char*> {
     return make_stream_endpoint(std::move(options), {{GetParam()}, "127.0.0.1"});
   }
 };
-INSTANTIATE_TEST_SUITE_P(Stream, StreamIdle, testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Stream, StreamIdle, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
   const auto server = make(1);
   const auto client = make(2);
   const auto in = std::make_shared<Recorder>();
-  in->handle = [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); };
+  in->handle = [](const std::shared_ptr<Connection>& from, Message message) {
+    from->send(std::move(message), nullptr);
+  };
   const auto addresses = server->listen([&] { return in->events(); });
   const auto out = std::make_shared<Recorder>();
   const auto connection = client->connect(addresses.front(), out->events());
@@ -329,7 +339,8 @@ TEST_P(StreamIdle, APeerThatDoesNotReadCostsNothing) {
   RawPeer peer(addresses.front());
   ASSERT_TRUE(peer.shake_hands());
   ASSERT_TRUE(in->wait_open());
-  for (int i = 0; i < 10; ++i) in->connection()->send(make_message(std::string(4'000'000, 'x')), in->done());
+  for (int i = 0; i < 10; ++i)
+    in->connection()->send(make_message(std::string(4'000'000, 'x')), in->done());
   in->connection()->send(make_message("small"), in->done());
   EXPECT_LT(idle_share(), kIdle);
   EXPECT_EQ(in->failed(), 0U);

@@ -48,7 +48,8 @@ template <class Condition>
     const auto ip = IpAddress::parse_with_port(rest);
     if (!ip) return Descriptor();
     Descriptor socket(::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) != 0) return Descriptor();
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) != 0)
+      return Descriptor();
     return socket;
   }
   sockaddr_un name{};
@@ -56,7 +57,8 @@ template <class Condition>
   std::memcpy(name.sun_path + 1, rest.data(), std::min(rest.size(), sizeof(name.sun_path) - 1));
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + rest.size());
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), bytes) != 0) return Descriptor();
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), bytes) != 0)
+    return Descriptor();
   return socket;
 }
 
@@ -93,7 +95,8 @@ struct RawOffer {
 
 // Makes the memory that the offer says and sends it; gives back its descriptor.
 inline Descriptor send_offer(int socket, const RawOffer& offer) {
-  Descriptor memory(::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
+  Descriptor memory(
+      ::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
   EXPECT_EQ(::ftruncate(memory.get(), offer.bytes), 0);
   if (offer.sealable && offer.seals != 0) {
     EXPECT_EQ(::fcntl(memory.get(), F_ADD_SEALS, offer.seals), 0);
@@ -119,13 +122,16 @@ inline Descriptor send_offer(int socket, const RawOffer& offer) {
 }
 
 // One record, with its bytes.
-[[nodiscard]] inline std::string record_text(RecordKind kind, std::uint32_t buffers, std::uint64_t bytes, std::string_view content = {}) {
+[[nodiscard]] inline std::string record_text(RecordKind kind, std::uint32_t buffers,
+                                             std::uint64_t bytes, std::string_view content = {}) {
   std::array<std::byte, RecordHeader::kBytes> head{};
   RecordHeader{kind, buffers, bytes}.encode(head.data());
-  return std::string(reinterpret_cast<const char*>(head.data()), head.size()) + std::string(content);
+  return std::string(reinterpret_cast<const char*>(head.data()), head.size()) +
+         std::string(content);
 }
 
-// The connecting side of a connection, made by hand from what WIRE.md says: it can do what no endpoint does. One thread.
+// The connecting side of a connection, made by hand from what WIRE.md says: it can do what no
+// endpoint does. One thread.
 class RawPeer {
  public:
   // Connects, and over shared memory hands it over.
@@ -149,8 +155,10 @@ class RawPeer {
   // Writes everything; false when the other side takes nothing for long or has gone.
   bool write(std::string_view bytes) {
     return wait_until([&] {
-             const ssize_t count =
-                 memory_ != nullptr ? write_ring(bytes) : ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+             const ssize_t count = memory_ != nullptr
+                                       ? write_ring(bytes)
+                                       : ::send(socket_.get(), bytes.data(), bytes.size(),
+                                                MSG_NOSIGNAL | MSG_DONTWAIT);
              if (count > 0) bytes.remove_prefix(static_cast<std::size_t>(count));
              return bytes.empty() || (count < 0 && errno != EAGAIN);
            }) &&
@@ -161,7 +169,9 @@ class RawPeer {
     std::string all;
     static_cast<void>(wait_until([&] {
       std::string some(bytes - all.size(), '\0');
-      const ssize_t count = memory_ != nullptr ? read_ring(some) : ::recv(socket_.get(), some.data(), some.size(), MSG_DONTWAIT);
+      const ssize_t count = memory_ != nullptr
+                                ? read_ring(some)
+                                : ::recv(socket_.get(), some.data(), some.size(), MSG_DONTWAIT);
       if (count > 0) all.append(some, 0, static_cast<std::size_t>(count));
       return all.size() == bytes || count == 0 || (count < 0 && errno != EAGAIN);
     }));
@@ -171,11 +181,14 @@ class RawPeer {
   std::string read_message() {
     const std::string head = read(RecordHeader::kBytes);
     if (head.size() < RecordHeader::kBytes) return {};
-    const RecordHeader header = RecordHeader::decode(reinterpret_cast<const std::byte*>(head.data()));
+    const RecordHeader header =
+        RecordHeader::decode(reinterpret_cast<const std::byte*>(head.data()));
     if (header.kind != RecordKind::message || header.buffers != 0) return {};
     return read(static_cast<std::size_t>(header.bytes));
   }
-  bool write_message(std::string_view frame) { return write(record_text(RecordKind::message, 0, frame.size(), frame)); }
+  bool write_message(std::string_view frame) {
+    return write(record_text(RecordKind::message, 0, frame.size(), frame));
+  }
   [[nodiscard]] static std::string hello() {
     const Bytes greeting = Handshake(named(), {}).greeting();
     return std::string(reinterpret_cast<const char*>(greeting.data()), greeting.size());
@@ -183,7 +196,9 @@ class RawPeer {
   // False when the other side does not let us in.
   bool shake_hands() {
     Handshake handshake(named(), {});
-    const auto say = [this](const Bytes& words) { return write_message({reinterpret_cast<const char*>(words.data()), words.size()}); };
+    const auto say = [this](const Bytes& words) {
+      return write_message({reinterpret_cast<const char*>(words.data()), words.size()});
+    };
     if (!say(handshake.greeting())) return false;
     for (int i = 0; i < 4 && handshake.state() != Handshake::State::open; ++i) {
       const std::string heard = read_message();
@@ -200,7 +215,9 @@ class RawPeer {
   [[nodiscard]] std::atomic_ref<T> at(bool ours, Field field) {
     return std::atomic_ref<T>(*reinterpret_cast<T*>(memory_ + (ours ? 0 : 256) + field));
   }
-  void ring_bell() { static_cast<void>(!::send(socket_.get(), "", 1, MSG_NOSIGNAL | MSG_DONTWAIT)); }
+  void ring_bell() {
+    static_cast<void>(!::send(socket_.get(), "", 1, MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
 
   static constexpr std::size_t kRing = 1048576;
 
@@ -215,11 +232,13 @@ class RawPeer {
   ssize_t write_ring(std::string_view bytes) {
     auto count = at<std::uint64_t>(true, written);
     const std::uint64_t before = count.load();
-    const std::size_t step =
-        std::min<std::size_t>(bytes.size(), kRing - static_cast<std::size_t>(before - at<std::uint64_t>(true, taken).load()));
+    const std::size_t step = std::min<std::size_t>(
+        bytes.size(),
+        kRing - static_cast<std::size_t>(before - at<std::uint64_t>(true, taken).load()));
     errno = EAGAIN;
     if (step == 0) return -1;
-    for (std::size_t i = 0; i < step; ++i) memory_[4096 + (before + i) % kRing] = static_cast<std::byte>(bytes[i]);
+    for (std::size_t i = 0; i < step; ++i)
+      memory_[4096 + (before + i) % kRing] = static_cast<std::byte>(bytes[i]);
     count.store(before + step);
     if (at<std::uint32_t>(true, reader_sleeps).exchange(0) != 0) ring_bell();
     return static_cast<ssize_t>(step);
@@ -235,9 +254,11 @@ class RawPeer {
       const ssize_t heard = ::recv(socket_.get(), &bell, 1, MSG_DONTWAIT);
       return heard == 0 ? 0 : -1;
     }
-    for (std::size_t i = 0; i < step; ++i) into[i] = static_cast<char>(memory_[4096 + kRing + (before + i) % kRing]);
+    for (std::size_t i = 0; i < step; ++i)
+      into[i] = static_cast<char>(memory_[4096 + kRing + (before + i) % kRing]);
     count.store(before + step);
-    if (there - step <= kRing / 4 && at<std::uint32_t>(false, writer_waits).exchange(0) != 0) ring_bell();
+    if (there - step <= kRing / 4 && at<std::uint32_t>(false, writer_waits).exchange(0) != 0)
+      ring_bell();
     return static_cast<ssize_t>(step);
   }
 

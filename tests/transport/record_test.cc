@@ -1,4 +1,5 @@
-// Records, written and read over a link that takes and gives bytes in the worst pieces, and what is not a record.
+// Records, written and read over a link that takes and gives bytes in the worst pieces, and what is
+// not a record.
 #include "stitch/transport/record.h"
 
 #include <gtest/gtest.h>
@@ -27,25 +28,35 @@ std::size_t size_of(const Message& message) {
   return bytes;
 }
 
-bool is_small(const Message& message) { return size_of(message) <= kSmallMessageBytes && message.buffers.size() <= kSmallMessageBuffers; }
+bool is_small(const Message& message) {
+  return size_of(message) <= kSmallMessageBytes && message.buffers.size() <= kSmallMessageBuffers;
+}
 
-// A frame that begins with `number` when there is room for it, then filler; buffers likewise filled.
-Message make_numbered(std::uint32_t number, std::size_t frame_bytes, const std::vector<std::size_t>& buffers = {}) {
+// A frame that begins with `number` when there is room for it, then filler; buffers likewise
+// filled.
+Message make_numbered(std::uint32_t number, std::size_t frame_bytes,
+                      const std::vector<std::size_t>& buffers = {}) {
   Message message;
   message.frame.resize(frame_bytes);
-  if (frame_bytes > 0) std::memset(message.frame.data(), static_cast<int>(number & 0xff), frame_bytes);
+  if (frame_bytes > 0)
+    std::memset(message.frame.data(), static_cast<int>(number & 0xff), frame_bytes);
   if (frame_bytes >= sizeof(number)) std::memcpy(message.frame.data(), &number, sizeof(number));
-  for (const std::size_t bytes : buffers) message.buffers.push_back(make_filled_buffer(bytes, static_cast<unsigned char>(number)));
+  for (const std::size_t bytes : buffers)
+    message.buffers.push_back(make_filled_buffer(bytes, static_cast<unsigned char>(number)));
   return message;
 }
 
 bool equal(const Message& left, const Message& right) {
-  if (left.frame.size() != right.frame.size() || left.buffers.size() != right.buffers.size()) return false;
-  if (left.frame.size() > 0 && std::memcmp(left.frame.data(), right.frame.data(), left.frame.size()) != 0) return false;
+  if (left.frame.size() != right.frame.size() || left.buffers.size() != right.buffers.size())
+    return false;
+  if (left.frame.size() > 0 &&
+      std::memcmp(left.frame.data(), right.frame.data(), left.frame.size()) != 0)
+    return false;
   for (std::size_t i = 0; i < left.buffers.size(); ++i) {
     const Buffer& a = left.buffers[i];
     const Buffer& b = right.buffers[i];
-    if (a.bytes != b.bytes || (a.bytes > 0 && std::memcmp(a.data, b.data, a.bytes) != 0)) return false;
+    if (a.bytes != b.bytes || (a.bytes > 0 && std::memcmp(a.data, b.data, a.bytes) != 0))
+      return false;
   }
   return true;
 }
@@ -53,7 +64,8 @@ bool equal(const Message& left, const Message& right) {
 std::size_t random_size(Random& random) {
   constexpr std::array<std::size_t, 6> kAround{0, 1, 8 * kKiB, 32 * kKiB, 100 * kKiB, kMiB};
   // Most are small, as in life; the largest ones are rare.
-  const std::size_t around = kAround[below(random, 8) < 6 ? below(random, 3) : below(random, kAround.size())];
+  const std::size_t around =
+      kAround[below(random, 8) < 6 ? below(random, 3) : below(random, kAround.size())];
   const std::size_t size = around + below(random, 3);
   return size == 0 ? 0 : size - 1;
 }
@@ -67,7 +79,8 @@ Message random_message(Random& random, std::uint32_t number) {
 // Bytes written by hand.
 struct Raw {
   std::vector<std::byte> bytes;
-  Raw& header(unsigned kind, std::uint32_t buffers, std::uint64_t size, const std::vector<std::uint64_t>& sizes = {}) {
+  Raw& header(unsigned kind, std::uint32_t buffers, std::uint64_t size,
+              const std::vector<std::uint64_t>& sizes = {}) {
     std::array<std::byte, RecordHeader::kBytes> at{};
     RecordHeader header;
     header.kind = static_cast<RecordKind>(kind);
@@ -95,8 +108,10 @@ TEST(Record, HeadersAreAsTheProtocolSays) {
   RecordHeader header{RecordKind::bulk, 0x01020304, 0x1122334455667788};
   std::array<std::byte, RecordHeader::kBytes> at{};
   header.encode(at.data());
-  const std::array<unsigned, 16> expected{2, 0, 0, 0, 4, 3, 2, 1, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
-  for (std::size_t i = 0; i < at.size(); ++i) EXPECT_EQ(static_cast<unsigned>(at[i]), expected[i]) << i;
+  const std::array<unsigned, 16> expected{2,    0,    0,    0,    4,    3,    2,    1,
+                                          0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+  for (std::size_t i = 0; i < at.size(); ++i)
+    EXPECT_EQ(static_cast<unsigned>(at[i]), expected[i]) << i;
   const RecordHeader read = RecordHeader::decode(at.data());
   EXPECT_EQ(read.kind, header.kind);
   EXPECT_EQ(read.buffers, header.buffers);
@@ -121,7 +136,9 @@ void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
       const std::uint64_t own = random();
       Random first(own);
       Random second(own);
-      RecordWriter::Outgoing outgoing{random_message(first, sent), [&through, sent](const std::optional<Error>&) { ++through[sent]; }};
+      RecordWriter::Outgoing outgoing{
+          random_message(first, sent),
+          [&through, sent](const std::optional<Error>&) { ++through[sent]; }};
       Message due = random_message(second, sent);
       (is_small(due) ? small : large).push_back(std::move(due));
       ++sent;
@@ -137,9 +154,12 @@ void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
     for (Message& message : receiver.messages) {
       auto& due = is_small(message) ? small : large;
       ASSERT_FALSE(due.empty());
-      ASSERT_TRUE(equal(message, due.front())) << "message " << came << " of " << size_of(message) << " bytes, due are "
-                                               << size_of(due.front());
-      EXPECT_EQ(message.frame.size() == 0 ? 0U : reinterpret_cast<std::uintptr_t>(message.frame.data()) % 64, 0U);
+      ASSERT_TRUE(equal(message, due.front())) << "message " << came << " of " << size_of(message)
+                                               << " bytes, due are " << size_of(due.front());
+      EXPECT_EQ(message.frame.size() == 0
+                    ? 0U
+                    : reinterpret_cast<std::uintptr_t>(message.frame.data()) % 64,
+                0U);
       due.pop_front();
       ++came;
     }
@@ -263,8 +283,10 @@ TEST(Record, EveryMessageIsAccountedForOnceWhereverTheLinkEnds) {
     };
     constexpr std::uint32_t kCount = 40;
     for (std::uint32_t i = 0; i < kCount; ++i) {
-      auto through =
-          writer.send({make_numbered(i, 4 + random_size(random), std::vector<std::size_t>(below(random, 12), 10)), nullptr}, &pipe);
+      auto through = writer.send({make_numbered(i, 4 + random_size(random),
+                                                std::vector<std::size_t>(below(random, 12), 10)),
+                                  nullptr},
+                                 &pipe);
       if (through) seen.insert(number_of(*through));
       RecordWriter::Finished finished;
       if (below(random, 2) == 0) writer.flush(pipe, finished);
@@ -306,9 +328,10 @@ TEST(Record, BytesOfALargeMessageMayBeCutAnywhere) {
   }
 }
 
-// Feeds `raw` in one piece and byte by byte: it must be refused both times with a text that contains `expected`.
-void expect_refused(const Raw& raw, const std::string& expected, RecordReader::Limits limits = {kMiB, kMiB, true},
-                    std::size_t messages = 0) {
+// Feeds `raw` in one piece and byte by byte: it must be refused both times with a text that
+// contains `expected`.
+void expect_refused(const Raw& raw, const std::string& expected,
+                    RecordReader::Limits limits = {kMiB, kMiB, true}, std::size_t messages = 0) {
   SCOPED_TRACE(expected);
   for (const bool whole : {true, false}) {
     Pipe pipe = whole ? Pipe(64 * kMiB) : Pipe(64 * kMiB, 1, 1);
@@ -325,7 +348,8 @@ void expect_refused(const Raw& raw, const std::string& expected, RecordReader::L
 }
 
 TEST(Record, UnknownKindsAndReservedBytesAreRefused) {
-  for (const unsigned kind : {0U, 4U, 255U}) expect_refused(Raw().header(kind, 0, 4).filler(4), "kind " + std::to_string(kind));
+  for (const unsigned kind : {0U, 4U, 255U})
+    expect_refused(Raw().header(kind, 0, 4).filler(4), "kind " + std::to_string(kind));
   for (std::size_t i = 1; i < 4; ++i) {
     Raw raw;
     raw.header(kMessage, 0, 4).filler(4);
@@ -335,7 +359,8 @@ TEST(Record, UnknownKindsAndReservedBytesAreRefused) {
 }
 
 TEST(Record, CountsOfBuffersAreLimited) {
-  expect_refused(Raw().header(kMessage, 9, 0, std::vector<std::uint64_t>(9, 0)), "9 buffers, at most 8");
+  expect_refused(Raw().header(kMessage, 9, 0, std::vector<std::uint64_t>(9, 0)),
+                 "9 buffers, at most 8");
   expect_refused(Raw().header(kBulk, (1U << 20) + 1, 0), "1048577 buffers, at most 1048576");
   expect_refused(Raw().header(kBulk, 0xffffffffU, 0), "4294967295 buffers");
   expect_refused(Raw().header(kMessage, 0xffffffffU, 0), "4294967295 buffers");
@@ -349,37 +374,60 @@ TEST(Record, ASmallMessageIsSmall) {
   // Sizes whose sum would wrap.
   constexpr std::uint64_t kHuge = ~std::uint64_t{0};
   expect_refused(Raw().header(kMessage, 2, 0, {kHuge, 1}), "small message", {kMiB, kHuge, true});
-  expect_refused(Raw().header(kMessage, 8, 100, {1, kHuge, 0, 0, 0, 0, 0, 0}), "small message", {kHuge, kHuge, true});
+  expect_refused(Raw().header(kMessage, 8, 100, {1, kHuge, 0, 0, 0, 0, 0, 0}), "small message",
+                 {kHuge, kHuge, true});
 }
 
 TEST(Record, DataMustBelongToALargeMessageAndFit) {
   expect_refused(Raw().header(kData, 0, 4).filler(4), "data without");
   expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 0), "data of 0 bytes");
   expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 1, 10).filler(10), "data");
-  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 111), "data of 111 bytes where 110 are missing");
-  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 60).filler(60).header(kData, 0, 51),
-                 "data of 51 bytes where 50 are missing");
-  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, ~std::uint64_t{0}), "110 are missing");
-  expect_refused(Raw().header(kBulk, 0, 10).header(kData, 0, 10).filler(10).header(kData, 0, 1), "data without", {kMiB, kMiB, true}, 1);
-  expect_refused(Raw().header(kBulk, 9, 0, std::vector<std::uint64_t>(9, 0)).header(kData, 0, 1), "data without", {kMiB, kMiB, true}, 1);
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 111),
+                 "data of 111 bytes where 110 are missing");
+  expect_refused(
+      Raw().header(kBulk, 1, 10, {100}).header(kData, 0, 60).filler(60).header(kData, 0, 51),
+      "data of 51 bytes where 50 are missing");
+  expect_refused(Raw().header(kBulk, 1, 10, {100}).header(kData, 0, ~std::uint64_t{0}),
+                 "110 are missing");
+  expect_refused(Raw().header(kBulk, 0, 10).header(kData, 0, 10).filler(10).header(kData, 0, 1),
+                 "data without", {kMiB, kMiB, true}, 1);
+  expect_refused(Raw().header(kBulk, 9, 0, std::vector<std::uint64_t>(9, 0)).header(kData, 0, 1),
+                 "data without", {kMiB, kMiB, true}, 1);
 }
 
 TEST(Record, ALargeMessageDoesNotBeginInsideAnother) {
   expect_refused(Raw().header(kBulk, 0, 10).header(kBulk, 0, 10), "inside another");
-  expect_refused(Raw().header(kBulk, 0, 10).header(kData, 0, 9).filler(9).header(kMessage, 0, 1).filler(1).header(kBulk, 0, 0),
+  expect_refused(Raw()
+                     .header(kBulk, 0, 10)
+                     .header(kData, 0, 9)
+                     .filler(9)
+                     .header(kMessage, 0, 1)
+                     .filler(1)
+                     .header(kBulk, 0, 0),
                  "inside another", {kMiB, kMiB, true}, 1);
 }
 
 TEST(Record, LimitsOfFramesAndBuffersHold) {
   const RecordReader::Limits limits{1000, 2000, true};
-  expect_refused(Raw().header(kMessage, 0, 1001), "frame of 1001 bytes over the limit of 1000 bytes", limits);
-  expect_refused(Raw().header(kBulk, 0, 1001), "frame of 1001 bytes over the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kMessage, 0, 1001),
+                 "frame of 1001 bytes over the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 0, 1001), "frame of 1001 bytes over the limit of 1000 bytes",
+                 limits);
   expect_refused(Raw().header(kBulk, 0, ~std::uint64_t{0}), "over the limit of 1000 bytes", limits);
-  expect_refused(Raw().header(kMessage, 2, 1, {1, 2001}), "buffer of 2001 bytes over the limit of 2000 bytes", limits);
-  expect_refused(Raw().header(kBulk, 2, 1, {1, 2001}), "buffer of 2001 bytes over the limit of 2000 bytes", limits);
-  expect_refused(Raw().header(kBulk, 2, 1, {1, ~std::uint64_t{0}}), "over the limit of 2000 bytes", limits);
+  expect_refused(Raw().header(kMessage, 2, 1, {1, 2001}),
+                 "buffer of 2001 bytes over the limit of 2000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 2, 1, {1, 2001}),
+                 "buffer of 2001 bytes over the limit of 2000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 2, 1, {1, ~std::uint64_t{0}}), "over the limit of 2000 bytes",
+                 limits);
   Pipe pipe(kMiB);
-  pipe.put(Raw().header(kMessage, 1, 1000, {2000}).filler(3000).header(kBulk, 1, 1000, {2000}).header(kData, 0, 3000).filler(3000).bytes);
+  pipe.put(Raw()
+               .header(kMessage, 1, 1000, {2000})
+               .filler(3000)
+               .header(kBulk, 1, 1000, {2000})
+               .header(kData, 0, 3000)
+               .filler(3000)
+               .bytes);
   Receiver receiver(limits);
   EXPECT_EQ(receiver.drain(pipe), std::nullopt);
   EXPECT_EQ(receiver.messages.size(), 2U);
@@ -402,9 +450,11 @@ TEST(Record, TheFrameIsThereBeforeMemoryIsAskedForWhatComesBesideIt) {
   for (const std::size_t frame_bytes : {std::size_t{100}, std::size_t{300'000}}) {
     Message message;
     message.frame.resize(frame_bytes);
-    for (std::size_t i = 0; i < frame_bytes; ++i) message.frame.data()[i] = static_cast<std::byte>(i * 7);
+    for (std::size_t i = 0; i < frame_bytes; ++i)
+      message.frame.data()[i] = static_cast<std::byte>(i * 7);
     const std::string frame(reinterpret_cast<const char*>(message.frame.data()), frame_bytes);
-    for (const std::size_t bytes : {std::size_t{10'000}, std::size_t{700'000}}) message.buffers.push_back(make_filled_buffer(bytes, 3));
+    for (const std::size_t bytes : {std::size_t{10'000}, std::size_t{700'000}})
+      message.buffers.push_back(make_filled_buffer(bytes, 3));
     Pipe pipe(64 * kKiB);
     Receiver receiver;
     RecordWriter writer;
@@ -424,13 +474,15 @@ TEST(Record, TheFrameIsThereBeforeMemoryIsAskedForWhatComesBesideIt) {
 TEST(Record, AnAllocatorThatThrowsIsPassedOn) {
   for (const unsigned kind : {kMessage, kBulk}) {
     Pipe pipe(kMiB);
-    pipe.put(kind == kBulk ? Raw().header(kind, 1, 1, {10}).header(kData, 0, 11, {}).filler(11).bytes
-                           : Raw().header(kind, 1, 1, {10}).filler(11).bytes);
-    RecordReader reader([](const Bytes&, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
-                        [] {
-                          return RecordReader::Limits{100, 100, true};
-                        },
-                        [](Message) { FAIL(); });
+    pipe.put(kind == kBulk
+                 ? Raw().header(kind, 1, 1, {10}).header(kData, 0, 11, {}).filler(11).bytes
+                 : Raw().header(kind, 1, 1, {10}).filler(11).bytes);
+    RecordReader reader(
+        [](const Bytes&, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
+        [] {
+          return RecordReader::Limits{100, 100, true};
+        },
+        [](Message) { FAIL(); });
     try {
       reader.read(pipe);
       FAIL();
@@ -464,7 +516,8 @@ TEST(Record, RandomBytesDoNoHarm) {
     // Half of them get past the first checks.
     if (bytes.size() >= 16 && i % 2 == 0) {
       bytes[0] = static_cast<std::byte>(1 + below(random, 3));
-      for (const std::size_t zero : {1, 2, 3, 5, 6, 7, 10, 11, 12, 13, 14, 15}) bytes[zero] = std::byte{0};
+      for (const std::size_t zero : {1, 2, 3, 5, 6, 7, 10, 11, 12, 13, 14, 15})
+        bytes[zero] = std::byte{0};
       bytes[4] &= std::byte{0x0f};
     }
     expect_harmless(bytes, random);
@@ -481,9 +534,15 @@ TEST(Record, DamagedStreamsDoNoHarm) {
     // Both kinds, with buffers of all sorts, in a few kilobytes mostly.
     if (i % 4 == 0) static_cast<void>(writer.send({make_numbered(i, 33'000 + i), nullptr}, &pipe));
     static_cast<void>(writer.send(
-        {make_numbered(i, below(random, 200), std::vector<std::size_t>(9 + below(random, 3), below(random, 100))), nullptr}, &pipe));
-    static_cast<void>(writer.send(
-        {make_numbered(i, below(random, 500), std::vector<std::size_t>(below(random, 9), below(random, 300))), nullptr}, &pipe));
+        {make_numbered(i, below(random, 200),
+                       std::vector<std::size_t>(9 + below(random, 3), below(random, 100))),
+         nullptr},
+        &pipe));
+    static_cast<void>(
+        writer.send({make_numbered(i, below(random, 500),
+                                   std::vector<std::size_t>(below(random, 9), below(random, 300))),
+                     nullptr},
+                    &pipe));
     static_cast<void>(writer.send({make_numbered(i, below(random, 3)), nullptr}, &pipe));
     while (!writer.empty()) writer.flush(pipe, finished);
     streams.push_back(pipe.take());
@@ -491,7 +550,8 @@ TEST(Record, DamagedStreamsDoNoHarm) {
   for (int i = 0; i < 20'000 && !testing::Test::HasFailure(); ++i) {
     auto bytes = streams[below(random, streams.size())];
     for (std::size_t times = 1 + below(random, 4); times > 0; --times) {
-      const std::size_t at = below(random, below(random, 2) == 0 ? std::min<std::size_t>(bytes.size(), 120) : bytes.size());
+      const std::size_t at = below(
+          random, below(random, 2) == 0 ? std::min<std::size_t>(bytes.size(), 120) : bytes.size());
       switch (below(random, 5)) {
         case 0:
           bytes[at] = static_cast<std::byte>(random());
@@ -503,7 +563,8 @@ TEST(Record, DamagedStreamsDoNoHarm) {
           bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at));
           break;
         case 3:
-          bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 1 + below(random, 20), static_cast<std::byte>(random() % 4));
+          bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 1 + below(random, 20),
+                       static_cast<std::byte>(random() % 4));
           break;
         default:
           bytes.resize(at + 1);

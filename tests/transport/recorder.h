@@ -15,7 +15,8 @@
 
 namespace stitch::transport {
 
-inline constexpr std::chrono::seconds kPatience{30};  // nothing waits that long unless something is broken
+inline constexpr std::chrono::seconds kPatience{
+    30};  // nothing waits that long unless something is broken
 
 // Of an endpoint for the worker of that id.
 inline EndpointOptions options(std::uint32_t id) {
@@ -39,17 +40,20 @@ inline std::string text_of(const Message& message) {
 inline Buffer make_filled_buffer(std::size_t bytes, unsigned char seed) {
   Buffer buffer = allocate_buffer(Device{}, bytes);
   auto* at = static_cast<unsigned char*>(buffer.data);
-  for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<unsigned char>(seed + i * 31 + (i >> 12));
+  for (std::size_t i = 0; i < bytes; ++i)
+    at[i] = static_cast<unsigned char>(seed + i * 31 + (i >> 12));
   return buffer;
 }
 
 inline bool is_filled(const Buffer& buffer, std::size_t bytes, unsigned char seed) {
   const Buffer expected = make_filled_buffer(bytes, seed);
-  return buffer.bytes == bytes && (bytes == 0 || std::memcmp(buffer.data, expected.data, bytes) == 0);
+  return buffer.bytes == bytes &&
+         (bytes == 0 || std::memcmp(buffer.data, expected.data, bytes) == 0);
 }
 
 // Writes down what a connection reports, and everything that the contract forbids.
-// Shared between the test and the callbacks, which may outlive the test's interest. Thread contract: any thread.
+// Shared between the test and the callbacks, which may outlive the test's interest. Thread
+// contract: any thread.
 class Recorder : public std::enable_shared_from_this<Recorder> {
  public:
   // Called for every message instead of keeping it, when set. Set it before the connection is made.
@@ -59,7 +63,8 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
     ConnectionEvents events;
     events.on_open = [self = shared_from_this()](const std::shared_ptr<Connection>& connection) {
       MutexLock lock(self->mutex_);
-      if (std::exchange(self->busy_, true)) self->faults_.push_back("on_open while another callback runs");
+      if (std::exchange(self->busy_, true))
+        self->faults_.push_back("on_open while another callback runs");
       if (self->closed_) self->faults_.push_back("on_open after on_closed");
       if (std::exchange(self->open_, true)) self->faults_.push_back("second on_open");
       self->peer_ = connection->peer();
@@ -67,10 +72,12 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
       self->busy_ = false;
       self->changed_.notify_all();
     };
-    events.on_message = [self = shared_from_this()](const std::shared_ptr<Connection>& connection, Message message) {
+    events.on_message = [self = shared_from_this()](const std::shared_ptr<Connection>& connection,
+                                                    Message message) {
       {
         MutexLock lock(self->mutex_);
-        if (std::exchange(self->busy_, true)) self->faults_.push_back("on_message while another callback runs");
+        if (std::exchange(self->busy_, true))
+          self->faults_.push_back("on_message while another callback runs");
         if (!self->open_) self->faults_.push_back("on_message before on_open");
         if (self->closed_) self->faults_.push_back("on_message after on_closed");
       }
@@ -81,7 +88,8 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
       if (!self->handle) self->messages_.push_back(std::move(message));
       self->changed_.notify_all();
     };
-    events.on_closed = [self = shared_from_this()](const std::shared_ptr<Connection>&, const Error& error) {
+    events.on_closed = [self = shared_from_this()](const std::shared_ptr<Connection>&,
+                                                   const Error& error) {
       MutexLock lock(self->mutex_);
       if (self->busy_) self->faults_.push_back("on_closed while another callback runs");
       if (self->closed_) self->faults_.push_back("second on_closed");
@@ -126,7 +134,8 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
     return wait([](Recorder& r) { return r.closed_.has_value(); });
   }
   [[nodiscard]] bool wait_messages(std::size_t count) {
-    return wait([count](Recorder& r) { return r.received_ >= count || r.closed_; }) && received() >= count;
+    return wait([count](Recorder& r) { return r.received_ >= count || r.closed_; }) &&
+           received() >= count;
   }
   [[nodiscard]] bool wait_sends_done() {
     return wait([](Recorder& r) { return r.done_ == r.sends_; });
@@ -134,8 +143,12 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
 
   [[nodiscard]] bool open() const { return locked(open_); }
   [[nodiscard]] std::optional<Error> closed() const { return locked(closed_); }
-  [[nodiscard]] ErrorCode closed_code() const { return closed().value_or(Error(ErrorCode::internal, "not closed")).code(); }
-  [[nodiscard]] std::string closed_text() const { return closed() ? closed()->what() : "not closed"; }
+  [[nodiscard]] ErrorCode closed_code() const {
+    return closed().value_or(Error(ErrorCode::internal, "not closed")).code();
+  }
+  [[nodiscard]] std::string closed_text() const {
+    return closed() ? closed()->what() : "not closed";
+  }
   [[nodiscard]] Hello peer() const { return locked(peer_); }
   [[nodiscard]] std::shared_ptr<Connection> connection() const { return locked(connection_); }
   [[nodiscard]] std::size_t received() const { return locked(received_); }

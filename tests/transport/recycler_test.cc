@@ -19,7 +19,8 @@
 #include "stitch/transport/bytes.h"
 #include "stitch/transport/mutex.h"
 
-// Under the sanitizers the recycler gives everything back to the heap, so that they see uses after it.
+// Under the sanitizers the recycler gives everything back to the heap, so that they see uses after
+// it.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STITCH_TEST_RECYCLES 0
 #elif defined(__has_feature)
@@ -34,8 +35,11 @@
 namespace stitch::transport {
 namespace {
 
-// What of a block taken for `bytes` may be written to: under a sanitizer what was asked for, and no more.
-std::size_t usable(std::size_t bytes) { return STITCH_TEST_RECYCLES ? recycled_capacity(bytes) : bytes; }
+// What of a block taken for `bytes` may be written to: under a sanitizer what was asked for, and no
+// more.
+std::size_t usable(std::size_t bytes) {
+  return STITCH_TEST_RECYCLES ? recycled_capacity(bytes) : bytes;
+}
 
 // Blocks that pass from thread to thread.
 class Basket {
@@ -100,7 +104,8 @@ TEST(Recycler, ABlockMayReturnWithAnotherSizeOfItsClass) {
 }
 
 TEST(Recycler, EmptyAndLargeBlocksWork) {
-  for (const std::size_t bytes : {std::size_t{0}, kMaxRecycledBytes, kMaxRecycledBytes + 1, std::size_t{1} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, kMaxRecycledBytes, kMaxRecycledBytes + 1, std::size_t{1} << 20}) {
     std::vector<void*> blocks;
     for (int i = 0; i < 100; ++i) {
       blocks.push_back(take_recycled(bytes));
@@ -111,7 +116,8 @@ TEST(Recycler, EmptyAndLargeBlocksWork) {
   }
   // A sanitizer ends the program instead.
   if (STITCH_TEST_RECYCLES) {
-    EXPECT_THROW(static_cast<void>(take_recycled(std::numeric_limits<std::size_t>::max() / 2)), std::bad_alloc);
+    EXPECT_THROW(static_cast<void>(take_recycled(std::numeric_limits<std::size_t>::max() / 2)),
+                 std::bad_alloc);
   }
 }
 
@@ -151,7 +157,8 @@ TEST(Recycler, BlocksFreedElsewhereComeBack) {
       static_cast<void>(back.take());
     }
     other.join();
-    // What is under way, two batches of 32 in each of the two threads and what the common list happens to hold.
+    // What is under way, two batches of 32 in each of the two threads and what the common list
+    // happens to hold.
     if (STITCH_TEST_RECYCLES) {
       EXPECT_LE(seen.size(), kAtOnce + 8 * 32) << bytes;
     }
@@ -190,7 +197,8 @@ TEST(Recycler, SeveralThreadsPassBlocksInARing) {
 
 TEST(Recycler, AFloodOfBlocksGoesBackToTheHeap) {
   if (!STITCH_TEST_RECYCLES) GTEST_SKIP() << "nothing is recycled under a sanitizer";
-  // Ten times what one class may keep, freed by another thread, again and again: the process must not grow.
+  // Ten times what one class may keep, freed by another thread, again and again: the process must
+  // not grow.
   constexpr std::size_t kBlocks = 10 * kKeptBytes / 4096;
   const auto resident_pages = [] {
     std::size_t total = 0;
@@ -248,14 +256,17 @@ TEST(Recycler, WorksWhileAThreadEnds) {
     std::thread([&] {
       if (lists_first) recycle(take_recycled(64), 64);
       static thread_local AtThreadEnd held;
-      for (std::size_t bytes = 1; bytes <= 5000; bytes += 97) held.blocks.emplace_back(take_recycled(bytes), bytes);
+      for (std::size_t bytes = 1; bytes <= 5000; bytes += 97)
+        held.blocks.emplace_back(take_recycled(bytes), bytes);
     }).join();
   }
 }
 
 TEST(Recycler, StandardContainersWorkWithIt) {
   using Pair = std::pair<const std::string, int>;
-  std::unordered_map<std::string, int, std::hash<std::string>, std::equal_to<>, RecyclingAllocator<Pair>> map;
+  std::unordered_map<std::string, int, std::hash<std::string>, std::equal_to<>,
+                     RecyclingAllocator<Pair>>
+      map;
   std::deque<std::string, RecyclingAllocator<std::string>> deque;
   std::vector<std::uint64_t, RecyclingAllocator<std::uint64_t>> vector;
   for (int i = 0; i < 5000; ++i) {
@@ -272,7 +283,8 @@ TEST(Recycler, StandardContainersWorkWithIt) {
   map.clear();
   EXPECT_EQ(moved.at("key4999"), 4999);
   EXPECT_TRUE(RecyclingAllocator<int>() == RecyclingAllocator<char>());
-  EXPECT_THROW(static_cast<void>(RecyclingAllocator<std::uint64_t>().allocate(std::numeric_limits<std::size_t>::max() / 4)),
+  EXPECT_THROW(static_cast<void>(RecyclingAllocator<std::uint64_t>().allocate(
+                   std::numeric_limits<std::size_t>::max() / 4)),
                std::bad_alloc);
 }
 

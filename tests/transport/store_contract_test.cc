@@ -96,7 +96,9 @@ class StoreContract : public ::testing::TestWithParam<Kind> {
  protected:
   std::shared_ptr<Store> open() { return backend_->open(); }
   // The key as errors name it.
-  static std::string shown(const std::string& key) { return '"' + (GetParam().shown_prefix + key) + '"'; }
+  static std::string shown(const std::string& key) {
+    return '"' + (GetParam().shown_prefix + key) + '"';
+  }
 
   std::unique_ptr<Backend> backend_ = GetParam().make();
   std::shared_ptr<Store> store_ = open();
@@ -159,12 +161,14 @@ TEST_P(StoreContract, AnErasedKeyIsMissedAgain) {
 TEST_P(StoreContract, TimeoutsNameTheMissingKeys) {
   const auto one = error_of([&] { (void)store_->get("member/3", 20ms); });
   EXPECT_EQ(one.code(), ErrorCode::timeout);
-  EXPECT_EQ(one.what(), "key " + shown("member/3") + " was not set within 20 ms in " + store_->describe());
+  EXPECT_EQ(one.what(),
+            "key " + shown("member/3") + " was not set within 20 ms in " + store_->describe());
 
   store_->set("b", "");
   const auto two = error_of([&] { store_->wait({"a", "b", "c"}, 0ms); });
   EXPECT_EQ(two.code(), ErrorCode::timeout);
-  EXPECT_EQ(two.what(), "keys " + shown("a") + ", " + shown("c") + " were not set within 0 ms in " + store_->describe());
+  EXPECT_EQ(two.what(), "keys " + shown("a") + ", " + shown("c") + " were not set within 0 ms in " +
+                            store_->describe());
 }
 
 TEST_P(StoreContract, TimeoutsAreKept) {
@@ -178,7 +182,8 @@ TEST_P(StoreContract, TimeoutsAreKept) {
 
 TEST_P(StoreContract, AVeryLongTimeoutIsNoLimit) {
   const auto other = open();
-  auto value = std::async(std::launch::async, [&] { return store_->get("later", Store::Timeout::max()); });
+  auto value =
+      std::async(std::launch::async, [&] { return store_->get("later", Store::Timeout::max()); });
   other->set("later", "here");
   EXPECT_EQ(value.get(), "here");
 }
@@ -195,13 +200,15 @@ TEST_P(StoreContract, AddRefusesWhatIsNoNumber) {
   store_->set("n", "12 apples");
   const auto error = error_of([&] { store_->add("n", 1); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error.what(), "value \"12 apples\" of key " + shown("n") + " is not a 64-bit decimal number in " + store_->describe());
+  EXPECT_EQ(error.what(), "value \"12 apples\" of key " + shown("n") +
+                              " is not a 64-bit decimal number in " + store_->describe());
   EXPECT_EQ(store_->get("n", 1s), "12 apples");
 
   store_->set("n", "9223372036854775807");
   const auto overflow = error_of([&] { store_->add("n", 1); });
   EXPECT_EQ(overflow.code(), ErrorCode::out_of_range);
-  EXPECT_EQ(overflow.what(), "sum of 9223372036854775807 and 1 for key " + shown("n") + " overflows 64 bits in " + store_->describe());
+  EXPECT_EQ(overflow.what(), "sum of 9223372036854775807 and 1 for key " + shown("n") +
+                                 " overflows 64 bits in " + store_->describe());
 }
 
 TEST_P(StoreContract, AddsFromEightThreadsAllCount) {
@@ -246,7 +253,8 @@ TEST_P(StoreContract, OneThreadWinsEachRaceToSet) {
         const auto store = t == 0 ? open() : store_;
         for (int round = 0; round < kRounds; ++round) {
           const std::string mine = std::to_string(t);
-          if (store->compare_and_set("leader/" + std::to_string(round), std::nullopt, mine) == mine) ++wins;
+          if (store->compare_and_set("leader/" + std::to_string(round), std::nullopt, mine) == mine)
+            ++wins;
         }
       });
     }
@@ -280,8 +288,10 @@ TEST_P(StoreContract, LargeValuesPassUpToTheLimit) {
   large += 'z';
   const auto error = error_of([&] { store_->set("large", large); });
   EXPECT_EQ(error.code(), ErrorCode::out_of_range);
-  EXPECT_NE(std::string(error.what()).find("8388609 bytes for key " + shown("large") + ", more than the 8388608 allowed"),
-            std::string::npos)
+  EXPECT_NE(
+      std::string(error.what())
+          .find("8388609 bytes for key " + shown("large") + ", more than the 8388608 allowed"),
+      std::string::npos)
       << error.what();
 }
 
@@ -294,7 +304,8 @@ TEST_P(StoreContract, KeysAreNeitherEmptyNorLong) {
   EXPECT_EQ(error_of([&] { (void)store_->try_get(""); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->wait({"a", ""}, 1s); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->add("", 1); }).code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error_of([&] { store_->compare_and_set("", std::nullopt, "v"); }).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([&] { store_->compare_and_set("", std::nullopt, "v"); }).code(),
+            ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->erase(""); }).code(), ErrorCode::invalid_argument);
 }
 
@@ -317,13 +328,14 @@ TEST_P(StoreContract, EightThreadsMeetInRounds) {
   EXPECT_EQ(rounds, kThreads * 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, StoreContract,
-                         ::testing::Values(Kind{"hash", &make<HashBackend>, ""}, Kind{"file", &make<FileBackend>, ""},
-                                         Kind{"tcp", &make<TcpBackend>, ""},
-                                         Kind{"prefix_of_hash", &make_under_prefix<HashBackend>, "here/"},
-                                         Kind{"prefix_of_file", &make_under_prefix<FileBackend>, "here/"},
-                                         Kind{"prefix_of_tcp", &make_under_prefix<TcpBackend>, "here/"}),
-                         [](const auto& kind) { return std::string(kind.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Stores, StoreContract,
+    ::testing::Values(Kind{"hash", &make<HashBackend>, ""}, Kind{"file", &make<FileBackend>, ""},
+                      Kind{"tcp", &make<TcpBackend>, ""},
+                      Kind{"prefix_of_hash", &make_under_prefix<HashBackend>, "here/"},
+                      Kind{"prefix_of_file", &make_under_prefix<FileBackend>, "here/"},
+                      Kind{"prefix_of_tcp", &make_under_prefix<TcpBackend>, "here/"}),
+    [](const auto& kind) { return std::string(kind.param.name); });
 
 TEST(PrefixStore, PrefixesDoNotMeet) {
   const auto store = make_hash_store();

@@ -25,14 +25,17 @@ namespace {
 using std::chrono::milliseconds;
 using stitch::testing::error_of;
 
-StreamOptions over(std::vector<std::string> transports, const std::string& bind_address = "127.0.0.1") {
+StreamOptions over(std::vector<std::string> transports,
+                   const std::string& bind_address = "127.0.0.1") {
   return {std::move(transports), bind_address};
 }
 
 // Of a connection that sends back what comes.
 ConnectionEvents echo_events() {
   const auto echo = std::make_shared<Recorder>();
-  echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+  echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) {
+    connection->send(std::move(message), nullptr);
+  };
   return echo->events();
 }
 
@@ -45,7 +48,8 @@ TEST(StreamEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
   const auto client = make_stream_endpoint(options(2), over({"tcp", "shm"}));
   const auto addresses = server->listen([&] { return std::make_shared<Recorder>()->events(); });
   ASSERT_EQ(addresses.size(), 2U);
-  EXPECT_TRUE(addresses[0].starts_with("shm://stitch-" + std::to_string(::getpid()))) << addresses[0];
+  EXPECT_TRUE(addresses[0].starts_with("shm://stitch-" + std::to_string(::getpid())))
+      << addresses[0];
   EXPECT_TRUE(addresses[1].starts_with("tcp://127.0.0.1:")) << addresses[1];
   for (const auto& address : addresses) {
     const auto out = std::make_shared<Recorder>();
@@ -53,7 +57,10 @@ TEST(StreamEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
     EXPECT_TRUE(out->wait_open()) << out->closed_text();
     EXPECT_EQ(connection->describe(), address);
   }
-  EXPECT_EQ(error_of([&] { static_cast<void>(server->listen([] { return ConnectionEvents{}; })); }).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([&] {
+              static_cast<void>(server->listen([] { return ConnectionEvents{}; }));
+            }).code(),
+            ErrorCode::invalid_argument);
 }
 
 TEST(StreamEndpoint, WrongAddressesAreReportedWithTheReason) {
@@ -80,7 +87,8 @@ TEST(StreamEndpoint, WrongAddressesAreReportedWithTheReason) {
     endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
     ASSERT_TRUE(recorder->wait_closed()) << address;
     EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected) << address;
-    EXPECT_TRUE(recorder->closed_text().starts_with("connect to \"" + address + "\" failed: ")) << recorder->closed_text();
+    EXPECT_TRUE(recorder->closed_text().starts_with("connect to \"" + address + "\" failed: "))
+        << recorder->closed_text();
     EXPECT_NE(recorder->closed_text().find(expected), std::string::npos) << recorder->closed_text();
     EXPECT_TRUE(recorder->wait_sends_done());
     EXPECT_EQ(recorder->failed(), 1U);
@@ -93,14 +101,17 @@ TEST(StreamEndpoint, WrongOptionsAreRefused) {
   EXPECT_STREQ(error.what(), "transport \"uv\" is unknown; known are: shm, tcp");
   error = error_of([] { static_cast<void>(make_stream_endpoint(options(1), over({}))); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  error = error_of([] { static_cast<void>(make_stream_endpoint(options(1), over({"tcp"}, "localhost"))); });
+  error = error_of(
+      [] { static_cast<void>(make_stream_endpoint(options(1), over({"tcp"}, "localhost"))); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_NE(std::string(error.what()).find("\"localhost\""), std::string::npos);
 }
 
 TEST(StreamEndpoint, AnAddressOfAnotherHostCannotBeBound) {
-  const auto endpoint = make_stream_endpoint(options(1), over({"tcp"}, "192.0.2.1"));  // reserved for documentation: nobody has it
-  const Error error = error_of([&] { static_cast<void>(endpoint->listen([] { return ConnectionEvents{}; })); });
+  const auto endpoint = make_stream_endpoint(
+      options(1), over({"tcp"}, "192.0.2.1"));  // reserved for documentation: nobody has it
+  const Error error =
+      error_of([&] { static_cast<void>(endpoint->listen([] { return ConnectionEvents{}; })); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_NE(std::string(error.what()).find("192.0.2.1"), std::string::npos) << error.what();
 }
@@ -133,7 +144,8 @@ TEST_P(StreamEndpointOver, RefusesToSendDeviceMemory) {
     }
     Message message = make_message("m");
     message.buffers.push_back(make_filled_buffer(10, 1));
-    message.buffers.push_back(Buffer{Device{DeviceType::cuda, 1}, &elsewhere, sizeof(elsewhere), nullptr});
+    message.buffers.push_back(
+        Buffer{Device{DeviceType::cuda, 1}, &elsewhere, sizeof(elsewhere), nullptr});
     connection->send(std::move(message), out->done());
     ASSERT_TRUE(out->wait_sends_done());
     EXPECT_EQ(out->send_error()->code(), ErrorCode::unimplemented);
@@ -161,16 +173,19 @@ TEST_P(StreamEndpointOver, HundredsOfConnectionsOpenAndClose) {
       client->connect(addresses[0], each->events())->send(make_message("m"), each->done());
     }
     for (const auto& each : recorders) ASSERT_TRUE(each->wait_messages(1)) << each->closed_text();
-    for (const auto& each : recorders) each->connection()->close(Error(ErrorCode::cancelled, "enough"));
+    for (const auto& each : recorders)
+      each->connection()->close(Error(ErrorCode::cancelled, "enough"));
     for (const auto& each : recorders) {
       ASSERT_TRUE(each->wait_closed());
       EXPECT_TRUE(each->faults().empty());
     }
-    EXPECT_TRUE(wait_until([&] { return open_descriptors() <= before; })) << open_descriptors() << " descriptors, " << before << " before";
+    EXPECT_TRUE(wait_until([&] { return open_descriptors() <= before; }))
+        << open_descriptors() << " descriptors, " << before << " before";
   }
 }
 
-// A sender that is always faster than its receiver keeps the receiver's poller busy; it must look at the others nevertheless.
+// A sender that is always faster than its receiver keeps the receiver's poller busy; it must look
+// at the others nevertheless.
 TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
   const auto server = make_stream_endpoint(options(1), over({"shm", "tcp"}));
   const auto client = make_stream_endpoint(options(2), over({"shm", "tcp"}));
@@ -184,10 +199,13 @@ TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
   const auto idle = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] {
     const int mine = number.fetch_add(1);
-    return mine == 0 ? slow->events() : mine == 1 ? idle->events() : std::make_shared<Recorder>()->events();
+    return mine == 0   ? slow->events()
+           : mine == 1 ? idle->events()
+                       : std::make_shared<Recorder>()->events();
   });
   const auto firehose = std::make_shared<Recorder>();
-  const auto busy = client->connect(addresses[std::string(GetParam()) == "shm" ? 0 : 1], firehose->events());
+  const auto busy =
+      client->connect(addresses[std::string(GetParam()) == "shm" ? 0 : 1], firehose->events());
   ASSERT_TRUE(firehose->wait_open());
   const auto other = std::make_shared<Recorder>();
   const auto quiet = client->connect(addresses[1], other->events());
@@ -201,7 +219,8 @@ TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
         std::this_thread::yield();
         continue;
       }
-      busy->send(make_message(std::string(500, 'x')), [under_way](const std::optional<Error>&) { under_way->fetch_sub(1); });
+      busy->send(make_message(std::string(500, 'x')),
+                 [under_way](const std::optional<Error>&) { under_way->fetch_sub(1); });
     }
   });
   EXPECT_TRUE(slow->wait_messages(20'000));
@@ -220,7 +239,8 @@ TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
   EXPECT_TRUE(wait_until([&] { return under_way->load() == 0; }));
 }
 
-// Whoever sends while another thread writes leaves the message to that one: it must go even if nothing is sent after it.
+// Whoever sends while another thread writes leaves the message to that one: it must go even if
+// nothing is sent after it.
 TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
   constexpr std::size_t kThreads = 6;
   constexpr std::uint32_t kRounds = 4000;
@@ -251,12 +271,17 @@ TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
         std::memcpy(message.frame.data(), words, sizeof(words));
         connection->send(std::move(message), nullptr);
         while (echoed[thread].load() < round) echoed[thread].wait(round - 1);
-        if (random() % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+        if (random() % 64 == 0)
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
       }
     });
   }
   EXPECT_TRUE(wait_until(
-      [&] { return std::all_of(echoed.begin(), echoed.end(), [](const auto& each) { return each.load() == kRounds; }); }, milliseconds(60000)))
+      [&] {
+        return std::all_of(echoed.begin(), echoed.end(),
+                           [](const auto& each) { return each.load() == kRounds; });
+      },
+      milliseconds(60000)))
       << "a message was sent and never came";
   if (::testing::Test::HasFailure()) std::abort();  // the threads wait for ever
   for (auto& thread : threads) thread.join();

@@ -28,9 +28,12 @@ std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, const std::string& tra
 
 // A client connected to a server that answers every message with itself.
 struct Echo {
-  explicit Echo(const std::string& transport, std::function<void(const std::shared_ptr<Connection>&, Message)> on_message)
+  explicit Echo(const std::string& transport,
+                std::function<void(const std::shared_ptr<Connection>&, Message)> on_message)
       : server(make_endpoint(1, transport)), client(make_endpoint(2, transport)) {
-    in->handle = [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); };
+    in->handle = [](const std::shared_ptr<Connection>& from, Message message) {
+      from->send(std::move(message), nullptr);
+    };
     out->handle = std::move(on_message);
     const auto addresses = server->listen([recorder = in] { return recorder->events(); });
     connection = client->connect(addresses.front(), out->events());
@@ -51,7 +54,8 @@ struct Echo {
   std::shared_ptr<Connection> connection;
 };
 
-// Waits as the layers above do: helps as long as that seems to pay off, then sleeps; true when help() brought it.
+// Waits as the layers above do: helps as long as that seems to pay off, then sleeps; true when
+// help() brought it.
 bool await(Endpoint& endpoint, std::atomic<bool>& done, bool& helped) {
   helped = false;
   return wait_until([&] {
@@ -61,7 +65,8 @@ bool await(Endpoint& endpoint, std::atomic<bool>& done, bool& helped) {
 }
 
 class StreamHelp : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Stream, StreamHelp, testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Stream, StreamHelp, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StreamHelp, AWaitingThreadGetsItsMessageItself) {
   std::atomic<bool> done{false};
@@ -158,7 +163,8 @@ TEST_P(StreamHelp, SeveralThreadsHelpWhileTrafficFlowsBothWays) {
   std::thread pusher([&] {
     const auto back = echo.in->connection();
     for (int i = 0; !stop.load(); ++i) {
-      back->send(make_message("push" + std::string(i % 20 == 0 ? 100'000 : 10, 'p')), echo.in->done());
+      back->send(make_message("push" + std::string(i % 20 == 0 ? 100'000 : 10, 'p')),
+                 echo.in->done());
       if (i % 50 == 0) static_cast<void>(echo.in->wait_sends_done());
     }
   });
@@ -169,12 +175,14 @@ TEST_P(StreamHelp, SeveralThreadsHelpWhileTrafficFlowsBothWays) {
       for (int i = 0; i < kRounds && failed.load() == 0; ++i) {
         done[t] = false;
         const std::size_t bytes = i % 30 == 0 ? 50'000 : static_cast<std::size_t>(i);
-        echo.connection->send(make_message(std::to_string(t) + std::string(bytes, 'x')), echo.out->done());
+        echo.connection->send(make_message(std::to_string(t) + std::string(bytes, 'x')),
+                              echo.out->done());
         bool helped = false;
         if (!await(*echo.client, done[t], helped)) failed.fetch_add(1);
         // Some help the other side, too.
         const std::atomic<bool> never{false};
-        if (i % 10 == 0) static_cast<void>(echo.server->help(never, Clock::now() + milliseconds(1)));
+        if (i % 10 == 0)
+          static_cast<void>(echo.server->help(never, Clock::now() + milliseconds(1)));
       }
     });
   }
@@ -189,17 +197,21 @@ TEST_P(StreamHelp, SeveralThreadsHelpWhileTrafficFlowsBothWays) {
 
 TEST_P(StreamHelp, AnEndpointMayCloseWhileThreadsHelp) {
   for (int round = 0; round < 20; ++round) {
-    Echo echo(GetParam(), [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); });
+    Echo echo(GetParam(), [](const std::shared_ptr<Connection>& from, Message message) {
+      from->send(std::move(message), nullptr);
+    });
     for (int i = 0; i < 10; ++i) echo.connection->send(make_message("round and round"), nullptr);
     std::atomic<bool> stop{false};
     std::vector<std::thread> threads;
     for (int t = 0; t < 2; ++t) {
       threads.emplace_back([&] {
         const std::atomic<bool> never{false};
-        while (!stop.load()) static_cast<void>(echo.client->help(never, Clock::now() + milliseconds(100)));
+        while (!stop.load())
+          static_cast<void>(echo.client->help(never, Clock::now() + milliseconds(100)));
       });
     }
-    EXPECT_TRUE(wait_until([&] { return echo.out->received() > 50; }, seconds(10))) << "only " << echo.out->received() << " came";
+    EXPECT_TRUE(wait_until([&] { return echo.out->received() > 50; }, seconds(10)))
+        << "only " << echo.out->received() << " came";
     echo.client->close();
     echo.client->join();
     EXPECT_TRUE(echo.out->closed().has_value());
@@ -224,7 +236,9 @@ TEST_P(StreamHelp, ConnectionsMayComeAndGoMeanwhile) {
   const auto server = make_endpoint(3, GetParam());
   const auto addresses = server->listen([] {
     const auto recorder = std::make_shared<Recorder>();
-    recorder->handle = [](const std::shared_ptr<Connection>& from, Message message) { from->send(std::move(message), nullptr); };
+    recorder->handle = [](const std::shared_ptr<Connection>& from, Message message) {
+      from->send(std::move(message), nullptr);
+    };
     return recorder->events();
   });
   for (int i = 0; i < 50; ++i) {

@@ -1,4 +1,5 @@
-// Stitch's own endpoint among processes: peers that are killed, and a process that runs out of descriptors.
+// Stitch's own endpoint among processes: peers that are killed, and a process that runs out of
+// descriptors.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
@@ -36,7 +37,9 @@ std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, std::vector<std::strin
 
 ConnectionEvents echo() {
   const auto recorder = std::make_shared<Recorder>();
-  recorder->handle = [](const std::shared_ptr<Connection>& connection, Message message) { connection->send(std::move(message), nullptr); };
+  recorder->handle = [](const std::shared_ptr<Connection>& connection, Message message) {
+    connection->send(std::move(message), nullptr);
+  };
   return recorder->events();
 }
 
@@ -79,7 +82,8 @@ Message make_large() {
 TEST(StreamProcess, DISABLED_Peer) {
   const char* address = std::getenv(kAddressVariable);
   const char* task = std::getenv(kTaskVariable);
-  if (address == nullptr || task == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
+  if (address == nullptr || task == nullptr)
+    GTEST_SKIP() << "runs only as the peer of another test";
   const auto endpoint = make_endpoint(2, {"shm", "tcp"});
   const auto recorder = std::make_shared<Recorder>();
   const auto connection = endpoint->connect(address, recorder->events());
@@ -104,7 +108,8 @@ TEST(StreamProcess, AKilledPeerIsNoticed) {
     std::atomic<std::size_t> number{0};
     std::vector<std::shared_ptr<Recorder>> accepted;
     for (int i = 0; i < 20; ++i) accepted.push_back(std::make_shared<Recorder>());
-    const auto addresses = endpoint->listen([&] { return accepted.at(number.fetch_add(1))->events(); });
+    const auto addresses =
+        endpoint->listen([&] { return accepted.at(number.fetch_add(1))->events(); });
     for (const std::string task : {"idles", "reads", "writes", "stops"}) {
       SCOPED_TRACE(transport + ", the peer " + task);
       Process peer("Peer", addresses[0], task);
@@ -119,7 +124,8 @@ TEST(StreamProcess, AKilledPeerIsNoticed) {
       if (task == "reads" || task == "stops") {
         for (int i = 0; i < 20; ++i) in->connection()->send(make_large(), in->done());
         if (task == "reads") {
-          ASSERT_TRUE(in->wait([](Recorder&) { return true; }) && wait_until([&] { return in->done_count() > 0; }));
+          ASSERT_TRUE(in->wait([](Recorder&) { return true; }) &&
+                      wait_until([&] { return in->done_count() > 0; }));
         }
       }
       const auto killed = std::chrono::steady_clock::now();
@@ -142,7 +148,8 @@ TEST(StreamProcess, AKilledPeerIsNoticed) {
 TEST(StreamProcess, DISABLED_PoorEcho) {
   const char* address = std::getenv(kAddressVariable);
   const char* transport = std::getenv(kTaskVariable);
-  if (address == nullptr || transport == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
+  if (address == nullptr || transport == nullptr)
+    GTEST_SKIP() << "runs only as the peer of another test";
   const auto endpoint = make_endpoint(2, {transport});
   const auto addresses = endpoint->listen([] { return echo(); });
   const auto control = make_endpoint(3, {"tcp"});
@@ -186,7 +193,8 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
         const auto late = std::make_shared<Recorder>();
         const auto connection = client->connect(address, late->events());
         connection->send(make_message("late"), nullptr);
-        opened = wait_until([&] { return late->received() == 1 || late->closed().has_value(); }) && late->received() == 1;
+        opened = wait_until([&] { return late->received() == 1 || late->closed().has_value(); }) &&
+                 late->received() == 1;
         connection->close(Error(ErrorCode::cancelled, "enough"));
         if (!opened) std::this_thread::sleep_for(milliseconds(20));
       }

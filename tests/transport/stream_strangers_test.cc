@@ -1,4 +1,5 @@
-// Strangers at the door of stitch's own endpoint, and peers that break its rules: each ends its own connection and nothing else.
+// Strangers at the door of stitch's own endpoint, and peers that break its rules: each ends its own
+// connection and nothing else.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 
@@ -18,11 +19,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-StreamOptions over(std::vector<std::string> transports, const std::string& bind_address = "127.0.0.1") {
+StreamOptions over(std::vector<std::string> transports,
+                   const std::string& bind_address = "127.0.0.1") {
   return {std::move(transports), bind_address};
 }
 
-// An endpoint that listens, a Recorder for each connection that comes, and one good connection to it that must go on working.
+// An endpoint that listens, a Recorder for each connection that comes, and one good connection to
+// it that must go on working.
 class Server {
  public:
   explicit Server(const std::string& transport, EndpointOptions self = options(1)) {
@@ -41,7 +44,8 @@ class Server {
   ~Server() {
     client_.reset();
     endpoint.reset();
-    for (std::size_t i = 0; i < accepted_.size(); ++i) EXPECT_EQ(recorder(i)->faults(), std::vector<std::string>{});
+    for (std::size_t i = 0; i < accepted_.size(); ++i)
+      EXPECT_EQ(recorder(i)->faults(), std::vector<std::string>{});
   }
   [[nodiscard]] std::size_t accepted() const {
     MutexLock lock(mutex_);
@@ -80,7 +84,8 @@ class Server {
 };
 
 class Strangers : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Stream, Strangers, testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Stream, Strangers, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST_P(Strangers, GarbageEndsOnlyItsConnection) {
   Server server(GetParam());
@@ -114,9 +119,10 @@ TEST_P(Strangers, GarbageAfterTheHandshakeEndsOnlyItsConnection) {
     const auto seen = server.next();
     peer.write_message("a good one");
     ASSERT_TRUE(seen->wait_messages(1));
-    const std::vector<std::string> bad{record_text(RecordKind::data, 0, 5, "lost!"), record_text(RecordKind::bulk, 0xffffff, 1),
-                                       record_text(RecordKind::message, 0, std::uint64_t{1} << 60), std::string(100, '\xff'),
-                                       record_text(RecordKind::bulk, 0, 50) + record_text(RecordKind::data, 0, 51)};
+    const std::vector<std::string> bad{
+        record_text(RecordKind::data, 0, 5, "lost!"), record_text(RecordKind::bulk, 0xffffff, 1),
+        record_text(RecordKind::message, 0, std::uint64_t{1} << 60), std::string(100, '\xff'),
+        record_text(RecordKind::bulk, 0, 50) + record_text(RecordKind::data, 0, 51)};
     peer.write(bad[static_cast<std::size_t>(round) % bad.size()]);
     ASSERT_TRUE(seen->wait_closed());
     EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
@@ -136,7 +142,8 @@ TEST_P(Strangers, StrangersThatHangUpAreForgotten) {
       RawPeer peer(server.address);
       const std::string words = record_text(RecordKind::message, 0, hello.size(), hello);
       // Half a handshake: part of the hello, or all of it and no verdict.
-      peer.write(std::string_view(words).substr(0, round % 3 == 1 ? words.size() / 2 : words.size()));
+      peer.write(
+          std::string_view(words).substr(0, round % 3 == 1 ? words.size() / 2 : words.size()));
     }
     const auto seen = server.next();
     ASSERT_TRUE(seen->wait_closed());
@@ -161,7 +168,9 @@ TEST_P(Strangers, ASilentConnectionIsClosedInTime) {
   for (const auto& each : {first, second, third}) {
     ASSERT_TRUE(each->wait_closed());
     EXPECT_EQ(each->closed_code(), ErrorCode::disconnected);
-    EXPECT_NE(each->closed_text().find("did not finish its handshake within 300 ms"), std::string::npos) << each->closed_text();
+    EXPECT_NE(each->closed_text().find("did not finish its handshake within 300 ms"),
+              std::string::npos)
+        << each->closed_text();
   }
   EXPECT_TRUE(wait_hung_up(silent.get()));
   EXPECT_TRUE(wait_hung_up(half.socket()));
@@ -182,7 +191,8 @@ TEST_P(Strangers, AServerThatSaysNothingIsGivenUp) {
     sockaddr_in bound{};
     socklen_t bytes = sizeof(bound);
     ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&bound), &bytes), 0);
-    address = "tcp://127.0.0.1:" + std::to_string((bound.sin_port >> 8) | ((bound.sin_port & 0xff) << 8));
+    address =
+        "tcp://127.0.0.1:" + std::to_string((bound.sin_port >> 8) | ((bound.sin_port & 0xff) << 8));
   } else {
     const std::string name = "stitch-test-silent-" + std::to_string(::getpid());
     sockaddr_un at{};
@@ -197,7 +207,8 @@ TEST_P(Strangers, AServerThatSaysNothingIsGivenUp) {
   endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
-  EXPECT_EQ(recorder->closed_text(), "connection " + address + " did not finish its handshake within 100 ms");
+  EXPECT_EQ(recorder->closed_text(),
+            "connection " + address + " did not finish its handshake within 100 ms");
   EXPECT_TRUE(recorder->wait_sends_done());
 }
 
@@ -292,7 +303,8 @@ TEST(StrangersShm, MemoryThatCannotBeWrittenIsRefused) {
 TEST(StrangersShm, NonsensePositionsEndTheConnection) {
   Server server("shm");
   constexpr std::uint64_t kRing = RawPeer::kRing;
-  for (const std::uint64_t ahead : {kRing + 1, 2 * kRing, ~std::uint64_t{0}, ~std::uint64_t{0} - kRing, std::uint64_t{1} << 63}) {
+  for (const std::uint64_t ahead : {kRing + 1, 2 * kRing, ~std::uint64_t{0},
+                                    ~std::uint64_t{0} - kRing, std::uint64_t{1} << 63}) {
     RawPeer peer(server.address);
     ASSERT_TRUE(peer.shake_hands());
     const auto seen = server.next();
@@ -320,8 +332,8 @@ TEST(StrangersShm, NonsenseCountsOfTakenBytesEndTheConnection) {
     peer.at<std::uint64_t>(false, RawPeer::taken).fetch_add(ahead);
     seen->connection()->send(make_message("not taken"), seen->done());
     peer.ring_bell();
-    const bool ended =
-        seen->wait([](Recorder&) { return true; }) && wait_until([&] { return seen->closed().has_value(); }, milliseconds(3000));
+    const bool ended = seen->wait([](Recorder&) { return true; }) &&
+                       wait_until([&] { return seen->closed().has_value(); }, milliseconds(3000));
     EXPECT_TRUE(ended) << "taken is ahead of written by " << ahead << ": a send waits for ever";
     if (ended) {
       EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
@@ -351,10 +363,12 @@ TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
           peer.at<std::uint64_t>(ours, RawPeer::taken).store(value);
           break;
         case 2:
-          peer.at<std::uint32_t>(ours, RawPeer::reader_sleeps).store(static_cast<std::uint32_t>(value));
+          peer.at<std::uint32_t>(ours, RawPeer::reader_sleeps)
+              .store(static_cast<std::uint32_t>(value));
           break;
         default:
-          peer.at<std::uint32_t>(ours, RawPeer::writer_waits).store(static_cast<std::uint32_t>(value));
+          peer.at<std::uint32_t>(ours, RawPeer::writer_waits)
+              .store(static_cast<std::uint32_t>(value));
       }
       peer.ring_bell();
     }
@@ -365,7 +379,8 @@ TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
   }
 }
 
-// The link by itself: whoever is about to sleep must not overlook nonsense that came since it last looked.
+// The link by itself: whoever is about to sleep must not overlook nonsense that came since it last
+// looked.
 TEST(StrangersShm, NonsenseIsNotSleptOver) {
   std::array<int, 2> pair{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()), 0);
@@ -393,7 +408,9 @@ TEST(StrangersShm, BellsWithoutEndDoNotStopOthers) {
   std::thread flood([&] {
     const std::string bells(60'000, '\0');
     while (!stop.load()) {
-      if (::send(peer.socket(), bells.data(), bells.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN) return;
+      if (::send(peer.socket(), bells.data(), bells.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 &&
+          errno != EAGAIN)
+        return;
     }
   });
   const auto begin = std::chrono::steady_clock::now();

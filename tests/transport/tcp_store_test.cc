@@ -1,4 +1,5 @@
-// What only the TCP store can do wrong: connecting, strangers, secrets, a server that dies. The rest is in store_contract_test.
+// What only the TCP store can do wrong: connecting, strangers, secrets, a server that dies. The
+// rest is in store_contract_test.
 #include "stitch/transport/tcp_store.h"
 
 #include <arpa/inet.h>
@@ -55,7 +56,9 @@ class Socket {
     const sockaddr_in address = loopback(port);
     EXPECT_EQ(::connect(file_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   }
-  void send(std::string_view bytes) { (void)!::send(file_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  void send(std::string_view bytes) {
+    (void)!::send(file_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
   void send_frame(const Bytes& frame) {
     const auto length = static_cast<std::uint32_t>(frame.size());
     std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
@@ -146,7 +149,9 @@ class TcpStoreTest : public ::testing::Test {
     options.port = port;
     return make_tcp_store(loop_, options);
   }
-  static std::string at(std::uint16_t port) { return "tcp store at 127.0.0.1:" + std::to_string(port); }
+  static std::string at(std::uint16_t port) {
+    return "tcp store at 127.0.0.1:" + std::to_string(port);
+  }
 
   EventLoop server_loop_{"store server"};
   EventLoop loop_{"store client"};
@@ -161,9 +166,11 @@ TEST_F(TcpStoreTest, AServerThatIsNotThereIsNamedWithTheCause) {
 }
 
 TEST_F(TcpStoreTest, AHostWithoutAnAddressIsNamed) {
-  const auto error = error_of([&] { client({.host = std::string(300, 'a'), .connect_timeout = 100ms}, 1); });
+  const auto error =
+      error_of([&] { client({.host = std::string(300, 'a'), .connect_timeout = 100ms}, 1); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
-  EXPECT_NE(std::string(error.what()).find("aaa\" cannot be resolved: "), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("aaa\" cannot be resolved: "), std::string::npos)
+      << error.what();
   EXPECT_EQ(error_of([&] { client({}, 0); }).code(), ErrorCode::invalid_argument);
 }
 
@@ -221,7 +228,8 @@ TEST_F(TcpStoreTest, AServerThatDoesNotAnswerTimesOut) {
   server_loop_.post([held = release.get_future().share()] { held.wait(); });
   const auto set = error_of([&] { store->set("k", "v"); });
   EXPECT_EQ(set.code(), ErrorCode::timeout);
-  EXPECT_TRUE(std::string(set.what()).starts_with(at(server.port()) + " did not answer within ")) << set.what();
+  EXPECT_TRUE(std::string(set.what()).starts_with(at(server.port()) + " did not answer within "))
+      << set.what();
   EXPECT_EQ(error_of([&] { (void)store->get("k", 10ms); }).code(), ErrorCode::timeout);
   release.set_value();
   EXPECT_EQ(store->get("k", 30s), "v");
@@ -280,7 +288,8 @@ TEST_F(TcpStoreTest, AnotherJobIsRefusedInWords) {
   TcpStoreServer server(server_loop_, {.job = "theirs"});
   const auto error = error_of([&] { client({.job = "ours"}, server.port()); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
-  EXPECT_EQ(error.what(), at(server.port()) + " refuses this client of job \"ours\": it serves job \"theirs\"");
+  EXPECT_EQ(error.what(),
+            at(server.port()) + " refuses this client of job \"ours\": it serves job \"theirs\"");
 }
 
 TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
@@ -396,7 +405,8 @@ TEST_F(TcpStoreTest, WaitsCostNoThread) {
   for (Socket& waiter : waiters) {
     for (std::uint64_t id = 0; id < 10; ++id) waiter.send_frame(get_request(id, "later", 1h));
     waiter.send_frame(get_request(99, "now", 0ms));
-    EXPECT_NE(waiter.receive_frame().find("key \"now\" was not set within 0 ms"), std::string::npos);  // so the others wait
+    EXPECT_NE(waiter.receive_frame().find("key \"now\" was not set within 0 ms"),
+              std::string::npos);  // so the others wait
   }
   EXPECT_EQ(threads_here(), before);
   waiters.resize(50);  // half of them hang up
@@ -424,7 +434,8 @@ TEST_F(TcpStoreTest, AHundredClientsMeet) {
         const auto store = client({.job = "many", .secret = "s"}, server.port());
         store->set("member/" + std::to_string(i), std::to_string(i));
         std::vector<std::string> all;
-        for (int other = 0; other < kClients; ++other) all.push_back("member/" + std::to_string(other));
+        for (int other = 0; other < kClients; ++other)
+          all.push_back("member/" + std::to_string(other));
         store->wait(all, 60s);
         ++met;
       });
@@ -443,7 +454,8 @@ TEST_F(TcpStoreTest, AClientThatDoesNotReadItsRepliesStopsOnlyItself) {
   for (std::uint64_t id = 0; id < kGets; ++id) greedy.send_frame(get_request(id, "large", 0ms));
   store->set("k", "v");
   EXPECT_EQ(store->get("k", 30s), "v");
-  for (std::uint64_t id = 0; id < kGets; ++id) ASSERT_EQ(greedy.receive_frame().size(), 8 + 1 + 4 + large.size());
+  for (std::uint64_t id = 0; id < kGets; ++id)
+    ASSERT_EQ(greedy.receive_frame().size(), 8 + 1 + 4 + large.size());
 }
 
 TEST_F(TcpStoreTest, BlockingOnTheThreadOfTheLoopIsRefused) {
@@ -459,7 +471,8 @@ TEST_F(TcpStoreTest, AClosedLoopIsReported) {
   EventLoop closed("closed loop");
   closed.close();
   TcpStoreOptions options{.port = server.port()};
-  EXPECT_EQ(error_of([&] { (void)make_tcp_store(closed, options); }).code(), ErrorCode::disconnected);
+  EXPECT_EQ(error_of([&] { (void)make_tcp_store(closed, options); }).code(),
+            ErrorCode::disconnected);
   EXPECT_EQ(error_of([&] { TcpStoreServer(closed, {}); }).code(), ErrorCode::disconnected);
 }
 

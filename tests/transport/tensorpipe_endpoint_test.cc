@@ -30,7 +30,8 @@ using stitch::testing::error_of;
 
 constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
 
-TensorPipeOptions over(std::vector<std::string> transports, std::vector<std::string> channels = {"basic"}) {
+TensorPipeOptions over(std::vector<std::string> transports,
+                       std::vector<std::string> channels = {"basic"}) {
   TensorPipeOptions tensorpipe;
   tensorpipe.transports = std::move(transports);
   tensorpipe.channels = std::move(channels);
@@ -73,14 +74,17 @@ TEST(TensorPipeEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
 }
 
 TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
-  auto server = make_tensorpipe_endpoint(options(1), over({"tensorpipe-shm", "uv"}, {"cma", "basic"}));
+  auto server =
+      make_tensorpipe_endpoint(options(1), over({"tensorpipe-shm", "uv"}, {"cma", "basic"}));
   auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
   const auto wrong = std::make_shared<Recorder>();
   client->connect(addresses[0], wrong->events());
   ASSERT_TRUE(wrong->wait_closed());
-  EXPECT_EQ(wrong->closed_text(), "connect to \"" + addresses[0] + "\" failed: transport \"tensorpipe-shm\" is not in use here; in use: uv");
+  EXPECT_EQ(wrong->closed_text(),
+            "connect to \"" + addresses[0] +
+                "\" failed: transport \"tensorpipe-shm\" is not in use here; in use: uv");
   const auto out = std::make_shared<Recorder>();
   Message message = make_message("over uv");
   message.buffers.push_back(make_filled_buffer(50000, 3));
@@ -90,10 +94,13 @@ TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
 }
 
 TEST(TensorPipeEndpoint, UnknownNamesAreRefusedWithTheKnownOnes) {
-  Error error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"ibv"}))); });
+  Error error =
+      error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"ibv"}))); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_STREQ(error.what(), "transport \"ibv\" is unknown; known are: tensorpipe-shm, uv");
-  error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({"tensorpipe-shm"}, {"xth"}))); });
+  error = error_of([] {
+    static_cast<void>(make_tensorpipe_endpoint(options(1), over({"tensorpipe-shm"}, {"xth"})));
+  });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_STREQ(error.what(), "channel \"xth\" is unknown; known are: basic, cma");
   error = error_of([] { static_cast<void>(make_tensorpipe_endpoint(options(1), over({}))); });
@@ -107,9 +114,12 @@ TEST(TensorPipeEndpoint, UnknownNamesAreRefusedWithTheKnownOnes) {
 TEST(TensorPipeEndpoint, AnAddressOfAnotherHostIsNotUsed) {
   TensorPipeOptions tensorpipe = over({"uv"});
   tensorpipe.bind_address = "192.0.2.1";  // reserved for documentation: nobody has it
-  const Error error = error_of([&] { static_cast<void>(make_tensorpipe_endpoint(options(1), tensorpipe)); });
+  const Error error =
+      error_of([&] { static_cast<void>(make_tensorpipe_endpoint(options(1), tensorpipe)); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
-  EXPECT_STREQ(error.what(), "no transport passes a transfer from this worker to itself; tried: uv, bind address 192.0.2.1");
+  EXPECT_STREQ(error.what(),
+               "no transport passes a transfer from this worker to itself; tried: uv, bind address "
+               "192.0.2.1");
   tensorpipe.transports = {"uv", "tensorpipe-shm"};
   auto endpoint = make_tensorpipe_endpoint(options(1), tensorpipe);
   const auto addresses = endpoint->listen([] { return ConnectionEvents{}; });
@@ -146,10 +156,12 @@ TEST(TensorPipeEndpoint, CarriesBuffersOverEveryChannel) {
       Message message = make_message("m");
       for (const std::size_t size : sizes) message.buffers.push_back(make_filled_buffer(size, 5));
       client->connect(addresses[0], out->events())->send(std::move(message), out->done());
-      ASSERT_TRUE(in->wait_messages(1)) << transport << " " << channel << ": " << out->closed_text();
+      ASSERT_TRUE(in->wait_messages(1))
+          << transport << " " << channel << ": " << out->closed_text();
       const auto messages = in->take_messages();
       for (std::size_t i = 0; i < sizes.size(); ++i)
-        EXPECT_TRUE(is_filled(messages[0].buffers[i], sizes[i], 5)) << transport << " " << channel << i;
+        EXPECT_TRUE(is_filled(messages[0].buffers[i], sizes[i], 5))
+            << transport << " " << channel << i;
       EXPECT_TRUE(out->wait_sends_done());
     }
   }
@@ -163,7 +175,8 @@ TEST(TensorPipeEndpoint, RefusesToSendDeviceMemory) {
   const auto connection = endpoint->connect(addresses[0], out->events());
   int elsewhere = 0;
   Message message = make_message("m");
-  message.buffers.push_back(Buffer{Device{DeviceType::cuda, 1}, &elsewhere, sizeof(elsewhere), nullptr});
+  message.buffers.push_back(
+      Buffer{Device{DeviceType::cuda, 1}, &elsewhere, sizeof(elsewhere), nullptr});
   connection->send(std::move(message), out->done());
   ASSERT_TRUE(out->wait_sends_done());
   EXPECT_EQ(out->send_error()->code(), ErrorCode::unimplemented);
@@ -181,7 +194,8 @@ TEST(TensorPipeEndpoint, AHandshakeThatIsNotAnsweredTimesOut) {
   endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
-  EXPECT_EQ(recorder->closed_text(), "connection " + address + " did not finish its handshake within 100 ms");
+  EXPECT_EQ(recorder->closed_text(),
+            "connection " + address + " did not finish its handshake within 100 ms");
   EXPECT_TRUE(recorder->wait_sends_done());
 }
 
@@ -203,7 +217,8 @@ TEST(TensorPipeEndpoint, StrangersThatHangUpDoNotStopIt) {
   }
 }
 
-// The other process of the tests below: connects to the address it is given, sends its process id, and stays until killed.
+// The other process of the tests below: connects to the address it is given, sends its process id,
+// and stays until killed.
 TEST(TensorPipeProcess, DISABLED_Peer) {
   const char* address = std::getenv(kAddressVariable);
   if (address == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
@@ -232,7 +247,8 @@ TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
     // Traffic underway when it dies: large messages that it will not take any more.
     if (came) {
       EXPECT_EQ(in->take_texts().front(), std::to_string(pid));
-      for (int i = 0; i < 20; ++i) in->connection()->send(make_message(std::string(4 << 20, 'x')), in->done());
+      for (int i = 0; i < 20; ++i)
+        in->connection()->send(make_message(std::string(4 << 20, 'x')), in->done());
     }
     const auto killed = std::chrono::steady_clock::now();
     EXPECT_EQ(::kill(pid, SIGKILL), 0);
