@@ -9,21 +9,33 @@ namespace stitch::dist_autograd {
 
 namespace {
 
-std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
-  return std::make_shared<const Carried>(Carried{std::move(state), {}});
-}
-
 std::shared_ptr<const Carried> carried() {
   return std::static_pointer_cast<const Carried>(Ambient::current().carried);
 }
 
+std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
+  return std::make_shared<const Carried>(Carried{std::move(state), {}, carried()});
+}
+
+// What becomes current again where a block ends: contexts that have ended in the meantime are
+// skipped.
+std::shared_ptr<const void> not_ended(const std::shared_ptr<const void>& outer) {
+  auto carried = std::static_pointer_cast<const Carried>(outer);
+  while (carried && carried->context->ended()) carried = carried->outer;
+  return carried;
+}
+
+Error ended_error(const ContextId& id) {
+  return Error(ErrorCode::cancelled, "context " + to_string(id) + " has ended");
+}
+
 std::shared_ptr<ContextState> find_state(Agent& agent, const ContextId& id) {
-  auto state = Engine::of(agent).contexts().find(id);
-  if (!state) {
-    throw Error(ErrorCode::invalid_argument, "context " + to_string(id) + " is unknown to " +
-                                                 stitch::to_string(agent.self()) + " or has ended");
-  }
-  return state;
+  auto& contexts = Engine::of(agent).contexts();
+  auto state = contexts.find(id);
+  if (state) return state;
+  if (contexts.has_ended(id)) throw ended_error(id);
+  throw Error(ErrorCode::invalid_argument,
+              "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()));
 }
 
 std::shared_ptr<Agent> usable_agent() {
@@ -46,13 +58,23 @@ Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots,
   return Engine::of(*agent_).backward(state_, std::move(roots), options);
 }
 
-GradientMap ContextHandle::gradients() const { return state_->gradients()->snapshot(); }
-
-at::Tensor ContextHandle::gradient(const at::Tensor& leaf) const {
-  return state_->gradients()->find(leaf);
+// Looked at first, judged then: what was still whole when the context was usable may be given out.
+GradientMap ContextHandle::gradients() const {
+  GradientMap all = state_->gradients()->snapshot();
+  state_->throw_if_unusable();
+  return all;
 }
 
+at::Tensor ContextHandle::gradient(const at::Tensor& leaf) const {
+  at::Tensor gradient = state_->gradients()->find(leaf);
+  state_->throw_if_unusable();
+  return gradient;
+}
+
+void ContextHandle::throw_if_unusable() const { state_->throw_if_unusable(); }
+
 std::string ContextHandle::graph_dot(const std::vector<at::Tensor>& roots) const {
+  if (state_->ended()) throw ended_error(state_->id());
   return collect_graph(agent_, *state_, roots);
 }
 
@@ -65,7 +87,7 @@ Context::Context(std::shared_ptr<Agent> agent)
 
 Context::~Context() {
   auto& slot = Ambient::current().carried;
-  if (slot && carried()->context == state_) slot = std::move(outer_);
+  if (slot && carried()->context == state_) slot = not_ended(outer_);
   Engine::of(*agent_).end_context(state_);
 }
 
@@ -73,9 +95,12 @@ ContextScope::ContextScope(const ContextId& id) {
   outer_ = std::exchange(Ambient::current().carried, carry(find_state(*current_agent(), id)));
 }
 
-ContextScope::~ContextScope() { Ambient::current().carried = std::move(outer_); }
+ContextScope::~ContextScope() { Ambient::current().carried = not_ended(outer_); }
 
-bool has_current_context() noexcept { return Ambient::current().carried != nullptr; }
+bool has_current_context() noexcept {
+  const auto current = carried();
+  return current && !current->context->ended();
+}
 
 ContextHandle current_context() {
   const auto current = carried();
@@ -85,6 +110,7 @@ ContextHandle current_context() {
                 "dist_autograd::Context, or a context_scope(id) on a thread of "
                 "your own");
   }
+  if (current->context->ended()) throw ended_error(current->context->id());
   return {current_agent(), current->context};
 }
 
@@ -92,6 +118,18 @@ ContextHandle find_context(const ContextId& id) {
   auto agent = current_agent();
   auto state = find_state(*agent, id);
   return {std::move(agent), std::move(state)};
+}
+
+std::optional<ContextHandle> find_usable_context(const ContextId& id) {
+  auto agent = current_agent();
+  auto& contexts = Engine::of(*agent).contexts();
+  auto state = contexts.find(id);
+  if (!state) {
+    if (contexts.has_ended(id)) throw ended_error(id);
+    return std::nullopt;
+  }
+  state->throw_if_unusable();
+  return ContextHandle(std::move(agent), std::move(state));
 }
 
 Future<void> backward_async(const ContextId& context, std::vector<at::Tensor> roots,

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,9 @@ struct Options {
 };
 
 // A context as seen from one worker, without owning it. Copyable; may outlive the context, then
-// everything throws Error(cancelled). Thread contract: any thread.
+// everything throws Error(cancelled). Once a pass of the context has failed, everything but id()
+// and graph_dot() throws the error that failed it, on every worker of the context: leaves add to
+// the context as they run, so what a failed pass left is partial. Thread contract: any thread.
 class ContextHandle {
  public:
   ContextHandle(std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> state)
@@ -46,10 +49,12 @@ class ContextHandle {
   [[nodiscard]] const ContextId& id() const noexcept;
   // Differentiates `roots` (tensors of this worker) with respect to every leaf they depend on, on
   // all workers, and adds the gradients to this context. Waits until that has ended everywhere.
-  // Throws the first error of any worker, then nothing of the pass is left anywhere. `.grad` stays
-  // as it is. Several passes may run at once.
+  // Throws Error(invalid_argument) for roots or options that make no sense, before anything runs;
+  // else the first error of any worker, and then the context has failed: make a new one and run
+  // forward again. `.grad` stays as it is. Several passes may run at once; when one fails, so do
+  // the others.
   void backward(std::vector<at::Tensor> roots, const Options& options = {}) const;
-  // The same without waiting. Cancelling the future ends the pass.
+  // The same without waiting. Cancelling the future ends the pass; the context has failed then.
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots,
                                             const Options& options = {}) const;
   // The gradients of this worker's leaves so far. A snapshot: later passes do not change it.
@@ -59,6 +64,8 @@ class ContextHandle {
   // The graph of all workers as Graphviz, stitched together: all that was sent and what leads from
   // `roots`. Waits.
   [[nodiscard]] std::string graph_dot(const std::vector<at::Tensor>& roots = {}) const;
+  // Throws Error(cancelled) when the context has ended, and its error when a pass of it has failed.
+  void throw_if_unusable() const;
 
  protected:
   std::shared_ptr<Agent> agent_;
@@ -100,16 +107,21 @@ class [[nodiscard]] ContextScope {
  private:
   std::shared_ptr<const void> outer_;
 };
-// Throws Error(invalid_argument) when the context is unknown to the current worker or has ended.
+// Throws Error(invalid_argument) when the context is unknown to the current worker,
+// Error(cancelled) when it has ended.
 [[nodiscard]] inline ContextScope context_scope(const ContextId& id) { return ContextScope(id); }
 
-// The context that is current on this thread. Throws Error(invalid_argument) when there is none.
+// The context that is current on this thread. Throws Error(invalid_argument) when there is none,
+// Error(cancelled) when it has ended (in a continuation that started under it, say).
 [[nodiscard]] ContextHandle current_context();
-// True when a context is current on this thread.
+// True when a context is current on this thread and has not ended.
 [[nodiscard]] bool has_current_context() noexcept;
-// A context that the current worker takes part in. Throws Error(invalid_argument) when it does not
-// (any more).
+// A context that the current worker takes part in. Throws Error(invalid_argument) when it does not,
+// Error(cancelled) when it has ended.
 [[nodiscard]] ContextHandle find_context(const ContextId& id);
+// The same for layers that use the numbers of a context: none when it never reached this worker.
+// Throws Error(cancelled) when it has ended, and its error when a pass of it has failed.
+[[nodiscard]] std::optional<ContextHandle> find_usable_context(const ContextId& id);
 
 // As ContextHandle::backward_async on the current worker, which must take part in the context. For
 // layers that start a pass where a tensor lives.

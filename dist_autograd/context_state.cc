@@ -1,5 +1,7 @@
 #include "stitch/dist_autograd/context_state.h"
 
+#include <algorithm>
+
 #include "stitch/dist_autograd/pass.h"
 
 namespace stitch::dist_autograd {
@@ -7,6 +9,22 @@ namespace stitch::dist_autograd {
 bool ContextState::ended() const {
   MutexLock lock(mutex_);
   return ended_;
+}
+
+std::optional<Error> ContextState::failure() const {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+void ContextState::throw_if_unusable() const {
+  MutexLock lock(mutex_);
+  check_usable();
+}
+
+void ContextState::check_usable() const {
+  if (ended_)
+    throw Error(ErrorCode::cancelled, "context " + dist_autograd::to_string(id_) + " has ended");
+  if (failure_) throw *failure_;
 }
 
 bool ContextState::add_send(LinkId link, NodePtr node, bool of_gradients) {
@@ -60,12 +78,32 @@ std::vector<WorkerInfo> ContextState::peers() const {
   return all;
 }
 
+bool ContextState::add_teller(WorkerId worker) {
+  MutexLock lock(mutex_);
+  if (std::find(tellers_.begin(), tellers_.end(), worker) != tellers_.end()) return false;
+  tellers_.push_back(worker);
+  return true;
+}
+
+bool ContextState::told_by(WorkerId worker) const {
+  MutexLock lock(mutex_);
+  return std::find(tellers_.begin(), tellers_.end(), worker) != tellers_.end();
+}
+
+std::uint64_t ContextState::next_pass() {
+  MutexLock lock(mutex_);
+  return next_pass_++;
+}
+
 std::shared_ptr<Pass> ContextState::open_pass(PassId id,
                                               const std::function<std::shared_ptr<Pass>()>& make) {
   MutexLock lock(mutex_);
-  if (ended_ || past_passes_.contains(id)) return nullptr;
-  auto& pass = passes_[id];
-  if (!pass) pass = make();
+  if (const auto found = passes_.find(id); found != passes_.end()) return found->second;
+  const auto past = past_passes_.find({id.root, id.epoch});
+  if (past != past_passes_.end() && past->second.contains(id.counter)) return nullptr;
+  check_usable();
+  auto pass = make();
+  passes_.emplace(id, pass);
   return pass;
 }
 
@@ -78,7 +116,7 @@ std::shared_ptr<Pass> ContextState::find_pass(PassId id) const {
 void ContextState::close_pass(PassId id) {
   std::shared_ptr<Pass> closed;
   MutexLock lock(mutex_);
-  past_passes_.insert(id);
+  past_passes_[{id.root, id.epoch}].insert(id.counter);
   if (const auto found = passes_.find(id); found != passes_.end()) {
     closed = std::move(found->second);
     passes_.erase(found);
@@ -86,16 +124,30 @@ void ContextState::close_pass(PassId id) {
   lock.unlock();
 }
 
-bool ContextState::note_abort(PassId id) {
-  MutexLock lock(mutex_);
-  return aborted_passes_.insert(id).second;
-}
-
 std::vector<std::shared_ptr<Pass>> ContextState::passes() const {
   MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Pass>> all;
   for (const auto& [id, pass] : passes_) all.push_back(pass);
   return all;
+}
+
+std::size_t ContextState::past_passes_remembered() const {
+  MutexLock lock(mutex_);
+  std::size_t runs = 0;
+  for (const auto& [root, counters] : past_passes_) runs += counters.runs();
+  return runs;
+}
+
+ContextState::Failing ContextState::fail(const Error& error) {
+  Failing failing;
+  MutexLock lock(mutex_);
+  failing.error = failure_.value_or(error);
+  if (ended_ || failure_) return failing;
+  failure_ = error;
+  failing.first = true;
+  for (const auto& [id, pass] : passes_) failing.passes.push_back(pass);
+  for (const auto& [id, peer] : peers_) failing.peers.push_back(peer);
+  return failing;
 }
 
 ContextState::Ending ContextState::end() {

@@ -1,15 +1,20 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
+#include <optional>
+#include <string>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "stitch/dist_autograd/gradient_store.h"
 #include "stitch/dist_autograd/ids.h"
 #include "stitch/dist_autograd/send_node.h"
+#include "stitch/rref/interval_set.h"
+#include "stitch/transport/error.h"
 #include "stitch/transport/mutex.h"
 
 namespace stitch::dist_autograd {
@@ -17,8 +22,10 @@ namespace stitch::dist_autograd {
 class Pass;
 
 // One context on one worker: the links that left it, the gradients that accumulated, the passes
-// that run, whom it told the id. Shared by the table of contexts, by everything that runs under it,
-// and by its passes. After end() it is empty and stays so. Thread contract: any thread. Nodes,
+// that run, whom it told the id and who told it. Shared by the table of contexts, by everything
+// that runs under it, and by its passes. After end() it is empty and stays so. After fail() it goes
+// on to record, but no number in it is given out any more: leaves add to it as they run, so a pass
+// that did not come to its end leaves sums that are partial. Thread contract: any thread. Nodes,
 // gradients and passes are destroyed outside the lock.
 class ContextState {
  public:
@@ -31,6 +38,10 @@ class ContextState {
     return gradients_;
   }
   [[nodiscard]] bool ended() const STITCH_EXCLUDES(mutex_);
+  // The error of the pass that failed first, as far as this worker has heard of one.
+  [[nodiscard]] std::optional<Error> failure() const STITCH_EXCLUDES(mutex_);
+  // Throws Error(cancelled) after end(), and failure() after fail().
+  void throw_if_unusable() const STITCH_EXCLUDES(mutex_);
 
   // Keeps a send node under its link. `of_gradients`: it stands for gradients of a pass with
   // create_graph. False after end().
@@ -44,18 +55,34 @@ class ContextState {
   // Remembers that `peer` has been told the id. False after end(): then it must not be told.
   bool add_peer(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<WorkerInfo> peers() const STITCH_EXCLUDES(mutex_);
+  // Remembers that `worker` has told this one the id, so that it will tell of the end, too. True
+  // the first time.
+  bool add_teller(WorkerId worker) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool told_by(WorkerId worker) const STITCH_EXCLUDES(mutex_);
 
-  // The pass of that id; made by `make` when it is new. Null when the context or that pass has
-  // ended here.
+  // A number for a new pass that this worker starts.
+  [[nodiscard]] std::uint64_t next_pass() STITCH_EXCLUDES(mutex_);
+  // The pass of that id; made by `make` when it is new. Null when that pass has ended here. Throws
+  // as throw_if_unusable() instead of making one.
   [[nodiscard]] std::shared_ptr<Pass> open_pass(PassId id,
                                                 const std::function<std::shared_ptr<Pass>()>& make)
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: what still comes for it is ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
-  // This worker has heard that the pass failed. True the first time: then it is to be passed on.
-  [[nodiscard]] bool note_abort(PassId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
+  // How much is remembered of passes that have ended.
+  [[nodiscard]] std::size_t past_passes_remembered() const STITCH_EXCLUDES(mutex_);
+
+  // A pass of the context has failed. `error` becomes failure() unless there is one. The first call
+  // returns the passes, to be aborted, and the peers, to be told.
+  struct Failing {
+    bool first = false;
+    Error error;  // the failure; the error given when the context has ended
+    std::vector<std::shared_ptr<Pass>> passes;
+    std::vector<WorkerInfo> peers;
+  };
+  [[nodiscard]] Failing fail(const Error& error) STITCH_EXCLUDES(mutex_);
 
   // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be
   // told.
@@ -67,6 +94,8 @@ class ContextState {
   Ending end() STITCH_EXCLUDES(mutex_);
 
  private:
+  using Life = std::pair<WorkerId, std::uint64_t>;
+  void check_usable() const STITCH_REQUIRES(mutex_);
   struct Send {
     NodePtr node;
     bool of_gradients = false;
@@ -76,19 +105,22 @@ class ContextState {
 
   mutable Mutex mutex_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
+  std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<LinkId, Send> sends_ STITCH_GUARDED_BY(mutex_);
   std::size_t gradient_links_ STITCH_GUARDED_BY(mutex_) = 0;
   std::unordered_map<WorkerId, WorkerInfo> peers_ STITCH_GUARDED_BY(mutex_);
+  std::vector<WorkerId> tellers_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = 1;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_set<PassId> past_passes_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_set<PassId> aborted_passes_ STITCH_GUARDED_BY(mutex_);
+  std::map<Life, rref::IntervalSet> past_passes_ STITCH_GUARDED_BY(mutex_);  // by root
 };
 
-// What the ambient of a thread carries: the current context, and the call it is part of, in words
-// for error texts.
+// What the ambient of a thread carries: the current context, the call it is part of, in words for
+// error texts, and what was current around it: contexts may end in another order than they nest.
 struct Carried {
   std::shared_ptr<ContextState> context;
   std::string call;
+  std::shared_ptr<const Carried> outer = nullptr;
 };
 
 }  // namespace stitch::dist_autograd

@@ -22,7 +22,7 @@ std::shared_ptr<ContextState> ContextTable::find(const ContextId& id) const {
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
   MutexLock lock(mutex_);
   if (const auto found = contexts_.find(id); found != contexts_.end()) return found->second;
-  if (closed_ || has_ended(id)) return nullptr;
+  if (closed_ || ended(id)) return nullptr;
   auto context = std::make_shared<ContextState>(id);
   contexts_.emplace(id, context);
   return context;
@@ -32,8 +32,8 @@ std::shared_ptr<ContextState> ContextTable::remove(const ContextId& id) {
   MutexLock lock(mutex_);
   if (own(id)) {
     own_.erase(id.counter);
-  } else if (!has_ended(id)) {
-    ended_[{id.home, id.epoch}].counters.insert(id.counter);
+  } else {
+    ended_[{id.home, id.epoch}].insert(id.counter);
   }
   const auto found = contexts_.find(id);
   if (found == contexts_.end()) return nullptr;
@@ -42,12 +42,23 @@ std::shared_ptr<ContextState> ContextTable::remove(const ContextId& id) {
   return context;
 }
 
-void ContextTable::raise_low_water(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
+std::vector<std::shared_ptr<ContextState>> ContextTable::raise_low_water(WorkerId home,
+                                                                         std::uint64_t epoch,
+                                                                         std::uint64_t counter) {
   MutexLock lock(mutex_);
-  Ended& ended = ended_[{home, epoch}];
-  if (counter <= ended.low_water) return;
-  ended.low_water = counter;
-  ended.counters.erase(ended.counters.begin(), ended.counters.lower_bound(counter));
+  return take_below(home, epoch, counter);
+}
+
+std::vector<std::shared_ptr<ContextState>> ContextTable::take_below(WorkerId home,
+                                                                    std::uint64_t epoch,
+                                                                    std::uint64_t counter) {
+  std::vector<std::shared_ptr<ContextState>> taken;
+  ended_[{home, epoch}].insert_below(counter);
+  const auto first = contexts_.lower_bound({home, epoch, 0});
+  const auto last = contexts_.lower_bound({home, epoch, counter});
+  for (auto each = first; each != last; ++each) taken.push_back(std::move(each->second));
+  contexts_.erase(first, last);
+  return taken;
 }
 
 std::uint64_t ContextTable::low_water() const {
@@ -57,17 +68,8 @@ std::uint64_t ContextTable::low_water() const {
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home,
                                                                      std::uint64_t epoch) {
-  std::vector<std::shared_ptr<ContextState>> removed;
   MutexLock lock(mutex_);
-  Ended& ended = ended_[{home, epoch}];
-  ended.low_water = std::numeric_limits<std::uint64_t>::max();
-  ended.counters.clear();
-  std::erase_if(contexts_, [&](auto& entry) {
-    if (entry.first.home != home || entry.first.epoch != epoch) return false;
-    removed.push_back(std::move(entry.second));
-    return true;
-  });
-  return removed;
+  return take_below(home, epoch, std::numeric_limits<std::uint64_t>::max());
 }
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_all() {
@@ -90,16 +92,20 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::all() const {
 std::size_t ContextTable::ended_remembered() const {
   MutexLock lock(mutex_);
   std::size_t count = 0;
-  for (const auto& [life, ended] : ended_) count += ended.counters.size();
+  for (const auto& [life, counters] : ended_) count += counters.runs();
   return count;
 }
 
-// REQUIRES: the context is not here.
 bool ContextTable::has_ended(const ContextId& id) const {
+  MutexLock lock(mutex_);
+  return !contexts_.contains(id) && (closed_ || ended(id));
+}
+
+// REQUIRES: the context is not here.
+bool ContextTable::ended(const ContextId& id) const {
   if (own(id)) return true;
   const auto found = ended_.find({id.home, id.epoch});
-  return found != ended_.end() &&
-         (id.counter < found->second.low_water || found->second.counters.contains(id.counter));
+  return found != ended_.end() && found->second.contains(id.counter);
 }
 
 }  // namespace stitch::dist_autograd

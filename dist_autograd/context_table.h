@@ -4,11 +4,11 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "stitch/dist_autograd/context_state.h"
+#include "stitch/rref/interval_set.h"
 #include "stitch/transport/mutex.h"
 
 namespace stitch::dist_autograd {
@@ -23,16 +23,22 @@ class ContextTable {
 
   // A new context of this worker.
   [[nodiscard]] std::shared_ptr<ContextState> create() STITCH_EXCLUDES(mutex_);
-  // The context, or null when it is unknown here or has ended.
+  // The context, or null when it is unknown here or has ended: has_ended() tells.
   [[nodiscard]] std::shared_ptr<ContextState> find(const ContextId& id) const
       STITCH_EXCLUDES(mutex_);
+  // True when a context has ended as far as this worker has heard; false for one that is unknown
+  // here.
+  [[nodiscard]] bool has_ended(const ContextId& id) const STITCH_EXCLUDES(mutex_);
   // A context of another worker, made known here by a message. Null when it has ended.
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
       STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
-  // Forgets which contexts of that home below `counter` have ended one by one: all have.
-  void raise_low_water(WorkerId home, std::uint64_t epoch, std::uint64_t counter)
+  // All contexts of that home below `counter` have ended. Takes out those that are still here: who
+  // was to tell of their end has died.
+  [[nodiscard]] std::vector<std::shared_ptr<ContextState>> raise_low_water(WorkerId home,
+                                                                           std::uint64_t epoch,
+                                                                           std::uint64_t counter)
       STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
@@ -44,15 +50,16 @@ class ContextTable {
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_all() STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> all() const STITCH_EXCLUDES(mutex_);
+  // How much is remembered of contexts that have ended: runs of counters.
   [[nodiscard]] std::size_t ended_remembered() const STITCH_EXCLUDES(mutex_);
 
  private:
-  struct Ended {
-    std::uint64_t low_water = 0;
-    std::set<std::uint64_t> counters;  // at and above low_water
-  };
   using Life = std::pair<WorkerId, std::uint64_t>;
-  [[nodiscard]] bool has_ended(const ContextId& id) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool ended(const ContextId& id) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<std::shared_ptr<ContextState>> take_below(WorkerId home,
+                                                                      std::uint64_t epoch,
+                                                                      std::uint64_t counter)
+      STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool own(const ContextId& id) const noexcept {
     return id.home == self_ && id.epoch == epoch_;
   }
@@ -65,8 +72,8 @@ class ContextTable {
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
   std::set<std::uint64_t> own_
       STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
-  std::unordered_map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
-  std::map<Life, Ended> ended_ STITCH_GUARDED_BY(mutex_);
+  std::map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
+  std::map<Life, rref::IntervalSet> ended_ STITCH_GUARDED_BY(mutex_);  // of other workers
 };
 
 }  // namespace stitch::dist_autograd

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,10 @@ class Engine final : public Extension {
   [[nodiscard]] LinkId next_link() noexcept {
     return {agent_.self().id, next_link_.fetch_add(1, std::memory_order_relaxed)};
   }
+  // The context has failed with `error`, found by the pass of `header`, which has been aborted:
+  // ends its other passes here and tells everybody who must not use its numbers, and `told`.
+  void spread_failure(const ContextState& context, const wire::PassHeader& header,
+                      ContextState::Failing failing, std::set<WorkerId> told);
   void count_gradients(std::size_t links) noexcept {
     gradients_sent_.fetch_add(links, std::memory_order_relaxed);
   }
@@ -53,17 +59,26 @@ class Engine final : public Extension {
  private:
   void on_frame(InMessage message);
   void open_and_handle(InMessage message);
+  void on_abort(const WorkerInfo& from, const wire::PassHeader& header, const Error& error);
   void on_release(const WorkerInfo& from, const wire::Release& release_of);
+  void on_hold(const WorkerInfo& from, const wire::Hold& hold);
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
   void refuse(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
-  void relay_abort(const ContextState& context, const WorkerInfo& from,
-                   const wire::PassHeader& header, const Error& error);
   void send_abort(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
+  // Sends what nobody would say again: what `make` makes, when need be more than once.
+  void tell(const WorkerInfo& to, std::function<OutMessage()> make);
+  // recording.cc: the context of a request, which `from` has told this worker by it. Null when it
+  // has ended. Throws Error(protocol) for one that cannot exist.
+  [[nodiscard]] std::shared_ptr<ContextState> join(const ContextId& id, const WorkerInfo& from);
+  // Tells the homes of contexts that this worker knows through `lost` only that it takes part.
+  void hold_contexts_told_by(const WorkerInfo& lost);
+  void hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts);
+  // Throws Error(protocol) for a life of a worker that does not exist.
+  void expect_life(WorkerId worker, std::uint64_t epoch, const char* what);
 
   Agent& agent_;
   ContextTable contexts_;
   std::atomic<std::uint64_t> next_link_{1};
-  std::atomic<std::uint64_t> next_pass_{1};
   std::atomic<std::uint64_t> gradients_sent_{0};
 };
 

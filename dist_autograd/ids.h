@@ -24,9 +24,11 @@ struct ContextId {
   }
 };
 
-// Names one backward pass: the worker that called backward() and a counter of that worker.
+// Names one backward pass within a context: the worker that called backward(), which life of it,
+// and a counter of that worker's passes over this context.
 struct PassId {
   WorkerId root;
+  std::uint64_t epoch = 0;
   std::uint64_t counter = 0;
   friend auto operator<=>(const PassId&, const PassId&) = default;
 };
@@ -67,7 +69,8 @@ struct std::hash<stitch::dist_autograd::ContextId> {
 template <>
 struct std::hash<stitch::dist_autograd::PassId> {
   std::size_t operator()(const stitch::dist_autograd::PassId& id) const noexcept {
-    return stitch::dist_autograd::mix(id.root.value(), id.counter);
+    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.root.value()} << 40),
+                                      id.counter);
   }
 };
 template <>

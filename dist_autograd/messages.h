@@ -18,9 +18,13 @@ enum FrameKind : std::uint16_t {
   kDone = 0x144,       // this worker has finished its part
   kAbort = 0x145,      // the pass has failed
   kRelease = 0x146,    // a context has ended
+  kHold = 0x147,  // to its home: this worker takes part in these contexts, whoever told it is lost
 };
 // On requests and replies: the context they belong to and the link that their tensors make.
 inline constexpr std::uint16_t kContextSection = 0x140;
+// On a request: it was made with grad mode off, so it runs with grad mode off. On its reply: the
+// caller gets tensors that do not require grad. One byte, without meaning.
+inline constexpr std::uint16_t kNoGradSection = 0x141;
 
 struct PassHeader {
   ContextId context;
@@ -29,7 +33,8 @@ struct PassHeader {
   enum Flag : std::uint8_t { kRetainGraph = 1, kCreateGraph = 2, kAnomaly = 4, kFast = 8 };
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(context.home, context.epoch, context.counter, pass.root, pass.counter, flags);
+    archive(context.home, context.epoch, context.counter, pass.root, pass.epoch, pass.counter,
+            flags);
   }
 };
 
@@ -74,10 +79,20 @@ struct GradientEntry {
 
 struct Release {
   ContextId context;
-  std::uint64_t low_water = 0;  // all contexts of this home below this counter have ended
+  // All contexts of this home below this counter have ended. Counts when the home itself says so.
+  std::uint64_t low_water = 0;
   template <class Archive>
   void serialize(Archive& archive) {
     archive(context.home, context.epoch, context.counter, low_water);
+  }
+};
+
+struct Hold {
+  std::uint64_t epoch = 0;              // the receiver's
+  std::vector<std::uint64_t> contexts;  // counters of the receiver's own contexts
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(epoch, contexts);
   }
 };
 

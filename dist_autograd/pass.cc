@@ -82,6 +82,7 @@ variable_list Pass::unpack(const WorkerInfo& from, const wire::GradientEntry& en
     return Error(ErrorCode::protocol,
                  "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
   };
+  if (node.receiver().id != from.id) throw wrong("it was sent to another worker");
   if (entry.defined.size() != node.num_inputs())
     throw wrong("their number is not that of the tensors sent");
   variable_list gradients(entry.defined.size());
@@ -162,7 +163,10 @@ void Pass::flush() {
         if (!running()) return;
         peers_.insert(parcel.to.id);
         ++writing_;
-        if (settings_.fast) ++deficit_;
+        if (settings_.fast) {
+          ++deficit_;
+          ++deficits_[parcel.to.id];
+        }
       }
       engine_.count_gradients(parcel.entries.size());
       send(parcel.to.id, std::move(out), true);
@@ -176,9 +180,11 @@ void Pass::flush() {
 OutMessage Pass::message(std::uint16_t kind) const {
   OutMessage out(kind);
   OutArchive archive(out);
-  archive(wire::PassHeader{context_->id(), id_, settings_.to_wire()});
+  archive(header());
   return out;
 }
+
+wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }
 
 void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
   const WorkerInfo& peer = agent_->peers().find(to);
@@ -199,7 +205,11 @@ void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
     }
   };
   try {
-    agent_->send_frame(peer, std::move(message), sent);
+    if (carries_gradients) {
+      agent_->send_frame(peer, std::move(message), sent);
+    } else {
+      agent_->send_control(peer, std::move(message), sent);
+    }
   } catch (...) {
     sent(to_error(std::current_exception()));
   }
@@ -224,43 +234,55 @@ void Pass::perform(Actions actions) {
   if (actions.succeed) finish(std::nullopt);
   if (actions.done) {
     finish(std::nullopt);
-    OutMessage out = message(wire::kDone);
-    OutArchive archive(out);
-    archive(*actions.done);
-    send(id_.root, std::move(out));
+    try {
+      OutMessage out = message(wire::kDone);
+      OutArchive archive(out);
+      archive(*actions.done);
+      agent_->send_control(agent_->peers().find(id_.root), std::move(out),
+                           [self = shared_from_this()](const std::optional<Error>& error) {
+                             if (error) self->done_not_sent(*error);
+                           });
+    } catch (...) {
+      done_not_sent(to_error(std::current_exception()));
+    }
   }
+}
+
+void Pass::done_not_sent(const Error& error) {
+  std::set<WorkerId> told;
+  {
+    MutexLock lock(mutex_);
+    told = concerned();
+  }
+  const Error unsaid = found_here(error);
+  engine_.spread_failure(*context_, header(), context_->fail(unsaid), std::move(told));
+}
+
+// Whom this pass must tell that it has failed. The root knows everybody once marking has ended.
+std::set<WorkerId> Pass::concerned() const {
+  std::set<WorkerId> workers = peers_;
+  workers.insert(participants_.begin(), participants_.end());
+  workers.insert(id_.root);
+  return workers;
 }
 
 void Pass::abort(const Error& error) {
   std::set<WorkerId> told;
+  ContextState::Failing failing;
   {
     MutexLock lock(mutex_);
     if (!running()) return;
     phase_ = Phase::aborted;
-    error_ = error;
-    told = peers_;
-    told.insert(not_done_.begin(), not_done_.end());
-    told.insert(
-        id_.root);  // knows everybody once marking has ended, when the others may be gone already
+    // Under the lock, so that a pass that ends well here has not failed its context.
+    failing = context_->fail(error);
+    error_ = failing.error;
+    told = concerned();
   }
-  static_cast<void>(context_->note_abort(id_));  // it is passed on here
-  told.erase(agent_->self().id);
-  for (const WorkerId to : told) {
-    try {
-      OutMessage out = message(wire::kAbort);
-      OutArchive archive(out);
-      archive(error);
-      agent_->send_frame(agent_->peers().find(to), std::move(out));
-    } catch (const std::exception&) {
-      // That peer learns it from another one, or from its own loss of this worker.
-    }
-  }
+  engine_.spread_failure(*context_, header(), std::move(failing), std::move(told));
   prepare();
   if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
   strand_->stop();
 }
-
-void Pass::on_abort(const WorkerInfo&, const Error& error) { abort(error.with_remote(true)); }
 
 void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   bool concerned = false;
@@ -273,6 +295,11 @@ void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   abort(Error(ErrorCode::disconnected,
               "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what())
             .with_worker(peer.name));
+}
+
+void Pass::check_lost(WorkerId peer) {
+  if (const auto reason = agent_->peers().lost(peer))
+    on_peer_lost(agent_->peers().find(peer), *reason);
 }
 
 void Pass::expire() {
@@ -306,6 +333,7 @@ void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
   transport::EventLoop::TimerId timer = 0;
   context_->close_pass(id_);
+  if (error) context_->gradients()->clear();  // nobody will see them
   {
     MutexLock lock(mutex_);
     phase_ = Phase::ended;

@@ -54,11 +54,11 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry> entries,
                     std::vector<at::Tensor> tensors);
   void on_done(const WorkerInfo& from, const wire::Done& done);
-  void on_abort(const WorkerInfo& from, const Error& error);
   // Ends the pass when that worker has had to do with it.
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
 
-  // Ends the pass everywhere with this error, unless it has ended or failed already.
+  // Ends the pass everywhere with this error, unless it has ended or failed already. Its context
+  // has failed then, too.
   void abort(const Error& error);
   // Waits until no node of it runs here. Returns at once when this thread is running one.
   void wait_until_quiet();
@@ -103,6 +103,13 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
   void perform(Actions actions) STITCH_EXCLUDES(mutex_);
   void flush() STITCH_EXCLUDES(mutex_);
+  // Ends the pass when a worker that has just entered it was lost before: on_peer_lost() has
+  // passed.
+  void check_lost(WorkerId peer) STITCH_EXCLUDES(mutex_);
+  // The root will not hear that this worker is done, so the pass must fail.
+  void done_not_sent(const Error& error) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::set<WorkerId> concerned() const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] wire::PassHeader header() const;
   [[nodiscard]] OutMessage message(std::uint16_t kind) const;
   void send(WorkerId to, OutMessage message, bool carries_gradients = false)
       STITCH_EXCLUDES(mutex_);
@@ -147,6 +154,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Dijkstra-Scholten: who is to be told when everything this worker has caused has ended.
   std::optional<WorkerId> parent_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t deficit_ STITCH_GUARDED_BY(mutex_) = 0;  // messages sent, not yet acked
+  std::map<WorkerId, std::uint64_t> deficits_ STITCH_GUARDED_BY(mutex_);  // by receiver
   std::map<WorkerId, std::uint32_t> owed_
       STITCH_GUARDED_BY(mutex_);  // acks to send when quiet, parent's apart
   std::set<WorkerId> participants_ STITCH_GUARDED_BY(mutex_);  // reported from below

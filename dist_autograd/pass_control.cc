@@ -17,11 +17,11 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
     if (const auto pass = weak.lock())
       pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
   });
-  bool over = false;
+  std::optional<Error> over;
   {
     MutexLock lock(mutex_);
     begun_ = Clock::now();
-    over = !running();
+    if (!running()) over = error_;
     if (!over) promise_ = done;
     if (!over && deadline != Clock::time_point::max()) {
       timer_ = agent_->loop().call_at(deadline, [weak = weak_from_this()] {
@@ -30,7 +30,7 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
     }
   }
   if (over) {
-    done.set_error(Error(ErrorCode::cancelled, "backward was cancelled: its context has ended"));
+    done.set_error(*over);
     strand_->start();
     return;
   }
@@ -56,17 +56,23 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
 
 void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
   guard([&] {
+    bool entered = false;
     Actions actions;
     {
       MutexLock lock(mutex_);
       if (!running()) return;
-      peers_.insert(from.id);
+      entered = peers_.insert(from.id).second;
       MarksByPeer marks;
       for (const std::uint64_t counter : mark.links) {
         const std::uint32_t index = plan_->find({agent_->self().id, counter});
         if (index == Plan::kNone) {
           throw Error(ErrorCode::protocol,
                       "a call result used by the loss is unknown here; is forward still running?");
+        }
+        if (plan_->send(index).receiver().id != from.id) {
+          throw Error(ErrorCode::protocol, stitch::to_string(from) + " marked " +
+                                               plan_->send(index).call() +
+                                               ", which was sent to another worker");
         }
         spread(index, marks);
       }
@@ -79,6 +85,7 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
       advance(actions);
     }
     perform(std::move(actions));
+    if (entered) check_lost(from.id);
   });
 }
 
@@ -90,9 +97,11 @@ void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
     {
       MutexLock lock(mutex_);
       if (!running()) return;
-      if (ack.count > deficit_)
+      auto& owed_by = deficits_[from.id];
+      if (ack.count > owed_by)
         throw Error(ErrorCode::protocol,
                     stitch::to_string(from) + " acknowledged more messages than it was sent");
+      owed_by -= ack.count;
       deficit_ -= ack.count;
       participants_.insert(ack.participants.begin(), ack.participants.end());
       advance(actions);
@@ -107,6 +116,9 @@ void Pass::on_settle(const WorkerInfo& from) {
     {
       MutexLock lock(mutex_);
       if (phase_ != Phase::open) return;
+      if (from.id != id_.root)
+        throw Error(ErrorCode::protocol,
+                    stitch::to_string(from) + " settled a pass of another worker");
       peers_.insert(from.id);
       settle(actions);
       advance(actions);
@@ -121,7 +133,10 @@ void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
     {
       MutexLock lock(mutex_);
       if (!running()) return;
-      not_done_.erase(from.id);
+      if (not_done_.erase(from.id) == 0) {
+        throw Error(ErrorCode::protocol,
+                    stitch::to_string(from) + " is done with a pass that does not wait for it");
+      }
       unused_.unused_links += done.unused_links;
       unused_.unused_calls.insert(unused_.unused_calls.end(), done.unused_calls.begin(),
                                   done.unused_calls.end());
@@ -143,11 +158,12 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
                     "a gradient came for a call that is unknown here; is forward still running?");
       deliveries.emplace_back(index, unpack(from, entry, index, tensors, next));
     }
+    bool entered = false;
     Actions actions;
     {
       MutexLock lock(mutex_);
       if (!running()) return;
-      peers_.insert(from.id);
+      entered = peers_.insert(from.id).second;
       if (settings_.fast) {
         if (root() || parent_) {
           ++owed_[from.id];
@@ -155,10 +171,11 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
           parent_ = from.id;
         }
       }
-      std::erase_if(deliveries, [this](const auto& delivery) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-        return delivered_[delivery.first];
-      });
       for (const auto& [index, gradients] : deliveries) {
+        if (delivered_[index]) {
+          throw Error(ErrorCode::protocol,
+                      stitch::to_string(from) + " sent the gradients of a call twice");
+        }
         if (phase_ == Phase::settled && marks_ && !marks_->marked(index)) {
           throw Error(
               ErrorCode::protocol,
@@ -172,6 +189,7 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
     }
     perform(std::move(actions));
     for (auto& [index, gradients] : deliveries) strand_->deliver(index, std::move(gradients));
+    if (entered) check_lost(from.id);
   });
 }
 
@@ -190,6 +208,7 @@ void Pass::send_marks(MarksByPeer marks, Actions& actions) {
   for (auto& [to, mark] : marks) {
     peers_.insert(to);
     ++deficit_;
+    ++deficits_[to];
     actions.marks.emplace_back(to, std::move(mark));
   }
 }
@@ -210,7 +229,6 @@ void Pass::advance(Actions& actions) {
   }
   if (!not_done_.empty()) return;
   if (unused_.unused_links != 0) {
-    peers_.clear();  // they have ended already and need not hear of it
     actions.error = unused_error();
     return;
   }

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <array>
+#include <functional>
 #include <utility>
 
 #include "stitch/dist_autograd/engine.h"
@@ -11,15 +14,20 @@ namespace stitch::dist_autograd {
 
 namespace {
 
-// The send node of a message that certainly never left stands for nothing.
+// The send node of a message that certainly never left stands for nothing: also of one that was
+// refused before anybody tried to send it, which only ends this.
 class UnsentLink final : public Attachment {
  public:
+  ~UnsentLink() override {
+    if (context_) context_->remove_send(link_);
+  }
   void watch(std::shared_ptr<ContextState> context, LinkId link) {
     context_ = std::move(context);
     link_ = link;
   }
   void on_sent(const std::optional<Error>& error) override {
     if (error && context_) context_->remove_send(link_);
+    context_.reset();
   }
 
  private:
@@ -63,9 +71,24 @@ struct Section {
     section.tensors.resize(in.read_count(sizeof(std::uint32_t)));
     for (std::uint32_t& index : section.tensors) index = in.read<std::uint32_t>();
     in.expect_end();
+    // One tensor cannot be two inputs of a node.
+    if (std::adjacent_find(section.tensors.begin(), section.tensors.end(),
+                           std::greater_equal<>()) != section.tensors.end())
+      throw Error(ErrorCode::protocol, "context section names its tensors in no order");
     return section;
   }
 };
+
+// A call made with grad mode off runs so, and its result needs no gradients at the caller.
+void add_no_grad(OutMessage& message, bool request) {
+  const bool matters = request || std::any_of(message.tensors.begin(), message.tensors.end(),
+                                              [](const at::Tensor& tensor) {
+                                                return tensor.defined() && tensor.requires_grad();
+                                              });
+  if (!matters) return;
+  constexpr std::array<std::byte, 1> kNothing{};
+  message.frame.add_section(wire::kNoGradSection, kNothing);
+}
 
 }  // namespace
 
@@ -73,8 +96,13 @@ void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
   const auto kind = message.frame.kind();
   const bool request = kind == stitch::wire::kRequest;
   if (!request && kind != stitch::wire::kReply) return;
+  // A reply leaves on whatever thread completes it: what that has set means nothing.
+  if (request ? !at::GradMode::is_enabled() : Ambient::current().no_grad) {
+    add_no_grad(message, request);
+    return;
+  }
   const auto carried = std::static_pointer_cast<const Carried>(Ambient::current().carried);
-  if (!carried || !at::GradMode::is_enabled()) return;
+  if (!carried) return;
   const auto& context = carried->context;
   // A peer that is told the id will be told of the end; once ended, nobody is told any more.
   if (request ? !context->add_peer(to) : context->ended()) return;
@@ -106,13 +134,31 @@ void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
   message.frame.add_section(wire::kContextSection, bytes.span());
 }
 
+std::shared_ptr<ContextState> Engine::join(const ContextId& id, const WorkerInfo& from) {
+  expect_life(id.home, id.epoch, "the home of the context of a call");
+  auto context = contexts_.find_or_join(id);
+  if (!context || id.home == agent_.self().id || !context->add_teller(from.id)) return context;
+  // This call has waited while its caller was lost, and on_peer_lost() did not know of it.
+  if (from.id != id.home && agent_.peers().lost(from.id)) hold(id.home, id.epoch, {id.counter});
+  return context;
+}
+
 void Engine::on_decode(InMessage& message, Ambient& ambient) {
+  const bool request = message.view.kind() == stitch::wire::kRequest;
+  if (message.view.section(wire::kNoGradSection) != nullptr) {
+    if (request) {
+      ambient.no_grad = true;
+    } else {
+      for (at::Tensor& tensor : message.tensors) {
+        if (tensor.defined() && tensor.requires_grad()) tensor.set_requires_grad(false);
+      }
+    }
+  }
   const auto* const found = message.view.section(wire::kContextSection);
   if (found == nullptr) return;
   const Section section = Section::read(found->bytes);
-  const bool request = message.view.kind() == stitch::wire::kRequest;
   const auto context =
-      request ? contexts_.find_or_join(section.context) : contexts_.find(section.context);
+      request ? join(section.context, message.from) : contexts_.find(section.context);
   if (!context) return;  // it has ended: what comes late runs without recording
   std::string call = "the result of a call";
   if (request) {

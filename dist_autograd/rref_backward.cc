@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <stop_token>
+
 #include "stitch/rpc/calls.h"
 
 namespace stitch::dist_autograd {
@@ -13,7 +15,10 @@ namespace detail {
 Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options options) {
   try {
     const std::vector<at::Tensor> roots(1, co_await root.to_here_async());
-    co_await current_context().backward_async(roots, options);
+    const Future<void> pass = current_context().backward_async(roots, options);
+    // Whoever waits for the pass has gone: it must not go on and add to the context.
+    const std::stop_callback cancel(current_stop_token(), [pass] { pass.cancel(); });
+    co_await pass;
   } catch (const Error& error) {
     co_return std::optional<Error>(error);
   }

@@ -1,5 +1,7 @@
 #include "stitch/rpc/ambient.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <utility>
 
 #include "stitch/rpc/agent.h"
@@ -16,6 +18,14 @@ Ambient Ambient::captured() {
   if (!ambient.agent) ambient.agent = detail::sole_agent();
   return ambient;
 }
+
+bool detail::turn_grad_off() noexcept {
+  const bool was_on = at::GradMode::is_enabled();
+  if (was_on) at::GradMode::set_enabled(false);
+  return was_on;
+}
+
+void detail::turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
 
 void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
   const auto agent = ambient.agent ? ambient.agent : detail::any_agent();

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
+#include <utility>
 
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/unique_function.h"
@@ -32,7 +33,8 @@ class StopFlag {
 };
 
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
-// learns of cancellation, and what one layer above hangs on it (the autograd context). Handlers
+// learns of cancellation, what one layer above hangs on it (the autograd context), and whether its
+// caller had turned libtorch's grad mode off. Handlers
 // start with that of their call; continuations and coroutines keep that under which they were made,
 // on whatever thread they run.
 struct Ambient {
@@ -40,6 +42,7 @@ struct Ambient {
   Clock::time_point deadline = Clock::time_point::max();
   std::shared_ptr<StopFlag> stop;  // null: nobody can ask it to stop
   std::shared_ptr<const void> carried;
+  bool no_grad = false;  // false leaves the thread's grad mode as it is
 
   // This thread's. A plain thread-local: only its own thread touches it.
   [[nodiscard]] static Ambient& current() noexcept;
@@ -48,17 +51,28 @@ struct Ambient {
   [[nodiscard]] static Ambient captured();
 };
 
+namespace detail {
+// Libtorch's grad mode of this thread. True when it was on.
+bool turn_grad_off() noexcept;
+void turn_grad_on() noexcept;
+}  // namespace detail
+
 // Makes an Ambient current on this thread for a block. Blocks nest.
 class AmbientScope {
  public:
   explicit AmbientScope(Ambient ambient)
-      : outer_(std::exchange(Ambient::current(), std::move(ambient))) {}
-  ~AmbientScope() { Ambient::current() = std::move(outer_); }
+      : outer_(std::exchange(Ambient::current(), std::move(ambient))),
+        turned_grad_off_(Ambient::current().no_grad && detail::turn_grad_off()) {}
+  ~AmbientScope() {
+    if (turned_grad_off_) detail::turn_grad_on();
+    Ambient::current() = std::move(outer_);
+  }
   AmbientScope(const AmbientScope&) = delete;
   AmbientScope& operator=(const AmbientScope&) = delete;
 
  private:
   Ambient outer_;
+  bool turned_grad_off_;
 };
 
 // Runs `task` under `ambient`: on the thread pool of its agent; without one, on that of any worker

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -36,6 +37,17 @@ class IntervalSet {
     }
     runs_.emplace(value, value);
     return true;
+  }
+  // Inserts every number below `end`.
+  void insert_below(std::uint64_t end) {
+    if (end == 0) return;
+    std::uint64_t last = end - 1;
+    auto next = runs_.begin();
+    while (next != runs_.end() && next->first <= end) {  // overlaps or touches
+      last = std::max(last, next->second);
+      next = runs_.erase(next);
+    }
+    runs_.emplace(0, last);
   }
   [[nodiscard]] bool contains(std::uint64_t value) const {
     const auto next = runs_.upper_bound(value);

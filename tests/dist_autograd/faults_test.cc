@@ -24,7 +24,7 @@ at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
 bool belongs_to_autograd(const Message& message) {
   const auto kind = transport::FrameView(message).kind();
-  return kind >= dist_autograd::wire::kMark && kind <= dist_autograd::wire::kRelease;
+  return kind >= dist_autograd::wire::kMark && kind <= dist_autograd::wire::kHold;
 }
 
 // Decides the fate of the messages of all clusters in this process, until it goes.
