@@ -91,6 +91,7 @@ class DistributedOptimizer {
   // The same without waiting. The context must not end before the future is ready: owners that have
   // heard of its end refuse to step.
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
+    context.throw_if_unusable();
     const dist_autograd::ContextId id = context.id();
     auto steps = on_all<&LocalOptimizer<Optimizer>::step>(id);
     return when_all(std::move(steps)).then([](const std::vector<std::int64_t>& stepped) {
