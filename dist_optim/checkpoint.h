@@ -1,40 +1,98 @@
 #pragma once
 
-#include <torch/optim/optimizer.h>
-#include <torch/serialize/archive.h>
-
 #include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "stitch/dist_optim/named_values.h"
+#include "stitch/transport/error.h"
 
 namespace stitch::optim {
 
-// The optimizer state of one owner's parameters in one file (libtorch's archive format), by the
-// parameters' positions, with their shapes. Written beside the file and renamed, so a crash leaves
-// the old file. Not thread-safe.
-class CheckpointWriter {
- public:
-  void add(std::size_t position, const at::Tensor& parameter,
-           const torch::optim::Optimizer& optimizer);
-  // Throws Error(invalid_argument) naming the file when it cannot be written. Makes its folder.
-  void write(const std::string& file);
+// A checkpoint is a folder with one file per owner of parameters, "<owner>.optimizer". The format
+// (docs/checkpoints.md) is stitch's own: named, typed values, a version, a checksum over all of it.
+// Files are read and written by the worker that asks for it, on its own file system: no path
+// travels. Errors are Error(invalid_argument) and name the file.
 
- private:
-  torch::serialize::OutputArchive archive_;
-  std::int64_t count_ = 0;
+// What a file says about itself.
+struct ShardHeader {
+  std::string optimizer;            // its type, "torch::optim::Adam"
+  std::string owner;                // whose parameters these are
+  std::vector<std::string> owners;  // all of the checkpoint: it is complete when all are there
+  std::string save_id;              // equal in all files of one save; later saves have greater ones
+  NamedValues options;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(optimizer, owner, owners, save_id, options);
+  }
 };
 
-class CheckpointReader {
+// A parameter as a file has it: its state is absent when it had not been stepped yet.
+struct SavedParameter {
+  std::string name;
+  std::vector<std::int64_t> sizes;
+  std::optional<NamedValues> state;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(name, sizes, state);
+  }
+};
+
+// A new identity for the files of one save: the time and a random number.
+[[nodiscard]] std::string new_save_id();
+
+// Throws when the folder has the checkpoint of another type of optimizer, which a save would
+// replace.
+void expect_folder_for(const std::filesystem::path& folder, const std::string& optimizer);
+
+// Writes one owner's file, beside the one that may be there already: only publish() puts it in that
+// one's place. What is not finished disappears with the writer. Thread contract: one thread.
+class ShardWriter {
  public:
-  // Throws Error(invalid_argument) naming the file when it cannot be read or is for another number
-  // of parameters.
-  CheckpointReader(const std::string& file, std::size_t parameters);
-  // Throws Error(invalid_argument) when the saved parameter had another shape.
-  void check(std::size_t position, const at::Tensor& parameter);
-  void read(std::size_t position, torch::optim::Optimizer& optimizer);
+  // Makes the folder. `parameters`: how many will be added.
+  ShardWriter(const std::filesystem::path& folder, const ShardHeader& header,
+              std::size_t parameters);
+  ~ShardWriter();
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
+
+  void add(const SavedParameter& parameter);
+  // Everything is on the disk when this returns.
+  void finish();
 
  private:
-  const std::string file_;
-  torch::serialize::InputArchive archive_;
+  class File;
+  std::unique_ptr<File> file_;
 };
+
+// Puts the finished files of a save in place of the older ones, all or none: should the process die
+// in the middle, find_shards() takes the finished files. Files of owners that the save does not
+// have are removed.
+void publish(const std::filesystem::path& folder, const std::vector<std::string>& owners);
+
+// The files of the folder's checkpoint, each read once and found undamaged. Throws when there is
+// none, or files of several saves of which none is complete.
+[[nodiscard]] std::vector<std::filesystem::path> find_shards(const std::filesystem::path& folder);
+
+// Reads a file from end to end; `each` gets the parameters as they come, before it is known that
+// the checksum is right. Throws when the file is damaged, cut short, of another version or no
+// checkpoint at all; no memory is taken beyond what the file's size covers.
+ShardHeader read_shard(const std::filesystem::path& file,
+                       const std::function<void(SavedParameter)>& each);
+
+// For loading: throw, naming the file, when it is of another type of optimizer, when a saved
+// parameter is not wanted (`sizes` is null) or has other sizes; and the error for one that no file
+// has.
+void check_optimizer(const std::filesystem::path& file, const ShardHeader& header,
+                     const std::string& optimizer);
+void check_saved(const std::filesystem::path& file, const SavedParameter& saved,
+                 const std::vector<std::int64_t>* sizes);
+[[nodiscard]] Error missing_parameter(const std::filesystem::path& folder,
+                                      const std::string& parameter);
 
 }  // namespace stitch::optim

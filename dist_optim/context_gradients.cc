@@ -1,15 +1,9 @@
 #include "stitch/dist_optim/context_gradients.h"
 
-#include "stitch/dist_autograd/engine.h"
-#include "stitch/rpc/calls.h"
-
 namespace stitch::optim {
 
-ContextGradients::ContextGradients(const dist_autograd::ContextId& context) {
-  const auto agent = current_agent();
-  if (auto state = dist_autograd::Engine::of(*agent).contexts().find(context))
-    context_.emplace(agent, std::move(state));
-}
+ContextGradients::ContextGradients(const dist_autograd::ContextId& context)
+    : context_(dist_autograd::find_usable_context(context)) {}
 
 at::Tensor ContextGradients::find(const at::Tensor& parameter) const {
   return context_ ? context_->gradient(parameter) : at::Tensor();

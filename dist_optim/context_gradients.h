@@ -13,6 +13,8 @@ namespace stitch::optim {
 // reached has none.
 class ContextGradients {
  public:
+  // Throws Error(cancelled) when the context has ended, and its error when a pass of it has failed:
+  // then its gradients are not to be used.
   explicit ContextGradients(const dist_autograd::ContextId& context);
   // The gradient of `parameter`, or an undefined tensor.
   [[nodiscard]] at::Tensor find(const at::Tensor& parameter) const;

@@ -1,13 +1,20 @@
 #pragma once
 
-#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/local_optimizer.h"
 #include "stitch/rref/rref.h"
 
@@ -16,18 +23,31 @@ namespace stitch::optim {
 // Steps parameters wherever they live: each owner of parameters has a LocalOptimizer<Optimizer> for
 // its share, and step() tells all of them to step with one context's gradients, side by side. The
 // math and the state are torch::optim's; `.grad` is never touched. A parameter without a gradient
-// in the context is left alone. Steps of different contexts, from whatever worker, are serialized
-// per parameter and by nothing else. Belongs to the worker that made it; its destruction frees the
+// in the context (a frozen one, say) is left alone. Steps of different contexts, from whatever
+// worker, are serialized per parameter and by nothing else. A step is not one transaction: when an
+// owner fails, others have stepped. Belongs to the worker that made it; its destruction frees the
 // parts on the owners. Thread contract: any thread.
 template <class Optimizer>
 class DistributedOptimizer {
  public:
   using Options = OptionsOf<Optimizer>;
 
-  // Makes the parts on the owners and waits for them. Throws Error: invalid_argument for no
-  // parameters, one given twice, or an optimizer that cannot work this way; what an owner refuses
-  // (a tensor that is not a leaf requiring grad) comes as remote_exception.
+  // Makes the parts on the owners and waits for them. The parameters' names are their positions,
+  // "0", "1", ... Throws Error: invalid_argument for no parameters, one given twice, or an
+  // optimizer that cannot work this way; what an owner refuses (a tensor that is not a leaf, one
+  // tensor behind two references) comes as remote_exception.
   DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
+                       StalePolicy policy = StalePolicy::detect)
+      : DistributedOptimizer(numbered(parameters), options, policy) {}
+
+  // The same with names, as RemoteModule::named_parameters() has them: state is saved and loaded by
+  // name, so it survives another order and other owners. Two equal names: invalid_argument.
+  DistributedOptimizer(std::initializer_list<NamedParameter> parameters, const Options& options,
+                       StalePolicy policy = StalePolicy::detect)
+      : DistributedOptimizer(std::vector<NamedParameter>(parameters), options, policy) {}
+  // (A template, so that a braced list can mean only one of the others.)
+  template <std::same_as<NamedParameter> Parameter>
+  DistributedOptimizer(const std::vector<Parameter>& parameters, const Options& options,
                        StalePolicy policy = StalePolicy::detect) {
     if constexpr (requires { OptimizerTraits<Optimizer>::kRefused; }) {
       throw Error(ErrorCode::invalid_argument, std::string("optimizer cannot be distributed: ") +
@@ -35,74 +55,191 @@ class DistributedOptimizer {
     } else {
       if (parameters.empty())
         throw Error(ErrorCode::invalid_argument, "optimizer has no parameters to step");
-      std::map<WorkerId, std::pair<WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner;
-      for (const auto& parameter : parameters) {
-        auto& [owner, owned] = by_owner[parameter.owner().id];
-        owner = parameter.owner();
-        if (std::find(owned.begin(), owned.end(), parameter) != owned.end()) {
+      std::map<WorkerId, std::pair<WorkerInfo, std::vector<NamedParameter>>> by_owner;
+      std::unordered_set<std::string> names;
+      std::unordered_set<std::string> references;
+      for (const auto& [name, parameter] : parameters) {
+        if (!references.insert(parameter.describe()).second) {
           throw Error(ErrorCode::invalid_argument,
                       "optimizer was given " + parameter.describe() + " twice");
         }
-        owned.push_back(parameter);
+        if (!names.insert(name).second) {
+          throw Error(ErrorCode::invalid_argument,
+                      "optimizer was given two parameters named \"" + name + '"');
+        }
+        auto& [owner, owned] = by_owner[parameter.owner().id];
+        owner = parameter.owner();
+        owned.emplace_back(name, parameter);
       }
-      const std::string encoded = encode_options(options);
+      const NamedValues values = options_to_values<Optimizer>(options);
       for (auto& [id, part] : by_owner)
         parts_.push_back({part.first, remote<LocalOptimizer<Optimizer>>(part.first, part.second,
-                                                                        encoded, policy)});
+                                                                        values, policy)});
       std::vector<Future<void>> created;
       for (const auto& part : parts_) created.push_back(part.optimizer.when_created());
       when_all(std::move(created)).get();
     }
   }
 
-  // Steps with the gradients that `context` has gathered, and waits until all owners have. Throws
-  // the first owner's error, counting the others.
-  void step(const dist_autograd::ContextHandle& context) { step_async(context).get(); }
-  [[nodiscard]] Future<void> step_async(const dist_autograd::ContextHandle& context) {
+  // Steps with the gradients that `context` has gathered, and waits until all owners have. Returns
+  // how many parameters were stepped: those that have a gradient in the context. Throws the first
+  // owner's error, counting the others: `cancelled` when the context has ended, the context's own
+  // error when a pass in it failed.
+  std::int64_t step(const dist_autograd::ContextHandle& context) {
+    return step_async(context).get();
+  }
+  // The same without waiting. The context must not end before the future is ready: owners that have
+  // heard of its end refuse to step.
+  [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
+    context.throw_if_unusable();
     const dist_autograd::ContextId id = context.id();
-    std::vector<Future<std::int64_t>> steps;
-    for (const auto& part : parts_)
-      steps.push_back(part.optimizer.template rpc_async<&LocalOptimizer<Optimizer>::step>(id));
-    return when_all(std::move(steps)).then([](const std::vector<std::int64_t>&) {});
+    auto steps = on_all<&LocalOptimizer<Optimizer>::step>(id);
+    return when_all(std::move(steps)).then([](const std::vector<std::int64_t>& stepped) {
+      std::int64_t sum = 0;
+      for (const std::int64_t each : stepped) sum += each;
+      return sum;
+    });
   }
 
   // New options, a learning rate say, for all parameters from the next step on. Waits.
   void set_options(const Options& options) {
-    const std::string encoded = encode_options(options);
-    on_all<&LocalOptimizer<Optimizer>::set_options>([&](const WorkerInfo&) { return encoded; });
+    when_all(on_all<&LocalOptimizer<Optimizer>::set_options>(options_to_values<Optimizer>(options)))
+        .get();
+  }
+  // The options that the parameters are stepped with. Waits.
+  [[nodiscard]] Options options() const {
+    return options_from_values<Optimizer>(
+        parts_.front().optimizer.template rpc_sync<&LocalOptimizer<Optimizer>::options>());
   }
 
-  // Writes the optimizers' state (not the parameters) to `folder`, on each owner's own file system:
-  // one file per owner,
-  // "<owner>.optimizer". load() reads it back into an optimizer of the same type over the same
-  // parameters in the same order; when an owner finds other shapes or counts in its file, its state
-  // stays as it was and it throws (remote_exception).
-  void save(const std::string& folder) {
-    on_all<&LocalOptimizer<Optimizer>::save>(
-        [&](const WorkerInfo& owner) { return file_of(folder, owner); });
-  }
-  void load(const std::string& folder) {
-    on_all<&LocalOptimizer<Optimizer>::load>(
-        [&](const WorkerInfo& owner) { return file_of(folder, owner); });
-  }
+  // Writes the options and the state of all parameters (not the parameters) into `folder` on this
+  // worker's own file system, one file per owner: "<owner>.optimizer" (docs/checkpoints.md). A
+  // checkpoint that is there already stays until the new one is complete and on the disk, whatever
+  // happens. Each parameter's state is of one moment; steps that run meanwhile are in it for some
+  // parameters and not for others. Throws Error(invalid_argument) when the folder cannot be written
+  // or has the checkpoint of another type of optimizer.
+  void save(const std::filesystem::path& folder) const;
+  // Reads options and state back, by the parameters' names, whoever owned them then. All or
+  // nothing: everything is read and checked before any owner changes anything, and parameters that
+  // had no state when they were saved have none afterwards. Steps must not run meanwhile. Throws
+  // Error(invalid_argument) naming the file and the parameter when something is damaged, missing,
+  // or of another shape or another type of optimizer.
+  void load(const std::filesystem::path& folder);
 
  private:
+  using Local = LocalOptimizer<Optimizer>;
   struct Part {
     WorkerInfo owner;
-    RRef<LocalOptimizer<Optimizer>> optimizer;
+    RRef<Local> optimizer;
   };
-  static std::string file_of(const std::string& folder, const WorkerInfo& owner) {
-    return (std::filesystem::path(folder) / (owner.name + ".optimizer")).string();
+  // Where a parameter is stepped.
+  struct Place {
+    const Part* part;
+    std::uint64_t position;
+    std::vector<std::int64_t> sizes;
+    bool found = false;
+  };
+
+  static std::vector<NamedParameter> numbered(const std::vector<RRef<at::Tensor>>& parameters) {
+    std::vector<NamedParameter> named;
+    for (const auto& parameter : parameters)
+      named.emplace_back(std::to_string(named.size()), parameter);
+    return named;
   }
-  template <auto Method, class Argument>
-  void on_all(Argument argument) {
-    std::vector<Future<void>> done;
+  template <auto Method, class... Arguments>
+  auto on_all(const Arguments&... arguments) const {
+    using Result = decltype(parts_.front().optimizer.template rpc_async<Method>(arguments...));
+    std::vector<Result> results;
     for (const auto& part : parts_)
-      done.push_back(part.optimizer.template rpc_async<Method>(argument(part.owner)));
-    when_all(std::move(done)).get();
+      results.push_back(part.optimizer.template rpc_async<Method>(arguments...));
+    return results;
   }
 
   std::vector<Part> parts_;  // one for each owner; constant after construction
 };
+
+template <class Optimizer>
+void DistributedOptimizer<Optimizer>::save(const std::filesystem::path& folder) const {
+  ShardHeader header;
+  header.optimizer = optimizer_name<Optimizer>();
+  header.save_id = new_save_id();
+  header.options = options_to_values<Optimizer>(options());
+  for (const auto& part : parts_) header.owners.push_back(part.owner.name);
+  expect_folder_for(folder, header.optimizer);
+  const auto parameters = when_all(on_all<&Local::parameters>()).get();
+  std::vector<std::unique_ptr<ShardWriter>> writers;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    header.owner = parts_[i].owner.name;
+    auto& writer =
+        *writers.emplace_back(std::make_unique<ShardWriter>(folder, header, parameters[i].size()));
+    // The state of one parameter at a time, the next one on its way while one is written.
+    const auto fetch = [&](std::size_t position) {
+      return parts_[i].optimizer.template rpc_async<&Local::state>(position);
+    };
+    auto next = fetch(0);
+    for (std::size_t position = 0; position < parameters[i].size(); ++position) {
+      SavedParameter saved = parameters[i][position];
+      saved.state = next.get();
+      if (position + 1 < parameters[i].size()) next = fetch(position + 1);
+      writer.add(saved);
+    }
+    writer.finish();
+  }
+  publish(folder, header.owners);
+}
+
+template <class Optimizer>
+void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) {
+  const std::string load_id = new_save_id();
+  std::map<std::string, Place> places;
+  const auto parameters = when_all(on_all<&Local::parameters>()).get();
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    for (std::size_t position = 0; position < parameters[i].size(); ++position)
+      places[parameters[i][position].name] = {&parts_[i], position, parameters[i][position].sizes};
+  }
+  const auto place_of = [&](const std::filesystem::path& file, const SavedParameter& saved) {
+    const auto place = places.find(saved.name);
+    check_saved(file, saved, place == places.end() ? nullptr : &place->second.sizes);
+    return place;
+  };
+
+  // Once to check everything, once to send it.
+  const auto files = find_shards(folder);
+  std::optional<NamedValues> saved_options;
+  for (const auto& file : files) {
+    const ShardHeader header = read_shard(file, [&](const SavedParameter& saved) {
+      if (saved.state) (void)state_from_values<Optimizer>(*saved.state);
+      place_of(file, saved)->second.found = true;
+    });
+    check_optimizer(file, header, optimizer_name<Optimizer>());
+    (void)options_from_values<Optimizer>(header.options);
+    saved_options = header.options;
+  }
+  for (const auto& [name, place] : places) {
+    if (!place.found) throw missing_parameter(folder, name);
+  }
+  try {
+    for (const auto& file : files) {
+      std::optional<Future<void>> last;
+      read_shard(file, [&](const SavedParameter& saved) {
+        const Place& place = place_of(file, saved)->second;
+        auto staged = place.part->optimizer.template rpc_async<&Local::stage>(
+            load_id, place.position, saved.state);
+        if (last) last->get();
+        last = std::move(staged);
+      });
+      if (last) last->get();
+    }
+  } catch (...) {
+    for (auto& discarded : on_all<&Local::discard>(load_id)) {
+      try {
+        discarded.get();
+      } catch (const Error&) {  // the first error counts
+      }
+    }
+    throw;
+  }
+  when_all(on_all<&Local::commit>(load_id, *saved_options)).get();
+}
 
 }  // namespace stitch::optim

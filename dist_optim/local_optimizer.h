@@ -1,97 +1,157 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "stitch/dist_autograd/ids.h"
 #include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/context_gradients.h"
-#include "stitch/dist_optim/optimizer_options.h"
+#include "stitch/dist_optim/optimizer_traits.h"
 #include "stitch/dist_optim/shadow_parameter.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
 
+// A parameter with the name that its state goes by in checkpoints.
+using NamedParameter = std::pair<std::string, RRef<at::Tensor>>;
+
 // The part of a DistributedOptimizer that lives on one owner of parameters: a torch::optim
-// optimizer for each parameter. Made and owned through an RRef. Thread contract: any thread; a step
-// holds one parameter's lock at a time.
+// optimizer for each parameter. Made and owned through an RRef. Its methods are called by other
+// workers: what they pass is named, typed values, checked before anything changes. Thread contract:
+// any thread; a step holds one parameter's lock at a time.
 template <class Optimizer>
 class LocalOptimizer {
  public:
-  // REQUIRES: this worker owns all of `parameters`.
-  LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, std::string options,
-                 StalePolicy policy) {
-    OptionsOf<Optimizer> decoded = decode(options);
-    for (const auto& parameter : parameters) {
-      const at::Tensor& tensor = parameter.local_value();
-      if (!tensor.defined() || !tensor.is_leaf() || !tensor.requires_grad()) {
+  // REQUIRES: this worker owns all of `parameters`. Throws Error(invalid_argument) naming the one
+  // that is not a leaf, or two that are the same tensor, which would be stepped twice.
+  LocalOptimizer(std::vector<NamedParameter> parameters, NamedValues options, StalePolicy policy)
+      : options_(options_from_values<Optimizer>(options)) {
+    std::unordered_map<const void*, const Entry*> seen;
+    for (auto& [name, reference] : parameters) {
+      const at::Tensor& tensor = reference.local_value();
+      if (!tensor.defined() || !tensor.is_leaf()) {
         throw Error(ErrorCode::invalid_argument,
-                    parameter.describe() +
-                        " is not a parameter: it must be a leaf tensor that requires grad");
+                    reference.describe() + " (\"" + name +
+                        "\") is not a parameter: it must be a leaf tensor");
       }
-      auto entry = std::make_unique<Entry>(parameter, tensor, policy);
+      auto entry = std::make_unique<Entry>(std::move(name), std::move(reference), tensor, policy);
       entry->optimizer =
-          std::make_unique<Optimizer>(std::vector<at::Tensor>{entry->shadow.shadow()}, decoded);
+          std::make_unique<Optimizer>(std::vector<at::Tensor>{entry->shadow.shadow()}, options_);
+      const auto [other, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), entry.get());
+      if (!is_new) {
+        throw Error(ErrorCode::invalid_argument,
+                    "optimizer was given one tensor as two parameters, \"" + other->second->name +
+                        "\" and \"" + entry->name + "\": every step would change it twice");
+      }
       entries_.push_back(std::move(entry));
     }
   }
 
   // Steps every parameter that has a gradient in the context; the others, and their state, stay as
-  // they are. Returns how many were stepped.
+  // they are. Returns how many were stepped. Throws Error(cancelled) when the context has ended,
+  // the context's error when one of its passes failed, and Error(invalid_argument), before any
+  // parameter is stepped, when a gradient has another shape than its parameter.
   std::int64_t step(const dist_autograd::ContextId& context) {
     const ContextGradients gradients(context);
-    std::int64_t stepped = 0;
+    std::vector<std::pair<Entry*, at::Tensor>> due;
     for (const auto& entry : entries_) {
-      const at::Tensor gradient = gradients.find(entry->shadow.parameter());
+      at::Tensor gradient = gradients.find(entry->shadow.parameter());
       if (!gradient.defined()) continue;
+      entry->shadow.check(gradient, entry->name);
+      due.emplace_back(entry.get(), std::move(gradient));
+    }
+    for (auto& [entry, gradient] : due) {
       MutexLock lock(entry->shadow.lock());
-      entry->shadow.begin_step(gradient);
+      entry->shadow.begin_step(gradient, entry->name);
       struct End {
         ShadowParameter& shadow;
         ~End() { shadow.end_step(!bumps_version()); }
       } const end{entry->shadow};
       entry->optimizer->step();
-      ++stepped;
     }
-    return stepped;
+    return static_cast<std::int64_t>(due.size());
   }
 
-  void set_options(const std::string& options) {
-    const OptionsOf<Optimizer> decoded = decode(options);
-    for (const auto& entry : entries_) {
-      MutexLock lock(entry->shadow.lock());
-      for (auto& group : entry->optimizer->param_groups())
-        group.set_options(std::make_unique<OptionsOf<Optimizer>>(decoded));
-    }
+  // All of the options, for all parameters, from the next step on.
+  void set_options(const NamedValues& values) {
+    apply_options(options_from_values<Optimizer>(values));
+  }
+  NamedValues options() const {
+    MutexLock lock(mutex_);
+    return options_to_values<Optimizer>(options_);
   }
 
-  // Writes, or reads back, the state of all parameters: one file.
-  void save(const std::string& file) {
-    CheckpointWriter writer;
-    for (std::size_t i = 0; i < entries_.size(); ++i) {
-      MutexLock lock(entries_[i]->shadow.lock());
-      writer.add(i, entries_[i]->shadow.parameter(), *entries_[i]->optimizer);
-    }
-    writer.write(file);
+  // The names and shapes of the parameters, in order and without state.
+  std::vector<SavedParameter> parameters() const {
+    std::vector<SavedParameter> all;
+    for (const auto& entry : entries_)
+      all.push_back({entry->name, entry->shadow.parameter().sizes().vec(), std::nullopt});
+    return all;
   }
-  void load(const std::string& file) {
-    CheckpointReader reader(file, entries_.size());
-    for (std::size_t i = 0; i < entries_.size(); ++i)
-      reader.check(i, entries_[i]->shadow.parameter());
-    for (std::size_t i = 0; i < entries_.size(); ++i) {
-      MutexLock lock(entries_[i]->shadow.lock());
-      reader.read(i, *entries_[i]->optimizer);
+  // A copy of the state of one of them.
+  std::optional<NamedValues> state(std::uint64_t position) const {
+    const Entry& entry = entry_at(position);
+    MutexLock lock(entry.shadow.lock());
+    const auto* const kept = parameter_state(*entry.optimizer);
+    if (kept == nullptr) return std::nullopt;
+    return state_to_values<Optimizer>(*kept);
+  }
+
+  // Loading, in three steps so that all owners change or none: stage() puts the new state of a
+  // parameter aside, commit() takes all of it into use, with the options, and discard() forgets it.
+  // `load` names the load; one at a time: what another one staged is forgotten.
+  void stage(const std::string& load, std::uint64_t position,
+             const std::optional<NamedValues>& values) {
+    (void)entry_at(position);
+    auto state = values ? state_from_values<Optimizer>(*values) : nullptr;
+    MutexLock lock(mutex_);
+    if (staged_.load != load) staged_ = {load, {}};
+    staged_.states.insert_or_assign(position, std::move(state));
+  }
+  // Throws Error(cancelled), having changed nothing, when not every parameter has been staged.
+  void commit(const std::string& load, const NamedValues& options) {
+    const OptionsOf<Optimizer> decoded = options_from_values<Optimizer>(options);
+    Staged staged;
+    {
+      MutexLock lock(mutex_);
+      if (staged_.load != load || staged_.states.size() != entries_.size()) {
+        throw Error(ErrorCode::cancelled,
+                    "loading the optimizer's state ended: another load began meanwhile");
+      }
+      staged = std::exchange(staged_, {});
     }
+    for (auto& [position, state] : staged.states) {
+      Entry& entry = *entries_[position];
+      MutexLock lock(entry.shadow.lock());
+      set_parameter_state(*entry.optimizer, entry.shadow.shadow(), std::move(state));
+    }
+    apply_options(decoded);
+  }
+  void discard(const std::string& load) {
+    Staged forgotten;
+    MutexLock lock(mutex_);
+    if (staged_.load == load) forgotten = std::exchange(staged_, {});
   }
 
  private:
+  using State = std::unique_ptr<torch::optim::OptimizerParamState>;
   struct Entry {
-    Entry(RRef<at::Tensor> held, const at::Tensor& tensor, StalePolicy policy)
-        : reference(std::move(held)), shadow(tensor, policy) {}
-    RRef<at::Tensor> reference;  // keeps the parameter
+    Entry(std::string entry_name, RRef<at::Tensor> held, const at::Tensor& tensor,
+          StalePolicy policy)
+        : name(std::move(entry_name)), reference(std::move(held)), shadow(tensor, policy) {}
+    const std::string name;
+    const RRef<at::Tensor> reference;  // keeps the parameter
     ShadowParameter shadow;
     std::unique_ptr<Optimizer> optimizer;
+  };
+  struct Staged {
+    std::string load;
+    std::unordered_map<std::uint64_t, State> states;  // by position
   };
 
   static constexpr bool bumps_version() {
@@ -101,19 +161,30 @@ class LocalOptimizer {
       return true;
     }
   }
-  static OptionsOf<Optimizer> decode(const std::string& bytes) {
-    OptionsOf<Optimizer> options = [] {
-      if constexpr (std::is_default_constructible_v<OptionsOf<Optimizer>>) {
-        return OptionsOf<Optimizer>();
-      } else {
-        return OptionsOf<Optimizer>(0.0);  // SGD demands a learning rate; the real one follows
-      }
-    }();
-    decode_options(bytes, options);
-    return options;
+  const Entry& entry_at(std::uint64_t position) const {
+    if (position >= entries_.size()) {
+      throw Error(ErrorCode::out_of_range, "parameter " + std::to_string(position) +
+                                               " does not exist: this owner has " +
+                                               std::to_string(entries_.size()));
+    }
+    return *entries_[position];
+  }
+  void apply_options(const OptionsOf<Optimizer>& options) {
+    {
+      MutexLock lock(mutex_);
+      options_ = options;
+    }
+    for (const auto& entry : entries_) {
+      MutexLock lock(entry->shadow.lock());
+      for (auto& group : entry->optimizer->param_groups())
+        group.set_options(std::make_unique<OptionsOf<Optimizer>>(options));
+    }
   }
 
   std::vector<std::unique_ptr<Entry>> entries_;  // constant after construction
+  mutable Mutex mutex_;                          // taken alone
+  OptionsOf<Optimizer> options_ STITCH_GUARDED_BY(mutex_);
+  Staged staged_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::optim

@@ -15,7 +15,8 @@ namespace {
 // data() has a version counter of its own, detach() the parameter's.
 at::Tensor make_shadow(const at::Tensor& parameter, StalePolicy policy) {
   at::Tensor shadow = policy == StalePolicy::allow ? parameter.data() : parameter.detach();
-  return shadow.set_requires_grad(true);
+  // What cannot have a gradient (a frozen tensor of integers) is never stepped.
+  return shadow.set_requires_grad(shadow.is_floating_point() || shadow.is_complex());
 }
 
 }  // namespace
@@ -26,13 +27,16 @@ ShadowParameter::ShadowParameter(at::Tensor parameter, StalePolicy policy)
       lock_(parameter_lock(parameter_)),
       shadow_(make_shadow(parameter_, policy)) {}
 
-void ShadowParameter::begin_step(const at::Tensor& gradient) {
-  if (gradient.sizes() != parameter_.sizes()) {
-    std::ostringstream text;
-    text << "gradient of shape " << gradient.sizes() << " does not fit its parameter of shape "
-         << parameter_.sizes();
-    throw Error(ErrorCode::invalid_argument, text.str());
-  }
+void ShadowParameter::check(const at::Tensor& gradient, std::string_view name) const {
+  if (gradient.sizes() == parameter_.sizes()) return;
+  std::ostringstream text;
+  text << "gradient of shape " << gradient.sizes() << " does not fit parameter \"" << name
+       << "\" of shape " << parameter_.sizes();
+  throw Error(ErrorCode::invalid_argument, text.str());
+}
+
+void ShadowParameter::begin_step(const at::Tensor& gradient, std::string_view name) {
+  check(gradient, name);
   // Moving or loading a module gives its parameters new memory.
   if (!shadow_.is_alias_of(parameter_))
     shadow_.set_data(policy_ == StalePolicy::allow ? parameter_.data() : parameter_.detach());

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string_view>
 
 #include "stitch/dist_optim/step_policy.h"
 #include "stitch/transport/mutex.h"
@@ -20,9 +21,11 @@ class ShadowParameter {
   [[nodiscard]] Mutex& lock() const noexcept { return *lock_; }
   [[nodiscard]] const at::Tensor& parameter() const noexcept { return parameter_; }
   [[nodiscard]] const at::Tensor& shadow() const noexcept { return shadow_; }
-  // Puts `gradient` on the shadow. Throws Error(invalid_argument) when its shape is not the
-  // parameter's.
-  void begin_step(const at::Tensor& gradient);
+  // Throws Error(invalid_argument) naming the parameter when the gradient's shape is not its own.
+  // Needs no lock.
+  void check(const at::Tensor& gradient, std::string_view name) const;
+  // Checks `gradient` and puts it on the shadow.
+  void begin_step(const at::Tensor& gradient, std::string_view name);
   // Takes it off again. `bump_version`: the optimizer did not tell libtorch that the parameter
   // changed.
   void end_step(bool bump_version);

@@ -50,6 +50,12 @@ class ModuleHost {
     for (const auto& parameter : module_->parameters()) references.push_back(make_rref(parameter));
     return references;
   }
+  std::vector<std::pair<std::string, RRef<at::Tensor>>> named_parameters() const {
+    std::vector<std::pair<std::string, RRef<at::Tensor>>> references;
+    for (const auto& parameter : module_->named_parameters())
+      references.emplace_back(parameter.key(), make_rref(parameter.value()));
+    return references;
+  }
   std::vector<std::string> parameter_names() const { return module_->named_parameters().keys(); }
   void train(bool on) { module_->train(on); }
   std::map<std::string, at::Tensor> state_dict() const { return rref::module_state(*module_); }
@@ -97,6 +103,10 @@ class RemoteModule {
   // References to the parameters, owned there, in the order of module.parameters(). Waits.
   [[nodiscard]] std::vector<RRef<at::Tensor>> parameters() const {
     return host_.template rpc_sync<&Host::parameters>();
+  }
+  // The same with their names, in the same order: what a DistributedOptimizer saves state by.
+  [[nodiscard]] std::vector<std::pair<std::string, RRef<at::Tensor>>> named_parameters() const {
+    return host_.template rpc_sync<&Host::named_parameters>();
   }
   [[nodiscard]] std::vector<std::string> parameter_names() const {
     return host_.template rpc_sync<&Host::parameter_names>();

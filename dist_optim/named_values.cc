@@ -1,0 +1,78 @@
+#include "stitch/dist_optim/named_values.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "stitch/transport/error.h"
+
+namespace stitch::optim {
+
+namespace {
+
+std::string in_quotes(std::string_view name) { return '"' + std::string(name) + '"'; }
+
+[[noreturn]] void refuse(std::string_view what, const std::string& why) {
+  throw Error(ErrorCode::invalid_argument, std::string(what) + ' ' + why);
+}
+
+}  // namespace
+
+std::string_view type_text(const NamedValue& value) {
+  static constexpr std::string_view kTexts[] = {
+      "a bool", "an integer", "a number", "a list of numbers", "a string", "a tensor"};
+  static_assert(std::size(kTexts) == std::variant_size_v<NamedValue>);
+  return kTexts[value.index()];
+}
+
+void FieldCollector::operator()(std::string_view name, const at::Tensor& value) {
+  if (value.defined()) put(name, value.detach().clone());
+}
+
+void FieldAssigner::operator()(std::string_view name, at::Tensor& field) {
+  const NamedValue* const value = take(name);
+  if (value == nullptr) {
+    field = at::Tensor();
+    return;
+  }
+  const auto* const tensor = std::get_if<at::Tensor>(value);
+  if (tensor == nullptr) wrong_type(name, *value, NamedValue(at::Tensor()));
+  field = *tensor;
+}
+
+const NamedValue* FieldAssigner::take(std::string_view name) {
+  const auto found = values_.find(std::string(name));
+  if (found == values_.end()) return nullptr;
+  taken_.push_back(found->first);
+  return &found->second;
+}
+
+void FieldAssigner::finish() const {
+  for (const auto& [name, value] : values_) {
+    if (std::find(taken_.begin(), taken_.end(), name) == taken_.end())
+      refuse(what_, "have no " + in_quotes(name));
+  }
+}
+
+void FieldAssigner::missing(std::string_view name) const {
+  refuse(what_, "come without " + in_quotes(name));
+}
+
+void FieldAssigner::wrong_type(std::string_view name, const NamedValue& given,
+                               const NamedValue& wanted) const {
+  refuse(what_, "have " + std::string(type_text(given)) + " for " + in_quotes(name) +
+                    ", it takes " + std::string(type_text(wanted)));
+}
+
+void FieldAssigner::wrong_length(std::string_view name, std::size_t given,
+                                 std::size_t wanted) const {
+  refuse(what_, "have " + std::to_string(given) + " numbers for " + in_quotes(name) +
+                    ", it takes " + std::to_string(wanted));
+}
+
+void FieldAssigner::out_of_range(std::string_view name, std::int64_t given) const {
+  refuse(what_, "have " + std::to_string(given) + " for " + in_quotes(name) +
+                    ", which is out of the range of its type");
+}
+
+}  // namespace stitch::optim

@@ -1,0 +1,315 @@
+#include "stitch/dist_optim/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "stitch/dist_optim/distributed_optimizer.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+
+namespace {
+
+namespace autograd = stitch::dist_autograd;
+namespace fs = std::filesystem;
+namespace optim = stitch::optim;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::RRef;
+using stitch::optim::DistributedOptimizer;
+using stitch::optim::NamedParameter;
+using stitch::optim::NamedValues;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using torch::optim::Adam;
+using torch::optim::AdamOptions;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+class Folder {
+ public:
+  Folder()
+      : path_(fs::temp_directory_path() /
+              ("stitch-checkpoint-" + std::to_string(::getpid()) + "-" +
+               testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    fs::remove_all(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  const fs::path path_;
+};
+
+std::string contents(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+void overwrite(const fs::path& file, const std::string& bytes) {
+  std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
+}
+bool says(const Error& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
+
+class Weight {
+ public:
+  explicit Weight(at::Tensor initial) : tensor_(initial.clone().set_requires_grad(true)) {}
+  RRef<at::Tensor> parameter() { return stitch::make_rref(tensor_); }
+  at::Tensor squared() { return tensor_.pow(2); }
+  at::Tensor now() { return tensor_.detach().clone(); }
+
+ private:
+  at::Tensor tensor_;
+};
+
+at::Tensor start(int which) { return torch::linspace(1.0 + which, 2.0 + which, 3, torch::kDouble); }
+
+// A weight on each of the named workers, in order.
+std::vector<RRef<Weight>> weights_on(const std::vector<std::string>& owners) {
+  std::vector<RRef<Weight>> weights;
+  for (const auto& owner : owners)
+    weights.push_back(stitch::remote<Weight>(owner, start(static_cast<int>(weights.size()))));
+  return weights;
+}
+std::vector<NamedParameter> named(const std::vector<RRef<Weight>>& weights) {
+  std::vector<NamedParameter> parameters;
+  for (const auto& weight : weights)
+    parameters.emplace_back(std::string(1, static_cast<char>('a' + parameters.size())),
+                            weight.rpc_sync<&Weight::parameter>());
+  return parameters;
+}
+
+template <class Optimizer>
+void step(const std::vector<RRef<Weight>>& weights, DistributedOptimizer<Optimizer>& optimizer,
+          int steps) {
+  for (int i = 0; i < steps; ++i) {
+    autograd::Context context;
+    auto loss = torch::zeros({}, torch::kDouble);
+    for (const auto& weight : weights)
+      loss = loss + weight.rpc_async<&Weight::squared>().get().sum();
+    context.backward({loss});
+    EXPECT_EQ(optimizer.step(context), static_cast<std::int64_t>(weights.size()));
+  }
+}
+std::vector<at::Tensor> values_of(const std::vector<RRef<Weight>>& weights) {
+  std::vector<at::Tensor> values;
+  for (const auto& weight : weights) values.push_back(weight.rpc_sync<&Weight::now>());
+  return values;
+}
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << a[i] << b[i];
+}
+
+template <class Optimizer>
+void expect_resumed(const typename DistributedOptimizer<Optimizer>::Options& options) {
+  SCOPED_TRACE(optim::optimizer_name<Optimizer>());
+  Cluster cluster(3);
+  const Folder folder;
+  const auto weights = weights_on({"worker1", "worker2", "worker1"});
+  DistributedOptimizer<Optimizer> optimizer(named(weights), options);
+  step(weights, optimizer, 3);
+  optimizer.save(folder.path());
+  // Another order, other owners: the state follows the names.
+  const auto before = values_of(weights);
+  std::vector<RRef<Weight>> moved{stitch::remote<Weight>("worker0", before[0]),
+                                  stitch::remote<Weight>("worker1", before[1]),
+                                  stitch::remote<Weight>("worker2", before[2])};
+  auto parameters = named(moved);
+  std::swap(parameters[0], parameters[2]);
+  DistributedOptimizer<Optimizer> resumed(parameters, options);
+  resumed.load(folder.path());
+  step(weights, optimizer, 3);
+  step(moved, resumed, 3);
+  expect_equal(values_of(weights), values_of(moved));
+}
+
+TEST(Checkpoint, TrainingGoesOnAsIfNothingHadHappened) {
+  expect_resumed<SGD>(SGDOptions(0.1).momentum(0.9));
+  expect_resumed<Adam>(AdamOptions(0.1).amsgrad(true));
+  expect_resumed<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
+  expect_resumed<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1).lr_decay(0.1));
+  expect_resumed<torch::optim::RMSprop>(
+      torch::optim::RMSpropOptions(0.1).momentum(0.5).centered(true));
+}
+
+TEST(Checkpoint, HasTheOptionsInIt) {
+  Cluster cluster(2);
+  const Folder folder;
+  const auto weights = weights_on({"worker1"});
+  const auto options = AdamOptions(0.25).betas({0.5, 0.75}).amsgrad(true).eps(0.125);
+  DistributedOptimizer<Adam> optimizer(named(weights), options);
+  optimizer.save(folder.path());
+  DistributedOptimizer<Adam> other(named(weights), AdamOptions(9.0));
+  other.load(folder.path());
+  EXPECT_TRUE(other.options() == options);
+}
+
+TEST(Checkpoint, AParameterThatHadNoStateHasNoneAfterwards) {
+  Cluster cluster(2);
+  const Folder folder;
+  const auto weights = weights_on({"worker1", "worker0"});
+  DistributedOptimizer<Adam> optimizer(named(weights), AdamOptions(0.1));
+  optimizer.save(folder.path());  // never stepped
+  const auto fresh = weights_on({"worker1", "worker0"});
+  step(weights, optimizer, 3);
+  optimizer.load(folder.path());
+  // One more step from the start is a first step again: bias correction is that of step 1.
+  const auto again = values_of(weights);
+  const std::vector<RRef<Weight>> copies{stitch::remote<Weight>("worker1", again[0]),
+                                         stitch::remote<Weight>("worker0", again[1])};
+  DistributedOptimizer<Adam> first(named(copies), AdamOptions(0.1));
+  step(weights, optimizer, 1);
+  step(copies, first, 1);
+  expect_equal(values_of(weights), values_of(copies));
+}
+
+// Whatever byte is damaged, in whichever owner's file: an error that names the file, and nothing
+// has changed anywhere.
+TEST(Checkpoint, DamageAnywhereIsFoundAndNothingChanges) {
+  Cluster cluster(2);
+  const Folder folder;
+  const auto weights = weights_on({"worker0", "worker1"});
+  DistributedOptimizer<SGD> optimizer(named(weights), SGDOptions(0.1).momentum(0.9));
+  step(weights, optimizer, 1);
+  optimizer.save(folder.path());
+  const auto same_weights = values_of(weights);
+  step(weights, optimizer, 1);
+  const auto state_now = [&] { return optimizer.options().momentum(); };
+  for (const std::string owner : {"worker0", "worker1"}) {
+    const fs::path file = folder.path() / (owner + ".optimizer");
+    const std::string good = contents(file);
+    ASSERT_GT(good.size(), 100U);
+    for (std::size_t at = 0; at < good.size(); at += at < 40 ? 1 : 7) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ 0x41);
+      overwrite(file, bad);
+      const Error error = error_of([&] { optimizer.load(folder.path()); });
+      ASSERT_EQ(error.code(), ErrorCode::invalid_argument) << at << ": " << error.what();
+      ASSERT_TRUE(says(error, folder.path().string())) << at << ": " << error.what();
+    }
+    for (std::size_t size = 0; size < good.size(); size += 11) {
+      overwrite(file, good.substr(0, size));
+      ASSERT_EQ(error_of([&] { optimizer.load(folder.path()); }).code(),
+                ErrorCode::invalid_argument);
+    }
+    overwrite(file, good + "x");
+    EXPECT_EQ(error_of([&] { optimizer.load(folder.path()); }).code(), ErrorCode::invalid_argument);
+    overwrite(file, good);
+  }
+  EXPECT_EQ(state_now(), 0.9);
+  // The momentum is that of two steps still, not the saved one of one step.
+  const auto reference = weights_on({"worker0", "worker1"});
+  DistributedOptimizer<SGD> undisturbed(named(reference), SGDOptions(0.1).momentum(0.9));
+  step(reference, undisturbed, 3);
+  step(weights, optimizer, 1);
+  expect_equal(values_of(weights), values_of(reference));
+}
+
+TEST(Checkpoint, WhatDoesNotFitIsNamed) {
+  Cluster cluster(2);
+  const Folder folder;
+  const auto weights = weights_on({"worker0", "worker1"});
+  DistributedOptimizer<SGD> optimizer(named(weights), SGDOptions(0.1));
+  optimizer.save(folder.path());
+
+  DistributedOptimizer<Adam> of_another_type(named(weights), AdamOptions(0.1));
+  EXPECT_TRUE(says(error_of([&] { of_another_type.load(folder.path()); }),
+                   "is of a torch::optim::SGD, not a torch::optim::Adam"));
+  EXPECT_TRUE(says(error_of([&] { of_another_type.save(folder.path()); }),
+                   "each optimizer needs a folder of its own"));
+  DistributedOptimizer<SGD> with_less({named(weights)[0]}, SGDOptions(0.1));
+  EXPECT_TRUE(says(error_of([&] { with_less.load(folder.path()); }),
+                   "has parameter \"b\", which this optimizer does not have"));
+  auto more = named(weights);
+  more.emplace_back("c", stitch::make_rref(torch::ones({2})));
+  DistributedOptimizer<SGD> with_more(more, SGDOptions(0.1));
+  EXPECT_TRUE(says(error_of([&] { with_more.load(folder.path()); }), "has no parameter \"c\""));
+  auto other_shape = named(weights);
+  other_shape[1].second = stitch::make_rref(torch::ones({2}));
+  DistributedOptimizer<SGD> misfit(other_shape, SGDOptions(0.1));
+  EXPECT_TRUE(says(error_of([&] { misfit.load(folder.path()); }),
+                   "has shape [3] for parameter \"b\", it is [2]"));
+  EXPECT_TRUE(says(error_of([&] { optimizer.load(folder.path() / "nowhere"); }), "nowhere"));
+  EXPECT_TRUE(
+      says(error_of([&] { optimizer.save("/proc/stitch-cannot-write-here"); }), "cannot be made"));
+}
+
+// The process dies between the renames of a second save, or before the first.
+TEST(Checkpoint, ASaveThatIsCutOffLeavesAWholeCheckpoint) {
+  Cluster cluster(2);
+  const Folder folder, second;
+  const auto weights = weights_on({"worker0", "worker1"});
+  DistributedOptimizer<SGD> optimizer(named(weights), SGDOptions(1.0));
+  optimizer.save(folder.path());
+  optimizer.set_options(SGDOptions(2.0));
+  optimizer.save(second.path() / "later");
+  const auto later = [&](const std::string& owner) {
+    return second.path() / "later" / (owner + ".optimizer");
+  };
+  const auto put = [&](const std::string& owner, const std::string& suffix) {
+    fs::copy_file(later(owner), folder.path() / (owner + suffix),
+                  fs::copy_options::overwrite_existing);
+  };
+  const auto loaded_rate = [&] {
+    optimizer.set_options(SGDOptions(3.0));
+    optimizer.load(folder.path());
+    return optimizer.options().lr();
+  };
+  put("worker0", ".optimizer.new");
+  EXPECT_EQ(loaded_rate(), 1.0);  // not all was written
+  put("worker1", ".optimizer.new");
+  EXPECT_EQ(loaded_rate(), 1.0);  // nothing was renamed
+  fs::rename(folder.path() / "worker0.optimizer.new", folder.path() / "worker0.optimizer");
+  EXPECT_EQ(loaded_rate(), 2.0);  // half was renamed: the other half is complete, too
+  fs::remove(folder.path() / "worker1.optimizer.new");
+  EXPECT_TRUE(says(error_of([&] { optimizer.load(folder.path()); }), "is not complete"));
+  fs::rename(folder.path() / "worker0.optimizer", folder.path() / "worker0.optimizer.new");
+  fs::remove(folder.path() / "worker1.optimizer");
+  EXPECT_TRUE(says(error_of([&] { optimizer.load(folder.path()); }), "is not complete"));
+}
+
+// What a peer can send to an owner: values with names and types, each checked.
+TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
+  Cluster cluster(2);
+  using Local = optim::LocalOptimizer<SGD>;
+  const auto weights = weights_on({"worker1"});
+  const auto good = optim::options_to_values<SGD>(SGDOptions(0.5));
+  const auto local =
+      stitch::remote<Local>("worker1", named(weights), good, optim::StalePolicy::detect);
+  const auto refused = [&](const NamedValues& values) {
+    const Error error = error_of([&] { local.rpc_sync<&Local::set_options>(values); });
+    EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+    return std::string(error.what());
+  };
+  auto values = good;
+  values.erase("momentum");
+  EXPECT_NE(refused(values).find("come without \"momentum\""), std::string::npos);
+  values = good;
+  values["__setstate__"] = 1.0;
+  EXPECT_NE(refused(values).find("have no \"__setstate__\""), std::string::npos);
+  values = good;
+  values["lr"] = std::string("0.1");
+  EXPECT_NE(refused(values).find("have a string for \"lr\", it takes a number"), std::string::npos);
+  values = good;
+  values["lr"] = -1.0;
+  EXPECT_NE(refused(values).find("Invalid learning rate: -1"), std::string::npos);
+  EXPECT_TRUE(optim::options_from_values<SGD>(local.rpc_sync<&Local::options>()) ==
+              SGDOptions(0.5));
+
+  const auto stage = [&](std::uint64_t position, const NamedValues& state) {
+    local.rpc_sync<&Local::stage>(std::string("load"), position, std::optional(state));
+  };
+  EXPECT_TRUE(says(error_of([&] { stage(1, {}); }), "parameter 1 does not exist"));
+  EXPECT_TRUE(says(error_of([&] { stage(0, {{"momentum_buffer", 1.0}}); }), "it takes a tensor"));
+  EXPECT_TRUE(says(error_of([&] { stage(0, {{"code", 1.0}}); }), "have no \"code\""));
+  EXPECT_EQ(error_of([&] { local.rpc_sync<&Local::commit>(std::string("other"), good); }).code(),
+            ErrorCode::remote_exception);
+}
+
+}  // namespace
