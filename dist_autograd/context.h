@@ -21,7 +21,8 @@ class ContextState;
 enum class Mode : std::uint8_t {
   exact,  // asks first what the loss really used; results that were computed and dropped cost
           // nothing
-  fast,   // assumes every call of the context was used; an error names those that were not
+  fast,   // assumes every call of the context was used; an error names those that were not, as far
+          // as workers that got a gradient know of them
 };
 
 struct Options {
@@ -75,7 +76,11 @@ class ContextHandle {
 // The scope of one iteration of distributed training. While it is current on a thread (from
 // construction to destruction on the constructing thread, and in the handlers, continuations and
 // coroutines that started under it), calls carry it, and tensors they carry are recorded. Calls
-// made with grad mode off carry nothing. Contexts nest per thread; the innermost is current.
+// made with grad mode off carry nothing; they run with grad mode off, and what they return does not
+// require grad. Contexts nest per thread; the innermost that has not ended is current.
+// What else libtorch keeps per thread (autocast, saved-tensor hooks) does not travel, neither with
+// calls nor with backward passes. Hooks must be safe to run from several passes at once. A node
+// that runs libtorch's own engine inside (checkpointing) adds to `.grad` there, not to the context.
 // Belongs to the worker that was current when it was made. Its end frees what it holds on every
 // worker that took part. Thread contract: as ContextHandle; made and destroyed by one thread (or
 // one coroutine).

@@ -210,6 +210,8 @@ void Engine::spread_failure(const ContextState& context, const wire::PassHeader&
   if (failing.first) {
     for (const WorkerInfo& peer : failing.peers) told.insert(peer.id);
     told.insert(context.id().home);
+    // Nobody will see them. What a pass that still runs adds goes when that ends.
+    agent_.post([gradients = context.gradients()] { gradients->clear(); });
   }
   told.erase(agent_.self().id);
   for (const WorkerId to : told) send_abort(agent_.peers().find(to), header, failing.error);

@@ -115,10 +115,11 @@ void Pass::on_settle(const WorkerInfo& from) {
     Actions actions;
     {
       MutexLock lock(mutex_);
-      if (phase_ != Phase::open) return;
+      if (!running()) return;
       if (from.id != id_.root)
         throw Error(ErrorCode::protocol,
                     stitch::to_string(from) + " settled a pass of another worker");
+      if (phase_ != Phase::open) return;
       peers_.insert(from.id);
       settle(actions);
       advance(actions);

@@ -5,7 +5,9 @@
 #include <optional>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/rref_backward.h"
 #include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/error_of.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -58,6 +60,10 @@ at::Tensor touchy_via(std::vector<std::string> path, at::Tensor x) {
                        static_cast<std::int64_t>(current_agent()->self().id.value()));
 }
 
+at::Tensor touchy_sum_via(std::string next, at::Tensor x) {
+  return rpc_sync<touchy_via>(next, std::vector<std::string>{}, x * own_parameter()).sum();
+}
+
 class BackwardErrors : public ::testing::TestWithParam<Mode> {
  protected:
   BackwardErrors() {
@@ -105,12 +111,18 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
         }
         return true;
       }));
-      // The context itself goes on: a pass without trouble works.
+      // What leaves have added by then is partial: nobody gets it, and no pass adds to it.
       behaviour().throws_on = -1;
-      const auto y = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, x);
-      if (GetParam() == Mode::exact) {
-        EXPECT_NO_THROW(context.backward({y.sum()}));
+      const std::string first = "worker " + std::to_string(thrower) + " is touchy";
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_TRUE(refuses(cluster[i], context.id(), ErrorCode::remote_exception, first));
+        EXPECT_TRUE(eventually([&] { return count_on(cluster[i], "gradients") == 0; }));
       }
+      const auto y = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, x);
+      const auto again = error_of([&] { context.backward({y.sum()}, {.mode = GetParam()}); });
+      EXPECT_NE(std::string(again.what()).find(first), std::string::npos) << again.what();
+      EXPECT_EQ(again.worker(), "worker" + std::to_string(thrower));
+      EXPECT_THROW(static_cast<void>(context.gradient(x)), Error);
     }
     EXPECT_TRUE(nothing_is_left(cluster)) << "after worker " << thrower << " threw";
   }
@@ -122,18 +134,24 @@ TEST_P(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
   Context context;
   const auto loss =
       rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+  const auto start = std::chrono::steady_clock::now();
   try {
     context.backward({loss}, {.mode = GetParam(), .timeout = 200ms});
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
+    const auto took = std::chrono::steady_clock::now() - start;
+    EXPECT_GE(took, 200ms);
+    EXPECT_LT(took, 5s);
     EXPECT_EQ(error.code(), ErrorCode::timeout);
     EXPECT_NE(std::string(error.what()).find("backward timed out after "), std::string::npos)
         << error.what();
     EXPECT_NE(std::string(error.what()).find("worker \"worker1\""), std::string::npos)
         << error.what();
   }
+  EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::timeout, "timed out after "));
   behaviour().go = true;
   EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
+  EXPECT_TRUE(refuses(cluster[2], context.id(), ErrorCode::timeout, "timed out after "));
 }
 
 TEST_P(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
@@ -145,7 +163,9 @@ TEST_P(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
   const auto future = context.backward_async({loss}, {.mode = GetParam()});
   ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   future.cancel();
-  EXPECT_THROW(future.get(), Error);
+  EXPECT_EQ(error_of([&] { future.get(); }).code(), ErrorCode::cancelled);
+  EXPECT_EQ(error_of([&] { static_cast<void>(context.gradients()); }).code(), ErrorCode::cancelled);
+  EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::cancelled, "backward was cancelled"));
   behaviour().go = true;
   EXPECT_TRUE(eventually([&] {
     for (int i = 0; i < 3; ++i) {
@@ -198,8 +218,97 @@ TEST_P(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
         << error.what();
     EXPECT_NE(std::string(error.what()).find("worker2"), std::string::npos) << error.what();
   }
+  EXPECT_TRUE(refusal_on(cluster[0], context.id()));
+  EXPECT_TRUE(eventually([&] { return refusal_on(cluster[1], context.id()).has_value(); }));
   behaviour().go = true;
   leaving.join();
+}
+
+TEST_P(BackwardErrors, EndTheOtherPassesOfTheContext) {
+  Cluster cluster(3);
+  behaviour().throws_on = 1;
+  behaviour().waits_on = 2;
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto slow = rpc_sync<touchy_via>("worker2", std::vector<std::string>{}, x).sum();
+  const auto waiting = context.backward_async({slow}, {.mode = Mode::exact});
+  ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
+  const auto bad = rpc_sync<touchy_via>("worker1", std::vector<std::string>{}, x).sum();
+  const auto error = error_of([&] { context.backward({bad}, {.mode = Mode::exact}); });
+  EXPECT_STREQ(error_of([&] { waiting.get(); }).what(), error.what());
+  EXPECT_TRUE(refuses(cluster[2], context.id(), ErrorCode::remote_exception, "worker 1 is touchy"));
+  behaviour().go = true;
+}
+
+double failing_backward(at::Tensor x) {
+  const auto loss = rpc_sync<touchy_via>("worker2", std::vector<std::string>{}, x).sum();
+  try {
+    dist_autograd::current_context().backward({loss});
+  } catch (const Error&) {
+    return 1;
+  }
+  return 0;
+}
+
+TEST(FailedPasses, AreKnownAtTheHomeAndAtWorkersThatTookNoPart) {
+  Cluster cluster(4);
+  behaviour().throws_on = 2;
+  Context context;
+  rpc_sync<times_parameter>("worker3", ones().requires_grad_());
+  EXPECT_EQ(rpc_sync<failing_backward>("worker1", ones()), 1);
+  for (const int i : {0, 1, 2, 3}) {
+    EXPECT_TRUE(
+        refuses(cluster[i], context.id(), ErrorCode::remote_exception, "worker 2 is touchy"));
+  }
+  behaviour().throws_on = -1;
+}
+
+TEST(FailedPasses, OfFastModeDoNotDoubleWhatALaterPassAdds) {
+  Cluster cluster(2);
+  const auto x = ones().requires_grad_();
+  {
+    Context context;
+    const auto used = rpc_sync<times_parameter>("worker1", x);
+    rpc_sync<times_parameter>("worker1", x);
+    const auto run = [&](Mode mode) {
+      return error_of(
+          [&] { context.backward({used.sum()}, {.retain_graph = true, .mode = mode}); });
+    };
+    const auto first = run(Mode::fast);
+    EXPECT_EQ(first.code(), ErrorCode::invalid_argument);
+    EXPECT_STREQ(run(Mode::exact).what(), first.what());
+    EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::invalid_argument, "use exact mode"));
+  }
+  Context context;
+  context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
+}
+
+TEST(FailedPasses, DoNotComeFromArgumentsThatMakeNoSense) {
+  Cluster cluster(1);
+  Context context;
+  const auto x = ones().requires_grad_();
+  EXPECT_EQ(error_of([&] { context.backward({x * 2}); }).code(), ErrorCode::invalid_argument);
+  context.backward({(x * 2).sum()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * ones()));
+}
+
+TEST(FailedPasses, ComeFromCancellingABackwardThatRunsWhereTheLossLives) {
+  Cluster cluster(3);
+  behaviour().throws_on = -1;
+  behaviour().go = behaviour().waiting = false;
+  behaviour().waits_on = 2;
+  Context context;
+  const auto loss = remote<touchy_sum_via>("worker1", "worker2", ones());
+  loss.to_here();
+  const auto future = dist_autograd::backward_async(loss, context);
+  ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
+  future.cancel();
+  EXPECT_TRUE(eventually([&] { return count_on(cluster[1], "passes") == 0; }));
+  EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::cancelled));
+  EXPECT_TRUE(refuses(cluster[0], context.id(), ErrorCode::cancelled));
+  behaviour().go = true;
+  EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
 }
 
 TEST_P(BackwardErrors, AreNotCausedByALongPassUnderAShortCallTimeout) {

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <memory>
+#include <optional>
+
 #include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/error_of.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -14,6 +18,10 @@ using dist_autograd::Context;
 at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
 bool carries_context() { return dist_autograd::has_current_context(); }
+// Two results that require grad (where their arguments do) around one that does not.
+std::vector<at::Tensor> scaled_pair(std::vector<at::Tensor> tensors) {
+  return {tensors.front() * 2, ones(), tensors.back() * 3};
+}
 std::uint64_t context_counter() { return dist_autograd::current_context().id().counter; }
 
 TEST(Context, IsCarriedByCallsOnlyWhileItIsCurrent) {
@@ -205,12 +213,100 @@ TEST(Context, ThrowsCancelledFromAHandleThatOutlivesIt) {
     Context context;
     handle = dist_autograd::current_context();
   }
-  try {
-    handle->backward({ones().requires_grad_().sum()});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::cancelled) << error.what();
+  const auto x = ones().requires_grad_();
+  EXPECT_EQ(error_of([&] { handle->backward({x.sum()}); }).code(), ErrorCode::cancelled);
+  EXPECT_EQ(error_of([&] { static_cast<void>(handle->gradients()); }).code(), ErrorCode::cancelled);
+  EXPECT_EQ(error_of([&] { static_cast<void>(handle->gradient(x)); }).code(), ErrorCode::cancelled);
+  EXPECT_EQ(error_of([&] { static_cast<void>(handle->graph_dot()); }).code(), ErrorCode::cancelled);
+  EXPECT_EQ(error_of([&] { handle->throw_if_unusable(); }).code(), ErrorCode::cancelled);
+}
+
+TEST(Context, IsKnownToHaveEndedWhereverItHasBeen) {
+  Cluster cluster(3);
+  dist_autograd::ContextId id;
+  {
+    Context context;
+    id = context.id();
+    rpc_sync<times_parameter>("worker1", ones());
+    EXPECT_TRUE(dist_autograd::find_usable_context(id));
   }
+  const auto find_on = [&](int rank) {
+    const WorkerScope scope(cluster[rank]);
+    return dist_autograd::find_usable_context(id).has_value();
+  };
+  EXPECT_EQ(error_of([&] { find_on(0); }).code(), ErrorCode::cancelled);
+  EXPECT_TRUE(refuses(cluster[1], id, ErrorCode::cancelled, "has ended"));
+  EXPECT_EQ(error_of([&] { find_on(1); }).code(), ErrorCode::cancelled);
+  EXPECT_FALSE(find_on(2));  // it never came there
+  EXPECT_EQ(refusal_on(cluster[2], id)->code(), ErrorCode::invalid_argument);
+}
+
+TEST(Context, DoesNotBecomeCurrentAgainWhenContextsEndOutOfOrder) {
+  Cluster cluster(2);
+  Context outermost;
+  auto outer = std::make_unique<Context>();
+  auto inner = std::make_unique<Context>();
+  outer.reset();
+  EXPECT_EQ(dist_autograd::current_context().id(), inner->id());
+  inner.reset();
+  EXPECT_EQ(dist_autograd::current_context().id(), outermost.id());
+  EXPECT_EQ(rpc_sync<context_counter>("worker1"), outermost.id().counter);
+}
+
+TEST(Context, IsNoLongerCurrentInAContinuationThatOutlivesIt) {
+  Cluster cluster(1);
+  Promise<void> go;
+  Future<std::optional<ErrorCode>> after;
+  {
+    Context context;
+    after = go.future().then([]() -> std::optional<ErrorCode> {
+      if (dist_autograd::has_current_context()) return std::nullopt;
+      try {
+        static_cast<void>(dist_autograd::current_context());
+      } catch (const Error& error) {
+        return error.code();
+      }
+      return std::nullopt;
+    });
+  }
+  go.set_value();
+  EXPECT_EQ(after.get(), ErrorCode::cancelled);
+}
+
+TEST(Context, RemembersOnlyAFewThingsWhileAnOuterOneGoesOn) {
+  Cluster cluster(2);
+  Context outer;
+  const auto loss = rpc_sync<times_parameter>("worker1", ones()).sum();
+  for (int i = 0; i < 200; ++i) {
+    Context inner;
+    rpc_sync<times_parameter>("worker1", ones());
+  }
+  for (int i = 0; i < 200; ++i) outer.backward({loss}, {.retain_graph = true});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(eventually([&] {
+      return count_on(cluster[i], "ended_contexts_remembered") < 5 &&
+             count_on(cluster[i], "ended_passes_remembered") < 5;
+    })) << "on worker "
+        << i;
+  }
+}
+
+TEST(Context, MakesOneNodeForAllTensorsOfAMessage) {
+  Cluster cluster(2);
+  Context context;
+  const auto a = ones().requires_grad_(), b = (2 * ones()).requires_grad_();
+  const auto results =
+      rpc_sync<scaled_pair>("worker1", std::vector<at::Tensor>{a, b.detach(), b, a * b});
+  EXPECT_EQ(count_on(cluster[0], "links"), 1);
+  EXPECT_EQ(count_on(cluster[1], "links"), 1);
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_EQ(results[0].grad_fn(), results[2].grad_fn());
+  EXPECT_EQ(results[0].output_nr() + results[2].output_nr(), 1);
+  EXPECT_FALSE(results[1].requires_grad());
+  EXPECT_EQ(results[0].grad_fn()->num_inputs(), 2u);
+  EXPECT_TRUE(results[0].grad_fn()->next_edges().empty());
+  rpc_sync<scaled_pair>("worker1", std::vector<at::Tensor>{b.detach()});
+  EXPECT_EQ(count_on(cluster[0], "links"), 1);  // nothing in it requires grad
 }
 
 }  // namespace

@@ -34,6 +34,27 @@ at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context) 
   }
 }
 
+std::optional<Error> refusal_on(Worker& worker, const dist_autograd::ContextId& context) {
+  const WorkerScope scope(worker);
+  try {
+    const auto handle = dist_autograd::find_context(context);
+    static_cast<void>(handle.gradient(own_parameter()));
+    static_cast<void>(handle.gradients());
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+bool refuses(Worker& worker, const dist_autograd::ContextId& context, ErrorCode code,
+             const std::string& text) {
+  return eventually([&] {
+    const auto refusal = refusal_on(worker, context);
+    return refusal && refusal->code() == code &&
+           std::string(refusal->what()).find(text) != std::string::npos;
+  });
+}
+
 bool nothing_is_left(Cluster& cluster) {
   return eventually([&] {
     for (int i = 0; i < cluster.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,6 +36,12 @@ at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context);
 inline std::int64_t count_on(Worker& worker, const std::string& what) {
   return worker.debug_info().at("dist_autograd." + what);
 }
+
+// What asking that worker for its gradients of a context throws; nothing when it answers.
+std::optional<Error> refusal_on(Worker& worker, const dist_autograd::ContextId& context);
+// Waits until asking it throws an error of that code with `text` in it.
+bool refuses(Worker& worker, const dist_autograd::ContextId& context, ErrorCode code,
+             const std::string& text = "");
 
 // Waits until no context, pass, link or gradient is left on any worker.
 bool nothing_is_left(Cluster& cluster);

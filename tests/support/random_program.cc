@@ -25,11 +25,11 @@ std::uint64_t hash(std::uint64_t a, std::uint64_t b) {
   return h * 0x94d049bb133111ebu;
 }
 
-at::Tensor random_matrix(std::mt19937_64& random) {
+at::Tensor random_matrix(std::mt19937_64& random, at::ScalarType dtype) {
   at::Tensor matrix = at::empty({3, 3}, at::kDouble);
   std::uniform_real_distribution<double> uniform(-1.0, 1.0);
   for (int i = 0; i < 9; ++i) matrix.data_ptr<double>()[i] = uniform(random);
-  return matrix;
+  return matrix.to(dtype);
 }
 
 // Any tensor of the program as a 3x3 matrix of moderate size, differentiably.
@@ -43,8 +43,8 @@ class Block {
   Block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments)
       : host_(host), block_(block), random_(block.path) {
     for (const at::Tensor& argument : arguments)
-      values_.push_back(argument.defined() ? argument : random_matrix(random_));
-    if (values_.empty()) values_.push_back(random_matrix(random_));
+      values_.push_back(argument.defined() ? argument : random_matrix(random_, dtype()));
+    if (values_.empty()) values_.push_back(random_matrix(random_, dtype()));
     values_.push_back(host_.parameter(pick(kProgramParameters)));
   }
 
@@ -57,6 +57,7 @@ class Block {
   }
 
  private:
+  [[nodiscard]] at::ScalarType dtype() const { return block_.program.dtype(); }
   int pick(int count) { return static_cast<int>(random_() % static_cast<std::uint64_t>(count)); }
   at::Tensor any() { return values_[random_() % values_.size()]; }
 
@@ -100,6 +101,13 @@ class Block {
         if (!block_.program.uses_everything) values_.push_back(value.detach());
         break;
       }
+      case 12: {
+        const at::Tensor value = squared(any()) * 1;
+        value.mul_(squared(any()));
+        value.select(0, 0).add_(value.select(0, 1).clone());
+        values_.push_back(value);
+        break;
+      }
       default:
         call();
         break;
@@ -129,7 +137,7 @@ class Block {
   }
 
   Tensors results() {
-    at::Tensor sum = at::zeros({3, 3}, at::kDouble);
+    at::Tensor sum = at::zeros({3, 3}, dtype());
     for (const at::Tensor& value : values_) {
       if (block_.program.uses_everything || pick(3) != 0) sum = sum + squared(value);
     }
@@ -153,7 +161,7 @@ Tensors program_parameters(const RandomProgram& program, int worker) {
   std::mt19937_64 random(hash(program.seed, 1000 + static_cast<std::uint64_t>(worker)));
   Tensors parameters;
   for (int i = 0; i < kProgramParameters; ++i)
-    parameters.push_back(random_matrix(random).requires_grad_());
+    parameters.push_back(random_matrix(random, program.dtype()).requires_grad_());
   return parameters;
 }
 

@@ -9,19 +9,22 @@
 namespace stitch::testing {
 
 // A random differentiable program over several workers, all of it decided by a seed: operations on
-// fp64 tensors, parameters shared by many calls, calls to other workers that make calls themselves,
-// several calls to one worker, branches, views, tensors of size zero, undefined results and
-// undefined gradients. The same program runs anywhere: how a call reaches a worker and where
-// parameters live is given from outside.
+// fp64 (or fp32) tensors, also in place, parameters shared by many calls, calls to other workers
+// that make calls themselves, several calls to one worker, branches, views, tensors of size zero,
+// undefined results and undefined gradients. The same program runs anywhere: how a call reaches a
+// worker and where parameters live is given from outside.
 struct RandomProgram {
   std::uint64_t seed = 0;
   int workers = 2;
   bool uses_everything = false;  // no result is dropped or detached: what fast mode needs
   int depth = 3;                 // how deep calls nest
+  bool single_precision = false;
+
+  [[nodiscard]] at::ScalarType dtype() const { return single_precision ? at::kFloat : at::kDouble; }
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(seed, workers, uses_everything, depth);
+    archive(seed, workers, uses_everything, depth, single_precision);
   }
 };
 

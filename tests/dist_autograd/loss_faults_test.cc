@@ -1,0 +1,177 @@
+// Contexts and passes when a worker in the middle is lost, or is too busy to send.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/messages.h"
+#include "stitch/transport/frame.h"
+#include "stitch/transport/loopback_endpoint.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/error_of.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+using namespace std::chrono_literals;
+using transport::Fate;
+using transport::LoopbackNetwork;
+using transport::Message;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+// Sees every message of this process until it goes.
+class Watch {
+ public:
+  explicit Watch(LoopbackNetwork::Judge judge) {
+    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
+  }
+  ~Watch() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+};
+
+void leave_at_once(Worker& worker) {
+  try {
+    worker.shutdown({.graceful = false, .timeout = 5s});
+  } catch (const Error&) {
+  }
+}
+
+void end_all(Cluster& cluster) {
+  for (int i = 0; i < cluster.size(); ++i) leave_at_once(cluster[i]);
+}
+
+TEST(LossFaults, AContextEndsAtAWorkerThatKnewItThroughALostOne) {
+  for (const bool ends_first : {false, true}) {
+    Cluster cluster(3);
+    {
+      auto context = std::make_unique<Context>();
+      rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_());
+      EXPECT_EQ(count_on(cluster[2], "contexts"), 1);
+      // Either the home hears that worker2 has it before its end, or after.
+      const Watch watch([&](std::uint32_t from, std::uint32_t to, std::uint64_t, const Message&) {
+        Fate fate;
+        if (ends_first && from == 2 && to == 0) fate.delay = 200ms;
+        return fate;
+      });
+      leave_at_once(cluster[1]);
+      if (!ends_first)
+        EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "contexts") == 1; }));
+      context.reset();
+      EXPECT_TRUE(eventually([&] {
+        return count_on(cluster[2], "contexts") == 0 && count_on(cluster[2], "links") == 0;
+      })) << "the home's end came "
+          << (ends_first ? "first" : "later");
+    }
+    end_all(cluster);
+  }
+}
+
+std::atomic<bool> gate_open{false};
+std::atomic<bool> at_the_gate{false};
+void hold_a_thread() {
+  at_the_gate = true;
+  while (!gate_open) std::this_thread::sleep_for(1ms);
+}
+
+TEST(LossFaults, AMessageOfAPassThatIsHandledAfterItsSenderWasLostLeavesNoPassOpen) {
+  for (const Mode mode : {Mode::exact, Mode::fast}) {
+    gate_open = at_the_gate = false;
+    Cluster cluster(3, [](Options& options) { options.num_threads = options.rank == 2 ? 1 : 2; });
+    {
+      Context context;
+      const auto x = ones().requires_grad_();
+      const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, x).sum();
+      auto held = rpc_async<hold_a_thread>("worker2");
+      ASSERT_TRUE(eventually([] { return at_the_gate.load(); }));
+      std::atomic<bool> arrived{false};
+      const Watch watch(
+          [&](std::uint32_t from, std::uint32_t to, std::uint64_t, const Message& message) {
+            const auto kind = transport::FrameView(message).kind();
+            if (from == 1 && to == 2 &&
+                (kind == dist_autograd::wire::kMark || kind == dist_autograd::wire::kGradients))
+              arrived = true;
+            return Fate{};
+          });
+      const auto pass = context.backward_async({loss}, {.mode = mode});
+      ASSERT_TRUE(eventually([&] { return arrived.load(); }));
+      std::this_thread::sleep_for(50ms);  // it waits for the thread
+      leave_at_once(cluster[1]);
+      const auto error = error_of([&] { pass.get(); });
+      EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
+      gate_open = true;
+      held.get();
+      EXPECT_TRUE(refuses(cluster[2], context.id(), error.code()));
+      EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
+    }
+    EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "contexts") == 0; }));
+    end_all(cluster);
+  }
+}
+
+at::Tensor a_large_result() { return at::ones({1 << 14}, at::kDouble); }
+
+TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
+  std::size_t reply_bytes = 0;
+  const auto is_large = [](std::uint32_t from, const Message& message) {
+    return from == 1 && transport::FrameView(message).kind() == wire::kReply &&
+           total_bytes(message) > 100'000;
+  };
+  {
+    Cluster cluster(2);
+    const Watch watch(
+        [&](std::uint32_t from, std::uint32_t, std::uint64_t, const Message& message) {
+          if (is_large(from, message)) reply_bytes = total_bytes(message);
+          return Fate{};
+        });
+    rpc_sync<a_large_result>("worker1");
+  }
+  ASSERT_GT(reply_bytes, 0u);
+  for (const Mode mode : {Mode::exact, Mode::fast}) {
+    std::atomic<bool> under_way{false}, go{false};
+    Cluster cluster(3, [&](Options& options) {
+      if (options.rank == 1) options.max_inflight_bytes = reply_bytes + 16;
+    });
+    std::optional<Context> words, data;
+    words.emplace();
+    const auto words_loss = rpc_sync<times_parameter>("worker1", ones()).sum();
+    data.emplace();
+    const auto data_loss =
+        rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
+    const Watch watch(
+        [&](std::uint32_t from, std::uint32_t, std::uint64_t, const Message& message) {
+          if (is_large(from, message)) {
+            under_way = true;
+            while (!go) std::this_thread::sleep_for(1ms);  // it is being written all the time
+          }
+          return Fate{};
+        });
+    const auto large = rpc_async<a_large_result>("worker1");
+    ASSERT_TRUE(eventually([&] { return under_way.load(); }));
+    // Here worker1 has only marks, acknowledgements and its end to send.
+    words->backward({words_loss}, {.mode = mode, .timeout = 10s});
+    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], words->id()), ones()));
+    // Here it has a gradient for worker2, which is refused; that it can say.
+    const auto error =
+        error_of([&] { data->backward({data_loss}, {.mode = mode, .timeout = 10s}); });
+    EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
+    EXPECT_TRUE(refuses(cluster[1], data->id(), ErrorCode::overloaded));
+    EXPECT_TRUE(refuses(cluster[2], data->id(), ErrorCode::overloaded));
+    // It alone tells worker2 of the end.
+    data.reset();
+    words.reset();
+    EXPECT_TRUE(nothing_is_left(cluster));
+    go = true;
+    large.get();
+  }
+}
+
+}  // namespace
+}  // namespace stitch::testing

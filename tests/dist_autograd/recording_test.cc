@@ -1,0 +1,112 @@
+// What calls and replies record, and under which grad mode they run.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <optional>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/rref/rref.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/error_of.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+bool grad_mode() { return at::GradMode::is_enabled(); }
+bool grad_mode_of(std::string next) { return rpc_sync<grad_mode>(next); }
+Future<bool> grad_mode_in_a_coroutine(std::string next) {
+  const bool there = co_await rpc_async<grad_mode>(next);
+  co_return there || at::GradMode::is_enabled();
+}
+Future<bool> grad_mode_in_a_continuation(std::string next) {
+  return rpc_async<grad_mode>(next).then([](bool there) { return there || grad_mode(); });
+}
+at::Tensor the_parameter() { return own_parameter(); }
+bool result_requires_grad(at::Tensor x) { return (x * own_parameter()).requires_grad(); }
+
+TEST(GradMode, TravelsWithCallsAndTheirNestedCalls) {
+  Cluster cluster(2);
+  for (const bool on : {true, false, true}) {
+    const at::AutoGradMode mode(on);
+    EXPECT_EQ(rpc_sync<grad_mode>("worker1"), on);
+    EXPECT_EQ(rpc_sync<grad_mode_of>("worker1", "worker0"), on);
+    EXPECT_EQ(rpc_sync<grad_mode_in_a_coroutine>("worker1", "worker0"), on);
+    EXPECT_EQ(rpc_sync<grad_mode_in_a_continuation>("worker1", "worker0"), on);
+    EXPECT_EQ(remote<grad_mode>("worker1").to_here(), on);
+    EXPECT_EQ(rpc_sync<result_requires_grad>("worker1", ones()), on);
+    EXPECT_EQ(at::GradMode::is_enabled(), on);
+  }
+}
+
+TEST(GradMode, OffGivesTheCallerResultsThatDoNotRequireGrad) {
+  Cluster cluster(2);
+  const auto x = ones().requires_grad_();
+  const auto rref = remote<the_parameter>("worker1");
+  for (const bool in_a_context : {false, true}) {
+    std::optional<Context> context;
+    if (in_a_context) context.emplace();
+    const at::NoGradGuard off;
+    const auto y = rpc_sync<times_parameter>("worker1", x);
+    EXPECT_FALSE(y.requires_grad());
+    EXPECT_TRUE(equal_gradients(y, parameter_of(cluster[1])));
+    EXPECT_FALSE(rpc_sync<the_parameter>("worker1").requires_grad());
+    EXPECT_FALSE(rref.to_here().requires_grad());
+    EXPECT_EQ(count_on(cluster[0], "links") + count_on(cluster[1], "links"), 0);
+  }
+  EXPECT_TRUE(rpc_sync<the_parameter>("worker1").requires_grad());
+}
+
+// Answered by whoever has it.
+struct Later {
+  Promise<at::Tensor> promise;
+  at::Tensor value;
+};
+std::optional<Later>& later() {
+  static std::optional<Later> one;
+  return one;
+}
+std::atomic<bool> asked{false};
+Future<at::Tensor> times_parameter_later(at::Tensor x) {
+  later().emplace(Later{{}, x * own_parameter()});
+  asked = true;
+  return later()->promise.future();
+}
+
+TEST(Recording, OfAReplyDoesNotDependOnTheThreadThatCompletesIt) {
+  Cluster cluster(2);
+  asked = false;
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto future = rpc_async<times_parameter_later>("worker1", x);
+  ASSERT_TRUE(eventually([] { return asked.load(); }));
+  std::thread([] {
+    const at::NoGradGuard off;
+    later()->promise.set_value(later()->value);
+  }).join();
+  context.backward({future.get().sum()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1])));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
+  later().reset();
+}
+
+TEST(Recording, OfACallThatWasRefusedLeavesNothing) {
+  Cluster cluster(2, [](Options& options) { options.max_inflight_bytes = 64 << 10; });
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto large = at::ones({1 << 15}, at::kDouble).requires_grad_();
+  const auto error = error_of([&] { rpc_sync<times_parameter>("worker1", large); });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_EQ(count_on(cluster[0], "links"), 0);
+  // A link that stayed would be a result that the loss does not use.
+  context.backward({rpc_sync<times_parameter>("worker1", x).sum()}, {.mode = Mode::fast});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1])));
+}
+
+}  // namespace
+}  // namespace stitch::testing

@@ -1,0 +1,174 @@
+// What one worker says about a pass or a context that is not its own to speak of.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/transport/byte_io.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/error_of.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::ContextId;
+using dist_autograd::Engine;
+using namespace std::chrono_literals;
+namespace autograd_wire = dist_autograd::wire;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+// Waits in backward.
+std::atomic<bool> waiting{false}, go{false};
+struct Waits : torch::autograd::Function<Waits> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 1; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    waiting = true;
+    while (!go) std::this_thread::sleep_for(1ms);
+    return grads;
+  }
+};
+at::Tensor waits_in_backward(at::Tensor x) { return Waits::apply(x * own_parameter()); }
+at::Tensor waits_behind(std::string next, at::Tensor x) {
+  return rpc_sync<waits_in_backward>(next, x * own_parameter());
+}
+
+template <class... Parts>
+void say(Worker& from, int to, std::uint16_t kind, const Parts&... parts) {
+  const WorkerScope scope(from);
+  OutMessage out(kind);
+  OutArchive archive(out);
+  (archive(parts), ...);
+  const auto agent = current_agent();
+  agent->send_control(agent->peers().find(WorkerId(static_cast<std::uint32_t>(to))),
+                      std::move(out));
+}
+
+class ForeignWords : public ::testing::Test {
+ protected:
+  // A pass of worker0 that runs on worker1 and waits on worker2; worker3 knows nothing of it.
+  void start() {
+    waiting = go = false;
+    cluster.emplace(4);
+    context.emplace();
+    const auto loss = rpc_sync<waits_behind>("worker1", "worker2", ones().requires_grad_()).sum();
+    pass = context->backward_async({loss});
+    ASSERT_TRUE(eventually([] { return waiting.load(); }));
+  }
+  autograd_wire::PassHeader header() {
+    return {context->id(), {(*cluster)[0].id(), context->id().epoch, 1}, 0};
+  }
+  void expect_protocol_error(const std::string& text) {
+    const auto error = error_of([&] { pass.get(); });
+    EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    go = true;
+  }
+  void TearDown() override {
+    go = true;
+    context.reset();
+  }
+  std::optional<Cluster> cluster;
+  std::optional<Context> context;
+  Future<void> pass;
+};
+
+TEST_F(ForeignWords, SettleOfAnotherThanTheRootEndsThePass) {
+  start();
+  say((*cluster)[3], 2, autograd_wire::kSettle, header());
+  expect_protocol_error("settled a pass of another worker");
+}
+
+TEST_F(ForeignWords, DoneOfOneThatIsNotAskedEndsThePass) {
+  start();
+  say((*cluster)[3], 0, autograd_wire::kDone, header(), autograd_wire::Done{});
+  expect_protocol_error("is done with a pass that does not wait for it");
+}
+
+TEST_F(ForeignWords, AcknowledgementsOfOneThatWasSentNothingEndThePass) {
+  start();
+  say((*cluster)[3], 0, autograd_wire::kAck, header(), autograd_wire::Ack{1, {}});
+  expect_protocol_error("acknowledged more messages than it was sent");
+}
+
+TEST_F(ForeignWords, MarksOfALinkThatWentToAnotherEndThePass) {
+  start();
+  // Worker2's first link leads to worker1.
+  say((*cluster)[3], 2, autograd_wire::kMark, header(), autograd_wire::Mark{{1}});
+  expect_protocol_error("which was sent to another worker");
+}
+
+TEST_F(ForeignWords, ReleaseIsHeardFromTheHomeAndFromWhoeverToldOfTheContext) {
+  start();
+  const autograd_wire::Release release{context->id(), 1000};
+  say((*cluster)[3], 2, autograd_wire::kRelease, release);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(count_on((*cluster)[2], "contexts"), 1);
+  go = true;
+  pass.get();
+  EXPECT_TRUE(
+      equal_gradients(gradient_on((*cluster)[2], context->id()), parameter_of((*cluster)[1])));
+  const WorkerScope scope((*cluster)[0]);
+  context.reset();
+  EXPECT_TRUE(eventually([&] { return count_on((*cluster)[2], "contexts") == 0; }));
+}
+
+TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
+  Cluster cluster(2);
+  const auto self = current_agent();
+  for (const ContextId& id :
+       {ContextId{WorkerId(77), 0, 1}, ContextId{self->self().id, self->self().epoch + 1, 1}}) {
+    // Made here as if a call had brought it.
+    const auto made = Engine::of(*self).contexts().find_or_join(id);
+    ASSERT_TRUE(made);
+    const auto scope = dist_autograd::context_scope(id);
+    const auto error = error_of([&] { rpc_sync<times_parameter>("worker1", ones()); });
+    EXPECT_EQ(error.code(), ErrorCode::protocol);
+    EXPECT_NE(std::string(error.what()).find("does not exist"), std::string::npos) << error.what();
+    EXPECT_EQ(count_on(cluster[1], "contexts"), 0);
+  }
+}
+
+// Adds what is in it to every request that leaves this process.
+transport::Bytes& forged_section() {
+  static transport::Bytes bytes;
+  return bytes;
+}
+class Forger final : public Extension {
+ public:
+  void on_send(OutMessage& message, const WorkerInfo&) override {
+    if (forged_section().size() > 0 && message.frame.kind() == wire::kRequest)
+      message.frame.add_section(autograd_wire::kContextSection, forged_section().span());
+  }
+};
+const int kForger = register_extension(
+    [](Agent&) -> std::unique_ptr<Extension> { return std::make_unique<Forger>(); });
+
+TEST(ForeignContexts, NamingATensorTwiceAreRefused) {
+  static_cast<void>(kForger);
+  Cluster cluster(2);
+  transport::ByteWriter out(forged_section());
+  out.write(cluster[0].id().value());
+  out.write(current_agent()->self().epoch);
+  out.write(std::uint64_t{1});
+  out.write(std::uint64_t{1});
+  out.write(std::uint32_t{2});
+  out.write(std::uint32_t{0});
+  out.write(std::uint32_t{0});
+  const auto error =
+      error_of([&] { rpc_sync<times_parameter>("worker1", ones().requires_grad_()); });
+  forged_section() = {};
+  EXPECT_EQ(error.code(), ErrorCode::protocol);
+  EXPECT_NE(std::string(error.what()).find("names its tensors in no order"), std::string::npos)
+      << error.what();
+}
+
+}  // namespace
+}  // namespace stitch::testing
