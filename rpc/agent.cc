@@ -456,13 +456,23 @@ void Agent::on_answer(InMessage message) {
   transport::ByteReader in(message.view.body(), "reply");
   auto record = calls_.take(in.read<std::uint64_t>(), message.from);
   if (!record) return;  // timed out or cancelled; the extensions have seen the header
+  if (!takes_long_to_decode(message)) {
+    settle(*record, message);
+    return;
+  }
+  // This thread reads for everybody.
+  post([self = shared_from_this(), record = std::move(*record),
+        message = std::move(message)]() mutable { self->settle(record, message); });
+}
+
+void Agent::settle(const CallTable::Record& record, InMessage& message) {
   try {
     Ambient ambient;
     ambient.agent = shared_from_this();
     decode_tensors(message);
     for_each_extension([&](Extension& extension) { extension.on_decode(message, ambient); });
     if (message.view.kind() == wire::kReply) {
-      record->pending->on_reply(message);
+      record.pending->on_reply(message);
       return;
     }
     InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
@@ -470,20 +480,22 @@ void Agent::on_answer(InMessage message) {
     archive(error);
     if (error.code() == ErrorCode::unimplemented &&
         error.function().empty()) {  // of this very function
-      auto names = split_lines(error.what());
+      // A longer text is not a list of names that a worker wrote.
+      auto names =
+          split_lines(std::string(std::string_view(error.what()).substr(0, 2 * kMaxNamesBytes)));
       std::string near;
-      for (const auto& name : nearest_names(std::string(record->function), std::move(names), 3))
+      for (const auto& name : nearest_names(std::string(record.function), std::move(names), 3))
         near += (near.empty() ? "; near names there: " : ", ") + name;
-      record->pending->on_error(about(*record, error.with_remote(true),
-                                      "failed: the function is not registered there" + near));
+      record.pending->on_error(about(record, error.with_remote(true),
+                                     "failed: the function is not registered there" + near));
       return;
     }
-    record->pending->on_error(
-        about(*record, error.with_remote(true), std::string("failed: ") + error.what()));
+    record.pending->on_error(
+        about(record, error.with_remote(true), std::string("failed: ") + error.what()));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    record->pending->on_error(about(
-        *record, error,
+    record.pending->on_error(about(
+        record, error,
         std::string("failed: its result does not match its type on the caller: ") + error.what()));
   }
 }

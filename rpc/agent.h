@@ -144,6 +144,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
                                         std::size_t bytes) noexcept;
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
+  // Decodes an answer and completes its call with it.
+  void settle(const CallTable::Record& record, InMessage& message);
   void on_cancel(InMessage message);
   // Fails the calls whose deadline has passed, and comes again for the next one.
   void expire_calls();

@@ -4,18 +4,33 @@
 
 namespace stitch {
 
-std::uint64_t InArchive::read_size() {
+void detail::fail_nesting() {
+  throw Error(ErrorCode::invalid_argument,
+              "a value has more than " + std::to_string(kMaxNesting) +
+                  " structs, containers and pointers inside one another");
+}
+
+void detail::fail_elements_without_bytes() {
+  throw Error(ErrorCode::invalid_argument, "containers have more than " +
+                                               std::to_string(kMaxElementsWithoutBytes) +
+                                               " elements that take no bytes");
+}
+
+std::size_t InArchive::read_count(std::size_t bytes_each) {
   fingerprint_.mix(0x1000);
-  std::uint64_t size = 0;
-  raw(&size, sizeof(size));
-  size = transport::to_wire_order(size);
-  // Every element takes at least one byte, so a larger count cannot be true.
-  if (size > remaining()) {
-    throw Error(ErrorCode::invalid_argument, "a container announces " + std::to_string(size) +
-                                                 " elements, but only " +
-                                                 std::to_string(remaining()) + " bytes are left");
+  std::uint64_t count = 0;
+  raw(&count, sizeof(count));
+  count = transport::to_wire_order(count);
+  const std::size_t most = bytes_each == 0
+                               ? remaining() + kMaxElementsWithoutBytes - elements_without_bytes_
+                               : remaining() / bytes_each;
+  if (count > most) {
+    throw Error(ErrorCode::invalid_argument,
+                "a container announces " + std::to_string(count) + " elements" +
+                    (bytes_each > 1 ? " of " + std::to_string(bytes_each) + " bytes" : "") +
+                    ", but only " + std::to_string(remaining()) + " bytes are left");
   }
-  return size;
+  return static_cast<std::size_t>(count);
 }
 
 void InArchive::read_tensor(at::Tensor& tensor) {
@@ -28,7 +43,12 @@ void InArchive::read_tensor(at::Tensor& tensor) {
                                                  " is wanted, the message has " +
                                                  std::to_string(message_.tensors.size()));
   }
-  tensor = message_.tensors[index];
+  if (index != next_tensor_) {
+    throw Error(ErrorCode::invalid_argument, "tensor " + std::to_string(index) +
+                                                 " is wanted, the next one is " +
+                                                 std::to_string(next_tensor_));
+  }
+  tensor = message_.tensors[next_tensor_++];
 }
 
 void InArchive::check_seal() {

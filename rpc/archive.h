@@ -48,8 +48,21 @@ class FieldFingerprint {
   std::uint32_t hash_ = 2166136261u;
 };
 
+// How many structs, containers and pointers may lie inside one another: what contains itself is
+// written and read recursively, and a stack has an end.
+inline constexpr int kMaxNesting = 256;
+// How many elements of containers may take no bytes in a message, all together: bytes that arrive
+// do not bound their number.
+inline constexpr std::size_t kMaxElementsWithoutBytes = 65536;
+
+namespace detail {
+[[noreturn]] void fail_nesting();
+[[noreturn]] void fail_elements_without_bytes();
+}  // namespace detail
+
 // Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding.
-// Tensors go to message().tensors, the body holds their index. Not thread-safe.
+// Tensors go to message().tensors, the body holds their index. Throws Error(invalid_argument) for
+// what InArchive would refuse. Not thread-safe.
 class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyClassElision> {
  public:
   explicit OutArchive(OutMessage& message) : OutputArchive(this), message_(message) {}
@@ -85,6 +98,20 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
     message_.frame.body().append(&index, sizeof(index));
     message_.tensors.push_back(tensor);
   }
+  // Writes one element of a container.
+  template <class... Parts>
+  void write_element(const Parts&... parts) {
+    const std::size_t before = message_.frame.body().size();
+    (*this)(parts...);
+    if (message_.frame.body().size() == before &&
+        ++elements_without_bytes_ > kMaxElementsWithoutBytes)
+      detail::fail_elements_without_bytes();
+  }
+  // Around everything that may contain itself.
+  void enter() {
+    if (++nesting_ > kMaxNesting) detail::fail_nesting();
+  }
+  void leave() noexcept { --nesting_; }
   // Writes the fingerprint of everything so far, for InArchive::check_seal().
   void seal() {
     const auto value = transport::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
@@ -94,11 +121,13 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
  private:
   OutMessage& message_;
   FieldFingerprint fingerprint_;
+  int nesting_ = 0;
+  std::size_t elements_without_bytes_ = 0;
 };
 
 // Reads what OutArchive wrote; a cereal input archive. Every length and count is checked against
 // the bytes that arrived before memory is taken: Error(invalid_argument) when the types of the two
-// ends do not fit. Not thread-safe.
+// ends do not fit. Each tensor of the message is handed out once. Not thread-safe.
 class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClassElision> {
  public:
   // `body` is what is left of the message's body.
@@ -118,11 +147,27 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
       value = transport::to_wire_order(value);
     }
   }
-  [[nodiscard]] std::uint64_t read_size();
+  // How many elements follow; each takes at least `bytes_each` bytes. With 0 the caller reads them
+  // by read_element() and takes memory as they come.
+  [[nodiscard]] std::size_t read_count(std::size_t bytes_each);
+  // Reads one element of a container.
+  template <class... Parts>
+  void read_element(Parts&... parts) {
+    const std::size_t before = at_;
+    (*this)(parts...);
+    if (at_ == before && ++elements_without_bytes_ > kMaxElementsWithoutBytes)
+      detail::fail_elements_without_bytes();
+  }
   template <class T>
   void read_array(T* values, std::size_t count) {
     fingerprint_.mix_type<T>();
     if (count > remaining() / sizeof(T)) fail_short(count * sizeof(T));
+    if constexpr (std::is_same_v<T, bool>) {
+      // Bytes other than 0 and 1 are no bools.
+      for (std::size_t i = 0; i < count; ++i) values[i] = body_[at_ + i] != std::byte{0};
+      at_ += count;
+      return;
+    }
     raw(values, count * sizeof(T));
     if constexpr (std::endian::native != std::endian::little && sizeof(T) > 1) {
       for (std::size_t i = 0; i < count; ++i) values[i] = transport::to_wire_order(values[i]);
@@ -133,6 +178,11 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
   // was written.
   void check_seal();
   [[nodiscard]] std::size_t remaining() const noexcept { return body_.size() - at_; }
+  // As OutArchive.
+  void enter() {
+    if (++nesting_ > kMaxNesting) detail::fail_nesting();
+  }
+  void leave() noexcept { --nesting_; }
   // Throws Error(invalid_argument) when something is left over.
   void expect_end() const;
 
@@ -148,7 +198,44 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
   std::span<const std::byte> body_;
   std::size_t at_ = 0;
   FieldFingerprint fingerprint_;
+  std::uint32_t next_tensor_ = 0;
+  int nesting_ = 0;
+  std::size_t elements_without_bytes_ = 0;
 };
+
+namespace detail {
+// What cereal wraps around values on their way; only they count as nested.
+template <class T>
+inline constexpr bool kIsWrapper = false;
+template <class T>
+inline constexpr bool kIsWrapper<cereal::NameValuePair<T>> = true;
+template <class T>
+inline constexpr bool kIsWrapper<cereal::SizeTag<T>> = true;
+template <class T>
+inline constexpr bool kIsWrapper<cereal::BinaryData<T>> = true;
+template <class T>
+inline constexpr bool kIsWrapper<cereal::memory_detail::PtrWrapper<T>> = true;
+template <class T>
+inline constexpr bool kMayNest = std::is_class_v<T> && !kIsWrapper<T>;
+}  // namespace detail
+
+// cereal calls these before and after each value.
+template <class T>
+void prologue(OutArchive& archive, const T&) {
+  if constexpr (detail::kMayNest<T>) archive.enter();
+}
+template <class T>
+void epilogue(OutArchive& archive, const T&) {
+  if constexpr (detail::kMayNest<T>) archive.leave();
+}
+template <class T>
+void prologue(InArchive& archive, const T&) {
+  if constexpr (detail::kMayNest<T>) archive.enter();
+}
+template <class T>
+void epilogue(InArchive& archive, const T&) {
+  if constexpr (detail::kMayNest<T>) archive.leave();
+}
 
 // How cereal writes and reads the leaves.
 template <class T>
@@ -171,7 +258,8 @@ void CEREAL_SERIALIZE_FUNCTION_NAME(OutArchive& archive, cereal::SizeTag<T>& tag
 }
 template <class T>
 void CEREAL_SERIALIZE_FUNCTION_NAME(InArchive& archive, cereal::SizeTag<T>& tag) {
-  tag.size = static_cast<std::remove_reference_t<T>>(archive.read_size());
+  // Containers that container_codec.h does not know.
+  tag.size = static_cast<std::remove_reference_t<T>>(archive.read_count(1));
 }
 template <class T>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const cereal::BinaryData<T>& data) {
@@ -195,6 +283,8 @@ void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const Error& error);
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error);
 
 }  // namespace stitch
+
+#include "stitch/rpc/container_codec.h"  // IWYU pragma: export
 
 CEREAL_REGISTER_ARCHIVE(stitch::OutArchive)
 CEREAL_REGISTER_ARCHIVE(stitch::InArchive)

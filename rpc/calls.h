@@ -28,7 +28,9 @@ void encode_argument(OutArchive& archive, Arg&& argument) {
       "serialize(Archive&) member, or pass one of the sendable types listed at stitch::Sendable");
   static_assert(std::is_convertible_v<Arg&&, Value>,
                 "stitch: an argument does not convert to the remote function's parameter type");
-  if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, Value>) {
+  if constexpr (!Sendable<Value>) {
+    // cereal's messages would hide the one above.
+  } else if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, Value>) {
     archive(static_cast<const Value&>(argument));
   } else {
     const Value converted = static_cast<Value>(std::forward<Arg>(argument));
@@ -51,6 +53,16 @@ void encode_arguments(OutMessage& message, Args&&... args) {
      ...);
   }
   (std::make_index_sequence<Traits::kArity>{});
+}
+
+// The error of a call whose arguments could not be written.
+[[nodiscard]] inline Error was_not_made(std::string_view function, const WorkerInfo& to,
+                                        const std::exception_ptr& exception) {
+  const Error error = to_error(exception);
+  return Error(error.code(), "call " + std::string(function) + "() to " + to_string(to) +
+                                 " was not made: " + error.what())
+      .with_worker(to.name)
+      .with_function(std::string(function));
 }
 
 // The outcome of a call: what its future shares and what the call table completes, in one.
@@ -132,7 +144,11 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
   try {
     const WorkerInfo& to = target.resolve(agent->peers());
     OutMessage message = Agent::begin_request(function.id);
-    encode_arguments<Traits>(message, std::forward<Args>(args)...);
+    try {
+      encode_arguments<Traits>(message, std::forward<Args>(args)...);
+    } catch (...) {
+      return make_failed<R>(was_not_made(function.name, to, std::current_exception()));
+    }
     return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
                          target.into());
   } catch (...) {

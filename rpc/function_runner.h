@@ -45,15 +45,20 @@ void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
   InArchive archive = call.arguments();
   std::size_t position = 0;
   const auto decode_one = [&]<class P>(P& argument) {
-    ++position;
-    try {
-      archive(argument);
-      archive.check_seal();
-    } catch (const std::exception& error) {
-      throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) +
-                                                   " does not match its type on the callee, " +
-                                                   demangle(typeid(P).name()) + ": " +
-                                                   error.what());
+    static_assert(Sendable<P>,
+                  "stitch: a parameter of this remote function has a type that cannot be received; "
+                  "see stitch::Sendable");
+    if constexpr (Sendable<P>) {  // else cereal's messages would hide that one
+      ++position;
+      try {
+        archive(argument);
+        archive.check_seal();
+      } catch (...) {
+        throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) +
+                                                     " does not match its type on the callee, " +
+                                                     demangle(typeid(P).name()) + ": " +
+                                                     to_error(std::current_exception()).what());
+      }
     }
   };
   std::apply([&](auto&... argument) { (decode_one(argument), ...); }, arguments);
@@ -86,6 +91,11 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
   try {
     if constexpr (kIsFuture<Result>) {
       Result future = apply();
+      if (!future.valid()) {
+        arguments.reset();
+        delivery.refused(Error(ErrorCode::invalid_argument, kReturnedEmptyFuture));
+        return;
+      }
       future.on_ready([future, arguments, delivery = std::move(delivery)]() mutable {
         try {
           if constexpr (std::is_void_v<UnwrapT<Result>>) {
@@ -94,6 +104,8 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
           } else {
             delivery.value(future.get());
           }
+        } catch (const CallRefused& refused) {
+          delivery.refused(refused);
         } catch (...) {
           delivery.error(std::current_exception());
         }

@@ -55,6 +55,12 @@ class FutureAwaiter;
 template <class T>
 class CoroutinePromise;
 
+inline constexpr const char* kReturnedEmptyFuture =
+    "the function returned an empty future: a Future made by default, or one moved from";
+// Throws Error(invalid_argument): `operation` needs a future, or a promise, that has a state.
+[[noreturn]] void throw_empty_future(const char* operation);
+[[noreturn]] void throw_empty_promise(const char* operation);
+
 }  // namespace detail
 
 // The outcome of work that may not be done yet: a value of type T (void allowed) or an error.
@@ -70,32 +76,34 @@ class [[nodiscard]] Future {
   using promise_type =
       detail::CoroutinePromise<T>;  // a function returning Future<T> may be a coroutine
 
-  // A future without an outcome to come; only assigning and valid() are allowed.
+  // An empty future, without an outcome to come, as one that was moved from. Everything but
+  // assigning and valid() throws Error(invalid_argument) naming the operation.
   Future() = default;
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
   // Waits, then returns the value or throws: Error, or what a continuation or local promise threw.
   // May be called again; a value that cannot be copied is moved out by the first call.
   T get() const& {
-    state_->wait();
+    state("get()").wait();
     return take(false);
   }
   T get() && {
-    state_->wait();
+    state("get()").wait();
     return take(state_.use_count() == 1);
   }
   // True when it completed within `duration`.
   template <class Rep, class Period>
   [[nodiscard]] bool wait_for(std::chrono::duration<Rep, Period> duration) const {
-    return state_->wait_until(saturating_deadline(duration));
+    return state("wait_for()").wait_until(saturating_deadline(duration));
   }
-  [[nodiscard]] bool ready() const noexcept { return state_->ready(); }
+  [[nodiscard]] bool ready() const { return state("ready()").ready(); }
   // True when it completed with an error.
-  [[nodiscard]] bool has_error() const noexcept {
-    return state_->ready() && state_->exception() != nullptr;
+  [[nodiscard]] bool has_error() const {
+    return state("has_error()").ready() && state_->exception() != nullptr;
   }
   // The error it completed with. Throws Error(invalid_argument) when there is none (yet).
   [[nodiscard]] Error error() const {
+    static_cast<void>(state("error()"));
     if (!has_error())
       throw Error(ErrorCode::invalid_argument,
                   ready() ? "future has a value, not an error" : "future is not ready");
@@ -103,13 +111,14 @@ class [[nodiscard]] Future {
   }
   // Gives up on the outcome: the future completes with `cancelled` and the work is asked to stop.
   // Nothing happens when it is complete.
-  void cancel() const { state_->cancel(); }
+  void cancel() const { state("cancel()").cancel(); }
 
   // Calls `fn` with the value when it is there; an error skips `fn` and goes to the returned
   // future. A `fn` that takes a Future<T> is called in both cases. Returns the future of fn's
   // result (a returned Future is followed); what fn throws becomes its error.
   template <class F>
   auto then(F&& fn) const {
+    static_cast<void>(state("then()"));
     using Fn = std::decay_t<F>;
     using Result =
         std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // what a reference refers to may
@@ -135,14 +144,20 @@ class [[nodiscard]] Future {
   // Runs `callback` on the thread that completes the future, at once when it is complete; inside
   // another such callback, after that one. For short work that must not wait for a pool thread: it
   // must neither block nor throw.
-  void on_ready(UniqueFunction<void()> callback) const { state_->on_ready(std::move(callback)); }
+  void on_ready(UniqueFunction<void()> callback) const {
+    state("on_ready()").on_ready(std::move(callback));
+  }
 
   // For the layers below: a future of an outcome that `state` will hold.
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
   // co_await: suspends the coroutine until the outcome is there; it goes on as a continuation does.
-  detail::FutureAwaiter<T> operator co_await() const& { return detail::FutureAwaiter<T>(*this); }
+  detail::FutureAwaiter<T> operator co_await() const& {
+    static_cast<void>(state("co_await"));
+    return detail::FutureAwaiter<T>(*this);
+  }
   detail::FutureAwaiter<T> operator co_await() && {
+    static_cast<void>(state("co_await"));
     return detail::FutureAwaiter<T>(std::move(*this));
   }
 
@@ -164,6 +179,12 @@ class [[nodiscard]] Future {
       std::is_void_v<T> ? !std::is_invocable_v<Fn&>
                         : !std::is_invocable_v<Fn&, typename detail::FutureState<T>::Stored>;
 
+  // What `operation` works on.
+  [[nodiscard]] detail::FutureState<T>& state(const char* operation) const {
+    if (state_ == nullptr) [[unlikely]]
+      detail::throw_empty_future(operation);
+    return *state_;
+  }
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
     if constexpr (!std::is_void_v<T>) {
@@ -190,28 +211,31 @@ class [[nodiscard]] Future {
 
 // The writing end of a Future. Copies share it; the first completion counts, later ones return
 // false. A promise whose last copy goes without completing completes its future with `cancelled`
-// ("promise was dropped"). Thread contract: any thread; continuations of the future are started by
-// the completing thread.
+// ("promise was dropped"). One that was moved from throws Error(invalid_argument). Thread contract:
+// any thread; continuations of the future are started by the completing thread.
 template <class T>
 class Promise {
  public:
   Promise() : holder_(detail::make_state<Holder>()) {}
 
-  [[nodiscard]] Future<T> future() const { return Future<T>(holder_->state); }
-  bool set_value() const requires std::is_void_v<T> { return holder_->state->set_value(); }
+  [[nodiscard]] Future<T> future() const { return Future<T>(holder("future()").state); }
+  bool set_value() const requires std::is_void_v<T> {
+    return holder("set_value()").state->set_value();
+  }
   template <class U = T>
   requires(!std::is_void_v<T> && std::is_constructible_v<T, U>) bool set_value(U&& value) const {
-    return holder_->state->set_value(std::forward<U>(value));
+    return holder("set_value()").state->set_value(std::forward<U>(value));
   }
+  // A null `exception` is an error, too: Error(invalid_argument).
   bool set_exception(std::exception_ptr exception) const {
-    return holder_->state->set_exception(std::move(exception));
+    return holder("set_exception()").state->set_exception(std::move(exception));
   }
   bool set_error(Error error) const {
     return set_exception(std::make_exception_ptr(std::move(error)));
   }
   // What Future::cancel() calls, on the cancelling thread.
   void on_cancel(UniqueFunction<void()> canceller) const {
-    holder_->state->set_canceller(std::move(canceller));
+    holder("on_cancel()").state->set_canceller(std::move(canceller));
   }
 
   // Completes with the outcome of `make`, following a Future it returns; with the error of `failed`
@@ -228,9 +252,9 @@ class Promise {
         follow(make());
       } else if constexpr (std::is_void_v<Result>) {
         make();
-        holder_->state->set_value();
+        holder("fulfil()").state->set_value();
       } else {
-        holder_->state->set_value(make());
+        holder("fulfil()").state->set_value(make());
       }
     } catch (...) {
       set_exception(std::current_exception());
@@ -247,7 +271,14 @@ class Promise {
     }
   };
 
+  [[nodiscard]] const Holder& holder(const char* operation) const {
+    if (holder_ == nullptr) [[unlikely]]
+      detail::throw_empty_promise(operation);
+    return *holder_;
+  }
+
   void follow(Future<T> inner) const {
+    if (!inner.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
     on_cancel([inner] { inner.cancel(); });
     inner.on_ready([promise = *this, inner] {
       if (inner.has_error()) {

@@ -2,6 +2,12 @@
 
 namespace stitch::detail {
 
+void throw_empty_member(const char* operation, std::size_t index) {
+  throw Error(ErrorCode::invalid_argument,
+              std::string(operation) + " was given an empty future, at index " +
+                  std::to_string(index) + ": one made by default, or one moved from");
+}
+
 std::exception_ptr GroupCountdown::failure() const {
   const std::size_t failures = failures_.load();
   if (failures < 2) return first_;

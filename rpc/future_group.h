@@ -15,6 +15,8 @@ namespace stitch {
 
 namespace detail {
 
+[[noreturn]] void throw_empty_member(const char* operation, std::size_t index);
+
 // Counts down the members of a when_all and remembers the first failure and how many there were.
 class GroupCountdown {
  public:
@@ -37,10 +39,28 @@ class GroupCountdown {
 
 }  // namespace detail
 
+namespace detail {
+// Throws Error(invalid_argument) when `future`, the one at `index`, is empty.
+template <class T>
+void require_member(const char* operation, const Future<T>& future, std::size_t index) {
+  if (!future.valid()) throw_empty_member(operation, index);
+}
+template <class... Ts>
+void require_members(const char* operation, const Future<Ts>&... futures) {
+  [[maybe_unused]] std::size_t index = 0;
+  (require_member(operation, futures, index++), ...);
+}
+template <class T>
+void require_members(const char* operation, const std::vector<Future<T>>& futures) {
+  for (std::size_t i = 0; i < futures.size(); ++i) require_member(operation, futures[i], i);
+}
+}  // namespace detail
+
 // Completes when all have: with their values in order, or with the first error, whose text counts
-// the others.
+// the others. Throws Error(invalid_argument) when one is empty, as when_any() does.
 template <class T>
 [[nodiscard]] auto when_all(std::vector<Future<T>> futures) {
+  detail::require_members("when_all()", futures);
   using Values = std::conditional_t<std::is_void_v<T>, void,
                                     std::vector<typename detail::FutureState<T>::Stored>>;
   Promise<Values> promise;
@@ -83,6 +103,7 @@ template <class T>
 template <class... Ts>
 [[nodiscard]] Future<std::tuple<typename detail::FutureState<Ts>::Stored...>> when_all(
     Future<Ts>... futures) {
+  detail::require_members("when_all()", futures...);
   using Values = std::tuple<typename detail::FutureState<Ts>::Stored...>;
   Promise<Values> promise;
   auto result = promise.future();
@@ -154,6 +175,7 @@ template <class T>
                                    std::pair<std::size_t, typename detail::FutureState<T>::Stored>>;
   if (futures.empty())
     throw Error(ErrorCode::invalid_argument, "when_any needs at least one future");
+  detail::require_members("when_any()", futures);
   Promise<Value> promise;
   auto result = promise.future();
   promise.on_cancel([futures] {
@@ -182,6 +204,7 @@ requires(std::is_same_v<T, Ts>&&...)
 template <class T, class... Ts>
 requires(!(std::is_same_v<T, Ts> && ...))
     [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+  detail::require_members("when_any()", first, others...);
   using Value = std::variant<typename detail::FutureState<T>::Stored,
                              typename detail::FutureState<Ts>::Stored...>;
   Promise<Value> promise;

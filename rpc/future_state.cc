@@ -2,6 +2,7 @@
 
 #include <list>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,17 @@ class WaitingInside {
 
 }  // namespace
 
+void throw_empty_future(const char* operation) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      std::string(operation) + " of an empty future: one made by default, or one moved from");
+}
+
+void throw_empty_promise(const char* operation) {
+  throw Error(ErrorCode::invalid_argument,
+              std::string(operation) + " of a promise that was moved from");
+}
+
 void FutureStateBase::wait() {
   static_cast<void>(wait_until(std::chrono::steady_clock::time_point::max()));
 }
@@ -117,7 +129,10 @@ void FutureStateBase::on_ready(UniqueFunction<void()> callback) {
 
 bool FutureStateBase::set_exception(std::exception_ptr exception) {
   if (!claim()) return false;
-  exception_ = std::move(exception);
+  // Null would pass for a value that is not there.
+  exception_ = exception ? std::move(exception)
+                         : std::make_exception_ptr(Error(ErrorCode::invalid_argument,
+                                                         "promise was given a null exception"));
   publish();
   return true;
 }

@@ -118,7 +118,9 @@ void FunctionRegistry::check() const {
 
 namespace {
 
-std::size_t edit_distance(const std::string& a, const std::string& b) {
+// Up to `most`; more than that where it is more.
+std::size_t edit_distance(const std::string& a, const std::string& b, std::size_t most) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -141,13 +143,15 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 std::vector<std::string> nearest_names(const std::string& wanted, std::vector<std::string> names,
                                        std::size_t most) {
   std::vector<std::pair<std::size_t, std::string>> ranked;
+  const std::size_t near = std::max<std::size_t>(2, wanted.size() / 2);
+  const std::string bare_wanted = without_scope(wanted);
   for (auto& name : names) {
-    std::size_t distance = edit_distance(wanted, name);
+    std::size_t distance = edit_distance(wanted, name, near);
     // The right name in the wrong namespace, or without one.
-    const std::size_t bare = edit_distance(without_scope(wanted), without_scope(name));
-    if (bare <= without_scope(wanted).size() / 4) distance = std::min(distance, bare + 1);
-    if (distance <= std::max<std::size_t>(2, wanted.size() / 2))
-      ranked.emplace_back(distance, std::move(name));
+    const std::size_t bare =
+        edit_distance(bare_wanted, without_scope(name), bare_wanted.size() / 4);
+    if (bare <= bare_wanted.size() / 4) distance = std::min(distance, bare + 1);
+    if (distance <= near) ranked.emplace_back(distance, std::move(name));
   }
   std::sort(ranked.begin(), ranked.end());
   if (ranked.size() > most) ranked.resize(most);

@@ -30,6 +30,8 @@ struct IsSendable<std::unique_ptr<T, D>> : AllSendable<T> {};
 // Shared pointers could be made to share across types by the bytes of a peer.
 template <class T>
 struct IsSendable<std::shared_ptr<T>> : std::false_type {};
+template <class T>
+struct IsSendable<std::weak_ptr<T>> : std::false_type {};
 template <class A, class B>
 struct IsSendable<std::pair<A, B>> : AllSendable<A, B> {};
 template <class... Ts>
@@ -38,12 +40,20 @@ template <class... Ts>
 struct IsSendable<std::variant<Ts...>> : AllSendable<Ts...> {};
 template <class K, class C, class A>
 struct IsSendable<std::set<K, C, A>> : AllSendable<K> {};
+template <class K, class C, class A>
+struct IsSendable<std::multiset<K, C, A>> : AllSendable<K> {};
 template <class K, class V, class C, class A>
 struct IsSendable<std::map<K, V, C, A>> : AllSendable<K, V> {};
+template <class K, class V, class C, class A>
+struct IsSendable<std::multimap<K, V, C, A>> : AllSendable<K, V> {};
 template <class K, class H, class E, class A>
 struct IsSendable<std::unordered_set<K, H, E, A>> : AllSendable<K> {};
+template <class K, class H, class E, class A>
+struct IsSendable<std::unordered_multiset<K, H, E, A>> : AllSendable<K> {};
 template <class K, class V, class H, class E, class A>
 struct IsSendable<std::unordered_map<K, V, H, E, A>> : AllSendable<K, V> {};
+template <class K, class V, class H, class E, class A>
+struct IsSendable<std::unordered_multimap<K, V, H, E, A>> : AllSendable<K, V> {};
 
 }  // namespace detail
 

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -22,6 +23,7 @@ using transport::ByteWriter;
 enum class Layout : std::uint8_t { undefined = 0, dense = 1, coo = 2 };
 enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4 };
 constexpr std::size_t kMaxDims = 64;
+constexpr std::size_t kReservedTensors = 256;
 
 // Position in this list is the wire code: our own numbers, since libtorch's may change.
 constexpr std::array kDtypes{at::kByte,        at::kChar,         at::kShort,         at::kInt,
@@ -52,9 +54,13 @@ Buffer share(const at::Tensor& tensor, std::size_t bytes) {
   return Buffer{{}, tensor.data_ptr(), bytes, std::move(holder)};
 }
 
+// Whether dimensions of stride 0 may be sent once. Not in a sparse tensor's parts: checking them
+// takes time by the number of elements, which must have arrived then.
+enum class Expanded { once, in_full };
+
 void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& original,
-                 bool requires_grad) {
-  at::Tensor tensor = original;
+                 bool requires_grad, Expanded stride_0) {
+  at::Tensor tensor = stride_0 == Expanded::once ? original : original.contiguous();
   if (tensor._is_zerotensor()) tensor = at::zeros(tensor.sizes(), tensor.options());
   tensor = tensor.resolve_conj().resolve_neg();
   const auto sizes = original.sizes();
@@ -106,7 +112,7 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
                                                  std::to_string(kMaxDims));
   }
   if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested()) {
-    write_dense(message, out, tensor.detach(), tensor.requires_grad());
+    write_dense(message, out, tensor.detach(), tensor.requires_grad(), Expanded::once);
   } else if (tensor.layout() == at::kSparse) {
     const at::Tensor plain = tensor.detach();
     out.write(Layout::coo);
@@ -115,8 +121,8 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
                                         (tensor.is_coalesced() ? kCoalesced : 0)));
     out.write(static_cast<std::uint8_t>(tensor.dim()));
     for (const auto size : tensor.sizes()) out.write(size);
-    write_dense(message, out, plain._indices(), false);
-    write_dense(message, out, plain._values(), false);
+    write_dense(message, out, plain._indices(), false, Expanded::in_full);
+    write_dense(message, out, plain._values(), false, Expanded::in_full);
   } else {
     throw Error(ErrorCode::invalid_argument,
                 std::string("tensor of type ") + tensor.toString() +
@@ -199,24 +205,57 @@ Header read_header(ByteReader& in) {
   return header;
 }
 
-at::Tensor read_dense(InMessage& message, ByteReader& in) {
+// The buffers of a message, each handed out once and in order. A buffer that several descriptors
+// could name would be copied for each of them, and tensors of one message would share memory.
+class BufferQueue {
+ public:
+  explicit BufferQueue(const InMessage& message) : buffers_(message.view.buffers()) {}
+  [[nodiscard]] const transport::FrameView::BufferView& take(std::uint32_t index) {
+    if (index >= buffers_.size()) {
+      throw Error(ErrorCode::protocol, "tensor descriptor names buffer " + std::to_string(index) +
+                                           " of " + std::to_string(buffers_.size()));
+    }
+    if (index != next_) {
+      throw Error(ErrorCode::protocol, "tensor descriptor names buffer " + std::to_string(index) +
+                                           ", the next one is " + std::to_string(next_));
+    }
+    const auto& taken = buffers_[next_++];
+    if (taken.buffer.device != transport::Device{})
+      throw Error(ErrorCode::protocol, "tensor descriptor names a buffer that is not on the CPU");
+    return taken;
+  }
+
+ private:
+  const std::vector<transport::FrameView::BufferView>& buffers_;
+  std::uint32_t next_ = 0;
+};
+
+// Bytes other than 0 and 1 are no bools: reading them is undefined.
+void make_bools(void* data, std::size_t bytes) {
+  auto* const at = static_cast<std::uint8_t*>(data);
+  std::uint8_t seen = 0;
+  for (std::size_t i = 0; i < bytes; ++i) seen |= at[i];
+  if (seen <= 1) return;
+  for (std::size_t i = 0; i < bytes; ++i) at[i] = at[i] != 0 ? 1 : 0;
+}
+
+at::Tensor read_dense(BufferQueue& buffers, ByteReader& in, Expanded stride_0) {
   const Header header = read_header(in);
   const auto strides = (header.flags & kHasStrides) != 0
                            ? read_dims(in, header.sizes.size(), "stride")
                            : contiguous_strides(header.sizes);
-  const auto index = in.read<std::uint32_t>();
-  const auto& buffers = message.view.buffers();
-  if (index >= buffers.size()) {
-    throw Error(ErrorCode::protocol, "tensor descriptor names buffer " + std::to_string(index) +
-                                         " of " + std::to_string(buffers.size()));
-  }
-  const auto& source = buffers[index];
-  const auto needed = extent(header.sizes, strides, c10::elementSize(header.dtype));
+  const auto& source = buffers.take(in.read<std::uint32_t>());
+  const std::size_t item = c10::elementSize(header.dtype);
+  const auto needed = stride_0 == Expanded::once
+                          ? extent(header.sizes, strides, item)
+                          : extent(header.sizes, contiguous_strides(header.sizes), item);
   if (!needed || *needed > source.buffer.bytes) {
     throw Error(ErrorCode::protocol,
                 "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") +
                     " bytes, its buffer has " + std::to_string(source.buffer.bytes));
   }
+  if (stride_0 == Expanded::in_full && (header.flags & kHasStrides) != 0)
+    throw Error(ErrorCode::protocol, "sparse tensor descriptor has parts with strides");
   at::Tensor tensor;
   if (*needed == 0) {
     tensor = at::empty_strided(header.sizes, strides, header.dtype);
@@ -226,6 +265,8 @@ at::Tensor read_dense(InMessage& message, ByteReader& in) {
   } else {
     tensor = over_memory(source.buffer, source.buffer.bytes, header.dtype, header.sizes, strides);
   }
+  if (header.dtype == at::kBool && *needed != 0)
+    make_bools(tensor.data_ptr(), source.in_frame ? *needed : source.buffer.bytes);
   if ((header.flags & kRequiresGrad) != 0) {
     if (!tensor.is_floating_point() && !tensor.is_complex())
       throw Error(ErrorCode::protocol, "tensor descriptor wants gradients of an integer tensor");
@@ -234,26 +275,67 @@ at::Tensor read_dense(InMessage& message, ByteReader& in) {
   return tensor;
 }
 
-at::Tensor read_coo(InMessage& message, ByteReader& in) {
+// What "coalesced" says of the indices of a sparse tensor: sorted, none twice.
+bool sorted_without_duplicates(const at::Tensor& indices) {
+  const auto columns = indices.accessor<std::int64_t, 2>();
+  for (std::int64_t i = 1; i < columns.size(1); ++i) {
+    std::int64_t d = 0;
+    while (d < columns.size(0) && columns[d][i - 1] == columns[d][i]) ++d;
+    if (d == columns.size(0) || columns[d][i - 1] > columns[d][i]) return false;
+  }
+  return true;
+}
+
+at::Tensor read_coo(BufferQueue& buffers, ByteReader& in) {
   const Header header = read_header(in);
   if (in.read<Layout>() != Layout::dense)
     throw Error(ErrorCode::protocol, "sparse tensor descriptor has no dense indices");
-  const at::Tensor indices = read_dense(message, in);
+  const at::Tensor indices = read_dense(buffers, in, Expanded::in_full);
+  if (indices.scalar_type() != at::kLong || indices.dim() != 2 || indices.requires_grad())
+    throw Error(ErrorCode::protocol, "sparse tensor descriptor has no indices");
   if (in.read<Layout>() != Layout::dense)
     throw Error(ErrorCode::protocol, "sparse tensor descriptor has no dense values");
-  const at::Tensor values = read_dense(message, in);
-  try {
-    // The checked constructor: indices out of range would be undefined behaviour later.
-    at::_validate_sparse_coo_tensor_args(indices, values, header.sizes);
-  } catch (const c10::Error& error) {
-    throw Error(ErrorCode::protocol, std::string("sparse tensor descriptor is inconsistent: ") +
-                                         error.what_without_backtrace());
-  }
+  const at::Tensor values = read_dense(buffers, in, Expanded::in_full);
+  // The checked constructor: indices out of range would be undefined behaviour later.
+  at::_validate_sparse_coo_tensor_args(indices, values, header.sizes);
   at::Tensor tensor = at::_sparse_coo_tensor_unsafe(indices, values, header.sizes,
                                                     values.options().layout(at::kSparse));
-  tensor._coalesced_((header.flags & kCoalesced) != 0);
+  // A peer's word is not enough: operations rely on it without looking.
+  tensor._coalesced_((header.flags & kCoalesced) != 0 && sorted_without_duplicates(indices));
   if ((header.flags & kRequiresGrad) != 0) tensor.set_requires_grad(true);
   return tensor;
+}
+
+at::Tensor read_tensor(BufferQueue& buffers, ByteReader& in) {
+  switch (const auto layout = in.read<Layout>()) {
+    case Layout::undefined:
+      return {};
+    case Layout::dense:
+      return read_dense(buffers, in, Expanded::once);
+    case Layout::coo:
+      return read_coo(buffers, in);
+    default:
+      throw Error(ErrorCode::protocol, "tensor descriptor has layout code " +
+                                           std::to_string(static_cast<int>(layout)) +
+                                           ", known are 0 to 2");
+  }
+}
+
+// Whether decoding looks at every element of a tensor in this table; others beside the frame are
+// used where they lie.
+bool looks_at_elements(ByteReader in) {
+  const auto count = in.read_count(1);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto layout = in.read<Layout>();
+    if (layout == Layout::undefined) continue;
+    if (layout != Layout::dense) return true;
+    if (dtype_of(in.read<std::uint8_t>()) == at::kBool) return true;
+    const auto flags = in.read<std::uint8_t>();
+    const std::size_t dims = in.read<std::uint8_t>();
+    static_cast<void>(in.take(dims * sizeof(std::int64_t) * ((flags & kHasStrides) != 0 ? 2 : 1)));
+    static_cast<void>(in.read<std::uint32_t>());
+  }
+  return false;
 }
 
 }  // namespace
@@ -273,26 +355,28 @@ void decode_tensors(InMessage& message) {
   if (section == nullptr) return;
   const at::NoGradGuard no_grad;
   ByteReader in(section->bytes, "tensor table");
+  BufferQueue buffers(message);
   const auto count = in.read_count(1);
-  message.tensors.reserve(count);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    switch (const auto layout = in.read<Layout>()) {
-      case Layout::undefined:
-        message.tensors.emplace_back();
-        break;
-      case Layout::dense:
-        message.tensors.push_back(read_dense(message, in));
-        break;
-      case Layout::coo:
-        message.tensors.push_back(read_coo(message, in));
-        break;
-      default:
-        throw Error(ErrorCode::protocol, "tensor descriptor has layout code " +
-                                             std::to_string(static_cast<int>(layout)) +
-                                             ", known are 0 to 2");
-    }
+  // A descriptor may be a single byte, a tensor is more: memory follows what was read.
+  message.tensors.reserve(std::min<std::size_t>(count, kReservedTensors));
+  try {
+    for (std::uint32_t i = 0; i < count; ++i) message.tensors.push_back(read_tensor(buffers, in));
+  } catch (const c10::Error& error) {
+    throw Error(ErrorCode::protocol, std::string("tensor descriptor is inconsistent: ") +
+                                         error.what_without_backtrace());
   }
   in.expect_end();
+}
+
+bool takes_long_to_decode(const InMessage& message) noexcept {
+  if (message.raw.frame.size() > kQuicklyDecodedBytes) return true;
+  if (total_bytes(message.raw) <= kQuicklyDecodedBytes) return false;
+  const auto* section = message.view.section(wire::kTensors);
+  try {
+    return section != nullptr && looks_at_elements(ByteReader(section->bytes, "tensor table"));
+  } catch (const std::exception&) {
+    return false;  // decoding it ends there, too
+  }
 }
 
 }  // namespace stitch

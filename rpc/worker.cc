@@ -85,24 +85,6 @@ LiveAgents& live_agents() {
 
 }  // namespace
 
-namespace detail {
-
-// Inline: a barrier must pass even while every user-function thread is taken.
-Future<bool> fetch_presence(std::string key) {
-  Promise<bool> promise;
-  auto posted = current_agent()->board().fetch(key);
-  posted.on_ready([promise, posted] {
-    promise.fulfil([&] {
-      static_cast<void>(posted.get());
-      return true;
-    });
-  });
-  return promise.future();
-}
-STITCH_INLINE(&fetch_presence);
-
-}  // namespace detail
-
 std::shared_ptr<Agent> detail::sole_agent() { return live_agents().sole(); }
 std::shared_ptr<Agent> detail::any_agent() { return live_agents().any(); }
 
@@ -169,28 +151,23 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, Value 
   return gathering;
 }
 
-void Worker::fail_gathering(const char* what,
+void Worker::fail_gathering(const std::string& what,
                             const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
+  const std::string here = what + " on " + to_string(info()) + " failed: ";
+  for (const auto& [info, error] : failures) {  // whoever is in another one did answer
+    if (error.code() == ErrorCode::invalid_argument)
+      throw Error(error.code(), here + error.what()).with_worker(error.worker());
+  }
   const Error& first = failures.front().second;
   std::string names;
   for (const auto& [info, error] : failures) names += (names.empty() ? "" : ", ") + to_string(info);
-  throw Error(first.code(), std::string(what) + " on " + to_string(info()) +
-                                " failed: no answer from " + names + ": " + first.what())
+  throw Error(first.code(), here + "no answer from " + names + ": " + first.what())
       .with_worker(first.worker());
 }
 
 void Worker::barrier(const std::vector<std::string>& names) {
-  const auto gathering = begin_gathering(names, Value::of(std::make_shared<bool>(true)));
-  std::vector<Future<bool>> futures;
-  for (const auto& other : gathering.others)
-    futures.push_back(rpc_async<&detail::fetch_presence>(other, gathering.key));
-  detail::wait_until_settled(futures);
-  std::vector<std::pair<WorkerInfo, Error>> failures;
-  for (std::size_t i = 0; i < futures.size(); ++i) {
-    if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());
-    futures[i].cancel();  // no longer wanted
-  }
-  if (!failures.empty()) fail_gathering("barrier", failures);
+  static_cast<void>(gather<detail::Presence>(
+      begin_gathering(names, Value::of(std::make_shared<detail::Presence>())), "barrier"));
 }
 
 Worker init(Options options) {

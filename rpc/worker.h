@@ -11,6 +11,7 @@
 
 #include "stitch/rpc/board.h"
 #include "stitch/rpc/calls.h"
+#include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options.h"
 
 namespace stitch {
@@ -49,12 +50,13 @@ class Worker {
   void shutdown(ShutdownOptions options = {});
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
-  // of names counts its barriers by itself. Throws Error(timeout) naming the workers that did not
-  // come within Options::rpc_timeout.
+  // of names counts its barriers and all_gathers by itself. Throws Error(timeout) naming the
+  // workers that did not come within Options::rpc_timeout, and Error(invalid_argument), on each of
+  // them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
-  // Gives `value` to all workers and returns everybody's, by worker name. T must be sendable.
-  // Errors as barrier().
+  // Gives `value` to all workers and returns everybody's, by worker name. T must be sendable, and
+  // the same on all workers. Errors as barrier(); other types are invalid_argument, naming them.
   template <class T>
   [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
 
@@ -112,8 +114,11 @@ class Worker {
     std::vector<WorkerInfo> others;
   };
   [[nodiscard]] Gathering begin_gathering(std::vector<std::string> names, Value value);
+  // The values of the others, complete.
+  template <class T>
+  [[nodiscard]] std::vector<Future<T>> gather(const Gathering& gathering, const std::string& what);
   // Throws the error of a gathering that failed, naming those that did not answer.
-  [[noreturn]] void fail_gathering(const char* what,
+  [[noreturn]] void fail_gathering(const std::string& what,
                                    const std::vector<std::pair<WorkerInfo, Error>>& failures) const;
 
   std::shared_ptr<Agent> agent_;
@@ -140,25 +145,6 @@ class WorkerScope {
 };
 
 namespace detail {
-
-// What others fetch from this worker's board. Inline: it must work even while every user-function
-// thread is taken.
-template <class T>
-Future<T> fetch_gathered(std::string key) {
-  Promise<T> promise;
-  auto posted = current_agent()->board().fetch(key);
-  posted.on_ready([promise, posted] {
-    promise.fulfil([&] { return *static_cast<const T*>(posted.get().object.get()); });
-  });
-  return promise.future();
-}
-template <class T>
-inline const bool kFetchGatheredInline =
-    (FunctionRegistry::instance().mark_inline(register_function<&fetch_gathered<T>>()), true);
-
-}  // namespace detail
-
-namespace detail {
 // Until all are complete or one has failed for another reason than that its time is up, which is
 // everybody's.
 template <class T>
@@ -177,13 +163,10 @@ void wait_until_settled(const std::vector<Future<T>>& futures) {
 }  // namespace detail
 
 template <class T>
-std::map<std::string, T> Worker::all_gather(const T& value) {
-  static_assert(Sendable<T>, "stitch: all_gather needs a sendable type");
-  static_cast<void>(detail::kFetchGatheredInline<T>);
-  const auto gathering = begin_gathering(all_names(), Value::of(std::make_shared<T>(value)));
+std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::string& what) {
   std::vector<Future<T>> futures;
   for (const auto& other : gathering.others)
-    futures.push_back(rpc_async<&detail::fetch_gathered<T>>(other, gathering.key));
+    futures.push_back(detail::fetch_gathered<T>(agent_, other, gathering.key));
   detail::wait_until_settled(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
@@ -191,11 +174,19 @@ std::map<std::string, T> Worker::all_gather(const T& value) {
   }
   if (!failures.empty()) {
     for (const auto& future : futures) future.cancel();  // no longer wanted
-    fail_gathering("all_gather", failures);
+    fail_gathering(what, failures);
   }
+  return futures;
+}
+
+template <class T>
+std::map<std::string, T> Worker::all_gather(const T& value) {
+  static_assert(Sendable<T>, "stitch: all_gather needs a sendable type");
+  const auto gathering = begin_gathering(all_names(), Value::of(std::make_shared<T>(value)));
+  auto others = gather<T>(gathering, "all_gather of " + demangle(typeid(T).name()));
   std::map<std::string, T> values{{name(), value}};
-  for (std::size_t i = 0; i < futures.size(); ++i)
-    values.emplace(gathering.others[i].name, futures[i].get());
+  for (std::size_t i = 0; i < others.size(); ++i)
+    values.emplace(gathering.others[i].name, std::move(others[i]).get());
   return values;
 }
 

@@ -1,5 +1,7 @@
 #include "stitch/transport/error.h"
 
+#include <cxxabi.h>
+
 #include <array>
 #include <typeinfo>
 #include <utility>
@@ -53,6 +55,7 @@ Error Error::with_prefix(std::string_view prefix) const {
 }
 
 Error to_error(const std::exception_ptr& exception) noexcept {
+  if (!exception) return Error(ErrorCode::internal, "an error without an exception");
   try {
     std::rethrow_exception(exception);
   } catch (const Error& error) {
@@ -65,17 +68,23 @@ Error to_error(const std::exception_ptr& exception) noexcept {
 std::string describe(const std::exception_ptr& exception) {
   // What c10::Error has behind its message: the stack on which it was thrown.
   constexpr std::string_view kStack = "\nException raised from ";
+  if (!exception) return "an error without an exception";
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
-    const std::string_view text = error.what();
-    return demangle(typeid(error).name()) + ": " + std::string(text.substr(0, text.find(kStack)));
+    const std::string type = demangle(typeid(error).name());
+    const char* const what = error.what();
+    if (what == nullptr) return type + " without a text";
+    const std::string_view text = what;
+    return type + ": " + std::string(text.substr(0, text.find(kStack)));
   } catch (const std::string& text) {
     return "std::string: " + text;
-  } catch (const char* text) {
-    return std::string("const char*: ") + text;
+  } catch (const char* text) {  // nullptr is one, too
+    return text == nullptr ? "a null const char*" : std::string("const char*: ") + text;
   } catch (...) {
-    return "an exception that is not derived from std::exception";
+    const std::type_info* const type = abi::__cxa_current_exception_type();
+    return type == nullptr ? "an exception of another language"
+                           : demangle(type->name()) + ", which is not derived from std::exception";
   }
 }
 

@@ -64,7 +64,9 @@ class Error : public std::exception {
 // The Error inside `exception`; anything else becomes ErrorCode::internal with the exception's
 // text.
 [[nodiscard]] Error to_error(const std::exception_ptr& exception) noexcept;
-// The demangled dynamic type and the text of an exception, "std::runtime_error: no such row".
+// The demangled dynamic type and the text of an exception, "std::runtime_error: no such row"; of
+// one that is not derived from std::exception the type. A null `exception` or text is said to be
+// so.
 [[nodiscard]] std::string describe(const std::exception_ptr& exception);
 
 }  // namespace stitch

@@ -223,6 +223,7 @@ FrameView::FrameView(const Message& message) {
   const auto buffer_table = get<std::uint64_t>(frame + kAtBufferTable);
   const auto buffer_count = get<std::uint32_t>(frame + kAtBufferCount);
   std::size_t beside = 0;
+  std::uint64_t last_end = 0;  // of the buffers in the frame so far
   if (buffer_count > 0) {
     if (buffer_table < FrameBuilder::kHeaderBytes ||
         outside(buffer_table, std::uint64_t{buffer_count} * kBufferEntryBytes, total)) {
@@ -253,6 +254,13 @@ FrameView::FrameView(const Message& message) {
                                                  " is not aligned to " +
                                                  std::to_string(Bytes::kAlignment));
         }
+        // Readers copy such buffers: one that may be named twice would multiply what arrived.
+        if (offset < last_end) {
+          malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
+                                                 " overlaps the one before it, which ends at " +
+                                                 std::to_string(last_end));
+        }
+        last_end = offset + bytes;
         // The view hands out plain Buffers; a reader copies what lies in the frame before it
         // writes.
         void* data = const_cast<std::byte*>(frame + offset);

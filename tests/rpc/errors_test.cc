@@ -168,6 +168,29 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
       << error.what();
 }
 
+// What a callee says that does not know the function: near names, and as many others before or
+// behind them.
+Future<int> lists_names(bool near_first) {
+  const std::string near = "(anonymous namespace)::lists_name\n";
+  std::string names;
+  while (names.size() < std::size_t{64} << 10) names += "another name that is not near\n";
+  const stitch::Promise<int> promise;
+  promise.set_exception(std::make_exception_ptr(stitch::detail::CallRefused(
+      Error(ErrorCode::unimplemented, near_first ? near + names : names + near))));
+  return promise.future();
+}
+
+TEST(Errors, ALongListOfNamesIsCut) {
+  Cluster cluster(2);
+  const std::string near = "near names there: (anonymous namespace)::lists_name";
+  Error error = error_of([] { stitch::rpc_sync<lists_names>("worker1", true); });
+  EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+  EXPECT_NE(std::string(error.what()).find(near), std::string::npos) << error.what();
+  error = error_of([] { stitch::rpc_sync<lists_names>("worker1", false); });
+  EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+  EXPECT_EQ(std::string(error.what()).find(near), std::string::npos) << error.what();
+}
+
 at::Tensor misfit() { return at::ones({2}) + at::ones({3}); }
 
 struct Settings {

@@ -142,10 +142,11 @@ Wallet give_wallet(int n) {
   EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
 
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
+  const std::string name = "ps::missing";  // the call refers to it until it ends
   Cluster cluster(2);
   const auto agent = current_agent();
   const RRef<int> missing(rref::RRefAgent::of(*agent)->create(
-      cluster[1].info(), "ps::missing", 5s, Agent::begin_request(function_id("ps::missing"))));
+      cluster[1].info(), name, 5s, Agent::begin_request(function_id(name))));
   try {
     missing.when_created().get();
     FAIL();

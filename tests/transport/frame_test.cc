@@ -218,6 +218,15 @@ TEST(FrameChecks, NameTheFieldAndBothValues) {
     EXPECT_EQ(problem_of(m), "frame is malformed: buffer 0 at offset 65 is not aligned to 64");
   }
   {
+    // The third, of no bytes, onto the first, of 100.
+    Message m = copy(good);
+    const auto first = peek<std::uint32_t>(m, buffers + 4);
+    poke<std::uint32_t>(m, buffers + 32 + 4, first);
+    EXPECT_EQ(problem_of(m), "frame is malformed: buffer 2 at offset " + std::to_string(first) +
+                                 " overlaps the one before it, which ends at " +
+                                 std::to_string(first + 100));
+  }
+  {
     Message m = copy(good);
     poke<std::uint64_t>(m, buffers + 16 + 8, 5);
     EXPECT_EQ(problem_of(m), "frame is malformed: buffer 1 was announced with 5 bytes, 16385 came");

@@ -1,0 +1,513 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <chrono>
+#include <complex>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include "stitch/rpc/tensor_codec.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/transport/byte_io.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+
+// What a peer may put into a message that no worker of ours would write: frames made by hand.
+// Bounds are those on counts and sizes, never on time.
+namespace hostile_values {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::InArchive;
+using stitch::InMessage;
+using stitch::OutArchive;
+using stitch::OutMessage;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::transport::Bytes;
+using stitch::transport::ByteWriter;
+
+::testing::AssertionResult has_text(const Error& error, ErrorCode code, const std::string& text) {
+  if (error.code() == code && std::string(error.what()).find(text) != std::string::npos)
+    return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << to_string(error.code()) << ": " << error.what()
+                                       << "\nexpected " << to_string(code) << ": " << text;
+}
+
+// --- tables of tensors
+
+constexpr std::uint8_t kDense = 1;
+constexpr std::uint8_t kCoo = 2;
+constexpr std::uint8_t kCoalesced = 2;
+constexpr std::uint8_t kHasStrides = 4;
+constexpr std::uint8_t kLong = 5;
+constexpr std::uint8_t kDouble = 8;
+constexpr std::uint8_t kBool = 12;
+
+// A message with tensors described by hand.
+class TensorTable {
+ public:
+  explicit TensorTable(std::uint32_t count) : out_(table_) { out_.write(count); }
+  void header(std::uint8_t layout, std::uint8_t dtype, std::uint8_t flags,
+              const std::vector<std::int64_t>& sizes) {
+    out_.write(layout);
+    out_.write(dtype);
+    out_.write(flags);
+    out_.write(static_cast<std::uint8_t>(sizes.size()));
+    for (const auto size : sizes) out_.write(size);
+  }
+  void dense(std::uint8_t dtype, const std::vector<std::int64_t>& sizes, std::uint32_t buffer) {
+    header(kDense, dtype, 0, sizes);
+    out_.write(buffer);
+  }
+  void expanded(std::uint8_t dtype, const std::vector<std::int64_t>& sizes, std::uint32_t buffer) {
+    header(kDense, dtype, kHasStrides, sizes);
+    for (std::size_t i = 0; i < sizes.size(); ++i) out_.write(std::int64_t{0});
+    out_.write(buffer);
+  }
+  template <class T>
+  void buffer(const std::vector<T>& values) {
+    buffers_.emplace_back(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+  }
+  // What a receiver makes of it.
+  [[nodiscard]] std::vector<at::Tensor> decode() {
+    OutMessage message(stitch::wire::kRequest);
+    message.frame.end_body();
+    message.frame.add_section(stitch::wire::kTensors, table_.span());
+    for (auto& bytes : buffers_)
+      message.frame.add_buffer({{}, bytes.data(), bytes.size(), std::make_shared<int>()});
+    InMessage received(std::move(message.frame).finish(), {});
+    stitch::decode_tensors(received);
+    return received.tensors;
+  }
+
+ private:
+  Bytes table_;
+  ByteWriter out_;
+  std::vector<std::string> buffers_;
+};
+
+TEST(HostileTensors, ABufferIsUsedOnceAndInOrder) {
+  TensorTable twice(2);
+  twice.buffer(std::vector<double>(1000));
+  twice.dense(kDouble, {1000}, 0);
+  twice.dense(kDouble, {1000}, 0);
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(twice.decode()); }), ErrorCode::protocol,
+                       "names buffer 0, the next one is 1"));
+  TensorTable swapped(2);
+  swapped.buffer(std::vector<double>(10));
+  swapped.buffer(std::vector<double>(10));
+  swapped.dense(kDouble, {10}, 1);
+  swapped.dense(kDouble, {10}, 0);
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(swapped.decode()); }), ErrorCode::protocol,
+                       "names buffer 1, the next one is 0"));
+}
+
+constexpr std::int64_t kHuge = std::int64_t{1} << 60;
+
+TEST(HostileTensors, PartsOfSparseTensorsHaveAllTheirElementsInTheMessage) {
+  TensorTable expanded(1);
+  expanded.buffer(std::vector<std::int64_t>{0});
+  expanded.buffer(std::vector<double>{1});
+  expanded.header(kCoo, kDouble, 0, {5});
+  expanded.expanded(kLong, {1, kHuge}, 0);
+  expanded.expanded(kDouble, {kHuge}, 1);
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(expanded.decode()); }), ErrorCode::protocol,
+                       "its buffer has 8"));
+  TensorTable values(1);
+  values.buffer(std::vector<std::int64_t>{0, 1});
+  values.buffer(std::vector<double>{1});
+  values.header(kCoo, kDouble, 0, {5});
+  values.dense(kLong, {1, 2}, 0);
+  values.expanded(kDouble, {2}, 1);
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(values.decode()); }), ErrorCode::protocol,
+                       "its buffer has 8"));
+  // A dense one may be expanded: nothing looks at its elements.
+  TensorTable dense(1);
+  dense.buffer(std::vector<double>{1});
+  dense.expanded(kDouble, {kHuge}, 0);
+  EXPECT_EQ(dense.decode().at(0).numel(), kHuge);
+}
+
+TEST(HostileTensors, SparseTensorsThatMakeNoSenseAreRefused) {
+  const auto decode = [](std::uint8_t indices_type, const std::vector<std::int64_t>& sizes,
+                         std::int64_t index) {
+    TensorTable table(1);
+    table.buffer(std::vector<std::int64_t>{index});
+    table.buffer(std::vector<double>{1});
+    table.header(kCoo, kDouble, 0, sizes);
+    table.dense(indices_type, {1, 1}, 0);
+    table.dense(kDouble, {1}, 1);
+    static_cast<void>(table.decode());
+  };
+  EXPECT_NO_THROW(decode(kLong, {5}, 4));
+  EXPECT_EQ(error_of([&] { decode(kLong, {5}, 5); }).code(), ErrorCode::protocol);
+  EXPECT_EQ(error_of([&] { decode(kLong, {5}, -1); }).code(), ErrorCode::protocol);
+  EXPECT_EQ(error_of([&] { decode(kDouble, {5}, 0); }).code(), ErrorCode::protocol);
+  EXPECT_EQ(error_of([&] { decode(kLong, {kHuge, kHuge}, 0); }).code(), ErrorCode::protocol);
+}
+
+TEST(HostileTensors, CoalescedIsNotBelieved) {
+  const auto coalesced = [](const std::vector<std::int64_t>& indices) {
+    TensorTable table(1);
+    table.buffer(indices);
+    table.buffer(std::vector<double>(indices.size() / 2, 1.0));
+    table.header(kCoo, kDouble, kCoalesced, {3, 3});
+    table.dense(kLong, {2, static_cast<std::int64_t>(indices.size() / 2)}, 0);
+    table.dense(kDouble, {static_cast<std::int64_t>(indices.size() / 2)}, 1);
+    return table.decode().at(0).is_coalesced();
+  };
+  EXPECT_TRUE(coalesced({0, 1, 2, 0}));
+  EXPECT_TRUE(coalesced({0, 0, 1, 2}));
+  EXPECT_FALSE(coalesced({1, 1, 2, 2}));
+  EXPECT_FALSE(coalesced({0, 0, 2, 1}));
+  EXPECT_FALSE(coalesced({1, 0, 0, 0}));
+}
+
+TEST(HostileTensors, BoolsAreZeroOrOne) {
+  for (const std::size_t size : {std::size_t{4}, stitch::transport::kInlineBytes + 4}) {
+    std::vector<std::uint8_t> bytes(size, 1);
+    bytes[0] = 0;
+    bytes[1] = 2;
+    bytes.back() = 255;
+    TensorTable table(1);
+    table.buffer(bytes);
+    table.dense(kBool, {static_cast<std::int64_t>(size)}, 0);
+    const at::Tensor tensor = table.decode().at(0);
+    const auto* const at = static_cast<const std::uint8_t*>(tensor.data_ptr());
+    for (std::size_t i = 0; i < size; ++i) EXPECT_EQ(at[i], i == 0 ? 0 : 1) << i;
+  }
+}
+
+at::Tensor echo_tensor(at::Tensor tensor) { return tensor; }
+
+TEST(HostileTensors, ExpandedValuesOfASparseTensorAreSentInFull) {
+  Cluster cluster(2);
+  const auto sparse = at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).reshape({1, 2}),
+                                            at::ones({1, 1}).expand({2, 3}), {4, 3});
+  EXPECT_TRUE(
+      at::equal(stitch::rpc_sync<echo_tensor>("worker1", sparse).to_dense(), sparse.to_dense()));
+}
+
+// --- bodies
+
+// Reads a T from a body made by hand.
+template <class T>
+void read_into(T& value, const std::string& body, std::size_t tensors = 0) {
+  OutMessage out(stitch::wire::kRequest);
+  out.frame.body().append(body.data(), body.size());
+  out.frame.end_body();
+  InMessage message(std::move(out.frame).finish(), {});
+  message.tensors.assign(tensors, at::ones(1));
+  InArchive archive(message, message.view.body());
+  archive(value);
+}
+std::string number(std::uint64_t value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+struct Large {
+  std::array<char, 8192> room{};
+  std::uint8_t tag = 0;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(tag);
+  }
+};
+
+TEST(HostileBytes, ContainersGrowAsTheirElementsArrive) {
+  constexpr std::size_t kBytes = 1 << 20;
+  const std::string zeros(kBytes, '\0');
+  const std::string body = number(kBytes) + zeros;  // one byte for each element
+  std::vector<double> doubles;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(doubles, body); }), ErrorCode::invalid_argument,
+                       "a container announces 1048576 elements of 8 bytes, but only 1048576"));
+  EXPECT_EQ(doubles.capacity(), 0U);
+  std::u32string text;
+  EXPECT_EQ(error_of([&] { read_into(text, body); }).code(), ErrorCode::invalid_argument);
+  EXPECT_LT(text.capacity(), 100U);
+
+  // Eight bytes were there for each, all zero: an empty string.
+  std::vector<std::string> strings;
+  EXPECT_EQ(error_of([&] { read_into(strings, body); }).code(), ErrorCode::invalid_argument);
+  EXPECT_LE(strings.capacity(), kBytes / 8 * 2);
+  std::deque<std::string> deque;
+  EXPECT_EQ(error_of([&] { read_into(deque, body); }).code(), ErrorCode::invalid_argument);
+  EXPECT_LE(deque.size(), kBytes / 8 + 1);
+  std::list<std::string> list;
+  EXPECT_EQ(error_of([&] { read_into(list, body); }).code(), ErrorCode::invalid_argument);
+  EXPECT_LE(list.size(), kBytes / 8 + 1);
+  std::unordered_set<std::string> set;
+  EXPECT_EQ(error_of([&] { read_into(set, body); }).code(), ErrorCode::invalid_argument);
+  EXPECT_LE(set.bucket_count(), 16U);
+  std::unordered_map<std::string, int> map;
+  EXPECT_EQ(error_of([&] { read_into(map, body); }).code(), ErrorCode::invalid_argument);
+  EXPECT_LE(map.bucket_count(), 16U);
+
+  std::vector<Large> large;
+  EXPECT_EQ(error_of([&] { read_into(large, number(50'000) + std::string(10, '\0')); }).code(),
+            ErrorCode::invalid_argument);
+  EXPECT_LE(large.capacity(), 32U);
+}
+
+// Takes no bytes.
+struct Nothing {
+  template <class Archive>
+  void serialize(Archive&) {}
+  auto operator<=>(const Nothing&) const = default;
+};
+
+template <class T>
+T echo(T value) {
+  return value;
+}
+template <class T>
+std::size_t size_of(T value) {
+  return value.size();
+}
+
+TEST(HostileBytes, ElementsThatTakeNoBytesAreCountedInAll) {
+  const std::string most = number(stitch::kMaxElementsWithoutBytes);
+  std::vector<Nothing> once;
+  read_into(once, most);
+  EXPECT_EQ(once.size(), stitch::kMaxElementsWithoutBytes);
+  const char* const text = "more than 65536 elements that take no bytes";
+  std::vector<std::vector<Nothing>> vectors;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(vectors, number(2) + most + number(1) + "x"); }),
+                       ErrorCode::invalid_argument, text));
+  std::vector<std::set<Nothing>> sets;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(sets, number(2) + most + number(1) + "x"); }),
+                       ErrorCode::invalid_argument, text));
+  std::list<std::map<Nothing, Nothing>> maps;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(maps, number(2) + most + number(1) + "x"); }),
+                       ErrorCode::invalid_argument, text));
+
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<size_of<std::vector<Nothing>>>("worker1", std::vector<Nothing>(1000)),
+            1000U);
+  EXPECT_TRUE(has_text(
+      error_of([&] {
+        stitch::rpc_sync<size_of<std::vector<Nothing>>>("worker1", std::vector<Nothing>(70'000));
+      }),
+      ErrorCode::invalid_argument, std::string("was not made: containers have ") + text));
+}
+
+// A list by its own pointers, and a tree.
+struct Chain {
+  std::unique_ptr<Chain> next;
+  Chain() = default;
+  Chain(Chain&&) = default;
+  Chain& operator=(Chain&&) = default;
+  ~Chain() {
+    for (auto each = std::move(next); each != nullptr;) each = std::move(each->next);
+  }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(next);
+  }
+};
+Chain chain_of(int length) {
+  Chain first;
+  for (int i = 1; i < length; ++i) {
+    auto next = std::make_unique<Chain>(std::move(first));
+    first.next = std::move(next);
+  }
+  return first;
+}
+int length_of(const Chain& chain) {
+  int length = 1;
+  for (const Chain* at = chain.next.get(); at != nullptr; at = at->next.get()) ++length;
+  return length;
+}
+struct Tree {
+  std::vector<Tree> children;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(children);
+  }
+};
+
+TEST(HostileBytes, WhatIsNestedTooDeeplyIsRefused) {
+  const char* const text = "more than 256 structs, containers and pointers inside one another";
+  Chain chain;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(chain, std::string(1 << 20, '\1')); }),
+                       ErrorCode::invalid_argument, text));
+  std::string ones;
+  for (int i = 0; i < 100'000; ++i) ones += number(1);
+  Tree tree;
+  EXPECT_TRUE(
+      has_text(error_of([&] { read_into(tree, ones); }), ErrorCode::invalid_argument, text));
+  std::map<int, Tree> map;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(map, number(1) + "four" + ones); }),
+                       ErrorCode::invalid_argument, text));
+}
+
+TEST(HostileBytes, WhatIsNestedTooDeeplyIsNotSent) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<length_of>("worker1", chain_of(100)), 100);
+  EXPECT_EQ(length_of(stitch::rpc_sync<chain_of>("worker1", 100)), 100);
+  const char* const text = "more than 256 structs, containers and pointers inside one another";
+  Error error = error_of([] { stitch::rpc_sync<length_of>("worker1", chain_of(1'000'000)); });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, text));
+  EXPECT_FALSE(error.remote());
+  error = error_of([] { stitch::rpc_sync<chain_of>("worker1", 1'000'000); });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, text));
+  EXPECT_TRUE(error.remote());
+}
+
+TEST(HostileBytes, BoolsAreZeroOrOne) {
+  std::array<bool, 4> array{};
+  read_into(array, std::string("\2\0\xff\1", 4));
+  constexpr std::array<std::uint8_t, 4> kBytes{1, 0, 1, 1};
+  EXPECT_EQ(std::memcmp(array.data(), kBytes.data(), 4), 0);
+  std::vector<bool> vector;
+  read_into(vector, number(2) + "\2\1");
+  EXPECT_EQ(vector, (std::vector<bool>{true, true}));
+}
+
+TEST(HostileBytes, ATensorIsHandedOutOnce) {
+  const auto index = [](std::uint32_t value) {
+    return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  std::pair<at::Tensor, at::Tensor> tensors;
+  EXPECT_NO_THROW(read_into(tensors, index(0) + index(1), 2));
+  EXPECT_TRUE(has_text(error_of([&] { read_into(tensors, index(0) + index(0), 2); }),
+                       ErrorCode::invalid_argument, "tensor 0 is wanted, the next one is 1"));
+}
+
+// --- what a reader's time goes to
+
+std::atomic<bool> reading{false};
+std::atomic<bool> may_go_on{false};
+// Takes as long to read as the test wants.
+struct Slow {
+  std::string text;
+  void save(OutArchive& archive) const { archive(text); }
+  void load(InArchive& archive) {
+    archive(text);
+    reading = true;
+    const auto give_up = std::chrono::steady_clock::now() + 20s;
+    while (!may_go_on && std::chrono::steady_clock::now() < give_up)
+      std::this_thread::sleep_for(1ms);
+  }
+};
+Slow slow_result() { return Slow{std::string(stitch::kQuicklyDecodedBytes, 'x')}; }
+
+TEST(HostileBytes, ALargeResultIsDecodedWhileOthersArrive) {
+  Cluster cluster(2);
+  reading = false;
+  may_go_on = false;
+  auto slow = stitch::rpc_async<slow_result>("worker1");
+  while (!reading) std::this_thread::sleep_for(1ms);
+  // Each comes through the same reader.
+  for (int i = 0; i < 10; ++i) {
+    auto quick = stitch::rpc_async<echo<int>>("worker1", i);
+    EXPECT_TRUE(quick.wait_for(10s));
+  }
+  EXPECT_FALSE(slow.ready());
+  may_go_on = true;
+  EXPECT_EQ(slow.get().text.size(), stitch::kQuicklyDecodedBytes);
+}
+
+// --- damage of any kind
+
+template <class T>
+stitch::transport::Message encoded(const T& value) {
+  OutMessage message(stitch::wire::kRequest);
+  OutArchive archive(message);
+  archive(value);
+  archive.seal();
+  message.frame.end_body();
+  stitch::encode_tensors(message);
+  return std::move(message.frame).finish();
+}
+
+// Decodes `value` from `rounds` damaged forms of its message. Whether a round is refused depends on
+// where the damage is; nothing else may happen.
+template <class T>
+void survive(const T& value, std::mt19937& random, int& refused, int rounds = 150) {
+  const auto original = encoded(value);
+  for (int round = 0; round < rounds; ++round) {
+    stitch::transport::Message damaged;
+    const std::size_t size = original.frame.size();
+    damaged.frame.append(original.frame.data(), size);
+    damaged.buffers = original.buffers;
+    for (int i = 0; i <= round % 4; ++i) {
+      // Most of it behind the header: what is wrong there is found at once.
+      const std::size_t at = round % 8 == 0 ? random() % size : 64 + random() % (size - 64);
+      constexpr std::array<std::uint8_t, 6> kTelling{0x00, 0x01, 0x02, 0x7f, 0x80, 0xff};
+      const std::uint32_t which = random() % 12;
+      damaged.frame.data()[at] =
+          static_cast<std::byte>(which < kTelling.size() ? kTelling[which] : random());
+    }
+    try {
+      InMessage message(std::move(damaged), {});
+      stitch::decode_tensors(message);
+      InArchive archive(message, message.view.body());
+      T back;
+      archive(back);
+      archive.check_seal();
+      archive.expect_end();
+    } catch (const std::exception&) {
+      ++refused;
+    }
+  }
+}
+
+TEST(HostileBytes, DamagedMessagesOfManyTypesAreReadOrRefused) {
+  std::mt19937 random(20);
+  int refused = 0;
+  survive(std::string("a text"), random, refused);
+  survive(std::u16string(u"wide"), random, refused);
+  survive(std::vector<double>{1, 2, 3}, random, refused);
+  survive(std::vector<bool>{true, false}, random, refused);
+  survive(std::vector<std::string>{"", "x", "yy"}, random, refused);
+  survive(std::vector<std::vector<std::vector<int>>>{{{1}, {}}, {{2, 3}}}, random, refused);
+  survive(std::deque<std::string>{"a", "b"}, random, refused);
+  survive(std::list<std::pair<int, std::string>>{{1, "a"}}, random, refused);
+  survive(std::set<int>{1, 2, 3}, random, refused);
+  survive(std::multiset<std::string>{"a", "a"}, random, refused);
+  survive(std::unordered_set<std::string>{"a", "b"}, random, refused);
+  survive(std::map<std::string, std::vector<int>>{{"a", {1}}, {"b", {}}}, random, refused);
+  survive(std::multimap<int, int>{{1, 2}, {1, 3}}, random, refused);
+  survive(std::unordered_map<int, std::string>{{1, "a"}, {2, "b"}}, random, refused);
+  survive(std::optional<std::string>("x"), random, refused);
+  survive(std::variant<int, std::string, std::vector<bool>>("x"), random, refused);
+  survive(std::tuple<int, bool, double, std::string>(1, true, 2.5, "x"), random, refused);
+  survive(std::array<bool, 5>{true}, random, refused);
+  survive(std::bitset<20>(77), random, refused);
+  survive(std::complex<double>(1, 2), random, refused);
+  survive(std::chrono::milliseconds(5), random, refused);
+  survive(Error(ErrorCode::timeout, "text").with_worker("w"), random, refused);
+  survive(chain_of(20), random, refused);
+  survive(Tree{{Tree{{Tree{}, Tree{}}}, Tree{}}}, random, refused);
+  survive(std::vector<Nothing>(7), random, refused);
+  const auto indices = at::tensor({0, 2, 0, 1}, at::kLong).reshape({2, 2});
+  survive(std::vector<at::Tensor>{at::arange(4), at::Tensor(), at::rand({5, 5}).t(),
+                                  at::ones({2, 2}, at::kBool), at::ones({1}).expand({9}),
+                                  at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0}), {3, 4}),
+                                  at::rand({70, 70})},
+          random, refused, 2000);
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace hostile_values

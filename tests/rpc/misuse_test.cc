@@ -1,0 +1,263 @@
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+
+// What a program may get wrong ends in an error that says what it was.
+namespace misuse {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::Future;
+using stitch::Promise;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+
+::testing::AssertionResult has_text(const Error& error, ErrorCode code, const std::string& text) {
+  if (error.code() == code && std::string(error.what()).find(text) != std::string::npos)
+    return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << to_string(error.code()) << ": " << error.what()
+                                       << "\nexpected " << to_string(code) << ": " << text;
+}
+
+int one() { return 1; }
+
+// --- exceptions of handlers
+
+struct Textless : std::exception {
+  [[nodiscard]] const char* what() const noexcept override { return nullptr; }
+};
+struct Foreign {};
+enum class Thrown { textless, null_text, null_pointer, foreign, number, text };
+int throws(Thrown what) {
+  switch (what) {
+    case Thrown::textless:
+      throw Textless();
+    case Thrown::null_text:
+      throw static_cast<const char*>(nullptr);
+    case Thrown::null_pointer:
+      throw nullptr;
+    case Thrown::foreign:
+      throw Foreign();
+    case Thrown::number:
+      throw 42;
+    case Thrown::text:
+      throw "a text";
+  }
+  return 0;
+}
+Future<int> fails_with(Thrown what) {
+  return stitch::make_ready(1).then([what](int) { return throws(what); });
+}
+
+TEST(Misuse, WhateverAHandlerThrowsArrivesAsAnError) {
+  Cluster cluster(2);
+  const auto expect = [](Thrown what, const std::string& text) {
+    for (const auto& error : {error_of([&] { stitch::rpc_sync<throws>("worker1", what); }),
+                              error_of([&] { stitch::rpc_sync<fails_with>("worker1", what); })}) {
+      EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "failed: " + text));
+      EXPECT_TRUE(std::string(error.what()).ends_with(text)) << error.what();
+    }
+  };
+  expect(Thrown::textless, "misuse::(anonymous namespace)::Textless without a text");
+  expect(Thrown::null_text, "a null const char*");
+  expect(Thrown::null_pointer, "a null const char*");
+  expect(Thrown::foreign,
+         "misuse::(anonymous namespace)::Foreign, which is not derived from std::exception");
+  expect(Thrown::number, "int, which is not derived from std::exception");
+  expect(Thrown::text, "const char*: a text");
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+}
+
+struct Unreadable {
+  int number = 0;
+  void save(stitch::OutArchive& archive) const { archive(number); }
+  void load(stitch::InArchive&) { throw Textless(); }
+};
+int take_unreadable(Unreadable value) { return value.number; }
+Unreadable give_unreadable() { return {}; }
+
+TEST(Misuse, AnExceptionWithoutATextWhileReadingIsAnError) {
+  Cluster cluster(2);
+  const char* const text = "Textless without a text";
+  EXPECT_TRUE(has_text(error_of([] { stitch::rpc_sync<take_unreadable>("worker1", Unreadable()); }),
+                       ErrorCode::invalid_argument, text));
+  EXPECT_TRUE(has_text(error_of([] { stitch::rpc_sync<give_unreadable>("worker1"); }),
+                       ErrorCode::internal, text));
+}
+
+TEST(Misuse, ANullExceptionIsDescribed) {
+  EXPECT_EQ(stitch::to_error(nullptr).code(), ErrorCode::internal);
+  EXPECT_EQ(stitch::describe(nullptr), "an error without an exception");
+}
+
+// --- empty futures
+
+Future<int> returns_empty() { return {}; }
+Future<void> returns_empty_void() { return {}; }
+
+TEST(Misuse, AHandlerThatReturnsAnEmptyFutureIsAnErrorOfItsCall) {
+  Cluster cluster(2);
+  for (const auto& error : {error_of([] { stitch::rpc_sync<returns_empty>("worker1"); }),
+                            error_of([] { stitch::rpc_sync<returns_empty_void>("worker1"); })}) {
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "the function returned an empty"));
+    EXPECT_NE(std::string(error.what()).find("returns_empty"), std::string::npos) << error.what();
+    EXPECT_EQ(error.worker(), "worker1");
+  }
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+}
+
+Future<int> awaits(Future<int> future) { co_return co_await future; }
+Future<int> awaits_moved(Future<int> future) { co_return co_await std::move(future); }
+
+TEST(Misuse, AnEmptyFutureSaysWhatWasAskedOfIt) {
+  const Future<int> empty;
+  const auto expect = [](const std::function<void()>& use, const std::string& text) {
+    EXPECT_TRUE(has_text(error_of(use), ErrorCode::invalid_argument, text));
+  };
+  expect([&] { static_cast<void>(empty.get()); }, "get() of an empty future");
+  expect([] { static_cast<void>(Future<int>().get()); }, "get() of an empty future");
+  expect([] { Future<void>().get(); }, "get() of an empty future");
+  expect([&] { static_cast<void>(empty.wait_for(1ms)); }, "wait_for() of an empty future");
+  expect([&] { static_cast<void>(empty.ready()); }, "ready() of an empty future");
+  expect([&] { static_cast<void>(empty.has_error()); }, "has_error() of an empty future");
+  expect([&] { static_cast<void>(empty.error()); }, "error() of an empty future");
+  expect([&] { empty.cancel(); }, "cancel() of an empty future");
+  expect([&] { static_cast<void>(empty.then([](int x) { return x; })); },
+         "then() of an empty future");
+  expect([&] { empty.on_ready([] {}); }, "on_ready() of an empty future");
+  expect([&] { static_cast<void>(awaits(empty).get()); }, "co_await of an empty future");
+  expect([&] { static_cast<void>(awaits_moved(empty).get()); }, "co_await of an empty future");
+  expect(
+      [&] {
+        static_cast<void>(stitch::make_ready(1).then([](int) { return Future<int>(); }).get());
+      },
+      "the function returned an empty future");
+}
+
+TEST(Misuse, AGroupSaysWhichFutureIsEmpty) {
+  const auto good = stitch::make_ready(1);
+  const auto expect = [](const std::function<void()>& use, const std::string& text) {
+    EXPECT_TRUE(has_text(error_of(use), ErrorCode::invalid_argument, text));
+  };
+  using Futures = std::vector<Future<int>>;
+  expect(
+      [&] {
+        static_cast<void>(stitch::when_all(Futures{good, {}}));
+      },
+      "when_all() was given an empty future, at index 1");
+  expect([&] { static_cast<void>(stitch::when_all(good, Future<void>(), good)); },
+         "when_all() was given an empty future, at index 1");
+  expect(
+      [&] {
+        static_cast<void>(stitch::when_any(Futures{{}, good}));
+      },
+      "when_any() was given an empty future, at index 0");
+  expect([&] { static_cast<void>(stitch::when_any(good, good, Future<int>())); },
+         "when_any() was given an empty future, at index 2");
+  expect([&] { static_cast<void>(stitch::when_any(good, Future<void>())); },
+         "when_any() was given an empty future, at index 1");
+}
+
+TEST(Misuse, ANullExceptionIsNotAValue) {
+  const Promise<int> promise;
+  EXPECT_TRUE(promise.set_exception(nullptr));
+  EXPECT_TRUE(promise.future().has_error());
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(promise.future().get()); }),
+                       ErrorCode::invalid_argument, "promise was given a null exception"));
+  const Promise<void> nothing;
+  nothing.set_exception(nullptr);
+  EXPECT_THROW(nothing.future().get(), Error);
+}
+
+TEST(Misuse, APromiseThatWasMovedFromSaysSo) {
+  Promise<int> promise;
+  const Promise<int> kept = std::move(promise);
+  // NOLINTNEXTLINE(bugprone-use-after-move): that is the subject
+  EXPECT_TRUE(has_text(error_of([&] { promise.set_value(1); }), ErrorCode::invalid_argument,
+                       "set_value() of a promise that was moved from"));
+  EXPECT_EQ(error_of([&] { static_cast<void>(promise.future()); }).code(),
+            ErrorCode::invalid_argument);
+  EXPECT_TRUE(kept.set_value(2));
+}
+
+// --- gatherings that do not fit
+
+// Runs one function on each worker, all at once; returns what each threw.
+std::vector<Error> errors_of_all(Cluster& cluster,
+                                 const std::vector<std::function<void(stitch::Worker&)>>& parts) {
+  std::vector<Error> errors(parts.size());
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      threads.emplace_back(
+          [&, i] { errors[i] = error_of([&] { parts[i](cluster[static_cast<int>(i)]); }); });
+    }
+  }
+  return errors;
+}
+template <class T>
+std::function<void(stitch::Worker&)> gathers(T value) {
+  return [value](stitch::Worker& worker) { static_cast<void>(worker.all_gather(value)); };
+}
+void joins_barrier(stitch::Worker& worker) { worker.barrier(); }
+// They go on together afterwards.
+void expect_in_step(Cluster& cluster) {
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      cluster[rank].barrier();
+      EXPECT_EQ(cluster[rank].all_gather(rank).size(), static_cast<std::size_t>(cluster.size()));
+    });
+  }
+}
+
+TEST(Misuse, AGatheringOfOtherTypesFailsOnEveryWorkerNamingBoth) {
+  Cluster cluster(2);
+  const auto errors = errors_of_all(cluster, {gathers(7), gathers(7.5)});
+  EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument,
+                       "all_gather of int on worker \"worker0\" (id 0) failed: call "
+                       "stitch::detail::fetch_posted() to worker \"worker1\" (id 1) failed: that "
+                       "worker is in an all_gather of double"));
+  EXPECT_TRUE(has_text(errors[1], ErrorCode::invalid_argument,
+                       "all_gather of double on worker \"worker1\" (id 1) failed: call "
+                       "stitch::detail::fetch_posted() to worker \"worker0\" (id 0) failed: that "
+                       "worker is in an all_gather of int"));
+  expect_in_step(cluster);
+}
+
+TEST(Misuse, OneOfManyWithAnotherTypeFailsTheGatheringForAll) {
+  Cluster cluster(3);
+  const auto errors = errors_of_all(cluster, {gathers(std::string("a")), gathers(std::string("b")),
+                                              gathers(std::vector<int>{1})});
+  for (const Error& error : errors) {
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "that worker is in an all_gather of"));
+  }
+  expect_in_step(cluster);
+}
+
+TEST(Misuse, ABarrierThatMeetsAGatheringFailsOnEveryWorker) {
+  Cluster cluster(3);
+  for (const auto& gathering : {gathers(true), gathers(std::string("text"))}) {
+    const auto errors = errors_of_all(cluster, {joins_barrier, gathering, joins_barrier});
+    EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument,
+                         "barrier on worker \"worker0\" (id 0) failed: "));
+    EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument, "in an all_gather of "));
+    EXPECT_TRUE(has_text(errors[1], ErrorCode::invalid_argument, "is in a barrier"));
+    EXPECT_TRUE(has_text(errors[2], ErrorCode::invalid_argument, "in an all_gather of "));
+    expect_in_step(cluster);
+  }
+}
+
+}  // namespace
+}  // namespace misuse
