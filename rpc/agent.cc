@@ -23,6 +23,9 @@ namespace stitch {
 
 namespace {
 
+// Callers have that long to say themselves that a call's deadline has passed, which they do unless
+// they are stopped or cut off. So a handler does not answer the moment its caller gives up.
+constexpr std::chrono::milliseconds kGraceOfCallers{10};
 // Of the names that an answer to a call of an unknown function carries.
 constexpr std::size_t kMaxNamesBytes = 16 << 10;
 // Of control frames that wait for one peer: beyond it such an answer carries no names.
@@ -74,15 +77,30 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   peers_ = std::move(peers);
   rendezvous_ = std::move(rendezvous);
   control_bytes_ = std::vector<std::atomic<std::size_t>>(members.size());
-  peers_->start(members, {.on_message =
-                              [this](const auto& connection, const WorkerInfo& from,
-                                     transport::Message message) {
-                                on_message(connection, from, std::move(message));
-                              },
-                          .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
-                                          std::size_t size) { return place(from, frame, size); },
-                          .on_lost = [this](const WorkerInfo& peer,
-                                            const Error& reason) { on_peer_lost(peer, reason); }});
+  const auto watch = [this](void (Agent::*fire)()) {
+    return std::make_shared<DeadlineWatch>(loop_, [weak = weak_from_this(), fire] {
+      if (const auto agent = weak.lock()) ((*agent).*fire)();
+    });
+  };
+  calls_watch_ = watch(&Agent::expire_calls);
+  incoming_watch_ = watch(&Agent::expire_incoming);
+  peers_->start(
+      members, self_.id,
+      {.on_message =
+           [this](const auto& connection, const WorkerInfo& from, transport::Message message) {
+             on_message(connection, from, std::move(message));
+           },
+       .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
+                       std::size_t size) { return place(from, frame, size); },
+       .on_lost = [this](const WorkerInfo& peer,
+                         const Error& reason) { on_peer_lost(peer, reason); },
+       .call_at =
+           [this](Clock::time_point when, UniqueFunction<void()> task) {
+             loop_->call_at(when, [weak = weak_from_this(), task = std::move(task)]() mutable {
+               if (const auto agent = weak.lock()) task();
+             });
+           },
+       .wanted = [this](std::uint64_t call) { return calls_.contains(call); }});
 }
 
 OutMessage Agent::begin_request(std::uint64_t function_id) {
@@ -122,6 +140,37 @@ std::chrono::nanoseconds Agent::effective_timeout(
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
+namespace {
+
+// The request that this thread is sending, the innermost one. One that is written before the sender
+// returns was never queued, which is the rule, and costs the call table nothing.
+class Sending {
+ public:
+  Sending(const Agent& agent, std::uint64_t id) noexcept
+      : agent_(&agent), id_(id), outer_(std::exchange(here, this)) {}
+  ~Sending() { here = outer_; }
+  Sending(const Sending&) = delete;
+  Sending& operator=(const Sending&) = delete;
+  [[nodiscard]] bool done() const noexcept { return done_; }
+  // Whether it is the one that this thread is sending.
+  [[nodiscard]] static bool note_done(const Agent& agent, std::uint64_t id) noexcept {
+    if (here == nullptr || here->agent_ != &agent || here->id_ != id) return false;
+    here->done_ = true;
+    return true;
+  }
+
+ private:
+  static thread_local Sending* here;
+  const Agent* const agent_;
+  const std::uint64_t id_;
+  Sending* const outer_;
+  bool done_ = false;
+};
+
+thread_local Sending* Sending::here = nullptr;
+
+}  // namespace
+
 std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
                                 std::chrono::nanoseconds timeout, OutMessage message,
                                 std::shared_ptr<PendingCall> pending) {
@@ -133,40 +182,44 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
     if (timeout < Clock::time_point::max() - now) record.deadline = now + timeout;
   }
   const Clock::time_point deadline = record.deadline;
-  const CallTable::Added call = calls_.add(std::move(record));
+  const std::uint64_t id = calls_.add(std::move(record));
+  const Sending sending(*this, id);
   try {
-    if (call.watch) watch_deadline(deadline);
-    complete_header(message, call.id, timeout);
+    calls_watch_->watch(deadline);
+    complete_header(message, id, timeout);
     Outgoing out = lay_out(to, message, true, false);
     if (message.attachments.empty()) {
       // Small enough to need no memory of its own: most calls are like this.
-      peers_->send(to, nullptr, std::move(out.message),
-                   [self = shared_from_this(), counted = out.counted,
-                    id = call.id](const std::optional<Error>& error) {
-                     self->sent(counted);
-                     if (error)
-                       self->fail_call(id, *error, std::string("failed: ") + error->what());
-                   });
+      peers_->send(
+          to, nullptr, std::move(out.message),
+          [self = shared_from_this(), counted = out.counted,
+           id](const std::optional<Error>& error) {
+            self->sent(counted);
+            self->request_done(id, error);
+          },
+          id);
     } else {
-      peers_->send(to, nullptr, std::move(out.message),
-                   [self = shared_from_this(), counted = out.counted, id = call.id,
-                    attachments = DepartingAttachments(std::move(message.attachments))](
-                       const std::optional<Error>& error) mutable {
-                     self->sent(counted);
-                     attachments.tell(error);
-                     if (error)
-                       self->fail_call(id, *error, std::string("failed: ") + error->what());
-                   });
+      peers_->send(
+          to, nullptr, std::move(out.message),
+          [self = shared_from_this(), counted = out.counted, id,
+           attachments = DepartingAttachments(std::move(message.attachments))](
+              const std::optional<Error>& error) mutable {
+            self->sent(counted);
+            attachments.tell(error);
+            self->request_done(id, error);
+          },
+          id);
     }
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    fail_call(call.id, error, std::string("was not made: ") + error.what());
+    fail_call(id, error, std::string("was not made: ") + error.what());
   }
+  if (!sending.done()) calls_.note_queued(id);
   // The worker may have stopped between the first look and the entry in the table: nobody else
   // would complete the call then.
   if (stopped())
-    fail_call(call.id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
-  return call.id;
+    fail_call(id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
+  return id;
 }
 
 void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept {
@@ -174,21 +227,53 @@ void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::stri
     record->pending->on_error(about(*record, error, what));
 }
 
-void Agent::watch_deadline(Clock::time_point deadline) {
-  loop_->call_at(deadline, [weak = weak_from_this()] {
-    if (const auto agent = weak.lock()) agent->expire_calls();
-  });
+void Agent::request_done(std::uint64_t call_id, const std::optional<Error>& error) {
+  const bool at_once = Sending::note_done(*this, call_id);
+  if (error) {
+    fail_call(call_id, *error, std::string("failed: ") + error->what());
+  } else if (!at_once) {
+    calls_.note_sent(call_id, Clock::now());
+  }
+}
+
+std::string Agent::timeout_text(const CallTable::Record& record) const {
+  std::string text =
+      "timed out after " + milliseconds(record.timeout) + "; " + peers_->condition(record.to->id);
+  if (record.queued && !record.sent) return text + ", call was never sent";
+  const auto queued =
+      record.sent ? *record.sent - (record.deadline - record.timeout) : std::chrono::nanoseconds(0);
+  if (queued < std::chrono::milliseconds(1)) return text + ", call was sent at once";
+  return text + ", call was queued " + duration_text(queued);
 }
 
 void Agent::expire_calls() {
   const auto expired = calls_.take_expired(Clock::now());
-  if (expired.next != Clock::time_point::max()) watch_deadline(expired.next);
-  for (const auto& [id, record] : expired.records) {
-    record.pending->on_error(
-        about(record, Error(ErrorCode::timeout, ""),
-              "timed out after " + milliseconds(record.timeout) + "; worker is connected"));
-    tell_cancelled(*record.to, id);
+  calls_watch_->watch(expired.next);
+  for (const auto& record : expired.records) {
+    record.pending->on_error(about(record, Error(ErrorCode::timeout, ""), timeout_text(record)));
+    tell_cancelled(*record.to, record.id);
   }
+}
+
+void Agent::expire_incoming() {
+  const auto expired = incoming_.expired(Clock::now() - kGraceOfCallers);
+  if (expired.next != Clock::time_point::max())
+    incoming_watch_->watch(expired.next + kGraceOfCallers);
+  for (const auto& call : expired.calls) call->request_stop();
+}
+
+void Agent::run_stop_callbacks(std::stop_source source) {
+  std::shared_ptr<ThreadPool> pool;
+  UniqueFunction<void()> task = [source = std::move(source)]() mutable { source.request_stop(); };
+  try {
+    MutexLock lock(stops_mutex_);
+    if (!stops_ && !stops_closed_)
+      stops_ = std::make_shared<ThreadPool>(options_.num_threads, "stitch-" + self_.name);
+    pool = stops_;
+  } catch (const std::exception&) {
+    // No thread to be had: then here.
+  }
+  if (!pool || !pool->post(task)) task();
 }
 
 void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
@@ -350,9 +435,15 @@ void Agent::send_reply(const WorkerInfo& to,
 
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
                        const WorkerInfo& from, transport::Message bytes) {
+  const auto head = transport::peek_frame(bytes.frame);
+  const std::uint16_t kind = head ? head->kind : 0;
+  std::uint64_t call_id = 0;  // of a request or reply
+  if (head && head->body.size() >= sizeof(call_id)) {
+    std::memcpy(&call_id, head->body.data(), sizeof(call_id));
+    call_id = transport::to_wire_order(call_id);
+  }
   try {
     InMessage message(std::move(bytes), from);
-    const auto kind = message.view.kind();
     if (kind != wire::kLeave) received_.fetch_add(1);
     switch (kind) {
       case wire::kRequest:
@@ -372,12 +463,39 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     if (handler == frame_handlers_.end())
       throw Error(ErrorCode::protocol, "frame kind " + std::to_string(kind) + " is unknown");
     handler->second(std::move(message));
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error =
+        to_error(std::current_exception()).with_prefix("message from " + to_string(from));
     // What cannot be understood ends its connection; nothing else stops.
-    connection->close(error.with_prefix("message from " + to_string(from)));
-  } catch (const std::exception& error) {
-    connection->close(
-        Error(ErrorCode::internal, "message from " + to_string(from) + ": " + error.what()));
+    if (error.code() == ErrorCode::protocol || !report(connection, from, kind, call_id, error))
+      connection->close(error);
+  }
+}
+
+bool Agent::report(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
+                   std::uint16_t kind, std::uint64_t call_id, const Error& error) noexcept {
+  try {
+    switch (kind) {
+      case wire::kRequest:
+        if (call_id != 0) {
+          OutMessage message(wire::kErrorReply);
+          transport::ByteWriter(message.frame.body()).write(call_id);
+          OutArchive archive(message);
+          archive(error);
+          send_reply(from, connection, std::move(message));
+        }
+        return true;
+      case wire::kReply:
+      case wire::kErrorReply:
+        if (const auto record = calls_.take(call_id, from)) {
+          record->pending->on_error(about(*record, error, std::string("failed: ") + error.what()));
+        }
+        return true;
+      default:
+        return false;  // somebody waits for it, and only the loss of the peer will end that
+    }
+  } catch (...) {
+    return false;
   }
 }
 
@@ -402,8 +520,21 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   const auto call = std::allocate_shared<IncomingCall>(
       transport::RecyclingAllocator<IncomingCall>(), shared_from_this(), connection,
       std::move(message), header);
-  incoming_.add(call);
-  if (incoming_bytes_.fetch_add(call->bytes()) + call->bytes() > options_.max_inflight_bytes) {
+  const std::size_t waiting = incoming_bytes_.fetch_add(call->bytes()) + call->bytes();
+  switch (incoming_.add(call)) {
+    case IncomingTable::Added::serve:
+      break;
+    case IncomingTable::Added::cancelled:
+      call->request_stop();  // it will not be run
+      break;
+    case IncomingTable::Added::duplicate:
+      call->leave_unanswered();
+      throw Error(ErrorCode::protocol,
+                  "request " + std::to_string(header.call_id) + " is being served already");
+  }
+  if (call->deadline() != Clock::time_point::max())
+    incoming_watch_->watch(call->deadline() + kGraceOfCallers);
+  if (waiting > options_.max_inflight_bytes) {
     call->fail(Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " +
                                                 std::to_string(options_.max_inflight_bytes)));
     return;
@@ -502,8 +633,7 @@ void Agent::settle(const CallTable::Record& record, InMessage& message) {
 
 void Agent::on_cancel(InMessage message) {
   transport::ByteReader in(message.view.body(), "cancel");
-  // Here and now: the handlers to be stopped may hold every pool thread.
-  if (auto call = incoming_.find(message.from.id, in.read<std::uint64_t>())) call->request_stop();
+  if (auto call = incoming_.cancel(message.from.id, in.read<std::uint64_t>())) call->request_stop();
 }
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
@@ -558,7 +688,9 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.control_bytes", static_cast<std::int64_t>(control_bytes)},
       {"rpc.incoming_bytes", static_cast<std::int64_t>(incoming_bytes_.load())},
       {"rpc.connections", static_cast<std::int64_t>(peers_->connections())},
+      {"rpc.failed_tries_to_connect", static_cast<std::int64_t>(peers_->failed_tries())},
       {"rpc.pool_threads", pool_.threads()},
+      {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
   };
   for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
@@ -573,7 +705,7 @@ void Agent::throw_if_stopped() const {
 
 std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
   if (shutdown_begun_.exchange(true)) return std::nullopt;
-  if (pool_.on_pool_thread()) {
+  if (pool_.on_pool_thread() || on_stop_thread()) {
     shutdown_begun_ = false;
     throw Error(ErrorCode::invalid_argument,
                 "shutdown of " + to_string(self_) +
@@ -593,6 +725,27 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   // However long leaving took, closing gets a moment of its own.
   stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
   return error;
+}
+
+bool Agent::on_stop_thread() {
+  MutexLock lock(stops_mutex_);
+  return stops_ && stops_->on_pool_thread();
+}
+
+// Those that come later run where they come up.
+void Agent::close_stops(Clock::time_point deadline) {
+  std::shared_ptr<ThreadPool> pool;
+  {
+    MutexLock lock(stops_mutex_);
+    stops_closed_ = true;
+    pool = std::move(stops_);
+  }
+  if (!pool) return;
+  pool->close();
+  if (!pool->join_until(deadline)) {
+    std::fprintf(stderr, "stitch: %s leaves while stop callbacks still run\n",
+                 to_string(self_).c_str());
+  }
 }
 
 void Agent::stop_everything(Clock::time_point deadline) {
@@ -615,6 +768,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
     std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n",
                  to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
   }
+  close_stops(deadline);
   peers_->close();
   rendezvous_.reset();
   loop_->close();

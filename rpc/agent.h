@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "stitch/rpc/ambient.h"
 #include "stitch/rpc/call_table.h"
+#include "stitch/rpc/deadline_watch.h"
 #include "stitch/rpc/extension.h"
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/options.h"
@@ -128,6 +131,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage message);
   void forget(const IncomingCall& call);
+  // Has the callbacks run on a thread that is there for them, or here when there is none.
+  void run_stop_callbacks(std::stop_source source) STITCH_EXCLUDES(stops_mutex_);
   struct Activity {
     std::uint64_t busy = 0;  // calls made, calls being served, what extensions wait for
     std::uint64_t sent = 0;  // messages, not counting those of shutdown itself
@@ -138,6 +143,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
  private:
   void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
                   transport::Message message);
+  // Tells whoever waits for a request's or a reply's effect that it could not be handled, for want
+  // of memory for example. False when nobody can be told.
+  [[nodiscard]] bool report(const std::shared_ptr<transport::Connection>& connection,
+                            const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
+                            const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // Where a caller wants what comes with this reply.
   [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const transport::Bytes& frame,
@@ -149,7 +159,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void on_cancel(InMessage message);
   // Fails the calls whose deadline has passed, and comes again for the next one.
   void expire_calls();
-  void watch_deadline(Clock::time_point deadline);
+  // Stops the handlers of calls whose deadline has passed: their callers may be unable to.
+  void expire_incoming();
+  // A request has been written, or never will be.
+  void request_done(std::uint64_t call_id, const std::optional<Error>& error);
+  [[nodiscard]] std::string timeout_text(const CallTable::Record& record) const;
   void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
   // What a message counts for while it is on its way out.
   struct Counted {
@@ -174,6 +188,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] bool on_stop_thread() STITCH_EXCLUDES(stops_mutex_);
+  void close_stops(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(stops_mutex_);
 
   const Options options_;
   const WorkerInfo self_;
@@ -185,7 +201,14 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<Extension>> extensions_;    // likewise
   CallTable calls_;
   IncomingTable incoming_;
+  std::shared_ptr<DeadlineWatch> calls_watch_;     // constant after start()
+  std::shared_ptr<DeadlineWatch> incoming_watch_;  // likewise
   ThreadPool pool_;
+  Mutex stops_mutex_;
+  // Runs stop callbacks: the handlers that they are to stop may hold all threads of pool_. Made
+  // when first wanted.
+  std::shared_ptr<ThreadPool> stops_ STITCH_GUARDED_BY(stops_mutex_);
+  bool stops_closed_ STITCH_GUARDED_BY(stops_mutex_) = false;
   std::unique_ptr<Leave> leave_;
   std::unique_ptr<Board> board_;
   std::atomic<bool> shutdown_begun_{false};

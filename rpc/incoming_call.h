@@ -93,9 +93,10 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // Answers with what the user's function threw: `remote_exception` with the type and text.
   void fail_in_handler(const std::exception_ptr& exception);
 
-  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which
-  // may be a reader thread: they must be short.
-  void request_stop() { stop_->request(); }
+  // Tells the handler through its stop token. Its stop callbacks run on a thread of their own.
+  void request_stop();
+  // Nobody is to hear of it any more.
+  void leave_unanswered() noexcept { answered_.store(true); }
   [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
  private:

@@ -23,6 +23,7 @@ enum FrameKind : std::uint16_t {
   kErrorReply = 3,  // call id, error
   kCancel = 4,      // call id
   kLeave = 5,       // graceful shutdown
+  kBind = 6,        // empty: this connection is the one between the two workers (PeerTable)
   kFirstUpperFrame = 0x100,
 };
 enum SectionKind : std::uint16_t {
