@@ -25,6 +25,8 @@ namespace {
 
 // Of the names that an answer to a call of an unknown function carries.
 constexpr std::size_t kMaxNamesBytes = 16 << 10;
+// Of control frames that wait for one peer: beyond it such an answer carries no names.
+constexpr std::size_t kManyControlBytes = 1 << 20;
 
 std::string milliseconds(std::chrono::nanoseconds duration) {
   const double ms = std::chrono::duration<double, std::milli>(duration).count();
@@ -73,6 +75,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
                   std::shared_ptr<void> rendezvous) {
   peers_ = std::move(peers);
   rendezvous_ = std::move(rendezvous);
+  control_bytes_ = std::vector<std::atomic<std::size_t>>(members.size());
   peers_->start(members, {.on_message =
                               [this](const auto& connection, const WorkerInfo& from,
                                      transport::Message message) {
@@ -136,25 +139,26 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
   try {
     if (call.watch) watch_deadline(deadline);
     complete_header(message, call.id, timeout);
-    Outgoing out = lay_out(to, message, true);
+    Outgoing out = lay_out(to, message, true, false);
     if (message.attachments.empty()) {
       // Small enough to need no memory of its own: most calls are like this.
       peers_->send(to, nullptr, std::move(out.message),
-                   [self = shared_from_this(), bytes = out.bytes,
+                   [self = shared_from_this(), counted = out.counted,
                     id = call.id](const std::optional<Error>& error) {
-                     self->sent(bytes);
+                     self->sent(counted);
                      if (error)
                        self->fail_call(id, *error, std::string("failed: ") + error->what());
                    });
     } else {
-      peers_->send(
-          to, nullptr, std::move(out.message),
-          [self = shared_from_this(), bytes = out.bytes, id = call.id,
-           attachments = std::move(message.attachments)](const std::optional<Error>& error) {
-            self->sent(bytes);
-            for (const auto& each : attachments) each->on_sent(error);
-            if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
-          });
+      peers_->send(to, nullptr, std::move(out.message),
+                   [self = shared_from_this(), counted = out.counted, id = call.id,
+                    attachments = DepartingAttachments(std::move(message.attachments))](
+                       const std::optional<Error>& error) mutable {
+                     self->sent(counted);
+                     attachments.tell(error);
+                     if (error)
+                       self->fail_call(id, *error, std::string("failed: ") + error->what());
+                   });
     }
   } catch (...) {
     const Error error = to_error(std::current_exception());
@@ -192,7 +196,7 @@ void Agent::expire_calls() {
 void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
   throw_if_stopped();
   complete_header(message, 0, std::chrono::nanoseconds(0));
-  send(to, nullptr, std::move(message), true, nullptr);
+  send(to, nullptr, std::move(message), true, false, nullptr);
 }
 
 bool Agent::abandon_call(std::uint64_t call_id) {
@@ -240,65 +244,110 @@ void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept
   try {
     OutMessage message(wire::kCancel);
     transport::ByteWriter(message.frame.body()).write(call_id);
-    send_frame(to, std::move(message));
+    send_control(to, std::move(message));
   } catch (const std::exception&) {
     // Out of memory: the callee goes on for nobody, until its own deadline.
   }
 }
 
-Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks) {
-  const auto kind = message.frame.kind();
-  message.frame.end_body();
-  message.frame.set_inline_bytes(options_.inline_bytes);
-  encode_tensors(message);
-  if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
-  Outgoing out{std::move(message.frame).finish(), 0};
-  out.bytes = total_bytes(out.message);
-  if (out.message.frame.size() > options_.max_frame_bytes) {
-    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(out.message.frame.size()) +
-                                             " bytes exceeds max_frame_bytes " +
-                                             std::to_string(options_.max_frame_bytes));
+Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks,
+                               bool control) {
+  try {
+    const auto kind = message.frame.kind();
+    const auto check_frame = [this](std::size_t bytes) {
+      if (bytes > options_.max_frame_bytes) {
+        throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes) +
+                                                 " bytes exceeds max_frame_bytes " +
+                                                 std::to_string(options_.max_frame_bytes));
+      }
+    };
+    // What is too much already is refused before an extension has noted that it leaves.
+    check_frame(message.frame.body().size());
+    if (!control) check_inflight(outgoing_bytes_.load(), message.frame.body().size());
+    message.frame.end_body();
+    message.frame.set_inline_bytes(options_.inline_bytes);
+    encode_tensors(message);
+    if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
+    Outgoing out{std::move(message.frame).finish(), {}};
+    check_frame(out.message.frame.size());
+    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control};
+    count(to, out.counted);
+    if (kind != wire::kLeave) sent_.fetch_add(1);
+    return out;
+  } catch (...) {
+    DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
+    throw;
   }
-  // Small words that others wait for go out whatever else is queued.
-  const bool limited = kind != wire::kErrorReply && kind != wire::kCancel && kind != wire::kLeave;
-  if (outgoing_bytes_.fetch_add(out.bytes) + out.bytes > options_.max_inflight_bytes && limited) {
-    outgoing_bytes_.fetch_sub(out.bytes);
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(out.bytes) +
+}
+
+void Agent::check_inflight(std::size_t queued, std::size_t bytes) const {
+  if (queued + bytes > options_.max_inflight_bytes) {
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
                                            " bytes would exceed max_inflight_bytes " +
                                            std::to_string(options_.max_inflight_bytes));
   }
-  if (kind != wire::kLeave) sent_.fetch_add(1);
-  return out;
+}
+
+void Agent::count(const WorkerInfo& to, const Counted& counted) {
+  if (!counted.control) {
+    const auto before = outgoing_bytes_.fetch_add(counted.bytes);
+    try {
+      check_inflight(before, counted.bytes);
+    } catch (...) {
+      sent(counted);
+      throw;
+    }
+    return;
+  }
+  auto& queued = control_bytes_.at(to.id.value());
+  if (queued.fetch_add(counted.bytes) + counted.bytes <= kMostControlBytes) return;
+  sent(counted);
+  // It would have to be dropped, and whoever waits for it would wait for ever: better that
+  // everybody learns it.
+  const Error error(ErrorCode::overloaded, to_string(to) + " does not read: control messages of " +
+                                               std::to_string(kMostControlBytes >> 20) +
+                                               " MiB wait for it");
+  peers_->give_up(to.id, error);
+  throw error;
+}
+
+void Agent::sent(const Counted& counted) noexcept {
+  (counted.control ? control_bytes_[counted.to.value()] : outgoing_bytes_).fetch_sub(counted.bytes);
 }
 
 void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
-                 OutMessage message, bool hooks, transport::SendDone done) {
-  Outgoing out = lay_out(to, message, hooks);
+                 OutMessage message, bool hooks, bool control, transport::SendDone done) {
+  Outgoing out = lay_out(to, message, hooks, control);
   if (message.attachments.empty() && !done) {
     peers_->send(to, connection, std::move(out.message),
-                 [self = shared_from_this(), bytes = out.bytes](const std::optional<Error>&) {
-                   self->sent(bytes);
+                 [self = shared_from_this(), counted = out.counted](const std::optional<Error>&) {
+                   self->sent(counted);
                  });
     return;
   }
-  peers_->send(
-      to, connection, std::move(out.message),
-      [self = shared_from_this(), bytes = out.bytes, attachments = std::move(message.attachments),
-       done = std::move(done)](const std::optional<Error>& error) mutable {
-        self->sent(bytes);
-        for (const auto& each : attachments) each->on_sent(error);
-        if (done) done(error);
-      });
+  peers_->send(to, connection, std::move(out.message),
+               [self = shared_from_this(), counted = out.counted,
+                attachments = DepartingAttachments(std::move(message.attachments)),
+                done = std::move(done)](const std::optional<Error>& error) mutable {
+                 self->sent(counted);
+                 attachments.tell(error);
+                 if (done) done(error);
+               });
 }
 
 void Agent::send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
-  send(to, nullptr, std::move(message), false, std::move(done));
+  send(to, nullptr, std::move(message), false, false, std::move(done));
+}
+
+void Agent::send_control(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
+  send(to, nullptr, std::move(message), false, true, std::move(done));
 }
 
 void Agent::send_reply(const WorkerInfo& to,
                        const std::shared_ptr<transport::Connection>& connection,
                        OutMessage message) {
-  send(to, connection, std::move(message), true, nullptr);
+  const bool control = message.frame.kind() == wire::kErrorReply;
+  send(to, connection, std::move(message), true, control, nullptr);
 }
 
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
@@ -367,8 +416,11 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   }
   if (header.function_id != 0 && call->function() == nullptr) {
     std::string names;  // the caller knows the name it wanted and picks the nearest
+    // Not for one who asks again and again and does not read: small requests would grow to large
+    // answers.
+    const bool reads = control_bytes_[call->caller().id.value()].load() < kManyControlBytes;
     for (const auto& name : FunctionRegistry::instance().names()) {
-      if (names.size() < kMaxNamesBytes) names += name + '\n';
+      if (reads && names.size() < kMaxNamesBytes) names += name + '\n';
     }
     call->fail(Error(ErrorCode::unimplemented, std::move(names)));
     return;
@@ -480,6 +532,8 @@ Agent::Activity Agent::activity() {
 }
 
 std::map<std::string, std::int64_t> Agent::debug_info() {
+  std::size_t control_bytes = 0;
+  for (const auto& each : control_bytes_) control_bytes += each.load();
   const auto pool = receive_pool_->statistics();
   std::map<std::string, std::int64_t> numbers{
       {"rpc.receive_pool_kept_bytes", static_cast<std::int64_t>(pool.kept_bytes)},
@@ -491,6 +545,7 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.messages_sent", static_cast<std::int64_t>(sent_.load())},
       {"rpc.messages_received", static_cast<std::int64_t>(received_.load())},
       {"rpc.outgoing_bytes", static_cast<std::int64_t>(outgoing_bytes_.load())},
+      {"rpc.control_bytes", static_cast<std::int64_t>(control_bytes)},
       {"rpc.incoming_bytes", static_cast<std::int64_t>(incoming_bytes_.load())},
       {"rpc.connections", static_cast<std::int64_t>(peers_->connections())},
       {"rpc.pool_threads", pool_.threads()},

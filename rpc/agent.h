@@ -72,9 +72,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending
   // call hears nothing more.
   bool abandon_call(std::uint64_t call_id);
-  // A request message with room for the CallHeader; arguments are appended by an OutArchive over
-  // it. Endpoint::help, unless nothing that was asked for is on its way.
+  // Endpoint::help, unless nothing that was asked for is on its way.
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
+  // A request message with room for the CallHeader; arguments are appended by an OutArchive over
+  // it.
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
   // What is left for a call made now: the given timeout (or the default) bounded by the deadline
   // this thread runs under.
@@ -82,8 +83,17 @@ class Agent : public std::enable_shared_from_this<Agent> {
       std::optional<std::chrono::nanoseconds> timeout) const;
 
   // ---- for extensions
-  // Sends a frame of an extension's own kind. `done` (may be empty) as for Connection::send.
+  // Sends a frame of an extension's own kind that carries data: refused with `overloaded`, thrown,
+  // when max_inflight_bytes are on their way. `done` (may be empty) as for Connection::send.
   void send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr);
+  // Sends a small frame that others wait for: no limit refuses it. Each peer has a budget of its
+  // own for these (kMostControlBytes); a peer that lets more than that pile up is given up, which
+  // every extension hears as on_peer_lost(). So a control frame reaches its peer, or the peer is
+  // lost.
+  void send_control(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr);
+  // Of control frames that wait to be sent to one peer: their bytes and kControlFrameCost for each.
+  static constexpr std::size_t kMostControlBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kControlFrameCost = 512;
   // Handles frames of `kind`, on reader threads. Before start(): in the extension's constructor.
   using FrameHandler = std::function<void(InMessage message)>;
   void set_frame_handler(std::uint16_t kind, FrameHandler handler);
@@ -139,16 +149,27 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void expire_calls();
   void watch_deadline(Clock::time_point deadline);
   void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
-  // Lays `message` out for the wire and counts its bytes as on their way out until sent() has been
-  // called.
+  // What a message counts for while it is on its way out.
+  struct Counted {
+    std::size_t bytes = 0;
+    WorkerId to;
+    bool control = false;
+  };
   struct Outgoing {
     transport::Message message;
-    std::size_t bytes = 0;
+    Counted counted;
   };
-  [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks);
-  void sent(std::size_t bytes) { outgoing_bytes_.fetch_sub(bytes); }
+  // Lays `message` out for the wire and counts it until sent() is called. When it throws, its
+  // attachments have been told.
+  [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks,
+                                 bool control);
+  // Throws `overloaded` when `bytes` more do not fit beside `queued`.
+  void check_inflight(std::size_t queued, std::size_t bytes) const;
+  // Throws when there is no room for it.
+  void count(const WorkerInfo& to, const Counted& counted);
+  void sent(const Counted& counted) noexcept;
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
-            OutMessage message, bool hooks, transport::SendDone done);
+            OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
 
@@ -169,7 +190,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
-  std::atomic<std::size_t> outgoing_bytes_{0};
+  std::atomic<std::size_t> outgoing_bytes_{0};  // but for control frames
+  std::vector<std::atomic<std::size_t>>
+      control_bytes_;  // by peer; the vector: constant after start()
   std::atomic<std::size_t> incoming_bytes_{0};
 };
 

@@ -26,7 +26,7 @@ void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
   out.write(status.busy);
   out.write(status.sent);
   out.write(status.received);
-  agent_.send_frame(agent_.peers().find(to), std::move(message));
+  agent_.send_control(agent_.peers().find(to), std::move(message));
 }
 
 Leave::Status Leave::own_status() const {

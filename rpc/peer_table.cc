@@ -209,12 +209,21 @@ void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection
   if (!connection) {
     try {
       connection = connect(to);
-    } catch (const Error& error) {
-      done(error);
+    } catch (...) {
+      done(to_error(std::current_exception()));
       return;
     }
   }
   connection->send(std::move(message), std::move(done));
+}
+
+void PeerTable::give_up(WorkerId id, const Error& reason) {
+  std::shared_ptr<transport::Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = peers_[id.value()].connection;
+  }
+  if (connection) connection->close(reason);
 }
 
 bool PeerTable::help(const std::atomic<bool>& done,

@@ -68,6 +68,8 @@ class PeerTable {
   // Opens a connection to a worker unless there is one: should it be gone, on_lost says so. Does
   // not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
+  // Ends the connection to a worker, which is lost then for `reason`.
+  void give_up(WorkerId id, const Error& reason) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // As Endpoint::help, at each endpoint.
