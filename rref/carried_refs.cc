@@ -185,8 +185,9 @@ Error IncomingRefs::creation_failed(const Error& why) const {
   // The refusal names every function there is: for the creator, who knows which it wanted.
   if (why.code() == ErrorCode::unimplemented && creating_.empty()) return why;
   const std::string function(creating_.empty() ? std::string_view("remote") : creating_);
+  const bool of_another = why.code() == ErrorCode::disconnected && !why.worker().empty();
   return why.with_prefix("call " + function + "() to " + to_string(receiver_->self()) + " failed")
-      .with_worker(receiver_->self().name)
+      .with_worker(of_another ? why.worker() : receiver_->self().name)
       .with_function(function);
 }
 

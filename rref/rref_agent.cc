@@ -483,7 +483,7 @@ void RRefAgent::flush_due() {
       if (!lifetime_.encode_ledger(peer, message.frame.body())) break;
       ledger_frames_.fetch_add(1);
       try {
-        alive->send_frame(alive->peers().find(WorkerId(peer.id)), std::move(message));
+        alive->send_control(alive->peers().find(WorkerId(peer.id)), std::move(message));
       } catch (const Error&) {
         break;  // it is repeated at a later tick
       }
