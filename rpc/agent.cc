@@ -44,8 +44,10 @@ std::string call_text(const CallTable::Record& record) {
 }
 
 Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
+  // A callee that could not do its part because another worker is gone says which.
+  const bool of_another = cause.code() == ErrorCode::disconnected && !cause.worker().empty();
   return Error(cause.code(), call_text(record) + ' ' + text)
-      .with_worker(record.to->name)
+      .with_worker(of_another ? cause.worker() : record.to->name)
       .with_function(std::string(record.function))
       .with_remote(cause.remote());
 }
@@ -759,7 +761,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
   for_each_extension([&](Extension& extension) { extension.stop(); });
   board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   pool_.close();
-  if (!pool_.join_until(deadline)) {
+  const bool all_ended = pool_.join_until(deadline);
+  if (!all_ended) {
     std::string running;
     for (auto& call : incoming_.list(std::nullopt)) {
       if (call->function() != nullptr)
@@ -770,6 +773,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
   }
   close_stops(deadline);
   peers_->close();
+  if (all_ended) for_each_extension([](Extension& extension) { extension.on_all_ended(); });
   rendezvous_.reset();
   loop_->close();
 }

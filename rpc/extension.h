@@ -41,6 +41,9 @@ class Extension {
   [[nodiscard]] virtual std::size_t active() { return 0; }
   // The worker is leaving: complete or drop everything, for good. Before the thread pool closes.
   virtual void stop() {}
+  // After stop(), when every handler and every callback here has returned; not called when one was
+  // left behind at the end of the time limit: what it uses lives as long as the agent.
+  virtual void on_all_ended() {}
   virtual void debug_info(std::map<std::string, std::int64_t>& numbers) {}
 };
 

@@ -96,20 +96,22 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
         delivery.refused(Error(ErrorCode::invalid_argument, kReturnedEmptyFuture));
         return;
       }
-      future.on_ready([future, arguments, delivery = std::move(delivery)]() mutable {
-        try {
-          if constexpr (std::is_void_v<UnwrapT<Result>>) {
-            future.get();
-            delivery.value();
-          } else {
-            delivery.value(future.get());
-          }
-        } catch (const CallRefused& refused) {
-          delivery.refused(refused);
-        } catch (...) {
-          delivery.error(std::current_exception());
-        }
-      });
+      future.on_ready(
+          [future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
+            arguments.reset();  // what they keep is gone when the answer leaves
+            try {
+              if constexpr (std::is_void_v<UnwrapT<Result>>) {
+                future.get();
+                delivery.value();
+              } else {
+                delivery.value(future.get());
+              }
+            } catch (const CallRefused& refused) {
+              delivery.refused(refused);
+            } catch (...) {
+              delivery.error(std::current_exception());
+            }
+          });
     } else if constexpr (std::is_void_v<Result>) {
       apply();
       arguments.reset();

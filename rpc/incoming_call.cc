@@ -98,6 +98,14 @@ void IncomingCall::fail(const Error& error) {
 
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
+  try {
+    std::rethrow_exception(exception);
+  } catch (const detail::CallRefused& refused) {
+    send_error(refused);
+    return;
+  } catch (...) {
+    // The function's own, told below.
+  }
   send_error(Error(ErrorCode::remote_exception, describe(exception)));
 }
 
@@ -109,6 +117,7 @@ void IncomingCall::send_error(const Error& error) {
     begin_reply(archive);
     archive(Error(error.code(), std::string(error.what()).substr(0, most))
                 .with_remote(error.remote())
+                .with_worker(error.worker())
                 .with_function(error.function()));
     send_reply(std::move(message), error);
   };

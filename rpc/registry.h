@@ -16,8 +16,9 @@ namespace stitch {
 
 class IncomingCall;
 namespace detail {
-// Why a call was not run at all: what a KeepResult gets instead of an exception of the user's
-// function.
+// Why a call was not run at all, or could not be for what its caller gave it: what a KeepResult
+// gets instead of an exception of the user's function. Thrown by a function, it reaches the caller
+// as it is.
 class CallRefused : public Error {
  public:
   explicit CallRefused(const Error& error) : Error(error) {}

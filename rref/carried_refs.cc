@@ -132,10 +132,15 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
       throw Error(ErrorCode::protocol, "request about an object has an unknown use");
     refs->target_ = read;
   }
-  // Everything is read and makes sense: only now does anything change.
   for (const Carried& each : arrived) {
     receiver->meet_owner(each.id.owner);
-    receiver->perform(receiver->lifetime().receive(each, refs->sender_));
+    receiver->lifetime().check(each.id);
+  }
+  // Everything is read and makes sense: only now does anything change.
+  for (const Carried& each : arrived) {
+    std::optional<Error> lost;
+    if (each.lost) lost = receiver->lost_at(message.from, each.id.owner);
+    receiver->perform(receiver->lifetime().receive(each, refs->sender_, lost));
     refs->ids_.push_back(each.id);
   }
   if (request) {
@@ -169,9 +174,21 @@ void IncomingRefs::on_answer(const std::optional<Error>& error) {
 void IncomingRefs::end(const Error& if_not_created) {
   if (std::exchange(ended_, true)) return;
   // However a request to create ends, its object has an outcome; the first one stands.
-  if (create_)
-    receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, if_not_created));
+  if (create_ && !created_)
+    receiver_->perform(
+        receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(if_not_created)));
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
+}
+
+// As the creator hears it from its own call, so that all who use the object are told the same.
+Error IncomingRefs::creation_failed(const Error& why) const {
+  // The refusal names every function there is: for the creator, who knows which it wanted.
+  if (why.code() == ErrorCode::unimplemented && creating_.empty()) return why;
+  const std::string function(creating_.empty() ? std::string_view("remote") : creating_);
+  const bool of_another = why.code() == ErrorCode::disconnected && !why.worker().empty();
+  return why.with_prefix("call " + function + "() to " + to_string(receiver_->self()) + " failed")
+      .with_worker(of_another ? why.worker() : receiver_->self().name)
+      .with_function(function);
 }
 
 void write_reference(OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {

@@ -72,7 +72,8 @@ class OutgoingRefs final : public Attachment {
 // the message goes. Thread contract: as InMessage.
 class IncomingRefs final : public Attachment {
  public:
-  // Reads the sections. Null when the message has none of ours. Throws Error(protocol).
+  // Reads the sections. Null when the message has none of ours. Throws Error(protocol), having
+  // changed nothing.
   static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver,
                                             const InMessage& message);
   ~IncomingRefs() override;
@@ -84,6 +85,13 @@ class IncomingRefs final : public Attachment {
   [[nodiscard]] const RRefId& target_id() const { return ids_.at(target_->index); }
   // The timer that ends the creation; 0: none. Set before the creation starts.
   transport::EventLoop::TimerId creation_timer = 0;
+  // What is to be created is the result of `function`, a registered name. Before the creation.
+  void set_creating(std::string_view function) { creating_ = function; }
+  // The creation has its outcome.
+  void set_created() { created_ = true; }
+  // The object that the request is about: lives as long as the message, whatever becomes of the
+  // call (its answer may leave while its function still runs). Before the function is run.
+  void keep(std::shared_ptr<void> object) { object_ = std::move(object); }
 
   void on_answer(const std::optional<Error>& error) override;
 
@@ -91,10 +99,14 @@ class IncomingRefs final : public Attachment {
   IncomingRefs(std::shared_ptr<RRefAgent> receiver, const WorkerLife& sender)
       : receiver_(std::move(receiver)), sender_(sender) {}
   void end(const Error& if_not_created);
+  [[nodiscard]] Error creation_failed(const Error& why) const;
 
   const std::shared_ptr<RRefAgent> receiver_;
   const WorkerLife sender_;
   std::vector<RRefId> ids_;
+  std::shared_ptr<void> object_;
+  std::string_view creating_;
+  bool created_ = false;
   bool ended_ = false;
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;

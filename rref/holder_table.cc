@@ -22,6 +22,7 @@ void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure
   const auto found = holds_.find(id);
   if (found == holds_.end() || found->second.state != State::creating) return;  // lost meanwhile
   found->second.created = true;
+  found->second.answered = true;
   found->second.error = failure;
   become_registered(found, effects);
 }
@@ -88,10 +89,25 @@ void HolderTable::message_done(const RRefId& id, Effects& effects) {
   --hold.local;
   --hold.arriving;
   if (hold.state == State::borrowed && hold.alive() && hold.arriving == 0) {
-    start_registering(id, hold, effects);
+    kept_.insert(id);
+    effects.kept = true;
   } else {
     bury(found, effects);
   }
+}
+
+void HolderTable::register_kept(Effects& effects) {
+  const std::vector<RRefId> kept(kept_.begin(), kept_.end());
+  for (const RRefId& id : kept) {
+    Hold& hold = at(id);
+    if (hold.arriving > 0) {  // for the last of its messages to decide
+      kept_.erase(id);
+      hold.kept_before = false;
+    } else if (std::exchange(hold.kept_before, true)) {
+      start_registering(id, hold, effects);
+    }
+  }
+  effects.kept = effects.kept || !kept_.empty();
 }
 
 void HolderTable::tick(Effects& effects) {
@@ -133,6 +149,12 @@ void HolderTable::learn_created(const RRefId& id) {
   if (found != holds_.end()) found->second.created = true;
 }
 
+bool HolderTable::hears_of_creation(const RRefId& id) const {
+  const auto found = holds_.find(id);
+  return found != holds_.end() && (found->second.state == State::creating ||
+                                   found->second.state == State::lost || found->second.answered);
+}
+
 void HolderTable::when_answered(const RRefId& id, Waiter waiter, Effects& effects) {
   Hold& hold = at(id);
   if (hold.state == State::creating) {
@@ -171,6 +193,7 @@ HolderTable::Counts HolderTable::counts() const {
     counts.pins += hold.pins;
     counts.creditors += hold.creditors.size();
   }
+  counts.registrations = registrations_;
   return counts;
 }
 
@@ -180,6 +203,11 @@ void HolderTable::settle(Hold& hold, Effects& effects) {
   }
 }
 
+void HolderTable::no_longer_borrowed(const RRefId& id) {
+  borrowed_.erase(id);
+  kept_.erase(id);
+}
+
 void HolderTable::release_waiters(Hold& hold, Effects& effects) {
   for (Waiter& waiter : hold.waiters)
     effects.run.push_back({std::move(waiter), nullptr, hold.error});
@@ -187,8 +215,9 @@ void HolderTable::release_waiters(Hold& hold, Effects& effects) {
 }
 
 void HolderTable::start_registering(const RRefId& id, Hold& hold, Effects& effects) {
-  borrowed_.erase(id);
+  no_longer_borrowed(id);
   hold.state = State::registering;
+  ++registrations_;
   effects.ops.push_back({id.owner, LedgerOp::make_reg(id)});
   // What the owner itself lent is settled in the same ledger, behind the REG: it needs no
   // acknowledgement to be in order.
@@ -212,7 +241,7 @@ void HolderTable::become_registered(Map::iterator at, Effects& effects) {
 
 void HolderTable::lose(Map::iterator at, const Error& why, Effects& effects) {
   Hold& hold = at->second;
-  borrowed_.erase(at->first);
+  no_longer_borrowed(at->first);
   hold.state = State::lost;
   hold.error = why;
   settle(hold, effects);  // there is no object left to protect
@@ -229,7 +258,7 @@ void HolderTable::bury(Map::iterator at, Effects& effects) {
       return;  // the answer decides
     case State::borrowed:
       settle(hold, effects);
-      borrowed_.erase(at->first);
+      no_longer_borrowed(at->first);
       break;
     case State::registered:
       effects.ops.push_back({at->first.owner, LedgerOp::make_drop(at->first)});

@@ -36,6 +36,7 @@ class HolderTable {
   struct Counts {
     std::size_t creating = 0, borrowed = 0, registering = 0, registered = 0, lost = 0, pins = 0,
                 creditors = 0;
+    std::uint64_t registrations = 0;  // REGs so far
   };
   struct Status {
     State state = State::lost;
@@ -66,9 +67,14 @@ class HolderTable {
   // `lost`: why it can only be lost, if that is known.
   void receive(const RRefId& id, const Arrival& arrival, bool still_registered,
                const std::optional<Error>& lost, Effects& effects);
-  // That message has been dealt with: drops its reference; what is still in use is registered
-  // unless other messages that brought it are still being dealt with.
+  // That message has been dealt with: drops its reference. What is still in use then is kept, and
+  // registered by register_kept() if that lasts, unless other messages that brought it are still
+  // being dealt with.
   void message_done(const RRefId& id, Effects& effects);
+  // Registers what has been kept since before the previous call. To be called, some time later,
+  // whenever an event has set Effects::kept: what is used a moment longer than its message (a
+  // handler's result that is on its way back, say) needs no word to the owner.
+  void register_kept(Effects& effects);
   // To be called at regular times: registers what was borrowed before the previous tick, which cuts
   // borrow cycles (G5).
   void tick(Effects& effects);
@@ -81,8 +87,11 @@ class HolderTable {
   void abandon(Effects& effects);
   // The Hold is known to be created (a call on it succeeded).
   void learn_created(const RRefId& id);
+  // Whether the owner's answer to its creation is known here or will be: false for a Hold made anew
+  // after its creator had let go of the first.
+  [[nodiscard]] bool hears_of_creation(const RRefId& id) const;
   // Runs `waiter` when the owner has answered the creation; at once when it has. REQUIRES:
-  // begin_create() was here.
+  // hears_of_creation().
   void when_answered(const RRefId& id, Waiter waiter, Effects& effects);
 
   [[nodiscard]] std::optional<Status> status(const RRefId& id) const;
@@ -98,7 +107,9 @@ class HolderTable {
   struct Hold {
     State state = State::borrowed;
     bool created = false;
+    bool answered = false;       // `error` is the outcome of its creation, or there is none
     bool old = false;            // borrowed since before the previous tick
+    bool kept_before = false;    // in kept_ since before the previous register_kept()
     std::uint32_t local = 0;     // handles and messages being dealt with
     std::uint32_t arriving = 0;  // of these, messages being dealt with
     std::uint32_t pins = 0;      // messages sent that carry it and are not settled
@@ -111,6 +122,7 @@ class HolderTable {
 
   [[nodiscard]] Hold& at(const RRefId& id);
   static void settle(Hold& hold, Effects& effects);
+  void no_longer_borrowed(const RRefId& id);
   static void release_waiters(Hold& hold, Effects& effects);
   void start_registering(const RRefId& id, Hold& hold, Effects& effects);
   void become_registered(Map::iterator at, Effects& effects);
@@ -121,6 +133,8 @@ class HolderTable {
 
   Map holds_;
   std::unordered_set<RRefId, RRefIdHash> borrowed_;  // the Holds in State::borrowed
+  std::unordered_set<RRefId, RRefIdHash> kept_;      // of these, those that outlived their messages
+  std::uint64_t registrations_ = 0;
 };
 
 }  // namespace stitch::rref

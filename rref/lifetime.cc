@@ -57,6 +57,11 @@ Lifetime::Todo Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object,
   return pack(std::move(effects));
 }
 
+bool Lifetime::hears_of_creation(const RRefId& id) const {
+  MutexLock lock(mutex_);
+  return leaving_ || id.owner == self_ || holders_.hears_of_creation(id);
+}
+
 Lifetime::Todo Lifetime::when_created(const RRefId& id, Waiter waiter) {
   MutexLock lock(mutex_);
   Effects effects;
@@ -162,7 +167,34 @@ Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receive
   return pack(std::move(effects));
 }
 
-Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sender) {
+void Lifetime::set_world(std::function<bool(const WorkerLife&)> in_world) {
+  MutexLock lock(mutex_);
+  in_world_ = std::move(in_world);
+}
+
+void Lifetime::check(const RRefId& id) const {
+  MutexLock lock(mutex_);
+  check_locked(id);
+}
+
+void Lifetime::check_locked(const RRefId& id) const {
+  if (owners_.contains(id) || holders_.contains(id)) return;
+  if (id.creator == self_) {
+    const auto issued = next_k_.find(id.owner);
+    if (issued == next_k_.end() || id.k >= issued->second) {
+      throw Error(ErrorCode::protocol,
+                  to_string(id) + " was never created by worker " + std::to_string(self_.id));
+    }
+  } else if (id.owner == self_ && in_world_ && !gone_.contains(id.creator) &&
+             !in_world_(id.creator)) {
+    throw Error(ErrorCode::protocol,
+                to_string(id) + " names a creator, worker " + std::to_string(id.creator.id) +
+                    " epoch " + std::to_string(id.creator.epoch) + ", that is not in this world");
+  }
+}
+
+Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sender,
+                                 const std::optional<Error>& lost_there) {
   MutexLock lock(mutex_);
   Effects effects;
   if (sender == self_) return {};  // pin() counted it
@@ -176,8 +208,8 @@ Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sende
   }
   std::optional<Error> lost = why_lost(carried.id);
   if (!lost && carried.lost)
-    lost =
-        Error(ErrorCode::disconnected, to_string(carried.id) + " was lost before it was sent here");
+    lost = lost_there.value_or(Error(ErrorCode::disconnected,
+                                     to_string(carried.id) + " was lost before it was sent here"));
   bool still_registered = false;
   if (!holders_.contains(carried.id) && !lost) {
     const auto link = links_.find(carried.id.owner);
@@ -199,6 +231,13 @@ Lifetime::Todo Lifetime::message_done(const RRefId& id, const WorkerLife& sender
   } else {
     holders_.message_done(id, effects);
   }
+  return pack(std::move(effects));
+}
+
+Lifetime::Todo Lifetime::register_kept() {
+  MutexLock lock(mutex_);
+  Effects effects;
+  holders_.register_kept(effects);
   return pack(std::move(effects));
 }
 
@@ -322,6 +361,7 @@ Lifetime::Todo Lifetime::pack(Effects effects) {
     todo.flush.emplace_back(peer, links_[peer].ledger.urgency());
   todo.destroy = std::move(effects.destroy);
   todo.run = std::move(effects.run);
+  todo.kept = effects.kept;
   return todo;
 }
 
@@ -352,6 +392,7 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Eff
                                          std::to_string(self_.id) + " epoch " +
                                          std::to_string(self_.epoch));
   }
+  check_locked(op.id);
   if (op.kind == LedgerOp::Kind::reg) {
     owners_.add_holder(op.id, peer);
   } else {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -39,11 +40,15 @@ struct Carried {
 class Lifetime {
  public:
   explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
+  // Only lives for which `in_world` is true may create objects here, see check(). Called under the
+  // lock: it must not call back. Before the first message.
+  void set_world(std::function<bool(const WorkerLife&)> in_world);
 
   struct Todo {
     std::vector<std::shared_ptr<void>> destroy;         // let go of these where user code may run
     std::vector<Effects::Run> run;                      // call these; may be user code
     std::vector<std::pair<WorkerLife, Urgency>> flush;  // send encode_ledger() to these
+    bool kept = false;                                  // call register_kept() in a moment
     std::optional<Error> broken;  // the peer broke the protocol: end its connection with this
   };
   struct Status {
@@ -74,8 +79,10 @@ class Lifetime {
   // The creation here ended. The first outcome stands; a late object is destroyed.
   [[nodiscard]] Todo resolve(const RRefId& id, std::shared_ptr<void> object,
                              const std::optional<Error>& failure);
-  // Runs `waiter` when the creation has ended: at the owner, or at the creator when the owner has
-  // answered.
+  // Whether the outcome of the creation is known here, or will be: at the owner, and at the creator
+  // as long as it has not let go of the object in between. Else only the owner can tell.
+  [[nodiscard]] bool hears_of_creation(const RRefId& id) const;
+  // Runs `waiter` when the creation has ended. REQUIRES: hears_of_creation().
   [[nodiscard]] Todo when_created(const RRefId& id, Waiter waiter);
 
   // --- handles of this process ---
@@ -91,12 +98,19 @@ class Lifetime {
   [[nodiscard]] Carried pin(const RRefId& id, const WorkerLife& receiver);
   // The message certainly never reached `receiver`.
   [[nodiscard]] Todo unpin(const Carried& carried, const WorkerLife& receiver);
+  // Throws Error(protocol) when `id`, as a peer names it, cannot be the name of an object: this
+  // worker is its creator and never asked for it, or its owner and the creator is not in this
+  // world: it would be waited for for ever.
+  void check(const RRefId& id) const;
   // A message arrived, before user code sees it. The message holds a local reference until
-  // message_done().
-  [[nodiscard]] Todo receive(const Carried& carried, const WorkerLife& sender);
+  // message_done(). `lost`: the error of a reference that was lost at its sender.
+  [[nodiscard]] Todo receive(const Carried& carried, const WorkerLife& sender,
+                             const std::optional<Error>& lost = std::nullopt);
   // The message is dealt with: its arguments are gone and its reply is about to leave, or nothing
   // more will come of it.
   [[nodiscard]] Todo message_done(const RRefId& id, const WorkerLife& sender);
+  // Some time after an event said `kept`: registers the borrows that still last.
+  [[nodiscard]] Todo register_kept();
 
   // --- ledgers ---
   // Appends the ledger frame that is due to `peer`; false when there is none.
@@ -134,6 +148,7 @@ class Lifetime {
   void apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects)
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const STITCH_REQUIRES(mutex_);
+  void check_locked(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;
   mutable Mutex mutex_;
@@ -143,6 +158,7 @@ class Lifetime {
   std::unordered_map<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
+  std::function<bool(const WorkerLife&)> in_world_ STITCH_GUARDED_BY(mutex_);  // empty: all are
 };
 
 }  // namespace stitch::rref

@@ -112,7 +112,7 @@ void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, Effects& effects
   } else if (found->second.value == Value::pending) {
     found->second.waiters.push_back(std::move(waiter));
   } else {
-    effects.run.push_back({std::move(waiter), found->second.object.get(), found->second.failure});
+    effects.run.push_back({std::move(waiter), found->second.object, found->second.failure});
   }
 }
 
@@ -192,7 +192,7 @@ void OwnerTable::finish(Map::iterator at, Value value, Effects& effects) {
   Entry& entry = at->second;
   entry.value = value;
   for (Waiter& waiter : entry.waiters)
-    effects.run.push_back({std::move(waiter), entry.object.get(), entry.failure});
+    effects.run.push_back({std::move(waiter), entry.object, entry.failure});
   entry.waiters.clear();
   bury(at, effects);
 }

@@ -12,36 +12,64 @@ Error wrong_type(const rref::Handle& handle, const std::type_info& actual,
 }
 
 TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
-                               std::uint64_t function_id) {
-  auto agent = handle.rrefs->require_usable(handle);
+                               std::uint64_t function_id, std::string_view function) {
+  auto agent = handle.rrefs->require_usable(handle, function);
   OutMessage message = Agent::begin_request(function_id);
   message.attachment<rref::OutgoingRefs>().target(handle.shared_from_this(), use);
   return {std::move(agent), std::move(message)};
 }
 
+Error not_created_in_time(const rref::Handle& handle, std::chrono::nanoseconds limit) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
+  return Error(ErrorCode::timeout, rref::to_string(handle.id) + " was not created by " +
+                                       to_string(handle.owner) + " within " + std::to_string(ms) +
+                                       " ms")
+      .with_worker(handle.owner.name);
+}
+
 Future<void> when_created(const rref::Handle& handle, const Timeout& timeout) {
   try {
-    const auto agent = handle.rrefs->require_usable(handle);
-    const auto self = handle.rrefs->lifetime().self();
-    if (handle.id.owner != self && handle.id.creator != self) {  // only the owner knows
-      auto request = begin_targeted(handle, rref::TargetUse::await, 0);
-      return start_call<void>(agent, handle.owner, "RRef::when_created", timeout,
-                              std::move(request.message));
+    constexpr const char* kName = "RRef::when_created";
+    const auto agent = handle.rrefs->require_usable(handle, kName);
+    if (!handle.rrefs->lifetime().hears_of_creation(handle.id)) {  // only the owner knows
+      auto request = begin_targeted(handle, rref::TargetUse::await, 0, kName);
+      return start_call<void>(agent, handle.owner, kName, timeout, std::move(request.message));
     }
     Promise<void> promise;
-    handle.rrefs->when_created(handle.id,
-                               [promise](void*, const std::optional<Error>& failure) mutable {
-                                 if (failure) {
-                                   promise.set_error(*failure);
-                                 } else {
-                                   promise.set_value();
-                                 }
-                               });
-    if (timeout) complete_by(promise, *agent, agent->effective_timeout(timeout), handle);
+    handle.rrefs->when_created(handle.id, [promise](const std::shared_ptr<void>&,
+                                                    const std::optional<Error>& failure) mutable {
+      if (failure) {
+        promise.set_error(*failure);
+      } else {
+        promise.set_value();
+      }
+    });
+    complete_by(promise, *agent, agent->effective_timeout(timeout), handle);
     return promise.future();
-  } catch (const Error& error) {
-    return make_failed<void>(error);
+  } catch (const Error&) {
+    return make_failed_now<void>();
   }
+}
+
+Value local_value(const rref::Handle& handle, const Timeout& timeout) {
+  const auto agent = handle.rrefs->require_usable(handle, "RRef::local_value");
+  if (handle.id.owner != handle.rrefs->lifetime().self()) {
+    throw Error(ErrorCode::invalid_argument,
+                rref::to_string(handle.id) + " is owned by " + to_string(handle.owner) +
+                    ", not by " + to_string(agent->self()) +
+                    " that asked for its local value; use to_here() or call a method of it");
+  }
+  Promise<Value> promise;
+  handle.rrefs->when_created(handle.id, [promise](const std::shared_ptr<void>& object,
+                                                  const std::optional<Error>& failure) {
+    if (failure) {
+      promise.set_error(*failure);
+    } else {
+      promise.set_value(*static_cast<const Value*>(object.get()));
+    }
+  });
+  complete_by(promise, *agent, agent->effective_timeout(timeout), handle);
+  return promise.future().get();
 }
 
 }  // namespace stitch::detail

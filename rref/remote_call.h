@@ -108,13 +108,21 @@ template <class A>
 using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>,
                                   std::string, std::decay_t<A>>;
 
-// A request about the object of `handle`. Errors of the handle are thrown.
+// A future of the error that is being handled, of whatever type it is.
+template <class R>
+[[nodiscard]] Future<R> make_failed_now() {
+  Promise<R> promise;
+  promise.set_exception(std::current_exception());
+  return promise.future();
+}
+
+// A request about the object of `handle`, for `function`. Errors of the handle are thrown.
 struct TargetedRequest {
   std::shared_ptr<Agent> agent;
   OutMessage message;
 };
 [[nodiscard]] TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
-                                             std::uint64_t function_id);
+                                             std::uint64_t function_id, std::string_view function);
 
 template <class T, auto M, class... Args>
 auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
@@ -125,12 +133,12 @@ auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... a
                 "remote<>()");
   const Function& function = method_function<T, M>();
   try {
-    auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
+    auto request = begin_targeted(handle, rref::TargetUse::call, function.id, function.name);
     encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
     return start_call<R>(request.agent, handle.owner, function.name, timeout,
                          std::move(request.message));
-  } catch (const Error& error) {
-    return make_failed<R>(error);
+  } catch (const Error&) {
+    return make_failed_now<R>();
   }
 }
 
@@ -138,7 +146,7 @@ template <class T, auto M, class... Args>
 rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout,
                                  Args&&... args) {
   const Function& function = method_function<T, M>();
-  auto request = begin_targeted(handle, rref::TargetUse::call, function.id);
+  auto request = begin_targeted(handle, rref::TargetUse::call, function.id, function.name);
   encode_arguments<TraitsOf<M>>(request.message, std::forward<Args>(args)...);
   return handle.rrefs->create(handle.owner, function.name,
                               request.agent->effective_timeout(timeout),
@@ -178,16 +186,18 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const
       to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
 }
 
-// Completes with `failed` at `deadline` unless it is complete by then.
+[[nodiscard]] Error not_created_in_time(const rref::Handle& handle, std::chrono::nanoseconds limit);
+
+// Completes with `timeout` after that time unless it is complete by then; zero: never.
 template <class T>
 void complete_by(const Promise<T>& promise, Agent& agent, std::chrono::nanoseconds timeout,
                  const rref::Handle& handle) {
   if (timeout.count() <= 0 || promise.future().ready() ||
       timeout >= Clock::time_point::max() - Clock::now())
     return;
-  const auto timer = agent.loop().call_at(Clock::now() + timeout, [promise, id = handle.id] {
-    promise.set_error(Error(ErrorCode::timeout, rref::to_string(id) + " was not created in time"));
-  });
+  const auto timer = agent.loop().call_at(
+      Clock::now() + timeout,
+      [promise, error = not_created_in_time(handle, timeout)] { promise.set_error(error); });
   promise.future().on_ready([weak = agent.weak_from_this(), timer] {
     if (const auto alive = weak.lock()) alive->loop().cancel(timer);
   });
@@ -196,12 +206,14 @@ void complete_by(const Promise<T>& promise, Agent& agent, std::chrono::nanosecon
 template <class T>
 Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
   try {
-    const auto agent = handle.rrefs->require_usable(handle);
+    constexpr const char* kName = "RRef::to_here";
+    const auto agent = handle.rrefs->require_usable(handle, kName);
     if constexpr (std::is_void_v<T> || kCopyable<T>) {
       if (handle.id.owner == handle.rrefs->lifetime().self()) {
         Promise<T> promise;
         handle.rrefs->when_created(
-            handle.id, [promise](void* object, const std::optional<Error>& failure) mutable {
+            handle.id, [promise](const std::shared_ptr<void>& object,
+                                 const std::optional<Error>& failure) mutable {
               if (failure) {
                 promise.set_error(failure->with_prefix("its object was not created"));
               } else {
@@ -209,7 +221,8 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
                   promise.set_value();
                 } else {
                   promise.fulfil([&] {
-                    return *static_cast<const T*>(static_cast<const Value*>(object)->object.get());
+                    return *static_cast<const T*>(
+                        static_cast<const Value*>(object.get())->object.get());
                   });
                 }
               }
@@ -219,13 +232,16 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
       }
     }
     auto request = begin_targeted(
-        handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0);
-    return start_call<T>(agent, handle.owner, "RRef::to_here", timeout, std::move(request.message));
-  } catch (const Error& error) {
-    return make_failed<T>(error);
+        handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0, kName);
+    return start_call<T>(agent, handle.owner, kName, timeout, std::move(request.message));
+  } catch (const Error&) {
+    return make_failed_now<T>();
   }
 }
 
 [[nodiscard]] Future<void> when_created(const rref::Handle& handle, const Timeout& timeout);
+// The object. Throws Error(invalid_argument) when it is not owned here; waits for its creation as
+// when_created() does and throws its failure.
+[[nodiscard]] Value local_value(const rref::Handle& handle, const Timeout& timeout);
 
 }  // namespace stitch::detail

@@ -76,10 +76,10 @@ class [[nodiscard]] RRef {
     return with_timeout(timeout).to_here_async().get();
   }
 
-  // The object itself, for as long as an RRef to it is held. Waits for its creation. Throws
-  // Error(invalid_argument), naming the owner, on any other worker.
+  // The object itself, for as long as an RRef to it is held. Waits for its creation, as to_here()
+  // does at most. Throws Error(invalid_argument), naming the owner, on any other worker.
   std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
-    const Value value = handle().rrefs->local_value(handle());
+    const Value value = detail::local_value(handle(), timeout_);
     if (*value.type != typeid(T)) throw detail::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
   }
@@ -102,7 +102,8 @@ class [[nodiscard]] RRef {
         detail::create_by_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...));
   }
 
-  // Completes when the creation has ended, with its error if it failed.
+  // Completes when the creation has ended, with its error if it failed; with `timeout` when that
+  // takes longer than to_here() would wait.
   Future<void> when_created() const { return detail::when_created(handle(), timeout_); }
 
   // Runs distributed backward from the owner's tensor, wherever it lives. Defined by

@@ -1,6 +1,7 @@
 #include "stitch/rref/rref_agent.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,14 @@ Clock::duration patience(Urgency urgency) {
 // Twice this is the age at which a borrow is registered and an operation without acknowledgement is
 // sent again.
 constexpr auto kTick = 500ms;
+// How long at least a borrow outlives its message before it is registered: longer than a settlement
+// waits for a ride, so that a reference on its way back to its sender is settled first.
+constexpr auto kKept = 50ms;
+
+// Zero means no limit, and so does more than the clock can tell.
+bool limited(std::chrono::nanoseconds timeout) {
+  return timeout > 0ns && timeout < Clock::time_point::max() - Clock::now();
+}
 
 class RRefExtension final : public Extension {
  public:
@@ -34,12 +43,15 @@ class RRefExtension final : public Extension {
       if (const auto alive = weak.lock()) alive->on_ledger_frame(message);
     });
   }
-  ~RRefExtension() override { rrefs->stop(); }
+  ~RRefExtension() override {
+    rrefs->stop();
+    rrefs->destroy_remains();
+  }
   void on_send(OutMessage& message, const WorkerInfo& to) override { rrefs->on_send(message, to); }
   void on_receive(InMessage& message) override { rrefs->on_receive(message); }
   void on_decode(InMessage& message, Ambient& ambient) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
-    if (refs != nullptr && refs->create() && refs->create()->timeout > 0ns) {
+    if (refs != nullptr && refs->create() && limited(refs->create()->timeout)) {
       ambient.deadline = std::min(ambient.deadline, Clock::now() + refs->create()->timeout);
     }
   }
@@ -50,6 +62,7 @@ class RRefExtension final : public Extension {
     rrefs->on_peer_lost(peer, reason);
   }
   void stop() override { rrefs->stop(); }
+  void on_all_ended() override { rrefs->destroy_remains(); }
   void debug_info(std::map<std::string, std::int64_t>& numbers) override {
     rrefs->debug_info(numbers);
   }
@@ -90,10 +103,27 @@ int register_rref_extension() {
   return index;
 }
 
+namespace {
+Error not_made(const Error& why, std::string_view function, const WorkerInfo& to) {
+  return why
+      .with_prefix("call " + std::string(function) + "() to " + to_string(to) + " was not made")
+      .with_worker(to.name)
+      .with_function(std::string(function));
+}
+}  // namespace
+
 Handle::~Handle() { rrefs->perform(rrefs->lifetime().drop_local(id)); }
 
 std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) {
   return static_cast<RRefExtension&>(agent.extension(kRRefExtension)).rrefs;
+}
+
+RRefAgent::RRefAgent(Agent& agent)
+    : self_(agent.self()), agent_(&agent), lifetime_(life_of(agent.self())) {
+  // Asked for messages of peers only, while the agent and its table of peers are there.
+  lifetime_.set_world([&agent](const WorkerLife& life) {
+    return life.id < agent.peers().size() && agent.peers().infos()[life.id].epoch == life.epoch;
+  });
 }
 
 std::shared_ptr<Agent> RRefAgent::agent() const {
@@ -103,17 +133,32 @@ std::shared_ptr<Agent> RRefAgent::agent() const {
 
 void RRefAgent::perform(Lifetime::Todo todo) {
   for (Effects::Run& waiter : todo.run) waiter();
-  if (!todo.destroy.empty()) {
-    if (const auto alive = agent())
-      alive->post([objects = std::move(todo.destroy)]() mutable { objects.clear(); });
-  }
+  todo.destroy.clear();  // see box()
+  if (todo.kept) watch_kept();
   for (const auto& [peer, urgency] : todo.flush) schedule_flush(peer, urgency);
+}
+
+// A method may run on an object whose Entry is gone, and its end may come on any thread: so the
+// pointer itself knows where the object is to be destroyed. After stop(), nowhere but here.
+std::shared_ptr<void> RRefAgent::box(Value value) {
+  return std::shared_ptr<Value>(
+      new Value(std::move(value)), [weak = weak_from_this()](Value* last) {
+        std::unique_ptr<Value> owned(last);
+        const auto self = weak.lock();
+        const auto alive = self ? self->agent() : nullptr;
+        if (!alive) return;
+        try {
+          alive->post([owned = std::move(owned)]() mutable { owned.reset(); });
+        } catch (const std::exception&) {
+          // Out of memory: it was destroyed here.
+        }
+      });
 }
 
 HandlePtr RRefAgent::own(Value value) {
   const auto alive = agent();
   if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
-  const RRefId id = lifetime_.add_object(std::make_shared<Value>(std::move(value)));
+  const RRefId id = lifetime_.add_object(box(std::move(value)));
   return std::make_shared<Handle>(shared_from_this(), id, alive->self());
 }
 
@@ -125,40 +170,28 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
   return std::make_shared<Handle>(shared_from_this(), id, std::move(owner));
 }
 
-std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle) const {
+std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle,
+                                                 std::string_view function) const {
   auto alive = agent();
   if (!alive)
     throw Error(ErrorCode::shutting_down,
                 to_string(handle.id) + " cannot be used: its worker has shut down");
-  if (const auto lost = lifetime_.status(handle.id).lost) throw *lost;
+  if (const auto lost = lifetime_.status(handle.id).lost)
+    throw detail::CallRefused(not_made(*lost, function, handle.owner));
   return alive;
-}
-
-Value RRefAgent::local_value(const Handle& handle) {
-  const auto alive = require_usable(handle);
-  if (handle.id.owner != lifetime_.self()) {
-    throw Error(ErrorCode::invalid_argument,
-                to_string(handle.id) + " is owned by " + to_string(handle.owner) + ", not by " +
-                    to_string(alive->self()) +
-                    " that asked for its local value; use to_here() or call a method of it");
-  }
-  Promise<Value> promise;
-  when_created(handle.id, [promise](void* object, const std::optional<Error>& failure) {
-    if (failure) {
-      promise.set_error(*failure);
-    } else {
-      promise.set_value(*static_cast<const Value*>(object));
-    }
-  });
-  return promise.future().get();
 }
 
 HandlePtr RRefAgent::create(const WorkerInfo& to, const std::string& function,
                             std::chrono::nanoseconds timeout, OutMessage message) {
   const auto alive = agent();
   if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
-  const RRefId id = life_of(to) == lifetime_.self() ? lifetime_.add_object(nullptr)
-                                                    : lifetime_.begin_create(life_of(to));
+  RRefId id;
+  try {
+    id = life_of(to) == lifetime_.self() ? lifetime_.add_object(nullptr)
+                                         : lifetime_.begin_create(life_of(to));
+  } catch (const Error& error) {
+    throw not_made(error, function, to);
+  }
   auto handle = std::make_shared<Handle>(shared_from_this(), id, to);
   message.attachment<OutgoingRefs>().create({id, timeout});
   alive->start_call(to, function, 0ns, std::move(message),
@@ -210,7 +243,10 @@ Error not_created(const Error& failure) {
 bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   auto* refs = call->message().find_attachment<IncomingRefs>();
   if (refs == nullptr || (!refs->create() && !refs->target())) return false;
-  if (refs->create()) start_creation_timer(call, *refs);
+  if (refs->create()) {
+    if (call->function() != nullptr) refs->set_creating(call->function()->name);
+    start_creation_timer(call, *refs);
+  }
   if (!refs->target()) {
     serve(call, *refs, nullptr);
     return true;
@@ -224,14 +260,16 @@ bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
   }
   // Behind the creation, if that has not ended; no thread waits. The message keeps the object until
   // the call is answered.
-  when_created(refs->target_id(), [self = shared_from_this(), call, refs](
-                                      void* object, const std::optional<Error>& failure) {
-    if (failure) {
-      call->fail(not_created(*failure));
-    } else {
-      self->serve(call, *refs, static_cast<const Value*>(object));
-    }
-  });
+  when_created(refs->target_id(),
+               [self = shared_from_this(), call, refs](const std::shared_ptr<void>& object,
+                                                       const std::optional<Error>& failure) {
+                 if (failure) {
+                   call->fail(not_created(*failure));
+                 } else {
+                   refs->keep(object);
+                   self->serve(call, *refs, static_cast<const Value*>(object.get()));
+                 }
+               });
   return true;
 }
 
@@ -283,11 +321,10 @@ void RRefAgent::serve_creation(const std::shared_ptr<IncomingCall>& call, const 
                                void* object) {
   call->run_keeping(
       object, [self = shared_from_this(), call, id](Value value, std::exception_ptr exception) {
-        const auto timer = call->message().find_attachment<IncomingRefs>()->creation_timer;
-        if (timer != 0) call->agent().loop().cancel(timer);
+        auto* const refs = call->message().find_attachment<IncomingRefs>();
+        if (refs->creation_timer != 0) call->agent().loop().cancel(refs->creation_timer);
         if (!exception) {
-          self->perform(
-              self->lifetime_.resolve(id, std::make_shared<Value>(std::move(value)), std::nullopt));
+          self->perform(self->lifetime_.resolve(id, self->box(std::move(value)), std::nullopt));
           call->reply([](OutArchive&) {});
           return;
         }
@@ -304,7 +341,7 @@ void RRefAgent::serve_creation(const std::shared_ptr<IncomingCall>& call, const 
 void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call,
                                      IncomingRefs& refs) {
   const auto timeout = refs.create()->timeout;
-  if (timeout <= 0ns || timeout >= Clock::time_point::max() - Clock::now()) return;
+  if (!limited(timeout)) return;
   refs.creation_timer = call->agent().loop().call_at(Clock::now() + timeout, [weak = std::weak_ptr(
                                                                                   call),
                                                                               timeout] {
@@ -316,12 +353,17 @@ void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call,
   });
 }
 
+namespace {
+Error life_is_over(const WorkerInfo& peer, std::uint64_t epoch, const std::string& why) {
+  return Error(ErrorCode::disconnected,
+               "worker \"" + peer.name + "\" epoch " + std::to_string(epoch) + " is gone" + why)
+      .with_worker(peer.name);
+}
+}  // namespace
+
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const Error why =
-      Error(ErrorCode::disconnected, "worker \"" + peer.name + "\" epoch " +
-                                         std::to_string(peer.epoch) + " is gone: " + reason.what())
-          .with_worker(peer.name);
-  perform(lifetime_.peer_lost(life_of(peer), why));
+  perform(lifetime_.peer_lost(life_of(peer),
+                              life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
 }
 
 void RRefAgent::meet_owner(const WorkerLife& owner) {
@@ -333,10 +375,14 @@ void RRefAgent::meet_owner(const WorkerLife& owner) {
   const WorkerInfo& now = alive->peers().find(WorkerId(owner.id));
   if (now.epoch == owner.epoch) return;
   perform(lifetime_.peer_lost(
-      owner, Error(ErrorCode::disconnected,
-                   "worker \"" + now.name + "\" epoch " + std::to_string(owner.epoch) +
-                       " is gone; it is now epoch " + std::to_string(now.epoch))
-                 .with_worker(now.name)));
+      owner, life_is_over(now, owner.epoch, "; it is now epoch " + std::to_string(now.epoch))));
+}
+
+Error RRefAgent::lost_at(const WorkerInfo& from, const WorkerLife& owner) const {
+  const auto alive = agent();
+  WorkerInfo of{"", WorkerId(owner.id), owner.epoch};
+  if (alive && owner.id < alive->peers().size()) of.name = alive->peers().find(of.id).name;
+  return life_is_over(of, owner.epoch, ": the reference was lost at " + to_string(from));
 }
 
 void RRefAgent::require_alive(const WorkerInfo& peer) const {
@@ -347,11 +393,29 @@ void RRefAgent::require_alive(const WorkerInfo& peer) const {
 
 void RRefAgent::stop() {
   const Error why(ErrorCode::shutting_down, "this worker has shut down");
-  perform(lifetime_.leave(why));
-  perform(lifetime_.close());
+  auto leaving = lifetime_.leave(why);
+  auto closing = lifetime_.close();
+  {
+    // Handlers that still run may stand in a method or hold what local_value() gave them.
+    MutexLock lock(mutex_);
+    for (auto* objects : {&leaving.destroy, &closing.destroy})
+      std::move(objects->begin(), objects->end(), std::back_inserter(remains_));
+  }
+  leaving.destroy.clear();
+  closing.destroy.clear();
+  perform(std::move(leaving));
+  perform(std::move(closing));
   MutexLock lock(mutex_);
   agent_ = nullptr;
   due_.clear();
+}
+
+void RRefAgent::destroy_remains() {
+  std::vector<std::shared_ptr<void>> remains;
+  {
+    MutexLock lock(mutex_);
+    remains.swap(remains_);
+  }
 }
 
 void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
@@ -372,6 +436,7 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   put("holds_lost", counts.held.lost);
   put("pins", counts.tokens);
   put("creditors", counts.held.creditors);
+  put("registrations", counts.held.registrations);
   put("ledger_unsent", counts.ledger_unsent);
   put("ledger_unacknowledged", counts.ledger_unacknowledged);
   put("ledger_frames", ledger_frames_.load());
@@ -418,7 +483,7 @@ void RRefAgent::flush_due() {
       if (!lifetime_.encode_ledger(peer, message.frame.body())) break;
       ledger_frames_.fetch_add(1);
       try {
-        alive->send_frame(alive->peers().find(WorkerId(peer.id)), std::move(message));
+        alive->send_control(alive->peers().find(WorkerId(peer.id)), std::move(message));
       } catch (const Error&) {
         break;  // it is repeated at a later tick
       }
@@ -436,6 +501,26 @@ void RRefAgent::start_ticking() {
   alive->loop().call_at(Clock::now() + kTick, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->tick();
   });
+}
+
+void RRefAgent::watch_kept() {
+  const auto alive = agent();
+  {
+    MutexLock lock(mutex_);
+    if (watching_kept_ || !alive) return;
+    watching_kept_ = true;
+  }
+  alive->loop().call_at(Clock::now() + kKept, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->register_kept();
+  });
+}
+
+void RRefAgent::register_kept() {
+  {
+    MutexLock lock(mutex_);
+    watching_kept_ = false;
+  }
+  perform(lifetime_.register_kept());
 }
 
 void RRefAgent::tick() {

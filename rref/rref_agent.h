@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "stitch/rpc/agent.h"
 #include "stitch/rpc/future.h"
@@ -29,27 +31,26 @@ namespace stitch::rref {
 // none; its lock and that of Lifetime are never held together or across a call out.
 class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
  public:
-  explicit RRefAgent(Agent& agent) : agent_(&agent), lifetime_(life_of(agent.self())) {}
+  explicit RRefAgent(Agent& agent);
   [[nodiscard]] static std::shared_ptr<RRefAgent> of(Agent& agent);
 
   [[nodiscard]] Lifetime& lifetime() noexcept { return lifetime_; }
+  [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
   // Null when the worker has stopped.
   [[nodiscard]] std::shared_ptr<Agent> agent() const STITCH_EXCLUDES(mutex_);
-  // Does what an event asked for: waiters here, destruction on the user-function threads, ledgers
-  // to the timer.
+  // Does what an event asked for: waiters here, ledgers to the timer. Objects that nobody refers to
+  // any more go on the user-function threads, whoever lets go of them last.
   void perform(Lifetime::Todo todo);
 
   // ---- handles
   [[nodiscard]] HandlePtr own(Value value);
   // A handle on what a message or another handle keeps alive for the moment.
   [[nodiscard]] HandlePtr adopt(const RRefId& id);
-  // The agent to make a call with. Throws why the reference cannot be used: lost, or this worker
-  // has shut down.
-  [[nodiscard]] std::shared_ptr<Agent> require_usable(const Handle& handle) const;
-  // The object. Throws Error(invalid_argument) when it is not owned here; waits for its creation
-  // and throws its failure.
-  [[nodiscard]] Value local_value(const Handle& handle);
-  // Calls `waiter` when the creation has ended. REQUIRES: owned or created by this worker.
+  // The agent to make a call of `function` with. Throws why the reference cannot be used: lost (a
+  // CallRefused: a handler's caller is told as it is), or this worker has shut down.
+  [[nodiscard]] std::shared_ptr<Agent> require_usable(const Handle& handle,
+                                                      std::string_view function) const;
+  // Calls `waiter` when the creation has ended. REQUIRES: Lifetime::hears_of_creation().
   void when_created(const RRefId& id, Waiter waiter) {
     perform(lifetime_.when_created(id, std::move(waiter)));
   }
@@ -67,16 +68,21 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] bool take_over(const std::shared_ptr<IncomingCall>& call);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   void stop();
+  // After stop(), when nothing runs any more that may use an object: those that were left then go.
+  void destroy_remains();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
   // References of a life of a worker that is not the present one are lost (G6). Throws
   // Error(protocol) for no worker at all.
   void meet_owner(const WorkerLife& owner);
+  // Why references of `owner` that arrive from `from` as lost cannot be used.
+  [[nodiscard]] Error lost_at(const WorkerInfo& from, const WorkerLife& owner) const;
   // Throws why when that life of a worker is known to be over: nothing is pinned for a message that
   // cannot go.
   void require_alive(const WorkerInfo& peer) const;
 
  private:
   void accept_ledger(const InMessage& message, std::span<const std::byte> frame);
+  [[nodiscard]] std::shared_ptr<void> box(Value value);
   void serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs,
              const Value* target);
   void serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id, void* object);
@@ -86,10 +92,15 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void flush_due() STITCH_EXCLUDES(mutex_);
   void start_ticking() STITCH_EXCLUDES(mutex_);
   void tick() STITCH_EXCLUDES(mutex_);
+  void watch_kept() STITCH_EXCLUDES(mutex_);
+  void register_kept() STITCH_EXCLUDES(mutex_);
 
+  const WorkerInfo self_;
   mutable Mutex mutex_;
   Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
+  bool watching_kept_ STITCH_GUARDED_BY(mutex_) = false;
+  std::vector<std::shared_ptr<void>> remains_ STITCH_GUARDED_BY(mutex_);  // objects left by stop()
   std::unordered_map<WorkerLife, Clock::time_point, WorkerLifeHash> due_
       STITCH_GUARDED_BY(mutex_);  // ledgers with a timer
   Lifetime lifetime_;

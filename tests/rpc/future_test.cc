@@ -343,6 +343,58 @@ TEST(Coroutine, CarriesErrors) {
   EXPECT_EQ(catches().get(), static_cast<int>(ErrorCode::out_of_range));
 }
 
+// Says in its destructor, which takes a while, that it is gone.
+class SlowToGo {
+ public:
+  explicit SlowToGo(std::atomic<int>& gone) : gone_(&gone) {}
+  SlowToGo(SlowToGo&& other) noexcept : gone_(std::exchange(other.gone_, nullptr)) {}
+  SlowToGo& operator=(SlowToGo&&) = delete;
+  ~SlowToGo() {
+    if (gone_ == nullptr) return;
+    std::this_thread::sleep_for(20ms);
+    ++*gone_;
+  }
+
+ private:
+  std::atomic<int>* gone_;
+};
+Future<int> with_locals(SlowToGo, std::atomic<int>& gone, Future<int> gate) {
+  const SlowToGo local(gone);
+  const int value = co_await gate;
+  if (value < 0) throw stitch::Error(ErrorCode::out_of_range, "negative");
+  co_return value;
+}
+Future<void> with_locals_and_nothing_to_say(SlowToGo, std::atomic<int>& gone, Future<int> gate) {
+  const SlowToGo local(gone);
+  co_await gate;
+}
+
+TEST(Coroutine, PublishesItsOutcomeWhenItsLocalsAndParametersAreGone) {
+  for (const int value : {7, -1}) {
+    for (const bool ready_before : {false, true}) {
+      Promise<int> gate;
+      if (ready_before) gate.set_value(value);
+      std::atomic<int> gone = 0, gone_too = 0, seen = -1;
+      auto outcome = with_locals(SlowToGo(gone), gone, gate.future());
+      auto nothing = with_locals_and_nothing_to_say(SlowToGo(gone_too), gone_too, gate.future());
+      outcome.on_ready([&] { seen = gone.load(); });
+      std::jthread opener([&] { gate.set_value(value); });
+      EXPECT_EQ(outcome.then([](Future<int> done) { return done.has_error(); }).get(), value < 0);
+      EXPECT_EQ(seen, 2);
+      nothing.get();
+      EXPECT_EQ(gone_too, 2);
+    }
+  }
+}
+
+Future<std::unique_ptr<int>> what_cannot_be_copied(Future<int> gate) {
+  co_return std::make_unique<int>(co_await gate);
+}
+
+TEST(Coroutine, ReturnsWhatCannotBeCopied) {
+  EXPECT_EQ(*what_cannot_be_copied(stitch::make_ready(3)).get(), 3);
+}
+
 std::string current_name() { return stitch::current_agent()->self().name; }
 Future<std::string> name_before_and_after(const stitch::Worker& worker, Future<int> gate) {
   const stitch::WorkerScope in(worker);

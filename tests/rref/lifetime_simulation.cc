@@ -79,6 +79,7 @@ void LifetimeSimulation::step(bool winding_down) {
     case 7:
       tell_of_death();
       if (alive(w) && chance(0.2)) perform(w, lives_[w]->tick());
+      if (alive(w) && chance(0.5)) perform(w, lives_[w]->register_kept());
       return;
     case 8:
     case 9:
@@ -124,8 +125,9 @@ void LifetimeSimulation::start_creation() {
   if (chance(0.3) && also != object.id)
     message.carried.push_back(lives_[w]->pin(also, life(owner)));
   ++waiting_[w];
-  perform(w, lives_[w]->when_created(
-                 object.id, [this, w](void*, const std::optional<Error>&) { --waiting_[w]; }));
+  perform(w,
+          lives_[w]->when_created(
+              object.id, [this, w](const auto&, const std::optional<Error>&) { --waiting_[w]; }));
   messages_.push_back(std::move(message));
 }
 
@@ -182,11 +184,11 @@ void LifetimeSimulation::work_on(std::size_t index) {
       if (id.owner == life(at) && lives_[at]->owned(id)) {
         ++waiting_[at];
         lives_[at]->add_local(id);
-        perform(at,
-                lives_[at]->when_created(id, [this, at, id](void*, const std::optional<Error>&) {
-                  --waiting_[at];
-                  perform(at, lives_[at]->drop_local(id));
-                }));
+        perform(at, lives_[at]->when_created(
+                        id, [this, at, id](const auto&, const std::optional<Error>&) {
+                          --waiting_[at];
+                          perform(at, lives_[at]->drop_local(id));
+                        }));
       }
       return;
     default:
@@ -272,6 +274,7 @@ void LifetimeSimulation::come_to_rest() {
     for (std::size_t w = 0; w < options_.workers; ++w) {
       while (alive(w) && !handles_[w].empty()) drop_handle(w, 0);
       if (alive(w)) perform(w, lives_[w]->tick());
+      if (alive(w)) perform(w, lives_[w]->register_kept());
     }
     for (std::size_t a = 0; a < options_.workers; ++a) {
       for (std::size_t b = 0; b < options_.workers; ++b) {

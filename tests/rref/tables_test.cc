@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <random>
 #include <set>
 
@@ -61,6 +62,10 @@ TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowled
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
+  table.register_kept(effects);
+  EXPECT_TRUE(effects.kept);
+  EXPECT_TRUE(effects.ops.empty()) << "it may be a matter of a moment";
+  table.register_kept(effects);
   EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
   EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 0u);
   table.registered(kObject, effects);
@@ -76,10 +81,61 @@ TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
   table.receive(kObject, {kOwner, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
+  table.register_kept(effects);
+  table.register_kept(effects);
   ASSERT_EQ(effects.ops.size(), 2u);
   EXPECT_EQ(effects.ops[0].op.kind, LedgerOp::Kind::reg);
   EXPECT_EQ(effects.ops[1].op.kind, LedgerOp::Kind::settle);
   EXPECT_EQ(effects.ops[1].to, kOwner);
+}
+
+TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
+  HolderTable table;
+  for (std::uint64_t token = 0; token < 5; ++token) {
+    Effects effects;
+    table.receive(kObject, {kFriend, token}, false, std::nullopt, effects);
+    EXPECT_TRUE(table.pin(kObject)) << "the answer carries it back";
+    table.message_done(kObject, effects);
+    EXPECT_TRUE(effects.kept);
+    table.register_kept(effects);
+    table.unpin(kObject, effects);  // the answer is settled
+    EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 0u);
+    EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 1u);
+    EXPECT_EQ(table.size(), 0u);
+  }
+  Effects effects;
+  table.register_kept(effects);
+  EXPECT_FALSE(effects.kept) << "there is nothing to come back for";
+}
+
+TEST(HolderTable, WhatIsKeptWhileItComesAgainIsForTheLastMessageToDecide) {
+  HolderTable table;
+  Effects effects;
+  table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
+  table.add_local(kObject);
+  table.message_done(kObject, effects);
+  table.receive(kObject, {kFriend, 5}, false, std::nullopt, effects);
+  table.register_kept(effects);
+  table.register_kept(effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 0u);
+  table.message_done(kObject, effects);
+  table.register_kept(effects);
+  table.register_kept(effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
+}
+
+TEST(HolderTable, AReferenceThatCameBackKnowsNothingOfItsCreation) {
+  HolderTable table;
+  Effects effects;
+  const RRefId mine{kOwner, kHere, 0};
+  table.begin_create(mine);
+  EXPECT_TRUE(table.hears_of_creation(mine));
+  table.answered(mine, Error(ErrorCode::remote_exception, "no luck"), effects);
+  EXPECT_TRUE(table.hears_of_creation(mine));
+  table.drop_local(mine, effects);
+  EXPECT_EQ(table.size(), 0u);
+  table.receive(mine, {kFriend, 4, true, true}, false, std::nullopt, effects);
+  EXPECT_FALSE(table.hears_of_creation(mine)) << "only the owner can tell how it ended";
 }
 
 TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
@@ -111,7 +167,7 @@ TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
   table.begin_create(mine);
   std::optional<Error> heard;
   table.when_answered(
-      mine, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
+      mine, [&](const auto&, const std::optional<Error>& failure) { heard = failure; }, effects);
   table.owner_lost(kOwner, Error(ErrorCode::disconnected, "gone"), effects);
   for (auto& run : effects.run) run();
   ASSERT_TRUE(heard);
@@ -130,7 +186,7 @@ TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   table.add_holder(kObject, kHere);
   ASSERT_TRUE(table.add_local(kObject));
   table.when_resolved(
-      kObject, [&](void* object, const std::optional<Error>&) { ran += object != nullptr; },
+      kObject, [&](const auto& object, const std::optional<Error>&) { ran += object != nullptr; },
       effects);
   EXPECT_TRUE(effects.run.empty());
   EXPECT_TRUE(table.create(kObject, kFriend));
@@ -164,7 +220,7 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   ASSERT_TRUE(table.add_local(kObject));
   std::optional<Error> heard;
   table.when_resolved(
-      kObject, [&](void*, const std::optional<Error>& failure) { heard = failure; }, effects);
+      kObject, [&](const auto&, const std::optional<Error>& failure) { heard = failure; }, effects);
   table.creator_lost(kFriend, Error(ErrorCode::disconnected, "creator died before creation"),
                      effects);
   for (auto& run : effects.run) run();
@@ -203,6 +259,8 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   (void)here.receive(owner.pin(id, kHere), kOwner);
   here.add_local(id);
   (void)here.message_done(id, kOwner);
+  EXPECT_TRUE(here.register_kept().kept);
+  EXPECT_FALSE(here.register_kept().kept);
   exchange();
   (void)here.drop_local(id);
   EXPECT_EQ(here.counts().holds, 0u);
@@ -225,6 +283,46 @@ TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
   const auto todo = here.accept_ledger(kFriend, frame.span());
   ASSERT_TRUE(todo.broken);
   EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
+}
+
+std::optional<Error> thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) {
+  Lifetime owner(kOwner);
+  owner.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });
+  const RRefId real = owner.add_object(std::make_shared<int>(1));
+  const RRefId never_made{kOwner, kOwner, real.k + 1};
+  const RRefId of_a_stranger{kOwner, {7, 70}, 0}, of_another_life{kOwner, {1, 99}, 0};
+  EXPECT_FALSE(thrown_by([&] { owner.check(real); }));
+  EXPECT_FALSE(thrown_by([&] { owner.check(kObject); })) << "its creation may still be on its way";
+  EXPECT_FALSE(thrown_by([&] { owner.check({kHere, {7, 70}, 0}); })) << "for its owner to judge";
+  for (const RRefId& forged : {never_made, of_a_stranger, of_another_life}) {
+    const auto refusal = thrown_by([&] { owner.check(forged); });
+    ASSERT_TRUE(refusal) << to_string(forged);
+    EXPECT_EQ(refusal->code(), ErrorCode::protocol);
+    Ledger rogue;
+    rogue.push(LedgerOp::make_reg(forged));
+    transport::Bytes frame;
+    ASSERT_TRUE(rogue.encode(frame));
+    Lifetime victim(kOwner);
+    victim.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });
+    const auto todo = victim.accept_ledger(kFriend, frame.span());
+    ASSERT_TRUE(todo.broken) << to_string(forged);
+    EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
+    EXPECT_EQ(victim.counts().entries, 0u) << "nothing is waited for";
+  }
+  // Of a reference to an object elsewhere, which this worker is said to have made and never did.
+  Lifetime creator(kHere);
+  const RRefId made = creator.begin_create(kOwner);
+  EXPECT_FALSE(thrown_by([&] { creator.check(made); }));
+  EXPECT_TRUE(thrown_by([&] { creator.check({kOwner, kHere, made.k + 1}); }));
 }
 
 }  // namespace

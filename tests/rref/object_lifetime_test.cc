@@ -1,0 +1,186 @@
+// An object outlives whatever runs on it. What breaks that is a use after free, too, which
+// AddressSanitizer finds.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "stitch/rref/rref.h"
+#include "tests/rref/tables.h"
+#include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
+
+// Functions of the same names are registered by other units of this program.
+namespace stitch::object_lifetime_test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Cluster;
+using testing::eventually;
+
+int echo(int x) { return x; }
+
+std::atomic<bool> gate_open{false};
+std::atomic<int> inside{0};         // methods that stand at the gate
+std::atomic<int> gone{0};           // objects
+std::atomic<int> gone_under_us{0};  // while a method ran on them
+std::atomic<std::thread::id> gone_on;
+
+// Has a method that takes as long as the gate is shut, and memory to read after that.
+class Shelf {
+ public:
+  Shelf() : numbers_(1000, 1) {}
+  Shelf(const Shelf&) = delete;
+  Shelf& operator=(const Shelf&) = delete;
+  ~Shelf() {
+    gone_on = std::this_thread::get_id();
+    ++gone;
+  }
+  int sum_at_the_gate() const {
+    const int before = gone;
+    ++inside;
+    EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+    --inside;
+    gone_under_us += gone - before;
+    return std::accumulate(numbers_.begin(), numbers_.end(), 0);
+  }
+
+ private:
+  std::vector<int> numbers_;
+};
+
+int sum_by_local_value(RRef<Shelf> shelf) { return shelf.local_value().sum_at_the_gate(); }
+
+class ObjectLifetime : public ::testing::Test {
+ protected:
+  ObjectLifetime() {
+    gate_open = false;
+    inside = 0;
+    gone = 0;
+    gone_under_us = 0;
+  }
+  static void four_threads(Options& options) { options.num_threads = 4; }
+};
+
+TEST_F(ObjectLifetime, AMethodGoesOnWithItsObjectWhenTheCreationOfItsResultTimesOut) {
+  Cluster cluster(2, four_threads);
+  auto shelf = remote<Shelf>("worker1");
+  shelf.when_created().get();
+  {
+    const auto sum = shelf.with_timeout(30ms).remote<&Shelf::sum_at_the_gate>();
+    shelf = RRef<Shelf>();
+    ASSERT_TRUE(sum.when_created().wait_for(20s));
+    EXPECT_EQ(sum.when_created().error().code(), ErrorCode::timeout);
+  }
+  ASSERT_TRUE(eventually([&] { return number(cluster, 1, "entries") == 0; })) << tables(cluster);
+  // What was let go of would have been destroyed by the threads that serve these.
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(rpc_sync<&echo>("worker1", i), i);
+  EXPECT_EQ(inside, 1);
+  EXPECT_EQ(gone, 0);
+  gate_open = true;
+  EXPECT_TRUE(eventually([] { return gone == 1; }));
+  EXPECT_EQ(gone_under_us, 0);
+}
+
+TEST_F(ObjectLifetime, AShutdownThatIsNotGracefulDestroysObjectsWhenTheirMethodsHaveReturned) {
+  Cluster cluster(2, four_threads);
+  const auto shelf = remote<Shelf>("worker1");
+  const auto method = shelf.rpc_async<&Shelf::sum_at_the_gate>();
+  const auto elsewhere = rpc_async<&sum_by_local_value>("worker1", shelf);
+  ASSERT_TRUE(eventually([] { return inside == 2; }));
+  std::jthread opener([] {
+    static_cast<void>(eventually([] { return gone > 0; }, 200ms));
+    gate_open = true;
+  });
+  cluster[1].shutdown({.graceful = false, .timeout = 10s});
+  EXPECT_EQ(gone_under_us, 0);
+  EXPECT_EQ(gone, 1);
+  EXPECT_EQ(gone_on.load(), std::this_thread::get_id()) << "the one that shut down";
+  EXPECT_TRUE(method.wait_for(20s));
+  EXPECT_TRUE(elsewhere.wait_for(20s));
+}
+
+TEST_F(ObjectLifetime, ObjectsOfHandlersThatAreLeftBehindStay) {
+  {
+    Cluster cluster(2, four_threads);
+    const auto shelf = remote<Shelf>("worker1");
+    const auto method = shelf.rpc_async<&Shelf::sum_at_the_gate>();
+    const auto elsewhere = rpc_async<&sum_by_local_value>("worker1", shelf);
+    ASSERT_TRUE(eventually([] { return inside == 2; }));
+    cluster[1].shutdown({.graceful = false, .timeout = 10ms});  // closing takes a second at most
+    EXPECT_EQ(inside, 2);
+    EXPECT_EQ(gone, 0);
+  }
+  EXPECT_EQ(gone, 0);
+  gate_open = true;
+  EXPECT_TRUE(eventually([] { return gone == 1; })) << "with the last handler";
+  EXPECT_EQ(gone_under_us, 0);
+}
+
+// A guard on a member of an object that is destroyed when the last reference to it goes.
+struct Guarded {
+  std::atomic<int> guards{0};
+  std::vector<int> numbers = std::vector<int>(1000, 1);
+  ~Guarded() {
+    gone_under_us += guards;
+    ++gone;
+  }
+  struct Guard {
+    Guarded& of;
+    explicit Guard(Guarded& guarded) : of(guarded) { ++of.guards; }
+    ~Guard() {
+      // Longer than it takes the answer to arrive and the last reference to go.
+      static_cast<void>(eventually([] { return gone > 0; }, 50ms));
+      --of.guards;
+    }
+  };
+  Future<int> sum() {
+    const Guard guard(*this);
+    int sum = 0;
+    for (const int each : numbers) sum += each;
+    co_return sum + co_await rpc_async<&echo>(current_agent()->self(), 1);
+  }
+  Future<int> fail() {
+    const Guard guard(*this);
+    throw std::out_of_range(std::to_string(co_await rpc_async<&echo>(current_agent()->self(), 1)));
+  }
+};
+
+TEST_F(ObjectLifetime, ACoroutineMethodAnswersWhenItsFrameIsGone) {
+  Cluster cluster(2, four_threads);
+  {
+    auto guarded = remote<Guarded>("worker1");
+    auto sum = guarded.rpc_async<&Guarded::sum>();
+    guarded = RRef<Guarded>();
+    EXPECT_EQ(sum.get(), 1001);
+  }
+  EXPECT_TRUE(eventually([] { return gone == 1; }));
+  {
+    auto guarded = remote<Guarded>("worker1");
+    auto failure = guarded.rpc_async<&Guarded::fail>();
+    guarded = RRef<Guarded>();
+    ASSERT_TRUE(failure.wait_for(20s));
+    EXPECT_EQ(failure.error().code(), ErrorCode::remote_exception);
+  }
+  EXPECT_TRUE(eventually([] { return gone == 2; }));
+  EXPECT_EQ(gone_under_us, 0);
+}
+
+TEST_F(ObjectLifetime, ObjectsGoOnUserFunctionThreadsWhoeverLetsGoOfThem) {
+  Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
+  gate_open = true;
+  // Lets go on this thread, and on the thread that reads the DROP; destroyed on neither.
+  { const auto mine = make_rref(std::make_unique<Shelf>()); }
+  EXPECT_TRUE(eventually([] { return gone == 1; }));
+  EXPECT_NE(gone_on.load(), std::this_thread::get_id());
+  EXPECT_EQ(remote<Shelf>("worker1").rpc_sync<&Shelf::sum_at_the_gate>(), 1000);
+  EXPECT_TRUE(eventually([] { return gone == 2; }));
+  EXPECT_NE(gone_on.load(), std::this_thread::get_id());
+}
+
+}  // namespace
+}  // namespace stitch::object_lifetime_test

@@ -1,0 +1,151 @@
+// What references cost: which messages are sent for them, and which are not.
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "stitch/rref/rref.h"
+#include "tests/rref/tables.h"
+#include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
+
+// Functions of the same names are registered by other units of this program.
+namespace stitch::rref_messages_test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Cluster;
+using testing::eventually;
+
+struct Tally {
+  std::atomic<int> count = 0;
+  int add(int by) { return count += by; }
+};
+RRef<Tally> pass_back(RRef<Tally> tally) { return tally; }
+RRef<Tally> pass_back_by_reference(const RRef<Tally>& tally) { return tally; }
+Future<RRef<Tally>> pass_back_later(RRef<Tally> tally) {
+  co_await make_ready();
+  co_return tally;
+}
+int answer(int x) { return x; }
+Future<int> use_later(RRef<Tally> tally) {
+  static_cast<void>(tally.valid());
+  co_return co_await rpc_async<&answer>("worker1", 1);
+}
+Future<int> use_later_by_reference(const RRef<Tally>& tally) {
+  const int one = co_await rpc_async<&answer>("worker1", 1);
+  co_return tally.valid() ? one : 0;
+}
+
+std::atomic<bool> gate_open{false};
+int beyond_the_gate(int value) {
+  EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+  return value;
+}
+bool confirmed_there(const RRef<int>& number) { return number.confirmed_by_owner(); }
+
+Mutex kept_mutex;
+RRef<Tally> kept;
+void keep(RRef<Tally> tally) {
+  MutexLock lock(kept_mutex);
+  kept = std::move(tally);
+}
+void drop_kept() {
+  MutexLock lock(kept_mutex);
+  kept = RRef<Tally>();
+}
+
+// Requests and replies sent by all workers: not what the ledgers send on their own.
+std::int64_t messages(Cluster& cluster) {
+  std::int64_t sent = 0;
+  for (int rank = 0; rank < cluster.size(); ++rank)
+    sent +=
+        cluster[rank].debug_info().at("rpc.messages_sent") - number(cluster, rank, "ledger_frames");
+  return sent;
+}
+
+TEST(RRefMessages, HandlersThatReturnOrAwaitWithTheirReferenceTellTheOwnerNothing) {
+  Cluster cluster(3);
+  {
+    const auto tally = remote<Tally>("worker1");
+    tally.when_created().get();
+    const auto registrations = number(cluster, 2, "registrations");
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_EQ(rpc_sync<&pass_back>("worker2", tally), tally);
+      EXPECT_EQ(rpc_sync<&pass_back_by_reference>("worker2", tally), tally);
+      EXPECT_EQ(rpc_sync<&pass_back_later>("worker2", tally), tally);
+      EXPECT_EQ(rpc_sync<&use_later>("worker2", tally), 1);
+      EXPECT_EQ(rpc_sync<&use_later_by_reference>("worker2", tally), 1);
+    }
+    // None, but for a pause of this machine that looks like a reference being kept.
+    EXPECT_LE(number(cluster, 2, "registrations") - registrations, 2);
+    EXPECT_TRUE(eventually([&] { return number(cluster, 2, "holds") == 0; })) << tables(cluster);
+    EXPECT_TRUE(eventually([&] { return number(cluster, 1, "holders") == 1; })) << tables(cluster);
+  }
+  EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster);
+}
+
+TEST(RRefMessages, AReferenceThatIsKeptIsRegisteredSoonAndSettledThen) {
+  Cluster cluster(3);
+  {
+    const auto tally = remote<Tally>("worker1");
+    tally.when_created().get();
+    const auto start = std::chrono::steady_clock::now();
+    rpc_sync<&keep>("worker2", tally);
+    ASSERT_TRUE(eventually([&] { return number(cluster, 1, "holders") == 2; })) << tables(cluster);
+    EXPECT_GE(std::chrono::steady_clock::now() - start, 50ms);
+    EXPECT_EQ(number(cluster, 2, "registrations"), 1);
+    ASSERT_TRUE(eventually([&] { return number(cluster, 0, "pins") == 0; })) << tables(cluster);
+    rpc_sync<&drop_kept>("worker2");
+    EXPECT_TRUE(eventually([&] { return number(cluster, 1, "holders") == 1; })) << tables(cluster);
+  }
+  EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster);
+}
+
+TEST(RRefMessages, MethodsCostARequestAndAReplyAndAnOwnersUsesNothing) {
+  Cluster cluster(2);
+  const auto tally = remote<Tally>("worker1");
+  tally.when_created().get();
+  auto before = messages(cluster);
+  EXPECT_EQ(tally.rpc_sync<&Tally::add>(1), 1);
+  EXPECT_EQ(messages(cluster) - before, 2);
+  const auto sum = tally.remote<&Tally::add>(1);
+  sum.when_created().get();
+  EXPECT_EQ(messages(cluster) - before, 4);
+  tally.rpc_async<&Tally::add>(1).get();
+  EXPECT_EQ(messages(cluster) - before, 6);
+
+  before = messages(cluster);
+  {
+    const auto mine = make_rref(std::string("text"));
+    const auto copy = mine;
+    EXPECT_EQ(copy.to_here(), "text");
+    EXPECT_EQ(copy.to_here_async().get(), "text");
+    EXPECT_EQ(copy.local_value(), "text");
+    copy.when_created().get();
+    EXPECT_EQ(number(cluster, 0, "entries"), 1);
+  }
+  EXPECT_TRUE(eventually([&] { return number(cluster, 0, "entries") == 0; }));
+  EXPECT_EQ(messages(cluster), before);
+}
+
+TEST(RRefMessages, ConfirmationComesWithTheCreationAndTravelsWithTheReference) {
+  gate_open = false;
+  Cluster cluster(3);
+  const auto number = remote<&beyond_the_gate>("worker1", 4);
+  EXPECT_FALSE(number.confirmed_by_owner());
+  EXPECT_FALSE(rpc_sync<&confirmed_there>("worker2", number));
+  EXPECT_TRUE(rpc_sync<&confirmed_there>("worker1", number)) << "the owner knows of it";
+  gate_open = true;
+  number.when_created().get();
+  EXPECT_TRUE(number.confirmed_by_owner());
+  EXPECT_TRUE(rpc_sync<&confirmed_there>("worker2", number)) << "borrowed";
+  gate_open = false;
+}
+
+}  // namespace
+}  // namespace stitch::rref_messages_test
