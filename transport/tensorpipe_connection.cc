@@ -177,7 +177,7 @@ void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descripto
 
 void PipeConnection::message_came(Message message) {
   if (in_handshake()) {
-    received_handshake(message.frame.span());
+    if (!received_handshake(message.frame.span())) return;  // its stream ends soon
   } else {
     received(std::move(message));
   }

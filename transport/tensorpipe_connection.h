@@ -104,7 +104,8 @@ class PipeConnection final : public HandshakingConnection {
  public:
   PipeConnection(std::shared_ptr<PipeHub> hub, std::string name, bool accepted,
                  ConnectionEvents events)
-      : HandshakingConnection(hub->options, std::move(events), hub->thread),
+      : HandshakingConnection(hub->options, accepted ? Role::accepting : Role::connecting,
+                              std::move(events), hub->thread),
         hub_(std::move(hub)),
         name_(std::move(name)),
         accepted_(accepted) {}

@@ -276,8 +276,8 @@ class TensorPipeEndpoint final : public Endpoint {
 
 std::unique_ptr<Endpoint> make_tensorpipe_endpoint(EndpointOptions options,
                                                    TensorPipeOptions tensorpipe) {
-  static_cast<void>(
-      encode(options.self));  // a name that is too long is the caller's mistake: say so now
+  // A name that is too long is the caller's mistake: say so now.
+  static_cast<void>(Introduction::encode(options.self));
   TensorPipeOptions usable =
       select_usable(std::move(tensorpipe), [](const TensorPipeOptions& trial) {
         EndpointOptions trial_options;

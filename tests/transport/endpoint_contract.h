@@ -33,6 +33,11 @@ class EndpointContract : public testing::TestWithParam<EndpointKind> {
     options.self.name = name;
     options.self.world = 1;
     options.self.epoch = 100 + id;
+    const std::string kind = GetParam().name;
+    if (kind.ends_with("_sealed") || kind.ends_with("_integrity")) {
+      options.secret = SecretKey::from_random("of the contract");
+      options.encryption = kind.ends_with("_sealed") ? Encryption::on : Encryption::integrity;
+    }
     return options;
   }
 
@@ -41,7 +46,7 @@ class EndpointContract : public testing::TestWithParam<EndpointKind> {
     if (kind == "loopback") return make_loopback_endpoint(std::move(options), network_);
     if (kind.starts_with("stream_")) {
       StreamOptions stream;
-      stream.transports = {kind.substr(kind.find('_') + 1)};
+      stream.transports = {kind.substr(kind.find('_') + 1, 3)};
       return make_stream_endpoint(std::move(options), stream);
     }
     TensorPipeOptions tensorpipe;

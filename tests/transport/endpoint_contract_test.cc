@@ -264,7 +264,9 @@ INSTANTIATE_TEST_SUITE_P(
                     EndpointKind{"tensorpipe_shm", "tensorpipe-shm://stitch_nobody_listens_here"},
                     EndpointKind{"tensorpipe_uv", "uv://127.0.0.1:1"},
                     EndpointKind{"stream_shm", "shm://stitch_nobody_listens_here"},
-                    EndpointKind{"stream_tcp", "tcp://127.0.0.1:1"}),
+                    EndpointKind{"stream_tcp", "tcp://127.0.0.1:1"},
+                    EndpointKind{"stream_tcp_integrity", "tcp://127.0.0.1:1"},
+                    EndpointKind{"stream_tcp_sealed", "tcp://127.0.0.1:1"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
