@@ -1,0 +1,224 @@
+#include "stitch/transport/session_seal.h"
+
+#include <sodium.h>
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/error.h"
+
+namespace stitch::transport {
+
+namespace {
+
+constexpr std::size_t kNonceBytes = 12;
+static_assert(kNonceBytes == crypto_aead_aes256gcm_NPUBBYTES);
+static_assert(kNonceBytes == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
+static_assert(SealedRecord::kTagBytes == crypto_aead_aes256gcm_ABYTES);
+static_assert(SealedRecord::kTagBytes == crypto_aead_chacha20poly1305_ietf_ABYTES);
+static_assert(SealedRecord::kHeaderBytes == sizeof(std::uint32_t) + crypto_shorthash_BYTES);
+static_assert(Key::kBytes == crypto_aead_aes256gcm_KEYBYTES);
+static_assert(Key::kBytes == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
+static_assert(Key::kBytes == crypto_kdf_KEYBYTES);
+static_assert(Key::kBytes == crypto_scalarmult_BYTES);
+static_assert(Key::kBytes == crypto_scalarmult_SCALARBYTES);
+
+// What crypto_kdf makes of a direction's key.
+enum Subkey : std::uint64_t { kBytesKey = 1, kHeaderKey = 2, kNextKey = 3 };
+constexpr char kKdfContext[] = "stitchrc";
+static_assert(sizeof(kKdfContext) == crypto_kdf_CONTEXTBYTES + 1);
+
+[[nodiscard]] unsigned char* raw(std::byte* at) { return reinterpret_cast<unsigned char*>(at); }
+[[nodiscard]] const unsigned char* raw(const std::byte* at) {
+  return reinterpret_cast<const unsigned char*>(at);
+}
+
+using Nonce = std::array<unsigned char, kNonceBytes>;
+[[nodiscard]] Nonce nonce_of(std::uint64_t number) {
+  Nonce nonce{};
+  const auto wire = to_wire_order(number);
+  std::memcpy(nonce.data(), &wire, sizeof(wire));
+  return nonce;
+}
+
+}  // namespace
+
+std::string_view name_of(Encryption encryption) noexcept {
+  switch (encryption) {
+    case Encryption::off:
+      return "off";
+    case Encryption::integrity:
+      return "integrity";
+    case Encryption::on:
+      break;
+  }
+  return "on";
+}
+
+std::optional<Encryption> encryption_named(std::string_view name) noexcept {
+  for (const auto each : {Encryption::off, Encryption::integrity, Encryption::on}) {
+    if (name_of(each) == name) return each;
+  }
+  return std::nullopt;
+}
+
+bool has_aes_instructions() {
+  start_sodium();
+  return crypto_aead_aes256gcm_is_available() != 0;
+}
+
+SessionKeys derive_session_keys(const SecretKey& secret, std::string_view label,
+                                std::span<const std::byte> transcript,
+                                std::span<const std::byte> shared, Encryption encryption,
+                                Cipher cipher) {
+  const std::string domain = std::string(label) + " session keys";
+  const auto kind = std::array{static_cast<std::byte>(encryption), static_cast<std::byte>(cipher)};
+  const Key root = secret.hash(domain, {transcript, shared, kind});
+  SessionKeys keys{encryption, cipher, {}, {}};
+  crypto_kdf_derive_from_key(raw(keys.from_connecting.data()), Key::kBytes, 1, "stitchss",
+                             raw(root.data()));
+  crypto_kdf_derive_from_key(raw(keys.from_accepting.data()), Key::kBytes, 2, "stitchss",
+                             raw(root.data()));
+  return keys;
+}
+
+KeyAgreement::KeyAgreement() {
+  start_sodium();
+  randombytes_buf(private_.data(), Key::kBytes);
+  crypto_scalarmult_base(raw(public_.data()), raw(private_.data()));
+}
+
+KeyAgreement::~KeyAgreement() = default;
+
+Key KeyAgreement::shared_with(std::span<const std::byte> peer_public_key) const {
+  Key shared;
+  // A key of low order would make the result known to everybody; libsodium refuses it.
+  if (peer_public_key.size() != Key::kBytes ||
+      crypto_scalarmult(raw(shared.data()), raw(private_.data()), raw(peer_public_key.data())) !=
+          0) {
+    throw Error(ErrorCode::unauthenticated, "peer sent a public key that cannot be used");
+  }
+  return shared;
+}
+
+struct RecordCipher::State {
+  alignas(16) crypto_aead_aes256gcm_state aes;
+  std::array<unsigned char, Key::kBytes> bytes_key;
+  std::array<unsigned char, crypto_shorthash_KEYBYTES> header_key;
+};
+
+RecordCipher::RecordCipher(Encryption encryption, Cipher cipher, const Key& key)
+    : encryption_(encryption), cipher_(cipher), key_(key), state_(std::make_unique<State>()) {
+  start_sodium();
+  if (encryption == Encryption::off)
+    throw Error(ErrorCode::internal, "records without encryption are not sealed");
+  if (cipher == Cipher::aes256_gcm && !has_aes_instructions())
+    throw Error(ErrorCode::internal, "this processor has no AES instructions");
+  use_key();
+}
+
+RecordCipher::~RecordCipher() { sodium_memzero(state_.get(), sizeof(State)); }
+
+void RecordCipher::use_key() {
+  crypto_kdf_derive_from_key(state_->bytes_key.data(), state_->bytes_key.size(), kBytesKey,
+                             kKdfContext, raw(key_.data()));
+  crypto_kdf_derive_from_key(state_->header_key.data(), state_->header_key.size(), kHeaderKey,
+                             kKdfContext, raw(key_.data()));
+  if (cipher_ == Cipher::aes256_gcm)
+    crypto_aead_aes256gcm_beforenm(&state_->aes, state_->bytes_key.data());
+}
+
+void RecordCipher::next_record() {
+  if (number_ == std::numeric_limits<std::uint64_t>::max())
+    throw Error(ErrorCode::internal, "a session has no number left for another record");
+  ++number_;
+  if (number_ % SealedRecord::kRecordsPerKey != 0) return;
+  Key next;
+  crypto_kdf_derive_from_key(raw(next.data()), Key::kBytes, kNextKey, kKdfContext,
+                             raw(key_.data()));
+  key_ = next;
+  use_key();
+}
+
+void RecordCipher::header_tag(std::uint32_t wire_size, std::byte* at) const {
+  std::array<unsigned char, sizeof(number_) + sizeof(wire_size)> text;
+  const auto number = to_wire_order(number_);
+  std::memcpy(text.data(), &number, sizeof(number));
+  std::memcpy(text.data() + sizeof(number), &wire_size, sizeof(wire_size));
+  crypto_shorthash(raw(at), text.data(), text.size(), state_->header_key.data());
+}
+
+void Sealer::seal(const std::byte* plain, std::size_t bytes, std::byte* out) {
+  const auto wire_size = to_wire_order(static_cast<std::uint32_t>(bytes));
+  std::memcpy(out, &wire_size, sizeof(wire_size));
+  header_tag(wire_size, out + sizeof(wire_size));
+  std::byte* const body = out + SealedRecord::kHeaderBytes;
+  const Nonce nonce = nonce_of(number_);
+  const bool aes = cipher_ == Cipher::aes256_gcm;
+  if (encryption_ == Encryption::on) {
+    if (aes) {
+      crypto_aead_aes256gcm_encrypt_afternm(raw(body), nullptr, raw(plain), bytes, nullptr, 0,
+                                            nullptr, nonce.data(), &state_->aes);
+    } else {
+      crypto_aead_chacha20poly1305_ietf_encrypt(raw(body), nullptr, raw(plain), bytes, nullptr, 0,
+                                                nullptr, nonce.data(), state_->bytes_key.data());
+    }
+  } else {
+    if (plain != body && bytes > 0) std::memcpy(body, plain, bytes);
+    unsigned char* const tag = raw(body + bytes);
+    if (aes) {
+      crypto_aead_aes256gcm_encrypt_afternm(tag, nullptr, nullptr, 0, raw(body), bytes, nullptr,
+                                            nonce.data(), &state_->aes);
+    } else {
+      crypto_aead_chacha20poly1305_ietf_encrypt(tag, nullptr, nullptr, 0, raw(body), bytes, nullptr,
+                                                nonce.data(), state_->bytes_key.data());
+    }
+  }
+  next_record();
+}
+
+std::size_t Opener::open_header(const std::byte* header) const {
+  std::uint32_t wire_size = 0;
+  std::memcpy(&wire_size, header, sizeof(wire_size));
+  std::array<std::byte, crypto_shorthash_BYTES> expected;
+  header_tag(wire_size, expected.data());
+  if (sodium_memcmp(expected.data(), header + sizeof(wire_size), expected.size()) != 0) {
+    throw Error(ErrorCode::unauthenticated,
+                "sealed record " + std::to_string(number_) +
+                    " does not begin as the peer sealed it: it was changed, repeated or left out");
+  }
+  return to_wire_order(wire_size);
+}
+
+void Opener::open(const std::byte* sealed, std::size_t bytes, std::byte* plain) {
+  const Nonce nonce = nonce_of(number_);
+  const bool aes = cipher_ == Cipher::aes256_gcm;
+  const std::size_t all = bytes + SealedRecord::kTagBytes;
+  const unsigned char* const tag = raw(sealed + bytes);
+  int bad = 0;
+  if (encryption_ == Encryption::on) {
+    bad = aes ? crypto_aead_aes256gcm_decrypt_afternm(raw(plain), nullptr, nullptr, raw(sealed),
+                                                      all, nullptr, 0, nonce.data(), &state_->aes)
+              : crypto_aead_chacha20poly1305_ietf_decrypt(raw(plain), nullptr, nullptr, raw(sealed),
+                                                          all, nullptr, 0, nonce.data(),
+                                                          state_->bytes_key.data());
+  } else {
+    bad = aes ? crypto_aead_aes256gcm_decrypt_afternm(nullptr, nullptr, nullptr, tag,
+                                                      SealedRecord::kTagBytes, raw(sealed), bytes,
+                                                      nonce.data(), &state_->aes)
+              : crypto_aead_chacha20poly1305_ietf_decrypt(
+                    nullptr, nullptr, nullptr, tag, SealedRecord::kTagBytes, raw(sealed), bytes,
+                    nonce.data(), state_->bytes_key.data());
+    if (bad == 0 && plain != sealed && bytes > 0) std::memcpy(plain, sealed, bytes);
+  }
+  if (bad != 0) {
+    throw Error(ErrorCode::unauthenticated,
+                "sealed record " + std::to_string(number_) + " is not what the peer sealed");
+  }
+  next_record();
+}
+
+}  // namespace stitch::transport
