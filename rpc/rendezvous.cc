@@ -22,6 +22,7 @@
 #include "stitch/transport/hash_store.h"
 #include "stitch/transport/loopback_endpoint.h"
 #include "stitch/transport/prefix_store.h"
+#include "stitch/transport/secret_key.h"
 #include "stitch/transport/selection.h"
 #include "stitch/transport/tcp_store.h"
 
@@ -67,17 +68,24 @@ std::string host_token() {
   return boot + namespace_of_this_process("net");
 }
 
-// Equal for workers that meet over shared memory, so that they need no TCP port: on one host, of
-// one user, who is another in another user namespace. Empty for one that cannot, or that prefers
-// something else.
+// Equal for workers that can meet over shared memory: on one host, of one user, who is another in
+// another user namespace. Empty for one that cannot or may not use it.
 std::string memory_token(const Options& options) {
-  const auto first = std::find_if(options.transports.begin(), options.transports.end(),
-                                  [](const std::string& name) { return name != kLoopback; });
-  if (!options.transports.empty() && (first == options.transports.end() || *first != kSharedMemory))
-    return {};
+  const auto& names = options.transports;
+  const bool wanted =
+      names.empty() || std::find(names.begin(), names.end(), kSharedMemory) != names.end();
   const std::string users = namespace_of_this_process("user");
-  if (options.world_size == 1 || users.empty() || !transport::shared_memory_passes()) return {};
+  if (!wanted || options.world_size == 1 || users.empty() || !transport::shared_memory_passes())
+    return {};
   return host_token() + users + ':' + std::to_string(geteuid());
+}
+
+// Whether nothing is preferred to shared memory, but loopback within a process.
+bool prefers_memory(const Options& options) {
+  const auto& names = options.transports;
+  const auto first = std::find_if(names.begin(), names.end(),
+                                  [](const std::string& name) { return name != kLoopback; });
+  return names.empty() || (first != names.end() && *first == kSharedMemory);
 }
 
 // What stands in the store may end up on a terminal.
@@ -97,7 +105,8 @@ struct Entry {
   std::uint64_t epoch = 0;
   std::string process;
   std::string host;
-  std::string memory;  // as memory_token()
+  std::string memory;           // as memory_token()
+  bool prefers_memory = false;  // as prefers_memory()
 
   [[nodiscard]] std::string encode() const {
     transport::Bytes bytes;
@@ -109,6 +118,7 @@ struct Entry {
     out.write_string(process);
     out.write_string(host);
     out.write_string(memory);
+    out.write(static_cast<std::uint8_t>(prefers_memory));
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   [[nodiscard]] static Entry decode(const std::string& text) {
@@ -121,6 +131,7 @@ struct Entry {
     entry.process = in.read_string();
     entry.host = in.read_string();
     entry.memory = in.read_string();
+    entry.prefers_memory = in.read<std::uint8_t>() != 0;
     in.expect_end();
     return entry;
   }
@@ -158,7 +169,8 @@ bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions
   }
 }
 
-Meeting open_store(const Options& options, transport::EventLoop& loop) {
+Meeting open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
+                   transport::EventLoop& loop) {
   if (options.store) return {options.store, nullptr};
   if (options.world_size == 1) return {transport::make_hash_store(), nullptr};
   const std::string& method = options.init_method;
@@ -169,7 +181,7 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   tcp.port = place.port;
   tcp.port_span = 16;
   tcp.job = method;
-  tcp.secret = options.secret;
+  tcp.key = std::move(key);
   tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
   Meeting meeting;
   if (options.rank == 0) {
@@ -186,9 +198,10 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   return meeting;
 }
 
-// Whether only workers of one host can connect to it.
-bool of_this_host(const std::string& address) {
-  return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:");
+// Whether `self` can connect to an address of `other`, as far as hosts and users decide.
+bool within_reach(const std::string& address, const Entry& self, const Entry& other) {
+  if (address.starts_with("shm:")) return !self.memory.empty() && self.memory == other.memory;
+  return !address.starts_with("tensorpipe-shm:") || self.host == other.host;
 }
 
 class Rendezvous {
@@ -387,11 +400,15 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
 
 std::shared_ptr<Agent> join_world(const Options& options) {
   auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
-  Meeting meeting = open_store(options, *loop);
+  // Stretched once, for the store and all connections.
+  const std::shared_ptr<const transport::SecretKey> key =
+      options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
+  Meeting meeting = open_store(options, key, *loop);
   const auto store = transport::make_prefix_store("stitch", meeting.store);
   Rendezvous rendezvous(options, *store, meeting.server != nullptr);
-  const auto entries = rendezvous.meet({options.name, options.rank, options.world_size, 0,
-                                        process_token(), host_token(), memory_token(options)});
+  const auto entries =
+      rendezvous.meet({options.name, options.rank, options.world_size, 0, process_token(),
+                       host_token(), memory_token(options), prefers_memory(options)});
   const Entry& self = entries[static_cast<std::size_t>(options.rank)];
 
   transport::EndpointOptions endpoint_options;
@@ -425,7 +442,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   // Any user of this host could connect to a port: it is left out where all meet in shared memory.
   const bool memory_is_enough =
       !self.memory.empty() && std::all_of(entries.begin(), entries.end(), [&](const Entry& entry) {
-        return entry.memory == self.memory;
+        return entry.memory == self.memory && entry.prefers_memory;
       });
   if (transports_needed) {
     transport::TransportChoice choice;
@@ -455,10 +472,9 @@ std::shared_ptr<Agent> join_world(const Options& options) {
                   entry.host,
                   {}};
     for (const auto& address : all_addresses[i]) {
-      const bool usable =
-          address.starts_with("loopback:")
-              ? by_loopback(entry)
-              : !by_loopback(entry) && (!of_this_host(address) || entry.host == self.host);
+      const bool usable = address.starts_with("loopback:")
+                              ? by_loopback(entry)
+                              : !by_loopback(entry) && within_reach(address, self, entry);
       if (usable) member.addresses.push_back(address);
     }
     members.push_back(std::move(member));

@@ -421,6 +421,7 @@ TEST(Errors, AnEntryThatMakesNoSenseIsRefused) {
     writer.write(size);
     writer.write(std::uint64_t{1});
     for (const char* token : {"process", "host", "memory"}) writer.write_string(token);
+    writer.write(std::uint8_t{0});
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   };
   for (const std::int64_t rank : {std::int64_t{-1}, std::int64_t{2}, std::int64_t{1} << 40}) {
