@@ -416,7 +416,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.self.epoch = self.epoch;
   endpoint_options.self.name = options.name;
   endpoint_options.self.world = rendezvous.world_number();
-  endpoint_options.secret = options.secret;
+  endpoint_options.secret = key;
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
 
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);

@@ -14,6 +14,8 @@
 #include "stitch/transport/error.h"
 #include "stitch/transport/frame.h"
 #include "stitch/transport/hello.h"
+#include "stitch/transport/secret_key.h"
+#include "stitch/transport/session_seal.h"
 #include "stitch/transport/unique_function.h"
 
 namespace stitch::transport {
@@ -29,6 +31,10 @@ using SendDone = UniqueFunction<void(const std::optional<Error>& error)>;
 // reader thread of the endpoint or on a thread inside Endpoint::help(), and must not block; no lock
 // of the endpoint is held.
 struct ConnectionEvents {
+  // Whether the peer, which has proved who it is, is the one that is wanted: throws the Error with
+  // which it is refused when not. Before on_open, and before anything is sent to it. Empty: anyone
+  // who passes the handshake.
+  std::function<void(const Hello& peer)> check_peer{};
   // The handshake is done: connection.peer() is valid. Before the first on_message.
   std::function<void(const std::shared_ptr<Connection>&)> on_open;
   // A message arrived; order is that of the sends of the other side, but that messages above 32 KiB
@@ -73,8 +79,11 @@ class Connection {
 };
 
 struct EndpointOptions {
-  Hello self;          // what we say to peers; id and epoch name us
-  std::string secret;  // empty: no authentication
+  Hello self;                                 // what we say to peers; id and epoch name us
+  std::shared_ptr<const SecretKey> secret{};  // null: no authentication
+  Encryption encryption = Encryption::on;     // with a secret: of what goes over a network
+  // Refuses connections of who has our own id. For endpoints that nobody connects to himself by.
+  bool refuse_own_id = false;
   std::size_t max_frame_bytes = std::size_t{64}
                                 << 20;  // a longer frame breaks its connection with `protocol`
   std::size_t max_buffer_bytes = std::size_t{64}

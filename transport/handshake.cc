@@ -4,107 +4,127 @@
 
 #include <algorithm>
 #include <exception>
+#include <string>
 #include <utility>
-
-#include "stitch/transport/byte_io.h"
 
 namespace stitch::transport {
 
-namespace {
-
-constexpr std::uint32_t kProofMagic = 0x46505453;   // "STPF", then the proof
-constexpr std::uint32_t kAcceptMagic = 0x4b4f5453;  // "STOK"
-constexpr std::uint32_t kRefusalMagic =
-    0x4f4e5453;  // "STNO", then the error code as one byte, then text
-constexpr std::size_t kMaxRefusalText = 400;
-
-[[nodiscard]] Bytes make_message(std::uint32_t magic) {
-  Bytes message;
-  ByteWriter(message).write(magic);
-  return message;
+Handshake::Handshake(Hello self, Role role, Terms terms, Check check)
+    : self_(std::move(self)), terms_(std::move(terms)), check_(std::move(check)) {
+  start_sodium();
+  ours_.version = self_.version;
+  ours_.role = role;
+  ours_.features = self_.features;
+  randombytes_buf(ours_.nonce.data(), ours_.nonce.size());
+  if (!terms_.secret) return;
+  ours_.authenticated = true;
+  ours_.encryption = terms_.encryption;
+  ours_.aes = has_aes_instructions();
+  agreement_.emplace();
+  const auto key = agreement_->public_key().span();
+  std::copy(key.begin(), key.end(), ours_.public_key.begin());
 }
 
-[[nodiscard]] Bytes make_refusal(const Error& error) {
-  Bytes message = make_message(kRefusalMagic);
-  ByteWriter(message).write(static_cast<std::uint8_t>(error.code()));
-  const std::string_view text = std::string_view(error.what()).substr(0, kMaxRefusalText);
-  message.append(text.data(), text.size());
-  return message;
-}
-
-// What a peer says when it refuses us. The peer has proved nothing yet: only known codes and
-// printable text are kept.
-[[nodiscard]] Error read_refusal(ByteReader& reader) {
-  auto code = static_cast<ErrorCode>(reader.read<std::uint8_t>());
-  if (code != ErrorCode::unauthenticated && code != ErrorCode::shutting_down &&
-      code != ErrorCode::overloaded)
-    code = ErrorCode::protocol;
-  const auto bytes = reader.take(std::min(reader.remaining(), kMaxRefusalText));
-  std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return Error(code, "connection refused by the peer: " + text).with_remote(true);
-}
-
-}  // namespace
-
-Handshake::Handshake(Hello self, std::string secret)
-    : secret_(std::move(secret)), self_(std::move(self)) {
-  static const int started = sodium_init();
-  if (started < 0) throw Error(ErrorCode::internal, "libsodium could not be initialised");
-  self_.authenticated = !secret_.empty();
-  randombytes_buf(self_.nonce.data(), self_.nonce.size());
-}
-
-Bytes Handshake::greeting() const { return encode(self_); }
+Bytes Handshake::greeting() const { return encode(ours_); }
 
 Bytes Handshake::refuse(const Error& error) {
   state_ = State::refused;
   error_ = error;
-  return make_refusal(error);
+  return encode_refusal(error);
 }
 
-void Handshake::take_hello(std::span<const std::byte> message, std::vector<Bytes>& answer) {
-  peer_ = decode_hello(message);
-  check_peer(self_, peer_);
-  if (self_.authenticated) {
-    Bytes proof = make_message(kProofMagic);
-    const Bytes bytes = make_proof(secret_, self_, peer_);
-    proof.append(bytes.data(), bytes.size());
-    answer.push_back(std::move(proof));
-    state_ = State::proof;
-  } else {
-    answer.push_back(make_message(kAcceptMagic));
-    state_ = State::verdict;
+void Handshake::take_greeting(std::span<const std::byte> message, std::vector<Bytes>& answer) {
+  theirs_ = decode_greeting(message);
+  check_greeting(ours_, theirs_);
+  const bool connecting = ours_.role == Role::connecting;
+  const Bytes own = greeting();
+  append(connecting ? own.span() : message);
+  append(connecting ? message : own.span());
+  if (agreement_) shared_ = agreement_->shared_with(theirs_.public_key);
+  state_ = State::introduction;
+  if (connecting) answer.push_back(introduce());
+}
+
+// Of a side of that role, which has just said `introduction`. Each role's proof has a label of its
+// own, so neither can be used as the other.
+Key Handshake::proof_of(Role role, std::span<const std::byte> introduction) const {
+  return terms_.secret->hash("stitch worker proof of the " + std::string(name_of(role)) + " side",
+                             {transcript_.span(), introduction, shared_.span()});
+}
+
+Bytes Handshake::introduce() {
+  Bytes words = Introduction::encode(self_);
+  const Key proof = terms_.secret ? proof_of(ours_.role, words.span()) : Key();
+  words.append(proof.data(), Key::kBytes);
+  append(words.span());
+  return words;
+}
+
+void Handshake::take_introduction(std::span<const std::byte> message, std::vector<Bytes>& answer) {
+  if (terms_.secret && !is_introduction(message)) {
+    throw Error(ErrorCode::unauthenticated,
+                "peer sent something else where the proof of its secret was due");
   }
+  auto [who, proved, proof] = Introduction::decode(message);
+  const Key expected = terms_.secret ? proof_of(theirs_.role, proved) : Key();
+  if (!expected.equals(proof)) {
+    throw terms_.secret
+        ? Error(ErrorCode::unauthenticated,
+                describe_peer(who) + " does not know the secret of this worker")
+        : Error(ErrorCode::protocol, describe_peer(who) + " sent a proof that was not asked for");
+  }
+  append(message);
+  peer_ = std::move(who);
+  peer_.version = theirs_.version;
+  peer_.features = theirs_.features;
+  peer_.nonce = theirs_.nonce;
+  peer_.authenticated = theirs_.authenticated;
+  if (peer_.world != self_.world) {
+    throw Error(ErrorCode::protocol, describe_peer(peer_) + " belongs to world " +
+                                         std::to_string(peer_.world) + ", worker \"" + self_.name +
+                                         "\" to world " + std::to_string(self_.world));
+  }
+  if (check_) check_(peer_);
+  if (ours_.role == Role::connecting) {
+    answer.push_back(encode_acceptance());
+    derive_keys();
+    state_ = State::open;
+  } else {
+    answer.push_back(introduce());
+    state_ = State::acceptance;
+  }
+}
+
+void Handshake::derive_keys() {
+  if (terms_.secret && ours_.encryption != Encryption::off) {
+    const Cipher cipher = ours_.aes && theirs_.aes ? Cipher::aes256_gcm : Cipher::chacha20_poly1305;
+    keys_ = derive_session_keys(*terms_.secret, "stitch worker", transcript_.span(), shared_.span(),
+                                ours_.encryption, cipher);
+  }
+  agreement_.reset();
+  shared_ = Key();
 }
 
 std::vector<Bytes> Handshake::receive(std::span<const std::byte> message) {
   std::vector<Bytes> answer;
+  if (is_refusal(message)) {
+    peer_refused_ = true;
+    if (state_ != State::refused) error_ = decode_refusal(message);
+    state_ = State::refused;
+    return answer;
+  }
   try {
-    ByteReader reader(message, "handshake message");
-    const auto magic = reader.read<std::uint32_t>();
-    if (magic == kRefusalMagic) {
-      peer_refused_ = true;
-      if (state_ != State::refused) error_ = read_refusal(reader);
-      state_ = State::refused;
-      return answer;
-    }
     switch (state_) {
-      case State::hello:
-        take_hello(message, answer);
+      case State::greeting:
+        take_greeting(message, answer);
         break;
-      case State::proof:
-        if (magic != kProofMagic)
-          throw Error(ErrorCode::unauthenticated,
-                      "peer sent something else where the proof of its secret was due");
-        check_proof(message.subspan(sizeof(magic)), secret_, peer_, self_);
-        answer.push_back(make_message(kAcceptMagic));
-        state_ = State::verdict;
+      case State::introduction:
+        take_introduction(message, answer);
         break;
-      case State::verdict:
-        if (magic != kAcceptMagic || reader.remaining() != 0)
+      case State::acceptance:
+        if (!is_acceptance(message))
           throw Error(ErrorCode::protocol, "peer sent something else where its verdict was due");
+        derive_keys();
         state_ = State::open;
         break;
       case State::open:
@@ -112,7 +132,6 @@ std::vector<Bytes> Handshake::receive(std::span<const std::byte> message) {
         break;
     }
   } catch (...) {
-    if (state_ == State::refused) return {};
     answer.clear();
     answer.push_back(refuse(to_error(std::current_exception())));
   }

@@ -1,36 +1,53 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "stitch/transport/bytes.h"
 #include "stitch/transport/error.h"
+#include "stitch/transport/handshake_messages.h"
 #include "stitch/transport/hello.h"
+#include "stitch/transport/secret_key.h"
+#include "stitch/transport/session_seal.h"
 
 namespace stitch::transport {
 
 // One side's part in opening a connection, without any I/O: what to say, what was heard, whether it
-// is done. The exchange is written down in WIRE.md: both say hello at once; with a secret both then
-// prove it; then each tells its verdict, and the connection is open for a side when it has accepted
-// and has been accepted. Owned by its connection. Not thread-safe: used by one reader at a time.
+// is done. The exchange is written down in WIRE.md, and what it is worth in docs/security.md:
+//
+//   both         greeting       versions, what is wanted, a nonce, a public key; nothing about who
+//   connecting   introduction   who it is, and its proof
+//   accepting    introduction   likewise, once it believes the connecting side
+//   connecting   acceptance     once it believes the accepting side and wants it
+//
+// Proofs and session keys are made from the secret, all words before them, and the X25519 secret.
+// Owned by its connection. Not thread-safe: used by one reader at a time.
 class Handshake {
  public:
   // No message of a handshake is longer; a longer one is refused before memory is taken for it.
-  static constexpr std::size_t kMaxBytes = Hello::kMaxBytes;
+  static constexpr std::size_t kMaxBytes = 512;
+  static_assert(Introduction::kBytes <= kMaxBytes && kRefusalBytes <= kMaxBytes);
 
   enum class State : std::uint8_t {
-    hello,    // waits for the peer's hello
-    proof,    // waits for the peer's proof
-    verdict,  // has accepted, waits for the peer's verdict
-    open,     // both have accepted
-    refused,  // over; error() says why
+    greeting,      // waits for the peer's greeting
+    introduction,  // waits for the peer's introduction
+    acceptance,    // accepting side: has introduced itself, waits to be let in
+    open,          // both have accepted
+    refused,       // over; error() says why
+  };
+  // Whether the peer, which has proved who it is, may come in: throws the Error when not.
+  using Check = std::function<void(const Hello& peer)>;
+  struct Terms {
+    std::shared_ptr<const SecretKey> secret{};  // null: nothing is proved and nothing protected
+    Encryption encryption = Encryption::on;     // with a secret
   };
 
-  // Takes a fresh nonce. `self.authenticated` is set from the secret.
-  Handshake(Hello self, std::string secret);
+  // Takes a fresh nonce and, with a secret, a fresh pair of keys.
+  Handshake(Hello self, Role role, Terms terms, Check check = nullptr);
 
   // What to send first.
   [[nodiscard]] Bytes greeting() const;
@@ -40,8 +57,12 @@ class Handshake {
   [[nodiscard]] std::vector<Bytes> receive(std::span<const std::byte> message);
 
   [[nodiscard]] State state() const noexcept { return state_; }
-  // REQUIRES: state() is `open`.
+  // Also within the check. REQUIRES: state() is `open`.
   [[nodiscard]] const Hello& peer() const noexcept { return peer_; }
+  // What protects everything that follows; nothing when nothing does. REQUIRES: state() is `open`.
+  [[nodiscard]] const std::optional<SessionKeys>& keys() const noexcept { return keys_; }
+  void forget_keys() noexcept { keys_.reset(); }
+  [[nodiscard]] Role role() const noexcept { return ours_.role; }
   // REQUIRES: state() is `refused`.
   [[nodiscard]] const Error& error() const noexcept { return *error_; }
   // True when the peer is known to be done with the connection: no use in waiting for it to read
@@ -51,12 +72,24 @@ class Handshake {
  private:
   // Ends in `refused` and returns what to tell the peer.
   [[nodiscard]] Bytes refuse(const Error& error);
-  void take_hello(std::span<const std::byte> message, std::vector<Bytes>& answer);
+  void take_greeting(std::span<const std::byte> message, std::vector<Bytes>& answer);
+  void take_introduction(std::span<const std::byte> message, std::vector<Bytes>& answer);
+  [[nodiscard]] Bytes introduce();
+  [[nodiscard]] Key proof_of(Role role, std::span<const std::byte> introduction) const;
+  void append(std::span<const std::byte> words) { transcript_.append(words.data(), words.size()); }
+  void derive_keys();
 
-  const std::string secret_;
-  Hello self_;
+  const Hello self_;
+  const Terms terms_;
+  const Check check_;
+  Greeting ours_;
+  Greeting theirs_;
+  std::optional<KeyAgreement> agreement_;  // with a secret
+  Key shared_;
+  Bytes transcript_;  // every message so far: the connecting side's greeting first
   Hello peer_;
-  State state_ = State::hello;
+  std::optional<SessionKeys> keys_;
+  State state_ = State::greeting;
   bool peer_refused_ = false;
   std::optional<Error> error_;
 };

@@ -6,12 +6,21 @@
 
 namespace stitch::transport {
 
-HandshakingConnection::HandshakingConnection(const EndpointOptions& options,
+HandshakingConnection::HandshakingConnection(const EndpointOptions& options, Role role,
                                              ConnectionEvents events,
                                              std::shared_ptr<ReaderThread> thread)
     : handshake_timeout_(options.handshake_timeout),
       thread_(std::move(thread)),
-      handshake_(options.self, options.secret),
+      handshake_(
+          options.self, role, {options.secret, options.encryption},
+          [this, own_id = options.self.id,
+           refuse_own_id = options.refuse_own_id && role == Role::accepting](const Hello& peer) {
+            if (refuse_own_id && peer.id == own_id) {
+              throw Error(ErrorCode::unauthenticated,
+                          describe_peer(peer) + " has the id of this worker itself");
+            }
+            if (events_.check_peer) events_.check_peer(peer);
+          }),
       events_(std::move(events)) {}
 
 void HandshakingConnection::when_open(Transmit transmit) {
@@ -82,14 +91,19 @@ void HandshakingConnection::expire() {
                                            std::to_string(handshake_timeout_.count()) + " ms"));
 }
 
-void HandshakingConnection::received_handshake(std::span<const std::byte> message) {
+bool HandshakingConnection::received_handshake(std::span<const std::byte> message) {
+  if (handshake_.state() == Handshake::State::refused && ++after_refusal_ > kMostAfterRefusal)
+    return false;
   std::vector<Bytes> answer = handshake_.receive(message);
   for (Bytes& part : answer) transmit_handshake(std::move(part));
   if (handshake_.state() == Handshake::State::open) {
+    if (handshake_.keys()) protect(*handshake_.keys());
+    handshake_.forget_keys();
     open();
   } else if (handshake_.state() == Handshake::State::refused) {
     refuse();
   }
+  return true;
 }
 
 void HandshakingConnection::open() {
@@ -124,10 +138,12 @@ void HandshakingConnection::open() {
 
 void HandshakingConnection::refuse() {
   std::deque<Transmit> failed;
+  bool first = false;
   {
     MutexLock lock(mutex_);
     if (stage_ == Stage::closed) return;
     if (stage_ == Stage::connecting) {
+      first = true;
       stage_ = Stage::refusing;
       reason_ = handshake_.error();
       failed.swap(queue_);
@@ -141,7 +157,7 @@ void HandshakingConnection::refuse() {
   }
   if (handshake_.peer_refused()) {
     shut();
-  } else {
+  } else if (first) {
     // Ending the stream now could take our words away from the peer; it ends the stream itself when
     // it has read them.
     thread_->post_at(std::chrono::steady_clock::now() + kRefusalTime, [weak = weak_from_this()] {

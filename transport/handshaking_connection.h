@@ -39,7 +39,7 @@ class HandshakingConnection : public Connection,
   // Sends one message (no error), or tells its sender that it will never go.
   using Transmit = UniqueFunction<void(const std::optional<Error>& error)>;
 
-  HandshakingConnection(const EndpointOptions& options, ConnectionEvents events,
+  HandshakingConnection(const EndpointOptions& options, Role role, ConnectionEvents events,
                         std::shared_ptr<ReaderThread> thread);
 
   // Runs `transmit` now when the connection is open or closed, else when it gets so.
@@ -55,7 +55,8 @@ class HandshakingConnection : public Connection,
   [[nodiscard]] bool in_handshake() const noexcept {
     return handshake_.state() != Handshake::State::open;
   }
-  void received_handshake(std::span<const std::byte> message);
+  // False when the peer goes on and on after it was refused: nothing more need be read.
+  [[nodiscard]] bool received_handshake(std::span<const std::byte> message);
   void received(Message message);
   // Where the owner wants a buffer that comes beside `frame`; without data when it does not mind.
   [[nodiscard]] Buffer place(const Bytes& frame, std::size_t bytes);
@@ -66,6 +67,9 @@ class HandshakingConnection : public Connection,
   // Hooks. shut() ends the stream; some time later, on any thread, the concrete connection calls
   // ended().
   virtual void transmit_handshake(Bytes message) = 0;
+  // The handshake is through, and what comes and goes from now on, behind its last words, is to be
+  // protected where others could read or change it. Before anything else is sent. Reader side.
+  virtual void protect(const SessionKeys& keys) {}
   virtual void shut() = 0;
   virtual void finished() = 0;  // on the endpoint's thread, after on_closed
 
@@ -78,6 +82,8 @@ class HandshakingConnection : public Connection,
   void refuse();
   void expire();
 
+  // A peer that was refused may have said this many things before it heard of that.
+  static constexpr int kMostAfterRefusal = 4;
   // How long a refused peer gets to read why.
   static constexpr std::chrono::milliseconds kRefusalTime{1000};
 
@@ -86,6 +92,7 @@ class HandshakingConnection : public Connection,
   // Reader side only; peer() is constant once open.
   Handshake handshake_;
   ConnectionEvents events_;
+  int after_refusal_ = 0;  // messages; reader side only
 
   std::atomic<bool> open_{false};  // a copy of stage_ == open: sends need no lock
   mutable Mutex mutex_;

@@ -22,7 +22,7 @@ struct Hello {
       nonce{};  // fresh on every connection; what the other side must prove the secret over
   bool authenticated = false;  // this side will prove, and demands proof of, the shared secret
 
-  static constexpr std::uint16_t kVersion = 1;
+  static constexpr std::uint16_t kVersion = 2;
   static constexpr std::size_t kMaxBytes = 512;
 };
 

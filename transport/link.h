@@ -41,6 +41,15 @@ class Link {
   virtual bool await_room() = 0;
   // Why nothing can come any more; nothing while the stream lives. After a read() that returned 0.
   [[nodiscard]] virtual std::optional<Error> ended() = 0;
+  // Whether somebody else than the two processes and their user may read or change what goes over
+  // it, so that it is to be sealed when there is a secret.
+  [[nodiscard]] virtual bool exposed() const noexcept { return true; }
+  // Whether write() has taken bytes that have not gone yet. flush_output() sends them, as far as
+  // there is room: true when all have gone. As write().
+  [[nodiscard]] virtual bool holds_output() const noexcept { return false; }
+  virtual bool flush_output() { return true; }
+  // Whether read() has something although the kernel may have nothing. As read().
+  [[nodiscard]] virtual bool holds_input() { return false; }
   // The descriptor has something for the link itself.
   virtual void on_descriptor() {}
 

@@ -105,9 +105,9 @@ namespace {
 // order.
 class LoopbackConnection final : public HandshakingConnection {
  public:
-  LoopbackConnection(std::shared_ptr<Hub> hub, std::shared_ptr<Hub> peer_hub, std::string name,
-                     ConnectionEvents events)
-      : HandshakingConnection(hub->options, std::move(events), hub->thread),
+  LoopbackConnection(std::shared_ptr<Hub> hub, std::shared_ptr<Hub> peer_hub, Role role,
+                     std::string name, ConnectionEvents events)
+      : HandshakingConnection(hub->options, role, std::move(events), hub->thread),
         hub_(std::move(hub)),
         peer_hub_(std::move(peer_hub)),
         name_(std::move(name)) {}
@@ -125,7 +125,7 @@ class LoopbackConnection final : public HandshakingConnection {
     if (reading_) start();
   }
   void hear(std::span<const std::byte> message) {
-    if (reading_) received_handshake(message);
+    if (reading_) static_cast<void>(received_handshake(message));
   }
   void deliver(Message message) {
     if (reading_ && !in_handshake()) received(std::move(message));
@@ -304,8 +304,8 @@ std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
 
 std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionEvents events) {
   std::shared_ptr<Hub> to = network->impl().find(address);
-  auto connection =
-      std::make_shared<LoopbackConnection>(shared_from_this(), to, address, std::move(events));
+  auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, Role::connecting,
+                                                         address, std::move(events));
   if (!connections_.add(connection)) {
     thread->post([connection] { connection->finish_reading(closed_endpoint_error()); });
   } else if (to == nullptr) {
@@ -337,7 +337,7 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
   }
   std::string name = from->describe() + " from worker id " + std::to_string(other.options.self.id);
   auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(),
-                                                   std::move(name), (*accept)());
+                                                   Role::accepting, std::move(name), (*accept)());
   const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
     half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() +
@@ -408,8 +408,8 @@ std::shared_ptr<LoopbackNetwork> LoopbackNetwork::process_wide() {
 
 std::unique_ptr<Endpoint> make_loopback_endpoint(EndpointOptions options,
                                                  std::shared_ptr<LoopbackNetwork> network) {
-  static_cast<void>(
-      encode(options.self));  // a name that is too long is the caller's mistake: say so now
+  // A name that is too long is the caller's mistake: say so now.
+  static_cast<void>(Introduction::encode(options.self));
   if (network == nullptr) network = LoopbackNetwork::process_wide();
   return std::make_unique<LoopbackEndpoint>(std::move(options), std::move(network));
 }

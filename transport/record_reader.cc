@@ -24,7 +24,7 @@ RecordReader::RecordReader(Memory memory, LimitsNow limits, Sink sink)
 
 bool RecordReader::read(Link& link) {
   std::size_t total = 0;
-  while (total < kReadBytes) {
+  while (total < kReadBytes || link.holds_input()) {
     make_room(1);
     iovec parts[2];
     std::size_t count = 0;
@@ -56,8 +56,17 @@ bool RecordReader::read(Link& link) {
     }
     while (take_record()) {
     }
+    if (std::exchange(gave_up_rest_, false)) break;
   }
   return total > 0;
+}
+
+std::vector<std::byte> RecordReader::give_up_rest() {
+  std::vector<std::byte> rest(staged_.begin() + static_cast<std::ptrdiff_t>(begin_),
+                              staged_.begin() + static_cast<std::ptrdiff_t>(end_));
+  begin_ = end_ = 0;
+  gave_up_rest_ = true;
+  return rest;
 }
 
 void RecordReader::make_room(std::size_t bytes) {
@@ -83,6 +92,8 @@ void RecordReader::check(const RecordHeader& header) const {
                                          " bytes over the limit of " +
                                          std::to_string(limits.frame_bytes) + " bytes");
   }
+  if (limits.is_size != nullptr && !limits.is_size(header.bytes))
+    malformed("no message of a handshake has " + std::to_string(header.bytes) + " bytes");
   if (!limits.buffers_allowed && (header.buffers > 0 || header.kind != RecordKind::message)) {
     malformed("a handshake message has no buffers and comes whole");
   }

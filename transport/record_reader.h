@@ -20,6 +20,7 @@ class RecordReader {
     std::size_t frame_bytes = 0;
     std::size_t buffer_bytes = 0;
     bool buffers_allowed = true;
+    bool (*is_size)(std::size_t frame_bytes) noexcept = nullptr;  // when only some are allowed
   };
   // Asked before each record, since what is allowed grows with the handshake.
   using LimitsNow = std::function<Limits()>;
@@ -33,6 +34,10 @@ class RecordReader {
   // bytes came. Throws Error(protocol) when they make no sense, and what asking for memory throws;
   // nothing more can be read then.
   bool read(Link& link);
+
+  // From within the sink: what has been read and not been handed out, which the reader forgets. The
+  // read() under way ends: what comes next is to be read from another link.
+  [[nodiscard]] std::vector<std::byte> give_up_rest();
 
   static constexpr std::size_t kReadBytes = std::size_t{512} << 10;
 
@@ -70,6 +75,7 @@ class RecordReader {
   std::size_t end_ = 0;
   std::optional<Bulk> bulk_;
   std::size_t piece_left_ = 0;  // of the data record under way
+  bool gave_up_rest_ = false;
 };
 
 }  // namespace stitch::transport

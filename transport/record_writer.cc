@@ -210,6 +210,12 @@ void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
       0;
 }
 
+std::size_t RecordWriter::small_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const Small& each : small_) bytes += each.total_bytes;
+  return bytes - small_written_;
+}
+
 std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
   std::vector<Outgoing> all;
   for (Bulk& each : bulk_) all.push_back(std::move(each.outgoing));

@@ -39,6 +39,8 @@ class RecordWriter {
   Flushed flush(Link& link, Finished& finished,
                 std::size_t enough_bytes = std::numeric_limits<std::size_t>::max());
   [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
+  // How many bytes of small messages wait to be written.
+  [[nodiscard]] std::size_t small_bytes() const noexcept;
   // Everything that has not gone: the large messages, then the small ones, each in order of
   // sending.
   [[nodiscard]] std::vector<Outgoing> take_all();

@@ -3,6 +3,8 @@
 #include <exception>
 #include <utility>
 
+#include "stitch/transport/sealed_link.h"
+
 namespace stitch::transport {
 
 namespace {
@@ -16,7 +18,8 @@ StreamConnection::StreamConnection(
     const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
     std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller,
     UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
-    : HandshakingConnection(options, std::move(events), std::move(thread)),
+    : HandshakingConnection(options, accepted ? Role::accepting : Role::connecting,
+                            std::move(events), std::move(thread)),
       name_(std::move(name)),
       accepted_(accepted),
       poller_(std::move(poller)),
@@ -28,8 +31,9 @@ StreamConnection::StreamConnection(
                                                                    : allocate(Device{}, bytes);
           },
           [this, frame = options.max_frame_bytes, buffer = options.max_buffer_bytes] {
-            return in_handshake() ? RecordReader::Limits{Handshake::kMaxBytes, 0, false}
-                                  : RecordReader::Limits{frame, buffer, true};
+            return in_handshake()
+                       ? RecordReader::Limits{Handshake::kMaxBytes, 0, false, &is_handshake_size}
+                       : RecordReader::Limits{frame, buffer, true, nullptr};
           },
           [this](Message message) { deliver(std::move(message)); }),
       gone_(std::move(gone)) {}
@@ -106,6 +110,23 @@ void StreamConnection::transmit_handshake(Bytes message) {
   write({Message{std::move(message), {}}, nullptr});
 }
 
+// What is queued by now are the last words of the handshake, and what was read behind the peer's
+// last words is sealed.
+void StreamConnection::protect(const SessionKeys& keys) {
+  MutexLock lock(write_mutex_);
+  if (state_ != State::running || !link_->exposed()) return;
+  take_in();
+  const std::vector<std::byte> early = reader_.give_up_rest();
+  link_ = make_sealed_link(std::move(link_), keys, accepted_ ? Role::accepting : Role::connecting,
+                           early, writer_.small_bytes());
+  link_to_read_ = link_.get();
+  sealed_ = true;
+}
+
+bool StreamConnection::unsent() const {
+  return !writer_.empty() || (sealed_ && link_ && link_->holds_output());
+}
+
 void StreamConnection::write(Outgoing outgoing) {
   if (!write_mutex_.try_lock()) {
     {
@@ -132,6 +153,7 @@ void StreamConnection::write(Outgoing outgoing) {
     }
   } else if (auto through = writer_.send(std::move(outgoing), link_.get())) {
     after.finished.push_back(std::move(*through));
+    if (sealed_ && link_->holds_output()) flush_locked(after);
   } else {
     flush_locked(after);
   }
@@ -158,7 +180,7 @@ void StreamConnection::take_in() {
     intake_filled_.store(false);
   }
   for (Outgoing& each : taken) static_cast<void>(writer_.send(std::move(each), nullptr));
-  pending_.store(!writer_.empty());
+  pending_.store(unsent());
 }
 
 // Of a connection that has ended.
@@ -203,14 +225,21 @@ bool StreamConnection::gather() {
 void StreamConnection::flush_locked(Aftermath& after) {
   std::size_t bytes = 0;
   bool full = false;
-  while (!writer_.empty() && !full && bytes < kFlushBytes) {
+  bool moved = false;
+  while (unsent() && !full && bytes < kFlushBytes) {
+    if (writer_.empty()) {
+      full = !link_->flush_output();
+      moved = moved || !full;
+      take_in();
+      continue;
+    }
     const auto flushed = writer_.flush(*link_, after.finished, 1);
     bytes += flushed.bytes;
     full = flushed.full;
     take_in();
   }
-  after.moved = bytes > 0;
-  const bool pending = !writer_.empty();
+  after.moved = moved || bytes > 0;
+  const bool pending = unsent();
   const bool blocked = pending && full;
   pending_.store(pending);
   if (blocked_.exchange(blocked) != blocked && link_->gathers())
@@ -233,7 +262,11 @@ bool StreamConnection::poll() {
   bool moved = pending_.load(std::memory_order_acquire) && flush();
   if (link_to_read_ == nullptr) return moved;
   try {
-    if (reader_.read(*link_to_read_)) return true;
+    // In the middle of a read the link may become a sealed one, which has what was read too much.
+    bool came = false;
+    for (const Link* link = nullptr; std::exchange(link, link_to_read_) != link_to_read_;)
+      came = reader_.read(*link_to_read_) || came;
+    if (came) return true;
     if (const auto error = link_to_read_->ended()) end(translate(*error));
   } catch (...) {
     const Error problem = translate(to_error(std::current_exception()));
@@ -260,7 +293,7 @@ void StreamConnection::wake() {
 
 void StreamConnection::deliver(Message message) {
   if (in_handshake()) {
-    received_handshake(message.frame.span());
+    if (!received_handshake(message.frame.span())) throw Error(*reason());
   } else {
     received(std::move(message));
   }

@@ -64,6 +64,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
 
  protected:
   void transmit_handshake(Bytes message) override;
+  void protect(const SessionKeys& keys) override;
   void shut() override;
   void finished() override;
 
@@ -83,6 +84,8 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
     bool moved = false;
   };
   void flush_locked(Aftermath& after) STITCH_REQUIRES(write_mutex_);
+  // Whether something waits to be written, here or in the link.
+  [[nodiscard]] bool unsent() const STITCH_REQUIRES(write_mutex_);
   void take_in() STITCH_REQUIRES(write_mutex_) STITCH_EXCLUDES(intake_mutex_);
   void abandon(Aftermath& after) STITCH_REQUIRES(write_mutex_);
   void take_along() STITCH_EXCLUDES(write_mutex_, intake_mutex_);
@@ -104,13 +107,14 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;
   bool cheap_ = false;                // constant once running
   Link* link_to_read_ = nullptr;      // likewise; null before. The thread that polls only
-  std::atomic<bool> pending_{false};  // a copy of !writer_.empty()
+  std::atomic<bool> pending_{false};  // a copy of unsent()
   std::atomic<bool> blocked_{false};  // what is pending waits for room; written under write_mutex_
 
   Mutex write_mutex_;
   State state_ STITCH_GUARDED_BY(write_mutex_) = State::waiting;
   std::optional<Error> why_ STITCH_GUARDED_BY(write_mutex_);  // it ended
   std::unique_ptr<Link> link_ STITCH_GUARDED_BY(write_mutex_);
+  bool sealed_ STITCH_GUARDED_BY(write_mutex_) = false;  // link_ may hold output
   RecordWriter writer_ STITCH_GUARDED_BY(write_mutex_);
   Poller::Clock::time_point last_send_ STITCH_GUARDED_BY(write_mutex_);
   std::size_t gathered_ STITCH_GUARDED_BY(write_mutex_) = 0;  // messages since the last flush

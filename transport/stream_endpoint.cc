@@ -449,8 +449,8 @@ class StreamEndpoint final : public Endpoint {
 }  // namespace
 
 std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream) {
-  static_cast<void>(
-      encode(options.self));  // a name that is too long is the caller's mistake: say so now
+  // A name that is too long is the caller's mistake: say so now.
+  static_cast<void>(Introduction::encode(options.self));
   check_names("transport", stream.transports, {"shm", "tcp"});
   check_bind_address(stream.bind_address);
   return std::make_unique<StreamEndpoint>(std::move(options), std::move(stream));

@@ -190,12 +190,12 @@ class RawPeer {
     return write(record_text(RecordKind::message, 0, frame.size(), frame));
   }
   [[nodiscard]] static std::string hello() {
-    const Bytes greeting = Handshake(named(), {}).greeting();
+    const Bytes greeting = Handshake(named(), Role::connecting, {}).greeting();
     return std::string(reinterpret_cast<const char*>(greeting.data()), greeting.size());
   }
   // False when the other side does not let us in.
   bool shake_hands() {
-    Handshake handshake(named(), {});
+    Handshake handshake(named(), Role::connecting, {});
     const auto say = [this](const Bytes& words) {
       return write_message({reinterpret_cast<const char*>(words.data()), words.size()});
     };

@@ -1,0 +1,442 @@
+// The handshake of workers without any I/O: what opens, what does not, and what a stranger can
+// learn or achieve with what it has heard.
+#include "stitch/transport/handshake.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/error.h"
+#include "tests/support/error_of.h"
+
+namespace stitch::transport {
+namespace {
+
+using stitch::testing::error_of;
+using State = Handshake::State;
+
+Hello make_hello(std::uint32_t id, const std::string& name) {
+  Hello hello;
+  hello.features = 0x8000000000000001ULL;
+  hello.world = 42;
+  hello.id = id;
+  hello.epoch = 7;
+  hello.name = name;
+  return hello;
+}
+
+Handshake::Terms terms(const std::string& secret, Encryption encryption = Encryption::on) {
+  return {secret.empty() ? nullptr : SecretKey::from_random(secret), encryption};
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+// The connecting and the accepting side, and what each has said.
+struct Sides {
+  Sides(Handshake::Terms of_connecting, Handshake::Terms of_accepting,
+        Handshake::Check check = nullptr)
+      : connecting(make_hello(1, "left"), Role::connecting, std::move(of_connecting),
+                   std::move(check)),
+        accepting(make_hello(2, "right"), Role::accepting, std::move(of_accepting)) {}
+  Handshake connecting;
+  Handshake accepting;
+  std::vector<std::string> said_by_connecting;
+  std::vector<std::string> said_by_accepting;
+
+  using Change = std::function<void(bool by_connecting, std::size_t index, std::string& message)>;
+  // Messages alternate until nobody has anything to say; each passes `change` on its way.
+  void exchange(const Change& change = nullptr) {
+    std::vector<std::string> to_accepting{text(connecting.greeting())};
+    std::vector<std::string> to_connecting{text(accepting.greeting())};
+    while (!to_accepting.empty() || !to_connecting.empty()) {
+      auto from_accepting = deliver(to_accepting, accepting, said_by_connecting, true, change);
+      auto from_connecting = deliver(to_connecting, connecting, said_by_accepting, false, change);
+      to_connecting = std::move(from_accepting);
+      to_accepting = std::move(from_connecting);
+    }
+  }
+  static std::string text(const Bytes& bytes) {
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+
+ private:
+  static std::vector<std::string> deliver(const std::vector<std::string>& messages, Handshake& to,
+                                          std::vector<std::string>& said, bool by_connecting,
+                                          const Change& change) {
+    std::vector<std::string> answers;
+    for (std::string message : messages) {
+      if (change) change(by_connecting, said.size(), message);
+      said.push_back(message);
+      for (const Bytes& answer : to.receive(bytes_of(message))) answers.push_back(text(answer));
+    }
+    return answers;
+  }
+};
+
+TEST(Handshake, OpensWithAndWithoutASecret) {
+  for (const std::string secret : {"", "open sesame"}) {
+    Sides sides(terms(secret), terms(secret));
+    sides.exchange();
+    ASSERT_EQ(sides.connecting.state(), State::open);
+    ASSERT_EQ(sides.accepting.state(), State::open);
+    EXPECT_EQ(sides.connecting.peer().name, "right");
+    EXPECT_EQ(sides.accepting.peer().name, "left");
+    EXPECT_EQ(sides.accepting.peer().id, 1U);
+    EXPECT_EQ(sides.accepting.peer().epoch, 7U);
+    EXPECT_EQ(sides.accepting.peer().world, 42U);
+    EXPECT_EQ(sides.accepting.peer().features, 0x8000000000000001ULL);
+    EXPECT_EQ(sides.accepting.peer().authenticated, !secret.empty());
+    EXPECT_EQ(sides.connecting.keys().has_value(), !secret.empty());
+  }
+}
+
+TEST(Handshake, BothSidesFindTheSameKeysAndOtherOnesEveryTime) {
+  Sides sides(terms("s"), terms("s"));
+  Sides again(terms("s"), terms("s"));
+  sides.exchange();
+  again.exchange();
+  ASSERT_TRUE(sides.connecting.keys() && sides.accepting.keys() && again.accepting.keys());
+  const SessionKeys& one = *sides.connecting.keys();
+  const SessionKeys& two = *sides.accepting.keys();
+  EXPECT_TRUE(one.from_connecting.equals(two.from_connecting.span()));
+  EXPECT_TRUE(one.from_accepting.equals(two.from_accepting.span()));
+  EXPECT_FALSE(one.from_accepting.equals(one.from_connecting.span()));
+  EXPECT_FALSE(one.from_connecting.equals(again.connecting.keys()->from_connecting.span()));
+  EXPECT_EQ(one.encryption, Encryption::on);
+  EXPECT_EQ(one.cipher == Cipher::aes256_gcm, has_aes_instructions());
+}
+
+TEST(Handshake, WithoutEncryptionThereAreNoKeys) {
+  Sides sides(terms("s", Encryption::off), terms("s", Encryption::off));
+  sides.exchange();
+  EXPECT_EQ(sides.accepting.state(), State::open);
+  EXPECT_FALSE(sides.connecting.keys() || sides.accepting.keys());
+}
+
+TEST(Handshake, TakesAFreshNonceAndKeyEveryTime) {
+  Handshake one(make_hello(1, "left"), Role::connecting, terms("s"));
+  Handshake two(make_hello(1, "left"), Role::connecting, terms("s"));
+  const Bytes first_words = one.greeting();
+  const Bytes second_words = two.greeting();
+  const Greeting first = decode_greeting(first_words.span());
+  const Greeting second = decode_greeting(second_words.span());
+  EXPECT_NE(first.nonce, second.nonce);
+  EXPECT_NE(first.public_key, second.public_key);
+}
+
+TEST(Handshake, AStrangerLearnsNeitherNameNorProof) {
+  Handshake self(make_hello(0x5a5a5a5a, "parameter-server"), Role::accepting, terms("s"));
+  Handshake stranger(make_hello(2, "thief"), Role::connecting, terms("guess"));
+  std::string heard = Sides::text(self.greeting());
+  for (const Bytes& answer : self.receive(stranger.greeting().span())) heard += Sides::text(answer);
+  EXPECT_EQ(heard.size(), Greeting::kBytes);  // it answers nothing to a greeting
+  for (const Bytes& proof : stranger.receive(bytes_of(heard.substr(0, Greeting::kBytes)))) {
+    for (const Bytes& answer : self.receive(proof.span())) heard += Sides::text(answer);
+  }
+  EXPECT_EQ(self.state(), State::refused);
+  EXPECT_EQ(heard.find("parameter-server"), std::string::npos);
+  EXPECT_EQ(heard.find("ZZZZ"), std::string::npos);  // its id
+  EXPECT_NE(heard.find("does not know the secret of this worker"), std::string::npos);
+}
+
+TEST(Handshake, WrongSecretsAreRefusedOnBothSides) {
+  Sides sides(terms("one"), terms("two"));
+  sides.exchange();
+  ASSERT_EQ(sides.connecting.state(), State::refused);
+  ASSERT_EQ(sides.accepting.state(), State::refused);
+  EXPECT_EQ(sides.connecting.error().code(), ErrorCode::unauthenticated);
+  EXPECT_STREQ(sides.accepting.error().what(),
+               "peer \"left\" (id 1) does not know the secret of this worker");
+  EXPECT_EQ(sides.accepting.error().code(), ErrorCode::unauthenticated);
+}
+
+TEST(Handshake, UnequalTermsAreRefusedOnBothSidesNamingBoth) {
+  struct Case {
+    Handshake::Terms connecting;
+    Handshake::Terms accepting;
+    const char* text;
+    ErrorCode code;
+  };
+  for (const Case& each : std::vector<Case>{
+           {terms(""), terms("s"), "peer uses no secret, this worker demands one",
+            ErrorCode::unauthenticated},
+           {terms("s"), terms(""), "peer demands a secret, this worker has none",
+            ErrorCode::unauthenticated},
+           {terms("s", Encryption::off), terms("s"),
+            "peer has encryption \"off\", this worker \"on\"", ErrorCode::protocol},
+           {terms("s", Encryption::integrity), terms("s"),
+            "peer has encryption \"integrity\", this worker \"on\"", ErrorCode::protocol}}) {
+    Sides sides(each.connecting, each.accepting);
+    sides.exchange();
+    ASSERT_EQ(sides.connecting.state(), State::refused);
+    ASSERT_EQ(sides.accepting.state(), State::refused);
+    EXPECT_STREQ(sides.accepting.error().what(), each.text);
+    EXPECT_EQ(sides.accepting.error().code(), each.code);
+    EXPECT_EQ(sides.connecting.error().code(), each.code);
+    EXPECT_TRUE(sides.said_by_connecting.size() <= 2);  // greeting, refusal: no proof
+  }
+}
+
+TEST(Handshake, OtherWorldsAreRefusedNamingBoth) {
+  Handshake left(make_hello(1, "left"), Role::connecting, terms("s"));
+  Hello other = make_hello(2, "right");
+  other.world = 43;
+  Handshake right(other, Role::accepting, terms("s"));
+  const auto introduction = left.receive(right.greeting().span());
+  static_cast<void>(right.receive(left.greeting().span()));
+  static_cast<void>(right.receive(introduction.at(0).span()));
+  ASSERT_EQ(right.state(), State::refused);
+  EXPECT_EQ(right.error().code(), ErrorCode::protocol);
+  EXPECT_STREQ(right.error().what(),
+               "peer \"left\" (id 1) belongs to world 42, worker \"right\" to world 43");
+}
+
+TEST(Handshake, TheConnectingSideLetsNobodyInWhomItDoesNotWant) {
+  Sides sides(terms("s"), terms("s"), [](const Hello& peer) {
+    EXPECT_EQ(peer.name, "right");
+    throw Error(ErrorCode::unauthenticated, "somebody else is wanted");
+  });
+  sides.exchange();
+  ASSERT_EQ(sides.connecting.state(), State::refused);
+  ASSERT_EQ(sides.accepting.state(), State::refused);
+  EXPECT_STREQ(sides.accepting.error().what(),
+               "connection refused by the peer: somebody else is wanted");
+  EXPECT_FALSE(sides.connecting.keys() || sides.accepting.keys());
+}
+
+TEST(Handshake, ARefusalReachesThePeerInWords) {
+  Handshake left(make_hello(1, "left"), Role::connecting, terms(""));
+  std::vector<Bytes> answer;
+  {
+    Handshake right(make_hello(2, "right"), Role::connecting, terms(""));
+    answer = right.receive(left.greeting().span());
+  }
+  ASSERT_EQ(answer.size(), 1U);
+  EXPECT_TRUE(left.receive(answer[0].span()).empty());
+  ASSERT_EQ(left.state(), State::refused);
+  EXPECT_TRUE(left.peer_refused());
+  EXPECT_TRUE(left.error().remote());
+  EXPECT_STREQ(left.error().what(),
+               "connection refused by the peer: peer says that it is the connecting side, which "
+               "this worker is");
+}
+
+TEST(Handshake, AMirrorDoesNotPassForAPeer) {
+  for (const Role role : {Role::connecting, Role::accepting}) {
+    Handshake self(make_hello(1, "self"), role, terms("secret"));
+    static_cast<void>(self.receive(self.greeting().span()));
+    EXPECT_EQ(self.state(), State::refused);
+    EXPECT_EQ(self.error().code(), ErrorCode::unauthenticated);
+    // One that also changes what a mirror can change.
+    for (const std::size_t at : {6UL, 16UL}) {  // the flags (role), the nonce
+      Handshake again(make_hello(1, "self"), role, terms("secret"));
+      std::string words = Sides::text(again.greeting());
+      words[at] = static_cast<char>(words[at] ^ 2);
+      const auto answer = again.receive(bytes_of(words));
+      for (const Bytes& each : answer) static_cast<void>(again.receive(each.span()));
+      EXPECT_NE(again.state(), State::open);
+    }
+  }
+}
+
+// What opened both connections before there were roles: the words of one answer the other.
+TEST(Handshake, CrossedWordsOfOneWorkerOpenNothing) {
+  for (const bool as_connecting : {false, true}) {
+    const Role role = as_connecting ? Role::connecting : Role::accepting;
+    Handshake first(make_hello(1, "self"), role, terms("s"));
+    Handshake second(make_hello(1, "self"), role, terms("s"));
+    std::vector<Bytes> of_first;
+    std::vector<Bytes> of_second;
+    of_first.push_back(first.greeting());
+    of_second.push_back(second.greeting());
+    for (int round = 0; round < 4; ++round) {
+      std::vector<Bytes> next_first;
+      std::vector<Bytes> next_second;
+      for (const Bytes& each : of_second) {
+        for (Bytes& answer : first.receive(each.span())) next_first.push_back(std::move(answer));
+      }
+      for (const Bytes& each : of_first) {
+        for (Bytes& answer : second.receive(each.span())) next_second.push_back(std::move(answer));
+      }
+      of_first = std::move(next_first);
+      of_second = std::move(next_second);
+    }
+    for (const Handshake* each : {&first, &second}) {
+      ASSERT_EQ(each->state(), State::refused);
+      EXPECT_EQ(each->error().code(), ErrorCode::protocol);
+    }
+  }
+}
+
+TEST(Handshake, NothingCanReplaceAProof) {
+  for (const std::string words : {"STOK", "STHI", "STNOx"}) {
+    Handshake self(make_hello(1, "self"), Role::accepting, terms("secret"));
+    Handshake thief(make_hello(2, "thief"), Role::connecting, terms("guess"));
+    static_cast<void>(self.receive(thief.greeting().span()));
+    ASSERT_EQ(self.state(), State::introduction);
+    static_cast<void>(self.receive(bytes_of(words)));
+    EXPECT_EQ(self.state(), State::refused);
+  }
+}
+
+TEST(Handshake, ARecordedSessionDoesNotOpenAgain) {
+  Sides sides(terms("s"), terms("s"));
+  sides.exchange();
+  ASSERT_EQ(sides.accepting.state(), State::open);
+  Handshake accepting(make_hello(2, "right"), Role::accepting, terms("s"));
+  for (const std::string& words : sides.said_by_connecting)
+    static_cast<void>(accepting.receive(bytes_of(words)));
+  EXPECT_EQ(accepting.error().code(), ErrorCode::unauthenticated);
+  Handshake connecting(make_hello(1, "left"), Role::connecting, terms("s"));
+  for (const std::string& words : sides.said_by_accepting)
+    static_cast<void>(connecting.receive(bytes_of(words)));
+  EXPECT_EQ(connecting.error().code(), ErrorCode::unauthenticated);
+}
+
+// Each byte of each message, changed on its way, in both directions: versions, flags (roles, use of
+// a secret, encryption, AES), features, nonces, keys, names, ids, epochs, worlds, proofs.
+TEST(Handshake, AByteChangedAnywhereOpensNeitherSide) {
+  Sides good(terms("s"), terms("s"));
+  good.exchange();
+  for (const bool by_connecting : {true, false}) {
+    const auto& said = by_connecting ? good.said_by_connecting : good.said_by_accepting;
+    ASSERT_EQ(said.size(), by_connecting ? 3U : 2U);
+    for (std::size_t index = 0; index < said.size(); ++index) {
+      for (std::size_t at = 0; at < said[index].size(); ++at) {
+        for (const int bit : {0x01, 0x04, 0x10, 0x80}) {
+          Sides sides(terms("s"), terms("s"));
+          sides.exchange([&](bool by, std::size_t number, std::string& message) {
+            if (by == by_connecting && number == index)
+              message[at] = static_cast<char>(message[at] ^ bit);
+          });
+          // The last word opens the side that says it, until it hears that the other one does not.
+          EXPECT_EQ(sides.connecting.state(), State::refused) << index << " " << at;
+          EXPECT_EQ(sides.accepting.state(), State::refused) << index << " " << at;
+          for (const Handshake* side : {&sides.connecting, &sides.accepting}) {
+            if (side->state() != State::refused) continue;
+            EXPECT_TRUE(side->error().code() == ErrorCode::unauthenticated ||
+                        side->error().code() == ErrorCode::protocol)
+                << side->error().what();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Handshake, MessagesThatAreCutShortOpenNothing) {
+  Sides good(terms("s"), terms("s"));
+  good.exchange();
+  for (std::size_t index = 0; index < good.said_by_connecting.size(); ++index) {
+    for (std::size_t size = 0; size < good.said_by_connecting[index].size(); ++size) {
+      Sides sides(terms("s"), terms("s"));
+      sides.exchange([&](bool by_connecting, std::size_t number, std::string& message) {
+        if (by_connecting && number == index) message.resize(size);
+      });
+      EXPECT_EQ(sides.accepting.state(), State::refused) << index << " " << size;
+    }
+  }
+}
+
+TEST(Handshake, SurvivesRandomMessages) {
+  std::mt19937 random(11);
+  const std::vector<std::string> magics{"STHI", "STID", "STOK", "STNO", "STCH"};
+  for (int round = 0; round < 5000; ++round) {
+    const Role role = round % 4 < 2 ? Role::accepting : Role::connecting;
+    const Role other = round % 4 < 2 ? Role::connecting : Role::accepting;
+    const std::string secret = round % 2 == 0 ? "" : "secret";
+    Handshake self(make_hello(1, "self"), role, terms(secret));
+    if (round % 3 == 0) {
+      Handshake peer(make_hello(2, "peer"), other, terms(secret));
+      static_cast<void>(self.receive(peer.greeting().span()));
+    }
+    for (int i = 0; i < 4; ++i) {
+      std::string message = magics[random() % magics.size()];
+      const std::size_t more = random() % 100;
+      for (std::size_t k = 0; k < more; ++k) message.push_back(static_cast<char>(random()));
+      message.resize(random() % 4 == 0 ? random() % (message.size() + 1) : message.size());
+      static_cast<void>(self.receive(bytes_of(message)));
+    }
+    EXPECT_NE(self.state(), State::open);
+  }
+}
+
+TEST(Greeting, SurvivesEncodingAndDecoding) {
+  Greeting greeting;
+  greeting.role = Role::accepting;
+  greeting.authenticated = true;
+  greeting.encryption = Encryption::integrity;
+  greeting.aes = true;
+  greeting.features = 0x1122334455667788;
+  greeting.nonce[31] = std::byte{2};
+  greeting.public_key[0] = std::byte{3};
+  const Bytes bytes = encode(greeting);
+  EXPECT_EQ(bytes.size(), Greeting::kBytes);
+  const Greeting decoded = decode_greeting(bytes.span());
+  EXPECT_EQ(decoded.role, Role::accepting);
+  EXPECT_TRUE(decoded.authenticated && decoded.aes);
+  EXPECT_EQ(decoded.encryption, Encryption::integrity);
+  EXPECT_EQ(decoded.features, greeting.features);
+  EXPECT_EQ(decoded.nonce, greeting.nonce);
+  EXPECT_EQ(decoded.public_key, greeting.public_key);
+}
+
+TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
+  Greeting greeting;
+  greeting.version = 9;
+  const Bytes bytes = encode(greeting);
+  const Error error = error_of([&] { static_cast<void>(decode_greeting(bytes.span())); });
+  EXPECT_EQ(error.code(), ErrorCode::protocol);
+  EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 2");
+}
+
+TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
+  const Bytes good = encode(Greeting{});
+  EXPECT_EQ(error_of([] {
+              static_cast<void>(decode_greeting(bytes_of("GET / HTTP/1.1\r\n\r\n")));
+            }).code(),
+            ErrorCode::protocol);
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    EXPECT_EQ(error_of([&] { static_cast<void>(decode_greeting(good.span().first(size))); }).code(),
+              ErrorCode::protocol);
+  }
+  for (const char flags : {'\x20', '\x0c'}) {  // an unknown one; an encryption that is none
+    std::string words = Sides::text(good);
+    words[6] = flags;
+    EXPECT_EQ(error_of([&] { static_cast<void>(decode_greeting(bytes_of(words))); }).code(),
+              ErrorCode::protocol);
+  }
+}
+
+TEST(Introduction, HasOneSizeAndNothingBehindTheName) {
+  Bytes words = Introduction::encode(make_hello(1, "a"));
+  words.append(Key().data(), Key::kBytes);
+  EXPECT_EQ(words.size(), Introduction::kBytes);
+  EXPECT_EQ(Introduction::decode(words.span()).who.name, "a");
+  words.data()[40] = std::byte{'b'};
+  EXPECT_EQ(error_of([&] { static_cast<void>(Introduction::decode(words.span())); }).code(),
+            ErrorCode::protocol);
+}
+
+TEST(Introduction, RefusesNamesThatAreTooLongOrCannotBePrinted) {
+  EXPECT_EQ(error_of([] {
+              static_cast<void>(Introduction::encode(make_hello(1, std::string(441, 'n'))));
+            }).code(),
+            ErrorCode::invalid_argument);
+  Bytes longest = Introduction::encode(make_hello(1, std::string(440, 'n')));
+  EXPECT_EQ(longest.size() + Introduction::kProofBytes, Introduction::kBytes);
+  Bytes words = Introduction::encode(make_hello(1, "a\x1b[2Jb"));
+  words.append(Key().data(), Key::kBytes);
+  EXPECT_EQ(error_of([&] { static_cast<void>(Introduction::decode(words.span())); }).code(),
+            ErrorCode::protocol);
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,404 @@
+// Strangers that do not know the secret against workers that do, over real sockets: what they can
+// hear, repeat, change and cut off. Nothing they do opens a connection of theirs or delivers a word
+// that was not said.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/stream_endpoint.h"
+#include "tests/transport/relay.h"
+
+namespace stitch::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kSecret = "the secret of this test";
+
+EndpointOptions with_secret(std::uint32_t id, Encryption encryption = Encryption::on) {
+  static const auto key = SecretKey::from_random(kSecret);
+  EndpointOptions self = options(id);
+  self.secret = key;
+  self.encryption = encryption;
+  return self;
+}
+
+bool is_refusal_of_strangers(ErrorCode code) {
+  return code == ErrorCode::unauthenticated || code == ErrorCode::protocol;
+}
+
+// A worker that listens over TCP, and a Recorder for each connection that comes.
+class Listening {
+ public:
+  explicit Listening(EndpointOptions self)
+      : endpoint_(make_stream_endpoint(std::move(self), {{"tcp"}, "127.0.0.1"})) {
+    address = endpoint_
+                  ->listen([this] {
+                    MutexLock lock(mutex_);
+                    accepted_.push_back(std::make_shared<Recorder>());
+                    return accepted_.back()->events();
+                  })
+                  .front();
+  }
+  [[nodiscard]] std::size_t accepted() const {
+    MutexLock lock(mutex_);
+    return accepted_.size();
+  }
+  [[nodiscard]] std::shared_ptr<Recorder> recorder(std::size_t index) const {
+    EXPECT_TRUE(wait_until([&] { return accepted() > index; }));
+    MutexLock lock(mutex_);
+    return accepted_.at(index);
+  }
+  [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
+  std::string address;
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<Recorder>> accepted_;
+  std::unique_ptr<Endpoint> endpoint_;
+};
+
+// One short session of two workers, of which a relay may change what it likes.
+struct Session {
+  std::shared_ptr<Recorder> client = std::make_shared<Recorder>();
+  std::shared_ptr<Recorder> server;
+  std::vector<std::string> heard_by_server;
+  std::vector<std::string> heard_by_client;
+  bool over = false;  // both sides have ended it by themselves
+};
+
+const std::string kQuestion = "how much is the loss?";
+const std::string kAnswer = "more than before";
+
+// Says the question, hears the answer, and then both sides hang up; or whatever comes of it.
+Session hold_session(Listening& server, std::size_t number, Endpoint& client,
+                     const std::string& address) {
+  Session session;
+  const auto connection = client.connect(address, session.client->events());
+  session.server = server.recorder(number);
+  connection->send(make_message(kQuestion), nullptr);
+  const auto ended = [](const Recorder& side) { return side.closed().has_value(); };
+  const auto settled = [&](Recorder& side) {
+    return wait_until([&] { return side.received() > 0 || ended(side) || ended(*session.client); });
+  };
+  if (settled(*session.server) && session.server->received() > 0) {
+    if (const auto back = session.server->connection()) back->send(make_message(kAnswer), nullptr);
+    static_cast<void>(settled(*session.client));
+  }
+  session.over = wait_until([&] { return ended(*session.server) && ended(*session.client); },
+                            milliseconds(session.client->received() > 0 ? 0 : 5000));
+  connection->close(Error(ErrorCode::cancelled, "the session is over"));
+  EXPECT_TRUE(session.client->wait_closed());
+  EXPECT_TRUE(session.server->wait_closed());
+  session.heard_by_server = session.server->take_texts();
+  session.heard_by_client = session.client->take_texts();
+  return session;
+}
+
+// Nothing was delivered but what was said, and the side that was lied to says so.
+void expect_unharmed(const Session& session, bool to_server) {
+  for (const auto& text : session.heard_by_server) EXPECT_EQ(text, kQuestion);
+  for (const auto& text : session.heard_by_client) EXPECT_EQ(text, kAnswer);
+  EXPECT_LE(session.server->received(), 1U);
+  EXPECT_LE(session.client->received(), 1U);
+  const auto& victim = to_server ? session.server : session.client;
+  EXPECT_TRUE(is_refusal_of_strangers(victim->closed_code())) << victim->closed_text();
+}
+
+class TranscriptAttacks : public testing::TestWithParam<Encryption> {
+ protected:
+  // The handshake is the same for each encryption: once is enough.
+  static std::size_t first_position(std::size_t length) {
+    constexpr std::size_t kRecords = 100;  // the sealed ones are not longer, in either direction
+    return GetParam() == Encryption::on ? 0 : length - kRecords;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Encryptions, TranscriptAttacks,
+                         testing::Values(Encryption::on, Encryption::integrity),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(TranscriptAttacks, AByteChangedAtAnyPositionOfASessionEndsIt) {
+  Listening server(with_secret(1, GetParam()));
+  const auto client = make_stream_endpoint(with_secret(2, GetParam()), {{"tcp"}, "127.0.0.1"});
+  Relay relay(server.address);
+  std::size_t number = 0;
+  const Session good = hold_session(server, number++, *client, relay.address());
+  ASSERT_EQ(good.heard_by_client, std::vector<std::string>{kAnswer});
+  ASSERT_FALSE(good.over);
+  const std::array<std::size_t, 2> lengths{relay.carried(true).size(), relay.carried(false).size()};
+  ASSERT_GT(lengths[0], 600U);
+  EXPECT_EQ(relay.carried(true).find(kQuestion) != std::string::npos,
+            GetParam() == Encryption::integrity);
+  for (const bool from_connecting : {true, false}) {
+    const std::size_t length = lengths[from_connecting ? 0 : 1];
+    for (std::size_t at = first_position(length); at < length; ++at) {
+      SCOPED_TRACE((from_connecting ? "to the server, byte " : "to the client, byte ") +
+                   std::to_string(at));
+      relay.change_by([=](bool from, std::size_t index, char& byte) {
+        if (from == from_connecting && index == at) byte = static_cast<char>(byte ^ 0x01);
+        return true;
+      });
+      const Session session = hold_session(server, number++, *client, relay.address());
+      EXPECT_TRUE(session.over);
+      expect_unharmed(session, from_connecting);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+// A stream that is cut between two records looks like a worker that died: `disconnected`. What
+// matters is that nothing but what was said is delivered.
+TEST_P(TranscriptAttacks, ASessionCutAtAnyPositionDeliversNothingElse) {
+  Listening server(with_secret(1, GetParam()));
+  const auto client = make_stream_endpoint(with_secret(2, GetParam()), {{"tcp"}, "127.0.0.1"});
+  Relay relay(server.address);
+  std::size_t number = 0;
+  const Session good = hold_session(server, number++, *client, relay.address());
+  const std::array<std::size_t, 2> lengths{relay.carried(true).size(), relay.carried(false).size()};
+  for (const bool from_connecting : {true, false}) {
+    const std::size_t length = lengths[from_connecting ? 0 : 1];
+    for (std::size_t at = first_position(length); at < length; ++at) {
+      SCOPED_TRACE((from_connecting ? "to the server, byte " : "to the client, byte ") +
+                   std::to_string(at));
+      relay.change_by([=](bool from, std::size_t index, char&) {
+        return from != from_connecting || index != at;
+      });
+      const Session session = hold_session(server, number++, *client, relay.address());
+      for (const auto& text : session.heard_by_server) EXPECT_EQ(text, kQuestion);
+      const auto& victim = from_connecting ? session.server : session.client;
+      EXPECT_EQ(victim->received(), 0U);
+      const ErrorCode code = victim->closed_code();
+      EXPECT_TRUE(is_refusal_of_strangers(code) || code == ErrorCode::disconnected)
+          << victim->closed_text();
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(TranscriptAttacks, ARecordedSessionOpensNothingWhenItIsRepeated) {
+  Listening server(with_secret(1, GetParam()));
+  const auto client = make_stream_endpoint(with_secret(2, GetParam()), {{"tcp"}, "127.0.0.1"});
+  Relay relay(server.address);
+  static_cast<void>(hold_session(server, 0, *client, relay.address()));
+  const RawPeer stranger(server.address);
+  send_raw(stranger.socket(), relay.carried(true));
+  const auto seen = server.recorder(1);
+  EXPECT_TRUE(wait_hung_up(stranger.socket()));
+  ASSERT_TRUE(seen->wait_closed());
+  EXPECT_EQ(seen->closed_code(), ErrorCode::unauthenticated) << seen->closed_text();
+  EXPECT_FALSE(seen->open());
+  EXPECT_EQ(seen->received(), 0U);
+}
+
+// Once it is open: a record again, one left out, two in the other order, and what a side said
+// itself.
+TEST_P(TranscriptAttacks, RecordsRepeatedLeftOutOrReflectedEndTheSession) {
+  Listening server(with_secret(1, GetParam()));
+  const auto client = make_stream_endpoint(with_secret(2, GetParam()), {{"tcp"}, "127.0.0.1"});
+  Relay relay(server.address);
+  for (std::size_t trick = 0; trick < 3; ++trick) {
+    SCOPED_TRACE(trick);
+    // The relay is too simple to add bytes, so the stranger takes over the connection itself.
+    RawPeer to_server(server.address);
+    sockaddr_in bound{};
+    socklen_t bytes = sizeof(bound);
+    const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto ip = IpAddress::parse("127.0.0.1", 0);
+    ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes),
+              0);
+    ASSERT_EQ(::listen(listener.get(), 1), 0);
+    ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &bytes), 0);
+    const auto in_client = std::make_shared<Recorder>();
+    const auto connection = client->connect(
+        "tcp://127.0.0.1:" + std::to_string(ntohs(bound.sin_port)), in_client->events());
+    const Descriptor to_client(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const auto in_server = server.recorder(trick);
+    const auto hear = [](int socket, std::size_t count) {
+      std::string words(count, '\0');
+      EXPECT_EQ(::recv(socket, words.data(), count, MSG_WAITALL), static_cast<ssize_t>(count));
+      return words;
+    };
+    const auto message = [&](int socket) {
+      const std::string head = hear(socket, RecordHeader::kBytes);
+      const auto header = RecordHeader::decode(reinterpret_cast<const std::byte*>(head.data()));
+      return head + hear(socket, header.bytes);
+    };
+    send_raw(to_server.socket(), message(to_client.get()));  // greeting
+    send_raw(to_client.get(), message(to_server.socket()));
+    send_raw(to_server.socket(), message(to_client.get()));  // introduction
+    send_raw(to_client.get(), message(to_server.socket()));
+    send_raw(to_server.socket(), message(to_client.get()));  // acceptance
+    ASSERT_TRUE(in_server->wait_open());
+    ASSERT_TRUE(in_client->wait_open());
+    const std::size_t size = SealedRecord::kOverhead + RecordHeader::kBytes + kQuestion.size();
+    std::vector<std::string> records;
+    for (int i = 0; i < 2; ++i) {
+      connection->send(make_message(kQuestion), nullptr);
+      records.push_back(hear(to_client.get(), size));
+    }
+    if (trick == 0) {
+      send_raw(to_server.socket(), records[0]);
+      ASSERT_TRUE(in_server->wait_messages(1));
+      send_raw(to_server.socket(), records[0]);
+    } else if (trick == 1) {
+      send_raw(to_server.socket(), records[1] + records[0]);
+    } else {
+      send_raw(to_client.get(), records[0]);
+    }
+    const auto& victim = trick == 2 ? in_client : in_server;
+    ASSERT_TRUE(victim->wait_closed());
+    EXPECT_EQ(victim->closed_code(), ErrorCode::unauthenticated) << victim->closed_text();
+    EXPECT_EQ(victim->received(), trick == 0 ? 1U : 0U);
+    connection->close(Error(ErrorCode::cancelled, "done"));
+  }
+}
+
+// The attack of before there were roles: a stranger opens two connections, to one worker or to two,
+// and lets what is said on each answer the other.
+TEST(CrossedHellos, OpenNothing) {
+  for (const bool two_workers : {false, true}) {
+    Listening first(with_secret(1));
+    Listening second(with_secret(2));
+    Listening& other = two_workers ? second : first;
+    RawPeer to_first(first.address);
+    RawPeer to_other(other.address);
+    const auto seen_first = first.recorder(0);
+    const auto seen_other = other.recorder(two_workers ? 0 : 1);
+    for (int turn = 0; turn < 3; ++turn) {
+      const std::string from_first = to_first.read_message();
+      const std::string from_other = to_other.read_message();
+      if (from_first.empty() && from_other.empty()) break;
+      to_first.write_message(from_other);
+      to_other.write_message(from_first);
+    }
+    for (const auto& seen : {seen_first, seen_other}) {
+      ASSERT_TRUE(seen->wait_closed());
+      EXPECT_TRUE(is_refusal_of_strangers(seen->closed_code())) << seen->closed_text();
+      EXPECT_FALSE(seen->open());
+    }
+  }
+}
+
+TEST(Mirror, OpensNothing) {
+  Listening server(with_secret(1));
+  RawPeer stranger(server.address);
+  const auto seen = server.recorder(0);
+  for (std::string words; !(words = stranger.read_message()).empty();)
+    stranger.write_message(words);
+  ASSERT_TRUE(seen->wait_closed());
+  EXPECT_EQ(seen->closed_code(), ErrorCode::unauthenticated) << seen->closed_text();
+}
+
+// A stranger in the middle makes both sides believe that the other one wants less.
+TEST(Downgrade, OfVersionSecretOrEncryptionOpensNothing) {
+  const auto client = make_stream_endpoint(with_secret(2), {{"tcp"}, "127.0.0.1"});
+  // Of a greeting: the version, and the flags without the secret, encryption and both, or with
+  // encryption "integrity", without AES.
+  struct Case {
+    std::size_t at;
+    char bits;
+  };
+  constexpr std::size_t kFlagsAt = RecordHeader::kBytes + 6;
+  for (const Case each : {Case{RecordHeader::kBytes + 4, 3}, Case{kFlagsAt, 1}, Case{kFlagsAt, 8},
+                          Case{kFlagsAt, 9}, Case{kFlagsAt, 12}, Case{kFlagsAt, 16}}) {
+    SCOPED_TRACE(static_cast<int>(each.bits));
+    Listening server(with_secret(1));
+    Relay relay(server.address);
+    relay.change_by([=](bool, std::size_t index, char& byte) {
+      if (index == each.at) byte = static_cast<char>(byte ^ each.bits);
+      return true;
+    });
+    const auto in_client = std::make_shared<Recorder>();
+    const auto connection = client->connect(relay.address(), in_client->events());
+    connection->send(make_message("m"), in_client->done());
+    const auto in_server = server.recorder(0);
+    for (const auto& seen : {in_client, in_server}) {
+      ASSERT_TRUE(seen->wait_closed());
+      EXPECT_TRUE(is_refusal_of_strangers(seen->closed_code())) << seen->closed_text();
+      EXPECT_FALSE(seen->open());
+    }
+    EXPECT_TRUE(in_client->wait_sends_done());
+    EXPECT_EQ(in_client->failed(), 1U);
+  }
+}
+
+TEST(Encryptions, MustBeEqualOnBothSides) {
+  for (const auto encryption : {Encryption::off, Encryption::integrity}) {
+    Listening server(with_secret(1));
+    const auto client = make_stream_endpoint(with_secret(2, encryption), {{"tcp"}, "127.0.0.1"});
+    const auto in_client = std::make_shared<Recorder>();
+    const auto connection = client->connect(server.address, in_client->events());
+    const auto in_server = server.recorder(0);
+    for (const auto& seen : {in_client, in_server}) {
+      ASSERT_TRUE(seen->wait_closed());
+      EXPECT_EQ(seen->closed_code(), ErrorCode::protocol);
+      for (const Encryption each : {encryption, Encryption::on}) {
+        EXPECT_NE(seen->closed_text().find('"' + std::string(name_of(each)) + '"'),
+                  std::string::npos)
+            << seen->closed_text();
+      }
+    }
+  }
+}
+
+TEST(WhoIsWanted, IsComparedBeforeAnythingIsSent) {
+  Listening server(with_secret(1));
+  const auto client = make_stream_endpoint(with_secret(2), {{"tcp"}, "127.0.0.1"});
+  const auto in_client = std::make_shared<Recorder>();
+  ConnectionEvents events = in_client->events();
+  events.check_peer = [](const Hello& peer) {
+    EXPECT_EQ(peer.name, "worker1");
+    throw Error(ErrorCode::unauthenticated, "worker \"other\" is wanted");
+  };
+  const auto connection = client->connect(server.address, std::move(events));
+  connection->send(make_message("for somebody else"), in_client->done());
+  const auto in_server = server.recorder(0);
+  for (const auto& seen : {in_client, in_server}) {
+    ASSERT_TRUE(seen->wait_closed());
+    EXPECT_EQ(seen->closed_code(), ErrorCode::unauthenticated);
+    EXPECT_FALSE(seen->open());
+  }
+  EXPECT_EQ(in_server->received(), 0U);
+  EXPECT_NE(in_server->closed_text().find("worker \"other\" is wanted"), std::string::npos);
+}
+
+TEST(WhoIsWanted, OurOwnIdIsRefusedFromTheNetwork) {
+  EndpointOptions self = with_secret(1);
+  self.refuse_own_id = true;
+  Listening server(std::move(self));
+  const auto client = make_stream_endpoint(with_secret(1), {{"tcp"}, "127.0.0.1"});
+  const auto in_client = std::make_shared<Recorder>();
+  const auto connection = client->connect(server.address, in_client->events());
+  const auto in_server = server.recorder(0);
+  ASSERT_TRUE(in_server->wait_closed());
+  EXPECT_EQ(in_server->closed_code(), ErrorCode::unauthenticated);
+  EXPECT_NE(in_server->closed_text().find("has the id of this worker itself"), std::string::npos)
+      << in_server->closed_text();
+  ASSERT_TRUE(in_client->wait_closed());
+}
+
+// What was parsed, with a timer for each message, as long as a stranger liked.
+TEST(RefusedStrangers, AreNotReadFromForLong) {
+  Listening server(with_secret(1));
+  RawPeer stranger(server.address);
+  const auto seen = server.recorder(0);
+  static_cast<void>(stranger.read_message());  // its greeting
+  const auto began = std::chrono::steady_clock::now();
+  stranger.write_message("GET / HTTP/1.1");
+  static_cast<void>(stranger.read_message());  // its refusal
+  std::string flood;
+  for (int i = 0; i < 2000; ++i) flood += record_text(RecordKind::message, 0, 4, "STHI");
+  send_raw(stranger.socket(), flood);
+  EXPECT_TRUE(wait_hung_up(stranger.socket()));
+  ASSERT_TRUE(seen->wait_closed());
+  EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
+  // One who is quiet would have had a second to read why.
+  EXPECT_LT(std::chrono::steady_clock::now() - began, milliseconds(900));
+}
+
+}  // namespace
+}  // namespace stitch::transport
