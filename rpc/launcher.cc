@@ -1,9 +1,12 @@
 #include "stitch/rpc/launcher.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <charconv>
 #include <filesystem>
+#include <string_view>
+#include <system_error>
 
 #include "stitch/transport/error.h"
 
@@ -32,13 +35,26 @@ int require_number(const Environment& environment, const std::string& name,
   return *value;
 }
 
-// A file that only the processes of one job on this host, started by one user, agree on.
-std::string job_file(const std::string& job) {
+// Whether nobody else can put a file there. The environment may come from another host, where the
+// folder exists.
+bool is_private_folder(const std::string& path) {
+  struct stat state {};
+  return path.starts_with('/') && stat(path.c_str(), &state) == 0 && S_ISDIR(state.st_mode) &&
+         state.st_uid == geteuid() && (state.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+// A file that only the processes of one job on this host, started by one user, agree on. In a
+// folder that is shared with other users somebody else may make it first; the file store then
+// refuses it.
+std::string job_file(const Environment& environment, const std::string& job) {
   std::string safe;
   for (const char c : job) safe += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '-';
-  return "file://" + (std::filesystem::temp_directory_path() /
-                      ("stitch-" + std::to_string(getuid()) + '-' + safe))
-                         .string();
+  const std::string own = environment("XDG_RUNTIME_DIR").value_or("");
+  std::error_code none;
+  std::filesystem::path folder = own;
+  if (!is_private_folder(own)) folder = std::filesystem::temp_directory_path(none);
+  if (folder.empty()) folder = "/tmp";
+  return "file://" + (folder / ("stitch-" + std::to_string(geteuid()) + '-' + safe)).string();
 }
 
 std::string master_address(const Environment& environment) {
@@ -64,6 +80,21 @@ std::string first_slurm_host(const std::string& node_list) {
          node_list.substr(bracket + 1, node_list.find_first_of(",-]", bracket) - bracket - 1);
 }
 
+std::optional<TcpPlace> parse_tcp_method(const std::string& method) {
+  constexpr std::string_view kScheme = "tcp://";
+  const auto colon = method.rfind(':');
+  if (!method.starts_with(kScheme) || colon <= kScheme.size()) return std::nullopt;
+  TcpPlace place{method.substr(kScheme.size(), colon - kScheme.size())};
+  const char* const end = method.data() + method.size();
+  const auto [stop, error] = std::from_chars(method.data() + colon + 1, end, place.port);
+  if (error != std::errc() || stop != end || place.port == 0) return std::nullopt;
+  if (place.host.starts_with('[') && place.host.ends_with(']'))
+    place.host = place.host.substr(1, place.host.size() - 2);
+  if (place.host.empty() || place.host.find_first_of("[]/ ") != std::string::npos)
+    return std::nullopt;
+  return place;
+}
+
 std::optional<LaunchInfo> read_launcher(const Environment& environment) {
   LaunchInfo info;
   info.init_method = master_address(environment);
@@ -80,7 +111,7 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     const auto job = environment("SLURM_JOB_ID").value_or("0") + '-' +
                      environment("SLURM_STEP_ID").value_or("0");
     if (info.init_method.empty() && read_number(environment, "SLURM_NNODES").value_or(1) == 1) {
-      info.init_method = job_file("slurm-" + job);
+      info.init_method = job_file(environment, "slurm-" + job);
     } else if (info.init_method.empty()) {
       const auto nodes = environment("SLURM_JOB_NODELIST");
       if (!nodes)
@@ -102,8 +133,8 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     const bool one_host =
         read_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0) == info.world_size;
     if (info.init_method.empty() && one_host && space)
-      info.init_method =
-          job_file("ompi-" + *space + '-' + environment("OMPI_MCA_orte_hnp_uri").value_or(""));
+      info.init_method = job_file(
+          environment, "ompi-" + *space + '-' + environment("OMPI_MCA_orte_hnp_uri").value_or(""));
     return info;
   }
   if (const auto rank = read_number(environment, "PMI_RANK")) {
@@ -112,7 +143,7 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
     info.world_size = require_number(environment, "PMI_SIZE", "PMI_RANK");
     const auto local = read_number(environment, "MPI_LOCALNRANKS");
     if (info.init_method.empty() && local == info.world_size)
-      info.init_method = job_file("mpich-" + std::to_string(getppid()));
+      info.init_method = job_file(environment, "mpich-" + std::to_string(getppid()));
     return info;
   }
   return std::nullopt;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -24,5 +25,13 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 
 // The first host of a Slurm node list: "gpu[03-07,9],login1" -> "gpu03".
 [[nodiscard]] std::string first_slurm_host(const std::string& node_list);
+
+// Host and port of "tcp://host:port"; an IPv6 address may stand in brackets, which are taken off.
+// Nothing when it is none, or the port is not one from 1 to 65535.
+struct TcpPlace {
+  std::string host;
+  std::uint16_t port = 0;
+};
+[[nodiscard]] std::optional<TcpPlace> parse_tcp_method(const std::string& method);
 
 }  // namespace stitch

@@ -10,7 +10,9 @@
 
 #include "stitch/rpc/launcher.h"
 #include "stitch/rpc/registry.h"
+#include "stitch/rpc/worker_info.h"
 #include "stitch/transport/error.h"
+#include "stitch/transport/names.h"
 
 extern "C" char** environ;  // NOLINT: POSIX's name
 
@@ -162,45 +164,58 @@ void read_variables(Options& options) {
 }
 
 void check_name(const std::string& name) {
-  const bool good =
-      !name.empty() && name.size() <= 127 && std::all_of(name.begin(), name.end(), [](char c) {
-        return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' ||
-               c == ':' || c == '.';
-      });
-  if (!good) refuse("name", name, "1 to 127 of letters, digits, '-', '_', ':', '.'");
+  if (!is_worker_name(name))
+    refuse("name", name, "1 to 127 of letters, digits, '-', '_', ':', '.'");
 }
 
-void check_init_method(const Options& options) {
-  const std::string& method = options.init_method;
-  if (options.store || options.world_size == 1) return;
+// "; did you mean shm?", or nothing when no known name is near.
+std::string hint(const std::string& wanted, std::vector<std::string> known) {
+  const auto near = nearest_names(wanted, std::move(known), 1);
+  return near.empty() ? "" : "; did you mean " + near.front() + "?";
+}
+
+// Also where it is not used, as in a world of one: the program will be started with more.
+void check_init_method(const std::string& method) {
+  if (method == "env://") return;
   if (method.starts_with("file://") && method.size() > 7) return;
-  if (method.starts_with("tcp://")) {
-    const auto colon = method.rfind(':');
-    const std::string port = method.substr(colon + 1);
-    const bool digits =
-        !port.empty() && port.size() <= 5 &&
-        std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
-    if (colon > 6 && digits && std::stoi(port) <= 65535 && std::stoi(port) > 0) return;
+  if (method.starts_with("tcp://") && parse_tcp_method(method)) return;
+  const std::string scheme = method.substr(0, method.find("://")) + "://";
+  const bool known = scheme == "env://" || scheme == "tcp://" || scheme == "file://";
+  refuse("init_method", method,
+         "env://, tcp://host:port, file:///path" +
+             (known ? "" : hint(scheme, {"env://", "tcp://", "file://"})));
+}
+
+void check_choices(const std::string& what, const std::vector<std::string>& chosen,
+                   const std::vector<std::string>& known) {
+  for (const auto& name : chosen) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    refuse(what, name, transport::join_names(known) + hint(name, known));
   }
-  refuse("init_method", method, "env://, tcp://host:port, file:///path");
 }
 
 }  // namespace
 
 Options resolve_options(Options options) {
   read_variables(options);
+  constexpr int kUnset = Options::kFromLauncher;
   const auto launch = read_launcher(environment);
-  if (launch && options.rank < 0) options.rank = launch->rank;
-  if (launch && options.world_size < 0) options.world_size = launch->world_size;
-  if (options.world_size == 1 && options.rank < 0) options.rank = 0;
-  if (options.rank < 0 || options.world_size < 0) {
+  if (launch && options.rank == kUnset) options.rank = launch->rank;
+  if (launch && options.world_size == kUnset) options.world_size = launch->world_size;
+  if (options.world_size == 1 && options.rank == kUnset) options.rank = 0;
+  // -1 may come of a number that could not be read: to take it for "not set" would hide that.
+  if (options.rank < 0 && options.rank != kUnset)
+    refuse("rank", std::to_string(options.rank), "a number from 0 on");
+  if (options.world_size < 1 && options.world_size != kUnset)
+    refuse("world_size", std::to_string(options.world_size), "a number from 1 on");
+  if (options.rank == kUnset || options.world_size == kUnset) {
     throw Error(ErrorCode::invalid_argument,
-                std::string(options.rank < 0 ? "rank" : "world_size") +
+                std::string(options.rank == kUnset ? "rank" : "world_size") +
                     " is not known: start the program with stitch-run, torchrun, srun or mpirun, "
                     "set RANK and WORLD_SIZE, or set it in "
                     "stitch::Options");
   }
-  if (options.world_size < 1 || options.rank >= options.world_size) {
+  if (options.rank >= options.world_size) {
     throw Error(ErrorCode::invalid_argument,
                 "rank " + std::to_string(options.rank) + " does not fit a world of " +
                     std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
@@ -223,7 +238,10 @@ Options resolve_options(Options options) {
   }
   if (options.name.empty()) options.name = "worker" + std::to_string(options.rank);
   check_name(options.name);
-  check_init_method(options);
+  check_init_method(options.init_method);
+  check_choices("transports", options.transports,
+                {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});
+  check_choices("channels", options.channels, {"basic", "cma"});
   if (!options.device_maps.empty())
     refuse("device_maps", options.device_maps.begin()->first,
            "nothing: this build moves CPU tensors only");

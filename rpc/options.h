@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,9 +16,10 @@ namespace stitch {
 // STITCH_<FIELD>, which counts where the field was left at its default; durations are written
 // "500ms", "5s", "2m", sizes "64MiB", lists with commas.
 struct Options {
-  std::string name{};  // default "worker<rank>"
-  int rank = -1;       // default: what the launcher says
-  int world_size = -1;
+  std::string name{};                                                    // default "worker<rank>"
+  static constexpr int kFromLauncher = std::numeric_limits<int>::min();  // "not set"
+  int rank = kFromLauncher;  // default: what the launcher says
+  int world_size = kFromLauncher;
   std::string init_method =
       "env://";  // where workers meet: "env://", "tcp://host:port", "file:///path"
   std::chrono::nanoseconds rpc_timeout =

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/rpc/launcher.h"
 #include "stitch/transport/address.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/byte_io.h"
@@ -20,6 +22,7 @@
 #include "stitch/transport/hash_store.h"
 #include "stitch/transport/loopback_endpoint.h"
 #include "stitch/transport/prefix_store.h"
+#include "stitch/transport/secret_key.h"
 #include "stitch/transport/selection.h"
 #include "stitch/transport/tcp_store.h"
 
@@ -30,6 +33,9 @@ namespace {
 using std::chrono::steady_clock;
 using transport::Store;
 
+constexpr const char* kLoopback = "loopback";
+constexpr const char* kSharedMemory = "shm";
+
 std::uint64_t random_number() {
   if (sodium_init() < 0) throw Error(ErrorCode::internal, "libsodium cannot be initialised");
   std::uint64_t number = 0;
@@ -37,19 +43,58 @@ std::uint64_t random_number() {
   return number;
 }
 
-// Equal for workers of one process, and for nobody else.
-const std::string& process_token() {
-  static const std::string token = std::to_string(getpid()) + '-' + std::to_string(random_number());
-  return token;
+// "net:[4026531840]"; empty where /proc is not mounted.
+std::string namespace_of_this_process(const char* kind) {
+  char text[128] = {};
+  const std::string path = std::string("/proc/self/ns/") + kind;
+  return readlink(path.c_str(), text, sizeof(text) - 1) < 0 ? "" : text;
 }
 
-// Equal for workers that can share memory and abstract sockets: one kernel, one network namespace.
+// Equal for workers of one process, and for nobody else. Asked for anew each time: children that
+// were forked share the number, and are told apart by their ids (and by the namespace of these).
+std::string process_token() {
+  static const std::string number = std::to_string(random_number());
+  return std::to_string(getpid()) + '-' + namespace_of_this_process("pid") + '-' + number;
+}
+
+// Equal for workers that reach one another on 127.0.0.1: one kernel, one network namespace.
 std::string host_token() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char net[128] = {};
-  if (readlink("/proc/self/ns/net", net, sizeof(net) - 1) < 0) net[0] = '\0';
-  return boot + net;
+  if (boot.empty()) {
+    char name[256] = {};
+    if (gethostname(name, sizeof(name) - 1) == 0) boot = name;
+  }
+  return boot + namespace_of_this_process("net");
+}
+
+// Equal for workers that can meet over shared memory: on one host, of one user, who is another in
+// another user namespace. Empty for one that cannot or may not use it.
+std::string memory_token(const Options& options) {
+  const auto& names = options.transports;
+  const bool wanted =
+      names.empty() || std::find(names.begin(), names.end(), kSharedMemory) != names.end();
+  const std::string users = namespace_of_this_process("user");
+  if (!wanted || options.world_size == 1 || users.empty() || !transport::shared_memory_passes())
+    return {};
+  return host_token() + users + ':' + std::to_string(geteuid());
+}
+
+// Whether nothing is preferred to shared memory, but loopback within a process.
+bool prefers_memory(const Options& options) {
+  const auto& names = options.transports;
+  const auto first = std::find_if(names.begin(), names.end(),
+                                  [](const std::string& name) { return name != kLoopback; });
+  return names.empty() || (first != names.end() && *first == kSharedMemory);
+}
+
+// What stands in the store may end up on a terminal.
+std::string shown(std::string text) {
+  constexpr std::size_t kMost = 127;
+  if (text.size() > kMost) text.resize(kMost);
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
 }
 
 // One worker's entry in the store.
@@ -60,6 +105,8 @@ struct Entry {
   std::uint64_t epoch = 0;
   std::string process;
   std::string host;
+  std::string memory;           // as memory_token()
+  bool prefers_memory = false;  // as prefers_memory()
 
   [[nodiscard]] std::string encode() const {
     transport::Bytes bytes;
@@ -70,6 +117,8 @@ struct Entry {
     out.write(epoch);
     out.write_string(process);
     out.write_string(host);
+    out.write_string(memory);
+    out.write(static_cast<std::uint8_t>(prefers_memory));
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   [[nodiscard]] static Entry decode(const std::string& text) {
@@ -81,6 +130,9 @@ struct Entry {
     entry.epoch = in.read<std::uint64_t>();
     entry.process = in.read_string();
     entry.host = in.read_string();
+    entry.memory = in.read_string();
+    entry.prefers_memory = in.read<std::uint8_t>() != 0;
+    in.expect_end();
     return entry;
   }
 };
@@ -93,7 +145,7 @@ struct Meeting {
 // Whoever can reach an open port could call any registered function.
 void check_open_network(const Options& options, const std::string& address) {
   const char* insecure = std::getenv("STITCH_INSECURE");
-  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" ||
+  if (address == "127.0.0.1" || address == "localhost" || address == "::1" ||
       !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1"))
     return;
   throw Error(ErrorCode::invalid_argument,
@@ -117,19 +169,19 @@ bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions
   }
 }
 
-Meeting open_store(const Options& options, transport::EventLoop& loop) {
+Meeting open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
+                   transport::EventLoop& loop) {
   if (options.store) return {options.store, nullptr};
   if (options.world_size == 1) return {transport::make_hash_store(), nullptr};
   const std::string& method = options.init_method;
   if (method.starts_with("file://")) return {transport::make_file_store(method.substr(7)), nullptr};
-  // tcp://host:port, checked by resolve_options().
-  const auto colon = method.rfind(':');
+  const auto place = parse_tcp_method(method).value();  // checked by resolve_options()
   transport::TcpStoreOptions tcp;
-  tcp.host = method.substr(6, colon - 6);
-  tcp.port = static_cast<std::uint16_t>(std::stoi(method.substr(colon + 1)));
-  tcp.port_span = tcp.port == 0 ? 1 : 16;
+  tcp.host = place.host;
+  tcp.port = place.port;
+  tcp.port_span = 16;
   tcp.job = method;
-  tcp.secret = options.secret;
+  tcp.key = std::move(key);
   tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
   Meeting meeting;
   if (options.rank == 0) {
@@ -146,11 +198,10 @@ Meeting open_store(const Options& options, transport::EventLoop& loop) {
   return meeting;
 }
 
-constexpr const char* kLoopback = "loopback";
-
-// Whether only workers of one host can connect to it.
-bool of_this_host(const std::string& address) {
-  return address.starts_with("shm:") || address.starts_with("tensorpipe-shm:");
+// Whether `self` can connect to an address of `other`, as far as hosts and users decide.
+bool within_reach(const std::string& address, const Entry& self, const Entry& other) {
+  if (address.starts_with("shm:")) return !self.memory.empty() && self.memory == other.memory;
+  return !address.starts_with("tensorpipe-shm:") || self.host == other.host;
 }
 
 class Rendezvous {
@@ -198,8 +249,15 @@ class Rendezvous {
   }
 
   std::uint64_t world_number() {
-    return std::stoull(
-        store_.compare_and_set("world", std::nullopt, std::to_string(random_number())));
+    const std::string text =
+        store_.compare_and_set("world", std::nullopt, std::to_string(random_number()));
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      throw Error(ErrorCode::protocol, "the number of the world is \"" + shown(text) + "\" in " +
+                                           store_.describe() + ", not a number from 0 on");
+    }
+    return number;
   }
 
   // Everybody's addresses, by rank.
@@ -228,13 +286,12 @@ class Rendezvous {
   }
 
  private:
+  // Key after key: a wait for all of them would have the store keep the keys of all workers for
+  // all workers.
   std::vector<std::string> read_all(const std::string& prefix) {
-    std::vector<std::string> keys;
-    for (std::int64_t i = 0; i < options_.world_size; ++i)
-      keys.push_back(prefix + std::to_string(i));
-    store_.wait(keys, left());
     std::vector<std::string> values;
-    for (const auto& key : keys) values.push_back(store_.get(key, left()));
+    for (std::int64_t i = 0; i < options_.world_size; ++i)
+      values.push_back(store_.get(prefix + std::to_string(i), left()));
     return values;
   }
   // Somebody is wrong here. Those who expect a larger world wait for more than will come: they are
@@ -277,13 +334,17 @@ class Rendezvous {
     std::map<std::int64_t, const Entry*> by_rank;
     std::map<std::string, const Entry*> by_name;
     for (const auto& entry : entries) {
-      const std::string who =
-          "worker \"" + entry.name + "\" (rank " + std::to_string(entry.rank) + ")";
+      if (entry.rank < 0 || entry.rank >= entry.world_size || !is_worker_name(entry.name)) {
+        throw Error(ErrorCode::protocol, "an entry in " + store_.describe() +
+                                             " makes no sense: " + "worker \"" + shown(entry.name) +
+                                             "\", rank " + std::to_string(entry.rank) + " of " +
+                                             std::to_string(entry.world_size));
+      }
       if (entry.world_size != options_.world_size) {
-        throw Error(ErrorCode::invalid_argument, who + " expects a world of " +
-                                                     std::to_string(entry.world_size) +
-                                                     ", worker \"" + options_.name + "\" one of " +
-                                                     std::to_string(options_.world_size));
+        throw Error(ErrorCode::invalid_argument,
+                    "worker \"" + entry.name + "\" (rank " + std::to_string(entry.rank) +
+                        ") expects a world of " + std::to_string(entry.world_size) + ", worker \"" +
+                        options_.name + "\" one of " + std::to_string(options_.world_size));
       }
       const auto [same_rank, new_rank] = by_rank.emplace(entry.rank, &entry);
       if (!new_rank) {
@@ -339,11 +400,15 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
 
 std::shared_ptr<Agent> join_world(const Options& options) {
   auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
-  Meeting meeting = open_store(options, *loop);
+  // Stretched once, for the store and all connections.
+  const std::shared_ptr<const transport::SecretKey> key =
+      options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
+  Meeting meeting = open_store(options, key, *loop);
   const auto store = transport::make_prefix_store("stitch", meeting.store);
   Rendezvous rendezvous(options, *store, meeting.server != nullptr);
-  const auto entries = rendezvous.meet(
-      {options.name, options.rank, options.world_size, 0, process_token(), host_token()});
+  const auto entries =
+      rendezvous.meet({options.name, options.rank, options.world_size, 0, process_token(),
+                       host_token(), memory_token(options), prefers_memory(options)});
   const Entry& self = entries[static_cast<std::size_t>(options.rank)];
 
   transport::EndpointOptions endpoint_options;
@@ -351,8 +416,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.self.epoch = self.epoch;
   endpoint_options.self.name = options.name;
   endpoint_options.self.world = rendezvous.world_number();
-  if (!options.secret.empty())
-    endpoint_options.secret = transport::SecretKey::stretch(options.secret);
+  endpoint_options.secret = key;
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
 
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
@@ -375,15 +439,24 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   const bool transports_needed = !std::all_of(entries.begin(), entries.end(), by_loopback);
   const bool other_hosts = std::any_of(entries.begin(), entries.end(),
                                        [&](const Entry& entry) { return entry.host != self.host; });
+  // Any user of this host could connect to a port: it is left out where all meet in shared memory.
+  const bool memory_is_enough =
+      !self.memory.empty() && std::all_of(entries.begin(), entries.end(), [&](const Entry& entry) {
+        return entry.memory == self.memory && entry.prefers_memory;
+      });
   if (transports_needed) {
     transport::TransportChoice choice;
     if (!wanted_transports.empty()) choice.transports = wanted_transports;
     std::erase(choice.transports, kLoopback);
     if (!options.channels.empty()) choice.channels = options.channels;
-    const auto wanted = transport::wanted_interfaces_from_environment();
-    choice.bind_address =
-        transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
-    check_open_network(options, choice.bind_address);
+    if (memory_is_enough) {
+      choice.transports = {kSharedMemory};
+    } else {
+      const auto wanted = transport::wanted_interfaces_from_environment();
+      choice.bind_address =
+          transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
+      check_open_network(options, choice.bind_address);
+    }
     for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
       for (auto& address : peers->listen(std::move(endpoint)))
         addresses.push_back(std::move(address));
@@ -399,10 +472,9 @@ std::shared_ptr<Agent> join_world(const Options& options) {
                   entry.host,
                   {}};
     for (const auto& address : all_addresses[i]) {
-      const bool usable =
-          address.starts_with("loopback:")
-              ? by_loopback(entry)
-              : !by_loopback(entry) && (!of_this_host(address) || entry.host == self.host);
+      const bool usable = address.starts_with("loopback:")
+                              ? by_loopback(entry)
+                              : !by_loopback(entry) && within_reach(address, self, entry);
       if (usable) member.addresses.push_back(address);
     }
     members.push_back(std::move(member));

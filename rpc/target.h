@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 
 #include "stitch/rpc/peer_table.h"
@@ -29,12 +30,17 @@ struct TargetOptions;
 // arriving may still be written into it.
 class Target {
  public:
-  Target(const char* name) : to_(std::string(name)) {}  // NOLINT: implicit by design, all of them
-  Target(std::string name) : to_(std::move(name)) {}    // NOLINT
+  Target(const char* name) : to_(checked(name)) {}    // NOLINT: implicit by design, all of them
+  Target(std::string name) : to_(std::move(name)) {}  // NOLINT
   Target(std::string_view name) : to_(std::string(name)) {}  // NOLINT
   Target(WorkerId id) : to_(id) {}                           // NOLINT
   Target(WorkerInfo info) : to_(std::move(info)) {}          // NOLINT
   Target(TargetOptions options);                             // NOLINT
+  // A number is no target: write WorkerId(0). (A literal 0 would be taken for a null string.)
+  template <class T>
+  requires std::is_arithmetic_v<T> || std::is_null_pointer_v<T> Target(
+      T worker_ids_are_written_WorkerId)
+  = delete;  // NOLINT
 
   // The worker meant. Throws Error(invalid_argument) when there is none of that name or id.
   [[nodiscard]] const WorkerInfo& resolve(const PeerTable& peers) const {
@@ -59,6 +65,14 @@ class Target {
   [[nodiscard]] const at::Tensor& into() const noexcept { return into_; }
 
  private:
+  static std::string checked(const char* name) {
+    if (name == nullptr) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a null pointer is not the name of a worker; write WorkerId(0) for worker 0");
+    }
+    return name;
+  }
+
   std::variant<std::string, WorkerId, WorkerInfo> to_;
   std::optional<std::chrono::nanoseconds> timeout_;
   at::Tensor into_;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/transport/error.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/recycler.h"
 
@@ -103,7 +104,12 @@ ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds l
     MutexLock lock(state_->mutex);
     state_->alive = 1;
   }
-  start_thread(state_);  // the first one for sure, or nobody would run anything
+  try {
+    start_thread(state_);  // the first one for sure, or nobody would run anything
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded, "thread pool \"" + state_->name +
+                                           "\" cannot start a thread: " + error.code().message());
+  }
 }
 
 ThreadPool::~ThreadPool() {

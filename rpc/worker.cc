@@ -171,9 +171,16 @@ void Worker::barrier(const std::vector<std::string>& names) {
 }
 
 Worker init(Options options) {
-  warn_about_slow_blas();
-  FunctionRegistry::instance().check();
-  return Worker(join_world(resolve_options(std::move(options))));
+  try {
+    warn_about_slow_blas();
+    FunctionRegistry::instance().check();
+    return Worker(join_world(resolve_options(std::move(options))));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    // A thread or memory that the system does not give.
+    throw Error(ErrorCode::overloaded, std::string("a worker cannot be started: ") + error.what());
+  }
 }
 
 }  // namespace stitch

@@ -47,6 +47,9 @@ struct WorkerInfo {
 // `worker "ps0" (id 7)`, as error texts name a worker.
 [[nodiscard]] std::string to_string(const WorkerInfo& info);
 
+// Whether a worker may be called so: 1 to 127 of letters, digits, '-', '_', ':', '.'.
+[[nodiscard]] bool is_worker_name(const std::string& name);
+
 }  // namespace stitch
 
 template <>

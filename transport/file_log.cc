@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -36,6 +37,12 @@ std::string reason(int error) {
   return text;
 }
 
+std::string octal(mode_t mode) {
+  std::ostringstream text;
+  text << '0' << std::oct << mode;
+  return text.str();
+}
+
 // Finds damage, not forgery: the key is no secret.
 std::uint64_t checksum(std::string_view payload) {
   static constexpr std::array<unsigned char, crypto_shorthash_KEYBYTES> kKey{'s', 't', 'i',
@@ -57,12 +64,20 @@ FileLog::FileLog(const std::string& path, Replay replay)
   const auto refuse = [this](const std::string& why) {
     return Error(ErrorCode::invalid_argument, name_ + " cannot be opened: " + why);
   };
-  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
-  if (file_ < 0) throw refuse(reason(errno));
+  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0600);
+  if (file_ < 0) throw refuse(errno == ELOOP ? "it is a symbolic link" : reason(errno));
   try {
     struct stat state {};
     if (::fstat(file_, &state) != 0) throw refuse(reason(errno));
     if (!S_ISREG(state.st_mode)) throw refuse("it is not a regular file");
+    // Whoever may write here decides which addresses the workers connect to.
+    if (state.st_uid != ::geteuid()) {
+      throw refuse("it belongs to user " + std::to_string(state.st_uid) +
+                   ", this process runs as " + std::to_string(::geteuid()));
+    }
+    if ((state.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+      throw refuse("its mode is " + octal(state.st_mode & 07777) +
+                   ", so others may use it; only 0600 is allowed");
     inode_ = state.st_ino;
     device_ = state.st_dev;
     lock(LOCK_EX, Deadline::max());
@@ -193,8 +208,8 @@ std::uint64_t FileLog::size_checked() const {
   struct stat at_path {};
   if (::fstat(file_, &open_file) != 0)
     throw Error(ErrorCode::disconnected, name_ + " cannot be read: " + reason(errno));
-  if (open_file.st_nlink == 0 || ::stat(path_.c_str(), &at_path) != 0 || at_path.st_ino != inode_ ||
-      at_path.st_dev != device_) {
+  if (open_file.st_nlink == 0 || ::lstat(path_.c_str(), &at_path) != 0 ||
+      at_path.st_ino != inode_ || at_path.st_dev != device_) {
     throw Error(ErrorCode::disconnected, name_ + " is gone: the file was deleted or replaced");
   }
   const auto size = static_cast<std::uint64_t>(open_file.st_size);

@@ -12,7 +12,9 @@ namespace stitch::transport {
 // The file of a FileStore: a header, then records of {u32 length, u64 checksum, payload}, all
 // little-endian, appended under an exclusive flock. A writer that dies in the middle leaves a torn
 // last record: readers stop before it, the next writer cuts it off. Each process reads only what
-// was added since it last looked. Errors name the path: Error(invalid_argument) from the
+// was added since it last looked. The file is made for its owner only; one that is a symbolic link,
+// belongs to another user or lets others read or write is refused: who writes here tells the
+// workers whom to connect to. Errors name the path: Error(invalid_argument) from the
 // constructor, Error(disconnected) when the file is deleted, shortened or cannot be read or written
 // later, Error(protocol) when it is damaged, Error(timeout) when its lock cannot be had. Thread
 // contract: none of its own; its owner locks. Not to be used on both sides of a fork().

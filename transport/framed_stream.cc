@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "stitch/transport/byte_io.h"
+#include "stitch/transport/callback_guard.h"
 
 namespace stitch::transport {
 
@@ -26,8 +27,10 @@ struct FramedStream::Write {
   uv_write_t request{};
   std::uint32_t length = 0;  // in the wire's order
   bool magic = false;        // the magic bytes instead of a frame
+  bool sealed = false;       // the frame has its own length
   bool last = false;
   Bytes frame;
+  BudgetShare share;
   std::shared_ptr<FramedStream> stream;
 };
 
@@ -42,9 +45,9 @@ std::shared_ptr<FramedStream> FramedStream::create(uv_loop_t* loop) {
 
 FramedStream::~FramedStream() = default;
 
-void FramedStream::start(std::shared_ptr<FrameReceiver> receiver, std::size_t max_frame_bytes) {
+void FramedStream::start(std::shared_ptr<FrameReceiver> receiver, std::size_t frame_bytes) {
   receiver_ = std::move(receiver);
-  max_frame_bytes_ = max_frame_bytes;
+  expect_frames_of(frame_bytes);
   uv_tcp_nodelay(&tcp_, 1);
   uv_tcp_keepalive(&tcp_, 1, 30);
   auto greeting = std::make_unique<Write>();
@@ -54,29 +57,95 @@ void FramedStream::start(std::shared_ptr<FrameReceiver> receiver, std::size_t ma
   read();
 }
 
+void FramedStream::seal(std::unique_ptr<Sealer> sealer, std::unique_ptr<Opener> opener) {
+  sealer_ = std::move(sealer);
+  opener_ = std::move(opener);
+}
+
+void FramedStream::set_budget(std::shared_ptr<ByteBudget> budget) {
+  budget_ = std::move(budget);
+  held_ = BudgetShare(budget_);
+}
+
+std::size_t FramedStream::unsent_bytes() const {
+  return uv_stream_get_write_queue_size(reinterpret_cast<const uv_stream_t*>(&tcp_));
+}
+
 void FramedStream::read() {
   const int status = uv_read_start(
       reinterpret_cast<uv_stream_t*>(&tcp_),
       [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
         FramedStream& stream = *stream_of(handle);
-        stream.input_.resize(stream.filled_ + kChunkBytes);
-        *buffer = uv_buf_init(reinterpret_cast<char*>(stream.input_.data() + stream.filled_),
-                              kChunkBytes);
+        *buffer = uv_buf_init(nullptr, 0);  // libuv reports that it cannot read then
+        guard_callback(
+            [&] {
+              stream.input_.resize(stream.filled_ + kChunkBytes);
+              *buffer = uv_buf_init(reinterpret_cast<char*>(stream.input_.data() + stream.filled_),
+                                    kChunkBytes);
+            },
+            [](const Error&) {});
       },
       [](uv_stream_t* handle, ssize_t bytes, const uv_buf_t*) {
         stream_of(handle)->on_read(bytes);
       });
-  if (status < 0) close(uv_strerror(status));
+  if (status < 0) close(Error(ErrorCode::disconnected, uv_strerror(status)));
 }
 
 void FramedStream::on_read(std::ptrdiff_t bytes) {
   if (bytes < 0) {
-    close(bytes == UV_EOF ? "the other side closed the connection"
-                          : uv_strerror(static_cast<int>(bytes)));
+    const bool halfway = filled_ > 0 && !ending_;
+    guard_callback(
+        [&] {
+          if (bytes != UV_EOF) {
+            close(Error(ErrorCode::disconnected, uv_strerror(static_cast<int>(bytes))));
+          } else if (halfway) {
+            close(Error(ErrorCode::protocol,
+                        "the other side closed the connection in the middle of a message"));
+          } else {
+            close(Error(ErrorCode::disconnected, "the other side closed the connection"));
+          }
+        },
+        [&](const Error& error) { close(error); });
     return;
   }
   filled_ += static_cast<std::size_t>(bytes);
   take_frames();
+}
+
+void FramedStream::take_magic(std::size_t& at) {
+  const std::size_t there = std::min(filled_, kMagic.size());
+  if (std::memcmp(input_.data(), kMagic.data(), there) != 0) {
+    throw Error(ErrorCode::protocol, "the other side does not speak the protocol of stitch stores");
+  }
+  if (there < kMagic.size()) return;
+  greeted_ = true;
+  at = there;
+}
+
+std::optional<std::span<const std::byte>> FramedStream::next_frame(std::size_t& at) {
+  std::uint32_t length = 0;
+  const std::size_t before = opener_ ? SealedRecord::kHeaderBytes : sizeof(length);
+  const std::size_t behind = opener_ ? SealedRecord::kTagBytes : 0;
+  const std::size_t there = filled_ - at;
+  if (there < before) return std::nullopt;
+  std::byte* const start = input_.data() + at;
+  std::size_t bytes = 0;
+  if (opener_) {
+    bytes = opener_->open_header(start);
+  } else {
+    std::memcpy(&length, start, sizeof(length));
+    bytes = to_wire_order(length);
+  }
+  if (bytes < least_frame_bytes_ || bytes > most_frame_bytes_) {
+    throw Error(ErrorCode::protocol,
+                "a frame of " + std::to_string(bytes) + " bytes was announced, " +
+                    (least_frame_bytes_ == most_frame_bytes_ ? "not of the " : "more than the ") +
+                    std::to_string(most_frame_bytes_) + " allowed");
+  }
+  if (there - before < bytes + behind) return std::nullopt;
+  at += before + bytes + behind;
+  if (opener_) opener_->open(start + before, bytes, start + before);
+  return std::span<const std::byte>(start + before, bytes);
 }
 
 void FramedStream::take_frames() {
@@ -84,36 +153,23 @@ void FramedStream::take_frames() {
   taking_ = true;
   const auto keep = shared_from_this();
   std::size_t at = 0;
-  if (!greeted_) {
-    const std::size_t there = std::min(filled_, kMagic.size());
-    if (std::memcmp(input_.data(), kMagic.data(), there) != 0)
-      close("the other side does not speak the protocol of stitch stores");
-    if (!closing_ && there == kMagic.size()) {
-      greeted_ = true;
-      at = there;
-    }
-  }
-  std::uint32_t length = 0;
-  while (greeted_ && !closing_ && !paused_ && filled_ - at >= sizeof(length)) {
-    std::memcpy(&length, input_.data() + at, sizeof(length));
-    length = to_wire_order(length);
-    if (length > max_frame_bytes_) {
-      close("a frame of " + std::to_string(length) + " bytes was announced, more than the " +
-            std::to_string(max_frame_bytes_) + " allowed");
-      break;
-    }
-    if (filled_ - at - sizeof(length) < length) break;
-    const std::span<const std::byte> frame(input_.data() + at + sizeof(length), length);
-    at += sizeof(length) + length;
-    const std::shared_ptr<FrameReceiver> receiver = receiver_;  // the call may replace it
-    receiver->on_frame(*this, frame);
-    if (uv_stream_get_write_queue_size(reinterpret_cast<uv_stream_t*>(&tcp_)) > max_unsent_bytes_ &&
-        !closing_) {
-      paused_ = true;
-      uv_read_stop(reinterpret_cast<uv_stream_t*>(&tcp_));
-    }
-  }
-  filled_ -= at;
+  guard_callback(
+      [&] {
+        if (!greeted_ && !ending_) take_magic(at);
+        while (greeted_ && !closing_ && !ending_ && !paused_) {
+          const auto frame = next_frame(at);
+          if (!frame) break;
+          const std::shared_ptr<FrameReceiver> receiver = receiver_;  // the call may replace it
+          receiver->on_frame(*this, *frame);
+          if (unsent_bytes() > max_unsent_bytes_ && !closing_) {
+            paused_ = true;
+            uv_read_stop(reinterpret_cast<uv_stream_t*>(&tcp_));
+          }
+        }
+        held_.resize(closing_ || ending_ ? 0 : filled_ - at);
+      },
+      [&](const Error& error) { fail(error); });
+  filled_ = closing_ || ending_ ? 0 : filled_ - at;
   if (filled_ == 0) {
     input_ = Bytes();  // idle connections hold no memory
   } else if (at > 0) {
@@ -122,12 +178,29 @@ void FramedStream::take_frames() {
   taking_ = false;
 }
 
+void FramedStream::fail(const Error& error) {
+  if (closing_ || ending_) return;
+  const std::shared_ptr<FrameReceiver> receiver = receiver_;
+  guard_callback([&] { receiver->on_error(*this, error); }, [](const Error&) {});
+  if (!ending_) close(error);
+}
+
 void FramedStream::write(Bytes frame, bool last) {
-  if (closing_) return;
+  if (closing_ || ending_) return;
   auto request = std::make_unique<Write>();
-  request->length = to_wire_order(static_cast<std::uint32_t>(frame.size()));
-  request->frame = std::move(frame);
+  request->share = BudgetShare(budget_);
+  request->share.resize(frame.size());
+  if (sealer_) {
+    Bytes sealed(frame.size() + SealedRecord::kOverhead);
+    sealer_->seal(frame.data(), frame.size(), sealed.data());
+    request->sealed = true;
+    request->frame = std::move(sealed);
+  } else {
+    request->length = to_wire_order(static_cast<std::uint32_t>(frame.size()));
+    request->frame = std::move(frame);
+  }
   request->last = last;
+  ending_ = last;
   submit(std::move(request));
 }
 
@@ -138,6 +211,9 @@ void FramedStream::submit(std::unique_ptr<Write> request) {
   unsigned count = 1;
   if (request->magic) {
     buffers[0] = uv_buf_init(const_cast<char*>(kMagic.data()), kMagic.size());
+  } else if (request->sealed) {
+    buffers[0] = uv_buf_init(reinterpret_cast<char*>(request->frame.data()),
+                             static_cast<unsigned>(request->frame.size()));
   } else {
     buffers[0] = uv_buf_init(reinterpret_cast<char*>(&request->length), sizeof(request->length));
     buffers[1] = uv_buf_init(reinterpret_cast<char*>(request->frame.data()),
@@ -150,7 +226,7 @@ void FramedStream::submit(std::unique_ptr<Write> request) {
                                 mine->stream->on_written(mine->last, write_status);
                               });
   if (status < 0) {
-    close(uv_strerror(status));
+    close(Error(ErrorCode::disconnected, uv_strerror(status)));
   } else {
     (void)request.release();  // the callback owns it
   }
@@ -159,26 +235,32 @@ void FramedStream::submit(std::unique_ptr<Write> request) {
 void FramedStream::on_written(bool last, int status) {
   if (closing_) return;
   if (status < 0 || last) {
-    close(status < 0 ? uv_strerror(status) : "this side closed the connection");
+    guard_callback(
+        [&] {
+          close(Error(ErrorCode::disconnected,
+                      status < 0 ? uv_strerror(status) : "this side closed the connection"));
+        },
+        [&](const Error& error) { close(error); });
     return;
   }
-  if (!paused_ ||
-      uv_stream_get_write_queue_size(reinterpret_cast<uv_stream_t*>(&tcp_)) > max_unsent_bytes_ / 2)
-    return;
+  if (!paused_ || unsent_bytes() > max_unsent_bytes_ / 2) return;
   paused_ = false;
   take_frames();
   if (!paused_ && !closing_) read();
 }
 
-void FramedStream::close(const std::string& why) {
+void FramedStream::close(const Error& why) noexcept {
   if (closing_) return;
   closing_ = true;
   why_ = why;
-  uv_close(reinterpret_cast<uv_handle_t*>(&tcp_), [](uv_handle_t* handle) {
-    FramedStream& stream = *stream_of(handle);
-    const std::shared_ptr<FramedStream> keep = std::move(stream.self_);
-    if (const auto receiver = std::move(stream.receiver_)) receiver->on_closed(stream, stream.why_);
-  });
+  uv_close(reinterpret_cast<uv_handle_t*>(&tcp_),
+           [](uv_handle_t* handle) { stream_of(handle)->on_closed(); });
+}
+
+void FramedStream::on_closed() noexcept {
+  const std::shared_ptr<FramedStream> keep = std::move(self_);
+  const auto receiver = std::move(receiver_);
+  if (receiver) guard_callback([&] { receiver->on_closed(*this, why_); }, [](const Error&) {});
 }
 
 }  // namespace stitch::transport

@@ -3,11 +3,21 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
+
+#include "stitch/transport/error.h"
 
 namespace stitch::transport {
 
-ReaderThread::ReaderThread() : thread_([this] { run(); }) {}
+ReaderThread::ReaderThread() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded, "thread that runs an endpoint's tasks cannot be started: " +
+                                           error.code().message());
+  }
+}
 
 ReaderThread::~ReaderThread() { join(); }
 

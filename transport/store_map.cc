@@ -112,8 +112,10 @@ void StoreMap::cancel(WaitId wait) {
   const auto found = waits_.find(wait);
   if (found == waits_.end()) return;
   const auto queue = queues_.find(found->second.keys[found->second.at]);
-  queue->second.erase(wait);
-  if (queue->second.empty()) queues_.erase(queue);
+  if (queue != queues_.end()) {  // it is not there when memory ran out in the middle of a set()
+    queue->second.erase(wait);
+    if (queue->second.empty()) queues_.erase(queue);
+  }
   waits_.erase(found);
 }
 

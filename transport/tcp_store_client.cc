@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "stitch/transport/byte_io.h"
+#include "stitch/transport/callback_guard.h"
 #include "stitch/transport/framed_stream.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/store_map.h"
@@ -42,7 +43,9 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       const auto done = [self](TcpStoreConnector::Result result) {
         self->on_connected(std::move(result));
       };
-      std::make_shared<TcpStoreConnector>(self->loop_, self->options_, done)->start();
+      guard_callback(
+          [&] { std::make_shared<TcpStoreConnector>(self->loop_, self->options_, done)->start(); },
+          [&](const Error& error) { self->fail(error); });
     });
     if (!posted)
       throw Error(ErrorCode::disconnected, name() + " cannot be reached: its event loop is closed");
@@ -78,7 +81,9 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     write(writer);
     const bool posted =
         loop_.post([self = shared_from_this(), request = std::move(request)]() mutable {
-          if (self->stream_) self->stream_->send(std::move(request));
+          if (!self->stream_) return;
+          guard_callback([&] { self->stream_->send(std::move(request)); },
+                         [&](const Error& error) { self->stream_->close(error); });
         });
     const MutexLock lock(mutex_);
     while (posted && !pending.done) {
@@ -102,7 +107,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   void close() {
     loop_.post([self = shared_from_this()] {
       self->closed_ = true;
-      if (self->stream_) self->stream_->close("this side closed the connection");
+      if (self->stream_) self->stream_->close(this_side_closed());
     });
   }
 
@@ -118,19 +123,15 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       STITCH_EXCLUDES(mutex_) {
     std::optional<Error> error;
     Bytes result;
-    std::uint64_t id = 0;
+    ByteReader reader(frame, "reply of a tcp store");
+    const auto id = reader.read<std::uint64_t>();
+    const std::span<const std::byte> status = reader.take(reader.remaining());
+    if (status.empty()) throw Error(ErrorCode::protocol, "reply of a tcp store has no status");
     try {
-      ByteReader reader(frame, "reply of a tcp store");
-      id = reader.read<std::uint64_t>();
-      const std::span<const std::byte> status = reader.take(reader.remaining());
-      if (status.empty()) throw Error(ErrorCode::protocol, "reply of a tcp store has no status");
       const std::span<const std::byte> rest = decode_status(status);
       result.append(rest.data(), rest.size());
     } catch (const Error& refused) {
-      if (refused.code() == ErrorCode::protocol) {
-        stream.close(refused.what());
-        return;
-      }
+      if (id == kFarewell || refused.code() == ErrorCode::protocol) throw;  // ends the connection
       error = in_store(refused, name());
     }
     const MutexLock lock(mutex_);
@@ -139,12 +140,15 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     found->second->finish(std::move(result), std::move(error));
   }
 
-  void on_closed(FramedStream&, const std::string& why) override STITCH_EXCLUDES(mutex_) {
+  void on_closed(FramedStream&, const Error& why) override STITCH_EXCLUDES(mutex_) {
     stream_ = nullptr;
-    fail(Error(ErrorCode::disconnected, name() + " is gone: " + why));
+    fail(Error(why.code(), name() + " is gone: " + why.what()));
   }
 
  private:
+  static Error this_side_closed() {
+    return Error(ErrorCode::disconnected, "this side closed the connection");
+  }
   // On the stack of its caller. Guarded by mutex_.
   struct Pending {
     bool done = false;
@@ -167,9 +171,9 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     }
     auto& [stream, port] = std::get<TcpStoreConnector::Connected>(result);
     stream->set_receiver(shared_from_this());
-    stream->set_max_frame_bytes(kMaxReplyBytes);
+    stream->expect_frames_up_to(kMaxReplyBytes);
     stream_ = std::move(stream);
-    if (closed_) stream_->close("this side closed the connection");
+    if (closed_) stream_->close(this_side_closed());
     const MutexLock lock(mutex_);
     port_ = port;
     connected_ = true;

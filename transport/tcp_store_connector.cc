@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stitch/transport/callback_guard.h"
 #include "stitch/transport/store_map.h"
 #include "stitch/transport/tcp_store_protocol.h"
 
@@ -43,22 +44,34 @@ TcpStoreConnector::TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& opt
 
 TcpStoreConnector::~TcpStoreConnector() = default;
 
+template <class Work>
+void TcpStoreConnector::guard(Work work) noexcept {
+  guard_callback(work, [this](const Error& error) {
+    finish(Error(error.code(), name_ + " cannot be reached: " + error.what()));
+  });
+}
+
 void TcpStoreConnector::start() {
-  overall_timer_ =
-      loop_.call_at(deadline_after(options_.connect_timeout), [self = shared_from_this()] {
-        self->finish(Error(ErrorCode::disconnected,
-                           self->name_ + " cannot be reached within " +
-                               std::to_string(self->options_.connect_timeout.count()) +
-                               " ms: " + (self->refusal_ ? self->refusal_->what() : self->cause_)));
-      });
-  resolve();
+  guard([this] {
+    overall_timer_ =
+        loop_.call_at(deadline_after(options_.connect_timeout), [self = shared_from_this()] {
+          self->guard([&] {
+            const Error& last = self->refusal_ ? *self->refusal_ : self->cause_;
+            self->finish(
+                Error(last.code(), self->name_ + " cannot be reached within " +
+                                       std::to_string(self->options_.connect_timeout.count()) +
+                                       " ms: " + last.what()));
+          });
+        });
+    resolve();
+  });
 }
 
 template <class Then>
 void TcpStoreConnector::call_in(EventLoop::Clock::duration delay, Then then) {
   loop_.cancel(timer_);
   timer_ = loop_.call_at(EventLoop::Clock::now() + delay, [weak = weak_from_this(), then] {
-    if (const auto self = weak.lock(); self && !self->finished_) then(*self);
+    if (const auto self = weak.lock(); self && !self->finished_) self->guard([&] { then(*self); });
   });
 }
 
@@ -82,7 +95,7 @@ void TcpStoreConnector::resolve() {
       loop_.raw(), &resolving->request,
       [](uv_getaddrinfo_t* request, int resolved, addrinfo* found) {
         const std::unique_ptr<Resolving> mine(static_cast<Resolving*>(request->data));
-        mine->connector->on_resolved(resolved, found);
+        mine->connector->guard([&] { mine->connector->on_resolved(resolved, found); });
         uv_freeaddrinfo(found);
       },
       options_.host.c_str(), nullptr, &hints);
@@ -99,8 +112,10 @@ void TcpStoreConnector::on_resolved(int status, const addrinfo* found) {
   next_ = 0;
   refusing_ports_.clear();
   refusal_.reset();
-  if (status < 0)
-    cause_ = "host \"" + options_.host + "\" cannot be resolved: " + uv_strerror(status);
+  if (status < 0) {
+    cause_ = Error(ErrorCode::disconnected,
+                   "host \"" + options_.host + "\" cannot be resolved: " + uv_strerror(status));
+  }
   for (int offset = 0; offset < ports_of(options_); ++offset) {
     const auto port = static_cast<std::uint16_t>(options_.port + offset);
     for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
@@ -126,57 +141,57 @@ void TcpStoreConnector::try_next() {
   connecting->request.data = connecting.get();
   stream_ = connecting->stream;
   proving_ = false;
+  handshake_.reset();
   const int status = uv_tcp_connect(
       &connecting->request, stream_->tcp(), reinterpret_cast<const sockaddr*>(&target.address),
       [](uv_connect_t* request, int connected) {
         const std::unique_ptr<Connecting> mine(static_cast<Connecting*>(request->data));
-        mine->connector->on_connected(*mine->stream, connected);
+        mine->connector->guard([&] { mine->connector->on_connected(*mine->stream, connected); });
       });
   if (status < 0) {
     // Not from here: that could go round and round on the stack.
-    call_in({}, [status](TcpStoreConnector& self) { self.attempt_failed(uv_strerror(status)); });
+    call_in({}, [status](TcpStoreConnector& self) {
+      self.attempt_failed(Error(ErrorCode::disconnected, uv_strerror(status)));
+    });
     return;
   }
   (void)connecting.release();  // the callback owns it
-  call_in(kConnectLimit,
-          [](TcpStoreConnector& self) { self.attempt_failed("connection timed out"); });
+  call_in(kConnectLimit, [](TcpStoreConnector& self) {
+    self.attempt_failed(Error(ErrorCode::disconnected, "connection timed out"));
+  });
 }
 
 void TcpStoreConnector::on_connected(FramedStream& stream, int status) {
   if (finished_ || stream_.get() != &stream) return;
   if (status < 0) {
-    attempt_failed(uv_strerror(status));
+    attempt_failed(Error(ErrorCode::disconnected, uv_strerror(status)));
     return;
   }
   call_in(ports_of(options_) > 1 ? kAnswerLimitOfMany : kAnswerLimitOfOne,
-          [](TcpStoreConnector& self) { self.attempt_failed("the server there does not answer"); });
-  ours_ = make_store_hello(options_, "store client");
-  stream.start(shared_from_this(), kMaxHandshakeBytes);
-  stream.send(encode(ours_));
+          [](TcpStoreConnector& self) {
+            self.attempt_failed(Error(ErrorCode::disconnected, "the server there does not answer"));
+          });
+  handshake_.emplace(StoreHandshake::Role::client, options_.job, options_.key);
+  stream.start(shared_from_this(), StoreHandshake::kAnswerBytes);
+  stream.send(handshake_->hello());
 }
 
 void TcpStoreConnector::on_frame(FramedStream& stream, std::span<const std::byte> frame) {
   if (finished_ || stream_.get() != &stream) return;
   try {
-    const std::span<const std::byte> rest = decode_status(frame);
     if (!proving_) {
-      theirs_ = decode_hello(rest);
-      if (theirs_.name != "store" || theirs_.world != ours_.world)
-        throw Error(ErrorCode::protocol, "it answers for another job");
-      if (theirs_.authenticated != ours_.authenticated)
-        throw Error(ErrorCode::unauthenticated, "it has no secret and this client demands one");
+      handshake_->take_hello(decode_answer(frame, StoreHandshake::kHelloBytes));
       proving_ = true;
-      if (ours_.authenticated) {
-        stream.send(make_proof(options_.secret, ours_, theirs_));
+      if (handshake_->authenticated()) {
+        stream.send(handshake_->proof());
         return;
       }
     } else {
-      check_proof(rest, options_.secret, theirs_, ours_);
+      handshake_->take_proof(decode_answer(frame, StoreHandshake::kProofBytes));
+      stream.seal(handshake_->make_sealer(), handshake_->make_opener());
     }
   } catch (const Error& error) {
-    on_refused(proving_ && error.code() == ErrorCode::unauthenticated
-                   ? Error(error.code(), "the secrets differ")
-                   : error);
+    on_refused(error);
     return;
   }
   finish(Connected{std::exchange(stream_, nullptr), targets_[next_ - 1].port});
@@ -193,14 +208,21 @@ void TcpStoreConnector::on_refused(const Error& refusal) {
   }
   refusing_ports_.insert(port);
   refusal_ = error;
-  attempt_failed(error.what());
+  attempt_failed(error);
 }
 
-void TcpStoreConnector::on_closed(FramedStream& stream, const std::string& why) {
-  if (!finished_ && stream_.get() == &stream) attempt_failed(why);
+void TcpStoreConnector::on_closed(FramedStream& stream, const Error& why) {
+  if (finished_ || stream_.get() != &stream) return;
+  guard([&] {
+    // A store that has begun to talk says why it hangs up.
+    attempt_failed(stream.greeted() && why.code() == ErrorCode::disconnected
+                       ? Error(ErrorCode::protocol,
+                               why.what() + std::string(" in the middle of the handshake"))
+                       : why);
+  });
 }
 
-void TcpStoreConnector::attempt_failed(const std::string& why) {
+void TcpStoreConnector::attempt_failed(const Error& why) {
   cause_ = why;
   loop_.cancel(timer_);
   if (const auto stream = std::exchange(stream_, nullptr)) stream->close(why);
@@ -213,7 +235,7 @@ void TcpStoreConnector::end_round() {
     return;
   }
   if (options_.one_round) {
-    finish(Error(ErrorCode::disconnected, name_ + " cannot be reached: " + cause_));
+    finish(Error(cause_.code(), name_ + " cannot be reached: " + cause_.what()));
     return;
   }
   // Clients that were started together do not come back together.
@@ -227,7 +249,8 @@ void TcpStoreConnector::finish(Result result) {
   if (std::exchange(finished_, true)) return;
   loop_.cancel(timer_);
   loop_.cancel(overall_timer_);
-  if (const auto stream = std::exchange(stream_, nullptr)) stream->close("no longer wanted");
+  if (const auto stream = std::exchange(stream_, nullptr))
+    stream->close(Error(ErrorCode::cancelled, "no longer wanted"));
   std::exchange(done_, nullptr)(std::move(result));
 }
 

@@ -14,7 +14,7 @@
 #include "stitch/transport/error.h"
 #include "stitch/transport/event_loop.h"
 #include "stitch/transport/framed_stream.h"
-#include "stitch/transport/hello.h"
+#include "stitch/transport/store_handshake.h"
 #include "stitch/transport/tcp_store.h"
 #include "stitch/transport/unique_function.h"
 
@@ -40,7 +40,7 @@ class TcpStoreConnector final : public FrameReceiver,
   void start();
 
   void on_frame(FramedStream& stream, std::span<const std::byte> frame) override;
-  void on_closed(FramedStream& stream, const std::string& why) override;
+  void on_closed(FramedStream& stream, const Error& why) override;
 
  private:
   struct Target {
@@ -55,9 +55,12 @@ class TcpStoreConnector final : public FrameReceiver,
   void try_next();
   void on_connected(FramedStream& stream, int status);
   void on_refused(const Error& refusal);
-  void attempt_failed(const std::string& why);
+  void attempt_failed(const Error& why);
   void end_round();
   void finish(Result result);
+  // Runs `work`; what it throws, which is no fault of the server's, ends the connecting.
+  template <class Work>
+  void guard(Work work) noexcept;
   // Calls `then` in `delay`, instead of what was to be called so before.
   template <class Then>
   void call_in(EventLoop::Clock::duration delay, Then then);
@@ -77,13 +80,13 @@ class TcpStoreConnector final : public FrameReceiver,
   std::size_t next_ = 0;
   std::set<std::uint16_t> refusing_ports_;
   std::optional<Error> refusal_;
-  std::string cause_ = "no answer";  // why the last attempt failed; of this round or the one before
+  // Why the last attempt failed; of this round or the one before.
+  Error cause_{ErrorCode::disconnected, "no answer"};
 
   // This attempt.
   std::shared_ptr<FramedStream> stream_;
+  std::optional<StoreHandshake> handshake_;
   bool proving_ = false;  // the server's hello has come
-  Hello ours_;
-  Hello theirs_;
 };
 
 }  // namespace stitch::transport

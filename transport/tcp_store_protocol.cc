@@ -1,29 +1,11 @@
 #include "stitch/transport/tcp_store_protocol.h"
 
-#include <sodium.h>
-
 #include <algorithm>
 
 #include "stitch/transport/byte_io.h"
+#include "stitch/transport/store_handshake.h"
 
 namespace stitch::transport {
-
-Hello make_store_hello(const TcpStoreOptions& options, const char* name) {
-  static const int started = sodium_init();
-  if (started < 0) throw Error(ErrorCode::internal, "libsodium could not be initialised");
-  Hello hello;
-  static_assert(crypto_generichash_BYTES_MIN > sizeof(hello.world));
-  std::array<unsigned char, crypto_generichash_BYTES_MIN> hash{};
-  crypto_generichash(hash.data(), hash.size(),
-                     reinterpret_cast<const unsigned char*>(options.job.data()), options.job.size(),
-                     nullptr, 0);
-  for (std::size_t byte = 0; byte < sizeof(hello.world); ++byte)
-    hello.world = hello.world << 8 | hash[byte];
-  hello.name = name;
-  hello.authenticated = !options.secret.empty();
-  randombytes_buf(hello.nonce.data(), hello.nonce.size());
-  return hello;
-}
 
 Bytes encode_accepted(const Bytes& rest) {
   Bytes bytes;
@@ -37,7 +19,8 @@ Bytes encode_refused(ErrorCode code, const std::string& text) {
   Bytes bytes;
   ByteWriter writer(bytes);
   writer.write(code);
-  writer.write_string(std::string_view(text).substr(0, kMaxHandshakeBytes - 64));
+  constexpr std::size_t kMostText = 4000;
+  writer.write_string(std::string_view(text).substr(0, kMostText));
   return bytes;
 }
 
@@ -49,12 +32,8 @@ std::span<const std::byte> decode_status(std::span<const std::byte> bytes) {
     throw Error(ErrorCode::protocol,
                 "reply of a tcp store has an unknown status " + std::to_string(status));
   }
-  std::string text = reader.read_string();
+  const std::string text = printable(reader.read_string());
   reader.expect_end();
-  // It may come from a stranger and may end up on a terminal.
-  std::replace_if(
-      text.begin(), text.end(),
-      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
   throw Error(static_cast<ErrorCode>(status), text);
 }
 

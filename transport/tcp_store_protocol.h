@@ -6,29 +6,22 @@
 
 #include "stitch/transport/bytes.h"
 #include "stitch/transport/error.h"
-#include "stitch/transport/hello.h"
 #include "stitch/transport/store.h"
 #include "stitch/transport/tcp_store.h"
 
-// What clients and server of the TCP store say to each other, in the frames of FramedStream.
-// Integers are little-endian, strings are {u32 length, bytes}.
+// What clients and server of the TCP store say to each other, in the frames of FramedStream, after
+// the handshake (store_handshake.h). With a secret each of these is a sealed record
+// (session_seal.h). Integers are little-endian, strings are {u32 length, bytes}.
 //
-//   client: hello of the client
-//   server: status; when that is 0: hello of the server. Otherwise a text, and the connection ends
-//   with a secret only:
-//   client: proof of the client                        (first, so that a stranger learns nothing
-//   from the server) server: status; when that is 0: proof of the server. Otherwise a text, and the
-//   connection ends then any number of client: u64 id, u8 operation, arguments:   set {key, value}
-//   get {key, i64 timeout ms}   try_get {key}
-//           wait {u32 count, keys, i64 timeout ms}   add {key, i64}   compare_and_set {key, u8 is
-//           expected, expected, desired} erase {key}
+//   client: u64 id, u8 operation, arguments:   set {key, value}   get {key, i64 timeout ms}
+//           try_get {key}   wait {u32 count, keys, i64 timeout ms}   add {key, i64}
+//           compare_and_set {key, u8 is expected, expected, desired}   erase {key}
 //   server: u64 id, status; when that is 0: the result:   get {value}   try_get {u8 is there,
-//   value}   add {i64}
-//           compare_and_set {value}   erase {u8}. Otherwise a text. In any order: replies to gets
-//           and waits come when they can
+//           value}   add {i64}   compare_and_set {value}   erase {u8}. Otherwise a text. In any
+//           order: replies to gets and waits come when they can
+//   server: u64 0, status, text: why it closes the connection
 //
-// status is a u8: 0, or an ErrorCode. Hello.world is a hash of the job. Whatever is malformed ends
-// its connection.
+// status is a u8: 0, or an ErrorCode. Ids begin at 1. Whatever is malformed ends its connection.
 namespace stitch::transport {
 
 enum class StoreOperation : std::uint8_t {
@@ -41,13 +34,10 @@ enum class StoreOperation : std::uint8_t {
   erase
 };
 
-inline constexpr std::size_t kMaxHandshakeBytes = 4096;
+inline constexpr std::size_t kMaxKeysOfAWait = 16384;
+inline constexpr std::uint64_t kFarewell = 0;  // instead of the id of a request
 inline constexpr std::size_t kMaxReplyBytes = Store::kMaxValueBytes + 4096;
 inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 4096;
-
-// A hello with a fresh nonce. `name` is "store" or "store client": each direction has its own
-// proof.
-[[nodiscard]] Hello make_store_hello(const TcpStoreOptions& options, const char* name);
 
 [[nodiscard]] Bytes encode_accepted(const Bytes& rest);
 [[nodiscard]] Bytes encode_refused(ErrorCode code, const std::string& text);

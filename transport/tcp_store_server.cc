@@ -3,13 +3,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "stitch/transport/byte_budget.h"
 #include "stitch/transport/byte_io.h"
+#include "stitch/transport/callback_guard.h"
 #include "stitch/transport/framed_stream.h"
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/store_handshake.h"
 #include "stitch/transport/store_map.h"
 #include "stitch/transport/tcp_store.h"
 #include "stitch/transport/tcp_store_protocol.h"
@@ -20,6 +24,8 @@ namespace {
 
 constexpr std::chrono::seconds kHandshakeTimeout{10};
 constexpr std::size_t kMaxUnsentBytes = std::size_t{32} << 20;
+constexpr std::size_t kBytesAroundKey = 128;  // what a key costs beside its bytes
+constexpr std::chrono::milliseconds kPauseOfAccepting{100};
 constexpr std::size_t kMaxWaits = 4096;  // of one client
 constexpr int kBacklog = 1024;
 
@@ -87,6 +93,11 @@ std::vector<sockaddr_storage> addresses_to_bind(const std::string& host, const s
   return addresses;
 }
 
+// What a key costs the store with a value of that size.
+std::size_t cost_of(const std::string& key, std::size_t value_bytes) {
+  return key.size() + value_bytes + kBytesAroundKey;
+}
+
 void set_port(sockaddr_storage& address, std::uint16_t port) {
   // The port has the same place in both families.
   static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
@@ -98,7 +109,11 @@ void set_port(sockaddr_storage& address, std::uint16_t port) {
 // Everything below runs on the loop's thread, except the constructor and what says otherwise.
 class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(EventLoop& loop, const TcpStoreOptions& options) : loop_(loop), options_(options) {}
+  Impl(EventLoop& loop, const TcpStoreOptions& options)
+      : loop_(loop),
+        options_(options),
+        budget_(std::make_shared<ByteBudget>(options.max_bytes)),
+        frame_budget_(std::make_shared<ByteBudget>(options.max_bytes)) {}
 
   // Not on the loop's thread.
   void start() {
@@ -106,7 +121,12 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
         "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
     std::vector<sockaddr_storage> addresses = addresses_to_bind(options_.host, name);
     Answer<int> answer;
-    if (!loop_.post([&, self = shared_from_this()] { answer.set(self->listen(addresses)); })) {
+    const bool posted = loop_.post([&, self = shared_from_this()] {
+      int status = UV_ENOMEM;
+      guard_callback([&] { status = self->listen(addresses); }, [](const Error&) {});
+      answer.set(status);
+    });
+    if (!posted) {
       throw Error(ErrorCode::disconnected, name + " cannot listen: its event loop is closed");
     }
     if (const int status = answer.wait(); status < 0)
@@ -138,6 +158,7 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
     std::uint64_t request = 0;
     bool wants_value = false;
     std::vector<std::string> keys;
+    BudgetShare share;
     EventLoop::TimerId timer = 0;
   };
 
@@ -165,7 +186,7 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
       status = uv_listen(reinterpret_cast<uv_stream_t*>(&listener->tcp), kBacklog,
                          [](uv_stream_t* handle, int ready) {
                            if (ready == 0)
-                             static_cast<Listener*>(handle->data)->server->accept(handle);
+                             static_cast<Listener*>(handle->data)->server->on_connection(handle);
                          });
     }
     if (status == 0) {
@@ -191,13 +212,19 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void close();
+  // A connection waits to be accepted.
+  void on_connection(uv_stream_t* listener) noexcept;
   void accept(uv_stream_t* listener);
   void perform(const std::shared_ptr<Session>& session, std::span<const std::byte> frame);
   Bytes reply_now(StoreOperation operation, const std::string& key, ByteReader& arguments);
+  // Makes room for a value of that size under `key`. Throws Error(overloaded).
+  void make_room(const std::string& key, std::size_t value_bytes);
+  void give_room_of(const std::string& key) noexcept;
   void wait_for(const std::shared_ptr<Session>& session, std::uint64_t request, bool wants_value,
                 std::vector<std::string> keys, Store::Timeout timeout);
   void on_timeout(StoreMap::WaitId wait, Store::Timeout timeout);
   void wake_waiting();
+  void reply_to(const Waiting& waiting);
   void forget(Session& session);
 
   EventLoop& loop_;
@@ -207,55 +234,62 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
 
   // Loop thread only.
   Listener* listener_ = nullptr;
+  const std::shared_ptr<ByteBudget> budget_;        // of values and waits
+  const std::shared_ptr<ByteBudget> frame_budget_;  // a store that is full still answers
   StoreMap map_;
   std::unordered_map<StoreMap::WaitId, Waiting> waiting_;
   std::unordered_map<Session*, std::shared_ptr<Session>> sessions_;
+  std::map<std::uint64_t, Session*> strangers_;  // that shake hands, the oldest first
+  std::uint64_t next_stranger_ = 1;
 };
 
 class TcpStoreServer::Impl::Session final : public FrameReceiver,
                                             public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(std::shared_ptr<Impl> server, std::shared_ptr<FramedStream> stream)
-      : server_(std::move(server)), stream_(std::move(stream)) {}
+  Session(std::shared_ptr<Impl> server, std::shared_ptr<FramedStream> stream, std::uint64_t number)
+      : number_(number), server_(std::move(server)), stream_(std::move(stream)) {}
 
   void start() {
     stream_->set_max_unsent_bytes(kMaxUnsentBytes);
     timer_ = server_->loop_.call_at(
         EventLoop::Clock::now() + kHandshakeTimeout, [weak = weak_from_this()] {
           if (const auto self = weak.lock(); self && self->state_ != State::open)
-            self->stream_->close("its handshake took too long");
+            self->stream_->close(Error());
         });
-    stream_->start(shared_from_this(), kMaxHandshakeBytes);
+    stream_->start(shared_from_this(), StoreHandshake::kHelloBytes);
   }
 
   void on_frame(FramedStream& stream, std::span<const std::byte> frame) override {
-    try {
-      switch (state_) {
-        case State::hello:
-          on_hello(frame);
-          break;
-        case State::proof:
-          check_proof(frame, server_->options_.secret, theirs_, ours_);
-          stream.send(encode_accepted(make_proof(server_->options_.secret, ours_, theirs_)));
-          open();
-          break;
-        case State::open:
-          server_->perform(shared_from_this(), frame);
-          break;
-        case State::refused:
-          break;
-      }
-    } catch (const Error& error) {
-      if (state_ == State::open) {
-        stream.close(error.what());
-      } else {
-        refuse(error.code(),
-               error.code() == ErrorCode::unauthenticated ? "the secrets differ" : error.what());
-      }
+    switch (state_) {
+      case State::hello:
+        on_hello(frame);
+        break;
+      case State::proof:
+        handshake_->take_proof(frame);
+        stream.send(encode_answer(handshake_->proof().span()));
+        stream.seal(handshake_->make_sealer(), handshake_->make_opener());
+        open();
+        break;
+      case State::open:
+        server_->perform(shared_from_this(), frame);
+        break;
     }
   }
 
-  void on_closed(FramedStream&, const std::string&) override {
+  // Says why before the connection is closed.
+  void on_error(FramedStream& stream, const Error& error) override {
+    if (state_ != State::open) {
+      stream.send_last(encode_refusal(error.code(), error.what()));
+    } else if (stream.unsent_bytes() == 0) {
+      Bytes farewell;
+      ByteWriter writer(farewell);
+      writer.write(kFarewell);
+      writer.write_bytes(encode_refused(error.code(), error.what()).span());
+      stream.send_last(std::move(farewell));
+    }
+  }
+
+  void on_closed(FramedStream&, const Error&) override {
     server_->loop_.cancel(timer_);
     server_->forget(*this);
   }
@@ -269,66 +303,85 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver,
   }
 
   FramedStream& stream() { return *stream_; }
+  [[nodiscard]] std::uint64_t number() const { return number_; }
 
   std::size_t waits = 0;
 
  private:
-  enum class State { hello, proof, open, refused };
+  enum class State { hello, proof, open };
 
   void on_hello(std::span<const std::byte> frame) {
     const TcpStoreOptions& options = server_->options_;
-    theirs_ = decode_hello(frame);
-    ours_ = make_store_hello(options, "store");
-    if (theirs_.name != "store client") {
-      refuse(ErrorCode::protocol, "it talks to clients of stores only");
-    } else if (theirs_.world != ours_.world) {
-      refuse(ErrorCode::protocol, "it serves job \"" + options.job.substr(0, 256) + '"');
-    } else if (theirs_.authenticated != ours_.authenticated) {
-      refuse(ErrorCode::unauthenticated, ours_.authenticated
-                                             ? "it demands a secret and this client has none"
-                                             : "it has no secret and this client demands one");
-    } else {
-      stream_->send(encode_accepted(encode(ours_)));
+    handshake_.emplace(StoreHandshake::Role::server, options.job, options.key);
+    handshake_->take_hello(frame);
+    if (server_->sessions_.size() - server_->strangers_.size() >= options.max_clients) {
+      throw Error(ErrorCode::overloaded, "it has " + std::to_string(options.max_clients) +
+                                             " clients already, the most it takes");
+    }
+    stream_->send(encode_answer(handshake_->hello().span()));
+    if (handshake_->authenticated()) {
       state_ = State::proof;
-      if (!ours_.authenticated) open();
+      stream_->expect_frames_of(StoreHandshake::kProofBytes);
+    } else {
+      open();
     }
   }
 
   void open() {
     state_ = State::open;
-    stream_->set_max_frame_bytes(kMaxRequestBytes);
+    handshake_.reset();
+    stream_->expect_frames_up_to(kMaxRequestBytes);
+    stream_->set_budget(server_->frame_budget_);
     server_->loop_.cancel(timer_);
+    server_->strangers_.erase(number_);
   }
 
-  void refuse(ErrorCode code, const std::string& why) {
-    state_ = State::refused;
-    stream_->send_last(encode_refused(code, why));
-  }
-
+  const std::uint64_t number_;
   const std::shared_ptr<Impl> server_;
   const std::shared_ptr<FramedStream> stream_;
   State state_ = State::hello;
-  Hello theirs_;
-  Hello ours_;
+  std::optional<StoreHandshake> handshake_;  // until it is open
   EventLoop::TimerId timer_ = 0;
 };
 
 void TcpStoreServer::Impl::close() {
   if (listener_ == nullptr) return;
-  for (const auto& [address, session] : sessions_) session->stream().close("the store was closed");
+  for (const auto& [address, session] : sessions_) session->stream().close(Error());
   close(std::exchange(listener_, nullptr));
+}
+
+void TcpStoreServer::Impl::on_connection(uv_stream_t* listener) noexcept {
+  // libuv asks for no further connection before this one is accepted.
+  guard_callback([&] { accept(listener); },
+                 [&](const Error&) {
+                   loop_.call_at(EventLoop::Clock::now() + kPauseOfAccepting,
+                                 [self = shared_from_this(), listener] {
+                                   if (self->listener_ != nullptr) self->on_connection(listener);
+                                 });
+                 });
 }
 
 void TcpStoreServer::Impl::accept(uv_stream_t* listener) {
   const auto stream = FramedStream::create(loop_.raw());
   if (const int status = uv_accept(listener, reinterpret_cast<uv_stream_t*>(stream->tcp()));
       status < 0 || listener_ == nullptr) {
-    stream->close("it could not be accepted");
+    stream->close(Error());
     return;
   }
-  const auto session = std::make_shared<Session>(shared_from_this(), stream);
-  sessions_.emplace(session.get(), session);
-  session->start();
+  guard_callback(
+      [&] {
+        if (strangers_.size() >= std::max<std::size_t>(1, options_.max_handshakes)) {
+          const auto oldest = strangers_.begin();
+          oldest->second->stream().close(Error());
+          strangers_.erase(oldest);
+        }
+        const std::uint64_t number = next_stranger_++;
+        const auto session = std::make_shared<Session>(shared_from_this(), stream, number);
+        sessions_.emplace(session.get(), session);
+        strangers_.emplace(number, session.get());
+        session->start();
+      },
+      [&](const Error& error) { stream->close(error); });
 }
 
 void TcpStoreServer::Impl::forget(Session& session) {
@@ -340,6 +393,7 @@ void TcpStoreServer::Impl::forget(Session& session) {
       return true;
     });
   }
+  strangers_.erase(session.number());
   sessions_.erase(&session);
 }
 
@@ -355,7 +409,13 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
   };
   try {
     if (operation == StoreOperation::wait) {
-      std::vector<std::string> keys(reader.read_count(sizeof(std::uint32_t)));
+      const std::uint32_t count = reader.read_count(sizeof(std::uint32_t));
+      if (count > kMaxKeysOfAWait) {
+        throw Error(ErrorCode::out_of_range,
+                    "a wait for " + std::to_string(count) + " keys, more than the " +
+                        std::to_string(kMaxKeysOfAWait) + " allowed, cannot be asked for");
+      }
+      std::vector<std::string> keys(count);
       for (std::string& key : keys) key = reader.read_string();
       const Store::Timeout timeout = read_timeout();
       check_keys(keys);
@@ -369,12 +429,13 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
       wait_for(session, request, true, {std::move(key)}, timeout);
       return;
     }
-    session->reply(request, encode_accepted(reply_now(operation, key, reader)));
+    const Bytes result = reply_now(operation, key, reader);
+    wake_waiting();
+    session->reply(request, encode_accepted(result));
   } catch (const Error& error) {
     if (error.code() == ErrorCode::protocol) throw;  // malformed
     session->reply(request, encode_refused(error.code(), error.what()));
   }
-  wake_waiting();
 }
 
 Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key,
@@ -387,6 +448,7 @@ Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::strin
       arguments.expect_end();
       check_key(key);
       check_value(key, value);
+      make_room(key, value.size());
       map_.set(key, std::move(value));
       return result;
     }
@@ -402,7 +464,10 @@ Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::strin
       const auto delta = arguments.read<std::int64_t>();
       arguments.expect_end();
       check_key(key);
-      writer.write(map_.add(key, delta));
+      const std::int64_t sum = map_.sum(key, delta);
+      make_room(key, std::to_string(sum).size());
+      map_.set(key, std::to_string(sum));
+      writer.write(sum);
       return result;
     }
     case StoreOperation::compare_and_set: {
@@ -412,12 +477,14 @@ Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::strin
       const std::string desired = arguments.read_string();
       arguments.expect_end();
       check_compare(key, expected, desired);
+      if (map_.matches(key, expected)) make_room(key, desired.size());
       writer.write_string(map_.compare_and_set(key, expected, desired));
       return result;
     }
     case StoreOperation::erase:
       arguments.expect_end();
       check_key(key);
+      give_room_of(key);
       writer.write(static_cast<std::uint8_t>(map_.erase(key)));
       return result;
     case StoreOperation::get:
@@ -435,6 +502,10 @@ void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std
     throw Error(ErrorCode::overloaded,
                 "a client already waits " + std::to_string(kMaxWaits) + " times");
   }
+  BudgetShare share(budget_);
+  std::size_t bytes = 0;  // they lie here and in the map
+  for (const std::string& key : keys) bytes += 2 * cost_of(key, 0);
+  share.resize(bytes);
   const StoreMap::WaitId wait = map_.wait(keys);
   if (wait != 0 && timeout <= Store::Timeout::zero()) {
     map_.cancel(wait);
@@ -450,7 +521,8 @@ void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std
       loop_.call_at(deadline_after(timeout), [weak = weak_from_this(), wait, timeout] {
         if (const auto self = weak.lock()) self->on_timeout(wait, timeout);
       });
-  waiting_.emplace(wait, Waiting{session, request, wants_value, std::move(keys), timer});
+  waiting_.emplace(
+      wait, Waiting{session, request, wants_value, std::move(keys), std::move(share), timer});
   ++session->waits;
 }
 
@@ -458,11 +530,15 @@ void TcpStoreServer::Impl::on_timeout(StoreMap::WaitId wait, Store::Timeout time
   auto node = waiting_.extract(wait);
   if (node.empty()) return;
   map_.cancel(wait);
-  if (const auto session = node.mapped().session.lock()) {
-    --session->waits;
-    const Error error = not_set_error(map_.missing(node.mapped().keys), timeout);
-    session->reply(node.mapped().request, encode_refused(error.code(), error.what()));
-  }
+  const auto session = node.mapped().session.lock();
+  if (!session) return;
+  --session->waits;
+  guard_callback(
+      [&] {
+        const Error error = not_set_error(map_.missing(node.mapped().keys), timeout);
+        session->reply(node.mapped().request, encode_refused(error.code(), error.what()));
+      },
+      [&](const Error& error) { session->stream().close(error); });
 }
 
 void TcpStoreServer::Impl::wake_waiting() {
@@ -473,11 +549,33 @@ void TcpStoreServer::Impl::wake_waiting() {
     const auto session = node.mapped().session.lock();
     if (!session) continue;
     --session->waits;
-    Bytes result;
-    if (node.mapped().wants_value)
-      ByteWriter(result).write_string(*map_.find(node.mapped().keys[0]));
-    session->reply(node.mapped().request, encode_accepted(result));
+    // Not the fault of the one whose request woke it.
+    guard_callback([&] { reply_to(node.mapped()); },
+                   [&](const Error& error) { session->stream().close(error); });
   }
+}
+
+void TcpStoreServer::Impl::reply_to(const Waiting& waiting) {
+  Bytes result;
+  if (waiting.wants_value) {
+    const std::string* value = map_.find(waiting.keys[0]);
+    if (value == nullptr) throw not_set_error(waiting.keys, {});  // memory ran out in between
+    ByteWriter(result).write_string(*value);
+  }
+  waiting.session.lock()->reply(waiting.request, encode_accepted(result));
+}
+
+void TcpStoreServer::Impl::make_room(const std::string& key, std::size_t value_bytes) {
+  const std::string* value = map_.find(key);
+  const std::size_t before = value == nullptr ? 0 : cost_of(key, value->size());
+  const std::size_t after = cost_of(key, value_bytes);
+  if (after > before) budget_->take(after - before);
+  if (after < before) budget_->give(before - after);
+}
+
+void TcpStoreServer::Impl::give_room_of(const std::string& key) noexcept {
+  const std::string* value = map_.find(key);
+  if (value != nullptr) budget_->give(cost_of(key, value->size()));
 }
 
 TcpStoreServer::TcpStoreServer(EventLoop& loop, const TcpStoreOptions& options)

@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <type_traits>
 
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/loopback_endpoint.h"
 #include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
 
 namespace {
 
@@ -21,6 +23,31 @@ T triple(T x) {
 }
 std::string greet(const std::string& name) { return "hello " + name; }
 std::string whoami() { return stitch::current_agent()->self().name; }
+
+// A literal 0 is a null pointer, too, and so was once taken for the name of a worker.
+template <class T>
+concept MadeOfZero = requires {
+  T(0);
+};
+template <class T>
+concept MadeOfNull = requires {
+  T(nullptr);
+};
+static_assert(!MadeOfZero<stitch::Target> && !MadeOfNull<stitch::Target>);
+static_assert(!std::is_constructible_v<stitch::Target, int>);
+static_assert(!std::is_constructible_v<stitch::Target, std::nullptr_t>);
+static_assert(std::is_convertible_v<stitch::WorkerId, stitch::Target>);
+
+TEST(Calls, NumbersAndNullPointersAreNoTargets) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<whoami>(stitch::WorkerId(0)), "worker0");
+  EXPECT_EQ(stitch::rpc_sync<whoami>(stitch::WorkerId{1}), "worker1");
+  const char* const none = nullptr;
+  const auto error = stitch::testing::error_of([&] { stitch::rpc_sync<whoami>(none); });
+  EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(),
+               "a null pointer is not the name of a worker; write WorkerId(0) for worker 0");
+}
 
 TEST(Calls, ReturnTheResultOfTheFunction) {
   Cluster cluster(2);

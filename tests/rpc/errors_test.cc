@@ -8,12 +8,14 @@
 #include <thread>
 
 #include "stitch/rpc/worker.h"
+#include "stitch/transport/byte_io.h"
 #include "stitch/transport/event_loop.h"
 #include "stitch/transport/hash_store.h"
 #include "stitch/transport/tcp_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/no_more_threads.h"
 
 namespace {
 
@@ -418,6 +420,52 @@ TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
       << error.what();
   EXPECT_NE(std::string(error.what()).find("only these arrived: early"), std::string::npos)
       << error.what();
+}
+
+// What a stranger, or another program, may have left in the store.
+TEST(Errors, AnEntryThatMakesNoSenseIsRefused) {
+  using stitch::transport::ByteWriter;
+  const auto start_beside = [](const std::string& entry, const std::string& world) {
+    const auto store = stitch::transport::make_hash_store();
+    store->add("stitch/arrived", 1);
+    store->set("stitch/member/0", entry);
+    store->set("stitch/world", world);
+    const Error error = error_of([&] {
+      auto worker = stitch::init({.rank = 1, .world_size = 2, .init_timeout = 5s, .store = store});
+    });
+    EXPECT_EQ(error.code(), ErrorCode::protocol);
+    return std::string(error.what());
+  };
+  const auto entry = [](const std::string& name, std::int64_t rank, std::int64_t size) {
+    stitch::transport::Bytes bytes;
+    ByteWriter writer(bytes);
+    writer.write_string(name);
+    writer.write(rank);
+    writer.write(size);
+    writer.write(std::uint64_t{1});
+    for (const char* token : {"process", "host", "memory"}) writer.write_string(token);
+    writer.write(std::uint8_t{0});
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  for (const std::int64_t rank : {std::int64_t{-1}, std::int64_t{2}, std::int64_t{1} << 40}) {
+    EXPECT_NE(start_beside(entry("a", rank, 2), "1")
+                  .find("makes no sense: worker \"a\", rank " + std::to_string(rank) + " of 2"),
+              std::string::npos);
+  }
+  EXPECT_NE(start_beside(entry("\x1b[2J", 0, 2), "1").find("worker \"?[2J\""), std::string::npos);
+  EXPECT_NE(start_beside(entry("a", 0, 2) + "!", "1").find("1 bytes too many"), std::string::npos);
+  for (const char* world : {"", "12x", "-1", "99999999999999999999999"}) {
+    EXPECT_NE(start_beside(entry("a", 0, 2), world)
+                  .find("the number of the world is \"" + std::string(world)),
+              std::string::npos);
+  }
+}
+
+TEST(Errors, AStartThatGetsNoThreadIsAnError) {
+  const stitch::testing::NoMoreThreads none;
+  const Error error = error_of([] { auto worker = stitch::init({.rank = 0, .world_size = 1}); });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_NE(std::string(error.what()).find("thread"), std::string::npos) << error.what();
 }
 
 TEST(Errors, AStoreThatIsNotThereIsNamed) {

@@ -1,8 +1,11 @@
 #include "stitch/rpc/options.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <limits>
 #include <map>
 
 #include "stitch/rpc/launcher.h"
@@ -94,11 +97,59 @@ TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}),
             "rank 2 does not fit a world of 2; ranks go from 0 to world_size - 1");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "http://x"}),
-            "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path");
+            "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path; did you "
+            "mean tcp://?");
   EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}),
             "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
   EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"),
             std::string::npos);
+}
+
+TEST(Options, NegativeNumbersAreNotTakenForNotSet) {
+  const Variables launcher({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  for (const int number : {-1, -7, std::numeric_limits<int>::min() + 1}) {
+    const std::string text = std::to_string(number);
+    EXPECT_EQ(error_with({}, {.rank = number, .world_size = 1}),
+              "rank is \"" + text + "\"; allowed: a number from 0 on");
+    EXPECT_EQ(error_with({}, {.rank = 0, .world_size = number}),
+              "world_size is \"" + text + "\"; allowed: a number from 1 on");
+  }
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 0}),
+            "world_size is \"0\"; allowed: a number from 1 on");
+  EXPECT_EQ(stitch::resolve_options({}).world_size, 1);
+}
+
+TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
+  const auto with_method = [](const std::string& method) {
+    return error_with({}, {.rank = 0, .world_size = 1, .init_method = method});
+  };
+  const std::string allowed = "; allowed: env://, tcp://host:port, file:///path";
+  EXPECT_EQ(with_method("tpc://h:1"),
+            "init_method is \"tpc://h:1\"" + allowed + "; did you mean tcp://?");
+  EXPECT_EQ(with_method("flie:///x"),
+            "init_method is \"flie:///x\"" + allowed + "; did you mean file://?");
+  for (const char* wrong : {"", "tcp://", "tcp://h", "tcp://:1", "tcp://h:", "tcp://h:0",
+                            "tcp://h:65536", "tcp://h:+1", "tcp://[::1:29500", "file://"}) {
+    EXPECT_TRUE(
+        with_method(wrong).starts_with("init_method is \"" + std::string(wrong) + "\"" + allowed))
+        << with_method(wrong);
+  }
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .transports = {"shn"}}),
+            "transports is \"shn\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv; did you mean "
+            "shm?");
+  EXPECT_EQ(error_with({{"STITCH_TRANSPORTS", "tcp,infiniband"}}),
+            "transports is \"infiniband\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv");
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .channels = {"basic", "cme"}}),
+            "channels is \"cme\"; allowed: basic, cma; did you mean cma?");
+}
+
+TEST(Options, ATcpPlaceMayBeAnIpv6Address) {
+  const auto place = stitch::parse_tcp_method("tcp://[::1]:29500");
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->host, "::1");
+  EXPECT_EQ(place->port, 29500);
+  EXPECT_EQ(stitch::parse_tcp_method("tcp://::1:29500")->host, "::1");  // as torchrun's variables
+  EXPECT_EQ(stitch::parse_tcp_method("tcp://node-7:1")->host, "node-7");
 }
 
 std::optional<stitch::LaunchInfo> launch(std::map<std::string, std::string> variables) {
@@ -147,6 +198,21 @@ TEST(Launcher, ReadsOpenMpiAndMpich) {
   EXPECT_EQ(mpich->launcher, "MPICH");
   EXPECT_EQ(mpich->world_size, 2);
   EXPECT_FALSE(launch({}).has_value());
+}
+
+TEST(Launcher, MeetsInTheUsersOwnFolderWhereThereIsOne) {
+  char folder[] = "/tmp/stitch-runtime-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const auto method = [&] {
+    return launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"XDG_RUNTIME_DIR", folder}})
+        ->init_method;
+  };
+  EXPECT_TRUE(method().starts_with("file://" + std::string(folder) + "/stitch-")) << method();
+  ASSERT_EQ(::chmod(folder, 0770), 0);  // others of the group may put a file there
+  EXPECT_FALSE(method().starts_with("file://" + std::string(folder))) << method();
+  ASSERT_EQ(::rmdir(folder), 0);  // set, but of another host
+  EXPECT_TRUE(method().starts_with("file:///")) << method();
+  EXPECT_FALSE(method().starts_with("file://" + std::string(folder))) << method();
 }
 
 TEST(Launcher, NamesWhatIsMissingOrWrong) {

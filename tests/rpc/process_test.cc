@@ -98,6 +98,23 @@ TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
   }
 }
 
+#if !defined(__SANITIZE_THREAD__)
+#define STITCH_MAY_FORK 1
+#if defined(__clang__)
+#if __has_feature(thread_sanitizer)
+#undef STITCH_MAY_FORK  // it ends a process that starts threads after a fork
+#endif
+#endif
+#endif
+#if defined(STITCH_MAY_FORK)
+TEST(Processes, ForkedFromOneThatWasAWorkerAreToldApart) {
+  const std::string file =
+      std::filesystem::temp_directory_path() / ("stitch-forks-" + std::to_string(getpid()));
+  expect_clean({WORLD_PROGRAM, "forks", file}, "the children have called each other");
+  std::filesystem::remove(file);
+}
+#endif
+
 // A sanitizer build starts ten times slower; the plain one does the whole hundred.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int kStarts = 10;

@@ -6,7 +6,9 @@
 #include <semaphore>
 #include <thread>
 
+#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/no_more_threads.h"
 
 namespace {
 
@@ -16,6 +18,14 @@ using stitch::UniqueFunction;
 using stitch::testing::eventually;
 
 void post(ThreadPool& pool, UniqueFunction<void()> task) { EXPECT_TRUE(pool.post(task)); }
+
+TEST(ThreadPool, ThatHasNoThreadIsAnError) {
+  const stitch::testing::NoMoreThreads none;
+  const auto error = stitch::testing::error_of([] { const ThreadPool pool(3, "pool"); });
+  EXPECT_EQ(error.code(), stitch::ErrorCode::overloaded);
+  EXPECT_TRUE(std::string(error.what()).starts_with("thread pool \"pool\" cannot start a thread: "))
+      << error.what();
+}
 
 TEST(ThreadPool, RunsWhatIsQueuedThenEnds) {
   std::atomic<int> ran{0};

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <thread>
@@ -240,6 +241,47 @@ TEST(Worker, IsConnectedByItsFirstMessage) {
   EXPECT_EQ(connections(0), 1);
   EXPECT_EQ(connections(1), 1);
   EXPECT_EQ(connections(2), 0);
+}
+
+// Sockets of this process that other processes may connect to over a network.
+int open_ports() {
+  constexpr int kMostDescriptors = 4096;
+  int ports = 0;
+  for (int file = 0; file < kMostDescriptors; ++file) {
+    int listens = 0;
+    int family = 0;
+    socklen_t size = sizeof(int);
+    if (getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 &&
+        getsockopt(file, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family != AF_UNIX)
+      ++ports;
+  }
+  return ports;
+}
+
+TEST(Worker, ListensOnNoPortWhereAllMeetInSharedMemory) {
+  const int before = open_ports();
+  for (const auto& [transports, ports] :
+       std::vector<std::pair<std::vector<std::string>, int>>{{{}, 0},
+                                                             {{"loopback", "shm", "tcp"}, 0},
+                                                             {{"shm", "tcp"}, 0},
+                                                             {{"shm", "uv"}, 0},
+                                                             {{"tcp", "shm"}, 2}}) {
+    Cluster cluster(
+        2, [&named = transports](stitch::Options& options) { options.transports = named; });
+    EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
+    EXPECT_EQ(open_ports() - before, ports);
+  }
+  // One who cannot meet the others there is called over TCP, and so are they.
+  Cluster cluster(2, [&](stitch::Options& options) {
+    if (options.rank == 0) {
+      options.transports = {"shm", "tcp"};
+    } else {
+      options.transports = {"tcp"};
+    }
+  });
+  EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
+  EXPECT_EQ(cluster[1].rpc_sync<unity>("worker0"), 1);
+  EXPECT_EQ(open_ports() - before, 2);
 }
 
 // Nobody has a connection to it, so nobody is told.

@@ -1,6 +1,7 @@
 // One worker of a world of processes, for process_test.cc. The first argument says what it does.
 #include <ATen/ATen.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -67,10 +68,45 @@ int throughput(const stitch::Worker& self) {
   return 0;
 }
 
+int process_id() { return getpid(); }
+
+// Children of a process that was a worker once are workers of their own, told apart though they
+// were forked.
+int forked_children_call_each_other(const std::string& file) {
+  { const auto alone = stitch::init({.rank = 0, .world_size = 1}); }
+  pid_t children[2] = {};
+  for (int rank = 0; rank < 2; ++rank) {
+    children[rank] = fork();
+    if (children[rank] != 0) continue;
+    int status = 1;
+    try {
+      const auto self = stitch::init({.rank = rank,
+                                      .world_size = 2,
+                                      .init_method = "file://" + file,
+                                      .rpc_timeout = 10s,
+                                      .shutdown_timeout = 10s});
+      const auto other = stitch::rpc_sync<process_id>(stitch::WorkerId(rank == 0 ? 1 : 0));
+      status = other != getpid() && other != getppid() ? 0 : 1;
+      if (status != 0) std::fprintf(stderr, "a forked worker called itself\n");
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+    _exit(status);
+  }
+  bool good = true;
+  for (const pid_t child : children) {
+    int status = -1;
+    good = waitpid(child, &status, 0) == child && status == 0 && good;
+  }
+  if (good) std::printf("the children have called each other\n");
+  return good ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "forks") return forked_children_call_each_other(argv[2]);
   const auto self = stitch::init();
   if (what == "calls") return everybody_calls(self);
   if (what == "death") return survive_a_death(self);

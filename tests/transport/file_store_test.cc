@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,6 +38,7 @@ class FileStoreTest : public ::testing::Test {
   }
   void write(const std::string& bytes) const {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
+    std::filesystem::permissions(path_, std::filesystem::perms(0600));
   }
 
   std::filesystem::path folder_;
@@ -173,6 +175,38 @@ TEST_F(FileStoreTest, WhatIsNoStoreIsRefusedAndLeftAlone) {
 
   EXPECT_EQ(error_of([&] { (void)make_file_store("/dev/null"); }).code(),
             ErrorCode::invalid_argument);
+}
+
+TEST_F(FileStoreTest, AFileThatOthersMayUseIsRefused) {
+  const auto refusal = [&] {
+    const auto error = error_of([&] { (void)make_file_store(path_); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return std::string(error.what());
+  };
+  (void)make_file_store(path_);
+  struct stat state {};
+  ASSERT_EQ(::stat(path_.c_str(), &state), 0);
+  EXPECT_EQ(state.st_mode & 07777, 0600U);
+  for (const auto& [mode, text] : {std::pair(0644, "0644"), {0620, "0620"}, {0602, "0602"}}) {
+    ASSERT_EQ(::chmod(path_.c_str(), static_cast<mode_t>(mode)), 0);
+    EXPECT_EQ(refusal(), "file store at " + path_ + " cannot be opened: its mode is " + text +
+                             ", so others may use it; only 0600 is allowed");
+  }
+  ASSERT_EQ(::chmod(path_.c_str(), 0600), 0);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  ASSERT_EQ(::chown(path_.c_str(), 65534, static_cast<gid_t>(-1)), 0);
+  EXPECT_EQ(refusal(), "file store at " + path_ +
+                           " cannot be opened: it belongs to user 65534, this process runs as 0");
+}
+
+TEST_F(FileStoreTest, ASymbolicLinkIsNotFollowed) {
+  const std::string elsewhere = folder_ / "elsewhere";
+  std::filesystem::create_symlink(elsewhere, path_);
+  const std::string text = "file store at " + path_ + " cannot be opened: it is a symbolic link";
+  EXPECT_EQ(error_of([&] { (void)make_file_store(path_); }).what(), text);
+  EXPECT_FALSE(std::filesystem::exists(elsewhere)) << "it was made through the link";
+  (void)make_file_store(elsewhere);
+  EXPECT_EQ(error_of([&] { (void)make_file_store(path_); }).what(), text);
 }
 
 TEST_F(FileStoreTest, ADeletedFileIsFound) {

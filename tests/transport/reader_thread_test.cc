@@ -7,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/error_of.h"
+#include "tests/support/no_more_threads.h"
+
 namespace stitch::transport {
 namespace {
 
@@ -22,6 +25,15 @@ TEST(ReaderThread, RunsPostedTasksInOrderOnOneThread) {
   EXPECT_NE(id.get_future().get(), std::this_thread::get_id());
   ASSERT_EQ(order.size(), 1000U);
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[i], i);
+}
+
+TEST(ReaderThread, ThatCannotBeStartedIsAnError) {
+  const stitch::testing::NoMoreThreads none;
+  const auto error = stitch::testing::error_of([] { const ReaderThread thread; });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_TRUE(std::string(error.what())
+                  .starts_with("thread that runs an endpoint's tasks cannot be started: "))
+      << error.what();
 }
 
 TEST(ReaderThread, RunsTimedTasksWhenTheyAreDue) {

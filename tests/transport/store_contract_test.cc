@@ -62,7 +62,7 @@ class TcpBackend final : public Backend {
   }
 
  private:
-  TcpStoreOptions options_{.job = "contract", .secret = "open sesame"};
+  TcpStoreOptions options_{.job = "contract", .key = SecretKey::from_random("open sesame")};
   EventLoop server_loop_{"store server"};
   EventLoop client_loop_{"store client"};
   TcpStoreServer server_{server_loop_, options_};

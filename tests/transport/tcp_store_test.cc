@@ -2,12 +2,7 @@
 // rest is in store_contract_test.
 #include "stitch/transport/tcp_store.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,105 +15,13 @@
 #include "stitch/transport/error.h"
 #include "stitch/transport/tcp_store_protocol.h"
 #include "tests/support/error_of.h"
+#include "tests/transport/plain_socket.h"
 
 namespace stitch::transport {
 namespace {
 
 using namespace std::chrono_literals;
 using stitch::testing::error_of;
-
-// A plain socket, for strangers and for clients that misbehave. Reads give up after 30 s.
-class Socket {
- public:
-  Socket() : file_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const int on = 1;
-    ::setsockopt(file_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    const timeval limit{30, 0};
-    ::setsockopt(file_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  }
-  explicit Socket(int file) : file_(file) {}
-  Socket(Socket&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
-  ~Socket() {
-    if (file_ >= 0) ::close(file_);
-  }
-
-  // Takes a free port of 127.0.0.1.
-  std::uint16_t bind() {
-    sockaddr_in address = loopback(0);
-    EXPECT_EQ(::bind(file_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    socklen_t length = sizeof(address);
-    ::getsockname(file_, reinterpret_cast<sockaddr*>(&address), &length);
-    return ntohs(address.sin_port);
-  }
-  void listen() { EXPECT_EQ(::listen(file_, 16), 0); }
-  Socket accept() { return Socket(::accept(file_, nullptr, nullptr)); }
-  void connect(std::uint16_t port) {
-    const sockaddr_in address = loopback(port);
-    EXPECT_EQ(::connect(file_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  }
-  void send(std::string_view bytes) {
-    (void)!::send(file_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-  }
-  void send_frame(const Bytes& frame) {
-    const auto length = static_cast<std::uint32_t>(frame.size());
-    std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
-    bytes.append(reinterpret_cast<const char*>(frame.data()), frame.size());
-    send(bytes);
-  }
-  // Exactly `bytes`, or fewer when the other side hangs up.
-  std::string receive(std::size_t bytes) {
-    std::string text(bytes, '\0');
-    std::size_t got = 0;
-    while (got < bytes) {
-      const ssize_t more = ::recv(file_, text.data() + got, bytes - got, 0);
-      if (more <= 0) break;
-      got += static_cast<std::size_t>(more);
-    }
-    text.resize(got);
-    return text;
-  }
-  std::string receive_frame() {
-    std::uint32_t length = 0;
-    const std::string prefix = receive(sizeof(length));
-    if (prefix.size() < sizeof(length)) return {};
-    std::memcpy(&length, prefix.data(), sizeof(length));
-    return receive(length);
-  }
-  // True when the other side hung up, after whatever it sent.
-  bool hung_up() {
-    char byte = 0;
-    ssize_t got = 0;
-    while ((got = ::recv(file_, &byte, 1, 0)) > 0) {
-    }
-    return got == 0 || errno == ECONNRESET;
-  }
-  void close() { ::close(std::exchange(file_, -1)); }
-
- private:
-  static sockaddr_in loopback(std::uint16_t port) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port);
-    return address;
-  }
-  int file_;
-};
-
-constexpr std::string_view kMagic = "stitchKV";
-
-// A client without a secret that has shaken hands.
-Socket raw_client(const TcpStoreOptions& options, std::uint16_t port) {
-  Socket socket;
-  socket.connect(port);
-  socket.send(kMagic);
-  socket.send_frame(encode(make_store_hello(options, "store client")));
-  EXPECT_EQ(socket.receive(kMagic.size()), kMagic);
-  const std::string answer = socket.receive_frame();
-  EXPECT_FALSE(answer.empty());
-  EXPECT_EQ(answer[0], 0);
-  return socket;
-}
 
 Bytes request(std::uint64_t id, StoreOperation operation, std::string_view key) {
   Bytes bytes;
@@ -235,53 +138,22 @@ TEST_F(TcpStoreTest, AServerThatDoesNotAnswerTimesOut) {
   EXPECT_EQ(store->get("k", 30s), "v");
 }
 
+std::shared_ptr<const SecretKey> key_of(std::string_view secret) {
+  return secret.empty() ? nullptr : SecretKey::from_random(secret);
+}
+
 TEST_F(TcpStoreTest, WrongSecretsAreRefusedBothWays) {
-  TcpStoreServer guarded(server_loop_, {.secret = "right"});
+  TcpStoreServer guarded(server_loop_, {.key = key_of("right")});
   TcpStoreServer open(server_loop_, {});
   const auto refused = [&](const char* secret, std::uint16_t port, const std::string& why) {
-    const auto error = error_of([&] { client({.secret = secret}, port); });
+    const auto error = error_of([&] { client({.key = key_of(secret)}, port); });
     EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
     EXPECT_EQ(error.what(), at(port) + " refuses this client: " + why);
   };
   refused("wrong", guarded.port(), "the secrets differ");
   refused("", guarded.port(), "it demands a secret and this client has none");
   refused("right", open.port(), "it has no secret and this client demands one");
-  client({.secret = "right"}, guarded.port())->set("k", "v");
-}
-
-TEST_F(TcpStoreTest, AServerThatCannotProveTheSecretIsRefused) {
-  Socket listener;
-  const std::uint16_t port = listener.bind();
-  listener.listen();
-  std::jthread impostor([&] {
-    Socket socket = listener.accept();
-    socket.receive(kMagic.size());
-    socket.receive_frame();
-    Bytes hello(1);
-    hello.data()[0] = std::byte{0};
-    const Bytes rest = encode(make_store_hello({.secret = "guess"}, "store"));
-    hello.append(rest.data(), rest.size());
-    socket.send(kMagic);
-    socket.send_frame(hello);
-    socket.receive_frame();
-    Bytes proof(33);
-    std::memset(proof.data(), 0, proof.size());
-    socket.send_frame(proof);
-    EXPECT_TRUE(socket.hung_up());
-  });
-  const auto error = error_of([&] { client({.secret = "right"}, port); });
-  EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
-  EXPECT_EQ(error.what(), at(port) + " refuses this client: the secrets differ");
-}
-
-TEST_F(TcpStoreTest, NothingIsReadFromAClientBeforeItsProof) {
-  TcpStoreServer server(server_loop_, {.secret = "right"});
-  Socket socket = raw_client({.secret = "wrong"}, server.port());
-  Bytes set = request(1, StoreOperation::set, "k");
-  ByteWriter(set).write_string("v");
-  socket.send_frame(set);
-  EXPECT_TRUE(socket.hung_up());
-  EXPECT_EQ(client({.secret = "right"}, server.port())->try_get("k"), std::nullopt);
+  client({.key = key_of("right")}, guarded.port())->set("k", "v");
 }
 
 TEST_F(TcpStoreTest, AnotherJobIsRefusedInWords) {
@@ -296,11 +168,11 @@ TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
   TcpStoreServer server(server_loop_, {});
   Socket socket;
   socket.connect(server.port());
-  Hello hello = make_store_hello({}, "store client");
-  hello.version = 9;
-  socket.send(kMagic);
-  socket.send_frame(encode(hello));
-  EXPECT_EQ(socket.receive(kMagic.size()), kMagic);
+  Bytes hello = StoreHandshake(StoreHandshake::Role::client, "", nullptr).hello();
+  hello.data()[4] = std::byte{9};
+  socket.send(kStoreMagic);
+  socket.send_frame(hello);
+  EXPECT_EQ(socket.receive(kStoreMagic.size()), kStoreMagic);
   const std::string answer = socket.receive_frame();
   EXPECT_NE(answer.find("version 9"), std::string::npos) << answer;
   EXPECT_TRUE(socket.hung_up());
@@ -366,7 +238,7 @@ TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
 
   Socket early_boaster;
   early_boaster.connect(server.port());
-  early_boaster.send(kMagic);
+  early_boaster.send(kStoreMagic);
   early_boaster.send(std::string("\x01\x00\x10\x00", 4));
   EXPECT_TRUE(early_boaster.hung_up());
 
@@ -424,14 +296,15 @@ TEST_F(TcpStoreTest, WaitsCostNoThread) {
 }
 
 TEST_F(TcpStoreTest, AHundredClientsMeet) {
-  TcpStoreServer server(server_loop_, {.job = "many", .secret = "s"});
+  const TcpStoreOptions options{.job = "many", .key = key_of("s")};
+  TcpStoreServer server(server_loop_, options);
   constexpr int kClients = 100;
   std::atomic<int> met = 0;
   {
     std::vector<std::jthread> threads;
     for (int i = 0; i < kClients; ++i) {
       threads.emplace_back([&, i] {
-        const auto store = client({.job = "many", .secret = "s"}, server.port());
+        const auto store = client(options, server.port());
         store->set("member/" + std::to_string(i), std::to_string(i));
         std::vector<std::string> all;
         for (int other = 0; other < kClients; ++other)

@@ -1,0 +1,371 @@
+// The TCP store with a secret, attacked by somebody who does not know it: on the way between a
+// client and the server, and as either of them.
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <array>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/mutex.h"
+#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/tcp_store_protocol.h"
+#include "tests/support/error_of.h"
+#include "tests/transport/plain_socket.h"
+
+namespace stitch::transport {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::error_of;
+
+enum Way : std::size_t { to_server, to_client };
+
+// Stands between a client and a server, one connection after the other, and keeps what they said.
+class Relay {
+ public:
+  // What it does with the bytes that begin at `offset` of what goes one way; false: hang up both.
+  using Meddle = std::function<bool(Way way, std::size_t offset, std::string& bytes)>;
+
+  explicit Relay(std::uint16_t server) : server_(server), port_(listener_.bind()) {
+    listener_.listen();
+    thread_ = std::jthread([this] { run(); });
+  }
+  ~Relay() {
+    ended_ = true;
+    Socket().connect(port_);
+  }
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+  // Of the next connections. REQUIRES: none is open.
+  void meddle(Meddle meddle) {
+    const MutexLock lock(mutex_);
+    meddle_ = std::move(meddle);
+  }
+  // What went that way over the last connection, before it was meddled with.
+  [[nodiscard]] std::string said(Way way) {
+    const MutexLock lock(mutex_);
+    return said_[way];
+  }
+
+ private:
+  void run() {
+    while (!ended_) {
+      Socket client = listener_.accept();
+      if (ended_) return;
+      Socket server;
+      server.connect(server_);
+      pump(client, server);
+    }
+  }
+  void pump(Socket& client, Socket& server) {
+    Meddle meddle;
+    {
+      const MutexLock lock(mutex_);
+      meddle = meddle_;
+      said_ = {};
+    }
+    const std::array<Socket*, 2> from{&client, &server};
+    const std::array<Socket*, 2> to{&server, &client};
+    for (;;) {
+      std::array<pollfd, 2> ready{{{client.file(), POLLIN, 0}, {server.file(), POLLIN, 0}}};
+      if (::poll(ready.data(), ready.size(), 30'000) <= 0) return;
+      for (const Way way : {to_server, to_client}) {
+        if (ready[way].revents == 0) continue;
+        std::string bytes(65536, '\0');
+        const ssize_t got = ::recv(from[way]->file(), bytes.data(), bytes.size(), 0);
+        if (got <= 0) return;
+        bytes.resize(static_cast<std::size_t>(got));
+        std::size_t offset = 0;
+        {
+          const MutexLock lock(mutex_);
+          offset = said_[way].size();
+          said_[way] += bytes;
+        }
+        if (meddle && !meddle(way, offset, bytes)) {
+          to[way]->send(bytes);
+          return;
+        }
+        to[way]->send(bytes);
+      }
+    }
+  }
+
+  const std::uint16_t server_;
+  Socket listener_;
+  const std::uint16_t port_;
+  std::atomic<bool> ended_ = false;
+  Mutex mutex_;
+  Meddle meddle_ STITCH_GUARDED_BY(mutex_);
+  std::array<std::string, 2> said_ STITCH_GUARDED_BY(mutex_);
+  std::jthread thread_;
+};
+
+class TcpStoreAttacks : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::shared_ptr<Store> client(std::uint16_t port) {
+    TcpStoreOptions options = options_;
+    options.port = port;
+    options.one_round = true;
+    return make_tcp_store(loop_, options);
+  }
+  // A session over the relay; what goes wrong.
+  std::optional<Error> session() {
+    try {
+      const auto store = client(relay_.port());
+      store->set("key", "value");
+      return std::nullopt;
+    } catch (const Error& error) {
+      return error;
+    }
+  }
+  // Only what the client itself asked for may have happened.
+  void expect_nothing_else() {
+    const auto value = direct_->try_get("key");
+    EXPECT_TRUE(!value || *value == "value") << *value;
+    direct_->erase("key");
+  }
+
+  const TcpStoreOptions options_{.job = "job", .key = SecretKey::from_random("right")};
+  EventLoop server_loop_{"store server"};
+  EventLoop loop_{"store client"};
+  TcpStoreServer server_{server_loop_, options_};
+  Relay relay_{server_.port()};
+  const std::shared_ptr<Store> direct_ = client(server_.port());
+};
+
+bool is_refusal(const Error& error) {
+  return error.code() == ErrorCode::unauthenticated || error.code() == ErrorCode::protocol;
+}
+
+TEST_F(TcpStoreAttacks, AChangedByteIsNoticedWhereverItIs) {
+  ASSERT_EQ(session(), std::nullopt);
+  const std::array<std::size_t, 2> sizes{relay_.said(to_server).size(),
+                                         relay_.said(to_client).size()};
+  EXPECT_EQ(relay_.said(to_server).find("value"), std::string::npos) << "it is not encrypted";
+  EXPECT_EQ(direct_->get("key", 0ms), "value");
+  for (const Way way : {to_server, to_client}) {
+    for (std::size_t at = 0; at < sizes[way]; ++at) {
+      const char change = at % 3 == 0 ? '\1' : at % 3 == 1 ? '\x40' : '\xff';
+      relay_.meddle([=](Way each, std::size_t offset, std::string& bytes) {
+        if (each == way && at >= offset && at - offset < bytes.size())
+          bytes[at - offset] = static_cast<char>(bytes[at - offset] ^ change);
+        return true;
+      });
+      const auto error = session();
+      ASSERT_TRUE(error.has_value())
+          << "byte " << at << (way == to_server ? " to the server" : " to the client");
+      EXPECT_TRUE(is_refusal(*error))
+          << "byte " << at << (way == to_server ? " to the server: " : " to the client: ")
+          << to_string(error->code()) << ": " << error->what();
+      expect_nothing_else();
+    }
+  }
+}
+
+TEST_F(TcpStoreAttacks, ACutConnectionIsNoticedWhereverItIsCut) {
+  ASSERT_EQ(session(), std::nullopt);
+  const std::array<std::size_t, 2> sizes{relay_.said(to_server).size(),
+                                         relay_.said(to_client).size()};
+  for (const Way way : {to_server, to_client}) {
+    for (std::size_t at = 0; at < sizes[way]; at += at < 100 || sizes[way] - at < 60 ? 1 : 7) {
+      relay_.meddle([=](Way each, std::size_t offset, std::string& bytes) {
+        if (each != way || offset + bytes.size() <= at) return true;
+        bytes.resize(at - offset);
+        return false;
+      });
+      const auto error = session();
+      ASSERT_TRUE(error.has_value()) << at;
+      // Nobody can tell a peer that died between two messages from one that was cut off.
+      EXPECT_TRUE(is_refusal(*error) || error->code() == ErrorCode::disconnected)
+          << at << ": " << error->what();
+      if (way == to_client && at >= kStoreMagic.size() &&
+          at < 8 + 4 + StoreHandshake::kAnswerBytes) {
+        EXPECT_EQ(error->code(), ErrorCode::protocol) << at << ": " << error->what();
+      }
+      expect_nothing_else();
+    }
+  }
+}
+
+TEST_F(TcpStoreAttacks, ARecordedSessionCannotBeReplayed) {
+  {
+    const auto store = client(relay_.port());
+    EXPECT_EQ(store->add("count", 1), 1);
+  }
+  const std::string to_the_server = relay_.said(to_server);
+  const std::string to_the_client = relay_.said(to_client);
+  // To the server: its fresh key makes the recorded proof worthless.
+  Socket client;
+  client.connect(server_.port());
+  client.send(to_the_server);
+  client.receive(kStoreMagic.size());
+  (void)decode_answer(bytes_of(client.receive_frame()), StoreHandshake::kHelloBytes);
+  const auto refused = error_of(
+      [&] { (void)decode_answer(bytes_of(client.receive_frame()), StoreHandshake::kProofBytes); });
+  EXPECT_EQ(refused.code(), ErrorCode::unauthenticated);
+  EXPECT_TRUE(client.hung_up());
+  EXPECT_EQ(direct_->get("count", 0ms), "1");
+  // To a client.
+  Socket listener;
+  const std::uint16_t port = listener.bind();
+  listener.listen();
+  std::jthread impostor([&] {
+    Socket socket = listener.accept();
+    socket.send(to_the_client);
+    EXPECT_TRUE(socket.hung_up());
+  });
+  EXPECT_EQ(error_of([&] { (void)this->client(port); }).code(), ErrorCode::unauthenticated);
+}
+
+TEST_F(TcpStoreAttacks, ARequestOnTheWayCannotBeRepeatedLeftOutOrMoved) {
+  constexpr std::size_t kHandshake = 8 + 4 + StoreHandshake::kHelloBytes + 4 + Key::kBytes;
+  for (const bool repeated : {true, false}) {
+    std::size_t requests = 0;
+    relay_.meddle([&, repeated](Way way, std::size_t offset, std::string& bytes) {
+      if (way != to_server || offset < kHandshake) return true;
+      if (++requests != 2) return true;
+      bytes = repeated ? bytes + bytes : std::string();
+      return true;
+    });
+    const auto store = client(relay_.port());
+    const std::string key = repeated ? "repeated" : "left out";
+    EXPECT_EQ(store->add(key, 1), 1);
+    std::jthread second([&] {  // it gets its answer, or none
+      try {
+        store->add(key, 1);
+      } catch (const Error&) {
+      }
+    });
+    while (requests < 2) std::this_thread::yield();
+    const auto error = error_of([&] {
+      for (int i = 0; i < 100; ++i) store->add(key, 1);
+    });
+    EXPECT_EQ(error.code(), ErrorCode::unauthenticated) << error.what();
+    EXPECT_LE(direct_->add(key, 0), 2);
+  }
+}
+
+TEST_F(TcpStoreAttacks, HellosAndProofsOfTwoConnectionsCannotBeCrossed) {
+  // Two connections to the server with one hello of a client.
+  StoreHandshake honest(StoreHandshake::Role::client, options_.job, options_.key);
+  std::array<Socket, 2> connections;
+  std::array<std::string, 2> hellos;
+  for (std::size_t i = 0; i < 2; ++i) {
+    connections[i].connect(server_.port());
+    connections[i].send(kStoreMagic);
+    connections[i].send_frame(honest.hello());
+    EXPECT_EQ(connections[i].receive(kStoreMagic.size()), kStoreMagic);
+    hellos[i] = connections[i].receive_frame();
+  }
+  EXPECT_NE(hellos[0], hellos[1]);
+  honest.take_hello(decode_answer(bytes_of(hellos[0]), StoreHandshake::kHelloBytes));
+  connections[1].send_frame(honest.proof());
+  EXPECT_EQ(
+      error_of([&] { (void)decode_answer(bytes_of(connections[1].receive_frame()), 32); }).code(),
+      ErrorCode::unauthenticated);
+  // The server has no proof for whoever repeats its own words.
+  connections[0].send_frame(honest.proof());
+  const std::string proof = connections[0].receive_frame();
+  Socket mirror;
+  mirror.connect(server_.port());
+  mirror.send(kStoreMagic);
+  Bytes hello;
+  hello.append(hellos[0].data() + 1, StoreHandshake::kHelloBytes);
+  mirror.send_frame(hello);
+  mirror.receive(kStoreMagic.size());
+  const auto error = error_of(
+      [&] { (void)decode_answer(bytes_of(mirror.receive_frame()), StoreHandshake::kHelloBytes); });
+  EXPECT_EQ(error.code(), ErrorCode::protocol);
+  EXPECT_STREQ(error.what(), "it talks to clients of stores only");
+}
+
+// Answers a client with its own words.
+TEST_F(TcpStoreAttacks, AMirrorIsNoServer) {
+  for (const bool plainly : {true, false}) {
+    Socket listener;
+    const std::uint16_t port = listener.bind();
+    listener.listen();
+    std::jthread mirror([&] {
+      Socket socket = listener.accept();
+      const std::string magic = socket.receive(kStoreMagic.size());
+      const std::string hello = socket.receive_frame();
+      socket.send(magic);
+      if (plainly) {
+        Bytes same;
+        same.append(hello.data(), hello.size());
+        socket.send_frame(same);
+      } else {
+        socket.send_frame(encode_answer(bytes_of(hello)));
+      }
+      EXPECT_TRUE(socket.hung_up());
+    });
+    const auto error = error_of([&] { (void)client(port); });
+    EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
+  }
+}
+
+// A server that does not know the secret, but whose hello is in order.
+TEST_F(TcpStoreAttacks, AServerThatCannotProveTheSecretIsRefused) {
+  Socket listener;
+  const std::uint16_t port = listener.bind();
+  listener.listen();
+  std::jthread impostor([&] {
+    Socket socket = listener.accept();
+    socket.receive(kStoreMagic.size());
+    StoreHandshake guess(StoreHandshake::Role::server, "job", SecretKey::from_random("guess"));
+    guess.take_hello(bytes_of(socket.receive_frame()));
+    socket.send(kStoreMagic);
+    socket.send_frame(encode_answer(guess.hello().span()));
+    EXPECT_EQ(socket.receive_frame().size(), StoreHandshake::kProofBytes);
+    socket.send_frame(encode_answer(guess.proof().span()));
+    EXPECT_TRUE(socket.hung_up());
+  });
+  const auto error = error_of([&] { (void)client(port); });
+  EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
+  EXPECT_EQ(error.what(), "tcp store at 127.0.0.1:" + std::to_string(port) +
+                              " refuses this client of job \"job\": the secrets differ");
+}
+
+TEST_F(TcpStoreAttacks, NothingIsReadFromAClientBeforeItsProof) {
+  Socket socket;
+  socket.connect(server_.port());
+  socket.send(kStoreMagic);
+  StoreHandshake wrong(StoreHandshake::Role::client, "job", SecretKey::from_random("wrong"));
+  socket.send_frame(wrong.hello());
+  Bytes set;
+  ByteWriter writer(set);
+  writer.write(std::uint64_t{1});
+  writer.write(StoreOperation::set);
+  writer.write_string("key");
+  writer.write_string("mine");
+  socket.send_frame(set);
+  EXPECT_TRUE(socket.hung_up());
+  EXPECT_EQ(direct_->try_get("key"), std::nullopt);
+}
+
+// The flags of both hellos, one bit at a time: the role, the secret, the cipher and unknown ones.
+TEST_F(TcpStoreAttacks, NoFlagCanBeTakenAwayOrAdded) {
+  constexpr std::size_t kFlagsOfClient = 8 + 4 + 6;
+  constexpr std::size_t kFlagsOfServer = 8 + 4 + 1 + 6;
+  for (int way = 0; way < 3; ++way) {  // the client's, the server's, both
+    for (int bit = 0; bit < 16; ++bit) {
+      relay_.meddle([=](Way each, std::size_t offset, std::string& bytes) {
+        if (way != 2 && way != static_cast<int>(each)) return true;
+        const std::size_t at = (each == to_server ? kFlagsOfClient : kFlagsOfServer) +
+                               static_cast<std::size_t>(bit / 8);
+        if (at >= offset && at - offset < bytes.size())
+          bytes[at - offset] = static_cast<char>(bytes[at - offset] ^ (1 << bit % 8));
+        return true;
+      });
+      const auto error = session();
+      ASSERT_TRUE(error.has_value()) << way << ' ' << bit;
+      EXPECT_TRUE(is_refusal(*error)) << way << ' ' << bit << ": " << error->what();
+      expect_nothing_else();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stitch::transport

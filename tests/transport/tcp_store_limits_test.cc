@@ -1,0 +1,211 @@
+// What clients of a TCP store cannot make it do: hold ever more memory, and end with an exception.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <stdexcept>
+#include <vector>
+
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/framed_stream.h"
+#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/tcp_store_protocol.h"
+#include "tests/support/error_of.h"
+#include "tests/transport/plain_socket.h"
+
+namespace stitch::transport {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::error_of;
+
+class TcpStoreLimits : public ::testing::Test {
+ protected:
+  std::shared_ptr<Store> client(const TcpStoreServer& server) {
+    return make_tcp_store(loop_, {.port = server.port(), .connect_timeout = 20s});
+  }
+  EventLoop server_loop_{"store server"};
+  EventLoop loop_{"store client"};
+};
+
+Bytes get_request(std::uint64_t id, std::string_view key) {
+  Bytes bytes;
+  ByteWriter writer(bytes);
+  writer.write(id);
+  writer.write(StoreOperation::get);
+  writer.write_string(key);
+  writer.write(std::int64_t{1} << 40);
+  return bytes;
+}
+
+TEST_F(TcpStoreLimits, ValuesHaveABudget) {
+  TcpStoreServer server(server_loop_, {.max_bytes = 100'000});
+  const auto store = client(server);
+  const std::string large(60'000, 'x');
+  store->set("a", large);
+  store->set("a", large);  // instead of the other one
+  const auto full = error_of([&] { store->set("b", large); });
+  EXPECT_EQ(full.code(), ErrorCode::overloaded);
+  EXPECT_NE(std::string(full.what()).find("the limit is 100000 in tcp store at 127.0.0.1:"),
+            std::string::npos)
+      << full.what();
+  EXPECT_EQ(error_of([&] { (void)store->compare_and_set("b", std::nullopt, large); }).code(),
+            ErrorCode::overloaded);
+  EXPECT_EQ(store->try_get("b"), std::nullopt);
+  EXPECT_EQ(store->try_get("a"), large);
+  EXPECT_TRUE(store->erase("a"));
+  store->set("b", large);
+  store->set("b", "");
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(store->add("n", 1), i + 1);
+}
+
+TEST_F(TcpStoreLimits, KeysHaveABudgetThoughTheyHaveNoValues) {
+  TcpStoreServer server(server_loop_, {.max_bytes = 100'000});
+  const auto store = client(server);
+  const auto full = error_of([&] {
+    for (int i = 0; i < 10'000; ++i) store->set(std::to_string(i), "");
+  });
+  EXPECT_EQ(full.code(), ErrorCode::overloaded);
+}
+
+TEST_F(TcpStoreLimits, WaitsHaveABudget) {
+  TcpStoreServer server(server_loop_, {.max_bytes = 1'000'000});
+  const auto store = client(server);
+  std::vector<std::string> keys(kMaxKeysOfAWait + 1, "k");
+  const auto many = error_of([&] { store->wait(keys, 10ms); });
+  EXPECT_EQ(many.code(), ErrorCode::out_of_range);
+  EXPECT_NE(std::string(many.what()).find("a wait for 16385 keys, more than the 16384 allowed"),
+            std::string::npos)
+      << many.what();
+  keys.pop_back();
+  EXPECT_EQ(error_of([&] { store->wait(keys, 10ms); }).code(), ErrorCode::overloaded);
+  keys.resize(1000);
+  for (int round = 0; round < 20; ++round)  // what has ended is given back
+    EXPECT_EQ(error_of([&] { store->wait(keys, 0ms); }).code(), ErrorCode::timeout);
+}
+
+TEST_F(TcpStoreLimits, RepliesThatNobodyTakesHaveABudget) {
+  TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{32} << 20});
+  Socket greedy = raw_client({}, server.port());
+  for (std::uint64_t id = 1; id <= 1000; ++id) greedy.send_frame(get_request(id, "large"));
+  const auto store = client(server);
+  const std::string large(std::size_t{1} << 20, 'x');
+  store->set("large", large);  // wakes a thousand waits for it: a gigabyte of replies
+  EXPECT_EQ(store->get("large", 10s), large);
+  EXPECT_TRUE(greedy.hung_up());
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", 10s), "v");
+}
+
+TEST_F(TcpStoreLimits, FramesThatDoNotEndHaveABudget) {
+  TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{8} << 20});
+  std::vector<Socket> halfway;
+  const std::uint32_t announced = 8 << 20;
+  const std::string start(reinterpret_cast<const char*>(&announced), sizeof(announced));
+  for (int i = 0; i < 16; ++i) {
+    halfway.push_back(raw_client({}, server.port()));
+    halfway.back().send(start + std::string(std::size_t{1} << 20, 'x'));
+  }
+  int ended = 0;
+  for (Socket& socket : halfway) {
+    // Those that were taken whole wait for more for ever.
+    timeval limit{0, 200'000};
+    socket.set_receive_limit(limit);
+    ended += socket.hung_up() ? 1 : 0;
+  }
+  EXPECT_GE(ended, 8);
+  halfway.clear();
+  const auto store = client(server);
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", 10s), "v");
+}
+
+TEST_F(TcpStoreLimits, ClientsAreCounted) {
+  TcpStoreServer server(server_loop_, {.max_clients = 2});
+  const auto first = client(server);
+  auto second = client(server);
+  const auto error = error_of([&] { (void)client(server); });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_NE(std::string(error.what()).find("it has 2 clients already, the most it takes"),
+            std::string::npos)
+      << error.what();
+  second.reset();
+  std::shared_ptr<Store> third;
+  while (third == nullptr) {  // the server learns of it a moment later
+    try {
+      third = client(server);
+    } catch (const Error& still) {
+      ASSERT_EQ(still.code(), ErrorCode::overloaded);
+    }
+  }
+  third->set("k", "v");
+  EXPECT_EQ(first->get("k", 10s), "v");
+}
+
+TEST_F(TcpStoreLimits, StrangersCannotKeepClientsOut) {
+  TcpStoreServer server(server_loop_, {.max_handshakes = 4});
+  std::vector<Socket> strangers(64);
+  for (Socket& stranger : strangers) stranger.connect(server.port());
+  const auto store = client(server);
+  store->set("k", "v");
+  EXPECT_EQ(store->get("k", 10s), "v");
+  for (std::size_t i = 0; i < 32; ++i) EXPECT_TRUE(strangers[i].hung_up());
+}
+
+// A receiver that throws, as for want of memory.
+class Thrower final : public FrameReceiver {
+ public:
+  explicit Thrower(std::promise<Error>& closed) : closed_(closed) {}
+  void on_frame(FramedStream&, std::span<const std::byte> frame) override {
+    if (frame[0] == std::byte{0}) throw std::bad_alloc();
+    throw std::runtime_error("no such thing");
+  }
+  void on_error(FramedStream&, const Error&) override { throw std::bad_alloc(); }
+  void on_closed(FramedStream&, const Error& why) override {
+    closed_.set_value(why);
+    throw std::bad_alloc();
+  }
+
+ private:
+  std::promise<Error>& closed_;
+};
+
+TEST_F(TcpStoreLimits, AnExceptionEndsOneStreamOnly) {
+  for (const char first : {'\0', '\1'}) {
+    Socket listener;
+    const std::uint16_t port = listener.bind();
+    listener.listen();
+    std::promise<Error> closed;
+    loop_.post([&] {
+      struct Connecting {
+        uv_connect_t request{};
+        std::shared_ptr<FramedStream> stream;
+        std::promise<Error>* closed = nullptr;
+      };
+      auto* connecting =
+          new Connecting{.stream = FramedStream::create(loop_.raw()), .closed = &closed};
+      connecting->request.data = connecting;
+      sockaddr_in address{};
+      uv_ip4_addr("127.0.0.1", port, &address);
+      uv_tcp_connect(
+          &connecting->request, connecting->stream->tcp(),
+          reinterpret_cast<const sockaddr*>(&address), [](uv_connect_t* request, int) {
+            const std::unique_ptr<Connecting> mine(static_cast<Connecting*>(request->data));
+            mine->stream->start(std::make_shared<Thrower>(*mine->closed), 4);
+          });
+    });
+    Socket other = listener.accept();
+    other.send(kStoreMagic);
+    Bytes frame;
+    frame.append(std::string(4, first).data(), 4);
+    other.send_frame(frame);
+    const Error why = closed.get_future().get();
+    EXPECT_EQ(why.code(), first == '\0' ? ErrorCode::overloaded : ErrorCode::internal);
+    EXPECT_TRUE(other.hung_up());
+  }
+  std::promise<void> alive;
+  loop_.post([&] { alive.set_value(); });
+  alive.get_future().get();
+}
+
+}  // namespace
+}  // namespace stitch::transport
