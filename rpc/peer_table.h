@@ -4,6 +4,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,6 +71,8 @@ class PeerTable {
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
+  // Adds what the endpoints have counted.
+  void debug_info(std::map<std::string, std::int64_t>& numbers) const;
   // As Endpoint::help, at each endpoint.
   bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline);
   // From now on broken connections are expected and reported to nobody.
