@@ -153,7 +153,10 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void after_delivery() noexcept STITCH_REQUIRES(role_);
   // Takes up what has been added, removed and asked for. What there is no memory for stays for the
   // next time.
-  void refresh() noexcept STITCH_REQUIRES(role_);
+  void refresh() noexcept STITCH_REQUIRES(role_) {
+    if (any_changes_.load()) take_up_changes();
+  }
+  void take_up_changes() noexcept STITCH_REQUIRES(role_);
   void take_up(SourceId id) STITCH_REQUIRES(role_);
   void take_up_all() STITCH_REQUIRES(role_);
   void activate(Polled& polled) STITCH_REQUIRES(role_);
