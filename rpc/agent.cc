@@ -695,6 +695,7 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
   };
+  peers_->debug_info(numbers);
   for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
   return numbers;
 }

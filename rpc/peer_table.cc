@@ -576,6 +576,12 @@ std::size_t PeerTable::connections() const {
   return count;
 }
 
+void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
+  for (const auto& endpoint : endpoints_) {
+    for (const auto& [name, count] : endpoint->counters()) numbers[name] += count;
+  }
+}
+
 void PeerTable::expect_closing() {
   MutexLock lock(mutex_);
   closing_ = true;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -104,6 +105,8 @@ class PeerTable {
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // How many tries to connect have failed.
   [[nodiscard]] std::uint64_t failed_tries() const noexcept { return failed_tries_.load(); }
+  // Adds what the endpoints have counted.
+  void debug_info(std::map<std::string, std::int64_t>& numbers) const;
   // As Endpoint::help, at each endpoint.
   bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline);
   // From now on broken connections are expected and reported to nobody.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,6 +70,10 @@ class Connection {
   // work(true) does a piece of it there and says whether there is more; work(false) has other
   // threads do it. False, and nothing is taken, where the thread that reads cannot.
   [[nodiscard]] virtual bool defer(UniqueFunction<bool(bool here)>& work) { return false; }
+  // Stops reading from the peer, or goes on: a peer that sends on is held up when the carrier is
+  // full. What has been read by then, up to about 512 KiB of small messages, is still delivered;
+  // so is everything when the peer has gone. Endpoints that cannot do it go on reading.
+  virtual void pause_reading(bool paused) {}
   // At the end of the last work(true), before the answer is sent: what follows will not block.
   virtual void about_to_answer() {}
   // Ends the connection: sends that are not through fail with `reason`, on_closed gets it. A second
@@ -88,6 +93,11 @@ struct EndpointOptions {
                                 << 20;  // a longer frame breaks its connection with `protocol`
   std::size_t max_buffer_bytes = std::size_t{64}
                                  << 30;  // likewise a larger buffer beside the frame
+  std::size_t max_message_bytes = std::size_t{128} << 30;  // likewise frame and buffers together
+  // What messages above 32 KiB may take together that are being received. A connection whose next
+  // one does not fit waits with it, at most about 10 s for each that waits before it; one that is
+  // larger than this comes in alone.
+  std::size_t max_receiving_bytes = std::size_t{16} << 30;
   std::chrono::milliseconds handshake_timeout{10'000};
   Allocator allocator = &allocate_buffer;  // memory for received buffers
 };
@@ -115,6 +125,8 @@ class Endpoint {
   virtual bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
     return done.load(std::memory_order_acquire);
   }
+  // What went wrong and had nobody to be told, by name: for debug_info.
+  [[nodiscard]] virtual std::map<std::string, std::int64_t> counters() const { return {}; }
   virtual void close() = 0;
   virtual void join() = 0;
 };

@@ -56,6 +56,9 @@ class Handshake {
   // peer refused us). Once refused, further messages are ignored but for the peer's own refusal.
   [[nodiscard]] std::vector<Bytes> receive(std::span<const std::byte> message);
 
+  // Ends in `refused` and returns what to tell the peer.
+  [[nodiscard]] Bytes refuse(const Error& error);
+
   [[nodiscard]] State state() const noexcept { return state_; }
   // Also within the check. REQUIRES: state() is `open`.
   [[nodiscard]] const Hello& peer() const noexcept { return peer_; }
@@ -70,8 +73,6 @@ class Handshake {
   [[nodiscard]] bool peer_refused() const noexcept { return peer_refused_; }
 
  private:
-  // Ends in `refused` and returns what to tell the peer.
-  [[nodiscard]] Bytes refuse(const Error& error);
   void take_greeting(std::span<const std::byte> message, std::vector<Bytes>& answer);
   void take_introduction(std::span<const std::byte> message, std::vector<Bytes>& answer);
   [[nodiscard]] Bytes introduce();

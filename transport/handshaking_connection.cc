@@ -48,6 +48,12 @@ bool HandshakingConnection::closed() const {
   return stage_ == Stage::refusing || stage_ == Stage::closed;
 }
 
+bool HandshakingConnection::half_open() const {
+  if (open_.load(std::memory_order_acquire)) return false;
+  MutexLock lock(mutex_);
+  return stage_ == Stage::connecting || stage_ == Stage::refusing;
+}
+
 std::optional<Error> HandshakingConnection::reason() const {
   MutexLock lock(mutex_);
   return reason_;
@@ -164,6 +170,14 @@ void HandshakingConnection::refuse() {
       if (const auto self = weak.lock()) self->shut();
     });
   }
+}
+
+void HandshakingConnection::turn_away(const Error& why) {
+  {
+    MutexLock lock(mutex_);
+    if (stage_ != Stage::connecting) return;
+  }
+  if (handshake_.state() != Handshake::State::refused) transmit_handshake(handshake_.refuse(why));
 }
 
 void HandshakingConnection::received(Message message) {

@@ -47,6 +47,8 @@ class HandshakingConnection : public Connection,
   // Whether a send would be transmitted at once.
   [[nodiscard]] bool is_open() const noexcept { return open_.load(std::memory_order_acquire); }
   [[nodiscard]] bool closed() const;
+  // Whether it has neither opened nor ended: the peer may be being told why it is refused.
+  [[nodiscard]] bool half_open() const;
   // Why it ended: set when closed() or refusing.
   [[nodiscard]] std::optional<Error> reason() const;
 
@@ -58,6 +60,8 @@ class HandshakingConnection : public Connection,
   // False when the peer goes on and on after it was refused: nothing more need be read.
   [[nodiscard]] bool received_handshake(std::span<const std::byte> message);
   void received(Message message);
+  // Tells the peer why the connection is about to be closed, if its handshake is not through yet.
+  void turn_away(const Error& why);
   // Where the owner wants a buffer that comes beside `frame`; without data when it does not mind.
   [[nodiscard]] Buffer place(const Bytes& frame, std::size_t bytes);
   // The last call of the reader side: nothing can arrive any more. `error` is the reason unless

@@ -56,6 +56,9 @@ class Link {
   // As PollSource's.
   virtual bool sleep() { return true; }
   virtual void wake() {}
+  // What comes is not read for now, or again: sleep() does not mind it meanwhile. For links that
+  // are cheap; the others' descriptors are not watched then.
+  virtual void hold(bool held) {}
   // Ends the stream both ways; what was written can still be read by the peer.
   virtual void close() noexcept = 0;
 };

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -142,8 +143,9 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
 }
 
 void Poller::join() {
-  // A thread that is just leaving its work is worth waiting for; one that is stuck in it is not.
-  constexpr std::chrono::milliseconds kPatience{500};
+  // A thread that is just leaving its work is worth waiting for; one that is stuck in it is not:
+  // whoever joins has waited for that work already.
+  constexpr std::chrono::milliseconds kPatience{50};
   stopping_.store(true);
   ring();
   {
@@ -153,10 +155,12 @@ void Poller::join() {
     while (threads_ > 0 && thread_changed_.wait_until(mutex_, give_up)) {
     }
   }
-  std::vector<Polled> polled;
-  role_.lock();
-  polled.swap(polled_);
-  role_.unlock();
+  std::unordered_map<SourceId, Polled> polled;  // destroyed without the role
+  {
+    MutexLock role(role_);
+    active_.clear();
+    polled.swap(polled_);
+  }
   std::unordered_map<SourceId, Watched> watched;
   MutexLock lock(mutex_);
   watched.swap(watched_);
@@ -173,122 +177,26 @@ void Poller::entered_work(int change) {
   thread_changed_.notify_all();
 }
 
-void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
-  const bool cheap = source->cheap();
-  {
-    MutexLock lock(mutex_);
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = id;
-    static_cast<void>(checked(epoll_ctl(sockets_.get(), EPOLL_CTL_ADD, fd, &event), "epoll_ctl"));
-    watched_.emplace(id, Watched{fd, false, false, std::move(source)});
-    if (!cheap) expensive_.fetch_add(1);
-    version_.fetch_add(1, std::memory_order_release);
-  }
-  nudge();
-}
-
 // Makes the thread look at its sources again, unless that is what this thread is doing.
-void Poller::nudge() {
-  if (!on_this_thread()) ring();
-}
-
-void Poller::update_epoll(const Watched& watched, SourceId id) {
-  epoll_event event{};
-  event.events = watched.paused ? 0 : EPOLLIN | (watched.room ? std::uint32_t{EPOLLOUT} : 0);
-  event.data.u64 = id;
-  epoll_ctl(sockets_.get(), EPOLL_CTL_MOD, watched.fd, &event);
-}
-
-void Poller::watch_room(SourceId id, bool watch) {
-  MutexLock lock(mutex_);
-  const auto found = watched_.find(id);
-  if (found == watched_.end() || found->second.room == watch) return;
-  found->second.room = watch;
-  update_epoll(found->second, id);
-}
-
-void Poller::pause(SourceId id, bool paused) {
-  MutexLock lock(mutex_);
-  const auto found = watched_.find(id);
-  if (found == watched_.end()) return;
-  found->second.paused = paused;
-  update_epoll(found->second, id);
-}
-
-void Poller::poll_soon() {
-  if (!awake_.load()) nudge();
-}
-
-void Poller::remove(SourceId id) {
-  std::shared_ptr<PollSource> source;  // dropped without the lock
-  {
-    MutexLock lock(mutex_);
-    const auto found = watched_.find(id);
-    if (found == watched_.end()) return;
-    source = std::move(found->second.source);
-    epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, found->second.fd, nullptr);
-    watched_.erase(found);
-    if (!source->cheap()) expensive_.fetch_sub(1);
-    version_.fetch_add(1, std::memory_order_release);
-  }
-  nudge();  // the thread lets go of it, too
+void Poller::nudge() noexcept {
+  if (on_this_thread()) return;
+  nudged_.store(true);
+  ring();
 }
 
 bool Poller::on_this_thread() const noexcept { return polling == this; }
 
-void Poller::refresh() {
-  const auto version = version_.load(std::memory_order_acquire);
-  if (version == polled_version_) return;
-  std::vector<Polled> before;
-  before.swap(polled_);
-  {
-    MutexLock lock(mutex_);
-    polled_version_ = version_.load(std::memory_order_acquire);
-    polled_.reserve(watched_.size());
-    for (const auto& [id, watched] : watched_)
-      polled_.push_back({watched.source, watched.source->cheap(), {}});
-  }
-  for (auto& each : polled_) {
-    for (const auto& old : before) {
-      if (old.source == each.source) each.last_moved = old.last_moved;
-    }
-    if (awake_) each.source->wake();
-  }
-}
-
-bool Poller::take_events(int timeout_ms) {
-  std::array<epoll_event, 32> events;
-  const int count =
-      epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
-  bool moved = false;
-  for (int i = 0; i < count; ++i) {
-    const epoll_event event = events[static_cast<std::size_t>(i)];
-    const SourceId id = event.data.u64;  // a copy: the kernel's struct is packed
-    std::shared_ptr<PollSource> source;
-    {
-      MutexLock lock(mutex_);
-      const auto found = watched_.find(id);
-      if (found != watched_.end()) source = found->second.source;
-    }
-    if (!source) continue;
-    const bool source_moved = source->ready(event.events);
-    after_delivery();
-    if (!source_moved) continue;
-    moved = true;
-    for (auto& each : polled_) {
-      if (each.source == source) each.last_moved = Clock::now();
-    }
-  }
-  return moved;
-}
-
-void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) {
+bool Poller::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
   role_.assert_held();
   for (const auto& each : after_delivery_) {
-    if (each == source) return;
+    if (each == source) return true;
   }
-  after_delivery_.push_back(std::move(source));
+  try {
+    after_delivery_.push_back(std::move(source));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
 }
 
 bool Poller::defer(Work& work) {
@@ -301,17 +209,40 @@ bool Poller::defer(Work& work) {
 
 void Poller::reclaim() {
   if (working_for != this || polling != nullptr || reclaimed || !role_.try_lock()) return;
+  role_.assert_held();
   reclaimed = true;
   polling = this;
+  took_role();
   if (expensive_.load() > 0) arm(false);
   all_awake();
 }
 
-void Poller::after_delivery() {
+void Poller::after_delivery() noexcept {
   while (!after_delivery_.empty()) {
     const auto source = std::move(after_delivery_.back());
     after_delivery_.pop_back();
-    source->poll();
+    try {
+      source->poll();
+    } catch (...) {
+      // It is still watched, and throws again where it can be let go of.
+    }
+  }
+}
+
+void Poller::give_deferred_away() noexcept {
+  try {
+    if (deferred_) std::exchange(deferred_, nullptr)(false);
+  } catch (...) {
+    // Other threads find the work where it is queued, later.
+  }
+}
+
+bool Poller::poll_source(Polled& polled) noexcept {
+  try {
+    return polled.source->poll();
+  } catch (...) {
+    remove(polled.id);
+    return true;
   }
 }
 
@@ -320,19 +251,28 @@ bool Poller::poll_once(bool ask_kernel) {
   bool moved = false;
   bool any_expensive = false;
   Clock::time_point now{};
-  for (std::size_t i = 0; i < polled_.size(); ++i) {
-    if (!polled_[i].cheap) {
+  for (std::size_t i = 0; i < active_.size();) {
+    Polled& polled = *active_[i];
+    if (!polled.cheap) {
       if (now == Clock::time_point{}) now = Clock::now();
-      if (polled_[i].source->blocked() ||
-          (now - polled_[i].last_moved > kHot && !polled_[i].source->pending()))
+      if (polled.source->blocked() ||
+          (now - polled.last_moved > kHot && !polled.source->pending())) {
+        // From now on the kernel reports it, or whoever makes it pending. Its place is another's.
+        if (polled.source->sleep()) {
+          deactivate(polled);
+        } else {
+          ++i;
+        }
         continue;
+      }
       any_expensive = true;
     }
-    const bool source_moved = polled_[i].source->poll();
+    ++i;
+    const bool source_moved = poll_source(polled);
     after_delivery();
     if (!source_moved) continue;
     moved = true;
-    polled_[i].last_moved = now == Clock::time_point{} ? Clock::now() : now;
+    polled.last_moved = now == Clock::time_point{} ? Clock::now() : now;
   }
   // With nothing hot that costs a system call, the kernel's own look is the only one. However busy
   // some sources are, others get one.
@@ -358,12 +298,16 @@ Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit,
     if (poll_once(false)) {
       last = Clock::now();
       round = 0;
+      // A thread that only helps has something else to do by then, however much there is to move.
+      if (last >= deadline)
+        return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done
+                                                                        : Spun::nothing_came;
       if (last - idle > give_way_after_) {
         give_way(last);
         idle = Clock::now();
       }
       // Work does not wait for a stream of messages to end.
-      if (deferred_ && ++delays > kWorkDelays) std::exchange(deferred_, nullptr)(false);
+      if (deferred_ && ++delays > kWorkDelays) give_deferred_away();
       continue;
     }
     if (deferred_) return Spun::work;
@@ -417,18 +361,16 @@ void Poller::yielded(Clock::time_point since, Clock::time_point until) {
 
 void Poller::all_awake() {
   if (awake_.exchange(true)) return;
-  for (const auto& each : polled_) each.source->wake();
+  for (Polled* const each : active_) each->source->wake();
 }
 
 bool Poller::all_asleep() {
-  refresh();
   awake_.store(false);
-  for (const auto& each : polled_) {
-    if (each.source->sleep()) continue;
-    all_awake();
-    return false;
-  }
-  return true;
+  refresh();
+  bool asleep = !any_changes_.load();
+  for (std::size_t i = 0; asleep && i < active_.size(); ++i) asleep = active_[i]->source->sleep();
+  if (!asleep) all_awake();
+  return asleep;
 }
 
 void Poller::arm(bool armed) {
@@ -446,7 +388,7 @@ Poller::Pause Poller::poll_until_idle() {
     const bool quiet = all_asleep();
     keeps_role_.store(!quiet);
     if (spun == Spun::work) return {std::exchange(deferred_, nullptr), quiet};
-    if (deferred_) std::exchange(deferred_, nullptr)(false);
+    give_deferred_away();
     if (quiet) return {nullptr, true};
     poll_once(true);  // however many want to take over: each round moves something
   }
@@ -460,6 +402,7 @@ void Poller::run() {
   while (held || !stopping_.load()) {
     if (held || role_.try_lock()) {
       role_.assert_held();
+      took_role();
       Pause pause;
       {
         const PollingHere here(this);
@@ -483,10 +426,14 @@ void Poller::run() {
         working_for = this;
         reclaimed = false;
         entered_work(1);
-        while (work(true)) {
-          if (!reclaimed) continue;
-          work(false);
-          break;
+        try {
+          while (work(true)) {
+            if (!reclaimed) continue;
+            work(false);
+            break;
+          }
+        } catch (...) {
+          // What is left is queued where other threads find it.
         }
         work = nullptr;
         entered_work(-1);
@@ -520,9 +467,10 @@ void Poller::run() {
 // the sockets watched, or another thread woken that polls on.
 void Poller::give_up_role(bool quiet) {
   role_.unlock();
-  // After unlocking: the other thread may just have found the role taken and gone to sleep.
+  // After unlocking: the other thread may just have found the role taken and gone to sleep. It may
+  // have done so in vain, too, for a source that had been asked already whether it may sleep.
   arm(true);
-  if (!quiet) ring();
+  if (!quiet || nudged_.load()) ring();
 }
 
 bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
@@ -541,6 +489,7 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   bool quiet = false;
   {
     const PollingHere here(this);
+    took_role();
     keeps_role_.store(true);
     if (expensive_.load() > 0) arm(false);
     refresh();

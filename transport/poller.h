@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,14 +27,16 @@ class PollSource {
   virtual bool ready(std::uint32_t events) = 0;
   // Whether poll() is worth calling again and again because it makes no system call.
   [[nodiscard]] virtual bool cheap() const noexcept { return false; }
+  // Whether poll() never does anything, as with a listener: only ready() is called.
+  [[nodiscard]] virtual bool passive() const noexcept { return false; }
   // Of a source that is not cheap: whether poll() has something to write, so that it is called even
   // if nothing has come lately.
   [[nodiscard]] virtual bool pending() const noexcept { return false; }
   // Likewise: whether it waits for room to write, so that the kernel is asked instead of calling
   // poll().
   [[nodiscard]] virtual bool blocked() const noexcept { return false; }
-  // Nobody will poll until the descriptor is ready: from now on the other side must wake us. False
-  // when something has come meanwhile, and it must be polled first.
+  // Nobody will poll until the descriptor is ready or poll_soon() is called: from now on the other
+  // side must wake us. False when something has come meanwhile, and it must be polled first.
   virtual bool sleep() { return true; }
   // Somebody polls again: no need to wake us.
   virtual void wake() {}
@@ -41,6 +44,10 @@ class PollSource {
 
 // Watches sources for one endpoint: polls them while traffic is hot, sleeps in the kernel
 // otherwise.
+//
+// Polled again and again are the sources that make no system call, and of the others those that
+// moved something lately or asked for it; the rest costs nothing until the kernel reports it. A
+// source that throws is let go of; it should have dealt with its errors itself.
 //
 // At any time at most one thread polls: one of the poller's own two, or one that has nothing better
 // to do because it waits for what a message will bring (see help()). The poller's own threads spin
@@ -77,10 +84,10 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void add(SourceId id, int fd, std::shared_ptr<PollSource> source) STITCH_EXCLUDES(mutex_);
   // Watches also for room to write, or no longer. Does nothing when it has been removed.
   void watch_room(SourceId id, bool watch) STITCH_EXCLUDES(mutex_);
-  // Stops watching for anything, or starts again.
+  // Stops watching for what comes in, but for its end, or starts again.
   void pause(SourceId id, bool paused) STITCH_EXCLUDES(mutex_);
   // Lets go of the source; a call to it that runs goes on. Before its descriptor is closed.
-  void remove(SourceId id) STITCH_EXCLUDES(mutex_);
+  void remove(SourceId id) noexcept STITCH_EXCLUDES(mutex_);
 
   // Polls on this thread until `done` is set or polling has brought nothing for a while. True when
   // it is set.
@@ -99,13 +106,13 @@ class Poller : public std::enable_shared_from_this<Poller> {
   // is this thread's again.
   void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may leave with the role
   // Has a source that has become pending() polled soon: by the thread that polls, or by one that is
-  // woken for it.
-  void poll_soon();
-  // Runs `source`->poll() when what is being delivered on this thread has been delivered. REQUIRES:
-  // on_this_thread().
-  void poll_after_delivery(std::shared_ptr<PollSource> source);
+  // woken for it. Does nothing when it has been removed.
+  void poll_soon(SourceId id) noexcept STITCH_EXCLUDES(mutex_);
+  // Runs `source`->poll() when what is being delivered on this thread has been delivered. False,
+  // and it does not, when there is no memory. REQUIRES: on_this_thread().
+  [[nodiscard]] bool poll_after_delivery(std::shared_ptr<PollSource> source) noexcept;
 
-  // Ends the threads. One that is inside deferred work is waited for a moment only; it ends when
+  // Ends the threads. One that is inside deferred work is waited for 50 ms at most; it ends when
   // that returns, and nothing is polled any more. Not from a source. A second call does nothing.
   void join() STITCH_EXCLUDES(mutex_);
 
@@ -116,26 +123,48 @@ class Poller : public std::enable_shared_from_this<Poller> {
     int fd = -1;
     bool room = false;
     bool paused = false;
+    bool changed = false;  // whether it is among changes_
     std::shared_ptr<PollSource> source;
   };
+  // What the thread that polls knows of a source.
   struct Polled {
+    SourceId id = 0;
     std::shared_ptr<PollSource> source;
     bool cheap = false;
+    bool passive = false;
+    std::optional<std::size_t> at;  // in active_; nothing: it sleeps
     Clock::time_point last_moved;
   };
   enum class Spun : std::uint8_t { done, nothing_came, wanted, work };
 
   void run() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may keep the role from one round to the next
-  void nudge();
+  void nudge() noexcept;
   void ring() noexcept;
+  void changed(SourceId id) noexcept STITCH_REQUIRES(mutex_);
+  void took_role() STITCH_REQUIRES(role_) {
+    if (nudged_.load()) nudged_.store(false);
+  }
   void entered_work(int change) STITCH_EXCLUDES(mutex_);
   // The caller has the role of the one that polls.
   bool poll_once(bool ask_kernel) STITCH_REQUIRES(role_);
   Spun spin(const std::atomic<bool>* done, std::chrono::nanoseconds limit,
             Clock::time_point deadline) STITCH_REQUIRES(role_);
   bool take_events(int timeout_ms) STITCH_REQUIRES(role_);
-  void after_delivery() STITCH_REQUIRES(role_);
-  void refresh() STITCH_REQUIRES(role_);
+  void after_delivery() noexcept STITCH_REQUIRES(role_);
+  // Takes up what has been added, removed and asked for. What there is no memory for stays for the
+  // next time.
+  void refresh() noexcept STITCH_REQUIRES(role_) {
+    if (any_changes_.load()) take_up_changes();
+  }
+  void take_up_changes() noexcept STITCH_REQUIRES(role_);
+  void take_up(SourceId id) STITCH_REQUIRES(role_);
+  void take_up_all() STITCH_REQUIRES(role_);
+  void activate(Polled& polled) STITCH_REQUIRES(role_);
+  void deactivate(Polled& polled) noexcept STITCH_REQUIRES(role_);
+  // source->poll() or source->ready(), which should not throw.
+  bool poll_source(Polled& polled) noexcept STITCH_REQUIRES(role_);
+  bool source_ready(Polled& polled, std::uint32_t events) noexcept STITCH_REQUIRES(role_);
+  void give_deferred_away() noexcept STITCH_REQUIRES(role_);
   bool all_asleep() STITCH_REQUIRES(role_);
   void all_awake() STITCH_REQUIRES(role_);
   void arm(bool armed);
@@ -162,10 +191,11 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::atomic<int> sleepers_{0};         // own threads that sleep, or are about to
 
   Mutex role_;  // held by the thread that polls
-  std::vector<Polled> polled_ STITCH_GUARDED_BY(role_);
+  std::unordered_map<SourceId, Polled> polled_ STITCH_GUARDED_BY(role_);  // all sources
+  std::vector<SourceId> changes_taken_ STITCH_GUARDED_BY(role_);          // by refresh()
+  std::vector<Polled*> active_ STITCH_GUARDED_BY(role_);  // those that are visited each round
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
   Work deferred_ STITCH_GUARDED_BY(role_);
-  std::uint64_t polled_version_ STITCH_GUARDED_BY(role_) = 0;
   int rounds_since_look_ STITCH_GUARDED_BY(role_) = 0;  // at the kernel's
   std::chrono::nanoseconds spin_limit_ STITCH_GUARDED_BY(role_) = kMaxSpin;
   Clock::time_point idle_since_ STITCH_GUARDED_BY(role_);
@@ -181,10 +211,16 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written
                                     // by the holder of role_
   std::atomic<bool> armed_{false};  // sockets_ will wake the thread
+  // Whether somebody has been woken to look around who may have found the role taken. Set before
+  // ring(), cleared by who takes the role, before it polls; who gives the role up while it is set
+  // rings again, as the bell may have been heard in vain.
+  std::atomic<bool> nudged_{false};
 
   Mutex mutex_;
   std::unordered_map<SourceId, Watched> watched_ STITCH_GUARDED_BY(mutex_);
-  std::atomic<std::uint64_t> version_{1};  // of watched_
+  std::vector<SourceId> changes_ STITCH_GUARDED_BY(mutex_);  // added, removed, to be polled soon
+  bool changes_lost_ STITCH_GUARDED_BY(mutex_) = false;      // for want of memory: look at all
+  std::atomic<bool> any_changes_{false};   // whether refresh() has something to do
   std::atomic<std::size_t> expensive_{0};  // sources that are not cheap
 
   int threads_ STITCH_GUARDED_BY(mutex_) = 0;  // own ones that have not ended

@@ -10,21 +10,38 @@
 namespace stitch::transport {
 
 namespace {
-constexpr std::size_t kStagedBytes = std::size_t{64} << 10;
 constexpr std::size_t kStagedInBulk = 1024;
-static_assert(kStagedBytes >= kSmallMessageBytes + RecordHeader::kBytes + kSmallMessageBuffers * 8);
+static_assert(RecordReader::kStagedBytes >=
+              kSmallMessageBytes + RecordHeader::kBytes + kSmallMessageBuffers * 8);
+// About what a received buffer costs beside its bytes.
+constexpr std::size_t kPerBuffer = 128;
 
 [[noreturn]] void malformed(const std::string& what) {
   throw Error(ErrorCode::protocol, "record is malformed: " + what);
 }
 }  // namespace
 
-RecordReader::RecordReader(Memory memory, LimitsNow limits, Sink sink)
-    : memory_(std::move(memory)), limits_(std::move(limits)), sink_(std::move(sink)) {}
+RecordReader::RecordReader(Memory memory, LimitsNow limits, Sink sink, Budget budget)
+    : memory_(std::move(memory)),
+      limits_(std::move(limits)),
+      sink_(std::move(sink)),
+      budget_(std::move(budget)) {}
+
+void RecordReader::clear() noexcept {
+  bulk_.reset();
+  staged_ = Bytes();
+  begin_ = end_ = piece_left_ = 0;
+  waiting_ = false;
+}
 
 bool RecordReader::read(Link& link) {
+  if (waiting_) {
+    while (take_record()) {
+    }
+    if (waiting_) return false;
+  }
   std::size_t total = 0;
-  while (total < kReadBytes || link.holds_input()) {
+  while ((total < kReadBytes || link.holds_input()) && !waiting_) {
     make_room(1);
     iovec parts[2];
     std::size_t count = 0;
@@ -69,12 +86,21 @@ std::vector<std::byte> RecordReader::give_up_rest() {
   return rest;
 }
 
+// Room for `bytes` more, but never for much more than has come: a size that is announced costs
+// nothing.
 void RecordReader::make_room(std::size_t bytes) {
-  if (staged_.empty()) staged_.resize(kStagedBytes);
-  if (begin_ == end_) begin_ = end_ = 0;
-  if (staged_.size() - end_ >= std::max(bytes, kStagedBytes / 2)) return;
-  std::memmove(staged_.data(), staged_.data() + begin_, end_ - begin_);
-  end_ -= begin_;
+  if (!open_) open_ = limits_().buffers_allowed;
+  const std::size_t usual = open_ ? kStagedBytes : kStagedInHandshake;
+  if (begin_ == end_) {
+    begin_ = end_ = 0;
+    if (staged_.size() > usual) staged_ = Bytes();
+  }
+  if (staged_.size() < usual) staged_.resize(usual);
+  const std::size_t there = end_ - begin_;
+  bytes = std::min(bytes, std::max(usual / 2, there));
+  if (staged_.size() - end_ >= std::max(bytes, usual / 2)) return;
+  std::memmove(staged_.data(), staged_.data() + begin_, there);
+  end_ = there;
   begin_ = 0;
   if (staged_.size() - end_ < bytes) staged_.resize(end_ + bytes);
 }
@@ -144,7 +170,8 @@ bool RecordReader::take_record() {
   }
   if (header.kind == RecordKind::bulk) {
     if (bulk_) malformed("a large message begins inside another");
-    begin_bulk(header);
+    waiting_ = !begin_bulk(header);
+    if (waiting_) return false;
     begin_ += head;
     end_bulk_if_complete();
     return true;
@@ -182,44 +209,62 @@ void RecordReader::take_message(const RecordHeader& header) {
   sink_(std::move(message));
 }
 
-void RecordReader::begin_bulk(const RecordHeader& header) {
+bool RecordReader::begin_bulk(const RecordHeader& header) {
   check_buffers(header);
+  const std::size_t limit = limits_().message_bytes;
   Bulk bulk;
   bulk.left = static_cast<std::size_t>(header.bytes);
-  for (std::uint32_t i = 0; i < header.buffers; ++i) bulk.left += size_at(i);
+  for (std::uint32_t i = 0; i < header.buffers; ++i) {
+    const std::size_t size = size_at(i);
+    if (bulk.left > limit || size > limit - bulk.left) {
+      throw Error(ErrorCode::protocol, "message of " + std::to_string(header.buffers) +
+                                           " buffers over the limit of " + std::to_string(limit) +
+                                           " bytes for all of them");
+    }
+    bulk.left += size;
+  }
+  if (budget_.take) {
+    const std::size_t beside = header.buffers * kPerBuffer;
+    const std::size_t wanted = bulk.left + std::min(beside, ~bulk.left);
+    if (!budget_.take(wanted)) return false;
+  }
   bulk.message.frame.resize(static_cast<std::size_t>(header.bytes));
   bulk.sizes.reserve(header.buffers);
   for (std::uint32_t i = 0; i < header.buffers; ++i) bulk.sizes.push_back(size_at(i));
   bulk_ = std::move(bulk);
-  begin_buffers_if_due();
+  advance();
+  return true;
 }
 
-// Where the buffers lie may depend on what the frame says.
-void RecordReader::begin_buffers_if_due() {
+// Goes on to the part that the next byte belongs to. Where a buffer lies may depend on what the
+// frame says; it gets memory when the bytes before it have come.
+void RecordReader::advance() {
   Bulk& bulk = *bulk_;
-  if (bulk.sizes.empty() || bulk.offset < bulk.message.frame.size()) return;
-  bulk.message.buffers.reserve(bulk.sizes.size());
-  for (const std::size_t bytes : bulk.sizes)
+  std::size_t bytes =
+      bulk.part == 0 ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
+  while (bulk.offset == bytes && bulk.part < bulk.sizes.size()) {
+    bytes = bulk.sizes[bulk.part];
     bulk.message.buffers.push_back(memory_(bulk.message.frame, bytes));
-  bulk.sizes.clear();
+    ++bulk.part;
+    bulk.offset = 0;
+  }
 }
 
+// REQUIRES: something is missing of the message.
 iovec RecordReader::target() noexcept {
   Bulk& bulk = *bulk_;
-  for (;; ++bulk.part, bulk.offset = 0) {
-    const bool frame = bulk.part == 0;
-    const std::size_t bytes =
-        frame ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
-    auto* data = frame ? bulk.message.frame.data()
-                       : static_cast<std::byte*>(bulk.message.buffers[bulk.part - 1].data);
-    if (bulk.offset < bytes) return {data + bulk.offset, bytes - bulk.offset};
-  }
+  const bool frame = bulk.part == 0;
+  const std::size_t bytes =
+      frame ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
+  auto* data = frame ? bulk.message.frame.data()
+                     : static_cast<std::byte*>(bulk.message.buffers[bulk.part - 1].data);
+  return {data + bulk.offset, bytes - bulk.offset};
 }
 
 void RecordReader::filled(std::size_t bytes) {
   bulk_->offset += bytes;
   bulk_->left -= bytes;
-  begin_buffers_if_due();
+  advance();
 }
 
 void RecordReader::take_staged_data() {
@@ -238,6 +283,7 @@ void RecordReader::end_bulk_if_complete() {
   if (!bulk_ || bulk_->left > 0) return;
   Message message = std::move(bulk_->message);
   bulk_.reset();
+  if (budget_.give_back) budget_.give_back();
   sink_(std::move(message));
 }
 

@@ -48,7 +48,7 @@ class RecordWriter::Parts {
   std::size_t bytes_ = 0;
 };
 
-RecordWriter::Small::Small(Outgoing what, std::size_t message_bytes) : outgoing(std::move(what)) {
+RecordWriter::Small::Small(Outgoing&& what, std::size_t message_bytes) : outgoing(std::move(what)) {
   const Message& message = outgoing.message;
   RecordHeader header;
   header.buffers = static_cast<std::uint32_t>(message.buffers.size());
@@ -59,19 +59,20 @@ RecordWriter::Small::Small(Outgoing what, std::size_t message_bytes) : outgoing(
   put_sizes(message, head.data() + RecordHeader::kBytes);
 }
 
-RecordWriter::Bulk::Bulk(Outgoing what, std::size_t message_bytes)
-    : outgoing(std::move(what)), total_bytes(message_bytes) {
+RecordWriter::Bulk::Bulk(Outgoing&& what, std::size_t message_bytes)
+    : head(RecordHeader::kBytes + what.message.buffers.size() * 8),
+      outgoing(std::move(what)),
+      total_bytes(message_bytes) {
   const Message& message = outgoing.message;
   RecordHeader header;
   header.kind = RecordKind::bulk;
   header.buffers = static_cast<std::uint32_t>(message.buffers.size());
   header.bytes = message.frame.size();
-  head.resize(RecordHeader::kBytes + message.buffers.size() * 8);
   header.encode(head.data());
   put_sizes(message, head.data() + RecordHeader::kBytes);
 }
 
-std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing outgoing, Link* link) {
+std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing&& outgoing, Link* link) {
   const Message& message = outgoing.message;
   std::size_t bytes = message.frame.size();
   for (const Buffer& buffer : message.buffers) bytes += buffer.bytes;
@@ -89,8 +90,13 @@ std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing outgoing, Link
   add_small(small, 0, parts);
   const std::size_t written = link->write(parts.span());
   if (written == small.total_bytes) return std::move(small.outgoing);
+  try {
+    small_.push_back(std::move(small));
+  } catch (...) {
+    outgoing = std::move(small.outgoing);
+    throw;
+  }
   small_written_ = written;
-  small_.push_back(std::move(small));
   return std::nullopt;
 }
 
@@ -142,9 +148,11 @@ std::span<const std::byte> RecordWriter::part_of(const Message& message,
 RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
                                           std::size_t enough_bytes) {
   Flushed flushed;
+  int idle_turns = 0;
   while (!empty() && flushed.bytes < enough_bytes) {
     Parts parts;
-    const bool small = small_written_ > 0 || (!bulk_record_under_way() && !small_.empty());
+    const bool due = !bulk_.empty() && small_since_bulk_ >= kSmallPerPiece;
+    const bool small = small_written_ > 0 || (!bulk_record_under_way() && !small_.empty() && !due);
     if (small) {
       std::size_t skip = small_written_;
       for (const Small& each : small_) {
@@ -153,6 +161,7 @@ RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
           break;
         add_small(each, skip, parts);
         skip = 0;
+        if (due) break;  // only what is under way
       }
     } else {
       add_bulk(link, parts);
@@ -166,6 +175,9 @@ RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
       written_bulk(written, finished);
     }
     flushed.full = short_write && link.await_room();
+    // A link that has room and takes nothing is asked again once, not for ever.
+    idle_turns = written == 0 ? idle_turns + 1 : 0;
+    if (idle_turns == 2) flushed.full = true;
     if (flushed.full) break;
   }
   return flushed;
@@ -177,6 +189,7 @@ void RecordWriter::written_small(std::size_t bytes, Finished& finished) {
     const std::size_t step = std::min(bytes, first.total_bytes - small_written_);
     bytes -= step;
     small_written_ += step;
+    if (!bulk_.empty()) small_since_bulk_ += step;
     if (small_written_ < first.total_bytes) return;
     finished.push_back(std::move(first.outgoing));
     small_.pop_front();
@@ -189,6 +202,7 @@ void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
   if (bulk_head_written_ < bulk.head.size()) {
     bulk_head_written_ += bytes;
   } else {
+    small_since_bulk_ = 0;
     const std::size_t of_head = std::min(bytes, piece_head_.size() - piece_head_written_);
     piece_head_written_ += of_head;
     bytes -= of_head;
@@ -223,7 +237,7 @@ std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
   small_.clear();
   bulk_.clear();
   small_written_ = bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ =
-      piece_bytes_ = piece_left_ = 0;
+      piece_bytes_ = piece_left_ = small_since_bulk_ = 0;
   return all;
 }
 

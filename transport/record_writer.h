@@ -17,8 +17,9 @@ namespace stitch::transport {
 
 // The sending half of a stream connection: lays messages out as records and writes as much as the
 // link takes. Large messages go in pieces, one large message at a time; small ones that come later
-// pass between the pieces. Small ones keep their order among themselves, and so do large ones. Not
-// thread-safe. No callbacks: who is through is handed back.
+// pass between the pieces, but a piece goes at least after every kSmallPerPiece bytes of them.
+// Small ones keep their order among themselves, and so do large ones. Not thread-safe. No
+// callbacks: who is through is handed back.
 class RecordWriter {
  public:
   struct Outgoing {
@@ -28,11 +29,12 @@ class RecordWriter {
   using Finished = std::vector<Outgoing, RecyclingAllocator<Outgoing>>;
 
   // Writes a message at once when nothing is before it and `link` (which may be null) has room, and
-  // hands it back; otherwise queues it or the rest of it. REQUIRES: its buffers are on the CPU.
-  [[nodiscard]] std::optional<Outgoing> send(Outgoing outgoing, Link* link);
+  // hands it back; otherwise queues it or the rest of it. When there is no memory for that,
+  // `outgoing` is as it was. REQUIRES: its buffers are on the CPU.
+  [[nodiscard]] std::optional<Outgoing> send(Outgoing&& outgoing, Link* link);
   struct Flushed {
     std::size_t bytes = 0;  // that went
-    bool full = false;      // whether the link had no room for more
+    bool full = false;      // whether the link had no room for more, or says so and takes nothing
   };
   // Writes what there is room for, until at least `enough_bytes` have gone. What has gone
   // completely is moved to `finished`.
@@ -45,18 +47,20 @@ class RecordWriter {
   // sending.
   [[nodiscard]] std::vector<Outgoing> take_all();
 
+  static constexpr std::size_t kSmallPerPiece = std::size_t{512} << 10;
+
  private:
   struct Small {
-    Small(Outgoing what, std::size_t message_bytes);
+    Small(Outgoing&& what, std::size_t message_bytes);
     Outgoing outgoing;
     std::array<std::byte, RecordHeader::kBytes + kSmallMessageBuffers * 8> head;
     std::size_t head_bytes = 0;
     std::size_t total_bytes = 0;
   };
   struct Bulk {
-    Bulk(Outgoing what, std::size_t message_bytes);
+    Bulk(Outgoing&& what, std::size_t message_bytes);
+    std::vector<std::byte> head;  // made before the message is taken
     Outgoing outgoing;
-    std::vector<std::byte> head;
     std::size_t total_bytes = 0;  // of the message
   };
   class Parts;
@@ -87,6 +91,7 @@ class RecordWriter {
   std::size_t piece_head_written_ = 0;
   std::size_t piece_left_ = 0;
   std::size_t bulk_since_small_ = 0;  // bytes of large messages since a small one was sent
+  std::size_t small_since_bulk_ = 0;  // and of small ones that passed since a piece was written
 };
 
 }  // namespace stitch::transport

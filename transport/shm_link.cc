@@ -12,9 +12,14 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
 #include <new>
 #include <string>
 #include <utility>
+
+#include "stitch/transport/mutex.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define STITCH_TSAN 1
@@ -64,14 +69,39 @@ struct Offer {
 };
 
 // ThreadSanitizer cannot see that two mappings are one memory: when both ends live in one process,
-// this orders them.
+// this orders them, and no other links, whose races would be hidden by that.
 #ifdef STITCH_TSAN
-std::atomic<int> tsan_order{0};
-void tsan_release() { tsan_order.fetch_add(1, std::memory_order_release); }
-void tsan_acquire() { static_cast<void>(tsan_order.load(std::memory_order_acquire)); }
+class TsanOrder {
+ public:
+  // Both ends find the same word by the number of the file that the memory is.
+  explicit TsanOrder(int memory) {
+    struct stat status {};
+    if (fstat(memory, &status) != 0) return;
+    MutexLock lock(mutex());
+    std::weak_ptr<std::atomic<int>>& shared = words()[status.st_ino];
+    word_ = shared.lock();
+    if (!word_) shared = word_ = std::make_shared<std::atomic<int>>(0);
+  }
+  void release() { word_->fetch_add(1, std::memory_order_release); }
+  void acquire() { static_cast<void>(word_->load(std::memory_order_acquire)); }
+
+ private:
+  static Mutex& mutex() {
+    static auto* const mutex = new Mutex;  // never destroyed: links may outlive static objects
+    return *mutex;
+  }
+  static std::map<ino_t, std::weak_ptr<std::atomic<int>>>& words() {
+    static auto* const words = new std::map<ino_t, std::weak_ptr<std::atomic<int>>>;
+    return *words;
+  }
+  std::shared_ptr<std::atomic<int>> word_ = std::make_shared<std::atomic<int>>(0);
+};
 #else
-void tsan_release() {}
-void tsan_acquire() {}
+struct TsanOrder {
+  explicit TsanOrder(int) {}
+  void release() {}
+  void acquire() {}
+};
 #endif
 
 [[noreturn]] void fail(const char* what) {
@@ -79,9 +109,32 @@ void tsan_acquire() {}
               std::string("shared memory: ") + what + " failed: " + std::strerror(errno));
 }
 
+// Whether the system counts every page of shared memory against a limit when it is first touched
+// (vm.overcommit_memory = 2).
+[[nodiscard]] bool pages_are_counted() {
+  std::ifstream file("/proc/sys/vm/overcommit_memory");
+  int mode = 0;
+  return file >> mode && mode == 2;
+}
+
+// The memory's pages are there from now on. Where they are counted, the first touch of one that is
+// not granted would end the process (SIGBUS), in either of the two. Elsewhere that cannot happen,
+// and a connection that carries little had better not hold 2 MiB.
+void take_pages(int memory) {
+  static const bool counted = pages_are_counted();
+  if (!counted) return;
+  int result = 0;
+  do {
+    result = fallocate(memory, 0, 0, static_cast<off_t>(kMemoryBytes));
+  } while (result != 0 && errno == EINTR);
+  // A kernel that cannot do it in advance is as good as before.
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) fail("fallocate");
+}
+
 class ShmLink final : public Link {
  public:
-  ShmLink(Descriptor socket, const Descriptor& memory, bool offered) : socket_(std::move(socket)) {
+  ShmLink(Descriptor socket, const Descriptor& memory, bool offered)
+      : socket_(std::move(socket)), tsan_order_(memory.get()) {
     void* at = mmap(nullptr, kMemoryBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
     if (at == MAP_FAILED) fail("mmap");
     memory_ = static_cast<std::byte*>(at);
@@ -106,7 +159,7 @@ class ShmLink final : public Link {
   std::size_t read(std::span<const iovec> parts) override {
     const std::size_t there = readable();
     if (there == 0) return 0;
-    tsan_acquire();
+    tsan_order_.acquire();
     std::size_t left = there;
     for (const iovec& part : parts) {
       auto* to = static_cast<std::byte*>(part.iov_base);
@@ -136,7 +189,7 @@ class ShmLink final : public Link {
     if (room == 0) return 0;
     if (wants_room_.load(std::memory_order_relaxed))
       wants_room_.store(false, std::memory_order_relaxed);
-    tsan_release();
+    tsan_order_.release();
     std::size_t left = room;
     std::uint64_t written = written_.load(std::memory_order_relaxed);
     const auto publish = [&](std::memory_order order) {
@@ -176,7 +229,7 @@ class ShmLink final : public Link {
   bool await_room() override {
     wants_room_.store(true);
     if (awake_.load()) return true;  // it polls, and looks for room before it sleeps
-    return wait_for_room();
+    return wait_for_room();          // which is full for good when the peer has broken the rules
   }
 
   std::optional<Error> ended() override {
@@ -200,7 +253,7 @@ class ShmLink final : public Link {
   bool sleep() override {
     awake_.store(false);
     in_->reader_sleeps.store(1, std::memory_order_seq_cst);
-    if (readable() > 0 || broken_.load()) return false;
+    if ((readable() > 0 && !held_) || broken_.load()) return false;
     return !wants_room_.load() || wait_for_room();
   }
 
@@ -210,6 +263,8 @@ class ShmLink final : public Link {
     if (out_->writer_waits.load(std::memory_order_relaxed) != 0)
       out_->writer_waits.store(0, std::memory_order_relaxed);
   }
+
+  void hold(bool held) override { held_ = held; }
 
   void close() noexcept override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
@@ -236,6 +291,7 @@ class ShmLink final : public Link {
   // By any thread: while another one writes, the two counts may not fit each other, which says
   // nothing of the peer. Then there is room, or the one that writes asks again.
   bool wait_for_room() {
+    if (broken_.load()) return true;
     out_->writer_waits.store(1, std::memory_order_seq_cst);
     const std::uint64_t used =
         written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
@@ -248,6 +304,7 @@ class ShmLink final : public Link {
   }
 
   const Descriptor socket_;
+  [[no_unique_address]] TsanOrder tsan_order_;
   std::byte* memory_ = nullptr;
   RingControl* in_ = nullptr;
   RingControl* out_ = nullptr;
@@ -256,6 +313,7 @@ class ShmLink final : public Link {
   std::uint64_t taken_ = 0;                // our own copies: the shared ones are for the peer
   std::atomic<std::uint64_t> written_{0};  // by the thread that writes
   bool gone_ = false;                      // the thread that polls only
+  bool held_ = false;                      // likewise
   std::atomic<bool> broken_{false};
   std::atomic<bool> awake_{false};
   std::atomic<bool> wants_room_{false};  // the connection waits for room; cleared by the next write
@@ -263,20 +321,46 @@ class ShmLink final : public Link {
 
 }  // namespace
 
+namespace {
+
+[[nodiscard]] uid_t overflow_user() {
+  uid_t user = 65534;
+  if (std::ifstream file("/proc/sys/kernel/overflowuid"); file) file >> user;
+  return user;
+}
+
+// Whether this process is in a user namespace that has no numbers for some users.
+[[nodiscard]] bool some_users_are_unmapped() {
+  std::ifstream file("/proc/self/uid_map");
+  std::uint64_t inside = 0;
+  std::uint64_t outside = 0;
+  std::uint64_t count = 0;
+  const bool whole = file >> inside >> outside >> count && inside == 0 && outside == 0 &&
+                     count >= std::numeric_limits<std::uint32_t>::max();
+  return !whole;
+}
+
+}  // namespace
+
 void check_peer_user(int socket) {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) fail("SO_PEERCRED");
-  if (peer.uid == geteuid()) return;
+  // In a user namespace every user who has no number there looks like the overflow user: nobody can
+  // tell whether that is this one.
+  if (peer.uid == geteuid() && !(peer.uid == overflow_user() && some_users_are_unmapped())) return;
   throw Error(ErrorCode::unauthenticated,
               "shared memory is for processes of one user: the peer runs as user " +
                   std::to_string(peer.uid) + ", this process as " + std::to_string(geteuid()));
 }
 
-std::unique_ptr<Link> offer_shm_link(Descriptor socket) {
-  const Descriptor memory(memfd_create("stitch", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory) fail("memfd_create");
+Descriptor open_shm_memory() noexcept {
+  return Descriptor(memfd_create("stitch", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+}
+
+std::unique_ptr<Link> offer_shm_link(Descriptor socket, const Descriptor& memory) {
   if (ftruncate(memory.get(), static_cast<off_t>(kMemoryBytes)) != 0) fail("ftruncate");
+  take_pages(memory.get());
   // Of a size for good: neither side can make the other one read past its end.
   if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail("sealing");
@@ -345,6 +429,7 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
   if (seals < 0 || (seals & kSeals) != kSeals) refuse("could change its size");
+  take_pages(memory.get());  // the peer may not have
   return std::make_unique<ShmLink>(std::move(socket), memory, false);
 }
 

@@ -10,9 +10,12 @@ namespace stitch::transport {
 // unix socket between them: over it the memory is handed over, a sleeping side is woken, and the
 // death of the other side is seen. Layout and rules: WIRE.md.
 
-// The connecting side: makes the memory and hands it over. Throws Error(disconnected) when the
-// system refuses.
-[[nodiscard]] std::unique_ptr<Link> offer_shm_link(Descriptor socket);
+// A descriptor for the memory, without memory yet; empty, with errno, when the system refuses.
+[[nodiscard]] Descriptor open_shm_memory() noexcept;
+
+// The connecting side: makes the memory behind `memory`, from open_shm_memory(), and hands it over.
+// Throws Error(disconnected) when the system refuses.
+[[nodiscard]] std::unique_ptr<Link> offer_shm_link(Descriptor socket, const Descriptor& memory);
 
 // The accepting side, once `socket` is readable: takes the memory. Nothing when it has not come
 // yet. Throws Error(protocol) when what came is no such memory, Error(disconnected) when the socket

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "stitch/transport/handshaking_connection.h"
 #include "stitch/transport/link.h"
 #include "stitch/transport/poller.h"
+#include "stitch/transport/receive_budget.h"
 #include "stitch/transport/record_reader.h"
 #include "stitch/transport/record_writer.h"
 
@@ -27,13 +29,17 @@ namespace stitch::transport {
 //   waiting --begin()--> running --the link ends, or breaks a rule--> ended
 //      \--fail() or close()--------------------------------------------^
 //
-// Thread contract: as Connection. Lock order: write_mutex_ before intake_mutex_ and the poller's.
-// No lock is held in callbacks.
+// A large message begins when the endpoint's receive budget has room for it. Until then nothing is
+// read; nor is it while the owner says so (pause_reading), but for what is left of a peer that has
+// gone. Where memory is wanting, the connection ends and nothing else.
+//
+// Thread contract: as Connection. Lock order: write_mutex_ before intake_mutex_ and the poller's
+// mutex_. No lock is held in callbacks.
 class StreamConnection final : public HandshakingConnection, public PollSource {
  public:
   StreamConnection(const EndpointOptions& options, std::string name, bool accepted,
                    ConnectionEvents events, std::shared_ptr<ReaderThread> thread,
-                   std::shared_ptr<Poller> poller,
+                   std::shared_ptr<Poller> poller, std::shared_ptr<ReceiveBudget> budget,
                    UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
 
   void send(Message message, SendDone done) override;
@@ -42,6 +48,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
     return poller_->on_this_thread() && poller_->defer(work);
   }
   void about_to_answer() override { poller_->reclaim(); }
+  void pause_reading(bool paused) override;
 
   // The link is there. Does nothing but drop it when the connection was closed meanwhile.
   void begin(std::unique_ptr<Link> link);
@@ -49,15 +56,20 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   void fail(const Error& error);
   // What a connection that never came about says: connect to "tcp://..." failed: `what`.
   [[nodiscard]] Error connect_error(const std::string& what) const;
+  // How far an accepted one has come.
+  using HandshakingConnection::half_open;
+  [[nodiscard]] bool has_spoken() const noexcept { return spoken_.load(); }
+  // Ends it before it is open and tells the peer why. On the thread that polls.
+  void drop(const Error& why);
 
   bool poll() override;
   bool ready(std::uint32_t events) override;
   bool cheap() const noexcept override { return cheap_; }
   [[nodiscard]] bool pending() const noexcept override {
-    return pending_.load(std::memory_order_acquire);
+    return pending_.load(std::memory_order_acquire) || look_again_.load();
   }
   [[nodiscard]] bool blocked() const noexcept override {
-    return blocked_.load(std::memory_order_acquire);
+    return blocked_.load(std::memory_order_acquire) && !look_again_.load();
   }
   bool sleep() override;
   void wake() override;
@@ -73,6 +85,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   using Outgoing = RecordWriter::Outgoing;
 
   void write(Outgoing outgoing) STITCH_EXCLUDES(write_mutex_);
+  [[nodiscard]] bool write_now(Outgoing& outgoing) STITCH_EXCLUDES(write_mutex_);
   // Writes what waits, unless another thread does. True when something moved.
   bool flush() STITCH_EXCLUDES(write_mutex_);
   [[nodiscard]] bool gather() STITCH_REQUIRES(write_mutex_);
@@ -82,7 +95,10 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
     std::optional<Error> error;  // what those are told: nothing when they have gone
     bool poll_soon = false;
     bool moved = false;
+    std::exception_ptr problem;  // which ends the connection
   };
+  void write_locked(Outgoing& outgoing, Aftermath& after) STITCH_REQUIRES(write_mutex_);
+  void flush_or_abandon(Aftermath& after) STITCH_REQUIRES(write_mutex_);
   void flush_locked(Aftermath& after) STITCH_REQUIRES(write_mutex_);
   // Whether something waits to be written, here or in the link.
   [[nodiscard]] bool unsent() const STITCH_REQUIRES(write_mutex_);
@@ -92,6 +108,10 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   // Whether the connection was waiting for its link, and has now ended instead.
   [[nodiscard]] bool give_up(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void settle(Aftermath& after);
+  [[nodiscard]] bool admit(std::size_t bytes);
+  void insist_later();
+  void read_again() noexcept;
+  void watch_reading();
   void end(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void deliver(Message message);
   [[nodiscard]] std::shared_ptr<StreamConnection> self() {
@@ -103,11 +123,18 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   const bool accepted_;
   const std::shared_ptr<Poller> poller_;
   const Poller::SourceId source_id_;
+  const std::shared_ptr<ReceiveBudget> budget_;
   RecordReader reader_;  // the thread that polls only
   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;
-  bool cheap_ = false;                // constant once running
-  Link* link_to_read_ = nullptr;      // likewise; null before. The thread that polls only
-  std::atomic<bool> pending_{false};  // a copy of unsent()
+  bool cheap_ = false;                   // constant once running
+  Link* link_to_read_ = nullptr;         // likewise; null before. The thread that polls only
+  bool peer_gone_ = false;               // likewise: what is left of it is read in any case
+  bool unwatched_ = false;               // likewise: nothing is to be read for now
+  std::atomic<bool> spoken_{false};      // a record has come
+  std::atomic<bool> paused_{false};      // by the owner
+  std::atomic<bool> admitted_{false};    // the message that waits may begin
+  std::atomic<bool> look_again_{false};  // reading goes on: poll() is wanted
+  std::atomic<bool> pending_{false};     // a copy of unsent()
   std::atomic<bool> blocked_{false};  // what is pending waits for room; written under write_mutex_
 
   Mutex write_mutex_;

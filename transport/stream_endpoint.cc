@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "stitch/transport/connection_set.h"
+#include "stitch/transport/descriptor_reserve.h"
+#include "stitch/transport/half_open.h"
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/names.h"
 #include "stitch/transport/poller.h"
@@ -70,15 +72,19 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
  public:
   // May take the socket. False when it has to be called again later.
   using Action = std::function<bool(Descriptor& socket)>;
+  // It cannot be called, or has thrown.
+  using Failed = std::function<void(const Error&)>;
 
-  Step(Poller& poller, Descriptor socket, Action action)
+  Step(Poller& poller, Descriptor socket, Action action, Failed failed)
       : poller_(poller),
         id_(poller.new_id()),
         socket_(std::move(socket)),
-        action_(std::move(action)) {}
+        action_(std::move(action)),
+        failed_(std::move(failed)) {}
   static std::shared_ptr<Step> start(Poller& poller, Descriptor socket, bool until_writable,
-                                     Action action) {
-    auto step = std::make_shared<Step>(poller, std::move(socket), std::move(action));
+                                     Action action, Failed failed) {
+    auto step =
+        std::make_shared<Step>(poller, std::move(socket), std::move(action), std::move(failed));
     poller.add(step->id_, step->socket_.get(), step);
     if (until_writable) poller.watch_room(step->id_, true);
     return step;
@@ -89,12 +95,16 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
     poller_.remove(id_);
   }
   bool poll() override { return false; }
-  bool cheap() const noexcept override { return true; }  // it does nothing
+  bool passive() const noexcept override { return true; }
   bool ready(std::uint32_t) override {
     const auto self = shared_from_this();
     poller_.remove(id_);
-    if (action_(socket_)) return true;
-    poller_.add(id_, socket_.get(), self);
+    try {
+      if (action_(socket_)) return true;
+      poller_.add(id_, socket_.get(), self);
+    } catch (...) {
+      failed_(to_error(std::current_exception()));
+    }
     if (expired_.load()) poller_.remove(id_);
     return true;
   }
@@ -104,6 +114,7 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
   const Poller::SourceId id_;
   Descriptor socket_;
   const Action action_;
+  const Failed failed_;
   std::atomic<bool> expired_{false};
 };
 
@@ -111,35 +122,35 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
 class SocketListener final : public PollSource {
  public:
   using Accepted = std::function<void(Descriptor socket)>;
-  // `exhausted` is told when the process has no descriptor left.
-  SocketListener(Descriptor socket, Accepted accepted, std::function<void()> exhausted)
+  // `exhausted` is told when the process has no descriptor left for others. `reserve` outlives it.
+  SocketListener(Descriptor socket, DescriptorReserve& reserve, Accepted accepted,
+                 std::function<void()> exhausted)
       : socket_(std::move(socket)),
+        reserve_(reserve),
         accepted_(std::move(accepted)),
         exhausted_(std::move(exhausted)) {}
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
 
   bool poll() override { return false; }
-  bool cheap() const noexcept override { return true; }  // it does nothing
+  bool passive() const noexcept override { return true; }
   bool ready(std::uint32_t) override {
     constexpr int kAtOnce = 16;
     for (int i = 0; i < kAtOnce; ++i) {
-      Descriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket) {
-        try {
-          accepted_(std::move(socket));
-        } catch (const std::exception&) {
-          // No memory for one more: whoever knocked sees the end of the connection.
-        }
-        continue;
+      Descriptor socket = reserve_.take_for_others([this] {
+        return Descriptor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      });
+      if (!socket) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) exhausted_();
+        break;
       }
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) exhausted_();
-      break;
+      accepted_(std::move(socket));
     }
     return false;
   }
 
  private:
   const Descriptor socket_;
+  DescriptorReserve& reserve_;
   const Accepted accepted_;
   const std::function<void()> exhausted_;
 };
@@ -158,6 +169,10 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
                           std::chrono::steady_clock::time_point deadline) {
     return poller_->help(done, deadline);
   }
+  [[nodiscard]] std::map<std::string, std::int64_t> counters() const {
+    return {{"transport.handshakes_dropped", half_open_.dropped()},
+            {"transport.accepts_failed", accepts_failed_.load()}};
+  }
   void close();
   void join();
 
@@ -168,7 +183,13 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   [[nodiscard]] std::shared_ptr<StreamConnection> make(std::string name, bool accepted,
                                                        ConnectionEvents events);
   [[nodiscard]] std::string open_listener(const std::string& transport);
+  // On the thread that polls; throws when there is no memory for one more.
   void accepted(const std::string& transport, const std::string& address, Descriptor socket);
+  // On the thread that polls: there is no descriptor for the next one.
+  void exhausted(Poller::SourceId listener);
+  // Ends an accepted connection that does not say a word.
+  void expect_words(const std::shared_ptr<StreamConnection>& connection, HalfOpen::Drop expire);
+  static void begin_tcp(const std::shared_ptr<StreamConnection>& connection, Descriptor socket);
   // Throws what stands in the way.
   void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection,
                  int attempt);
@@ -181,21 +202,27 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   const StreamOptions stream_;
   const std::shared_ptr<ReaderThread> thread_ = std::make_shared<ReaderThread>();
   const std::shared_ptr<Poller> poller_ = Poller::start("stitch-poll");
+  const std::shared_ptr<ReceiveBudget> budget_ =
+      std::make_shared<ReceiveBudget>(options_.max_receiving_bytes);
+  DescriptorReserve reserve_;
+  HalfOpen half_open_;  // the thread that polls only
 
   ConnectionSet<StreamConnection> connections_;
   Mutex mutex_;
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::atomic<std::int64_t> accepts_failed_{0};  // for want of memory
 };
 
 std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepted,
                                                   ConnectionEvents events) {
-  return std::make_shared<StreamConnection>(
-      options_, std::move(name), accepted, std::move(events), thread_, poller_,
+  // Not in one piece with its count: timers that refer to it weakly would keep its memory.
+  return std::shared_ptr<StreamConnection>(new StreamConnection(
+      options_, std::move(name), accepted, std::move(events), thread_, poller_, budget_,
       [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) {
         self->connections_.remove(connection);
-      });
+      }));
 }
 
 std::vector<std::string> StreamHub::listen(Endpoint::Accept accept) {
@@ -238,22 +265,22 @@ std::string StreamHub::open_listener(const std::string& transport) {
     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.bytes);
     text = tcp_address_text(bound.storage);
   }
+  reserve_.fill();
   const Poller::SourceId id = poller_->new_id();
   const auto listener = std::make_shared<SocketListener>(
-      std::move(socket),
+      std::move(socket), reserve_,
       [weak = weak_from_this(), transport, text](Descriptor accepted_socket) {
-        if (const auto self = weak.lock())
-          self->accepted(transport, text, std::move(accepted_socket));
-      },
-      [weak = weak_from_this(), id] {
-        // Descriptors may come free; until then the kernel keeps who knocks.
-        constexpr std::chrono::milliseconds kPause{50};
         const auto self = weak.lock();
         if (!self) return;
-        self->poller_->pause(id, true);
-        self->thread_->post_at(std::chrono::steady_clock::now() + kPause, [weak, id] {
-          if (const auto later = weak.lock()) later->poller_->pause(id, false);
-        });
+        try {
+          self->accepted(transport, text, std::move(accepted_socket));
+        } catch (...) {
+          // No memory for one more: whoever knocked sees the end of the connection.
+          self->accepts_failed_.fetch_add(1);
+        }
+      },
+      [weak = weak_from_this(), id] {
+        if (const auto self = weak.lock()) self->exhausted(id);
       });
   {
     MutexLock lock(mutex_);
@@ -262,6 +289,18 @@ std::string StreamHub::open_listener(const std::string& transport) {
   }
   poller_->add(id, listener->descriptor(), listener);
   return text;
+}
+
+void StreamHub::exhausted(Poller::SourceId listener) {
+  // Descriptors may come free, those of the oldest half-open connections soon; until then the
+  // kernel keeps who knocks.
+  constexpr std::chrono::milliseconds kPause{50};
+  constexpr int kDropped = 8;
+  for (int i = 0; i < kDropped; ++i) half_open_.drop_oldest();
+  poller_->pause(listener, true);
+  thread_->post_at(std::chrono::steady_clock::now() + kPause, [weak = weak_from_this(), listener] {
+    if (const auto self = weak.lock()) self->poller_->pause(listener, false);
+  });
 }
 
 void StreamHub::accepted(const std::string& transport, const std::string& address,
@@ -276,24 +315,55 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
   }
   const auto connection = make(std::move(name), true, (*accept)());
   if (!connections_.add(connection)) return connection->fail(closed_error());
-  if (transport == "tcp") return connection->begin(make_tcp_link(std::move(socket)));
+  const std::weak_ptr<StreamConnection> weak_connection = connection;
   try {
+    if (transport == "tcp") {
+      half_open_.add(connection, [weak_connection](const Error& why) {
+        if (const auto open = weak_connection.lock()) open->drop(why);
+      });
+      expect_words(connection, [weak_connection](const Error& why) {
+        if (const auto silent = weak_connection.lock()) silent->close(why);
+      });
+      return connection->begin(make_tcp_link(std::move(socket)));
+    }
     check_peer_user(socket.get());
-    const auto step =
-        Step::start(*poller_, std::move(socket), false, [connection](Descriptor& ready) {
-          try {
-            auto link = accept_shm_link(ready);
-            if (link == nullptr) return false;
-            connection->begin(std::move(link));
-          } catch (const Error& error) {
-            connection->fail(error);
-          }
+    const auto step = Step::start(
+        *poller_, std::move(socket), false,
+        [connection](Descriptor& ready) {
+          auto link = accept_shm_link(ready);
+          if (link == nullptr) return false;
+          connection->begin(std::move(link));
           return true;
-        });
-    limit(step, connection);
-  } catch (const Error& error) {
-    connection->fail(error);
+        },
+        [connection](const Error& error) { connection->fail(error); });
+    const std::weak_ptr<Step> weak_step = step;
+    half_open_.add(connection, [weak_connection, weak_step](const Error& why) {
+      if (const auto pending = weak_step.lock()) pending->expire();
+      if (const auto open = weak_connection.lock()) open->drop(why);
+    });
+    expect_words(connection, [weak_connection, weak_step](const Error& why) {
+      if (const auto pending = weak_step.lock()) pending->expire();
+      if (const auto silent = weak_connection.lock()) silent->close(why);
+    });
+  } catch (...) {
+    connection->fail(to_error(std::current_exception()));
   }
+}
+
+void StreamHub::expect_words(const std::shared_ptr<StreamConnection>& connection,
+                             HalfOpen::Drop expire) {
+  // Whoever connects speaks at once. Even a slow machine needs no more than this.
+  constexpr std::chrono::milliseconds kPatience{2500};
+  const auto patience = std::min(options_.handshake_timeout, kPatience);
+  thread_->post_at(
+      std::chrono::steady_clock::now() + patience,
+      [weak = std::weak_ptr(connection), patience, expire = std::move(expire)] {
+        const auto silent = weak.lock();
+        if (!silent || silent->has_spoken() || !silent->half_open()) return;
+        expire(Error(ErrorCode::disconnected, "connection " + silent->describe() +
+                                                  " did not finish its handshake within " +
+                                                  std::to_string(patience.count()) + " ms"));
+      });
 }
 
 void StreamHub::limit(const std::shared_ptr<Step>& step,
@@ -352,11 +422,16 @@ void StreamHub::start_shm(const std::string& name,
                 "its name is empty or longer than " + std::to_string(kMaxShmName) + " characters");
   }
   const SocketAddress address = abstract_address(name);
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Descriptor socket = reserve_.take(
+      [] { return Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); });
   if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
   if (::connect(socket.get(), address.get(), address.bytes) == 0) {
     check_peer_user(socket.get());
-    connection->begin(offer_shm_link(std::move(socket)));
+    const Descriptor memory = reserve_.take(&open_shm_memory);
+    if (!memory)
+      throw Error(ErrorCode::disconnected,
+                  "shared memory: memfd_create failed: " + text_of_errno(errno));
+    connection->begin(offer_shm_link(std::move(socket), memory));
     return;
   }
   // A unix socket whose queue of knockers is full does not wait in the background.
@@ -378,25 +453,39 @@ void StreamHub::start_tcp(const std::string& address,
                           const std::shared_ptr<StreamConnection>& connection) {
   const auto ip = IpAddress::parse_with_port(address);
   if (!ip) throw Error(ErrorCode::disconnected, "it is not a numeric address with a port");
-  Descriptor socket(::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0) {
-    connection->begin(make_tcp_link(std::move(socket)));
-    return;
-  }
-  if (errno != EINPROGRESS) throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  const auto step = Step::start(*poller_, std::move(socket), true, [connection](Descriptor& ready) {
-    int error = 0;
-    socklen_t bytes = sizeof(error);
-    if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
-    if (error != 0) {
-      connection->fail(connection->connect_error(text_of_errno(error)));
-    } else {
-      connection->begin(make_tcp_link(std::move(ready)));
-    }
-    return true;
+  Descriptor socket = reserve_.take([&ip] {
+    return Descriptor(
+        ::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   });
+  if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
+    return begin_tcp(connection, std::move(socket));
+  if (errno != EINPROGRESS) throw Error(ErrorCode::disconnected, text_of_errno(errno));
+  const auto step = Step::start(
+      *poller_, std::move(socket), true,
+      [connection](Descriptor& ready) {
+        int error = 0;
+        socklen_t bytes = sizeof(error);
+        if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
+        if (error != 0) {
+          connection->fail(connection->connect_error(text_of_errno(error)));
+        } else {
+          begin_tcp(connection, std::move(ready));
+        }
+        return true;
+      },
+      [connection](const Error& error) {
+        connection->fail(connection->connect_error(error.what()));
+      });
   limit(step, connection);
+}
+
+void StreamHub::begin_tcp(const std::shared_ptr<StreamConnection>& connection, Descriptor socket) {
+  if (connects_itself(socket.get())) {
+    connection->fail(connection->connect_error("nobody listens there: it met itself"));
+  } else {
+    connection->begin(make_tcp_link(std::move(socket)));
+  }
 }
 
 void StreamHub::close() {
@@ -439,6 +528,7 @@ class StreamEndpoint final : public Endpoint {
             std::chrono::steady_clock::time_point deadline) override {
     return hub_->help(done, deadline);
   }
+  std::map<std::string, std::int64_t> counters() const override { return hub_->counters(); }
   void close() override { hub_->close(); }
   void join() override { hub_->join(); }
 

@@ -57,8 +57,11 @@ class TcpLink final : public Link {
     for (;;) {
       const ssize_t count = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count >= 0) return static_cast<std::size_t>(count);
-      // A broken stream says so to its reader, too, which ends the connection.
-      if (errno != EINTR) return 0;
+      // A broken stream says so to its reader, too, which ends the connection: but the reason is
+      // told once only, and that was here.
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EPIPE) write_errno_.store(errno);
+      return 0;
     }
   }
 
@@ -67,8 +70,9 @@ class TcpLink final : public Link {
 
   std::optional<Error> ended() override {
     if (!ended_) return std::nullopt;
+    const int error = errno_ != 0 ? errno_ : write_errno_.load();
     return Error(ErrorCode::disconnected,
-                 errno_ == 0 ? "the peer closed the connection" : std::strerror(errno_));
+                 error == 0 ? "the peer closed the connection" : std::strerror(error));
   }
 
   void close() noexcept override { ::shutdown(socket_.get(), SHUT_RDWR); }
@@ -82,9 +86,20 @@ class TcpLink final : public Link {
   const Descriptor socket_;
   bool ended_ = false;
   int errno_ = 0;
+  std::atomic<int> write_errno_{0};  // what sendmsg() has said, by the thread that writes
 };
 
 }  // namespace
+
+bool connects_itself(int socket) {
+  sockaddr_storage self{};
+  sockaddr_storage peer{};
+  socklen_t self_bytes = sizeof(self);
+  socklen_t peer_bytes = sizeof(peer);
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&self), &self_bytes) == 0 &&
+         ::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_bytes) == 0 &&
+         self_bytes == peer_bytes && std::memcmp(&self, &peer, self_bytes) == 0;
+}
 
 std::unique_ptr<Link> make_tcp_link(Descriptor socket) {
   return std::make_unique<TcpLink>(std::move(socket));

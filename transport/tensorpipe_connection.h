@@ -2,6 +2,7 @@
 
 #include <tensorpipe/tensorpipe.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -61,6 +62,10 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
   [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
                                                     ConnectionEvents events);
+  // How often a broken listener could not be opened again.
+  [[nodiscard]] std::int64_t listener_failures() const noexcept {
+    return listener_failures_.load();
+  }
   void close();
   void join();
 
@@ -96,6 +101,7 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<std::string> addresses_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::atomic<std::int64_t> listener_failures_{0};
 };
 
 // A connection over one TensorPipe pipe. A frame travels as the payload of one TensorPipe message,

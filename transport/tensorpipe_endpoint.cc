@@ -141,8 +141,11 @@ void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener,
 }
 
 void PipeHub::reopen_listener(int attempt) {
-  constexpr int kAttempts = 200;
+  // Its socket may take a moment to go. When somebody else has the port, it is asked for now and
+  // then: to give up would keep all later peers out without a word.
+  constexpr int kQuickAttempts = 200;
   constexpr std::chrono::milliseconds kPause{50};
+  constexpr std::chrono::milliseconds kLongPause{1000};
   std::vector<std::string> addresses;
   std::shared_ptr<tp::Listener> broken;
   std::shared_ptr<void> busy;  // the context must not go meanwhile
@@ -166,11 +169,12 @@ void PipeHub::reopen_listener(int attempt) {
     }
     accept_next(listener);
   } catch (const Error&) {
-    // Its socket may take a moment to go.
-    if (attempt >= kAttempts) return;
-    thread->post_at(std::chrono::steady_clock::now() + kPause, [weak = weak_from_this(), attempt] {
-      if (const auto self = weak.lock()) self->reopen_listener(attempt + 1);
-    });
+    listener_failures_.fetch_add(1);
+    const bool quick = attempt < kQuickAttempts;
+    thread->post_at(std::chrono::steady_clock::now() + (quick ? kPause : kLongPause),
+                    [weak = weak_from_this(), next = quick ? attempt + 1 : attempt] {
+                      if (const auto self = weak.lock()) self->reopen_listener(next);
+                    });
   }
 }
 
@@ -264,6 +268,9 @@ class TensorPipeEndpoint final : public Endpoint {
   std::shared_ptr<Connection> connect(const std::string& address,
                                       ConnectionEvents events) override {
     return hub_->connect(address, std::move(events));
+  }
+  std::map<std::string, std::int64_t> counters() const override {
+    return {{"transport.listener_failures", hub_->listener_failures()}};
   }
   void close() override { hub_->close(); }
   void join() override { hub_->join(); }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,7 +39,12 @@ class Source final : public PollSource {
     return came && (!on_ready || on_ready());
   }
   bool cheap() const noexcept override { return cheap_; }
+  bool pending() const noexcept override {
+    looks.fetch_add(1);
+    return false;
+  }
   bool sleep() override {
+    looks.fetch_add(1);
     asleep = true;
     return !on_sleep || on_sleep();
   }
@@ -54,6 +60,7 @@ class Source final : public PollSource {
   const Descriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::atomic<int> polls{0};
   std::atomic<int> signals{0};
+  mutable std::atomic<int> looks{0};  // how often it was asked whether it may sleep
   std::atomic<bool> asleep{false};
   // Set before it is added.
   std::function<bool()> on_poll;
@@ -221,7 +228,7 @@ TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
   const auto asking = std::make_shared<Source>();
   const auto asked = std::make_shared<Source>();
   asking->on_poll = [&] {
-    if (ask.exchange(false)) poller.poll_after_delivery(asked);
+    if (ask.exchange(false)) EXPECT_TRUE(poller.poll_after_delivery(asked));
     return false;
   };
   add(poller, asking);
@@ -245,12 +252,149 @@ TEST(Poller, JoinsWhileItsThreadsAreToldToLookAround) {
   constexpr int kRounds = 2000;
   for (int round = 0; round < kRounds; ++round) {
     const auto poller = Poller::start("test");
-    for (int i = 0; i < round % 4; ++i) poller->poll_soon();
+    const auto id = add(*poller, std::make_shared<Source>(true));
+    for (int i = 0; i < round % 4; ++i) poller->poll_soon(id);
     auto joined = std::async(std::launch::async, [&] { poller->join(); });
     if (joined.wait_for(seconds(10)) == std::future_status::ready) continue;
-    poller->poll_soon();  // gets it going again
+    poller->poll_soon(id);  // gets it going again
     FAIL() << "in round " << round;
   }
+}
+
+// Who is woken to look around while another thread gives polling up finds the role taken. What it
+// was woken for must not be forgotten.
+TEST(Poller, PollsSoonWhoeverGivesPollingUpMeanwhile) {
+  std::atomic<bool> hold{false};
+  std::atomic<bool> held{false};
+  const Joined started;
+  Poller& poller = *started.poller;
+  const auto source = std::make_shared<Source>(true);
+  source->on_sleep = [&] {
+    // It has said that it may sleep; the thread that asks goes on only later.
+    if (hold.load() && !held.exchange(true)) static_cast<void>(wait_until([&] { return !hold; }));
+    return true;
+  };
+  const auto id = add(poller, source);
+  for (int round = 0; round < 5; ++round) {
+    ASSERT_TRUE(wait_until([&] { return source->asleep.load(); }));
+    held = false;
+    hold = true;
+    source->signal();
+    ASSERT_TRUE(wait_until([&] { return held.load(); }));
+    const int before = source->polls.load();
+    poller.poll_soon(id);
+    std::this_thread::sleep_for(milliseconds(30));  // the other thread hears it, and sleeps again
+    hold = false;
+    ASSERT_TRUE(wait_until([&] { return source->polls.load() > before; }, seconds(5)))
+        << "forgotten in round " << round;
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
+// A thread that helps has a deadline of its own, however much there is to move.
+TEST(Poller, AHelpingThreadKeepsItsDeadlineUnderTraffic) {
+  std::atomic<bool> busy{true};
+  std::atomic<int> here{0};
+  const auto waiter = std::this_thread::get_id();
+  const Joined started;
+  Poller& poller = *started.poller;
+  const auto source = std::make_shared<Source>(true);
+  source->on_poll = [&] {
+    if (std::this_thread::get_id() == waiter) here.fetch_add(1);
+    return busy.load();
+  };
+  add(poller, source);
+  std::thread watch([&] {
+    static_cast<void>(wait_until([&] { return !busy.load(); }, seconds(10)));
+    busy = false;
+  });
+  const std::atomic<bool> never{false};
+  // The first calls may find that another thread polls and does not make room in time.
+  for (int i = 0; i < 2000 && here.load() == 0; ++i) {
+    const auto begin = Clock::now();
+    EXPECT_FALSE(poller.help(never, begin + milliseconds(50)));
+    EXPECT_LT(Clock::now() - begin, seconds(3));
+  }
+  EXPECT_GT(here.load(), 0);
+  busy = false;
+  watch.join();
+  poller.join();  // before what its sources refer to goes
+}
+
+// What rests costs nothing, however much of it there is.
+TEST(Poller, SourcesThatRestAreNotVisited) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  std::vector<std::shared_ptr<Source>> resting(300);
+  for (auto& each : resting) {
+    each = std::make_shared<Source>();
+    add(poller, each);
+  }
+  for (const auto& each : resting) ASSERT_TRUE(wait_until([&] { return each->asleep.load(); }));
+  const auto busy = std::make_shared<Source>();
+  add(poller, busy);
+  const auto looks = [&] {
+    int all = 0;
+    for (const auto& each : resting) all += each->looks.load();
+    return all;
+  };
+  busy->signal();
+  ASSERT_TRUE(busy->wait_signals(1));
+  const int before = looks();
+  for (int i = 2; i <= 200; ++i) {
+    busy->signal();
+    ASSERT_TRUE(busy->wait_signals(i));
+  }
+  EXPECT_LT(looks() - before, 300) << "in 200 rounds";
+  for (const auto& each : resting) {
+    each->signal();
+    ASSERT_TRUE(each->wait_signals(1));
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
+// An exception of a source is that source's end, not the process's.
+TEST(Poller, LetsGoOfASourceThatThrows) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  auto bad = std::make_shared<Source>();
+  bad->on_ready = []() -> bool { throw std::bad_alloc(); };
+  const std::weak_ptr<Source> watch = bad;
+  add(poller, bad);
+  const auto good = std::make_shared<Source>();
+  add(poller, good);
+  bad->signal();
+  bad.reset();
+  EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
+  good->signal();
+  EXPECT_TRUE(good->wait_signals(1));
+  poller.join();  // before what its sources refer to goes
+}
+
+// A thread that is stuck in the work that a message brought holds nobody up.
+TEST(Poller, DoesNotWaitLongForAThreadInDeferredWork) {
+  const auto release = std::make_shared<std::atomic<bool>>(false);
+  const auto working = std::make_shared<std::atomic<bool>>(false);
+  const auto poller = Poller::start("test");
+  const auto source = std::make_shared<Source>();
+  source->on_ready = [&poller = *poller, release, working] {
+    Poller::Work work = [release, working](bool here) {
+      *working = here;
+      if (here) static_cast<void>(wait_until([&] { return release->load(); }));
+      return false;
+    };
+    return poller.defer(work);
+  };
+  add(*poller, source);
+  ASSERT_TRUE(wait_until([&] {
+    source->signal();
+    return working->load();
+  }));
+  const auto begin = Clock::now();
+  poller->join();
+  EXPECT_LT(Clock::now() - begin, milliseconds(450));
+  *release = true;
+  EXPECT_TRUE(wait_until([&] { return poller.use_count() == 1; })) << "its thread has not ended";
 }
 
 // A source that says that something has come instead of sleeping is polled.

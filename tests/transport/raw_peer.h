@@ -91,6 +91,8 @@ struct RawOffer {
   off_t bytes = 4096 + 2 * 1048576;
   int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   bool sealable = true;
+  // What stands in the memory when it is handed over: offsets and words.
+  std::vector<std::pair<off_t, std::uint64_t>> words_in_memory;
 };
 
 // Makes the memory that the offer says and sends it; gives back its descriptor.
@@ -98,6 +100,8 @@ inline Descriptor send_offer(int socket, const RawOffer& offer) {
   Descriptor memory(
       ::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
   EXPECT_EQ(::ftruncate(memory.get(), offer.bytes), 0);
+  for (const auto& [at, word] : offer.words_in_memory)
+    EXPECT_EQ(::pwrite(memory.get(), &word, sizeof(word), at), 8);
   if (offer.sealable && offer.seals != 0) {
     EXPECT_EQ(::fcntl(memory.get(), F_ADD_SEALS, offer.seals), 0);
   }

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "stitch/transport/tcp_link.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {
@@ -129,6 +130,59 @@ TEST(StreamEndpoint, SpeaksIpv6) {
   EXPECT_TRUE(addresses[0].starts_with("tcp://[::1]:")) << addresses[0];
   client->connect(addresses[0], {})->send(make_message("six"), nullptr);
   EXPECT_TRUE(in->wait_messages(1));
+}
+
+// The system tells an error of a socket once: to the writer, if that comes first. The reader, which
+// ends the connection, must know it, too.
+TEST(StreamEndpoint, AConnectionThatIsResetSaysSoWhoeverHeardItFirst) {
+  const auto ip = IpAddress::parse("127.0.0.1", 0);
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
+  ASSERT_EQ(::listen(listener.get(), 8), 0);
+  sockaddr_storage at{};
+  socklen_t bytes = sizeof(at);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+  for (const bool write_first : {true, false}) {
+    Descriptor ours(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(ours.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+    const int raw = ours.get();
+    const auto link = make_tcp_link(std::move(ours));
+    {
+      const Descriptor theirs(::accept(listener.get(), nullptr, nullptr));
+      const linger reset{1, 0};
+      ASSERT_EQ(::setsockopt(theirs.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+    }
+    pollfd event{raw, POLLIN, 0};
+    ASSERT_EQ(::poll(&event, 1, 5000), 1);
+    std::array<char, 10> some{};
+    const iovec part{some.data(), some.size()};
+    if (write_first) {
+      EXPECT_EQ(link->write({&part, 1}), 0U);
+    }
+    EXPECT_EQ(link->read({&part, 1}), 0U);
+    const auto error = link->ended();
+    ASSERT_TRUE(error.has_value());
+    EXPECT_STREQ(error->what(), std::strerror(ECONNRESET));
+  }
+}
+
+// Where nobody listens, a connecting socket may be given the very port that it connects to.
+TEST(StreamEndpoint, ASocketThatMeetsItselfIsNoPeer) {
+  const auto ip = IpAddress::parse("127.0.0.1", 0);
+  const Descriptor self(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(self.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
+  sockaddr_storage at{};
+  socklen_t bytes = sizeof(at);
+  ASSERT_EQ(::getsockname(self.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+  ASSERT_EQ(::connect(self.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+  EXPECT_TRUE(connects_itself(self.get()));
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
+  ASSERT_EQ(::listen(listener.get(), 8), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+  const Descriptor other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::connect(other.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+  EXPECT_FALSE(connects_itself(other.get()));
 }
 
 TEST_P(StreamEndpointOver, RefusesToSendDeviceMemory) {

@@ -203,5 +203,55 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
   }
 }
 
+// As PoorEcho; then connects to the address that it is sent, and says how that went.
+TEST(StreamProcess, DISABLED_PoorClient) {
+  const char* address = std::getenv(kAddressVariable);
+  const char* transport = std::getenv(kTaskVariable);
+  if (address == nullptr || transport == nullptr)
+    GTEST_SKIP() << "runs only as the peer of another test";
+  const auto endpoint = make_endpoint(2, {transport});
+  const auto addresses = endpoint->listen([] { return echo(); });
+  const auto control = make_endpoint(3, {"tcp"});
+  const auto recorder = std::make_shared<Recorder>();
+  const auto connection = control->connect(address, recorder->events());
+  ASSERT_TRUE(recorder->wait_open());
+  const Descriptor last(::dup(0));
+  const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  connection->send(make_message(addresses[0]), nullptr);
+  ASSERT_TRUE(recorder->wait_messages(1));
+  std::vector<std::shared_ptr<Recorder>> own(3);
+  const std::string target = recorder->take_texts().front();
+  std::string result = "open";
+  for (auto& each : own) {
+    each = std::make_shared<Recorder>();
+    endpoint->connect(target, each->events());
+    if (!each->wait_open()) result = each->closed_text();
+  }
+  connection->send(make_message(result), nullptr);
+  static_cast<void>(recorder->wait([](Recorder&) { return false; }));  // until killed, or for long
+}
+
+// Strangers have every descriptor that they can get; it can connect to its own peers all the same.
+TEST(StreamProcess, StrangersDoNotKeepItFromConnecting) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    SCOPED_TRACE(transport);
+    const auto control = make_endpoint(1, {"tcp"});
+    const auto in = std::make_shared<Recorder>();
+    const auto control_addresses = control->listen([&] { return in->events(); });
+    const Process poor("PoorClient", control_addresses[0], transport);
+    ASSERT_TRUE(wait_until([&] { return in->received() == 1 || in->closed().has_value(); }));
+    const auto texts = in->take_texts();
+    ASSERT_EQ(texts.size(), 1U) << in->closed_text();
+    std::vector<Descriptor> strangers;
+    for (int i = 0; i < 80; ++i) strangers.push_back(connect_raw(texts.front()));
+    const auto target = make_endpoint(4, {transport});
+    const auto addresses = target->listen([] { return echo(); });
+    in->connection()->send(make_message(addresses[0]), nullptr);
+    ASSERT_TRUE(in->wait_messages(2));
+    EXPECT_EQ(in->take_texts().front(), "open");
+  }
+}
+
 }  // namespace
 }  // namespace stitch::transport

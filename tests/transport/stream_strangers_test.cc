@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -318,6 +319,68 @@ TEST(StrangersShm, NonsensePositionsEndTheConnection) {
     EXPECT_EQ(seen->received(), 1U);
     EXPECT_TRUE(wait_hung_up(peer.socket()));
     server.expect_alive();
+  }
+}
+
+// Before anybody has proved anything: the memory comes with lies in each word of its control
+// blocks.
+TEST(StrangersShm, NonsenseInTheOfferedMemoryHarmsNobody) {
+  Server server("shm");
+  for (const off_t word : {0, 64, 128, 192, 256, 320, 384, 448}) {
+    for (const std::uint64_t value : {std::uint64_t{1}, std::uint64_t{RawPeer::kRing} + 1,
+                                      std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
+      SCOPED_TRACE(std::to_string(value) + " at " + std::to_string(word));
+      RawOffer offer;
+      offer.words_in_memory = {{word, value}};
+      const Descriptor stranger = connect_raw(server.address);
+      const Descriptor memory = send_offer(stranger.get(), offer);
+      const auto seen = server.next();
+      // What the accepting side writes first meets a count of taken bytes that cannot be. (One byte
+      // less than none can: it looks like a byte that was not taken.)
+      if (word == 256 + RawPeer::taken && value != ~std::uint64_t{0}) {
+        EXPECT_TRUE(wait_hung_up(stranger.get(), milliseconds(5000)));
+        ASSERT_TRUE(seen->wait_closed());
+        EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
+      }
+      server.expect_alive();
+      if (HasFatalFailure()) std::abort();  // its poller hangs, and nothing could end it
+    }
+  }
+}
+
+// Likewise when the liar is the one who was connected to.
+TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
+  const std::string name = "stitch-test-liar-" + std::to_string(::getpid());
+  const Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un at{};
+  at.sun_family = AF_UNIX;
+  std::memcpy(at.sun_path + 1, name.data(), name.size());
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+  ASSERT_EQ(::listen(listener.get(), 8), 0);
+  for (const std::uint64_t value : {std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
+    const auto endpoint = make_stream_endpoint(options(1), over({"shm"}));
+    const auto recorder = std::make_shared<Recorder>();
+    const auto connection = endpoint->connect("shm://" + name, recorder->events());
+    Descriptor socket(::accept(listener.get(), nullptr, nullptr));
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    std::array<char, 64> words{};
+    iovec part{words.data(), words.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    ASSERT_GT(::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC), 0);
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
+    const Descriptor memory(fd);
+    ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), RawPeer::taken), 8);
+    ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), 256 + RawPeer::written), 8);
+    EXPECT_EQ(::send(socket.get(), "", 1, MSG_NOSIGNAL), 1);
+    ASSERT_TRUE(recorder->wait_closed());
+    EXPECT_EQ(recorder->closed_code(), ErrorCode::protocol) << recorder->closed_text();
+    endpoint->join();
   }
 }
 

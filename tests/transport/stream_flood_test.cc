@@ -1,0 +1,227 @@
+// More strangers at the door than an endpoint can hold: they get a few places, and its own peers
+// and connections do not notice.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/half_open.h"
+#include "stitch/transport/stream_endpoint.h"
+#include "tests/transport/raw_peer.h"
+
+namespace stitch::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// An endpoint that listens, with a Recorder for each connection that comes.
+struct Besieged {
+  explicit Besieged(const std::string& transport)
+      : endpoint(make_stream_endpoint(options(1), {{transport}, "127.0.0.1"})) {
+    address = endpoint
+                  ->listen([this] {
+                    MutexLock lock(mutex);
+                    accepted.push_back(std::make_shared<Recorder>());
+                    accepted.back()->handle = [](const std::shared_ptr<Connection>& from,
+                                                 Message message) {
+                      from->send(std::move(message), nullptr);
+                    };
+                    return accepted.back()->events();
+                  })
+                  .front();
+  }
+  ~Besieged() { endpoint.reset(); }
+  [[nodiscard]] std::size_t count() const {
+    MutexLock lock(mutex);
+    return accepted.size();
+  }
+  [[nodiscard]] std::shared_ptr<Recorder> recorder(std::size_t index) const {
+    MutexLock lock(mutex);
+    return accepted.at(index);
+  }
+  // Of those accepted, how many have not ended.
+  [[nodiscard]] std::size_t living() const {
+    MutexLock lock(mutex);
+    return static_cast<std::size_t>(
+        std::count_if(accepted.begin(), accepted.end(),
+                      [](const auto& each) { return !each->closed().has_value(); }));
+  }
+  mutable Mutex mutex;
+  std::vector<std::shared_ptr<Recorder>> accepted;
+  std::unique_ptr<Endpoint> endpoint;
+  std::string address;
+};
+
+class StreamFlood : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamFlood, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(StreamFlood, ThousandsOfHalfOpenConnectionsHaveAFewPlaces) {
+  constexpr std::size_t kStrangers = 3000;
+  Besieged server(GetParam());
+  const auto client = make_stream_endpoint(options(2), {{GetParam()}, "127.0.0.1"});
+  const auto good = std::make_shared<Recorder>();
+  const auto connection = client->connect(server.address, good->events());
+  ASSERT_TRUE(good->wait_open()) << good->closed_text();
+  std::vector<Descriptor> strangers;
+  for (std::size_t i = 0; i < kStrangers; ++i) {
+    strangers.push_back(connect_raw(server.address));
+    ASSERT_TRUE(strangers.back()) << i;
+    if (i % 500 != 0) continue;
+    const std::size_t before = good->received();
+    connection->send(make_message("still there"), nullptr);
+    ASSERT_TRUE(good->wait_messages(before + 1)) << good->closed_text();
+    // And somebody new comes in between.
+    const auto late = std::make_shared<Recorder>();
+    const auto own = client->connect(server.address, late->events());
+    EXPECT_TRUE(late->wait_open()) << late->closed_text();
+    own->close(Error(ErrorCode::cancelled, "enough"));
+  }
+  ASSERT_TRUE(wait_until([&] { return server.count() >= kStrangers; }));
+  EXPECT_TRUE(wait_until([&] { return server.living() <= HalfOpen::kMostSilent + 2; }))
+      << server.living() << " connections are kept";
+  EXPECT_TRUE(wait_hung_up(strangers.front().get(), seconds(5)));
+  EXPECT_TRUE(wait_hung_up(strangers[kStrangers / 2].get(), seconds(5)));
+}
+
+TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
+  Besieged server(GetParam());
+  RawPeer spoken(server.address);
+  ASSERT_TRUE(spoken.write_message(RawPeer::hello()));
+  ASSERT_TRUE(wait_until([&] { return server.count() == 1; }));
+  const std::string answer = spoken.read_message();
+  EXPECT_FALSE(answer.empty());
+  std::vector<Descriptor> strangers;
+  for (std::size_t i = 0; i < HalfOpen::kMostSilent + 20; ++i)
+    strangers.push_back(connect_raw(server.address));
+  ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
+  ASSERT_TRUE(server.recorder(1)->wait_closed());
+  EXPECT_EQ(server.recorder(1)->closed_code(), ErrorCode::overloaded)
+      << server.recorder(1)->closed_text();
+  EXPECT_FALSE(server.recorder(0)->closed().has_value());
+  EXPECT_FALSE(server.recorder(strangers.size())->closed().has_value());
+}
+
+TEST(StreamFloodTcp, WhoIsPushedOutIsTold) {
+  Besieged server("tcp");
+  const Descriptor first = connect_raw(server.address);
+  ASSERT_TRUE(wait_until([&] { return server.count() == 1; }));
+  std::vector<Descriptor> strangers;
+  for (std::size_t i = 0; i < HalfOpen::kMostSilent; ++i)
+    strangers.push_back(connect_raw(server.address));
+  ASSERT_TRUE(server.recorder(0)->wait_closed());
+  std::string heard;
+  std::array<char, 4096> some;
+  for (ssize_t count = 1; count > 0;) {
+    count = ::recv(first.get(), some.data(), some.size(), 0);
+    if (count > 0) heard.append(some.data(), static_cast<std::size_t>(count));
+  }
+  const auto refusal = heard.find("STNO");
+  ASSERT_NE(refusal, std::string::npos);
+  EXPECT_EQ(heard.at(refusal + 4), static_cast<char>(ErrorCode::overloaded));
+}
+
+// The handshake may take its time; the first word may not.
+TEST_P(StreamFlood, WhoSaysNothingIsClosedSooner) {
+  Besieged server(GetParam());
+  const auto begin = Clock::now();
+  const Descriptor silent = connect_raw(server.address);
+  RawPeer spoken(server.address);
+  ASSERT_TRUE(spoken.write_message(RawPeer::hello()));
+  ASSERT_TRUE(wait_until([&] { return server.count() == 2; }));
+  ASSERT_TRUE(server.recorder(0)->wait_closed());
+  EXPECT_LT(Clock::now() - begin, seconds(8));
+  EXPECT_EQ(server.recorder(0)->closed_code(), ErrorCode::disconnected);
+  EXPECT_FALSE(server.recorder(1)->closed().has_value());
+}
+
+// Several large messages at once: those that do not fit into the budget wait, and nobody else does.
+TEST_P(StreamFlood, LargeMessagesWaitForTheReceiveBudget) {
+  EndpointOptions few = options(1);
+  few.max_receiving_bytes = 1'000'000;
+  const auto server = make_stream_endpoint(few, {{GetParam()}, "127.0.0.1"});
+  const auto slow = std::make_shared<Recorder>();
+  const auto quick = std::make_shared<Recorder>();
+  const auto third = std::make_shared<Recorder>();
+  std::atomic<int> next{0};
+  const auto address = server
+                           ->listen([&] {
+                             const int number = next.fetch_add(1);
+                             return (number == 0 ? slow : number == 1 ? quick : third)->events();
+                           })
+                           .front();
+  RawPeer peer(address);
+  ASSERT_TRUE(peer.shake_hands());
+  ASSERT_TRUE(slow->wait_open());
+  // Announced, and half of it sent.
+  ASSERT_TRUE(peer.write(record_text(RecordKind::bulk, 0, 800'000)));
+  ASSERT_TRUE(peer.write(record_text(RecordKind::data, 0, 800'000, std::string(400'000, 'h'))));
+  const auto client = make_stream_endpoint(options(2), {{GetParam()}, "127.0.0.1"});
+  const auto out = std::make_shared<Recorder>();
+  const auto connection = client->connect(address, out->events());
+  ASSERT_TRUE(quick->wait_open());
+  const auto other_out = std::make_shared<Recorder>();
+  const auto other = client->connect(address, other_out->events());
+  ASSERT_TRUE(third->wait_open());
+  connection->send(make_message(std::string(5'000'000, 'x')), out->done());  // larger than all
+  connection->send(make_message("after"), out->done());
+  other->send(make_message("small"), nullptr);
+  ASSERT_TRUE(third->wait_messages(1));
+  std::this_thread::sleep_for(milliseconds(200));
+  for (const Message& message : quick->take_messages()) EXPECT_EQ(text_of(message), "after");
+  EXPECT_EQ(slow->received(), 0U);
+  peer.hang_up();
+  ASSERT_TRUE(slow->wait_closed());
+  ASSERT_TRUE(quick->wait_messages(2)) << quick->closed_text();
+  EXPECT_TRUE(out->wait_sends_done());
+  EXPECT_EQ(out->failed(), 0U);
+}
+
+TEST_P(StreamFlood, APausedConnectionIsNotReadAndGoesOn) {
+  const auto server = make_stream_endpoint(options(1), {{GetParam()}, "127.0.0.1"});
+  const auto in = std::make_shared<Recorder>();
+  const auto address = server->listen([&] { return in->events(); }).front();
+  const auto client = make_stream_endpoint(options(2), {{GetParam()}, "127.0.0.1"});
+  const auto out = std::make_shared<Recorder>();
+  const auto connection = client->connect(address, out->events());
+  ASSERT_TRUE(in->wait_open());
+  const auto accepted = in->connection();
+  constexpr std::size_t kCount = 20;
+  for (int round = 0; round < 3; ++round) {
+    accepted->pause_reading(true);
+    const std::size_t before = in->received();
+    // More than all buffers between the two hold.
+    for (std::size_t i = 0; i < kCount; ++i)
+      connection->send(make_message(std::string(1'000'000, 'p')), out->done());
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_LT(in->received(), before + 2);
+    EXPECT_LT(out->done_count(), out->sends());
+    // The other direction goes on.
+    const std::size_t back = out->received();
+    accepted->send(make_message("back"), nullptr);
+    EXPECT_TRUE(out->wait_messages(back + 1));
+    accepted->pause_reading(false);
+    ASSERT_TRUE(in->wait_messages(before + kCount)) << in->closed_text();
+    EXPECT_TRUE(out->wait_sends_done());
+  }
+  // What a peer that goes has left behind is delivered, and its end is seen.
+  accepted->pause_reading(true);
+  const std::size_t before = in->received();
+  connection->send(make_message("the last one"), out->done());
+  EXPECT_TRUE(out->wait_sends_done());
+  client->join();
+  ASSERT_TRUE(in->wait_closed());
+  if (std::string(GetParam()) == "shm") {
+    EXPECT_EQ(in->received(), before + 1);
+  }
+}
+
+}  // namespace
+}  // namespace stitch::transport
