@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "stitch/transport/callback_scope.h"
+
 namespace stitch::transport {
 
 ReaderThread::ReaderThread() : thread_([this] { run(); }) {}
@@ -43,6 +45,7 @@ void ReaderThread::join() {
 
 void ReaderThread::run() {
   pthread_setname_np(pthread_self(), "stitch-tasks");
+  const CallbackScope callbacks;
   std::vector<Task> batch;
   std::vector<Timed> dropped;
   for (;;) {
