@@ -75,6 +75,10 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   function_->keep(shared_from_this(), object, std::move(sink));
 }
 
+void IncomingCall::request_stop() {
+  if (auto source = stop_->raise()) agent_->run_stop_callbacks(std::move(*source));
+}
+
 void IncomingCall::begin_reply(OutArchive& archive) const {
   const auto id = transport::to_wire_order(header_.call_id);
   archive.message().frame.body().append(&id, sizeof(id));

@@ -97,9 +97,10 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // Before the answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which
-  // may be a reader thread: they must be short.
-  void request_stop() { stop_->request(); }
+  // Tells the handler through its stop token. Its stop callbacks run on a thread of their own.
+  void request_stop();
+  // Nobody is to hear of it any more.
+  void leave_unanswered() noexcept { answered_.store(true); }
   [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
  private:

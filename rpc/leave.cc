@@ -32,7 +32,7 @@ void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
   out.write(status.sent);
   out.write(status.received);
   try {
-    agent_.send_frame(agent_.peers().find(to), std::move(message));
+    agent_.send_control(agent_.peers().find(to), std::move(message));
   } catch (const Error&) {
     // It is lost, or will be spoken to again: no reason not to go on with the others.
   }

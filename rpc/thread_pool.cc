@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <cstdio>
 #include <deque>
 #include <system_error>
 #include <thread>
@@ -32,6 +33,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   int guests STITCH_GUARDED_BY(mutex) = 0;       // threads of others inside run_here()
   bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
+  std::uint64_t missed STITCH_GUARDED_BY(mutex) = 0;  // threads that could not be had
 
   // Until when an idle thread waits for work.
   [[nodiscard]] std::chrono::steady_clock::time_point patience() const STITCH_REQUIRES(mutex) {
@@ -59,6 +61,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   // A thread is made when it is first wanted. Does nothing when the system has none: those that
   // there are go on.
   void add_thread() STITCH_REQUIRES(mutex);
+  void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
   [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
@@ -69,15 +72,24 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
 };
 
 void ThreadPool::State::add_thread() {
-  if (alive >= wanted + kMaxExtra) return;
+  if (alive >= wanted + kMaxExtra) {
+    return miss_thread(std::to_string(kMaxExtra) + " of its handlers wait for something, and no " +
+                       "more threads are added");
+  }
   ++alive;
   waking = true;
   try {
     start_thread(shared_from_this());
-  } catch (const std::system_error&) {
+  } catch (const std::system_error& error) {
     --alive;
     waking = false;
+    miss_thread(std::string("the system has no thread for it: ") + error.what());
   }
+}
+
+void ThreadPool::State::miss_thread(const std::string& why) {
+  if (missed++ > 0) return;
+  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why.c_str());
 }
 
 namespace {
@@ -223,6 +235,11 @@ std::size_t ThreadPool::queued() const {
 int ThreadPool::threads() const {
   MutexLock lock(state_->mutex);
   return state_->alive;
+}
+
+std::uint64_t ThreadPool::threads_missed() const {
+  MutexLock lock(state_->mutex);
+  return state_->missed;
 }
 
 BlockingRegion::BlockingRegion()

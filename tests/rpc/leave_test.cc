@@ -154,12 +154,11 @@ TEST_F(Leaving, FromAStopCallbackIsAnErrorAtOnceAndChangesNothing) {
 
 // The thread that shuts down runs callbacks, too.
 TEST_F(Leaving, FromACallbackOfShutdownItselfIsAnError) {
-  auto waiting = cluster[1].rpc_async<wait_for_release>("worker0");
+  auto waiting = cluster[1].rpc_async<outlast_the_caller>("worker0");
   std::string said;
   waiting.on_ready([&] { said = shut_down_victim(false); });
   cluster[1].shutdown({.graceful = false});
   EXPECT_EQ(said, kFromCallback);
-  release.release();
 }
 
 TEST_F(Leaving, ASecondCallerWaitsForTheEndOfTheFirst) {
