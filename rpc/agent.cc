@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,8 @@
 #include "stitch/rpc/leave.h"
 #include "stitch/rpc/tensor_codec.h"
 #include "stitch/transport/byte_io.h"
+#include "stitch/transport/callback_scope.h"
+#include "stitch/transport/selection.h"
 
 namespace stitch {
 
@@ -176,7 +179,7 @@ thread_local Sending* Sending::here = nullptr;
 std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
                                 std::chrono::nanoseconds timeout, OutMessage message,
                                 std::shared_ptr<PendingCall> pending) {
-  throw_if_stopped();
+  if (stopped()) throw_if_stopped();
   CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout,
                            Clock::time_point::max()};
   if (timeout.count() > 0) {
@@ -285,6 +288,7 @@ void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
 }
 
 bool Agent::abandon_call(std::uint64_t call_id) {
+  if (forked()) return false;
   const auto record = calls_.take(call_id);
   if (!record) return false;
   tell_cancelled(*record->to, call_id);
@@ -318,6 +322,7 @@ bool in_fresh_state() {
 }  // namespace
 
 bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+  if (forked()) throw_if_stopped();  // nobody will ever set it
   if (calls_.size() == 0 || stopped()) return done.load(std::memory_order_acquire);
   if (in_fresh_state()) return peers_->help(done, deadline);
   // Messages for others are not to feel the guards that this thread waits under.
@@ -435,8 +440,27 @@ void Agent::send_reply(const WorkerInfo& to,
   send(to, connection, std::move(message), true, control, nullptr);
 }
 
+namespace {
+
+// Counts one more at its end.
+class Counting {
+ public:
+  explicit Counting(std::atomic<std::uint64_t>* count) noexcept : count_(count) {}
+  ~Counting() {
+    if (count_ != nullptr) count_->fetch_add(1);
+  }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>* const count_;
+};
+
+}  // namespace
+
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
                        const WorkerInfo& from, transport::Message bytes) {
+  const transport::CallbackScope callback;
   const auto head = transport::peek_frame(bytes.frame);
   const std::uint16_t kind = head ? head->kind : 0;
   std::uint64_t call_id = 0;  // of a request or reply
@@ -446,7 +470,8 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
   }
   try {
     InMessage message(std::move(bytes), from);
-    if (kind != wire::kLeave) received_.fetch_add(1);
+    // When all that it brings about is under way: see Leave, A2.
+    const Counting handled(kind == wire::kLeave ? nullptr : &received_);
     switch (kind) {
       case wire::kRequest:
         on_request(connection, std::move(message));
@@ -639,6 +664,7 @@ void Agent::on_cancel(InMessage message) {
 }
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const transport::CallbackScope callback;
   for (auto& record : calls_.take_all(peer)) {
     record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""),
                                    std::string("failed: the worker is gone: ") + reason.what()));
@@ -658,7 +684,7 @@ void Agent::set_frame_handler(std::uint16_t kind, FrameHandler handler) {
 }
 
 void Agent::post(UniqueFunction<void()> task) {
-  if (!pool_.post(task)) task();
+  if (forked() || !pool_.post(task)) task();
 }
 
 Agent::Activity Agent::activity() {
@@ -674,6 +700,7 @@ Agent::Activity Agent::activity() {
 }
 
 std::map<std::string, std::int64_t> Agent::debug_info() {
+  if (forked()) throw_if_stopped();
   std::size_t control_bytes = 0;
   for (const auto& each : control_bytes_) control_bytes += each.load();
   const auto pool = receive_pool_->statistics();
@@ -696,24 +723,65 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
   };
   peers_->debug_info(numbers);
+  for (const auto& [name, failures] : transport::failed_trials())
+    numbers.emplace("transport.failed_trials." + name, failures);
   for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
   return numbers;
 }
 
 void Agent::throw_if_stopped() const {
-  if (stopped())
+  if (forked()) {
+    throw Error(ErrorCode::invalid_argument,
+                to_string(self_) +
+                    " belongs to the process that this one was forked from: a forked child can "
+                    "only exec, or do without stitch")
+        .with_worker(self_.name);
+  }
+  if (!leaving_.load(std::memory_order_acquire)) return;
+  if (stopped()) {
     throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down")
         .with_worker(self_.name);
+  }
+  if (ThreadPool::on_any_pool_thread() || transport::CallbackScope::on_this_thread()) return;
+  throw Error(ErrorCode::shutting_down,
+              to_string(self_) + " is shutting down: only its handlers can begin something new")
+      .with_worker(self_.name);
+}
+
+std::optional<Error> Agent::why_not_here() const {
+  {
+    MutexLock lock(ending_mutex_);
+    if (ended_) return std::nullopt;
+  }
+  const std::string called = "shutdown of " + to_string(self_) + " was called from ";
+  if (pool_.on_pool_thread()) {
+    return Error(ErrorCode::invalid_argument,
+                 called + "one of its own handlers, which it would wait for");
+  }
+  if (transport::CallbackScope::on_this_thread() || on_stop_thread()) {
+    return Error(
+        ErrorCode::invalid_argument,
+        called + "an inline function, an on_ready or a stop callback, which must not wait");
+  }
+  return std::nullopt;
 }
 
 std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
-  if (shutdown_begun_.exchange(true)) return std::nullopt;
-  if (pool_.on_pool_thread() || on_stop_thread()) {
-    shutdown_begun_ = false;
-    throw Error(ErrorCode::invalid_argument,
-                "shutdown of " + to_string(self_) +
-                    " was called from one of its own handlers, which it would wait for");
+  if (forked()) return std::nullopt;
+  if (auto refusal = why_not_here()) throw std::move(*refusal);
+  {
+    MutexLock lock(ending_mutex_);
+    if (leaving_.exchange(true)) {
+      while (!ended_) ended_changed_.wait(ending_mutex_);
+      return std::nullopt;
+    }
   }
+  // Whatever happens below.
+  const std::unique_ptr<Agent, void (*)(Agent*)> ended(this, [](Agent* self) {
+    MutexLock lock(self->ending_mutex_);
+    self->ended_ = true;
+    self->ended_changed_.notify_all();
+  });
   const auto now = Clock::now();
   const auto deadline =
       timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
@@ -730,7 +798,7 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   return error;
 }
 
-bool Agent::on_stop_thread() {
+bool Agent::on_stop_thread() const {
   MutexLock lock(stops_mutex_);
   return stops_ && stops_->on_pool_thread();
 }
@@ -752,17 +820,22 @@ void Agent::close_stops(Clock::time_point deadline) {
 }
 
 void Agent::stop_everything(Clock::time_point deadline) {
+  // Of the time that closing has: for the threads of the transports.
+  constexpr std::chrono::milliseconds kTransports{100};
   stopped_.store(true, std::memory_order_release);
   peers_->expect_closing();
-  for (auto& record : calls_.take_all()) {
-    record.pending->on_error(
-        about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+  {
+    const transport::CallbackScope callbacks;
+    for (auto& record : calls_.take_all()) {
+      record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""),
+                                     "failed: this worker is shutting down"));
+    }
+    for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
+    for_each_extension([&](Extension& extension) { extension.stop(); });
+    board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   }
-  for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
-  for_each_extension([&](Extension& extension) { extension.stop(); });
-  board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   pool_.close();
-  const bool all_ended = pool_.join_until(deadline);
+  const bool all_ended = pool_.join_until(deadline - kTransports);
   if (!all_ended) {
     std::string running;
     for (auto& call : incoming_.list(std::nullopt)) {
@@ -772,11 +845,55 @@ void Agent::stop_everything(Clock::time_point deadline) {
     std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n",
                  to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
   }
-  close_stops(deadline);
-  peers_->close();
-  if (all_ended) for_each_extension([](Extension& extension) { extension.on_all_ended(); });
-  rendezvous_.reset();
-  loop_->close();
+  close_stops(deadline - kTransports);
+  const bool closed = close_until(deadline);
+  if (all_ended && closed)
+    for_each_extension([](Extension& extension) { extension.on_all_ended(); });
+}
+
+// A function that blocks where it must not (inline, on_ready) keeps a thread of the transports, and
+// with it whoever waits for that: that is not to be the thread that shuts down.
+bool Agent::close_until(Clock::time_point deadline) {
+  struct Closing {
+    Mutex mutex;
+    CondVar changed;
+    bool done STITCH_GUARDED_BY(mutex) = false;
+  };
+  const auto close = [](Agent& agent) {
+    agent.peers_->close();
+    agent.rendezvous_.reset();
+    agent.loop_->close();
+  };
+  const auto closing = std::make_shared<Closing>();
+  std::thread closer;
+  try {
+    closer = std::thread([self = shared_from_this(), closing, close]() mutable {
+      close(*self);
+      self.reset();  // whoever waits may be the last to hold it
+      MutexLock lock(closing->mutex);
+      closing->done = true;
+      closing->changed.notify_all();
+    });
+  } catch (const std::system_error&) {
+    close(*this);  // no thread to be had: then as long as it takes
+    return true;
+  }
+  bool done = false;
+  {
+    MutexLock lock(closing->mutex);
+    while (!closing->done && closing->changed.wait_until(closing->mutex, deadline)) {
+    }
+    done = closing->done;
+  }
+  if (done) {
+    closer.join();
+    return true;
+  }
+  closer.detach();
+  std::fprintf(stderr,
+               "stitch: %s leaves while an inline function or a callback blocks one of its "
+               "threads\n",
+               to_string(self_).c_str());
 }
 
 }  // namespace stitch

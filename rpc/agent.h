@@ -22,6 +22,8 @@
 #include "stitch/rpc/worker_info.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/event_loop.h"
+#include "stitch/transport/forked.h"
+#include "stitch/transport/mutex.h"
 
 namespace stitch {
 
@@ -119,10 +121,27 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
   // ---- ending
   // Leaves the world. Graceful: first waits until every live worker leaves too and nothing is in
-  // flight anywhere. Always ends everything here; returns the error that made it less than
-  // graceful, if any. A second call returns at once. REQUIRES: not on a thread of this agent.
-  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
-  [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
+  // flight anywhere. Always ends everything here, by a second after `timeout` whatever its threads
+  // do; returns the error that made it less than graceful, if any. A second call waits for the end
+  // of the first and does nothing else. Throws what why_not_here() says, and nothing has happened.
+  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout)
+      STITCH_EXCLUDES(ending_mutex_);
+  // The error of a shutdown on this thread, which would wait for this thread; nothing where it may
+  // be called.
+  [[nodiscard]] std::optional<Error> why_not_here() const STITCH_EXCLUDES(ending_mutex_);
+  // Whether this thread runs a handler or a continuation of this worker.
+  [[nodiscard]] bool serves_here() const noexcept { return pool_.on_pool_thread(); }
+  // The number that all workers of one world share. Before start().
+  void set_world(std::uint64_t world) noexcept { world_ = world; }
+  [[nodiscard]] std::uint64_t world() const noexcept { return world_; }
+  // It belongs to the process that this one was forked from: nothing of it works here.
+  [[nodiscard]] bool forked() const noexcept { return fork_ != transport::fork_count(); }
+  [[nodiscard]] bool stopped() const noexcept {
+    return stopped_.load(std::memory_order_acquire) || forked();
+  }
+  // For whatever begins something new. Throws `shutting_down` when this worker has shut down, and
+  // once it has begun to on the program's own threads: handlers, continuations and callbacks may go
+  // on, which is what leaving waits for. Throws `invalid_argument` in a forked child.
   void throw_if_stopped() const;
 
   // ---- for IncomingCall and Leave
@@ -188,7 +207,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
-  [[nodiscard]] bool on_stop_thread() STITCH_EXCLUDES(stops_mutex_);
+  // Closes what has threads; leaves it to end by itself when that takes longer.
+  [[nodiscard]] bool close_until(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] bool on_stop_thread() const STITCH_EXCLUDES(stops_mutex_);
   void close_stops(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(stops_mutex_);
 
   const Options options_;
@@ -204,15 +225,20 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::shared_ptr<DeadlineWatch> calls_watch_;     // constant after start()
   std::shared_ptr<DeadlineWatch> incoming_watch_;  // likewise
   ThreadPool pool_;
-  Mutex stops_mutex_;
+  mutable Mutex stops_mutex_;
   // Runs stop callbacks: the handlers that they are to stop may hold all threads of pool_. Made
   // when first wanted.
   std::shared_ptr<ThreadPool> stops_ STITCH_GUARDED_BY(stops_mutex_);
   bool stops_closed_ STITCH_GUARDED_BY(stops_mutex_) = false;
   std::unique_ptr<Leave> leave_;
   std::unique_ptr<Board> board_;
-  std::atomic<bool> shutdown_begun_{false};
+  const std::uint32_t fork_ = transport::fork_count();
+  std::uint64_t world_ = 0;           // constant after start()
+  std::atomic<bool> leaving_{false};  // shutdown() has begun; set under ending_mutex_
   std::atomic<bool> stopped_{false};
+  mutable Mutex ending_mutex_;
+  CondVar ended_changed_;
+  bool ended_ STITCH_GUARDED_BY(ending_mutex_) = false;  // shutdown() is over
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
   std::atomic<std::size_t> outgoing_bytes_{0};  // but for control frames

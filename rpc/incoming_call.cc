@@ -85,9 +85,11 @@ void IncomingCall::begin_reply(OutArchive& archive) const {
 }
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
+  if (agent_->forked()) return;  // a handler that forked has returned in the child, too
   for (const auto& each : message_.attachments) each->on_answer(error);
   // Only at the end of what this thread does: it is about to read again, and will not block before.
-  if (running_here == this && !agent_->calls_queued()) connection_->about_to_answer();
+  if (running_here == this && polls_after_answer_ && !agent_->calls_queued())
+    connection_->about_to_answer();
   agent_->send_reply(caller(), connection_, std::move(message));
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "stitch/transport/error.h"
+#include "stitch/transport/forked.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/recycler.h"
 
@@ -132,6 +133,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   std::weak_ptr<State> owner = state;
   serving = state.get();
   serving_owner = &owner;
+  const auto fork = transport::fork_count();
   MutexLock lock(state->mutex);
   state->waking = false;
   for (bool tired = false;;) {
@@ -153,6 +155,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
+    if (fork != transport::fork_count()) return;  // it forked, and has come back in the child, too
     lock.lock();
     --state->running;
     state->make_room(true);
@@ -227,6 +230,8 @@ bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
 }
 
 bool ThreadPool::on_pool_thread() const noexcept { return serving == state_.get(); }
+
+bool ThreadPool::on_any_pool_thread() noexcept { return serving != nullptr; }
 
 std::size_t ThreadPool::queued() const {
   MutexLock lock(state_->mutex);

@@ -16,7 +16,9 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/transport/callback_scope.h"
 #include "stitch/transport/error.h"
+#include "stitch/transport/forked.h"
 #include "stitch/transport/processor.h"
 
 namespace stitch::transport {
@@ -79,6 +81,7 @@ class PollingHere {
 
  private:
   const Poller* const before_;
+  const CallbackScope callbacks_;
 };
 
 void relax() noexcept {
@@ -396,6 +399,7 @@ Poller::Pause Poller::poll_until_idle() {
 
 void Poller::run() {
   own_thread_of = this;
+  const auto fork = fork_count();
   bool came = false;  // something has, which woke this thread
   bool held = false;  // the role, from the last round
   bool woken = false;
@@ -435,6 +439,7 @@ void Poller::run() {
         } catch (...) {
           // What is left is queued where other threads find it.
         }
+        if (fork != fork_count()) return;  // it forked, and has come back in the child, too
         work = nullptr;
         entered_work(-1);
         working_for = nullptr;
