@@ -1,0 +1,56 @@
+// Whether the simulation of the lifetime protocol bites: it must find each deliberate mistake.
+
+#include "tests/rref/mutations.h"
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <string>
+
+#include "tests/rref/lifetime_simulation.h"
+
+namespace stitch::rref {
+namespace {
+
+Mutation turned_on = Mutation::none;
+
+}  // namespace
+
+bool broken(Mutation mutation) { return mutation == turned_on; }
+
+namespace test {
+namespace {
+
+// What one of up to `walks` random walks finds wrong; empty when nothing.
+std::string found_within(int walks) {
+  for (int i = 0; i < walks; ++i) {
+    const auto seed = 6'000'000 + static_cast<std::uint64_t>(i);
+    const std::size_t few = 1 + static_cast<std::size_t>(i % 3);
+    LifetimeSimulation simulation(
+        seed, {.workers = 1 + few, .objects = few, .steps = 300 + 100 * (i % 3)});
+    try {
+      simulation.run();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    if (!simulation.failure().empty()) return simulation.failure();
+  }
+  return {};
+}
+
+TEST(LifetimeMutations, TheSimulationFindsNothingWrongInTheProtocolItself) {
+  turned_on = Mutation::none;
+  EXPECT_EQ(found_within(500), "");
+}
+
+TEST(LifetimeMutations, TheSimulationFindsEachDeliberateMistake) {
+  for (int number = 1; number <= static_cast<int>(Mutation::last); ++number) {
+    turned_on = static_cast<Mutation>(number);
+    EXPECT_NE(found_within(5000), "") << "mutation " << number << " of tests/rref/mutations.h";
+  }
+  turned_on = Mutation::none;
+}
+
+}  // namespace
+}  // namespace test
+}  // namespace stitch::rref

@@ -1,0 +1,77 @@
+// One worker of three whose worker 1 is killed, for owner_death_test.cc: what became of references
+// to its objects, and of objects that it referred to.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+#include "stitch/rref/rref.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Tally {
+  int count = 0;
+  int add(int by) { return count += by; }
+};
+int add_one(stitch::RRef<Tally> tally) { return tally.rpc_sync<&Tally::add>(1); }
+stitch::Mutex kept_mutex;
+stitch::RRef<Tally> kept;
+void keep(stitch::RRef<Tally> tally) {
+  stitch::MutexLock lock(kept_mutex);
+  kept = std::move(tally);
+}
+void die() { kill(getpid(), SIGKILL); }
+
+void tell(const char* what, const stitch::Error& error) {
+  std::printf("%s: %s, worker \"%s\": %s\n", what, std::string(to_string(error.code())).c_str(),
+              error.worker().c_str(), error.what());
+}
+template <class Call>
+void tell_error(const char* what, Call&& call) {
+  try {
+    call();
+    std::printf("%s: no error\n", what);
+  } catch (const stitch::Error& error) {
+    tell(what, error);
+  }
+}
+
+int first_worker() {
+  const auto owned_there = stitch::remote<Tally>("worker1");  // by the one that dies
+  const auto owned_elsewhere = stitch::remote<Tally>("worker2");
+  const auto mine = stitch::make_rref(1);
+  owned_there.rpc_sync<&Tally::add>(1);
+  // The one that dies holds what others own.
+  stitch::rpc_sync<keep>("worker1", owned_elsewhere);
+  stitch::rpc_sync<add_one>("worker2", owned_there);
+  std::printf("owner epoch %llu\n", static_cast<unsigned long long>(owned_there.owner().epoch));
+  const auto start = std::chrono::steady_clock::now();
+  stitch::notify<die>("worker1");
+  auto created = stitch::remote<Tally>("worker1");
+  tell_error("its creation", [&] { created.when_created().get(); });
+  tell_error("its method", [&] { owned_there.rpc_sync<&Tally::add>(1); });
+  tell_error("passed on", [&] { stitch::rpc_sync<add_one>("worker2", owned_there); });
+  std::printf("noticed %s\n",
+              std::chrono::steady_clock::now() - start < 2s ? "within 2 s" : "too late");
+  std::printf("other object %d\n", owned_elsewhere.rpc_sync<&Tally::add>(5));
+  std::printf("own object %d\n", mine.to_here());
+  return 0;
+}
+
+}  // namespace
+
+int main() try {
+  const auto self = stitch::init();
+  if (self.rank() == 0) return first_worker();
+  if (self.rank() == 1) std::this_thread::sleep_for(60s);  // killed long before
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 3;
+}
