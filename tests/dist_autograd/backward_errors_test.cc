@@ -278,6 +278,7 @@ TEST(FailedPasses, OfFastModeDoNotDoubleWhatALaterPassAdds) {
     EXPECT_EQ(first.code(), ErrorCode::invalid_argument);
     EXPECT_STREQ(run(Mode::exact).what(), first.what());
     EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::invalid_argument, "use exact mode"));
+    EXPECT_STREQ(error_of([&] { make_rref(used.sum()).backward(context); }).what(), first.what());
   }
   Context context;
   context.backward({rpc_sync<times_parameter>("worker1", x).sum()});

@@ -42,6 +42,24 @@ TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
   EXPECT_EQ(intervals.runs(), 2u);
 }
 
+TEST(IntervalSet, TakesInEverythingBelowANumber) {
+  IntervalSet intervals;
+  intervals.insert_below(0);
+  EXPECT_EQ(intervals.runs(), 0u);
+  for (const std::uint64_t value : {3, 5, 6, 9, 20}) intervals.insert(value);
+  intervals.insert_below(5);  // touches a run
+  EXPECT_EQ(intervals.runs(), 3u);
+  for (std::uint64_t value = 0; value < 25; ++value)
+    EXPECT_EQ(intervals.contains(value), value < 7 || value == 9 || value == 20) << value;
+  intervals.insert_below(2);
+  EXPECT_EQ(intervals.runs(), 3u);
+  intervals.insert_below(15);
+  EXPECT_EQ(intervals.runs(), 2u);
+  EXPECT_FALSE(intervals.contains(15));
+  intervals.insert_below(std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(intervals.runs(), 1u);
+}
+
 TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
   HolderTable table;
   Effects effects;
