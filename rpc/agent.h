@@ -207,7 +207,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
-  // Closes what has threads; leaves it to end by itself when that takes longer.
+  // Closes what has threads; leaves it to end by itself when that takes longer. True when it has
+  // ended.
   [[nodiscard]] bool close_until(std::chrono::steady_clock::time_point deadline);
   [[nodiscard]] bool on_stop_thread() const STITCH_EXCLUDES(stops_mutex_);
   void close_stops(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(stops_mutex_);
