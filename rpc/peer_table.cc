@@ -547,15 +547,6 @@ std::string PeerTable::condition(WorkerId id) const {
   return "worker is connected and has been silent for " + duration_text(silent);
 }
 
-void PeerTable::give_up(WorkerId id, const Error& reason) {
-  std::shared_ptr<transport::Connection> connection;
-  {
-    MutexLock lock(mutex_);
-    connection = peers_[id.value()].connection;
-  }
-  if (connection) connection->close(reason);
-}
-
 bool PeerTable::help(const std::atomic<bool>& done,
                      std::chrono::steady_clock::time_point deadline) {
   for (const auto& endpoint : endpoints_) {

@@ -79,8 +79,7 @@ bool RecordReader::read(Link& link) {
 }
 
 std::vector<std::byte> RecordReader::give_up_rest() {
-  std::vector<std::byte> rest(staged_.begin() + static_cast<std::ptrdiff_t>(begin_),
-                              staged_.begin() + static_cast<std::ptrdiff_t>(end_));
+  std::vector<std::byte> rest(staged_.data() + begin_, staged_.data() + end_);
   begin_ = end_ = 0;
   gave_up_rest_ = true;
   return rest;
