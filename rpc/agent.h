@@ -204,6 +204,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
+  void fail_all_calls();
   void stop_everything(std::chrono::steady_clock::time_point deadline);
   // Closes what has threads; leaves it to end by itself when that takes longer.
   void close_until(std::chrono::steady_clock::time_point deadline);

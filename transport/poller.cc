@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -492,7 +493,7 @@ void Poller::run() {
           work(false);
           break;
         }
-        if (fork != fork_count()) return;  // it forked, and has come back in the child, too
+        if (fork != fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
         work = nullptr;
         entered_work(-1);
         working_for = nullptr;
