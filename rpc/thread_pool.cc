@@ -1,8 +1,10 @@
 #include "stitch/rpc/thread_pool.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <system_error>
 #include <thread>
@@ -155,7 +157,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
-    if (fork != transport::fork_count()) return;  // it forked, and has come back in the child, too
+    if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
     lock.lock();
     --state->running;
     state->make_room(true);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
@@ -439,7 +440,7 @@ void Poller::run() {
         } catch (...) {
           // What is left is queued where other threads find it.
         }
-        if (fork != fork_count()) return;  // it forked, and has come back in the child, too
+        if (fork != fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
         work = nullptr;
         entered_work(-1);
         working_for = nullptr;
