@@ -24,6 +24,7 @@
 #include "stitch/transport/prefix_store.h"
 #include "stitch/transport/secret_key.h"
 #include "stitch/transport/selection.h"
+#include "stitch/transport/stream_endpoint.h"
 #include "stitch/transport/tcp_store.h"
 
 namespace stitch {
@@ -68,6 +69,21 @@ std::string host_token() {
   return boot + namespace_of_this_process("net");
 }
 
+// As make_endpoints() finds it out.
+bool shared_memory_passes() {
+  const transport::TransportChoice choice;
+  try {
+    return transport::passes_once(std::string(kSharedMemory) + ' ' + choice.bind_address, [&] {
+      transport::EndpointOptions trial;
+      trial.self.name = "self-transfer";
+      return transport::make_stream_endpoint(std::move(trial),
+                                             {{kSharedMemory}, choice.bind_address});
+    });
+  } catch (const Error&) {
+    return false;  // it is tried again, and then said, when it is asked for
+  }
+}
+
 // Equal for workers that can meet over shared memory: on one host, of one user, who is another in
 // another user namespace. Empty for one that cannot or may not use it.
 std::string memory_token(const Options& options) {
@@ -75,8 +91,7 @@ std::string memory_token(const Options& options) {
   const bool wanted =
       names.empty() || std::find(names.begin(), names.end(), kSharedMemory) != names.end();
   const std::string users = namespace_of_this_process("user");
-  if (!wanted || options.world_size == 1 || users.empty() || !transport::shared_memory_passes())
-    return {};
+  if (!wanted || options.world_size == 1 || users.empty() || !shared_memory_passes()) return {};
   return host_token() + users + ':' + std::to_string(geteuid());
 }
 

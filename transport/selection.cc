@@ -15,15 +15,7 @@ namespace stitch::transport {
 
 namespace {
 constexpr std::chrono::seconds kTrialTime{5};
-
-bool passes(const std::string& transport, const std::string& bind_address) {
-  return passes_once(transport + " " + bind_address, [&] {
-    EndpointOptions trial;
-    trial.self.name = "self-transfer";
-    return make_stream_endpoint(std::move(trial), {{transport}, bind_address});
-  });
 }
-}  // namespace
 
 bool passes_once(const std::string& key, const std::function<std::unique_ptr<Endpoint>()>& make) {
   static Mutex mutex;
@@ -38,8 +30,6 @@ bool passes_once(const std::string& key, const std::function<std::unique_ptr<End
   return true;
 }
 
-bool shared_memory_passes() { return passes("shm", TransportChoice().bind_address); }
-
 std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options,
                                                       TransportChoice choice) {
   check_names("transport", choice.transports, {"shm", "tcp", "tensorpipe-shm", "uv"});
@@ -51,7 +41,12 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
       tensorpipe.transports.push_back(transport);
       continue;
     }
-    if (passes(transport, choice.bind_address)) stream.transports.push_back(transport);
+    const bool passes = passes_once(transport + " " + choice.bind_address, [&] {
+      EndpointOptions trial;
+      trial.self.name = "self-transfer";
+      return make_stream_endpoint(std::move(trial), {{transport}, choice.bind_address});
+    });
+    if (passes) stream.transports.push_back(transport);
   }
   std::vector<std::unique_ptr<Endpoint>> endpoints;
   if (!stream.transports.empty())
