@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -18,13 +19,20 @@
 #include "stitch/rpc/leave.h"
 #include "stitch/rpc/tensor_codec.h"
 #include "stitch/transport/byte_io.h"
+#include "stitch/transport/callback_scope.h"
+#include "stitch/transport/selection.h"
 
 namespace stitch {
 
 namespace {
 
+// Callers have that long to say themselves that a call's deadline has passed, which they do unless
+// they are stopped or cut off. So a handler does not answer the moment its caller gives up.
+constexpr std::chrono::milliseconds kGraceOfCallers{10};
 // Of the names that an answer to a call of an unknown function carries.
 constexpr std::size_t kMaxNamesBytes = 16 << 10;
+// Of control frames that wait for one peer: beyond it such an answer carries no names.
+constexpr std::size_t kManyControlBytes = 1 << 20;
 
 std::string milliseconds(std::chrono::nanoseconds duration) {
   const double ms = std::chrono::duration<double, std::milli>(duration).count();
@@ -71,15 +79,31 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
                   std::shared_ptr<void> rendezvous) {
   peers_ = std::move(peers);
   rendezvous_ = std::move(rendezvous);
-  peers_->start(members, {.on_message =
-                              [this](const auto& connection, const WorkerInfo& from,
-                                     transport::Message message) {
-                                on_message(connection, from, std::move(message));
-                              },
-                          .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
-                                          std::size_t size) { return place(from, frame, size); },
-                          .on_lost = [this](const WorkerInfo& peer,
-                                            const Error& reason) { on_peer_lost(peer, reason); }});
+  control_bytes_ = std::vector<std::atomic<std::size_t>>(members.size());
+  const auto watch = [this](void (Agent::*fire)()) {
+    return std::make_shared<DeadlineWatch>(loop_, [weak = weak_from_this(), fire] {
+      if (const auto agent = weak.lock()) ((*agent).*fire)();
+    });
+  };
+  calls_watch_ = watch(&Agent::expire_calls);
+  incoming_watch_ = watch(&Agent::expire_incoming);
+  peers_->start(
+      members, self_.id,
+      {.on_message =
+           [this](const auto& connection, const WorkerInfo& from, transport::Message message) {
+             on_message(connection, from, std::move(message));
+           },
+       .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
+                       std::size_t size) { return place(from, frame, size); },
+       .on_lost = [this](const WorkerInfo& peer,
+                         const Error& reason) { on_peer_lost(peer, reason); },
+       .call_at =
+           [this](Clock::time_point when, UniqueFunction<void()> task) {
+             loop_->call_at(when, [weak = weak_from_this(), task = std::move(task)]() mutable {
+               if (const auto agent = weak.lock()) task();
+             });
+           },
+       .wanted = [this](std::uint64_t call) { return calls_.contains(call); }});
 }
 
 OutMessage Agent::begin_request(std::uint64_t function_id) {
@@ -119,10 +143,41 @@ std::chrono::nanoseconds Agent::effective_timeout(
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
+namespace {
+
+// The request that this thread is sending, the innermost one. One that is written before the sender
+// returns was never queued, which is the rule, and costs the call table nothing.
+class Sending {
+ public:
+  Sending(const Agent& agent, std::uint64_t id) noexcept
+      : agent_(&agent), id_(id), outer_(std::exchange(here, this)) {}
+  ~Sending() { here = outer_; }
+  Sending(const Sending&) = delete;
+  Sending& operator=(const Sending&) = delete;
+  [[nodiscard]] bool done() const noexcept { return done_; }
+  // Whether it is the one that this thread is sending.
+  [[nodiscard]] static bool note_done(const Agent& agent, std::uint64_t id) noexcept {
+    if (here == nullptr || here->agent_ != &agent || here->id_ != id) return false;
+    here->done_ = true;
+    return true;
+  }
+
+ private:
+  static thread_local Sending* here;
+  const Agent* const agent_;
+  const std::uint64_t id_;
+  Sending* const outer_;
+  bool done_ = false;
+};
+
+thread_local Sending* Sending::here = nullptr;
+
+}  // namespace
+
 std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
                                 std::chrono::nanoseconds timeout, OutMessage message,
                                 std::shared_ptr<PendingCall> pending) {
-  throw_if_stopped();
+  if (stopped()) throw_if_stopped();
   CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout,
                            Clock::time_point::max()};
   if (timeout.count() > 0) {
@@ -130,39 +185,44 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
     if (timeout < Clock::time_point::max() - now) record.deadline = now + timeout;
   }
   const Clock::time_point deadline = record.deadline;
-  const CallTable::Added call = calls_.add(std::move(record));
+  const std::uint64_t id = calls_.add(std::move(record));
+  const Sending sending(*this, id);
   try {
-    if (call.watch) watch_deadline(deadline);
-    complete_header(message, call.id, timeout);
-    Outgoing out = lay_out(to, message, true);
+    calls_watch_->watch(deadline);
+    complete_header(message, id, timeout);
+    Outgoing out = lay_out(to, message, true, false);
     if (message.attachments.empty()) {
       // Small enough to need no memory of its own: most calls are like this.
-      peers_->send(to, nullptr, std::move(out.message),
-                   [self = shared_from_this(), bytes = out.bytes,
-                    id = call.id](const std::optional<Error>& error) {
-                     self->sent(bytes);
-                     if (error)
-                       self->fail_call(id, *error, std::string("failed: ") + error->what());
-                   });
+      peers_->send(
+          to, nullptr, std::move(out.message),
+          [self = shared_from_this(), counted = out.counted,
+           id](const std::optional<Error>& error) {
+            self->sent(counted);
+            self->request_done(id, error);
+          },
+          id);
     } else {
       peers_->send(
           to, nullptr, std::move(out.message),
-          [self = shared_from_this(), bytes = out.bytes, id = call.id,
-           attachments = std::move(message.attachments)](const std::optional<Error>& error) {
-            self->sent(bytes);
-            for (const auto& each : attachments) each->on_sent(error);
-            if (error) self->fail_call(id, *error, std::string("failed: ") + error->what());
-          });
+          [self = shared_from_this(), counted = out.counted, id,
+           attachments = DepartingAttachments(std::move(message.attachments))](
+              const std::optional<Error>& error) mutable {
+            self->sent(counted);
+            attachments.tell(error);
+            self->request_done(id, error);
+          },
+          id);
     }
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    fail_call(call.id, error, std::string("was not made: ") + error.what());
+    fail_call(id, error, std::string("was not made: ") + error.what());
   }
+  if (!sending.done()) calls_.note_queued(id);
   // The worker may have stopped between the first look and the entry in the table: nobody else
   // would complete the call then.
   if (stopped())
-    fail_call(call.id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
-  return call.id;
+    fail_call(id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
+  return id;
 }
 
 void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept {
@@ -170,30 +230,63 @@ void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::stri
     record->pending->on_error(about(*record, error, what));
 }
 
-void Agent::watch_deadline(Clock::time_point deadline) {
-  loop_->call_at(deadline, [weak = weak_from_this()] {
-    if (const auto agent = weak.lock()) agent->expire_calls();
-  });
+void Agent::request_done(std::uint64_t call_id, const std::optional<Error>& error) {
+  const bool at_once = Sending::note_done(*this, call_id);
+  if (error) {
+    fail_call(call_id, *error, std::string("failed: ") + error->what());
+  } else if (!at_once) {
+    calls_.note_sent(call_id, Clock::now());
+  }
+}
+
+std::string Agent::timeout_text(const CallTable::Record& record) const {
+  std::string text =
+      "timed out after " + milliseconds(record.timeout) + "; " + peers_->condition(record.to->id);
+  if (record.queued && !record.sent) return text + ", call was never sent";
+  const auto queued =
+      record.sent ? *record.sent - (record.deadline - record.timeout) : std::chrono::nanoseconds(0);
+  if (queued < std::chrono::milliseconds(1)) return text + ", call was sent at once";
+  return text + ", call was queued " + duration_text(queued);
 }
 
 void Agent::expire_calls() {
   const auto expired = calls_.take_expired(Clock::now());
-  if (expired.next != Clock::time_point::max()) watch_deadline(expired.next);
-  for (const auto& [id, record] : expired.records) {
-    record.pending->on_error(
-        about(record, Error(ErrorCode::timeout, ""),
-              "timed out after " + milliseconds(record.timeout) + "; worker is connected"));
-    tell_cancelled(*record.to, id);
+  calls_watch_->watch(expired.next);
+  for (const auto& record : expired.records) {
+    record.pending->on_error(about(record, Error(ErrorCode::timeout, ""), timeout_text(record)));
+    tell_cancelled(*record.to, record.id);
   }
+}
+
+void Agent::expire_incoming() {
+  const auto expired = incoming_.expired(Clock::now() - kGraceOfCallers);
+  if (expired.next != Clock::time_point::max())
+    incoming_watch_->watch(expired.next + kGraceOfCallers);
+  for (const auto& call : expired.calls) call->request_stop();
+}
+
+void Agent::run_stop_callbacks(std::stop_source source) {
+  std::shared_ptr<ThreadPool> pool;
+  UniqueFunction<void()> task = [source = std::move(source)]() mutable { source.request_stop(); };
+  try {
+    MutexLock lock(stops_mutex_);
+    if (!stops_ && !stops_closed_)
+      stops_ = std::make_shared<ThreadPool>(options_.num_threads, "stitch-" + self_.name);
+    pool = stops_;
+  } catch (const std::exception&) {
+    // No thread to be had: then here.
+  }
+  if (!pool || !pool->post(task)) task();
 }
 
 void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
   throw_if_stopped();
   complete_header(message, 0, std::chrono::nanoseconds(0));
-  send(to, nullptr, std::move(message), true, nullptr);
+  send(to, nullptr, std::move(message), true, false, nullptr);
 }
 
 bool Agent::abandon_call(std::uint64_t call_id) {
+  if (forked()) return false;
   const auto record = calls_.take(call_id);
   if (!record) return false;
   tell_cancelled(*record->to, call_id);
@@ -227,6 +320,7 @@ bool in_fresh_state() {
 }  // namespace
 
 bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+  if (forked()) throw_if_stopped();  // nobody will ever set it
   if (calls_.size() == 0 || stopped()) return done.load(std::memory_order_acquire);
   if (in_fresh_state()) return peers_->help(done, deadline);
   // Messages for others are not to feel the guards that this thread waits under.
@@ -238,73 +332,144 @@ void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept
   try {
     OutMessage message(wire::kCancel);
     transport::ByteWriter(message.frame.body()).write(call_id);
-    send_frame(to, std::move(message));
+    send_control(to, std::move(message));
   } catch (const std::exception&) {
     // Out of memory: the callee goes on for nobody, until its own deadline.
   }
 }
 
-Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks) {
-  const auto kind = message.frame.kind();
-  message.frame.end_body();
-  message.frame.set_inline_bytes(options_.inline_bytes);
-  encode_tensors(message);
-  if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
-  Outgoing out{std::move(message.frame).finish(), 0};
-  out.bytes = total_bytes(out.message);
-  if (out.message.frame.size() > options_.max_frame_bytes) {
-    throw Error(ErrorCode::out_of_range, "message of " + std::to_string(out.message.frame.size()) +
-                                             " bytes exceeds max_frame_bytes " +
-                                             std::to_string(options_.max_frame_bytes));
+Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks,
+                               bool control) {
+  try {
+    const auto kind = message.frame.kind();
+    const auto check_frame = [this](std::size_t bytes) {
+      if (bytes > options_.max_frame_bytes) {
+        throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes) +
+                                                 " bytes exceeds max_frame_bytes " +
+                                                 std::to_string(options_.max_frame_bytes));
+      }
+    };
+    // What is too much already is refused before an extension has noted that it leaves.
+    check_frame(message.frame.body().size());
+    if (!control) check_inflight(outgoing_bytes_.load(), message.frame.body().size());
+    message.frame.end_body();
+    message.frame.set_inline_bytes(options_.inline_bytes);
+    encode_tensors(message);
+    if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
+    Outgoing out{std::move(message.frame).finish(), {}};
+    check_frame(out.message.frame.size());
+    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control};
+    count(to, out.counted);
+    if (kind != wire::kLeave) sent_.fetch_add(1);
+    return out;
+  } catch (...) {
+    DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
+    throw;
   }
-  // Small words that others wait for go out whatever else is queued.
-  const bool limited = kind != wire::kErrorReply && kind != wire::kCancel && kind != wire::kLeave;
-  if (outgoing_bytes_.fetch_add(out.bytes) + out.bytes > options_.max_inflight_bytes && limited) {
-    outgoing_bytes_.fetch_sub(out.bytes);
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(out.bytes) +
+}
+
+void Agent::check_inflight(std::size_t queued, std::size_t bytes) const {
+  if (queued + bytes > options_.max_inflight_bytes) {
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
                                            " bytes would exceed max_inflight_bytes " +
                                            std::to_string(options_.max_inflight_bytes));
   }
-  if (kind != wire::kLeave) sent_.fetch_add(1);
-  return out;
+}
+
+void Agent::count(const WorkerInfo& to, const Counted& counted) {
+  if (!counted.control) {
+    const auto before = outgoing_bytes_.fetch_add(counted.bytes);
+    try {
+      check_inflight(before, counted.bytes);
+    } catch (...) {
+      sent(counted);
+      throw;
+    }
+    return;
+  }
+  auto& queued = control_bytes_.at(to.id.value());
+  if (queued.fetch_add(counted.bytes) + counted.bytes <= kMostControlBytes) return;
+  sent(counted);
+  // It would have to be dropped, and whoever waits for it would wait for ever: better that
+  // everybody learns it.
+  const Error error(ErrorCode::overloaded, to_string(to) + " does not read: control messages of " +
+                                               std::to_string(kMostControlBytes >> 20) +
+                                               " MiB wait for it");
+  peers_->give_up(to.id, error);
+  throw error;
+}
+
+void Agent::sent(const Counted& counted) noexcept {
+  (counted.control ? control_bytes_[counted.to.value()] : outgoing_bytes_).fetch_sub(counted.bytes);
 }
 
 void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
-                 OutMessage message, bool hooks, transport::SendDone done) {
-  Outgoing out = lay_out(to, message, hooks);
+                 OutMessage message, bool hooks, bool control, transport::SendDone done) {
+  Outgoing out = lay_out(to, message, hooks, control);
   if (message.attachments.empty() && !done) {
     peers_->send(to, connection, std::move(out.message),
-                 [self = shared_from_this(), bytes = out.bytes](const std::optional<Error>&) {
-                   self->sent(bytes);
+                 [self = shared_from_this(), counted = out.counted](const std::optional<Error>&) {
+                   self->sent(counted);
                  });
     return;
   }
-  peers_->send(
-      to, connection, std::move(out.message),
-      [self = shared_from_this(), bytes = out.bytes, attachments = std::move(message.attachments),
-       done = std::move(done)](const std::optional<Error>& error) mutable {
-        self->sent(bytes);
-        for (const auto& each : attachments) each->on_sent(error);
-        if (done) done(error);
-      });
+  peers_->send(to, connection, std::move(out.message),
+               [self = shared_from_this(), counted = out.counted,
+                attachments = DepartingAttachments(std::move(message.attachments)),
+                done = std::move(done)](const std::optional<Error>& error) mutable {
+                 self->sent(counted);
+                 attachments.tell(error);
+                 if (done) done(error);
+               });
 }
 
 void Agent::send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
-  send(to, nullptr, std::move(message), false, std::move(done));
+  send(to, nullptr, std::move(message), false, false, std::move(done));
+}
+
+void Agent::send_control(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
+  send(to, nullptr, std::move(message), false, true, std::move(done));
 }
 
 void Agent::send_reply(const WorkerInfo& to,
                        const std::shared_ptr<transport::Connection>& connection,
                        OutMessage message) {
-  send(to, connection, std::move(message), true, nullptr);
+  const bool control = message.frame.kind() == wire::kErrorReply;
+  send(to, connection, std::move(message), true, control, nullptr);
 }
+
+namespace {
+
+// Counts one more at its end.
+class Counting {
+ public:
+  explicit Counting(std::atomic<std::uint64_t>* count) noexcept : count_(count) {}
+  ~Counting() {
+    if (count_ != nullptr) count_->fetch_add(1);
+  }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>* const count_;
+};
+
+}  // namespace
 
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
                        const WorkerInfo& from, transport::Message bytes) {
+  const transport::CallbackScope callback;
+  const auto head = transport::peek_frame(bytes.frame);
+  const std::uint16_t kind = head ? head->kind : 0;
+  std::uint64_t call_id = 0;  // of a request or reply
+  if (head && head->body.size() >= sizeof(call_id)) {
+    std::memcpy(&call_id, head->body.data(), sizeof(call_id));
+    call_id = transport::to_wire_order(call_id);
+  }
   try {
     InMessage message(std::move(bytes), from);
-    const auto kind = message.view.kind();
-    if (kind != wire::kLeave) received_.fetch_add(1);
+    // When all that it brings about is under way: see Leave, A2.
+    const Counting handled(kind == wire::kLeave ? nullptr : &received_);
     switch (kind) {
       case wire::kRequest:
         on_request(connection, std::move(message));
@@ -323,12 +488,39 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     if (handler == frame_handlers_.end())
       throw Error(ErrorCode::protocol, "frame kind " + std::to_string(kind) + " is unknown");
     handler->second(std::move(message));
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error =
+        to_error(std::current_exception()).with_prefix("message from " + to_string(from));
     // What cannot be understood ends its connection; nothing else stops.
-    connection->close(error.with_prefix("message from " + to_string(from)));
-  } catch (const std::exception& error) {
-    connection->close(
-        Error(ErrorCode::internal, "message from " + to_string(from) + ": " + error.what()));
+    if (error.code() == ErrorCode::protocol || !report(connection, from, kind, call_id, error))
+      connection->close(error);
+  }
+}
+
+bool Agent::report(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
+                   std::uint16_t kind, std::uint64_t call_id, const Error& error) noexcept {
+  try {
+    switch (kind) {
+      case wire::kRequest:
+        if (call_id != 0) {
+          OutMessage message(wire::kErrorReply);
+          transport::ByteWriter(message.frame.body()).write(call_id);
+          OutArchive archive(message);
+          archive(error);
+          send_reply(from, connection, std::move(message));
+        }
+        return true;
+      case wire::kReply:
+      case wire::kErrorReply:
+        if (const auto record = calls_.take(call_id, from)) {
+          record->pending->on_error(about(*record, error, std::string("failed: ") + error.what()));
+        }
+        return true;
+      default:
+        return false;  // somebody waits for it, and only the loss of the peer will end that
+    }
+  } catch (...) {
+    return false;
   }
 }
 
@@ -353,8 +545,21 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   const auto call = std::allocate_shared<IncomingCall>(
       transport::RecyclingAllocator<IncomingCall>(), shared_from_this(), connection,
       std::move(message), header);
-  incoming_.add(call);
-  if (incoming_bytes_.fetch_add(call->bytes()) + call->bytes() > options_.max_inflight_bytes) {
+  const std::size_t waiting = incoming_bytes_.fetch_add(call->bytes()) + call->bytes();
+  switch (incoming_.add(call)) {
+    case IncomingTable::Added::serve:
+      break;
+    case IncomingTable::Added::cancelled:
+      call->request_stop();  // it will not be run
+      break;
+    case IncomingTable::Added::duplicate:
+      call->leave_unanswered();
+      throw Error(ErrorCode::protocol,
+                  "request " + std::to_string(header.call_id) + " is being served already");
+  }
+  if (call->deadline() != Clock::time_point::max())
+    incoming_watch_->watch(call->deadline() + kGraceOfCallers);
+  if (waiting > options_.max_inflight_bytes) {
     call->fail(Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " +
                                                 std::to_string(options_.max_inflight_bytes)));
     return;
@@ -365,8 +570,11 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   }
   if (header.function_id != 0 && call->function() == nullptr) {
     std::string names;  // the caller knows the name it wanted and picks the nearest
+    // Not for one who asks again and again and does not read: small requests would grow to large
+    // answers.
+    const bool reads = control_bytes_[call->caller().id.value()].load() < kManyControlBytes;
     for (const auto& name : FunctionRegistry::instance().names()) {
-      if (names.size() < kMaxNamesBytes) names += name + '\n';
+      if (reads && names.size() < kMaxNamesBytes) names += name + '\n';
     }
     call->fail(Error(ErrorCode::unimplemented, std::move(names)));
     return;
@@ -438,11 +646,11 @@ void Agent::on_answer(InMessage message) {
 
 void Agent::on_cancel(InMessage message) {
   transport::ByteReader in(message.view.body(), "cancel");
-  // Here and now: the handlers to be stopped may hold every pool thread.
-  if (auto call = incoming_.find(message.from.id, in.read<std::uint64_t>())) call->request_stop();
+  if (auto call = incoming_.cancel(message.from.id, in.read<std::uint64_t>())) call->request_stop();
 }
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const transport::CallbackScope callback;
   for (auto& record : calls_.take_all(peer)) {
     record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""),
                                    std::string("failed: the worker is gone: ") + reason.what()));
@@ -462,7 +670,7 @@ void Agent::set_frame_handler(std::uint16_t kind, FrameHandler handler) {
 }
 
 void Agent::post(UniqueFunction<void()> task) {
-  if (!pool_.post(task)) task();
+  if (forked() || !pool_.post(task)) task();
 }
 
 Agent::Activity Agent::activity() {
@@ -478,6 +686,9 @@ Agent::Activity Agent::activity() {
 }
 
 std::map<std::string, std::int64_t> Agent::debug_info() {
+  if (forked()) throw_if_stopped();
+  std::size_t control_bytes = 0;
+  for (const auto& each : control_bytes_) control_bytes += each.load();
   const auto pool = receive_pool_->statistics();
   std::map<std::string, std::int64_t> numbers{
       {"rpc.receive_pool_kept_bytes", static_cast<std::int64_t>(pool.kept_bytes)},
@@ -489,29 +700,73 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.messages_sent", static_cast<std::int64_t>(sent_.load())},
       {"rpc.messages_received", static_cast<std::int64_t>(received_.load())},
       {"rpc.outgoing_bytes", static_cast<std::int64_t>(outgoing_bytes_.load())},
+      {"rpc.control_bytes", static_cast<std::int64_t>(control_bytes)},
       {"rpc.incoming_bytes", static_cast<std::int64_t>(incoming_bytes_.load())},
       {"rpc.connections", static_cast<std::int64_t>(peers_->connections())},
+      {"rpc.failed_tries_to_connect", static_cast<std::int64_t>(peers_->failed_tries())},
       {"rpc.pool_threads", pool_.threads()},
+      {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
   };
+  for (const auto& [name, failures] : transport::failed_trials())
+    numbers.emplace("transport.failed_trials." + name, failures);
   for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
   return numbers;
 }
 
 void Agent::throw_if_stopped() const {
-  if (stopped())
+  if (forked()) {
+    throw Error(ErrorCode::invalid_argument,
+                to_string(self_) +
+                    " belongs to the process that this one was forked from: a forked child can "
+                    "only exec, or do without stitch")
+        .with_worker(self_.name);
+  }
+  if (!leaving_.load(std::memory_order_acquire)) return;
+  if (stopped()) {
     throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down")
         .with_worker(self_.name);
+  }
+  if (ThreadPool::on_any_pool_thread() || transport::CallbackScope::on_this_thread()) return;
+  throw Error(ErrorCode::shutting_down,
+              to_string(self_) + " is shutting down: only its handlers can begin something new")
+      .with_worker(self_.name);
+}
+
+std::optional<Error> Agent::why_not_here() const {
+  {
+    MutexLock lock(ending_mutex_);
+    if (ended_) return std::nullopt;
+  }
+  const std::string called = "shutdown of " + to_string(self_) + " was called from ";
+  if (pool_.on_pool_thread()) {
+    return Error(ErrorCode::invalid_argument,
+                 called + "one of its own handlers, which it would wait for");
+  }
+  if (transport::CallbackScope::on_this_thread() || on_stop_thread()) {
+    return Error(
+        ErrorCode::invalid_argument,
+        called + "an inline function, an on_ready or a stop callback, which must not wait");
+  }
+  return std::nullopt;
 }
 
 std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
-  if (shutdown_begun_.exchange(true)) return std::nullopt;
-  if (pool_.on_pool_thread()) {
-    shutdown_begun_ = false;
-    throw Error(ErrorCode::invalid_argument,
-                "shutdown of " + to_string(self_) +
-                    " was called from one of its own handlers, which it would wait for");
+  if (forked()) return std::nullopt;
+  if (auto refusal = why_not_here()) throw std::move(*refusal);
+  {
+    MutexLock lock(ending_mutex_);
+    if (leaving_.exchange(true)) {
+      while (!ended_) ended_changed_.wait(ending_mutex_);
+      return std::nullopt;
+    }
   }
+  // Whatever happens below.
+  const std::unique_ptr<Agent, void (*)(Agent*)> ended(this, [](Agent* self) {
+    MutexLock lock(self->ending_mutex_);
+    self->ended_ = true;
+    self->ended_changed_.notify_all();
+  });
   const auto now = Clock::now();
   const auto deadline =
       timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
@@ -528,18 +783,44 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   return error;
 }
 
+bool Agent::on_stop_thread() const {
+  MutexLock lock(stops_mutex_);
+  return stops_ && stops_->on_pool_thread();
+}
+
+// Those that come later run where they come up.
+void Agent::close_stops(Clock::time_point deadline) {
+  std::shared_ptr<ThreadPool> pool;
+  {
+    MutexLock lock(stops_mutex_);
+    stops_closed_ = true;
+    pool = std::move(stops_);
+  }
+  if (!pool) return;
+  pool->close();
+  if (!pool->join_until(deadline)) {
+    std::fprintf(stderr, "stitch: %s leaves while stop callbacks still run\n",
+                 to_string(self_).c_str());
+  }
+}
+
 void Agent::stop_everything(Clock::time_point deadline) {
+  // Of the time that closing has: for the threads of the transports.
+  constexpr std::chrono::milliseconds kTransports{100};
   stopped_.store(true, std::memory_order_release);
   peers_->expect_closing();
-  for (auto& record : calls_.take_all()) {
-    record.pending->on_error(
-        about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
+  {
+    const transport::CallbackScope callbacks;
+    for (auto& record : calls_.take_all()) {
+      record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""),
+                                     "failed: this worker is shutting down"));
+    }
+    for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
+    for_each_extension([&](Extension& extension) { extension.stop(); });
+    board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   }
-  for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
-  for_each_extension([&](Extension& extension) { extension.stop(); });
-  board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   pool_.close();
-  if (!pool_.join_until(deadline)) {
+  if (!pool_.join_until(deadline - kTransports)) {
     std::string running;
     for (auto& call : incoming_.list(std::nullopt)) {
       if (call->function() != nullptr)
@@ -548,9 +829,53 @@ void Agent::stop_everything(Clock::time_point deadline) {
     std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n",
                  to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
   }
-  peers_->close();
-  rendezvous_.reset();
-  loop_->close();
+  close_stops(deadline - kTransports);
+  close_until(deadline);
+}
+
+// A function that blocks where it must not (inline, on_ready) keeps a thread of the transports, and
+// with it whoever waits for that: that is not to be the thread that shuts down.
+void Agent::close_until(Clock::time_point deadline) {
+  struct Closing {
+    Mutex mutex;
+    CondVar changed;
+    bool done STITCH_GUARDED_BY(mutex) = false;
+  };
+  const auto close = [](Agent& agent) {
+    agent.peers_->close();
+    agent.rendezvous_.reset();
+    agent.loop_->close();
+  };
+  const auto closing = std::make_shared<Closing>();
+  std::thread closer;
+  try {
+    closer = std::thread([self = shared_from_this(), closing, close]() mutable {
+      close(*self);
+      self.reset();  // whoever waits may be the last to hold it
+      MutexLock lock(closing->mutex);
+      closing->done = true;
+      closing->changed.notify_all();
+    });
+  } catch (const std::system_error&) {
+    close(*this);  // no thread to be had: then as long as it takes
+    return;
+  }
+  bool done = false;
+  {
+    MutexLock lock(closing->mutex);
+    while (!closing->done && closing->changed.wait_until(closing->mutex, deadline)) {
+    }
+    done = closing->done;
+  }
+  if (done) {
+    closer.join();
+    return;
+  }
+  closer.detach();
+  std::fprintf(stderr,
+               "stitch: %s leaves while an inline function or a callback blocks one of its "
+               "threads\n",
+               to_string(self_).c_str());
 }
 
 }  // namespace stitch

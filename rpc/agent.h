@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "stitch/rpc/ambient.h"
 #include "stitch/rpc/call_table.h"
+#include "stitch/rpc/deadline_watch.h"
 #include "stitch/rpc/extension.h"
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/options.h"
@@ -19,6 +22,8 @@
 #include "stitch/rpc/worker_info.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/event_loop.h"
+#include "stitch/transport/forked.h"
+#include "stitch/transport/mutex.h"
 
 namespace stitch {
 
@@ -72,9 +77,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Gives up on a call: tells the callee and forgets it. False when it had completed. The pending
   // call hears nothing more.
   bool abandon_call(std::uint64_t call_id);
-  // A request message with room for the CallHeader; arguments are appended by an OutArchive over
-  // it. Endpoint::help, unless nothing that was asked for is on its way.
+  // Endpoint::help, unless nothing that was asked for is on its way.
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
+  // A request message with room for the CallHeader; arguments are appended by an OutArchive over
+  // it.
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
   // What is left for a call made now: the given timeout (or the default) bounded by the deadline
   // this thread runs under.
@@ -82,8 +88,17 @@ class Agent : public std::enable_shared_from_this<Agent> {
       std::optional<std::chrono::nanoseconds> timeout) const;
 
   // ---- for extensions
-  // Sends a frame of an extension's own kind. `done` (may be empty) as for Connection::send.
+  // Sends a frame of an extension's own kind that carries data: refused with `overloaded`, thrown,
+  // when max_inflight_bytes are on their way. `done` (may be empty) as for Connection::send.
   void send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr);
+  // Sends a small frame that others wait for: no limit refuses it. Each peer has a budget of its
+  // own for these (kMostControlBytes); a peer that lets more than that pile up is given up, which
+  // every extension hears as on_peer_lost(). So a control frame reaches its peer, or the peer is
+  // lost.
+  void send_control(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr);
+  // Of control frames that wait to be sent to one peer: their bytes and kControlFrameCost for each.
+  static constexpr std::size_t kMostControlBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kControlFrameCost = 512;
   // Handles frames of `kind`, on reader threads. Before start(): in the extension's constructor.
   using FrameHandler = std::function<void(InMessage message)>;
   void set_frame_handler(std::uint16_t kind, FrameHandler handler);
@@ -106,10 +121,27 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
   // ---- ending
   // Leaves the world. Graceful: first waits until every live worker leaves too and nothing is in
-  // flight anywhere. Always ends everything here; returns the error that made it less than
-  // graceful, if any. A second call returns at once. REQUIRES: not on a thread of this agent.
-  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
-  [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
+  // flight anywhere. Always ends everything here, by a second after `timeout` whatever its threads
+  // do; returns the error that made it less than graceful, if any. A second call waits for the end
+  // of the first and does nothing else. Throws what why_not_here() says, and nothing has happened.
+  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout)
+      STITCH_EXCLUDES(ending_mutex_);
+  // The error of a shutdown on this thread, which would wait for this thread; nothing where it may
+  // be called.
+  [[nodiscard]] std::optional<Error> why_not_here() const STITCH_EXCLUDES(ending_mutex_);
+  // Whether this thread runs a handler or a continuation of this worker.
+  [[nodiscard]] bool serves_here() const noexcept { return pool_.on_pool_thread(); }
+  // The number that all workers of one world share. Before start().
+  void set_world(std::uint64_t world) noexcept { world_ = world; }
+  [[nodiscard]] std::uint64_t world() const noexcept { return world_; }
+  // It belongs to the process that this one was forked from: nothing of it works here.
+  [[nodiscard]] bool forked() const noexcept { return fork_ != transport::fork_count(); }
+  [[nodiscard]] bool stopped() const noexcept {
+    return stopped_.load(std::memory_order_acquire) || forked();
+  }
+  // For whatever begins something new. Throws `shutting_down` when this worker has shut down, and
+  // once it has begun to on the program's own threads: handlers, continuations and callbacks may go
+  // on, which is what leaving waits for. Throws `invalid_argument` in a forked child.
   void throw_if_stopped() const;
 
   // ---- for IncomingCall and Leave
@@ -118,6 +150,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage message);
   void forget(const IncomingCall& call);
+  // Has the callbacks run on a thread that is there for them, or here when there is none.
+  void run_stop_callbacks(std::stop_source source) STITCH_EXCLUDES(stops_mutex_);
   struct Activity {
     std::uint64_t busy = 0;  // calls made, calls being served, what extensions wait for
     std::uint64_t sent = 0;  // messages, not counting those of shutdown itself
@@ -128,6 +162,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
  private:
   void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
                   transport::Message message);
+  // Tells whoever waits for a request's or a reply's effect that it could not be handled, for want
+  // of memory for example. False when nobody can be told.
+  [[nodiscard]] bool report(const std::shared_ptr<transport::Connection>& connection,
+                            const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
+                            const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // Where a caller wants what comes with this reply.
   [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const transport::Bytes& frame,
@@ -137,20 +176,39 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void on_cancel(InMessage message);
   // Fails the calls whose deadline has passed, and comes again for the next one.
   void expire_calls();
-  void watch_deadline(Clock::time_point deadline);
+  // Stops the handlers of calls whose deadline has passed: their callers may be unable to.
+  void expire_incoming();
+  // A request has been written, or never will be.
+  void request_done(std::uint64_t call_id, const std::optional<Error>& error);
+  [[nodiscard]] std::string timeout_text(const CallTable::Record& record) const;
   void tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept;
-  // Lays `message` out for the wire and counts its bytes as on their way out until sent() has been
-  // called.
+  // What a message counts for while it is on its way out.
+  struct Counted {
+    std::size_t bytes = 0;
+    WorkerId to;
+    bool control = false;
+  };
   struct Outgoing {
     transport::Message message;
-    std::size_t bytes = 0;
+    Counted counted;
   };
-  [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks);
-  void sent(std::size_t bytes) { outgoing_bytes_.fetch_sub(bytes); }
+  // Lays `message` out for the wire and counts it until sent() is called. When it throws, its
+  // attachments have been told.
+  [[nodiscard]] Outgoing lay_out(const WorkerInfo& to, OutMessage& message, bool hooks,
+                                 bool control);
+  // Throws `overloaded` when `bytes` more do not fit beside `queued`.
+  void check_inflight(std::size_t queued, std::size_t bytes) const;
+  // Throws when there is no room for it.
+  void count(const WorkerInfo& to, const Counted& counted);
+  void sent(const Counted& counted) noexcept;
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
-            OutMessage message, bool hooks, transport::SendDone done);
+            OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
   void stop_everything(std::chrono::steady_clock::time_point deadline);
+  // Closes what has threads; leaves it to end by itself when that takes longer.
+  void close_until(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] bool on_stop_thread() const STITCH_EXCLUDES(stops_mutex_);
+  void close_stops(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(stops_mutex_);
 
   const Options options_;
   const WorkerInfo self_;
@@ -162,14 +220,28 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<Extension>> extensions_;    // likewise
   CallTable calls_;
   IncomingTable incoming_;
+  std::shared_ptr<DeadlineWatch> calls_watch_;     // constant after start()
+  std::shared_ptr<DeadlineWatch> incoming_watch_;  // likewise
   ThreadPool pool_;
+  mutable Mutex stops_mutex_;
+  // Runs stop callbacks: the handlers that they are to stop may hold all threads of pool_. Made
+  // when first wanted.
+  std::shared_ptr<ThreadPool> stops_ STITCH_GUARDED_BY(stops_mutex_);
+  bool stops_closed_ STITCH_GUARDED_BY(stops_mutex_) = false;
   std::unique_ptr<Leave> leave_;
   std::unique_ptr<Board> board_;
-  std::atomic<bool> shutdown_begun_{false};
+  const std::uint32_t fork_ = transport::fork_count();
+  std::uint64_t world_ = 0;           // constant after start()
+  std::atomic<bool> leaving_{false};  // shutdown() has begun; set under ending_mutex_
   std::atomic<bool> stopped_{false};
+  mutable Mutex ending_mutex_;
+  CondVar ended_changed_;
+  bool ended_ STITCH_GUARDED_BY(ending_mutex_) = false;  // shutdown() is over
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
-  std::atomic<std::size_t> outgoing_bytes_{0};
+  std::atomic<std::size_t> outgoing_bytes_{0};  // but for control frames
+  std::vector<std::atomic<std::size_t>>
+      control_bytes_;  // by peer; the vector: constant after start()
   std::atomic<std::size_t> incoming_bytes_{0};
 };
 

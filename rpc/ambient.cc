@@ -31,13 +31,13 @@ void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
 }
 
 void StopFlag::request() {
-  std::optional<std::stop_source> source;
-  {
-    MutexLock lock(mutex_);
-    requested_.store(true, std::memory_order_release);
-    source = source_;
-  }
-  if (source) source->request_stop();
+  if (auto source = raise()) source->request_stop();
+}
+
+std::optional<std::stop_source> StopFlag::raise() {
+  MutexLock lock(mutex_);
+  if (requested_.exchange(true, std::memory_order_acq_rel)) return std::nullopt;
+  return source_;
 }
 
 std::stop_token StopFlag::token() {

@@ -20,6 +20,9 @@ using Clock = std::chrono::steady_clock;
 class StopFlag {
  public:
   void request() STITCH_EXCLUDES(mutex_);
+  // As request(), but leaves it to the caller to request the stop of the source, which runs the
+  // stop callbacks. Nothing when that is not needed: nobody has a token, or it was asked before.
+  [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool requested() const noexcept {
     return requested_.load(std::memory_order_acquire);
   }
@@ -65,9 +68,9 @@ class AmbientScope {
 // of this process, so that it may wait; here and now when there is none or it has stopped.
 void run_continuation(Ambient ambient, UniqueFunction<void()> task);
 
-// Tells the handler running on this thread that its caller has cancelled the call, or that its
-// deadline has passed. A std::stop_callback on it runs on a thread that reads messages: it must be
-// short and must not block.
+// Tells the handler running on this thread that its caller has cancelled the call or is gone, or
+// that its deadline has passed. A std::stop_callback on it runs on a thread that is there for such
+// callbacks, however busy the handlers are; it may wait for futures.
 [[nodiscard]] std::stop_token current_stop_token();
 
 }  // namespace stitch

@@ -8,18 +8,34 @@
 
 namespace stitch {
 
-CallTable::Added CallTable::add(Record record) {
+std::uint64_t CallTable::add(Record record) {
   MutexLock lock(mutex_);
-  Added added;
-  added.id = next_++;
-  added.watch = record.deadline < watched_;
-  if (added.watch) watched_ = record.deadline;
-  records_.emplace(added.id, std::move(record));
+  const std::uint64_t id = record.id = next_++;
+  Record& added = records_.emplace(id, std::move(record)).first->second;
+  if (added.deadline != Clock::time_point::max()) deadlines_.add(added, added.deadline);
   size_.store(records_.size(), std::memory_order_relaxed);
-  return added;
+  return id;
+}
+
+bool CallTable::contains(std::uint64_t id) const {
+  MutexLock lock(mutex_);
+  return records_.contains(id);
+}
+
+void CallTable::note_queued(std::uint64_t id) {
+  MutexLock lock(mutex_);
+  const auto found = records_.find(id);
+  if (found != records_.end()) found->second.queued = true;
+}
+
+void CallTable::note_sent(std::uint64_t id, Clock::time_point when) {
+  MutexLock lock(mutex_);
+  const auto found = records_.find(id);
+  if (found != records_.end()) found->second.sent = when;
 }
 
 CallTable::Record CallTable::extract(Records::iterator at) {
+  deadlines_.remove(at->second);
   Record record = std::move(at->second);
   records_.erase(at);
   size_.store(records_.size(), std::memory_order_relaxed);
@@ -68,48 +84,75 @@ std::vector<CallTable::Record> CallTable::take_all(const WorkerInfo& to) {
 CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   MutexLock lock(mutex_);
   Expired expired;
-  for (auto it = records_.begin(); it != records_.end();) {
-    const auto next = std::next(it);
-    if (it->second.deadline <= now) {
-      const auto id = it->first;
-      expired.records.emplace_back(id, extract(it));
-    } else {
-      expired.next = std::min(expired.next, it->second.deadline);
-    }
-    it = next;
-  }
-  // Looking at all of them costs: not too often.
-  if (expired.next != Clock::time_point::max()) {
-    const auto pause =
-        std::chrono::milliseconds(1) + std::chrono::microseconds(records_.size() / 1000);
-    expired.next = std::max(expired.next, now + pause);
-  }
-  watched_ = expired.next;
+  while (deadlines_.first_deadline() <= now)
+    expired.records.push_back(extract(records_.find(deadlines_.first().id)));
+  expired.next = deadlines_.first_deadline();
   return expired;
 }
 
-void IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
+IncomingTable::Added IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
   MutexLock lock(mutex_);
+  const Key key{call->caller().id, call->id()};
+  Entry* entry = nullptr;
   if (call->one_way()) {
-    one_way_.emplace(call.get(), call);
+    entry = &one_way_[call.get()];
   } else {
-    calls_.insert_or_assign(Key{call->caller().id, call->id()}, call);
+    const auto [at, added] = calls_.try_emplace(key);
+    if (!added) return Added::duplicate;
+    entry = &at->second;
   }
+  entry->at = call.get();
+  entry->call = call;
+  const auto deadline = call->deadline();
+  if (deadline != std::chrono::steady_clock::time_point::max()) deadlines_.add(*entry, deadline);
+  return cancelled_early(key) ? Added::cancelled : Added::serve;
 }
 
 void IncomingTable::remove(const IncomingCall& call) {
   MutexLock lock(mutex_);
   if (call.one_way()) {
-    one_way_.erase(&call);
-  } else {
-    calls_.erase(Key{call.caller().id, call.id()});
+    const auto found = one_way_.find(&call);
+    if (found == one_way_.end()) return;
+    deadlines_.remove(found->second);
+    one_way_.erase(found);
+    return;
   }
+  const auto found = calls_.find(Key{call.caller().id, call.id()});
+  if (found == calls_.end() || found->second.at != &call) return;
+  deadlines_.remove(found->second);
+  calls_.erase(found);
 }
 
-std::shared_ptr<IncomingCall> IncomingTable::find(WorkerId caller, std::uint64_t call_id) const {
+// Ids ascend: most requests are newer than whatever was cancelled.
+bool IncomingTable::cancelled_early(const Key& key) const {
+  if (early_.empty() || key.id == 0) return false;
+  const auto found = early_.find(key.caller);
+  if (found == early_.end() || key.id > found->second.highest) return false;
+  const auto& ids = found->second.ids;
+  return std::find(ids.begin(), ids.end(), key.id) != ids.end();
+}
+
+std::shared_ptr<IncomingCall> IncomingTable::cancel(WorkerId caller, std::uint64_t call_id) {
   MutexLock lock(mutex_);
   const auto found = calls_.find(Key{caller, call_id});
-  return found == calls_.end() ? nullptr : found->second.lock();
+  if (found != calls_.end()) return found->second.call.lock();
+  EarlyCancels& early = early_[caller];
+  early.ids[early.next] = call_id;
+  early.next = (early.next + 1) % kEarlyCancels;
+  early.highest = std::max(early.highest, call_id);
+  return nullptr;
+}
+
+IncomingTable::Expired IncomingTable::expired(std::chrono::steady_clock::time_point now) {
+  Expired expired;
+  MutexLock lock(mutex_);
+  while (deadlines_.first_deadline() <= now) {
+    Entry& entry = deadlines_.first();
+    deadlines_.remove(entry);
+    if (auto call = entry.call.lock()) expired.calls.push_back(std::move(call));
+  }
+  expired.next = deadlines_.first_deadline();
+  return expired;
 }
 
 std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
@@ -118,12 +161,12 @@ std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
   // Let go of without the lock: the last reference to a call takes it out of this table.
   std::vector<std::shared_ptr<IncomingCall>> others;
   MutexLock lock(mutex_);
-  for (const auto& [key, weak] : calls_) {
+  for (const auto& [key, entry] : calls_) {
     if (caller && key.caller != *caller) continue;
-    if (auto call = weak.lock()) found.push_back(std::move(call));
+    if (auto call = entry.call.lock()) found.push_back(std::move(call));
   }
-  for (const auto& [at, weak] : one_way_) {
-    if (auto call = weak.lock())
+  for (const auto& [at, entry] : one_way_) {
+    if (auto call = entry.call.lock())
       (!caller || call->caller().id == *caller ? found : others).push_back(std::move(call));
   }
   lock.unlock();

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/rpc/deadline_heap.h"
 #include "stitch/rpc/message.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/recycler.h"
@@ -42,13 +45,18 @@ class CallTable {
     std::string_view function;       // the registry's
     std::chrono::nanoseconds timeout{0};
     Clock::time_point deadline = Clock::time_point::max();
+    std::uint64_t id = 0;  // set by add()
+    // Set by note_queued() and note_sent(): neither for a request that was written at once.
+    bool queued = false;
+    std::optional<Clock::time_point> sent{};
+    std::size_t heap_place = DeadlineHeap<Record>::kNowhere;  // the table's
   };
-  struct Added {
-    std::uint64_t id = 0;  // never 0
-    bool watch = false;  // its deadline comes before all that are watched for: take_expired() is to
-                         // be called then
-  };
-  Added add(Record record) STITCH_EXCLUDES(mutex_);
+  // Returns the call's id, never 0. At its deadline take_expired() is to be called.
+  std::uint64_t add(Record record) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
+  // The request was not written at once; the request has been written.
+  void note_queued(std::uint64_t id) STITCH_EXCLUDES(mutex_);
+  void note_sent(std::uint64_t id, Clock::time_point when) STITCH_EXCLUDES(mutex_);
   // Removes a call: whoever gets the record completes it.
   [[nodiscard]] std::optional<Record> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The same, only if it was made to `from`: nobody else can answer it.
@@ -61,9 +69,8 @@ class CallTable {
   [[nodiscard]] std::vector<Record> take_all() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<Record> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
   // Removes those whose deadline has passed. `next` is when to call this again, max() for never.
-  // May come up to a millisecond late, later with very many calls.
   struct Expired {
-    std::vector<std::pair<std::uint64_t, Record>> records;
+    std::vector<Record> records;
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
@@ -79,17 +86,31 @@ class CallTable {
   std::atomic<std::size_t> size_{0};  // of records_
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
   Records records_ STITCH_GUARDED_BY(mutex_);
-  Clock::time_point watched_ STITCH_GUARDED_BY(mutex_) =
-      Clock::time_point::max();  // take_expired() will be called then
+  DeadlineHeap<Record> deadlines_ STITCH_GUARDED_BY(mutex_);  // of those in records_ that have one
 };
 
 // The calls of others that this worker is serving. Thread contract: any thread.
 class IncomingTable {
  public:
-  void add(const std::shared_ptr<IncomingCall>& call) STITCH_EXCLUDES(mutex_);
+  enum class Added : std::uint8_t { serve, cancelled, duplicate };
+  // Says whether its caller has cancelled it already, or has another call of that id here: then it
+  // is not added.
+  [[nodiscard]] Added add(const std::shared_ptr<IncomingCall>& call) STITCH_EXCLUDES(mutex_);
+  // Does nothing for a call that was not added.
   void remove(const IncomingCall& call) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::shared_ptr<IncomingCall> find(WorkerId caller, std::uint64_t call_id) const
+  // The call that its caller cancels. Null when it is not here: then it is over, or has been
+  // overtaken by the word that cancels it, and that is remembered. Of each caller the last
+  // kEarlyCancels of these are.
+  [[nodiscard]] std::shared_ptr<IncomingCall> cancel(WorkerId caller, std::uint64_t call_id)
       STITCH_EXCLUDES(mutex_);
+  static constexpr std::size_t kEarlyCancels = 256;
+  // Those whose deadline has passed, each once; they stay in the table. `next` is when to call this
+  // again, max() for never.
+  struct Expired {
+    std::vector<std::shared_ptr<IncomingCall>> calls;
+    std::chrono::steady_clock::time_point next = std::chrono::steady_clock::time_point::max();
+  };
+  [[nodiscard]] Expired expired(std::chrono::steady_clock::time_point now) STITCH_EXCLUDES(mutex_);
   // Those of one caller, or all.
   [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list(
       std::optional<WorkerId> caller) const STITCH_EXCLUDES(mutex_);
@@ -106,15 +127,29 @@ class IncomingTable {
       return std::hash<std::uint64_t>()(key.id * 0x9e3779b97f4a7c15U + key.caller.value());
     }
   };
-  using Weak = std::weak_ptr<IncomingCall>;
+  struct Entry {
+    const IncomingCall* at = nullptr;
+    std::weak_ptr<IncomingCall> call;
+    std::size_t heap_place = DeadlineHeap<Entry>::kNowhere;
+  };
+  // The ids of calls that were cancelled and were not here, the oldest overwritten first.
+  struct EarlyCancels {
+    std::array<std::uint64_t, kEarlyCancels> ids{};
+    std::size_t next = 0;
+    std::uint64_t highest = 0;
+  };
+  [[nodiscard]] bool cancelled_early(const Key& key) const STITCH_REQUIRES(mutex_);
+
   mutable Mutex mutex_;
   // One-way calls have no id; they are told apart by address.
-  std::unordered_map<Key, Weak, Hash, std::equal_to<>,
-                     transport::RecyclingAllocator<std::pair<const Key, Weak>>>
+  std::unordered_map<Key, Entry, Hash, std::equal_to<>,
+                     transport::RecyclingAllocator<std::pair<const Key, Entry>>>
       calls_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<const IncomingCall*, Weak, std::hash<const IncomingCall*>, std::equal_to<>,
-                     transport::RecyclingAllocator<std::pair<const IncomingCall* const, Weak>>>
+  std::unordered_map<const IncomingCall*, Entry, std::hash<const IncomingCall*>, std::equal_to<>,
+                     transport::RecyclingAllocator<std::pair<const IncomingCall* const, Entry>>>
       one_way_ STITCH_GUARDED_BY(mutex_);
+  DeadlineHeap<Entry> deadlines_ STITCH_GUARDED_BY(mutex_);  // of those above
+  std::unordered_map<WorkerId, EarlyCancels> early_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch

@@ -20,8 +20,14 @@ struct ReplyDelivery {
   }
   template <class V>
   void value(V&& value) {
+    using Result = std::remove_cvref_t<V>;
+    constexpr bool kMoves = std::is_nothrow_move_constructible_v<Result>;
+    if constexpr (!kMoves) call->others_poll();
     call->reply([&](OutArchive& archive) {
-      archive(value);
+      // Gone before the answer leaves: its destructor may wait for something, and the thread that
+      // has sent the answer polls.
+      std::conditional_t<kMoves, Result, const Result&> result(std::forward<V>(value));
+      archive(result);
       archive.seal();
     });
   }
@@ -85,6 +91,7 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
   };
   try {
     if constexpr (kIsFuture<Result>) {
+      call->others_poll();  // what the future and its arguments hold goes after the answer
       Result future = apply();
       future.on_ready([future, arguments, delivery = std::move(delivery)]() mutable {
         try {

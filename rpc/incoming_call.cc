@@ -75,15 +75,21 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   function_->keep(shared_from_this(), object, std::move(sink));
 }
 
+void IncomingCall::request_stop() {
+  if (auto source = stop_->raise()) agent_->run_stop_callbacks(std::move(*source));
+}
+
 void IncomingCall::begin_reply(OutArchive& archive) const {
   const auto id = transport::to_wire_order(header_.call_id);
   archive.message().frame.body().append(&id, sizeof(id));
 }
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
+  if (agent_->forked()) return;  // a handler that forked has returned in the child, too
   for (const auto& each : message_.attachments) each->on_answer(error);
   // Only at the end of what this thread does: it is about to read again, and will not block before.
-  if (running_here == this && !agent_->calls_queued()) connection_->about_to_answer();
+  if (running_here == this && polls_after_answer_ && !agent_->calls_queued())
+    connection_->about_to_answer();
   agent_->send_reply(caller(), connection_, std::move(message));
 }
 

@@ -93,9 +93,14 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // Answers with what the user's function threw: `remote_exception` with the type and text.
   void fail_in_handler(const std::exception_ptr& exception);
 
-  // Tells the handler through its stop token. Runs the user's stop callbacks on this thread, which
-  // may be a reader thread: they must be short.
-  void request_stop() { stop_->request(); }
+  // What follows the answer on this thread may wait for something: other threads are to poll then.
+  // Before the answer, on the thread in run().
+  void others_poll() noexcept { polls_after_answer_ = false; }
+
+  // Tells the handler through its stop token. Its stop callbacks run on a thread of their own.
+  void request_stop();
+  // Nobody is to hear of it any more.
+  void leave_unanswered() noexcept { answered_.store(true); }
   [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
  private:
@@ -114,6 +119,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
       std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
   Ambient ambient_;
   bool prepared_ = false;
+  bool polls_after_answer_ = true;  // by the thread in run()
   std::atomic<bool> answered_{false};
 };
 

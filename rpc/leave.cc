@@ -10,6 +10,11 @@ namespace stitch {
 
 using std::chrono::steady_clock;
 
+namespace {
+// How long nothing must come before what may have got lost is said again.
+constexpr std::chrono::seconds kAgain{1};
+}  // namespace
+
 std::set<WorkerId> Leave::live() const {
   std::set<WorkerId> ids;
   for (const auto& info : agent_.peers().infos()) {
@@ -26,7 +31,11 @@ void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
   out.write(status.busy);
   out.write(status.sent);
   out.write(status.received);
-  agent_.send_frame(agent_.peers().find(to), std::move(message));
+  try {
+    agent_.send_control(agent_.peers().find(to), std::move(message));
+  } catch (const Error&) {
+    // It is lost, or will be spoken to again: no reason not to go on with the others.
+  }
 }
 
 Leave::Status Leave::own_status() const {
@@ -34,45 +43,64 @@ Leave::Status Leave::own_status() const {
   return {activity.busy, activity.sent, activity.received};
 }
 
+bool Leave::follows(WorkerId from, const char* what) {
+  MutexLock lock(mutex_);
+  if (leader_ == from) return true;
+  if (told_.contains(from)) return false;
+  throw Error(ErrorCode::protocol, std::string("leave message: \"") + what + "\" from " +
+                                       to_string(agent_.peers().find(from)) +
+                                       ", which does not lead the leaving of " +
+                                       to_string(agent_.self()));
+}
+
 void Leave::on_message(InMessage message) {
   transport::ByteReader in(message.view.body(), "leave message");
   const auto step = in.read<Step>();
   const auto round = in.read<std::uint64_t>();
   const Status status{in.read<std::uint64_t>(), in.read<std::uint64_t>(), in.read<std::uint64_t>()};
+  in.expect_end();
   const WorkerId from = message.from.id;
   switch (step) {
     case Step::ready: {
       MutexLock lock(mutex_);
       ready_.insert(from);
       changed_.notify_all();
-      break;
+      return;
     }
     case Step::poll:
-      send(from, Step::status, round, own_status());
-      break;
+      if (follows(from, "poll")) send(from, Step::status, round, own_status());
+      return;
     case Step::status: {
       MutexLock lock(mutex_);
+      if (round == 0 || round > round_) {
+        throw Error(ErrorCode::protocol,
+                    "leave message: a status of round " + std::to_string(round) +
+                        " when the last round asked for was " + std::to_string(round_));
+      }
       if (round == round_) statuses_.insert_or_assign(from, status);
       changed_.notify_all();
-      break;
+      return;
     }
     case Step::go: {
+      if (!follows(from, "go")) return;
       agent_.peers().expect_closing();
       send(from, Step::gone, round, {});
       MutexLock lock(mutex_);
       go_ = true;
       changed_.notify_all();
-      break;
+      return;
     }
     case Step::gone: {
       MutexLock lock(mutex_);
+      if (!released_)
+        throw Error(ErrorCode::protocol, "leave message: \"gone\" before anybody was let go");
       gone_.insert(from);
       changed_.notify_all();
-      break;
+      return;
     }
-    default:
-      break;
   }
+  throw Error(ErrorCode::protocol,
+              "leave message: step " + std::to_string(static_cast<int>(step)) + " is unknown");
 }
 
 void Leave::on_peer_lost() {
@@ -99,14 +127,26 @@ std::optional<Error> Leave::run(steady_clock::time_point deadline) {
     }
     auto others = live();
     const WorkerId leader = *others.begin();
-    if (leader == agent_.self().id) {
+    const bool leads = leader == agent_.self().id;
+    {
+      MutexLock lock(mutex_);
+      leader_ = leads ? std::nullopt : std::optional(leader);
+      if (!leads) told_.insert(leader);
+    }
+    if (leads) {
       others.erase(leader);
       return lead(deadline, others);
     }
     send(leader, Step::ready, 0, {});
+    auto again_at = steady_clock::now() + kAgain;
     MutexLock lock(mutex_);
-    while (!go_ && losses_ == losses) {
-      if (!changed_.wait_until(mutex_, deadline)) break;
+    while (!go_ && losses_ == losses && steady_clock::now() < deadline) {
+      changed_.wait_until(mutex_, std::min(deadline, again_at));
+      if (go_ || losses_ != losses || steady_clock::now() < again_at) continue;
+      lock.unlock();
+      send(leader, Step::ready, 0, {});
+      again_at = steady_clock::now() + kAgain;
+      lock.lock();
     }
     if (go_) return std::nullopt;
     if (losses_ == losses) {
@@ -125,18 +165,19 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
                           std::inserter(others, others.begin()));
     return others;
   };
-  // Waits until everyone still live is in `arrived`; returns who is missing at the deadline.
-  const auto wait_for = [&](auto&& arrived) {
+  // Waits until everyone still live is in `arrived`; returns who is missing at the deadline. Those
+  // that are late are spoken to again.
+  const auto wait_for = [&](auto&& arrived, auto&& speak_again) {
     constexpr std::chrono::milliseconds kLate{100};
     std::set<WorkerId> missing;
-    auto reach_at = steady_clock::now() + kLate;
+    std::chrono::milliseconds pause = kLate;
+    auto again_at = steady_clock::now() + pause;
     for (;;) {
       const auto others = still_live();
-      // One that is late and was never spoken to may be gone without a word to us: a connection
-      // tells.
-      if (!missing.empty() && steady_clock::now() >= reach_at) {
-        for (const auto id : missing) agent_.peers().reach(id);
-        reach_at = steady_clock::now() + kLate;
+      if (!missing.empty() && steady_clock::now() >= again_at) {
+        for (const auto id : missing) speak_again(id);
+        pause = std::min<std::chrono::milliseconds>(pause * 2, kAgain);
+        again_at = steady_clock::now() + pause;
       }
       MutexLock lock(mutex_);
       missing.clear();
@@ -150,8 +191,10 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
       if (steady_clock::now() >= deadline) return missing;
     }
   };
-  auto missing = wait_for([this](WorkerId id)
-                              STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); });
+  // One that was never spoken to may be gone without a word to us: a connection tells.
+  auto missing =
+      wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); },
+               [this](WorkerId id) { agent_.peers().reach(id); });
   if (!missing.empty()) return late("these did not want to leave within the time limit:", missing);
 
   std::map<WorkerId, Status> previous;
@@ -163,9 +206,11 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
       round_ = round;
       statuses_.clear();
     }
-    for (const auto id : others) send(id, Step::poll, round, {});
+    const auto poll = [this, round](WorkerId id) { send(id, Step::poll, round, {}); };
+    std::for_each(others.begin(), others.end(), poll);
     missing = wait_for([this](WorkerId id)
-                           STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); });
+                           STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); },
+                       poll);
     if (!missing.empty()) return late("these did not answer within the time limit:", missing);
     std::map<WorkerId, Status> statuses;
     {
@@ -197,9 +242,16 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
     pause = std::min(pause * 2, std::chrono::microseconds(20'000));
   }
   agent_.peers().expect_closing();
-  for (const auto id : still_live()) send(id, Step::go, 0, {});
+  {
+    MutexLock lock(mutex_);
+    released_ = true;
+  }
+  const auto let_go = [this](WorkerId id) { send(id, Step::go, 0, {}); };
+  const auto others = still_live();
+  std::for_each(others.begin(), others.end(), let_go);
   // Close only when all have heard; a worker that closes after its answer counts as gone too.
-  wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return gone_.contains(id); });
+  wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return gone_.contains(id); },
+           let_go);
   return std::nullopt;
 }
 

@@ -5,6 +5,15 @@
 
 namespace stitch {
 
+DepartingAttachments::~DepartingAttachments() {
+  if (!attachments_.empty())
+    tell(Error(ErrorCode::cancelled, "the message was dropped before it was sent"));
+}
+
+void DepartingAttachments::tell(const std::optional<Error>& error) noexcept {
+  for (const auto& each : std::exchange(attachments_, {})) each->on_sent(error);
+}
+
 std::size_t total_bytes(const transport::Message& message) {
   std::size_t bytes = message.frame.size();
   for (const auto& buffer : message.buffers) bytes += buffer.bytes;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stitch/rpc/worker_info.h"
@@ -22,6 +23,7 @@ enum FrameKind : std::uint16_t {
   kErrorReply = 3,  // call id, error
   kCancel = 4,      // call id
   kLeave = 5,       // graceful shutdown
+  kBind = 6,        // empty: this connection is the one between the two workers (PeerTable)
   kFirstUpperFrame = 0x100,
 };
 enum SectionKind : std::uint16_t {
@@ -37,12 +39,29 @@ class Attachment {
  public:
   virtual ~Attachment() = default;
   // Outgoing only: the message was handed to the transport (nullopt) or certainly never will be.
-  // Called at most once.
+  // Called exactly once after on_send(), also when another extension or a limit refused the
+  // message, and before the error of its call shows. Must not throw.
   virtual void on_sent(const std::optional<Error>& error) {}
   // Incoming requests only: the answer, or the error that it is, is complete and about to be shown
   // to on_send(); the arguments are gone. May be called again when that answer then could not be
   // sent.
   virtual void on_answer(const std::optional<Error>& error) {}
+};
+
+// The attachments of a message that is about to leave: each is told once what became of it, with an
+// error when everybody lets go of them without a word. Not thread-safe.
+class DepartingAttachments {
+ public:
+  DepartingAttachments() = default;
+  explicit DepartingAttachments(std::vector<std::unique_ptr<Attachment>> attachments) noexcept
+      : attachments_(std::move(attachments)) {}
+  DepartingAttachments(DepartingAttachments&&) noexcept = default;
+  DepartingAttachments& operator=(DepartingAttachments&&) = delete;
+  ~DepartingAttachments();
+  void tell(const std::optional<Error>& error) noexcept;
+
+ private:
+  std::vector<std::unique_ptr<Attachment>> attachments_;
 };
 
 // What it takes in memory: the frame and the buffers beside it.

@@ -1,12 +1,57 @@
 #include "stitch/rpc/peer_table.h"
 
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
 #include <utility>
 
+#include "stitch/rpc/message.h"
 #include "stitch/rpc/registry.h"
 
 namespace stitch {
 
 namespace {
+
+// How long it goes on after the first failure: a peer that has died is to be known as dead within
+// two seconds, and a shortage of descriptors or memory here has that long to pass. More when the
+// peer has answered: then it lives, and binds another connection or refuses this worker.
+constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kPatienceWithTheLiving{5000};
+constexpr std::chrono::milliseconds kShortestPause{10};
+constexpr std::chrono::milliseconds kLongestPause{200};
+// A worker that was heard of so lately is called alive.
+constexpr std::chrono::seconds kLately{1};
+
+// The steady clock, some milliseconds late and for a few nanoseconds.
+std::chrono::steady_clock::rep coarse_now() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+             std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec))
+      .count();
+}
+
+// Whether the peer, or this worker's own endpoint, has said no: trying again changes nothing.
+bool is_refusal(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::unauthenticated:
+    case ErrorCode::protocol:
+    case ErrorCode::invalid_argument:
+    case ErrorCode::unimplemented:
+    case ErrorCode::shutting_down:
+      return true;
+    default:
+      return false;
+  }
+}
+
+transport::Message bind_message() {
+  transport::FrameBuilder frame(wire::kBind);
+  frame.end_body();
+  return std::move(frame).finish();
+}
 
 std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
 
@@ -18,33 +63,52 @@ std::string quoted_list(const std::vector<std::string>& names) {
 
 }  // namespace
 
+std::string duration_text(std::chrono::nanoseconds duration) {
+  char text[32];
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds >= 1) {
+    std::snprintf(text, sizeof(text), "%.1f s", seconds);
+  } else {
+    std::snprintf(text, sizeof(text), "%.0f ms", seconds * 1000);
+  }
+  return text;
+}
+
 PeerTable::~PeerTable() { close(); }
 
 std::vector<std::string> PeerTable::listen(EndpointPtr endpoint) {
-  auto addresses = endpoint->listen([this] { return events_for(std::nullopt); });
+  auto addresses = endpoint->listen([this] { return events_for(std::make_shared<Line>()); });
   for (const auto& address : addresses) by_scheme_.emplace(scheme_of(address), endpoint);
   endpoints_.push_back(std::move(endpoint));
   return addresses;
 }
 
-void PeerTable::start(const std::vector<Member>& members, Events events) {
+void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events events) {
   members_ = members;
   for (const auto& member : members_) {
     infos_.push_back(member.info);
     by_name_.emplace(member.info.name, member.info.id);
   }
   events_ = std::move(events);
-  MutexLock lock(mutex_);
-  peers_.resize(members_.size());
-  while (!early_.empty()) {
-    auto event = std::move(early_.front());
-    early_.pop_front();
-    lock.unlock();
-    event();
-    lock.lock();
+  self_ = self;
+  heard_ = std::vector<std::atomic<Clock::rep>>(members_.size());
+  std::vector<LinePtr> early;
+  {
+    MutexLock lock(mutex_);
+    peers_.resize(members_.size());
+    for (std::size_t id = 0; id < peers_.size(); ++id)
+      peers_[id].refusals.resize(members_[id].addresses.size());
+    started_ = true;
+    early.swap(early_);
   }
-  started_ = true;
-  serving_.store(true, std::memory_order_release);
+  for (const LinePtr& line : early) {
+    ConnectionPtr connection;
+    {
+      MutexLock lock(mutex_);
+      connection = line->connection;
+    }
+    if (connection) on_open(line, connection);
+  }
 }
 
 const WorkerInfo& PeerTable::find(std::string_view name) const {
@@ -83,138 +147,404 @@ const WorkerInfo& PeerTable::find(const WorkerInfo& info) const {
       .with_worker(info.name);
 }
 
-transport::ConnectionEvents PeerTable::events_for(std::optional<WorkerId> peer) {
+transport::ConnectionEvents PeerTable::events_for(const LinePtr& line) {
   transport::ConnectionEvents events;
-  events.on_open = [this](const std::shared_ptr<transport::Connection>& connection) {
-    handle([this, connection] { on_open(connection); });
+  events.on_open = [this, line](const ConnectionPtr& connection) { on_open(line, connection); };
+  events.on_message = [this, line](const ConnectionPtr& connection, transport::Message message) {
+    if (line->bound.load(std::memory_order_acquire)) {
+      receive(line, connection, std::move(message));
+    } else {
+      on_first_message(line, connection, message);
+    }
   };
-  events.on_message = [this](const std::shared_ptr<transport::Connection>& connection,
-                             transport::Message message) {
-    if (serving_.load(std::memory_order_acquire)) return receive(connection, std::move(message));
-    handle([this, connection, message = std::move(message)]() mutable {
-      receive(connection, std::move(message));
-    });
+  events.place = [this, line](const ConnectionPtr&, const transport::Bytes& frame,
+                              std::size_t bytes) {
+    if (!line->bound.load(std::memory_order_acquire)) return transport::Buffer{};
+    return events_.place(infos_[line->peer->value()], frame, bytes);
   };
-  events.place = [this](const std::shared_ptr<transport::Connection>& connection,
-                        const transport::Bytes& frame, std::size_t bytes) {
-    const std::uint32_t id = connection->peer().id;
-    if (!serving_.load(std::memory_order_acquire) || id >= infos_.size())
-      return transport::Buffer{};
-    return events_.place(infos_[id], frame, bytes);
-  };
-  // An incoming connection that breaks before it opened belongs to nobody yet; after, its hello
-  // says whose it is.
-  auto opened = std::make_shared<std::atomic<bool>>(peer.has_value());
-  if (!peer) {
-    events.on_open = [this, opened](const std::shared_ptr<transport::Connection>& connection) {
-      opened->store(true);
-      handle([this, connection] { on_open(connection); });
-    };
-  }
-  events.on_closed = [this, peer, opened](const std::shared_ptr<transport::Connection>& connection,
-                                          const Error& reason) {
-    if (!opened->load()) return;
-    const WorkerId id = peer ? *peer : WorkerId(connection->peer().id);
-    handle([this, id, reason] { on_closed(id, reason); });
+  events.on_closed = [this, line](const ConnectionPtr&, const Error& reason) {
+    on_closed(line, reason);
   };
   return events;
 }
 
-void PeerTable::receive(const std::shared_ptr<transport::Connection>& connection,
+void PeerTable::receive(const LinePtr& line, const ConnectionPtr& connection,
                         transport::Message message) {
-  const std::uint32_t id = connection->peer().id;
-  if (id < infos_.size()) events_.on_message(connection, infos_[id], std::move(message));
+  const std::uint32_t id = line->peer->value();  // constant once bound
+  heard_[id].store(coarse_now(), std::memory_order_relaxed);
+  events_.on_message(connection, infos_[id], std::move(message));
 }
 
-void PeerTable::handle(UniqueFunction<void()> event) {
+std::optional<Error> PeerTable::objection(const Line& line,
+                                          transport::Connection& connection) const {
+  const auto& hello = connection.peer();
+  const std::string who = "worker \"" + hello.name + "\" (id " + std::to_string(hello.id) +
+                          ", epoch " + std::to_string(hello.epoch) + ")";
+  if (hello.id >= infos_.size() || infos_[hello.id].name != hello.name)
+    return Error(ErrorCode::unauthenticated, who + " is not in this world");
+  if (infos_[hello.id].epoch != hello.epoch)
+    return Error(ErrorCode::disconnected, who + " is not in this world");
+  if (line.wanted && line.wanted->value() != hello.id) {
+    return Error(ErrorCode::unauthenticated,
+                 who + " answers where " + to_string(infos_[line.wanted->value()]) + " should");
+  }
+  // Calls to oneself stay within the process; nobody else is this worker.
+  if (hello.id == self_.value() && !connection.describe().starts_with("loopback:"))
+    return Error(ErrorCode::unauthenticated, who + " claims to be this worker itself");
+  return std::nullopt;
+}
+
+void PeerTable::on_open(const LinePtr& line, const ConnectionPtr& connection) {
+  After after;
   {
     MutexLock lock(mutex_);
+    if (line->ended) return;
+    line->connection = connection;
     if (!started_) {
-      early_.push_back(std::move(event));
+      early_.push_back(line);
       return;
     }
+    if (auto why = objection(*line, *connection)) {
+      after.close.emplace_back(connection, std::move(*why));
+    } else {
+      line->peer = WorkerId(connection->peer().id);
+      opened(line, connection, after);
+    }
   }
-  event();
+  perform(std::move(after));
 }
 
-void PeerTable::on_open(const std::shared_ptr<transport::Connection>& connection) {
-  const auto& hello = connection->peer();
-  if (hello.id >= infos_.size() || infos_[hello.id].epoch != hello.epoch) {
-    connection->close(Error(ErrorCode::disconnected, "worker \"" + hello.name + "\" epoch " +
-                                                         std::to_string(hello.epoch) +
-                                                         " is not in this world"));
-    return;
+void PeerTable::opened(const LinePtr& line, const ConnectionPtr& connection, After& after) {
+  const WorkerId id = *line->peer;
+  Peer& peer = peers_[id.value()];
+  if (peer.lost) {
+    after.close.emplace_back(connection, *peer.lost);
+  } else if (line->wanted) {
+    // The peer speaks first.
+    if (peer.own != line)
+      after.close.emplace_back(connection,
+                               Error(ErrorCode::disconnected, "the connection is not needed"));
+  } else if (id == self_) {
+    after.say_bind = connection;
+  } else if (peer.bound) {
+    after.close.emplace_back(connection, Error(ErrorCode::disconnected,
+                                               "a connection to " + to_string(infos_[id.value()]) +
+                                                   " is in use already"));
+  } else if (peer.own && self_ < id) {
+    drop(peer.spare, "the peer opened another connection", after);
+    peer.spare = line;
+  } else {
+    offer(peer, line, after);
   }
-  MutexLock lock(mutex_);
-  if (!peers_[hello.id].connection && !peers_[hello.id].lost)
-    peers_[hello.id].connection = connection;
 }
 
-void PeerTable::on_closed(WorkerId id, const Error& reason) {
-  if (id.value() >= infos_.size()) return;
+void PeerTable::offer(Peer& peer, const LinePtr& line, After& after) {
+  if (peer.offered != line) drop(peer.offered, "the peer opened another connection", after);
+  peer.offered = line;
+  peer.failure.reset();  // it lives, and wants to
+  after.say_bind = line->connection;
+}
+
+void PeerTable::drop(LinePtr& line, const std::string& why, After& after) {
+  if (line && line->connection)
+    after.close.emplace_back(line->connection, Error(ErrorCode::disconnected, why));
+  line.reset();
+}
+
+void PeerTable::on_first_message(const LinePtr& line, const ConnectionPtr& connection,
+                                 const transport::Message& message) {
+  const auto head = transport::peek_frame(message.frame);
+  bool bound = false;
+  After after;
   {
     MutexLock lock(mutex_);
-    Peer& peer = peers_[id.value()];
-    peer.connection.reset();
-    if (peer.lost) return;
-    peer.lost =
-        Error(ErrorCode::disconnected, to_string(infos_[id.value()]) + " is gone: " + reason.what())
-            .with_worker(infos_[id.value()].name);
-    if (closing_) return;
+    if (line->ended) return;
+    Peer* const peer = line->peer ? &peers_[line->peer->value()] : nullptr;
+    if (peer == nullptr || !head || head->kind != wire::kBind) {
+      after.close.emplace_back(
+          connection,
+          Error(ErrorCode::protocol, "message over connection " + connection->describe() +
+                                         " before both sides took it into use"));
+    } else if (*line->peer == self_ && !line->wanted) {
+      line->bound.store(true, std::memory_order_release);  // the answering half of calls to oneself
+      return;
+    } else if (peer->lost || peer->bound || line != (line->wanted ? peer->own : peer->offered)) {
+      after.close.emplace_back(connection,
+                               Error(ErrorCode::disconnected, "the connection is not needed"));
+    } else {
+      peer->bound = line;
+      line->bound.store(true, std::memory_order_release);
+      (line->wanted ? peer->own : peer->offered).reset();
+      drop(peer->own, "another connection is used", after);
+      drop(peer->offered, "another connection is used", after);
+      drop(peer->spare, "another connection is used", after);
+      peer->failure.reset();
+      heard_[line->peer->value()].store(coarse_now(), std::memory_order_relaxed);
+      bound = true;
+    }
   }
-  events_.on_lost(infos_[id.value()], reason);
+  perform(std::move(after));
+  if (bound) bind(line, connection);
 }
 
-std::shared_ptr<transport::Connection> PeerTable::connect(const WorkerInfo& to) {
-  {
-    MutexLock lock(mutex_);
-    const Peer& peer = peers_[to.id.value()];
-    if (peer.lost) throw *peer.lost;
-    if (peer.connection) return peer.connection;
-  }
-  const auto& addresses = members_[to.id.value()].addresses;
-  for (const auto& address : addresses) {
-    const auto endpoint = by_scheme_.find(scheme_of(address));
-    if (endpoint == by_scheme_.end()) continue;
-    auto connection = endpoint->second->connect(address, events_for(to.id));
-    std::shared_ptr<transport::Connection> used;
+// Sends what has waited. What is sent meanwhile waits behind it.
+void PeerTable::bind(const LinePtr& line, const ConnectionPtr& connection) {
+  if (line->wanted) connection->send(bind_message(), nullptr);
+  const std::size_t id = line->peer->value();
+  for (;;) {
+    std::vector<Waiting> batch;
     {
       MutexLock lock(mutex_);
-      Peer& peer = peers_[to.id.value()];
-      if (peer.lost) throw *peer.lost;
-      if (!peer.connection) peer.connection = connection;
-      used = peer.connection;
+      Peer& peer = peers_[id];
+      if (peer.bound != line || peer.lost) return;
+      if (peer.waiting.empty()) {
+        peer.connection = connection;
+        return;
+      }
+      batch.swap(peer.waiting);
     }
-    // Two threads, or the two workers, may open one each at once: the extra one stays, unused and
-    // idle.
-    return used;
+    for (Waiting& each : batch) {
+      if (each.call_id != 0 && !events_.wanted(each.call_id)) {
+        each.message = {};
+        each.done(Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
+      } else {
+        connection->send(std::move(each.message), std::move(each.done));
+      }
+    }
   }
+}
+
+void PeerTable::on_closed(const LinePtr& line, const Error& reason) {
+  After after;
+  {
+    MutexLock lock(mutex_);
+    if (line->ended) return;
+    line->ended = true;
+    line->connection.reset();
+    if (!started_) {
+      std::erase(early_, line);
+      return;
+    }
+    const auto id = line->wanted ? line->wanted : line->peer;
+    if (!id) return;  // it never said who it is, or was not believed
+    Peer& peer = peers_[id->value()];
+    if (line == peer.bound) {
+      lose(*id, reason, after);
+    } else if (line == peer.own) {
+      own_try_failed(*id, line, reason, after);
+    } else if (line == peer.spare) {
+      peer.spare.reset();
+    } else if (line == peer.offered) {
+      peer.offered.reset();
+      if (!peer.waiting.empty()) want(*id, after);
+    }
+  }
+  perform(std::move(after));
+}
+
+bool PeerTable::has_endpoint_for(const std::string& address) const {
+  return by_scheme_.contains(scheme_of(address));
+}
+
+void PeerTable::want(WorkerId id, After& after) {
+  const Peer& peer = peers_[id.value()];
+  if (peer.lost || peer.bound || peer.own || peer.offered || peer.retrying) return;
+  try_next(id, 0, after);
+}
+
+// Begins a try at the first address from `first_address` on that may be worth it; after the last
+// one there is a pause, or an end.
+void PeerTable::try_next(WorkerId id, std::size_t first_address, After& after) {
+  Peer& peer = peers_[id.value()];
+  const auto& addresses = members_[id.value()].addresses;
+  for (std::size_t i = first_address; i < addresses.size(); ++i) {
+    if (!has_endpoint_for(addresses[i]) || !peer.refusals[i].empty()) continue;
+    peer.own = std::make_shared<Line>();
+    peer.own->wanted = id;
+    peer.own->address = i;
+    after.dial = peer.own;
+    return;
+  }
+  bool worth_it = false;
   std::string tried;
-  for (const auto& address : addresses) tried += (tried.empty() ? "" : ", ") + address;
-  throw Error(ErrorCode::disconnected,
-              to_string(to) + " cannot be reached: no transport here for its addresses " + tried)
-      .with_worker(to.name);
+  std::string refused;
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    tried += (tried.empty() ? "" : ", ") + addresses[i];
+    worth_it = worth_it || (has_endpoint_for(addresses[i]) && peer.refusals[i].empty());
+    if (!peer.refusals[i].empty()) refused += "; " + peer.refusals[i];
+  }
+  if (!peer.failure && refused.empty()) {
+    // Nothing was tried, and nothing says that the worker is gone.
+    after.failed.swap(peer.waiting);
+    after.failure = Error(ErrorCode::disconnected,
+                          to_string(infos_[id.value()]) +
+                              " cannot be reached: no transport here for its addresses " + tried)
+                        .with_worker(infos_[id.value()].name);
+    return;
+  }
+  const auto now = Clock::now();
+  if (worth_it && !closing_ &&
+      now <
+          peer.first_failure + (peer.failure_after_opening ? kPatienceWithTheLiving : kPatience)) {
+    peer.retrying = true;
+    peer.pause = std::clamp(peer.pause * 2, kShortestPause, kLongestPause);
+    after.retry.emplace(id, now + peer.pause);
+    return;
+  }
+  const Error last = peer.failure.value_or(Error(ErrorCode::disconnected, "it was refused"));
+  if (addresses.size() == 1) return lose(id, last, after);
+  lose(id,
+       Error(last.code(),
+             "none of its addresses " + tried + " can be reached: " + last.what() + refused),
+       after);
+}
+
+void PeerTable::own_try_failed(WorkerId id, const LinePtr& line, const Error& reason,
+                               After& after) {
+  failed_tries_.fetch_add(1);
+  Peer& peer = peers_[id.value()];
+  peer.own.reset();
+  if (!peer.failure) peer.first_failure = Clock::now();
+  peer.failure = reason;
+  peer.failure_after_opening = line->peer.has_value();
+  if (is_refusal(reason)) peer.refusals[line->address] = reason.what();
+  if (peer.spare) {
+    const LinePtr spare = std::exchange(peer.spare, nullptr);
+    offer(peer, spare, after);
+  } else if (!peer.offered) {
+    try_next(id, line->address + 1, after);
+  }
+}
+
+void PeerTable::retry(WorkerId id) {
+  After after;
+  {
+    MutexLock lock(mutex_);
+    peers_[id.value()].retrying = false;
+    want(id, after);
+  }
+  perform(std::move(after));
+}
+
+void PeerTable::lose(WorkerId id, const Error& reason, After& after) {
+  Peer& peer = peers_[id.value()];
+  const WorkerInfo& info = infos_[id.value()];
+  peer.connection.reset();
+  drop(peer.bound, reason.what(), after);
+  drop(peer.own, reason.what(), after);
+  drop(peer.offered, reason.what(), after);
+  drop(peer.spare, reason.what(), after);
+  after.failed.swap(peer.waiting);
+  after.failure = reason;
+  if (peer.lost) return;
+  peer.lost = Error(ErrorCode::disconnected, to_string(info) + " is gone: " + reason.what())
+                  .with_worker(info.name);
+  if (!closing_) after.lost.emplace(id, reason);
+}
+
+void PeerTable::perform(After after) {
+  for (auto& [connection, why] : after.close) connection->close(why);
+  if (after.say_bind) after.say_bind->send(bind_message(), nullptr);
+  for (Waiting& each : after.failed) {
+    each.message = {};
+    each.done(after.failure);
+  }
+  if (after.lost) events_.on_lost(infos_[after.lost->first.value()], after.lost->second);
+  if (after.retry) {
+    events_.call_at(after.retry->second, [this, id = after.retry->first] { retry(id); });
+  }
+  if (after.dial) dial(after.dial);
+}
+
+void PeerTable::dial(const LinePtr& line) {
+  const std::string& address = members_[line->wanted->value()].addresses[line->address];
+  ConnectionPtr connection;
+  try {
+    connection = by_scheme_.find(scheme_of(address))->second->connect(address, events_for(line));
+  } catch (...) {
+    on_closed(line, to_error(std::current_exception()));
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    if (line->ended) return;
+    line->connection = connection;
+    const Peer& peer = peers_[line->wanted->value()];
+    if (peer.own == line || peer.bound == line) return;
+  }
+  connection->close(Error(ErrorCode::disconnected, "the connection is not needed"));
 }
 
 void PeerTable::reach(WorkerId id) {
-  try {
-    static_cast<void>(connect(infos_[id.value()]));
-  } catch (const Error&) {
-    // Lost already, or out of reach of every transport: nothing can be learned.
+  After after;
+  {
+    MutexLock lock(mutex_);
+    want(id, after);
+  }
+  perform(std::move(after));
+}
+
+void PeerTable::send(const WorkerInfo& to, ConnectionPtr connection, transport::Message message,
+                     transport::SendDone done, std::uint64_t call_id) {
+  if (!connection) {
+    MutexLock lock(mutex_);
+    connection = peers_[to.id.value()].connection;
+  }
+  if (connection) {
+    connection->send(std::move(message), std::move(done));
+  } else {
+    send_when_bound(to.id, {std::move(message), std::move(done), call_id});
   }
 }
 
-void PeerTable::send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection,
-                     transport::Message message, transport::SendDone done) {
-  if (!connection) {
-    try {
-      connection = connect(to);
-    } catch (const Error& error) {
-      done(error);
-      return;
+void PeerTable::send_when_bound(WorkerId to, Waiting waiting) {
+  ConnectionPtr connection;  // there is one after all
+  After after;
+  {
+    MutexLock lock(mutex_);
+    Peer& peer = peers_[to.value()];
+    connection = peer.connection;
+    if (!connection) peer.waiting.push_back(std::move(waiting));
+    if (peer.lost) {
+      after.failed.swap(peer.waiting);
+      after.failure = peer.lost;
+    } else {
+      want(to, after);
     }
   }
-  connection->send(std::move(message), std::move(done));
+  if (connection) connection->send(std::move(waiting.message), std::move(waiting.done));
+  perform(std::move(after));
+}
+
+void PeerTable::give_up(WorkerId id, const Error& reason) {
+  ConnectionPtr connection;
+  After after;
+  {
+    MutexLock lock(mutex_);
+    const Peer& peer = peers_[id.value()];
+    if (peer.bound) {
+      connection = peer.bound->connection;  // its end is what the owner hears of
+    } else {
+      lose(id, reason, after);
+    }
+  }
+  if (connection) connection->close(reason);
+  perform(std::move(after));
+}
+
+std::string PeerTable::condition(WorkerId id) const {
+  MutexLock lock(mutex_);
+  const Peer& peer = peers_[id.value()];
+  if (peer.lost) return "worker is gone";
+  if (!peer.bound) {
+    return "worker is not connected" +
+           (peer.failure ? std::string(": ") + peer.failure->what() : std::string(" yet"));
+  }
+  const Clock::duration silent =
+      Clock::now().time_since_epoch() -
+      Clock::duration(heard_[id.value()].load(std::memory_order_relaxed));
+  if (silent <= kLately) return "worker is alive";
+  return "worker is connected and has been silent for " + duration_text(silent);
 }
 
 bool PeerTable::help(const std::atomic<bool>& done,
@@ -233,7 +563,7 @@ std::optional<Error> PeerTable::lost(WorkerId id) const {
 std::size_t PeerTable::connections() const {
   MutexLock lock(mutex_);
   std::size_t count = 0;
-  for (const auto& peer : peers_) count += peer.connection ? 1 : 0;
+  for (const auto& peer : peers_) count += peer.bound ? 1 : 0;
   return count;
 }
 
@@ -246,14 +576,21 @@ void PeerTable::close() {
   expect_closing();
   for (const auto& endpoint : endpoints_) endpoint->close();
   for (const auto& endpoint : endpoints_) endpoint->join();
-  std::vector<Peer> peers;
+  After after;
+  const Error closed(ErrorCode::shutting_down, "this worker has shut down");
   {
     MutexLock lock(mutex_);
-    peers.swap(peers_);
-    peers_.resize(peers.size());
-    for (auto& peer : peers_)
-      peer.lost = Error(ErrorCode::shutting_down, "this worker has shut down");
+    early_.clear();
+    for (auto& peer : peers_) {
+      std::move(peer.waiting.begin(), peer.waiting.end(), std::back_inserter(after.failed));
+      auto refusals = std::move(peer.refusals);
+      peer = Peer{};
+      peer.refusals = std::move(refusals);
+      peer.lost = closed;
+    }
   }
+  after.failure = closed;
+  perform(std::move(after));
 }
 
 }  // namespace stitch

@@ -497,6 +497,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
 
   auto agent = std::make_shared<Agent>(
       options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
+  agent->set_world(endpoint_options.self.world);
   agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
   rendezvous.finish();
   return agent;

@@ -2,12 +2,14 @@
 
 #include <pthread.h>
 
+#include <cstdio>
 #include <deque>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "stitch/transport/error.h"
+#include "stitch/transport/forked.h"
 #include "stitch/transport/mutex.h"
 #include "stitch/transport/recycler.h"
 
@@ -32,6 +34,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   int guests STITCH_GUARDED_BY(mutex) = 0;       // threads of others inside run_here()
   bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
+  std::uint64_t missed STITCH_GUARDED_BY(mutex) = 0;  // threads that could not be had
 
   // Until when an idle thread waits for work.
   [[nodiscard]] std::chrono::steady_clock::time_point patience() const STITCH_REQUIRES(mutex) {
@@ -59,6 +62,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   // A thread is made when it is first wanted. Does nothing when the system has none: those that
   // there are go on.
   void add_thread() STITCH_REQUIRES(mutex);
+  void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
   [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
@@ -69,15 +73,24 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
 };
 
 void ThreadPool::State::add_thread() {
-  if (alive >= wanted + kMaxExtra) return;
+  if (alive >= wanted + kMaxExtra) {
+    return miss_thread(std::to_string(kMaxExtra) + " of its handlers wait for something, and no " +
+                       "more threads are added");
+  }
   ++alive;
   waking = true;
   try {
     start_thread(shared_from_this());
-  } catch (const std::system_error&) {
+  } catch (const std::system_error& error) {
     --alive;
     waking = false;
+    miss_thread(std::string("the system has no thread for it: ") + error.what());
   }
+}
+
+void ThreadPool::State::miss_thread(const std::string& why) {
+  if (missed++ > 0) return;
+  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why.c_str());
 }
 
 namespace {
@@ -120,6 +133,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   std::weak_ptr<State> owner = state;
   serving = state.get();
   serving_owner = &owner;
+  const auto fork = transport::fork_count();
   MutexLock lock(state->mutex);
   state->waking = false;
   for (bool tired = false;;) {
@@ -141,6 +155,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
+    if (fork != transport::fork_count()) return;  // it forked, and has come back in the child, too
     lock.lock();
     --state->running;
     state->make_room(true);
@@ -216,6 +231,8 @@ bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
 
 bool ThreadPool::on_pool_thread() const noexcept { return serving == state_.get(); }
 
+bool ThreadPool::on_any_pool_thread() noexcept { return serving != nullptr; }
+
 std::size_t ThreadPool::queued() const {
   MutexLock lock(state_->mutex);
   return state_->queue.size();
@@ -224,6 +241,11 @@ std::size_t ThreadPool::queued() const {
 int ThreadPool::threads() const {
   MutexLock lock(state_->mutex);
   return state_->alive;
+}
+
+std::uint64_t ThreadPool::threads_missed() const {
+  MutexLock lock(state_->mutex);
+  return state_->missed;
 }
 
 BlockingRegion::BlockingRegion()

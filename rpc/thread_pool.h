@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -40,8 +41,13 @@ class ThreadPool {
   // from outliving what they use. REQUIRES: close() was called; not on a thread of this pool.
   bool join_until(std::chrono::steady_clock::time_point deadline);
   [[nodiscard]] bool on_pool_thread() const noexcept;
+  // Of whichever pool.
+  [[nodiscard]] static bool on_any_pool_thread() noexcept;
   [[nodiscard]] std::size_t queued() const;
   [[nodiscard]] int threads() const;
+  // How often a thread was wanted and could not be had: because kMaxExtra were there already, or
+  // because the system has none. Both are said on stderr, once.
+  [[nodiscard]] std::uint64_t threads_missed() const;
 
   static constexpr int kMaxExtra = 256;
   struct State;  // shared with the threads, which may outlive the pool

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <set>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "stitch/rpc/rendezvous.h"
 #include "stitch/rpc/slow_blas.h"
+#include "stitch/transport/forked.h"
 
 namespace stitch {
 
@@ -16,14 +20,26 @@ namespace {
 // No last reference to an agent is let go of under the lock: ending one calls back into here.
 class LiveAgents {
  public:
+  // Whether some thread may be in here, or in the parts that workers share, at any time.
+  [[nodiscard]] bool in_use() const noexcept { return count_.load() > 0; }
+  [[nodiscard]] std::vector<std::shared_ptr<Agent>> all() {
+    std::vector<std::shared_ptr<Agent>> agents;
+    MutexLock lock(mutex_);
+    for (const Entry& entry : agents_) {
+      if (auto agent = entry.owner.lock()) agents.push_back(std::move(agent));
+    }
+    return agents;
+  }
   void add(const std::shared_ptr<Agent>& agent) {
     MutexLock lock(mutex_);
     agents_.push_back({agent.get(), agent});
+    count_.store(agents_.size());
   }
   void remove(const Agent* agent) {
     MutexLock lock(mutex_);
     std::erase_if(
         agents_, [&](const Entry& entry) { return entry.agent == agent || entry.owner.expired(); });
+    count_.store(agents_.size());
     last_gone_ = true;
   }
   // Null when there is none or more than one.
@@ -75,12 +91,58 @@ class LiveAgents {
   Mutex mutex_;
   std::vector<Entry> agents_ STITCH_GUARDED_BY(mutex_);
   bool last_gone_ STITCH_GUARDED_BY(mutex_) = false;
+  std::atomic<std::size_t> count_{0};  // of agents_
 };
 
-LiveAgents& live_agents() {
-  static auto* const agents =
-      new LiveAgents;  // never destroyed: workers may outlive other static objects
-  return *agents;
+// A forked child has a list of its own: a thread of the parent may hold the lock of the other one.
+struct AgentsOfProcess {
+  const std::uint32_t fork = transport::fork_count();
+  const bool forked_from_workers = false;
+  LiveAgents agents{};
+};
+
+AgentsOfProcess& of_this_process() {
+  // Never destroyed: workers may outlive other static objects.
+  static std::atomic<AgentsOfProcess*> current{new AgentsOfProcess};
+  AgentsOfProcess* known = current.load();
+  while (known->fork != transport::fork_count()) {
+    auto* const fresh = new AgentsOfProcess{.forked_from_workers = known->forked_from_workers ||
+                                                                   known->agents.in_use()};
+    if (current.compare_exchange_strong(known, fresh)) return *fresh;
+    delete fresh;
+  }
+  return *known;
+}
+
+LiveAgents& live_agents() { return of_this_process().agents; }
+
+// The error of a shutdown of `agent` on this thread; nothing where it may be called.
+std::optional<Error> why_not_here(const std::shared_ptr<Agent>& agent, bool graceful) {
+  auto refusal = agent->why_not_here();
+  if (refusal || !graceful || agent->stopped()) return refusal;
+  for (const auto& other : live_agents().all()) {
+    if (other == agent || other->world() != agent->world() || !other->serves_here()) continue;
+    return Error(ErrorCode::invalid_argument,
+                 "shutdown of " + to_string(agent->self()) + " was called from a handler of " +
+                     to_string(other->self()) +
+                     ", which has to leave, too: it would wait for itself");
+  }
+  return std::nullopt;
+}
+
+void leave(Agent& agent, ShutdownOptions options) {
+  const auto error =
+      agent.shutdown(options.graceful, options.timeout.value_or(agent.options().shutdown_timeout));
+  if (agent.stopped()) live_agents().remove(&agent);
+  if (error) throw *error;
+}
+
+void leave_or_say_why(Agent& agent) noexcept {
+  try {
+    leave(agent, {});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stitch: %s\n", error.what());
+  }
 }
 
 }  // namespace
@@ -106,9 +168,20 @@ STITCH_INLINE(&fetch_presence);
 std::shared_ptr<Agent> detail::sole_agent() { return live_agents().sole(); }
 std::shared_ptr<Agent> detail::any_agent() { return live_agents().any(); }
 
+namespace {
+[[noreturn]] void refuse_forked_child(const char* what) {
+  throw Error(ErrorCode::invalid_argument,
+              std::string(what) +
+                  " in a process that was forked from one with a worker: fork before that starts, "
+                  "or exec");
+}
+}  // namespace
+
 bool detail::help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline) {
   auto agent = Ambient::current().agent;
   if (!agent) agent = sole_agent();
+  if (!agent && of_this_process().forked_from_workers)
+    refuse_forked_child("a future cannot be waited for");
   return agent ? agent->help(done, deadline) : done.load(std::memory_order_acquire);
 }
 
@@ -131,18 +204,31 @@ Worker& Worker::operator=(Worker&& other) noexcept {
 
 Worker::~Worker() {
   if (!agent_) return;
+  if (agent_->forked()) {
+    // The parent's. Its threads are not here to end it, and its locks may be held for ever.
+    static_cast<void>(new std::shared_ptr<Agent>(std::move(agent_)));
+    return;
+  }
+  if (!why_not_here(agent_, true)) {
+    leave_or_say_why(*agent_);
+    return;
+  }
+  std::fprintf(stderr,
+               "stitch: %s is destroyed on a thread that its shutdown would wait for: it leaves in "
+               "the background\n",
+               to_string(agent_->self()).c_str());
   try {
-    shutdown();
-  } catch (const Error& error) {
-    std::fprintf(stderr, "stitch: %s\n", error.what());
+    std::thread([agent = agent_] { leave_or_say_why(*agent); }).detach();
+  } catch (const std::system_error& error) {
+    std::fprintf(stderr, "stitch: %s cannot leave: %s\n", to_string(agent_->self()).c_str(),
+                 error.what());
   }
 }
 
 void Worker::shutdown(ShutdownOptions options) {
-  const auto error = agent_->shutdown(options.graceful,
-                                      options.timeout.value_or(agent_->options().shutdown_timeout));
-  if (agent_->stopped()) live_agents().remove(agent_.get());
-  if (error) throw *error;
+  const auto agent = agent_;  // a second caller may outlast the Worker
+  if (auto refusal = why_not_here(agent, options.graceful)) throw std::move(*refusal);
+  leave(*agent, options);
 }
 
 std::vector<std::string> Worker::all_names() const {
@@ -194,6 +280,7 @@ void Worker::barrier(const std::vector<std::string>& names) {
 }
 
 Worker init(Options options) {
+  if (of_this_process().forked_from_workers) refuse_forked_child("a worker cannot be started");
   try {
     warn_about_slow_blas();
     FunctionRegistry::instance().check();

@@ -23,8 +23,9 @@ struct ShutdownOptions {
 // A member of a world: makes calls and serves them. Several may live in one process, each
 // independent. Owned by value; moving it moves the membership. Its destructor shuts down
 // gracefully, within Options::shutdown_timeout, and says on stderr when that could not be graceful.
-// Thread contract: all methods from any thread, except moving, destroying and shutdown(), which
-// must not be called from one of its own handlers.
+// Where shutdown() would throw, the destructor says so and the worker leaves in the background, on
+// a thread of its own. In a forked child it does nothing. Thread contract: all methods from any
+// thread but shutdown(), which see.
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
@@ -43,9 +44,14 @@ class Worker {
   }
   [[nodiscard]] const WorkerInfo& worker(WorkerId id) const { return agent_->peers().find(id); }
 
-  // Leaves the world; the worker can do nothing afterwards. Everything ends within the timeout
-  // (plus at most a second); throws Error(timeout) naming who was waited for when it could not be
-  // graceful. A second call does nothing.
+  // Leaves the world; the worker can do nothing afterwards. From here on the program's own threads
+  // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
+  // flight. Everything ends within the timeout (plus at most a second); throws Error(timeout)
+  // naming who was waited for when it could not be graceful. A second call waits for the end of the
+  // first and does nothing else. Throws Error(invalid_argument), and the worker goes on as before,
+  // on a thread that it would have to wait for: in a handler, continuation or coroutine of this
+  // worker, or, if graceful, of any worker of its world; in an inline function, an on_ready
+  // callback, a stop callback or a canceller that one of stitch's threads runs.
   void shutdown(ShutdownOptions options = {});
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set

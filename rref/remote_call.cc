@@ -14,6 +14,7 @@ Error wrong_type(const rref::Handle& handle, const std::type_info& actual,
 TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
                                std::uint64_t function_id) {
   auto agent = handle.rrefs->require_usable(handle);
+  agent->throw_if_stopped();
   OutMessage message = Agent::begin_request(function_id);
   message.attachment<rref::OutgoingRefs>().target(handle.shared_from_this(), use);
   return {std::move(agent), std::move(message)};

@@ -6,18 +6,30 @@
 
 namespace stitch::transport {
 
+Descriptor::Descriptor(Descriptor&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), fork_(other.fork_) {}
+
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = other.release();
+    close();
+    fd_ = std::exchange(other.fd_, -1);
+    fork_ = other.fork_;
   }
   return *this;
 }
 
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
+Descriptor::~Descriptor() { close(); }
+
+void Descriptor::close() noexcept {
+  const int fd = release();
+  if (fd >= 0) ::close(fd);
 }
 
-int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
+int Descriptor::release() noexcept {
+  const int fd = get();
+  fd_ = -1;
+  keep_in_children(fd);
+  return fd;
+}
 
 }  // namespace stitch::transport

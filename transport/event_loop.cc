@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/transport/callback_scope.h"
 #include "stitch/transport/error.h"
 #include "stitch/transport/mutex.h"
 
@@ -135,6 +136,7 @@ class EventLoop::Impl {
   using Timers = std::map<Key, Task>;
 
   void run() noexcept {
+    const CallbackScope callbacks;
     uv_run(&loop_, UV_RUN_DEFAULT);
     uv_loop_close(&loop_);
   }

@@ -15,7 +15,9 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/transport/callback_scope.h"
 #include "stitch/transport/error.h"
+#include "stitch/transport/forked.h"
 #include "stitch/transport/processor.h"
 
 namespace stitch::transport {
@@ -78,6 +80,7 @@ class PollingHere {
 
  private:
   const Poller* const before_;
+  const CallbackScope callbacks_;
 };
 
 void relax() noexcept {
@@ -454,6 +457,7 @@ Poller::Pause Poller::poll_until_idle() {
 
 void Poller::run() {
   own_thread_of = this;
+  const auto fork = fork_count();
   bool came = false;  // something has, which woke this thread
   bool held = false;  // the role, from the last round
   bool woken = false;
@@ -488,6 +492,7 @@ void Poller::run() {
           work(false);
           break;
         }
+        if (fork != fork_count()) return;  // it forked, and has come back in the child, too
         work = nullptr;
         entered_work(-1);
         working_for = nullptr;

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "stitch/transport/callback_scope.h"
 #include "stitch/transport/error.h"
 
 namespace stitch::transport {
@@ -53,6 +54,7 @@ void ReaderThread::join() {
 
 void ReaderThread::run() {
   pthread_setname_np(pthread_self(), "stitch-tasks");
+  const CallbackScope callbacks;
   std::vector<Task> batch;
   std::vector<Timed> dropped;
   for (;;) {

@@ -2,6 +2,9 @@
 
 #include <cstring>
 #include <exception>
+#include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "stitch/transport/mutex.h"
@@ -17,14 +20,26 @@ constexpr std::size_t kBufferBytes = 100'000;
 struct Outcome {
   Mutex mutex;
   CondVar changed;
-  std::optional<bool> passed STITCH_GUARDED_BY(mutex);
+  bool known STITCH_GUARDED_BY(mutex) = false;
+  std::optional<Error> error STITCH_GUARDED_BY(mutex);  // nothing when it passed
 
-  void set(bool value) {
+  void set(std::optional<Error> value) {
     MutexLock lock(mutex);
-    if (!passed) passed = value;
+    if (!known) error = std::move(value);
+    known = true;
     changed.notify_all();
   }
 };
+
+// Without waiting for it.
+void end_elsewhere(std::unique_ptr<Endpoint> endpoint) noexcept {
+  Endpoint* const left = endpoint.release();
+  try {
+    std::thread([left] { delete left; }).detach();
+  } catch (const std::system_error&) {
+    // No thread to be had: it is left as it is, which its error says.
+  }
+}
 
 [[nodiscard]] bool is_filled(const void* data, std::size_t bytes, unsigned char value) {
   const auto* at = static_cast<const unsigned char*>(data);
@@ -33,20 +48,24 @@ struct Outcome {
 
 }  // namespace
 
-bool passes_self_transfer(std::unique_ptr<Endpoint> endpoint, std::chrono::milliseconds limit) {
+std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
+                                       std::chrono::milliseconds limit) {
   const auto outcome = std::make_shared<Outcome>();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   try {
-    const auto fail = [outcome](const std::shared_ptr<Connection>&, const Error&) {
-      outcome->set(false);
+    const auto fail = [outcome](const std::shared_ptr<Connection>&, const Error& error) {
+      outcome->set(error);
     };
     const auto addresses = endpoint->listen([outcome, fail] {
       ConnectionEvents events;
       events.on_message = [outcome](const std::shared_ptr<Connection>&, const Message& message) {
-        outcome->set(message.frame.size() == kFrameBytes && message.buffers.size() == 1 &&
-                     message.buffers[0].bytes == kBufferBytes &&
-                     is_filled(message.frame.data(), kFrameBytes, 'f') &&
-                     is_filled(message.buffers[0].data, kBufferBytes, 'b'));
+        const bool unharmed = message.frame.size() == kFrameBytes && message.buffers.size() == 1 &&
+                              message.buffers[0].bytes == kBufferBytes &&
+                              is_filled(message.frame.data(), kFrameBytes, 'f') &&
+                              is_filled(message.buffers[0].data, kBufferBytes, 'b');
+        outcome->set(unharmed ? std::nullopt
+                              : std::optional(Error(ErrorCode::protocol,
+                                                    "what arrived is not what was sent")));
       };
       events.on_closed = fail;
       return events;
@@ -59,20 +78,22 @@ bool passes_self_transfer(std::unique_ptr<Endpoint> endpoint, std::chrono::milli
     message.buffers.push_back(allocate_buffer(Device{}, kBufferBytes));
     std::memset(message.buffers[0].data, 'b', kBufferBytes);
     endpoint->connect(addresses.front(), std::move(events))->send(std::move(message), nullptr);
-  } catch (const Error&) {
-    return false;
+  } catch (...) {
+    return to_error(std::current_exception());
   }
-  bool answered = false;
-  bool passed = false;
+  bool known = false;
+  std::optional<Error> error;
   {
     MutexLock lock(outcome->mutex);
-    while (!outcome->passed && outcome->changed.wait_until(outcome->mutex, deadline)) {
+    while (!outcome->known && outcome->changed.wait_until(outcome->mutex, deadline)) {
     }
-    answered = outcome->passed.has_value();
-    passed = outcome->passed.value_or(false);
+    known = outcome->known;
+    error = outcome->error;
   }
-  if (!answered) static_cast<void>(endpoint.release());
-  return passed;
+  if (known) return error;
+  end_elsewhere(std::move(endpoint));
+  return Error(ErrorCode::timeout, "nothing arrived within " + std::to_string(limit.count()) +
+                                       " ms; its threads are left to end by themselves");
 }
 
 }  // namespace stitch::transport

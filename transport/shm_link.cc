@@ -133,7 +133,7 @@ class ShmLink final : public Link {
 
   std::size_t write(std::span<const iovec> parts) override {
     const std::size_t room = kRingBytes - unread();
-    if (room == 0) return 0;
+    if (room == 0 || !socket_) return 0;  // no socket: a forked child, which shares the memory
     if (wants_room_.load(std::memory_order_relaxed))
       wants_room_.store(false, std::memory_order_relaxed);
     tsan_release();
@@ -215,6 +215,7 @@ class ShmLink final : public Link {
 
  private:
   [[nodiscard]] std::size_t readable() {
+    if (!socket_) return 0;  // as in write()
     const std::uint64_t there = in_->written.load(std::memory_order_seq_cst) - taken_;
     if (there <= kRingBytes) return static_cast<std::size_t>(there);
     break_off();

@@ -73,29 +73,38 @@ TEST(Processes, RunWithPlainVariables) {
   std::filesystem::remove(file);
 }
 
-TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
-  for (const char* transport : {"shm", "tcp", "tensorpipe-shm", "uv"}) {
-    const std::string file =
-        std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
-    std::vector<std::unique_ptr<RunningCommand>> workers;
-    for (int rank = 0; rank < 3; ++rank) {
-      workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
-          "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3",
-          "STITCH_INIT_METHOD=file://" + file, std::string("STITCH_TRANSPORTS=") + transport,
-          WORLD_PROGRAM, "death"}));
-    }
-    EXPECT_EQ(workers[0]->wait(), 0) << workers[0]->err();
-    EXPECT_EQ(workers[1]->wait(), 128 + 9);
-    EXPECT_EQ(workers[2]->wait(), 0) << workers[2]->err();
-    EXPECT_NE(
-        workers[0]->out().find("disconnected after less than 2 s: call (anonymous "
-                               "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
-                               "failed: the worker is gone: "),
-        std::string::npos)
-        << workers[0]->out();
-    EXPECT_NE(workers[0]->out().find("worker2 answers 1"), std::string::npos) << workers[0]->out();
-    std::filesystem::remove(file);
+// Three workers over `transport`, of which worker 1 dies as `what` says.
+void expect_death_noticed(const std::string& transport, const std::string& what) {
+  SCOPED_TRACE(transport + ", " + what);
+  const std::string file =
+      std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
+  std::vector<std::unique_ptr<RunningCommand>> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
+        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "STITCH_INIT_METHOD=file://" + file,
+        "STITCH_TRANSPORTS=" + transport, WORLD_PROGRAM, what}));
   }
+  EXPECT_EQ(workers[0]->wait(), 0) << workers[0]->err();
+  EXPECT_EQ(workers[1]->wait(), 128 + 9);
+  EXPECT_EQ(workers[2]->wait(), 0) << workers[2]->err();
+  EXPECT_NE(workers[0]->out().find("disconnected after less than 2 s: call (anonymous "
+                                   "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
+                                   "failed: the worker is gone: "),
+            std::string::npos)
+      << workers[0]->out();
+  EXPECT_NE(workers[0]->out().find("worker2 answers 1"), std::string::npos) << workers[0]->out();
+  std::filesystem::remove(file);
+}
+
+TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
+  for (const char* transport : {"shm", "tcp", "tensorpipe-shm", "uv"})
+    expect_death_noticed(transport, "death");
+}
+
+// Its child does not keep its connections open.
+TEST(Processes, AKilledPeerThatHasForkedIsNoticedAsSoon) {
+  for (const char* transport : {"shm", "tcp"})
+    expect_death_noticed(transport, "death with a child");
 }
 
 #if !defined(__SANITIZE_THREAD__)

@@ -154,4 +154,27 @@ TEST(ThreadPool, KeepsItsNumberOfThreadsAfterManyHaveBlocked) {
   EXPECT_TRUE(eventually([&] { return ran == 100; }));
 }
 
+TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
+  std::counting_semaphore<> go{0};
+  std::atomic<int> waiting{0};
+  testing::internal::CaptureStderr();
+  ThreadPool pool(1, "crowded");
+  const auto wait = [&] {
+    const BlockingRegion region;
+    ++waiting;
+    go.acquire();
+  };
+  for (int i = 0; i <= ThreadPool::kMaxExtra; ++i) post(pool, wait);
+  EXPECT_TRUE(eventually([&] { return waiting == ThreadPool::kMaxExtra + 1; }));
+  EXPECT_EQ(pool.threads_missed(), 0u);
+  for (int i = 0; i < 5; ++i) post(pool, wait);
+  EXPECT_GE(pool.threads_missed(), 5u);
+  EXPECT_EQ(pool.threads(), ThreadPool::kMaxExtra + 1);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "stitch: calls wait in thread pool \"crowded\": 256 of its handlers wait for "
+            "something, and no more threads are added\n");
+  go.release(ThreadPool::kMaxExtra + 6);
+  EXPECT_TRUE(eventually([&] { return pool.queued() == 0; }));
+}
+
 }  // namespace

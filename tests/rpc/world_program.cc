@@ -37,7 +37,18 @@ int everybody_calls(const stitch::Worker& self) {
   return 0;
 }
 
+// A child that neither execs nor ends holds what it has inherited for longer than anybody waits.
+void die_and_leave_a_child() {
+  if (fork() == 0) {
+    for (const int fd : {0, 1, 2}) close(fd);  // whoever reads our output is not to wait for it
+    sleep(10);
+    _exit(0);
+  }
+  die();
+}
+
 // Worker 1 dies in the middle of a call; everything else goes on.
+template <auto Die>
 int survive_a_death(const stitch::Worker& self) {
   if (self.rank() != 0) {
     if (self.rank() == 1) std::this_thread::sleep_for(20s);  // killed long before
@@ -46,7 +57,7 @@ int survive_a_death(const stitch::Worker& self) {
   auto pending = stitch::rpc_async<sleep_until_stopped>("worker1");
   stitch::rpc_sync<unity>("worker1");
   const auto start = std::chrono::steady_clock::now();
-  stitch::notify<die>("worker1");
+  stitch::notify<Die>("worker1");
   try {
     pending.get();
     return 1;
@@ -109,7 +120,8 @@ int main(int argc, char** argv) try {
   if (what == "forks") return forked_children_call_each_other(argv[2]);
   const auto self = stitch::init();
   if (what == "calls") return everybody_calls(self);
-  if (what == "death") return survive_a_death(self);
+  if (what == "death") return survive_a_death<die>(self);
+  if (what == "death with a child") return survive_a_death<die_and_leave_a_child>(self);
   if (what == "throughput") return throughput(self);
   if (what == "nothing") return 0;
   std::fprintf(stderr, "unknown: %s\n", what.c_str());

@@ -1,0 +1,249 @@
+// Deadlines, cancellation and what a timeout says.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <random>
+#include <semaphore>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rpc/deadline_heap.h"
+#include "stitch/rpc/deadline_watch.h"
+#include "stitch/rpc/message.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/transport/event_loop.h"
+#include "stitch/transport/loopback_endpoint.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace deadlines_test {  // its functions are registered under their full names
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::DeadlineHeap;
+using stitch::DeadlineWatch;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+using stitch::transport::Fate;
+using stitch::transport::LoopbackNetwork;
+using Time = std::chrono::steady_clock::time_point;
+
+struct Item {
+  Time deadline;
+  std::size_t heap_place = DeadlineHeap<Item>::kNowhere;
+};
+
+TEST(DeadlineHeap, GivesTheEarliestWhateverIsTakenOut) {
+  std::mt19937 random(7);
+  std::vector<Item> items(500);
+  DeadlineHeap<Item> heap;
+  std::multimap<Time, Item*> expected;
+  EXPECT_EQ(heap.first_deadline(), Time::max());
+  for (int step = 0; step < 20'000; ++step) {
+    Item& item = items[random() % items.size()];
+    if (item.heap_place == DeadlineHeap<Item>::kNowhere) {
+      item.deadline = Time(std::chrono::nanoseconds(random() % 1000));
+      heap.add(item, item.deadline);
+      expected.emplace(item.deadline, &item);
+    } else {
+      heap.remove(item);
+      const auto [from, to] = expected.equal_range(item.deadline);
+      expected.erase(
+          std::find_if(from, to, [&](const auto& each) { return each.second == &item; }));
+      heap.remove(item);  // it is not in there any more
+    }
+    ASSERT_EQ(heap.first_deadline(), expected.empty() ? Time::max() : expected.begin()->first);
+    if (!heap.empty()) {
+      ASSERT_EQ(heap.first().deadline, heap.first_deadline());
+    }
+  }
+}
+
+TEST(DeadlineWatch, HasOneTimerHoweverManyDeadlinesThereAre) {
+  const auto loop = std::make_shared<stitch::transport::EventLoop>("test");
+  std::atomic<int> fired{0};
+  const auto watch = std::make_shared<DeadlineWatch>(loop, [&] { ++fired; });
+  const auto now = std::chrono::steady_clock::now();
+  for (int i = 50; i > 0; --i) watch->watch(now + i * 1ms);
+  for (int i = 1; i < 50; ++i) watch->watch(now + i * 1ms);
+  std::this_thread::sleep_until(now + 80ms);
+  EXPECT_GE(fired, 1);
+  EXPECT_LE(fired, 3) << "but for those that were due while they were being set";
+  watch->watch(std::chrono::steady_clock::now() + 1ms);
+  const int before = fired;
+  EXPECT_TRUE(eventually([&] { return fired == before + 1; }));
+  loop->close();
+}
+
+class Weather {
+ public:
+  explicit Weather(LoopbackNetwork::Judge judge) {
+    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
+  }
+  ~Weather() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
+};
+std::uint16_t kind_of(const stitch::transport::Message& message) {
+  return stitch::transport::FrameView(message).kind();
+}
+
+std::atomic<int> runs{0};
+int count_run() { return ++runs; }
+std::atomic<bool> saw_stop{false};
+void wait_for_stop() {
+  ++runs;
+  const auto token = stitch::current_stop_token();
+  const auto give_up = std::chrono::steady_clock::now() + 20s;
+  while (!token.stop_requested() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::yield();
+  saw_stop = token.stop_requested();
+}
+
+class Deadlines : public testing::Test {
+ protected:
+  Deadlines() {
+    runs = 0;
+    saw_stop = false;
+  }
+};
+
+// As a large request is, which small messages pass.
+TEST_F(Deadlines, ARequestThatItsCancellationOvertakesDoesNotRun) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  {
+    const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+      Fate fate;
+      if (kind_of(message) == stitch::wire::kRequest) fate.delay = 50ms;
+      return fate;
+    });
+    auto cancelled = stitch::rpc_async<count_run>("worker1");
+    cancelled.cancel();
+    const auto late = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 10ms});
+    EXPECT_EQ(late.error().code(), ErrorCode::timeout);
+    EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 2) << "sent after both";
+  }
+  EXPECT_EQ(runs, 2);
+}
+
+TEST_F(Deadlines, StopTheHandlerOfACallerThatSaysNothing) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  {
+    const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+      Fate fate;
+      fate.drop = kind_of(message) == stitch::wire::kCancel;
+      return fate;
+    });
+    EXPECT_EQ(error_of([] {
+                stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 30ms});
+              }).code(),
+              ErrorCode::timeout);
+    EXPECT_TRUE(eventually([] { return saw_stop.load(); }, 10s));
+  }
+  // The words that were lost are missing in the books of a graceful shutdown.
+  for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
+}
+
+std::atomic<int> called_back{0};
+void call_back_when_stopped() {
+  const auto agent = stitch::current_agent();
+  const std::stop_callback callback(stitch::current_stop_token(), [&agent] {
+    called_back = stitch::detail::call<count_run>(agent, "worker0").get();
+  });
+  wait_for_stop();
+}
+
+TEST_F(Deadlines, StopCallbacksMayWaitForCalls) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  called_back = 0;
+  auto future = stitch::rpc_async<call_back_when_stopped>("worker1");
+  ASSERT_TRUE(eventually([] { return runs == 1; }));
+  future.cancel();
+  EXPECT_TRUE(eventually([] { return called_back == 2; }));
+  EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
+}
+
+TEST_F(Deadlines, ARepeatedRequestEndsItsConnection) {
+  Cluster cluster(2);
+  const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+    return Fate{.copies = kind_of(message) == stitch::wire::kRequest ? 2 : 1};
+  });
+  const Error error = error_of([] { stitch::rpc_sync<wait_for_stop>("worker1"); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
+  EXPECT_TRUE(eventually([] { return saw_stop.load(); }))
+      << "the first one is stopped, not forgotten";
+  EXPECT_EQ(runs, 1);
+  for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
+}
+
+std::string timeout_text(const Error& error) {
+  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+  const std::string text = error.what();
+  const auto at = text.find("timed out after");
+  return at == std::string::npos ? text : text.substr(at);
+}
+
+TEST_F(Deadlines, TimeoutsSayWhetherTheWorkerIsAlive) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  EXPECT_EQ(timeout_text(error_of(
+                [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); })),
+            "timed out after 50 ms; worker is alive, call was sent at once");
+  EXPECT_EQ(timeout_text(error_of(
+                [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); })),
+            "timed out after 1300 ms; worker is connected and has been silent for 1.3 s, call was "
+            "sent at once");
+}
+
+std::binary_semaphore inline_blocked{0};
+std::binary_semaphore go_on{0};
+void stop_reading() {
+  inline_blocked.release();
+  go_on.acquire();
+}
+STITCH_INLINE(stop_reading);
+std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
+
+TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
+  Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
+  const auto large = at::zeros({8 << 20});  // more than a ring holds
+  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
+  inline_blocked.acquire();
+  EXPECT_EQ(timeout_text(error_of(
+                [&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 60ms}, large); })),
+            "timed out after 60 ms; worker is alive, call was never sent");
+  const auto queued = stitch::rpc_async<wait_for_stop>({.to = "worker1", .timeout = 700ms});
+  std::this_thread::sleep_for(200ms);
+  go_on.release();
+  waiting.get();
+  const std::string text = timeout_text(queued.error());
+  EXPECT_TRUE(text.find("worker is alive, call was ") != std::string::npos) << text;
+}
+
+TEST_F(Deadlines, ShortOnesComeInTime) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  auto best = std::chrono::steady_clock::duration::max();
+  for (int i = 0; i < 20; ++i) {
+    const auto begun = std::chrono::steady_clock::now();
+    static_cast<void>(
+        error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 500us}); }));
+    best = std::min(best, std::chrono::steady_clock::now() - begun);
+    EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
+  }
+  EXPECT_GE(best, 500us);
+  EXPECT_LT(best, 2ms) << "the timer counts whole milliseconds";
+}
+
+}  // namespace
+}  // namespace deadlines_test

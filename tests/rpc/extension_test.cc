@@ -1,0 +1,254 @@
+// What layers above may rely on: a message that never leaves is taken back, control frames arrive,
+// and a message that cannot be handled costs its own call only.
+#include "stitch/rpc/extension.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <new>
+#include <semaphore>
+#include <string>
+#include <vector>
+
+#include "stitch/rpc/registry.h"
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace extension_test {  // its functions are registered under their full names
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Agent;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::InMessage;
+using stitch::OutMessage;
+using stitch::WorkerInfo;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+
+constexpr std::uint16_t kTestFrame = 0x7e57;
+
+// What the extension below does, in all workers of this process.
+struct Steering {
+  std::atomic<std::uint16_t> notes{0};               // the kind of messages that get an attachment
+  std::atomic<bool> refuses{false};                  // them, then
+  std::atomic<std::size_t> adds{0};                  // bytes of a section to them
+  std::atomic<std::uint16_t> runs_out_of_memory{0};  // when a message of that kind comes
+  std::atomic<int> made{0};
+  std::atomic<int> sent{0};
+  std::atomic<int> unsent{0};
+  std::atomic<int> frames{0};
+  std::atomic<int> losses{0};
+};
+Steering* steering = nullptr;
+
+class Noted final : public stitch::Attachment {
+ public:
+  Noted() { ++steering->made; }
+  void on_sent(const std::optional<Error>& error) override {
+    ++(error ? steering->unsent : steering->sent);
+  }
+};
+
+class TestExtension final : public stitch::Extension {
+ public:
+  explicit TestExtension(Agent& agent) {
+    agent.set_frame_handler(kTestFrame, [](const InMessage&) {
+      if (steering != nullptr) ++steering->frames;
+    });
+  }
+  void on_send(OutMessage& message, const WorkerInfo&) override {
+    if (steering == nullptr || message.frame.kind() != steering->notes) return;
+    static_cast<void>(message.attachment<Noted>());
+    const std::vector<std::byte> bytes(steering->adds);
+    if (!bytes.empty()) message.frame.add_section(kTestFrame, bytes);
+    if (steering->refuses) throw Error(ErrorCode::invalid_argument, "refused by an extension");
+  }
+  void on_receive(InMessage& message) override {
+    if (steering != nullptr && message.view.kind() == steering->runs_out_of_memory)
+      throw std::bad_alloc();
+  }
+  void on_peer_lost(const WorkerInfo&, const Error&) override {
+    if (steering != nullptr) ++steering->losses;
+  }
+};
+
+[[maybe_unused]] const int registered =
+    stitch::register_extension([](Agent& agent) -> std::unique_ptr<stitch::Extension> {
+      return std::make_unique<TestExtension>(agent);
+    });
+
+class Extensions : public testing::Test {
+ protected:
+  Extensions() { steering = &steering_; }
+  ~Extensions() override { steering = nullptr; }
+  // All that were made have heard, once.
+  void expect_told(int sent, int unsent) {
+    EXPECT_TRUE(eventually([&] { return steering_.sent + steering_.unsent >= steering_.made; }));
+    EXPECT_EQ(steering_.sent, sent);
+    EXPECT_EQ(steering_.unsent, unsent);
+  }
+  Steering steering_;
+};
+
+int same(int i) { return i; }
+std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
+std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
+
+TEST_F(Extensions, HearThatAMessageHasLeft) {
+  Cluster cluster(2);
+  steering_.notes = stitch::wire::kRequest;
+  EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
+  expect_told(1, 0);
+}
+
+TEST_F(Extensions, AMessageThatAnotherExtensionRefusesIsTakenBack) {
+  Cluster cluster(2);
+  steering_.notes = stitch::wire::kRequest;
+  steering_.refuses = true;
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(),
+            ErrorCode::invalid_argument);
+  expect_told(0, 1);
+  EXPECT_EQ(error_of([] { stitch::notify<same>("worker1", 1); }).code(),
+            ErrorCode::invalid_argument);
+  expect_told(0, 2);
+}
+
+TEST_F(Extensions, AMessageThatGrowsOverTheFrameLimitIsTakenBack) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 64 << 10; });
+  steering_.notes = stitch::wire::kRequest;
+  steering_.adds = 65 << 10;
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(), ErrorCode::out_of_range);
+  expect_told(0, 1);
+}
+
+TEST_F(Extensions, AMessageOverTheOverloadLimitIsTakenBack) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 64 << 10; });
+  steering_.notes = stitch::wire::kRequest;
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<elements>("worker1", at::zeros({1 << 20})); }).code(),
+            ErrorCode::overloaded);
+  expect_told(0, 1);
+}
+
+TEST_F(Extensions, AReplyThatCannotBeSentIsTakenBack) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 64 << 10; });
+  steering_.notes = stitch::wire::kReply;
+  steering_.adds = 60 << 10;
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<text_of>("worker1", std::size_t{10} << 10); }).code(),
+            ErrorCode::out_of_range);
+  expect_told(0, 1);
+}
+
+TEST_F(Extensions, AMessageToAWorkerThatIsGoneIsTakenBack) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
+  cluster[1].shutdown({.graceful = false});
+  EXPECT_TRUE(eventually([&] { return steering_.losses == 1; }));
+  steering_.notes = stitch::wire::kRequest;
+  EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(), ErrorCode::disconnected);
+  expect_told(0, 1);
+}
+
+OutMessage frame_of(std::size_t bytes) {
+  OutMessage message(kTestFrame);
+  message.frame.body().append(std::string(bytes, 'x').data(), bytes);
+  return message;
+}
+
+TEST_F(Extensions, ControlFramesPassTheOverloadLimit) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 128; });
+  const auto agent = cluster[0].agent();
+  const auto& to = agent->peers().find("worker1");
+  EXPECT_EQ(error_of([&] { agent->send_frame(to, frame_of(200)); }).code(), ErrorCode::overloaded);
+  for (int i = 0; i < 10; ++i) agent->send_control(to, frame_of(200));
+  EXPECT_TRUE(eventually([&] { return steering_.frames == 10; }));
+  EXPECT_TRUE(eventually([&] { return cluster[0].debug_info().at("rpc.control_bytes") == 0; }));
+}
+
+std::binary_semaphore inline_blocked{0};
+std::binary_semaphore go_on{0};
+void stop_reading() {
+  inline_blocked.release();
+  go_on.acquire();
+}
+STITCH_INLINE(stop_reading);
+
+// Over shared memory, where a message counts until it is in the ring.
+std::unique_ptr<Cluster> shm_cluster() {
+  return std::make_unique<Cluster>(2,
+                                   [](stitch::Options& options) { options.transports = {"shm"}; });
+}
+
+TEST_F(Extensions, APeerThatLetsControlFramesPileUpIsGivenUp) {
+  const auto cluster = shm_cluster();
+  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
+  inline_blocked.acquire();
+  const auto agent = (*cluster)[0].agent();
+  const auto& to = agent->peers().find("worker1");
+  constexpr std::size_t kBytes = 256 << 10;
+  std::optional<Error> refusal;
+  std::size_t accepted = 0;
+  while (!refusal && accepted <= 2 * Agent::kMostControlBytes / kBytes) {
+    try {
+      agent->send_control(to, frame_of(kBytes));
+      ++accepted;
+    } catch (const Error& error) {
+      refusal = error;
+    }
+  }
+  ASSERT_TRUE(refusal) << accepted << " frames were accepted";
+  EXPECT_EQ(refusal->code(), ErrorCode::overloaded);
+  EXPECT_STREQ(refusal->what(),
+               "worker \"worker1\" (id 1) does not read: control messages of 64 MiB wait for it");
+  EXPECT_TRUE(eventually([&] { return steering_.losses >= 1; })) << "every extension hears of it";
+  EXPECT_EQ(error_of([&] { waiting.get(); }).code(), ErrorCode::disconnected);
+  go_on.release();
+  for (int rank = 0; rank < 2; ++rank) (*cluster)[rank].shutdown({.graceful = false});
+}
+
+// Small requests must not grow to large answers for one who sends and does not read.
+TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
+  std::size_t names = 0;
+  for (const auto& name : stitch::FunctionRegistry::instance().names()) names += name.size() + 1;
+  ASSERT_GT(names, std::size_t{3} << 10);
+  const auto cluster = shm_cluster();
+  const auto waiting = (*cluster)[1].rpc_async<stop_reading>("worker0");
+  inline_blocked.acquire();
+  constexpr std::int64_t kRequests = 2000;
+  const auto agent = (*cluster)[0].agent();
+  std::vector<stitch::Future<int>> answers;
+  for (std::int64_t i = 0; i < kRequests; ++i) {
+    answers.push_back(stitch::detail::start_call<int>(
+        agent, (*cluster)[1].info(), "unknown", std::nullopt,
+        Agent::begin_request(stitch::function_id("no such function"))));
+  }
+  EXPECT_TRUE(eventually(
+      [&] { return (*cluster)[1].debug_info().at("rpc.messages_received") >= kRequests; }));
+  EXPECT_LT((*cluster)[1].debug_info().at("rpc.control_bytes"), (1 << 20) + kRequests * 1024);
+  go_on.release();
+  for (auto& each : answers) EXPECT_EQ(each.error().code(), ErrorCode::unimplemented);
+  waiting.get();
+}
+
+TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledCostsItsOwnCallOnly) {
+  Cluster cluster(2);
+  for (const auto kind : {stitch::wire::kRequest, stitch::wire::kReply}) {
+    steering_.runs_out_of_memory = kind;
+    const Error error = error_of([] { stitch::rpc_sync<same>("worker1", 1); });
+    EXPECT_EQ(error.code(), ErrorCode::internal) << error.what();
+    EXPECT_EQ(error.remote(), kind == stitch::wire::kRequest);
+    EXPECT_NE(std::string(error.what()).find("bad_alloc"), std::string::npos) << error.what();
+    steering_.runs_out_of_memory = 0;
+    EXPECT_EQ(stitch::rpc_sync<same>("worker1", 2), 2);
+  }
+  EXPECT_EQ(steering_.losses, 0);
+}
+
+}  // namespace
+}  // namespace extension_test

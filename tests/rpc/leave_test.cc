@@ -1,0 +1,407 @@
+// Leaving: from where it may be asked for, who is obeyed, what it waits for.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <semaphore>
+#include <thread>
+#include <utility>
+
+#include "stitch/rpc/extension.h"
+#include "stitch/rpc/incoming_call.h"
+#include "stitch/rpc/leave.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/transport/byte_io.h"
+#include "stitch/transport/hash_store.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+// Functions are told by their names, which other files of this program use, too.
+namespace leave_test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+using Clock = std::chrono::steady_clock;
+
+int one() { return 1; }
+
+// The worker that the functions below shut down, and what came of it.
+std::atomic<stitch::Worker*> victim{nullptr};
+std::string shut_down_victim(bool graceful) {
+  const auto start = Clock::now();
+  std::string text;
+  try {
+    victim.load()->shutdown({.graceful = graceful, .timeout = 20s});
+    text = "no error";
+  } catch (const Error& error) {
+    text = error.code() == ErrorCode::invalid_argument ? error.what() : "another error";
+  }
+  return Clock::now() - start < 5s ? text : "too late: " + text;
+}
+std::string from_a_handler(bool graceful) { return shut_down_victim(graceful); }
+std::string from_an_inline_function(bool graceful) { return shut_down_victim(graceful); }
+STITCH_INLINE(from_an_inline_function);
+stitch::Future<std::string> from_a_coroutine(bool graceful) {
+  co_await stitch::rpc_async<one>("worker0");
+  co_return shut_down_victim(graceful);
+}
+std::binary_semaphore release{0};
+int wait_for_release() {
+  release.acquire();
+  return 1;
+}
+
+void outlast_the_caller() {
+  const auto token = stitch::current_stop_token();
+  ASSERT_TRUE(eventually([&] { return token.stop_requested(); }));
+}
+
+constexpr const char* kFromHandler =
+    "shutdown of worker \"worker1\" (id 1) was called from one of its own handlers, which it would "
+    "wait for";
+constexpr const char* kFromCallback =
+    "shutdown of worker \"worker1\" (id 1) was called from an inline function, an on_ready or a "
+    "stop callback, which must not wait";
+
+class Leaving : public testing::Test {
+ protected:
+  Leaving() { victim = &cluster[1]; }
+  // The victim is as good as new.
+  void expect_usable() {
+    EXPECT_EQ(cluster[1].rpc_sync<one>("worker0"), 1);
+    EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  }
+  Cluster cluster{2};
+};
+
+TEST_F(Leaving, FromAHandlerOrContinuationIsAnErrorAtOnceAndChangesNothing) {
+  for (const bool graceful : {true, false}) {
+    EXPECT_EQ(stitch::rpc_sync<from_a_handler>("worker1", graceful), kFromHandler);
+    EXPECT_EQ(stitch::rpc_sync<from_a_coroutine>("worker1", graceful), kFromHandler);
+    const stitch::WorkerScope in(cluster[1]);
+    const auto then = stitch::rpc_async<one>("worker0").then(
+        [graceful](int) { return shut_down_victim(graceful); });
+    EXPECT_EQ(then.get(), kFromHandler);
+  }
+  expect_usable();
+}
+
+TEST_F(Leaving, FromAHandlerOfANeighbourIsAnErrorWhenItWouldWaitForThat) {
+  const std::string expected =
+      "shutdown of worker \"worker1\" (id 1) was called from a handler of worker \"worker0\" (id "
+      "0), which has to leave, too: it would wait for itself";
+  EXPECT_EQ(stitch::rpc_sync<from_a_handler>("worker0", true), expected);
+  EXPECT_EQ(
+      stitch::rpc_async<one>("worker1").then([](int) { return shut_down_victim(true); }).get(),
+      expected);
+  expect_usable();
+  EXPECT_EQ(stitch::rpc_sync<from_a_handler>("worker0", false), "no error");
+}
+
+// A world within a handler leaves before the handler ends.
+std::string a_world_of_its_own() {
+  auto inner = stitch::init({.name = "worker0", .rank = 0, .world_size = 1});
+  inner.shutdown({.timeout = 5s});
+  return "it left";
+}
+TEST_F(Leaving, OfAnotherWorldIsNoBusinessOfAHandlers) {
+  EXPECT_EQ(stitch::rpc_sync<a_world_of_its_own>("worker1"), "it left");
+}
+
+TEST_F(Leaving, FromACallbackIsAnErrorAtOnceAndChangesNothing) {
+  for (const bool graceful : {true, false}) {
+    EXPECT_EQ(stitch::rpc_sync<from_an_inline_function>("worker1", graceful), kFromCallback);
+    // Where the answer is read.
+    stitch::Promise<std::string> said;
+    auto waiting = cluster[1].rpc_async<wait_for_release>("worker0");
+    waiting.on_ready([&] { said.set_value(shut_down_victim(graceful)); });
+    release.release();
+    EXPECT_EQ(said.future().get(), kFromCallback);
+    // On the event loop.
+    stitch::Promise<std::string> timed_out;
+    auto late = cluster[1].rpc_async<outlast_the_caller>({.to = "worker0", .timeout = 300ms});
+    late.on_ready([&] { timed_out.set_value(shut_down_victim(graceful)); });
+    EXPECT_EQ(timed_out.future().get(), kFromCallback);
+  }
+  expect_usable();
+}
+
+std::string said_by_stop_callback;
+std::binary_semaphore stop_callback_ran{0};
+std::atomic<bool> stoppable{false};
+void wait_for_a_stop_callback() {
+  const std::stop_callback on_stop(stitch::current_stop_token(), [] {
+    said_by_stop_callback = shut_down_victim(true);
+    stop_callback_ran.release();
+  });
+  stoppable = true;
+  stop_callback_ran.acquire();
+}
+TEST_F(Leaving, FromAStopCallbackIsAnErrorAtOnceAndChangesNothing) {
+  stoppable = false;
+  auto call = stitch::rpc_async<wait_for_a_stop_callback>("worker1");
+  ASSERT_TRUE(eventually([] { return stoppable.load(); }));
+  call.cancel();
+  expect_usable();
+  EXPECT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 0; }));
+  EXPECT_EQ(said_by_stop_callback, kFromCallback);
+}
+
+// The thread that shuts down runs callbacks, too.
+TEST_F(Leaving, FromACallbackOfShutdownItselfIsAnError) {
+  auto waiting = cluster[1].rpc_async<outlast_the_caller>("worker0");
+  std::string said;
+  waiting.on_ready([&] { said = shut_down_victim(false); });
+  cluster[1].shutdown({.graceful = false});
+  EXPECT_EQ(said, kFromCallback);
+}
+
+TEST_F(Leaving, ASecondCallerWaitsForTheEndOfTheFirst) {
+  std::atomic<int> ended{0};
+  std::jthread first([&] {
+    cluster[1].shutdown({.timeout = 20s});
+    ++ended;
+  });
+  std::jthread second([&] {
+    cluster[1].shutdown();
+    EXPECT_EQ(error_of([&] { static_cast<void>(cluster[1].rpc_async<one>("worker0")); }).code(),
+              ErrorCode::shutting_down);
+    EXPECT_TRUE(cluster[1].agent()->stopped());
+    ++ended;
+  });
+  // Both wait for worker 0.
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(ended, 0);
+  cluster[0].shutdown();
+  first.join();
+  second.join();
+  EXPECT_EQ(ended, 2);
+}
+
+std::optional<stitch::Worker> doomed;
+void destroy_the_worker() { doomed.reset(); }
+TEST(LeavingAlone, AWorkerDestroyedByItsOwnHandlerLeavesInTheBackground) {
+  std::optional<stitch::Worker> other;
+  {
+    const auto store = stitch::transport::make_hash_store();
+    const auto start = [&](int rank) {
+      return stitch::init({.rank = rank, .world_size = 2, .store = store});
+    };
+    std::jthread thread([&] { doomed.emplace(start(1)); });
+    other.emplace(start(0));
+  }
+  testing::internal::CaptureStderr();
+  other->rpc_sync<destroy_the_worker>("worker1");
+  EXPECT_FALSE(doomed);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "stitch: worker \"worker1\" (id 1) is destroyed on a thread that its shutdown would "
+            "wait for: it leaves in the background\n");
+  EXPECT_EQ(other->rpc_sync<one>("worker1"), 1);  // until everybody leaves
+  other->shutdown({.timeout = 20s});              // which is graceful
+}
+
+// ---- what leaving waits for
+
+TEST_F(Leaving, AThreadThatKeepsCallingDoesNotKeepAnybody) {
+  std::optional<ErrorCode> code;
+  std::atomic<int> calls{0};
+  std::jthread caller([&] {
+    const stitch::WorkerScope in(cluster[1]);
+    try {
+      for (;; ++calls) stitch::rpc_sync<one>("worker0");
+    } catch (const Error& error) {
+      code = error.code();
+    }
+  });
+  ASSERT_TRUE(eventually([&] { return calls > 10; }));
+  const auto start = Clock::now();
+  EXPECT_TRUE(cluster.shutdown().empty());
+  EXPECT_LT(Clock::now() - start, 20s);
+  caller.join();
+  EXPECT_EQ(code, ErrorCode::shutting_down);
+}
+
+std::atomic<int> steps{0};
+void step_and_go_on(int left) {
+  ++steps;
+  std::this_thread::sleep_for(1ms);
+  if (left > 0)
+    stitch::rpc_sync<step_and_go_on>(
+        stitch::current_agent()->self().id.value() == 0 ? "worker1" : "worker0", left - 1);
+}
+TEST_F(Leaving, HandlersGoOnCallingUntilTheyAreDone) {
+  steps = 0;
+  auto chain = stitch::rpc_async<step_and_go_on>("worker1", 100);
+  EXPECT_TRUE(cluster.shutdown().empty());
+  EXPECT_EQ(steps, 101);
+  EXPECT_TRUE(chain.ready() && !chain.has_error());
+}
+
+// What has been read but is not yet counted as a call being served. A worker hears itself over
+// loopback, so another thread answers the polls meanwhile.
+std::atomic<bool> gate_armed{false};
+std::binary_semaphore gate_entered{0};
+class Gate final : public stitch::Extension {
+  void on_receive(stitch::InMessage& message) override {
+    if (message.view.kind() != stitch::wire::kRequest || !gate_armed.exchange(false)) return;
+    gate_entered.release();
+    std::this_thread::sleep_for(1s);
+  }
+};
+[[maybe_unused]] const int gate = stitch::register_extension(
+    [](stitch::Agent&) -> std::unique_ptr<stitch::Extension> { return std::make_unique<Gate>(); });
+std::atomic<int> arrivals{0};
+void arrive() { ++arrivals; }
+TEST(LeavingAlone, AMessageIsReceivedWhenItIsBeingServed) {
+  Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
+  arrivals = 0;
+  gate_armed = true;
+  cluster[1].notify<arrive>("worker1");
+  gate_entered.acquire();
+  EXPECT_TRUE(cluster.shutdown().empty());
+  EXPECT_EQ(arrivals, 1);
+}
+
+std::binary_semaphore entered{0};
+void block_inline() {
+  entered.release();
+  release.acquire();
+}
+STITCH_INLINE(block_inline);
+void block_in_a_handler() {
+  entered.release();
+  release.acquire();
+}
+TEST_F(Leaving, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
+  auto call = stitch::rpc_async<block_in_a_handler>("worker1");
+  entered.acquire();
+  testing::internal::CaptureStderr();
+  const auto start = Clock::now();
+  cluster[1].shutdown({.graceful = false, .timeout = 200ms});
+  EXPECT_LT(Clock::now() - start, 200ms + 1s + 400ms);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("leaves while handlers still run"),
+            std::string::npos);
+  release.release();
+  EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
+}
+
+TEST_F(Leaving, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
+  auto call = stitch::rpc_async<block_inline>("worker1");
+  entered.acquire();
+  testing::internal::CaptureStderr();
+  const auto start = Clock::now();
+  cluster[1].shutdown({.graceful = false, .timeout = 200ms});
+  EXPECT_LT(Clock::now() - start, 200ms + 1s + 400ms);
+  EXPECT_EQ(
+      testing::internal::GetCapturedStderr(),
+      "stitch: worker \"worker1\" (id 1) leaves while an inline function or a callback blocks "
+      "one of its threads\n");
+  release.release();
+  EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
+}
+
+// A result whose destructor, on the worker that made it, waits for what comes later.
+struct SlowToGo {
+  bool here = false;
+  SlowToGo() = default;
+  explicit SlowToGo(bool made_here) : here(made_here) {}
+  SlowToGo(SlowToGo&& other) noexcept : here(std::exchange(other.here, false)) {}
+  SlowToGo& operator=(SlowToGo&& other) noexcept {
+    here = std::exchange(other.here, false);
+    return *this;
+  }
+  ~SlowToGo() {
+    if (!here) return;
+    entered.release();
+    release.acquire();
+  }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    int nothing = 0;
+    archive(nothing);
+  }
+};
+SlowToGo make_slow() { return SlowToGo(true); }
+stitch::Future<SlowToGo> make_slow_later() { co_return SlowToGo(true); }
+TEST(LeavingAlone, ADestructorThatWaitsStopsNobody) {
+  for (const char* transport : {"shm", "tcp"}) {
+    Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+    for (const bool later : {false, true}) {
+      auto slow = later ? stitch::rpc_async<make_slow_later>("worker1")
+                        : stitch::rpc_async<make_slow>("worker1");
+      entered.acquire();
+      EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = 10s}), 1) << transport;
+      release.release();
+      slow.get();
+    }
+  }
+}
+
+// ---- who is obeyed
+
+enum class Step : std::uint8_t { ready = 1, poll, status, go, gone };
+void forge(stitch::Worker& from, std::string_view to, std::uint8_t step,
+           std::size_t extra_bytes = 0) {
+  stitch::OutMessage message(stitch::wire::kLeave);
+  stitch::transport::ByteWriter out(message.frame.body());
+  out.write(step);
+  for (int i = 0; i < 4; ++i) out.write(std::uint64_t{1});
+  for (std::size_t i = 0; i < extra_bytes; ++i) out.write(std::uint8_t{0});
+  from.agent()->send_frame(from.worker(to), std::move(message));
+}
+void forge(stitch::Worker& from, std::string_view to, Step step) {
+  forge(from, to, static_cast<std::uint8_t>(step));
+}
+
+TEST(LeaveMessages, OutOfTurnEndTheirConnection) {
+  const auto expect_refused = [](const std::string& what, auto&& say) {
+    Cluster cluster(2);
+    auto waiting = cluster[1].rpc_async<outlast_the_caller>("worker0");
+    say(cluster[1]);
+    EXPECT_TRUE(waiting.wait_for(20s) && waiting.has_error()) << what;
+    waiting.cancel();
+  };
+  for (const Step step : {Step::poll, Step::status, Step::go, Step::gone}) {
+    expect_refused("step " + std::to_string(static_cast<int>(step)),
+                   [&](stitch::Worker& from) { forge(from, "worker0", step); });
+  }
+  for (const std::uint8_t step : {0, 6, 255})
+    expect_refused("an unknown step", [&](stitch::Worker& from) { forge(from, "worker0", step); });
+  expect_refused("a long one", [](stitch::Worker& from) { forge(from, "worker0", 1, 1); });
+}
+
+TEST(LeaveMessages, AGoFromAnybodyDoesNotMakeTheLossOfPeersSilent) {
+  Cluster cluster(3);
+  auto waiting = cluster[1].rpc_async<wait_for_release>("worker0");
+  forge(cluster[2], "worker1", Step::go);
+  EXPECT_TRUE(eventually(
+      [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(2)).has_value(); }));
+  cluster[0].shutdown({.graceful = false, .timeout = 1ms});
+  EXPECT_TRUE(waiting.wait_for(20s));
+  EXPECT_EQ(error_of([&] { waiting.get(); }).code(), ErrorCode::disconnected);
+  release.release();
+}
+
+TEST(LeaveMessages, AGoFromAnybodyDoesNotPassForTheLeaders) {
+  Cluster cluster(3);
+  forge(cluster[2], "worker1", Step::go);
+  EXPECT_TRUE(eventually(
+      [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(2)).has_value(); }));
+  const Error error = error_of([&] { cluster[1].shutdown({.timeout = 200ms}); });
+  EXPECT_EQ(error.code(), ErrorCode::timeout);
+}
+
+TEST(LeaveMessages, ReadyMayBeSaidTwice) {
+  Cluster cluster(3);
+  for (int i = 0; i < 3; ++i) forge(cluster[1], "worker0", Step::ready);
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+}
+
+}  // namespace
+}  // namespace leave_test

@@ -1,0 +1,460 @@
+// Which connection two workers use, and when a peer counts as lost.
+#include "stitch/rpc/peer_table.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rpc/message.h"
+#include "stitch/transport/event_loop.h"
+#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/selection.h"
+#include "tests/support/eventually.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::Member;
+using stitch::Mutex;
+using stitch::MutexLock;
+using stitch::PeerTable;
+using stitch::WorkerId;
+using stitch::WorkerInfo;
+using stitch::testing::eventually;
+namespace transport = stitch::transport;
+
+constexpr std::uint16_t kText = 0x700;
+
+transport::Message message_of(const std::string& text, std::uint16_t kind = kText) {
+  transport::FrameBuilder frame(kind);
+  frame.body().append(text.data(), text.size());
+  frame.end_body();
+  return std::move(frame).finish();
+}
+std::string text_of(const transport::Message& message) {
+  const auto body = transport::FrameView(message).body();
+  return std::string(reinterpret_cast<const char*>(body.data()), body.size());
+}
+std::string name_of(std::uint32_t id) { return "worker" + std::to_string(id); }
+
+transport::EndpointOptions options_of(std::uint32_t id) {
+  transport::EndpointOptions options;
+  options.self.id = id;
+  options.self.name = name_of(id);
+  return options;
+}
+
+// A connection that never comes about.
+class NoConnection final : public transport::Connection {
+ public:
+  [[nodiscard]] const transport::Hello& peer() const override { return hello_; }
+  void send(transport::Message, transport::SendDone) override {
+    ADD_FAILURE() << "nothing is to be sent before BIND";
+  }
+  void close(const Error&) override {}
+  [[nodiscard]] std::string describe() const override { return "nowhere"; }
+
+ private:
+  transport::Hello hello_;
+};
+
+// What is tried, and what becomes of it. Shared with the endpoint below.
+struct Tries {
+  std::atomic<int> begun{0};
+  std::atomic<int> closed{0};
+  std::function<std::optional<Error>(int)> fails;  // by number; set before start
+};
+
+// Counts connections, and has some fail as a real endpoint would.
+class Watched final : public transport::Endpoint {
+ public:
+  Watched(std::unique_ptr<transport::Endpoint> inner, std::shared_ptr<Tries> tries,
+          std::string scheme)
+      : inner_(std::move(inner)), tries_(std::move(tries)), scheme_(std::move(scheme)) {}
+  std::vector<std::string> listen(Accept accept) override {
+    if (!scheme_.empty()) return {scheme_ + ":1"};
+    return inner_->listen(std::move(accept));
+  }
+  std::shared_ptr<transport::Connection> connect(const std::string& address,
+                                                 transport::ConnectionEvents events) override {
+    const int number = tries_->begun++;
+    if (auto error = tries_->fails ? tries_->fails(number) : std::nullopt) {
+      auto connection = std::make_shared<NoConnection>();
+      loop_.post([connection, events, error] { events.on_closed(connection, *error); });
+      return connection;
+    }
+    events.on_closed = [tries = tries_, closed = events.on_closed](const auto& connection,
+                                                                   const Error& error) {
+      ++tries->closed;
+      closed(connection, error);
+    };
+    return inner_->connect(address, std::move(events));
+  }
+  void close() override { inner_->close(); }
+  void join() override { inner_->join(); }
+
+ private:
+  const std::unique_ptr<transport::Endpoint> inner_;
+  const std::shared_ptr<Tries> tries_;
+  const std::string scheme_;
+  transport::EventLoop loop_{"tries"};
+};
+
+// A peer table with everything around it that a worker has.
+class Node {
+ public:
+  Node(std::uint32_t id, std::shared_ptr<transport::LoopbackNetwork> network) : id_(id) {
+    addresses_ = table_.listen(std::make_unique<Watched>(
+        transport::make_loopback_endpoint(options_of(id), std::move(network)), tries, ""));
+  }
+  // One that the other workers know an address of where nothing can be had.
+  std::shared_ptr<Tries> add_useless_endpoint(
+      const std::shared_ptr<transport::LoopbackNetwork>& network, const std::string& scheme,
+      Error error) {
+    auto useless = std::make_shared<Tries>();
+    useless->fails = [error](int) { return error; };
+    static_cast<void>(table_.listen(std::make_unique<Watched>(
+        transport::make_loopback_endpoint(options_of(id_), network), useless, scheme)));
+    return useless;
+  }
+  void start(const std::vector<Member>& members) {
+    table_.start(
+        members, WorkerId(id_),
+        {.on_message =
+             [this](const auto&, const WorkerInfo& from, transport::Message message) {
+               MutexLock lock(mutex_);
+               heard_.push_back(from.name + ": " + text_of(message));
+             },
+         .place = [](const auto&, const auto&, std::size_t) { return transport::Buffer{}; },
+         .on_lost =
+             [this](const WorkerInfo& peer, const Error& reason) {
+               MutexLock lock(mutex_);
+               lost_.push_back(peer.name + ": " + reason.what());
+             },
+         .call_at = [this](auto when, auto task) { loop_.call_at(when, std::move(task)); },
+         .wanted = [this](std::uint64_t call) { return call != unwanted; }});
+  }
+  ~Node() {
+    table_.close();
+    loop_.close();
+  }
+  void send(std::uint32_t to, const std::string& text, std::uint64_t call = 0) {
+    table_.send(
+        table_.find(WorkerId(to)), nullptr, message_of(text),
+        [this](const std::optional<Error>& error) {
+          MutexLock lock(mutex_);
+          if (error) failures_.push_back(*error);
+        },
+        call);
+  }
+  [[nodiscard]] std::vector<std::string> heard() {
+    MutexLock lock(mutex_);
+    return heard_;
+  }
+  [[nodiscard]] std::vector<std::string> lost() {
+    MutexLock lock(mutex_);
+    return lost_;
+  }
+  [[nodiscard]] std::vector<Error> failures() {
+    MutexLock lock(mutex_);
+    return failures_;
+  }
+  [[nodiscard]] Member member() const {
+    return {{name_of(id_), WorkerId(id_), 0}, "process", "host", addresses_};
+  }
+  [[nodiscard]] PeerTable& table() { return table_; }
+  [[nodiscard]] transport::EventLoop& loop() { return loop_; }
+
+  const std::shared_ptr<Tries> tries = std::make_shared<Tries>();
+  std::atomic<std::uint64_t> unwanted{0};
+
+ private:
+  const std::uint32_t id_;
+  transport::EventLoop loop_{"node"};
+  std::vector<std::string> addresses_;
+  Mutex mutex_;
+  std::vector<std::string> heard_ STITCH_GUARDED_BY(mutex_);
+  std::vector<std::string> lost_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Error> failures_ STITCH_GUARDED_BY(mutex_);
+  PeerTable table_;
+};
+
+class PeerTables : public testing::Test {
+ protected:
+  PeerTables() { members = {nodes[0]->member(), nodes[1]->member()}; }
+  void start() {
+    for (auto& node : nodes) node->start(members);
+  }
+  [[nodiscard]] static std::vector<std::string> from(std::uint32_t id,
+                                                     const std::vector<std::string>& texts) {
+    std::vector<std::string> lines;
+    for (const auto& text : texts) lines.push_back(name_of(id) + ": " + text);
+    return lines;
+  }
+  // A stranger's endpoint, or a defective worker's.
+  [[nodiscard]] std::unique_ptr<transport::Endpoint> raw(std::uint32_t id) {
+    return transport::make_loopback_endpoint(options_of(id), network);
+  }
+
+  std::shared_ptr<transport::LoopbackNetwork> network =
+      std::make_shared<transport::LoopbackNetwork>();
+  std::vector<std::unique_ptr<Node>> nodes = [this] {
+    std::vector<std::unique_ptr<Node>> two;
+    for (std::uint32_t id = 0; id < 2; ++id) two.push_back(std::make_unique<Node>(id, network));
+    return two;
+  }();
+  std::vector<Member> members;
+};
+
+const Error kNoDescriptors(ErrorCode::disconnected,
+                           "connect to \"loopback:2\" failed: Too many open files");
+
+TEST_F(PeerTables, AShortageWhileConnectingDoesNotEndThePeer) {
+  nodes[0]->tries->fails = [](int number) {
+    return number < 4 ? std::optional(kNoDescriptors) : std::nullopt;
+  };
+  start();
+  for (const char* text : {"a", "b", "c"}) nodes[0]->send(1, text);
+  EXPECT_NE(nodes[0]->table().condition(WorkerId(1)).find("worker is not connected"),
+            std::string::npos);
+  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"a", "b", "c"}); }));
+  EXPECT_EQ(nodes[0]->table().failed_tries(), 4u);
+  EXPECT_EQ(nodes[0]->table().condition(WorkerId(1)), "worker is alive");
+  EXPECT_TRUE(nodes[0]->lost().empty());
+  EXPECT_TRUE(nodes[0]->failures().empty());
+}
+
+TEST_F(PeerTables, APeerThatCannotBeReachedIsLostAfterAboutASecond) {
+  nodes[0]->tries->fails = [](int) { return kNoDescriptors; };
+  start();
+  const auto begun = std::chrono::steady_clock::now();
+  nodes[0]->send(1, "a");
+  nodes[0]->send(1, "b");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
+  const auto took = std::chrono::steady_clock::now() - begun;
+  EXPECT_GE(took, 900ms);
+  EXPECT_LT(took, 5s);
+  ASSERT_EQ(nodes[0]->failures().size(), 2u);
+  EXPECT_STREQ(nodes[0]->failures()[0].what(), kNoDescriptors.what());
+  EXPECT_EQ(nodes[0]->table().condition(WorkerId(1)), "worker is gone");
+  nodes[0]->send(1, "c");
+  ASSERT_EQ(nodes[0]->failures().size(), 3u);
+  EXPECT_EQ(nodes[0]->failures()[2].code(), ErrorCode::disconnected);
+}
+
+TEST_F(PeerTables, ARefusalIsNotTriedAgain) {
+  nodes[0]->tries->fails = [](int) {
+    return Error(ErrorCode::unauthenticated, "the secrets differ");
+  };
+  start();
+  nodes[0]->send(1, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
+  EXPECT_EQ(nodes[0]->tries->begun, 1);
+  EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::unauthenticated);
+}
+
+TEST_F(PeerTables, TheAddressesOfAPeerAreTriedInTurn) {
+  for (const auto code : {ErrorCode::disconnected, ErrorCode::unauthenticated}) {
+    SCOPED_TRACE(static_cast<int>(code));
+    Node a(0, network);
+    Node b(1, network);
+    const auto shm = a.add_useless_endpoint(network, "shm", Error(code, "shm is out of reach"));
+    auto with_shm = b.member();
+    with_shm.addresses.insert(with_shm.addresses.begin(), {"ib:4", "shm:3"});
+    const std::vector<Member> world{a.member(), with_shm};
+    a.start(world);
+    b.start(world);
+    a.send(1, "a");
+    EXPECT_TRUE(eventually([&] { return b.heard() == from(0, {"a"}); }));
+    EXPECT_EQ(shm->begun, 1);
+    EXPECT_TRUE(a.lost().empty());
+  }
+}
+
+TEST_F(PeerTables, TheErrorNamesAllAddressesThatWereTried) {
+  nodes[0]->tries->fails = [](int) { return kNoDescriptors; };
+  static_cast<void>(nodes[0]->add_useless_endpoint(
+      network, "shm", Error(ErrorCode::unauthenticated, "shm belongs to another user")));
+  members[1].addresses.insert(members[1].addresses.begin(), "shm:3");
+  start();
+  nodes[0]->send(1, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
+  const std::string text = nodes[0]->lost().at(0);
+  for (const char* part :
+       {"shm:3", "loopback:2", "Too many open files", "shm belongs to another user"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST_F(PeerTables, AnAddressThatNoTransportServesIsNoLoss) {
+  members[1].addresses = {"ib:4"};
+  start();
+  nodes[0]->send(1, "a");
+  ASSERT_EQ(nodes[0]->failures().size(), 1u);
+  EXPECT_STREQ(nodes[0]->failures()[0].what(),
+               "worker \"worker1\" (id 1) cannot be reached: no transport here for its addresses "
+               "ib:4");
+  EXPECT_TRUE(nodes[0]->lost().empty());
+}
+
+TEST_F(PeerTables, OfTwoThatConnectAtOnceTheConnectionOfTheLowerIdStays) {
+  for (int round = 0; round < 50; ++round) {
+    const auto own = std::make_shared<transport::LoopbackNetwork>();
+    Node a(0, own);
+    Node b(1, own);
+    const std::vector<Member> world{a.member(), b.member()};
+    a.start(world);
+    b.start(world);
+    std::vector<std::string> texts;
+    for (int i = 0; i < 20; ++i) texts.push_back(std::to_string(i));
+    {
+      std::jthread first([&] {
+        for (const auto& text : texts) a.send(1, text);
+      });
+      std::jthread second([&] {
+        for (const auto& text : texts) b.send(0, text);
+      });
+    }
+    EXPECT_TRUE(eventually([&] {
+      return a.heard() == from(1, texts) && b.heard() == from(0, texts);
+    })) << "round "
+        << round;
+    EXPECT_TRUE(eventually([&] {
+      return a.tries->begun - a.tries->closed + b.tries->begun - b.tries->closed == 1;
+    })) << "one connection is left";
+    if (a.tries->begun > 0 && b.tries->begun > 0) {
+      EXPECT_EQ(a.tries->closed, 0) << "round " << round;
+    }
+    EXPECT_EQ(a.table().connections() + b.table().connections(), 2u);
+    EXPECT_TRUE(a.lost().empty() && b.lost().empty());
+    EXPECT_TRUE(a.failures().empty() && b.failures().empty());
+  }
+}
+
+// What a connection that was opened to `node` by hand reports.
+struct Outcome {
+  std::atomic<bool> open{false};
+  std::atomic<bool> closed{false};
+  std::atomic<int> messages{0};
+  [[nodiscard]] transport::ConnectionEvents events() {
+    return {.on_open = [this](const auto&) { open = true; },
+            .on_message = [this](const auto&, transport::Message) { ++messages; },
+            .place = nullptr,
+            .on_closed = [this](const auto&, const Error&) { closed = true; }};
+  }
+};
+
+TEST_F(PeerTables, ASecondConnectionCannotTakeTheNameOfAPeerThatIsConnected) {
+  start();
+  nodes[0]->send(1, "a");
+  ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
+  for (const std::uint32_t claimed : {1, 5}) {
+    Outcome outcome;
+    const auto impostor = raw(claimed);
+    const auto connection = impostor->connect(members[0].addresses[0], outcome.events());
+    EXPECT_TRUE(eventually([&] { return outcome.closed.load(); }));
+    EXPECT_EQ(outcome.messages, 0);
+  }
+  nodes[0]->send(1, "b");
+  nodes[1]->send(0, "c");
+  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"a", "b"}); }));
+  EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"c"}); }));
+  EXPECT_TRUE(nodes[0]->lost().empty());
+}
+
+TEST_F(PeerTables, ADuplicateThatEndsTakesNothingWithIt) {
+  start();
+  {
+    Outcome outcome;
+    const auto other = raw(1);  // opened first, says nothing, and goes
+    const auto connection = other->connect(members[0].addresses[0], outcome.events());
+    EXPECT_TRUE(eventually([&] { return outcome.open.load(); }));
+    nodes[1]->send(0, "a");
+    EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"a"}); }));
+  }
+  nodes[0]->send(1, "b");
+  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"b"}); }));
+  EXPECT_TRUE(nodes[0]->lost().empty());
+}
+
+TEST_F(PeerTables, WhatComesBeforeTheConnectionIsBoundEndsIt) {
+  start();
+  Outcome outcome;
+  const auto hasty = raw(1);
+  const auto connection = hasty->connect(members[0].addresses[0], outcome.events());
+  connection->send(message_of("at once"), nullptr);
+  EXPECT_TRUE(eventually([&] { return outcome.closed.load(); }));
+  EXPECT_TRUE(nodes[0]->heard().empty());
+  EXPECT_TRUE(nodes[0]->lost().empty());
+  nodes[1]->send(0, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"a"}); }));
+}
+
+TEST_F(PeerTables, AConnectionThatCameBeforeTheStartIsAnsweredThen) {
+  nodes[1]->start(members);
+  nodes[1]->send(0, "early");
+  std::this_thread::sleep_for(20ms);  // it may well be open by then
+  EXPECT_TRUE(nodes[0]->heard().empty());
+  nodes[0]->start(members);
+  EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"early"}); }));
+}
+
+TEST_F(PeerTables, AnEndOfTheBoundConnectionIsALoss) {
+  start();
+  nodes[0]->send(1, "a");
+  ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
+  nodes[1].reset();
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
+  EXPECT_EQ(nodes[0]->table().condition(WorkerId(1)), "worker is gone");
+}
+
+TEST_F(PeerTables, APeerThatIsGivenUpIsLostWithTheReason) {
+  start();
+  nodes[0]->send(1, "a");
+  ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
+  nodes[0]->table().give_up(WorkerId(1), Error(ErrorCode::overloaded, "it does not read"));
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost() == from(1, {"it does not read"}); }));
+}
+
+TEST_F(PeerTables, ARequestThatIsNotWantedAnyMoreIsNotSent) {
+  std::atomic<bool> go{false};
+  nodes[0]->tries->fails = [&](int) { return go ? std::nullopt : std::optional(kNoDescriptors); };
+  start();
+  nodes[0]->send(1, "a", 7);
+  nodes[0]->send(1, "b", 8);
+  nodes[0]->unwanted = 7;
+  go = true;
+  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"b"}); }));
+  EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::cancelled);
+}
+
+TEST_F(PeerTables, WorkersReachThemselvesButNobodyElsePassesForThem) {
+  start();
+  nodes[0]->send(0, "to myself");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(0, {"to myself"}); }));
+
+  // Over the network its own name is an impostor's.
+  const auto make = [](std::uint32_t id) {
+    transport::TransportChoice tcp;
+    tcp.transports = {"tcp"};
+    return std::move(transport::make_endpoints(options_of(id), tcp).front());
+  };
+  Node node(0, network);
+  auto addresses = node.table().listen(make(0));
+  node.start({node.member(), members[1]});
+  Outcome outcome;
+  const auto impostor = make(0);
+  const auto connection = impostor->connect(addresses.front(), outcome.events());
+  EXPECT_TRUE(eventually([&] { return outcome.closed.load(); }));
+  EXPECT_EQ(outcome.messages, 0) << "no BIND for it";
+}
+
+}  // namespace

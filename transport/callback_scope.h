@@ -1,0 +1,19 @@
+#pragma once
+
+namespace stitch::transport {
+
+// Marks a block in which this thread runs callbacks of an endpoint or an event loop: what runs
+// there must not wait for the end of one. Blocks nest.
+class CallbackScope {
+ public:
+  CallbackScope() noexcept { ++depth_; }
+  ~CallbackScope() { --depth_; }
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+  [[nodiscard]] static bool on_this_thread() noexcept { return depth_ > 0; }
+
+ private:
+  static inline constinit thread_local int depth_ = 0;
+};
+
+}  // namespace stitch::transport
