@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/rpc/security_options.h"
 #include "stitch/transport/address.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/byte_io.h"
@@ -92,9 +93,8 @@ struct Meeting {
 
 // Whoever can reach an open port could call any registered function.
 void check_open_network(const Options& options, const std::string& address) {
-  const char* insecure = std::getenv("STITCH_INSECURE");
   if (address == "127.0.0.1" || address == "localhost" || address == "::1" || address == "[::1]" ||
-      !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1"))
+      !options.secret.empty() || insecure_is_allowed())
     return;
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + options.name + "\" would listen on " + address +
@@ -337,8 +337,11 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
 
 }  // namespace
 
-std::shared_ptr<Agent> join_world(const Options& options) {
+std::shared_ptr<Agent> join_world(Options options) {
   auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
+  // Stretched once, for the store and all connections.
+  const std::shared_ptr<const transport::SecretKey> key =
+      options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
   Meeting meeting = open_store(options, *loop);
   const auto store = transport::make_prefix_store("stitch", meeting.store);
   Rendezvous rendezvous(options, *store, meeting.server != nullptr);
@@ -351,8 +354,8 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.self.epoch = self.epoch;
   endpoint_options.self.name = options.name;
   endpoint_options.self.world = rendezvous.world_number();
-  if (!options.secret.empty())
-    endpoint_options.secret = transport::SecretKey::stretch(options.secret);
+  endpoint_options.secret = key;
+  endpoint_options.encryption = options.encryption.value_or(Encryption::on);
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
 
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
@@ -384,6 +387,8 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     choice.bind_address =
         transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
     check_open_network(options, choice.bind_address);
+    check_tensorpipe_address(choice.transports, choice.bind_address);
+    endpoint_options.refuse_own_id = true;  // calls to oneself stay in the process
     for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
       for (auto& address : peers->listen(std::move(endpoint)))
         addresses.push_back(std::move(address));
@@ -408,6 +413,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     members.push_back(std::move(member));
   }
 
+  wipe(options.secret);
   auto agent = std::make_shared<Agent>(
       options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
