@@ -10,6 +10,7 @@
 
 #include "stitch/rpc/launcher.h"
 #include "stitch/rpc/registry.h"
+#include "stitch/rpc/security_options.h"
 #include "stitch/rpc/worker_info.h"
 #include "stitch/transport/error.h"
 #include "stitch/transport/names.h"
@@ -113,7 +114,6 @@ const std::vector<Variable>& variables() {
              [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
       {"STITCH_TRANSPORTS", field(&Options::transports, parse_list)},
       {"STITCH_CHANNELS", field(&Options::channels, parse_list)},
-      {"STITCH_SECRET", field(&Options::secret, [](const std::string& v) { return v; })},
       {"STITCH_MAX_FRAME_BYTES",
        field(&Options::max_frame_bytes,
              [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
@@ -131,6 +131,9 @@ const std::vector<Variable>& variables() {
          refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only");
        }},
       // Read where they are used.
+      {"STITCH_SECRET", nullptr},
+      {"STITCH_SECRET_FILE", nullptr},
+      {"STITCH_ENCRYPTION", nullptr},
       {"STITCH_SOCKET_IFNAME", nullptr},
       {"STITCH_INSECURE", nullptr},
   };
@@ -198,6 +201,7 @@ void check_choices(const std::string& what, const std::vector<std::string>& chos
 
 Options resolve_options(Options options) {
   read_variables(options);
+  resolve_security(options);
   constexpr int kUnset = Options::kFromLauncher;
   const auto launch = read_launcher(environment);
   if (launch && options.rank == kUnset) options.rank = launch->rank;

@@ -5,12 +5,16 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "stitch/transport/session_seal.h"
 #include "stitch/transport/store.h"
 
 namespace stitch {
+
+using transport::Encryption;
 
 // How a worker joins its world. Every field has a default and an environment variable
 // STITCH_<FIELD>, which counts where the field was left at its default; durations are written
@@ -34,8 +38,12 @@ struct Options {
   std::vector<std::string> channels{};  // of TensorPipe: "basic", "cma", best first
   std::map<std::string, std::map<std::string, std::string>>
       device_maps{};  // worker -> {my device -> its device}
-  std::string
-      secret{};  // shared by all workers; proved on every connection before anything else is read
+  // Shared by all workers; proved on every connection before anything else is read. Also from the
+  // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.
+  std::string secret{};
+  // Of what goes over TCP: `on` (encrypted), `integrity` (readable, but nothing can be changed) or
+  // `off`; the same on all workers. Default: `on` with a secret, `off` without one.
+  std::optional<Encryption> encryption{};
   std::size_t max_frame_bytes = std::size_t{64}
                                 << 20;  // a longer frame closes its connection with `protocol`
   std::size_t max_inflight_bytes =

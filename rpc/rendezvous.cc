@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "stitch/rpc/launcher.h"
+#include "stitch/rpc/security_options.h"
 #include "stitch/transport/address.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/byte_io.h"
@@ -24,6 +25,7 @@
 #include "stitch/transport/prefix_store.h"
 #include "stitch/transport/secret_key.h"
 #include "stitch/transport/selection.h"
+#include "stitch/transport/stream_endpoint.h"
 #include "stitch/transport/tcp_store.h"
 
 namespace stitch {
@@ -68,6 +70,21 @@ std::string host_token() {
   return boot + namespace_of_this_process("net");
 }
 
+// As make_endpoints() finds it out.
+bool shared_memory_passes() {
+  const transport::TransportChoice choice;
+  try {
+    return transport::passes_once(std::string(kSharedMemory) + ' ' + choice.bind_address, [&] {
+      transport::EndpointOptions trial;
+      trial.self.name = "self-transfer";
+      return transport::make_stream_endpoint(std::move(trial),
+                                             {{kSharedMemory}, choice.bind_address});
+    });
+  } catch (const Error&) {
+    return false;  // it is tried again, and then said, when it is asked for
+  }
+}
+
 // Equal for workers that can meet over shared memory: on one host, of one user, who is another in
 // another user namespace. Empty for one that cannot or may not use it.
 std::string memory_token(const Options& options) {
@@ -75,8 +92,7 @@ std::string memory_token(const Options& options) {
   const bool wanted =
       names.empty() || std::find(names.begin(), names.end(), kSharedMemory) != names.end();
   const std::string users = namespace_of_this_process("user");
-  if (!wanted || options.world_size == 1 || users.empty() || !transport::shared_memory_passes())
-    return {};
+  if (!wanted || options.world_size == 1 || users.empty() || !shared_memory_passes()) return {};
   return host_token() + users + ':' + std::to_string(geteuid());
 }
 
@@ -144,9 +160,8 @@ struct Meeting {
 
 // Whoever can reach an open port could call any registered function.
 void check_open_network(const Options& options, const std::string& address) {
-  const char* insecure = std::getenv("STITCH_INSECURE");
   if (address == "127.0.0.1" || address == "localhost" || address == "::1" ||
-      !options.secret.empty() || (insecure != nullptr && std::string(insecure) == "1"))
+      !options.secret.empty() || insecure_is_allowed())
     return;
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + options.name + "\" would listen on " + address +
@@ -398,7 +413,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
 
 }  // namespace
 
-std::shared_ptr<Agent> join_world(const Options& options) {
+std::shared_ptr<Agent> join_world(Options options) {
   auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
   // Stretched once, for the store and all connections.
   const std::shared_ptr<const transport::SecretKey> key =
@@ -417,6 +432,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
   endpoint_options.self.name = options.name;
   endpoint_options.self.world = rendezvous.world_number();
   endpoint_options.secret = key;
+  endpoint_options.encryption = options.encryption.value_or(Encryption::on);
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
 
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
@@ -456,7 +472,9 @@ std::shared_ptr<Agent> join_world(const Options& options) {
       choice.bind_address =
           transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
       check_open_network(options, choice.bind_address);
+      check_tensorpipe_address(choice.transports, choice.bind_address);
     }
+    endpoint_options.refuse_own_id = true;  // calls to oneself stay in the process
     for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
       for (auto& address : peers->listen(std::move(endpoint)))
         addresses.push_back(std::move(address));
@@ -480,6 +498,7 @@ std::shared_ptr<Agent> join_world(const Options& options) {
     members.push_back(std::move(member));
   }
 
+  wipe(options.secret);
   auto agent = std::make_shared<Agent>(
       options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->set_world(endpoint_options.self.world);

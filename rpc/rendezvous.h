@@ -16,6 +16,6 @@ namespace stitch {
 // need it to (in process, on this host, on the network), publishes its addresses, and reads
 // everybody's. The last one to have read erases the keys: the store is ready for the next world,
 // with only the epochs left in it.
-[[nodiscard]] std::shared_ptr<Agent> join_world(const Options& options);
+[[nodiscard]] std::shared_ptr<Agent> join_world(Options options);
 
 }  // namespace stitch

@@ -66,18 +66,6 @@ Trials& trials() {
   return *trials;
 }
 
-std::string key_of(const std::string& transport, const std::string& bind_address) {
-  return transport + " " + bind_address;
-}
-
-bool passes(const std::string& transport, const std::string& bind_address) {
-  return passes_once(key_of(transport, bind_address), [&] {
-    EndpointOptions trial;
-    trial.self.name = "self-transfer";
-    return make_stream_endpoint(std::move(trial), {{transport}, bind_address});
-  });
-}
-
 }  // namespace
 
 bool passes_once(const std::string& key, const std::function<std::unique_ptr<Endpoint>()>& make) {
@@ -93,8 +81,6 @@ bool passes_once(const std::string& key, const std::function<std::unique_ptr<End
   return !error;
 }
 
-bool shared_memory_passes() { return passes("shm", TransportChoice().bind_address); }
-
 std::map<std::string, std::int64_t> failed_trials() { return trials().failed(); }
 
 std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options,
@@ -109,10 +95,16 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
       tensorpipe.transports.push_back(transport);
       continue;
     }
-    if (passes(transport, choice.bind_address)) {
+    const std::string key = transport + " " + choice.bind_address;
+    const bool passes = passes_once(key, [&] {
+      EndpointOptions trial;
+      trial.self.name = "self-transfer";
+      return make_stream_endpoint(std::move(trial), {{transport}, choice.bind_address});
+    });
+    if (passes) {
       stream.transports.push_back(transport);
     } else {
-      reasons += "; " + transport + ": " + trials().reason(key_of(transport, choice.bind_address));
+      reasons += "; " + transport + ": " + trials().reason(key);
     }
   }
   std::vector<std::unique_ptr<Endpoint>> endpoints;

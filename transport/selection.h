@@ -26,9 +26,6 @@ struct TransportChoice {
 [[nodiscard]] std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options,
                                                                     TransportChoice choice);
 
-// Whether "shm" passes a self-transfer here. As passes_once().
-[[nodiscard]] bool shared_memory_passes();
-
 // Whether the endpoint that `make` makes passes a self-transfer. A success is remembered under
 // `key` for the life of the process: it is a fact about this host; a failure may pass, when an
 // address appears. A failure is counted, and said on stderr with its reason unless the last one

@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <map>
 
 #include "stitch/rpc/launcher.h"
+#include "stitch/rpc/security_options.h"
 #include "stitch/transport/error.h"
 
 namespace {
@@ -48,7 +51,7 @@ TEST(Options, ComeFromTheEnvironment) {
                          {"STITCH_RPC_TIMEOUT", "250ms"},
                          {"STITCH_SHUTDOWN_TIMEOUT", "2m"},
                          {"STITCH_NUM_THREADS", "3"},
-                         {"STITCH_TRANSPORTS", "uv,shm"},
+                         {"STITCH_TRANSPORTS", "tcp,shm"},
                          {"STITCH_SECRET", "x"},
                          {"STITCH_MAX_FRAME_BYTES", "1MiB"},
                          {"STITCH_INLINE_BYTES", "4KiB"},
@@ -60,7 +63,7 @@ TEST(Options, ComeFromTheEnvironment) {
   EXPECT_EQ(options.rpc_timeout, 250ms);
   EXPECT_EQ(options.shutdown_timeout, 2min);
   EXPECT_EQ(options.num_threads, 3);
-  EXPECT_EQ(options.transports, (std::vector<std::string>{"uv", "shm"}));
+  EXPECT_EQ(options.transports, (std::vector<std::string>{"tcp", "shm"}));
   EXPECT_EQ(options.max_frame_bytes, std::size_t{1} << 20);
   EXPECT_EQ(options.inline_bytes, 4096U);
 }
@@ -150,6 +153,109 @@ TEST(Options, ATcpPlaceMayBeAnIpv6Address) {
   EXPECT_EQ(place->port, 29500);
   EXPECT_EQ(stitch::parse_tcp_method("tcp://::1:29500")->host, "::1");  // as torchrun's variables
   EXPECT_EQ(stitch::parse_tcp_method("tcp://node-7:1")->host, "node-7");
+}
+
+// A file of a test's own, with this text and mode.
+class SecretFile {
+ public:
+  explicit SecretFile(const std::string& text, mode_t mode = 0600)
+      : path_(std::filesystem::temp_directory_path() /
+              ("stitch-secret-" + std::to_string(getpid()))) {
+    std::ofstream(path_) << text;
+    chmod(path_.c_str(), mode);
+  }
+  ~SecretFile() { std::filesystem::remove(path_); }
+  [[nodiscard]] std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(Secret, ComesFromAVariableOrAFile) {
+  const stitch::Options base{.rank = 0, .world_size = 1};
+  {
+    const Variables scope(
+        std::map<std::string, std::string>{{"STITCH_SECRET", "from the environment"}});
+    EXPECT_EQ(stitch::resolve_options(base).secret, "from the environment");
+    EXPECT_EQ(stitch::resolve_options(base).encryption, stitch::Encryption::on);
+  }
+  for (const char* text : {"from a file", "from a file\n", "from a file\r\n"}) {
+    const SecretFile file(text);
+    const Variables scope(std::map<std::string, std::string>{{"STITCH_SECRET_FILE", file.path()}});
+    EXPECT_EQ(stitch::resolve_options(base).secret, "from a file");
+  }
+  EXPECT_EQ(stitch::resolve_options(base).secret, "");
+  EXPECT_EQ(stitch::resolve_options(base).encryption, stitch::Encryption::off);
+}
+
+TEST(Secret, ThatIsEmptyOrGivenTwiceIsAnError) {
+  EXPECT_TRUE(error_with({{"STITCH_SECRET", ""}}).starts_with("STITCH_SECRET is set but empty"));
+  EXPECT_TRUE(
+      error_with({{"STITCH_SECRET", " \n"}}).starts_with("STITCH_SECRET has nothing but blanks"));
+  EXPECT_EQ(error_with({{"STITCH_SECRET_FILE", ""}}), "STITCH_SECRET_FILE is set but empty");
+  EXPECT_EQ(error_with({{"STITCH_SECRET", "x"}, {"STITCH_SECRET_FILE", "/nowhere"}}),
+            "STITCH_SECRET and STITCH_SECRET_FILE are both set: set one of them");
+}
+
+TEST(Secret, FilesThatOthersCanUseAreRefused) {
+  for (const mode_t mode : {0640, 0604, 0620, 0644}) {
+    const SecretFile file("secret", mode);
+    const std::string error = error_with({{"STITCH_SECRET_FILE", file.path()}});
+    EXPECT_NE(error.find("so that others than its owner can use it; allowed: 0400, 0600"),
+              std::string::npos)
+        << error;
+  }
+  const SecretFile empty("\n");
+  EXPECT_EQ(error_with({{"STITCH_SECRET_FILE", empty.path()}}),
+            "secret file \"" + empty.path() +
+                "\" is set but empty: give all workers the same secret, or unset it to run without "
+                "one");
+  EXPECT_NE(error_with({{"STITCH_SECRET_FILE", "/"}}).find("no regular file"), std::string::npos);
+  EXPECT_NE(error_with({{"STITCH_SECRET_FILE", "/nowhere/at/all"}}).find("cannot be opened"),
+            std::string::npos);
+}
+
+TEST(Secret, FilesOfOtherUsersAreRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  const SecretFile file("secret");
+  ASSERT_EQ(chown(file.path().c_str(), 12345, 12345), 0);
+  EXPECT_NE(error_with({{"STITCH_SECRET_FILE", file.path()}}).find("belongs to user 12345"),
+            std::string::npos);
+}
+
+TEST(Encryption, NeedsASecretAndAKnownName) {
+  const Variables scope(std::map<std::string, std::string>{{"STITCH_ENCRYPTION", "integrity"}});
+  EXPECT_EQ(stitch::resolve_options({.rank = 0, .world_size = 1, .secret = "s"}).encryption,
+            stitch::Encryption::integrity);
+  EXPECT_TRUE(error_with({}).starts_with("encryption is \"integrity\" without a secret"));
+  EXPECT_EQ(error_with({{"STITCH_ENCRYPTION", "yes"}}),
+            "STITCH_ENCRYPTION is \"yes\"; allowed: on, integrity, off");
+}
+
+TEST(TensorPipe, IsRefusedWithASecretUnlessInsecureIsAllowed) {
+  const stitch::Options options{
+      .rank = 0, .world_size = 1, .transports = {"shm", "uv"}, .secret = "s"};
+  EXPECT_TRUE(error_with({}, options).starts_with("transport \"uv\" is refused with a secret"));
+  EXPECT_EQ(error_with({{"STITCH_INSECURE", "1"}}, options), "no error");
+  EXPECT_EQ(error_with({{"STITCH_TRANSPORTS", "uv"}}), "no error");
+}
+
+TEST(TensorPipe, IsRefusedOnANetworkUnlessInsecureIsAllowed) {
+  const auto refused = [](const std::string& transport, const std::string& address) {
+    try {
+      stitch::check_tensorpipe_address({"shm", transport}, address);
+    } catch (const stitch::Error& error) {
+      EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+      return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused("uv", "10.0.0.7"));
+  EXPECT_TRUE(refused("tensorpipe-shm", "10.0.0.7"));
+  EXPECT_FALSE(refused("tcp", "10.0.0.7"));
+  EXPECT_FALSE(refused("uv", "127.0.0.1"));
+  const Variables scope(std::map<std::string, std::string>{{"STITCH_INSECURE", "1"}});
+  EXPECT_FALSE(refused("uv", "10.0.0.7"));
 }
 
 std::optional<stitch::LaunchInfo> launch(std::map<std::string, std::string> variables) {

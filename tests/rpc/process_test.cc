@@ -36,7 +36,14 @@ TEST(Processes, CallOneAnotherOverEachTransport) {
 TEST(Processes, CallOneAnotherWithASecret) {
   setenv("STITCH_SECRET", "it is a secret", 1);
   expect_clean(under_stitch_run(2, "calls"), "[worker0] everybody has called");
-  unsetenv("STITCH_SECRET");
+  // Over TCP, where it also encrypts.
+  setenv("STITCH_TRANSPORTS", "tcp", 1);
+  for (const char* encryption : {"on", "integrity", "off"}) {
+    setenv("STITCH_ENCRYPTION", encryption, 1);
+    expect_clean(under_stitch_run(2, "calls"), "[worker0] everybody has called");
+  }
+  for (const char* name : {"STITCH_SECRET", "STITCH_TRANSPORTS", "STITCH_ENCRYPTION"})
+    unsetenv(name);
 }
 
 TEST(Processes, AnswerThousandsOfCalls) {
