@@ -264,8 +264,10 @@ bool StreamConnection::poll() {
   try {
     // In the middle of a read the link may become a sealed one, which has what was read too much.
     bool came = false;
-    for (const Link* link = nullptr; std::exchange(link, link_to_read_) != link_to_read_;)
-      came = reader_.read(*link_to_read_) || came;
+    for (Link* link = nullptr; link != link_to_read_;) {
+      link = link_to_read_;
+      came = reader_.read(*link) || came;
+    }
     if (came) return true;
     if (const auto error = link_to_read_->ended()) end(translate(*error));
   } catch (...) {
