@@ -2,12 +2,14 @@
 # again for the programs that use it, so that both see the same targets:
 #   stitch_torch            libtorch (see StitchTorch.cmake)
 #   stitch_tensorpipe       TensorPipe
-#   PkgConfig::LIBUV, PkgConfig::SODIUM, cereal::cereal, Threads::Threads
+#   PkgConfig::LIBUV, PkgConfig::SODIUM, PkgConfig::CRYPTO (where there is one), cereal::cereal, Threads::Threads
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(LIBUV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(SODIUM REQUIRED IMPORTED_TARGET libsodium)
+# Optional: a quicker AES-256-GCM (transport/aes_gcm.h).
+pkg_check_modules(CRYPTO IMPORTED_TARGET libcrypto)
 find_package(cereal REQUIRED)
 
 # A torch wheel carries and exports symbols of its own copies of TensorPipe and libuv. The dynamic linker takes the first

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "stitch/transport/aes_gcm.h"
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/error.h"
 
@@ -105,7 +106,7 @@ Key KeyAgreement::shared_with(std::span<const std::byte> peer_public_key) const 
 }
 
 struct RecordCipher::State {
-  alignas(16) crypto_aead_aes256gcm_state aes;
+  std::optional<AesGcm> aes;  // with that cipher
   std::array<unsigned char, Key::kBytes> bytes_key;
   std::array<unsigned char, crypto_shorthash_KEYBYTES> header_key;
 };
@@ -120,15 +121,17 @@ RecordCipher::RecordCipher(Encryption encryption, Cipher cipher, const Key& key)
   use_key();
 }
 
-RecordCipher::~RecordCipher() { sodium_memzero(state_.get(), sizeof(State)); }
+RecordCipher::~RecordCipher() {
+  sodium_memzero(state_->bytes_key.data(), state_->bytes_key.size());
+  sodium_memzero(state_->header_key.data(), state_->header_key.size());
+}
 
 void RecordCipher::use_key() {
   crypto_kdf_derive_from_key(state_->bytes_key.data(), state_->bytes_key.size(), kBytesKey,
                              kKdfContext, raw(key_.data()));
   crypto_kdf_derive_from_key(state_->header_key.data(), state_->header_key.size(), kHeaderKey,
                              kKdfContext, raw(key_.data()));
-  if (cipher_ == Cipher::aes256_gcm)
-    crypto_aead_aes256gcm_beforenm(&state_->aes, state_->bytes_key.data());
+  if (cipher_ == Cipher::aes256_gcm) state_->aes.emplace(state_->bytes_key);
 }
 
 void RecordCipher::next_record() {
@@ -157,25 +160,18 @@ void Sealer::seal(const std::byte* plain, std::size_t bytes, std::byte* out) {
   header_tag(wire_size, out + sizeof(wire_size));
   std::byte* const body = out + SealedRecord::kHeaderBytes;
   const Nonce nonce = nonce_of(number_);
-  const bool aes = cipher_ == Cipher::aes256_gcm;
-  if (encryption_ == Encryption::on) {
-    if (aes) {
-      crypto_aead_aes256gcm_encrypt_afternm(raw(body), nullptr, raw(plain), bytes, nullptr, 0,
-                                            nullptr, nonce.data(), &state_->aes);
-    } else {
-      crypto_aead_chacha20poly1305_ietf_encrypt(raw(body), nullptr, raw(plain), bytes, nullptr, 0,
-                                                nullptr, nonce.data(), state_->bytes_key.data());
-    }
+  unsigned char* const tag = raw(body + bytes);
+  const bool hidden = encryption_ == Encryption::on;
+  if (!hidden && plain != body && bytes > 0) std::memcpy(body, plain, bytes);
+  // With `integrity` the tag covers what can be read, and nothing is encrypted.
+  const std::size_t text = hidden ? bytes : 0;
+  const std::size_t known = hidden ? 0 : bytes;
+  if (state_->aes) {
+    state_->aes->seal(nonce.data(), raw(plain), text, {raw(body), known}, raw(body), tag);
   } else {
-    if (plain != body && bytes > 0) std::memcpy(body, plain, bytes);
-    unsigned char* const tag = raw(body + bytes);
-    if (aes) {
-      crypto_aead_aes256gcm_encrypt_afternm(tag, nullptr, nullptr, 0, raw(body), bytes, nullptr,
-                                            nonce.data(), &state_->aes);
-    } else {
-      crypto_aead_chacha20poly1305_ietf_encrypt(tag, nullptr, nullptr, 0, raw(body), bytes, nullptr,
-                                                nonce.data(), state_->bytes_key.data());
-    }
+    crypto_aead_chacha20poly1305_ietf_encrypt_detached(raw(body), tag, nullptr, raw(plain), text,
+                                                       raw(body), known, nullptr, nonce.data(),
+                                                       state_->bytes_key.data());
   }
   next_record();
 }
@@ -195,29 +191,20 @@ std::size_t Opener::open_header(const std::byte* header) const {
 
 void Opener::open(const std::byte* sealed, std::size_t bytes, std::byte* plain) {
   const Nonce nonce = nonce_of(number_);
-  const bool aes = cipher_ == Cipher::aes256_gcm;
-  const std::size_t all = bytes + SealedRecord::kTagBytes;
   const unsigned char* const tag = raw(sealed + bytes);
-  int bad = 0;
-  if (encryption_ == Encryption::on) {
-    bad = aes ? crypto_aead_aes256gcm_decrypt_afternm(raw(plain), nullptr, nullptr, raw(sealed),
-                                                      all, nullptr, 0, nonce.data(), &state_->aes)
-              : crypto_aead_chacha20poly1305_ietf_decrypt(raw(plain), nullptr, nullptr, raw(sealed),
-                                                          all, nullptr, 0, nonce.data(),
-                                                          state_->bytes_key.data());
-  } else {
-    bad = aes ? crypto_aead_aes256gcm_decrypt_afternm(nullptr, nullptr, nullptr, tag,
-                                                      SealedRecord::kTagBytes, raw(sealed), bytes,
-                                                      nonce.data(), &state_->aes)
-              : crypto_aead_chacha20poly1305_ietf_decrypt(
-                    nullptr, nullptr, nullptr, tag, SealedRecord::kTagBytes, raw(sealed), bytes,
-                    nonce.data(), state_->bytes_key.data());
-    if (bad == 0 && plain != sealed && bytes > 0) std::memcpy(plain, sealed, bytes);
-  }
-  if (bad != 0) {
+  const bool hidden = encryption_ == Encryption::on;
+  const std::size_t text = hidden ? bytes : 0;
+  const std::size_t known = hidden ? 0 : bytes;
+  const bool good = state_->aes ? state_->aes->open(nonce.data(), raw(sealed), text,
+                                                    {raw(sealed), known}, raw(plain), tag)
+                                : crypto_aead_chacha20poly1305_ietf_decrypt_detached(
+                                      raw(plain), nullptr, raw(sealed), text, tag, raw(sealed),
+                                      known, nonce.data(), state_->bytes_key.data()) == 0;
+  if (!good) {
     throw Error(ErrorCode::unauthenticated,
                 "sealed record " + std::to_string(number_) + " is not what the peer sealed");
   }
+  if (!hidden && plain != sealed && bytes > 0) std::memcpy(plain, sealed, bytes);
   next_record();
 }
 

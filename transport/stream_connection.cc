@@ -348,9 +348,10 @@ bool StreamConnection::poll() {
     const bool held = paused_.load(std::memory_order_relaxed) && !peer_gone_;
     bool came = false;
     // In the middle of a read the link may become a sealed one, which has what was read too much.
-    const Link* link = nullptr;
-    while (!held && std::exchange(link, link_to_read_) != link_to_read_)
-      came = reader_.read(*link_to_read_) || came;
+    for (Link* link = nullptr; !held && link != link_to_read_;) {
+      link = link_to_read_;
+      came = reader_.read(*link) || came;
+    }
     if (came) {
       if (unwatched_ || reader_.waiting()) watch_reading();
       return true;

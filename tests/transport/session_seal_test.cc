@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "stitch/transport/aes_gcm.h"
 #include "stitch/transport/error.h"
 #include "stitch/transport/secret_key.h"
 #include "tests/support/error_of.h"
@@ -231,6 +233,29 @@ TEST_P(SealedRecords, GoOnWithANewKeyAfterManyRecords) {
   }
   for (int i = 0; i < 3; ++i) EXPECT_EQ(open(*opener_, seal("beyond")), "beyond");
   EXPECT_EQ(opener_->records(), SealedRecord::kRecordsPerKey + 3);
+}
+
+// NIST's test case 14 of GCM, so that every library that may be behind it gives the same bytes.
+TEST(AesGcm, GivesTheBytesOfTheStandard) {
+  if (!has_aes_instructions()) GTEST_SKIP() << "this processor has no AES instructions";
+  constexpr std::array<unsigned char, 16> kSealed{0xce, 0xa7, 0x40, 0x3d, 0x4d, 0x60, 0x6b, 0x6e,
+                                                  0x07, 0x4e, 0xc5, 0xd3, 0xba, 0xf3, 0x9d, 0x18};
+  constexpr std::array<unsigned char, 16> kTag{0xd0, 0xd1, 0xc8, 0xa7, 0x99, 0x99, 0x6b, 0xf0,
+                                               0x26, 0x5b, 0x98, 0xb5, 0xd4, 0x8a, 0xb9, 0x19};
+  const std::array<unsigned char, 32> key{};
+  const std::array<unsigned char, AesGcm::kNonceBytes> nonce{};
+  std::array<unsigned char, 16> text{};
+  std::array<unsigned char, 16> tag{};
+  AesGcm aes(key);
+  aes.seal(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data());
+  EXPECT_EQ(text, kSealed);
+  EXPECT_EQ(tag, kTag);
+  ASSERT_TRUE(aes.open(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data()));
+  EXPECT_EQ(text, (std::array<unsigned char, 16>{}));
+  text = kSealed;
+  tag[15] ^= 1;
+  EXPECT_FALSE(aes.open(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data()));
+  EXPECT_EQ(text, (std::array<unsigned char, 16>{}));  // nothing of it is left to be used
 }
 
 TEST(SealedRecord, CannotBeMadeWithoutEncryption) {
