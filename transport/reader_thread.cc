@@ -3,11 +3,19 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 #include <utility>
+
+#include "stitch/transport/error.h"
 
 namespace stitch::transport {
 
-ReaderThread::ReaderThread() : thread_([this] { run(); }) {}
+ReaderThread::ReaderThread() try : thread_([this] { run(); }) {
+} catch (const std::system_error& error) {
+  throw Error(ErrorCode::overloaded,
+              "the thread of an endpoint cannot be started: " + error.code().message());
+}
 
 ReaderThread::~ReaderThread() { join(); }
 
