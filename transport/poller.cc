@@ -252,6 +252,7 @@ bool Poller::poll_source(Polled& polled) noexcept {
 
 bool Poller::poll_once(bool ask_kernel) {
   refresh();
+  after_delivery();  // of a thread that has polling back after deferred work: nobody delivers then
   bool moved = false;
   bool any_expensive = false;
   Clock::time_point now{};
@@ -371,7 +372,7 @@ void Poller::all_awake() {
 bool Poller::all_asleep() {
   awake_.store(false);
   refresh();
-  bool asleep = !any_changes_.load();
+  bool asleep = !any_changes_.load() && after_delivery_.empty();
   for (std::size_t i = 0; asleep && i < active_.size(); ++i) asleep = active_[i]->source->sleep();
   if (!asleep) all_awake();
   return asleep;

@@ -18,7 +18,7 @@ class ReaderThread {
  public:
   using Task = UniqueFunction<void()>;
 
-  ReaderThread();
+  ReaderThread();  // throws Error(overloaded) when the system refuses
   ReaderThread(const ReaderThread&) = delete;
   ReaderThread& operator=(const ReaderThread&) = delete;
   ~ReaderThread();

@@ -323,7 +323,11 @@ void StreamConnection::flush_or_abandon(Aftermath& after) {
 }
 
 bool StreamConnection::flush() {
-  if (!write_mutex_.try_lock()) return false;
+  if (!write_mutex_.try_lock()) {
+    // Whoever writes may only add to what waits, and the poller may not visit this source again.
+    if (!cheap_) poller_->poll_soon(source_id_);
+    return false;
+  }
   Aftermath after;
   {
     const Unlock unlock(write_mutex_);

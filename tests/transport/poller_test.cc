@@ -371,6 +371,38 @@ TEST(Poller, LetsGoOfASourceThatThrows) {
   poller.join();  // before what its sources refer to goes
 }
 
+// A thread that has polling back after deferred work asks for a poll that no delivery follows.
+TEST(Poller, PollsWhatAReclaimingThreadAsksFor) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  const auto asked = std::make_shared<Source>();
+  std::atomic<int> reclaimed{0};
+  const auto source = std::make_shared<Source>();
+  source->on_ready = [&] {
+    Poller::Work work = [&](bool here) {
+      if (!here) return false;
+      std::this_thread::sleep_for(milliseconds(5));  // meanwhile the source goes to rest
+      poller.reclaim();
+      if (poller.on_this_thread() && poller.poll_after_delivery(asked)) reclaimed.fetch_add(1);
+      return false;
+    };
+    static_cast<void>(poller.defer(work));
+    return true;
+  };
+  add(poller, source);
+  for (int i = 1; i <= 20; ++i) {
+    source->signal();
+    ASSERT_TRUE(source->wait_signals(i));
+    ASSERT_TRUE(wait_until([&] { return asked->polls.load() == reclaimed.load(); }, seconds(5)))
+        << "forgotten in round " << i;
+    std::this_thread::sleep_for(milliseconds(10));
+    ASSERT_TRUE(wait_until([&] { return asked->polls.load() == reclaimed.load(); }, seconds(5)))
+        << "forgotten in round " << i;
+  }
+  EXPECT_GT(reclaimed.load(), 0);
+  poller.join();  // before what its sources refer to goes
+}
+
 // A thread that is stuck in the work that a message brought holds nobody up.
 TEST(Poller, DoesNotWaitLongForAThreadInDeferredWork) {
   const auto release = std::make_shared<std::atomic<bool>>(false);
