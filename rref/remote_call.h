@@ -245,3 +245,12 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
 [[nodiscard]] Value local_value(const rref::Handle& handle, const Timeout& timeout);
 
 }  // namespace stitch::detail
+
+// At namespace scope: lets peers construct a T here, STITCH_EXPORT_CONSTRUCTOR(T, A...), that this
+// program itself never constructs remotely. A... are the arguments' types as they are sent:
+// decayed, text as std::string.
+#define STITCH_EXPORT_CONSTRUCTOR(...)                                                 \
+  [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
+      (::stitch::FunctionRegistry::instance().export_function(                         \
+           ::stitch::detail::Constructor<__VA_ARGS__>::add()),                         \
+       true)

@@ -153,6 +153,21 @@ Wallet give_wallet(int n) {
   EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster); \
   EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
 
+// Nothing here constructs it remotely.
+struct Served {
+  Served(int number, std::string text) : number(number), text(std::move(text)) {}
+  int number;
+  std::string text;
+};
+STITCH_EXPORT_CONSTRUCTOR(Served, int, std::string);
+
+TEST(RRef, AConstructorCanBeExported) {
+  const auto id = function_id(typeid(detail::Constructor<Served, int, std::string>).name());
+  const Function* const function = FunctionRegistry::instance().find(id);
+  ASSERT_NE(function, nullptr);
+  EXPECT_EQ(function->name, "stitch::(anonymous namespace)::Served");
+}
+
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
   const std::string name = "ps::missing";  // the call refers to it until it ends
   Cluster cluster(2);
