@@ -46,7 +46,7 @@ TEST(IntervalSet, TakesInEverythingBelowANumber) {
   IntervalSet intervals;
   intervals.insert_below(0);
   EXPECT_EQ(intervals.runs(), 0u);
-  for (const std::uint64_t value : {3, 5, 6, 9, 20}) intervals.insert(value);
+  for (const std::uint64_t value : {3u, 5u, 6u, 9u, 20u}) intervals.insert(value);
   intervals.insert_below(5);  // touches a run
   EXPECT_EQ(intervals.runs(), 3u);
   for (std::uint64_t value = 0; value < 25; ++value)
