@@ -100,7 +100,7 @@ class RecordReader {
   std::optional<Bulk> bulk_;
   std::size_t piece_left_ = 0;  // of the data record under way
   bool gave_up_rest_ = false;
-  bool open_ = false;           // buffers are allowed
+  bool open_ = false;  // buffers are allowed
   bool waiting_ = false;
 };
 
