@@ -77,7 +77,6 @@ void Handshake::take_introduction(std::span<const std::byte> message, std::vecto
   peer_ = std::move(who);
   peer_.version = theirs_.version;
   peer_.features = theirs_.features;
-  peer_.nonce = theirs_.nonce;
   peer_.authenticated = theirs_.authenticated;
   if (peer_.world != self_.world) {
     throw Error(ErrorCode::protocol, describe_peer(peer_) + " belongs to world " +
