@@ -74,10 +74,11 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& m
 }
 
 void OutgoingRefs::on_sent(const std::optional<Error>& error) {
-  // A connection that broke meanwhile does not say that the peer never got the message, and what it
-  // got it may have lent on: those pins stay, as all pins towards the dead do. Any other error came
-  // before the bytes left.
-  if (!error || error->code() == ErrorCode::disconnected) pinned_.clear();
+  // What the peer may have got it may have lent on: those pins stay, as all pins towards the dead
+  // do. Most errors say that it certainly did not get it.
+  const bool may_have_arrived =
+      !error || (error->code() == ErrorCode::disconnected && sender_ && !sender_->knows_losses());
+  if (may_have_arrived) pinned_.clear();
   unpin();
 }
 

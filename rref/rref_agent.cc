@@ -119,7 +119,14 @@ std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) {
 }
 
 RRefAgent::RRefAgent(Agent& agent)
-    : self_(agent.self()), agent_(&agent), lifetime_(life_of(agent.self())) {
+    : self_(agent.self()),
+      knows_losses_(std::none_of(agent.options().transports.begin(),
+                                 agent.options().transports.end(),
+                                 [](const std::string& transport) {
+                                   return transport == "tensorpipe-shm" || transport == "uv";
+                                 })),
+      agent_(&agent),
+      lifetime_(life_of(agent.self())) {
   // Asked for messages of peers only, while the agent and its table of peers are there.
   lifetime_.set_world([&agent](const WorkerLife& life) {
     return life.id < agent.peers().size() && agent.peers().infos()[life.id].epoch == life.epoch;

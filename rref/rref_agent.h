@@ -74,6 +74,10 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // References of a life of a worker that is not the present one are lost (G6). Throws
   // Error(protocol) for no worker at all.
   void meet_owner(const WorkerLife& owner);
+  // Whether a message that a broken connection is the error of certainly did not arrive: with
+  // stitch's own transports it was not written completely. TensorPipe reports the end of a message
+  // when the peer has had it for a while, or never.
+  [[nodiscard]] bool knows_losses() const noexcept { return knows_losses_; }
   // Why references of `owner` that arrive from `from` as lost cannot be used.
   [[nodiscard]] Error lost_at(const WorkerInfo& from, const WorkerLife& owner) const;
   // Throws why when that life of a worker is known to be over: nothing is pinned for a message that
@@ -96,6 +100,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void register_kept() STITCH_EXCLUDES(mutex_);
 
   const WorkerInfo self_;
+  const bool knows_losses_;
   mutable Mutex mutex_;
   Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
