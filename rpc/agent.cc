@@ -24,32 +24,10 @@ namespace stitch {
 
 namespace {
 
-// Callers have that long to say themselves that a call's deadline has passed, which they do unless
-// they are stopped or cut off. So a handler does not answer the moment its caller gives up.
-constexpr std::chrono::milliseconds kGraceOfCallers{10};
 // Of the names that an answer to a call of an unknown function carries.
 constexpr std::size_t kMaxNamesBytes = 16 << 10;
 // Of control frames that wait for one peer: beyond it such an answer carries no names.
 constexpr std::size_t kManyControlBytes = 1 << 20;
-
-std::string milliseconds(std::chrono::nanoseconds duration) {
-  const double ms = std::chrono::duration<double, std::milli>(duration).count();
-  std::string text = std::to_string(ms);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " ms";
-}
-
-std::string call_text(const CallTable::Record& record) {
-  return "call " + std::string(record.function) + "() to " + to_string(*record.to);
-}
-
-Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
-  return Error(cause.code(), call_text(record) + ' ' + text)
-      .with_worker(record.to->name)
-      .with_function(std::string(record.function))
-      .with_remote(cause.remote());
-}
 
 }  // namespace
 
@@ -60,6 +38,7 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventL
       loop_(std::move(loop)),
       receive_pool_(std::move(receive_pool)),
       pool_(options_.num_threads, "stitch-" + self_.name),
+      stop_callbacks_(options_.num_threads, "stitch-" + self_.name),
       leave_(std::make_unique<Leave>(*this)),
       board_(std::make_unique<Board>()) {
   set_frame_handler(wire::kLeave,
@@ -104,192 +83,6 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
        .wanted = [this](std::uint64_t call) { return calls_.contains(call); }});
 }
 
-OutMessage Agent::begin_request(std::uint64_t function_id) {
-  OutMessage message(wire::kRequest);
-  transport::ByteWriter out(message.frame.body());
-  out.write(std::uint64_t{0});
-  out.write(function_id);
-  out.write(std::int64_t{0});
-  return message;
-}
-
-namespace {
-
-// Fills in what begin_request() left open.
-void complete_header(OutMessage& message, std::uint64_t call_id, std::chrono::nanoseconds timeout) {
-  std::byte* const header = message.frame.body().data() + transport::FrameBuilder::body_offset();
-  const auto id = transport::to_wire_order(call_id);
-  const auto ns = transport::to_wire_order(static_cast<std::int64_t>(timeout.count()));
-  std::memcpy(header, &id, sizeof(id));
-  std::memcpy(header + 16, &ns, sizeof(ns));
-}
-
-}  // namespace
-
-std::chrono::nanoseconds Agent::effective_timeout(
-    std::optional<std::chrono::nanoseconds> timeout) const {
-  if (timeout && timeout->count() < 0) {
-    throw Error(ErrorCode::invalid_argument,
-                "timeout of " + std::to_string(timeout->count()) + " ns is negative");
-  }
-  const std::chrono::nanoseconds limit = timeout.value_or(options_.rpc_timeout);
-  const auto deadline = Ambient::current().deadline;
-  if (deadline == Clock::time_point::max()) return limit;
-  const auto left =
-      std::max(std::chrono::nanoseconds(1),
-               std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()));
-  return limit.count() == 0 ? left : std::min(limit, left);
-}
-
-namespace {
-
-// The request that this thread is sending, the innermost one. One that is written before the sender
-// returns was never queued, which is the rule, and costs the call table nothing.
-class Sending {
- public:
-  Sending(const Agent& agent, std::uint64_t id) noexcept
-      : agent_(&agent), id_(id), outer_(std::exchange(here, this)) {}
-  ~Sending() { here = outer_; }
-  Sending(const Sending&) = delete;
-  Sending& operator=(const Sending&) = delete;
-  [[nodiscard]] bool done() const noexcept { return done_; }
-  // Whether it is the one that this thread is sending.
-  [[nodiscard]] static bool note_done(const Agent& agent, std::uint64_t id) noexcept {
-    if (here == nullptr || here->agent_ != &agent || here->id_ != id) return false;
-    here->done_ = true;
-    return true;
-  }
-
- private:
-  static thread_local Sending* here;
-  const Agent* const agent_;
-  const std::uint64_t id_;
-  Sending* const outer_;
-  bool done_ = false;
-};
-
-thread_local Sending* Sending::here = nullptr;
-
-}  // namespace
-
-std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
-                                std::chrono::nanoseconds timeout, OutMessage message,
-                                std::shared_ptr<PendingCall> pending) {
-  if (stopped()) throw_if_stopped();
-  CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout,
-                           Clock::time_point::max()};
-  if (timeout.count() > 0) {
-    const auto now = Clock::now();
-    if (timeout < Clock::time_point::max() - now) record.deadline = now + timeout;
-  }
-  const Clock::time_point deadline = record.deadline;
-  const std::uint64_t id = calls_.add(std::move(record));
-  const Sending sending(*this, id);
-  try {
-    calls_watch_->watch(deadline);
-    complete_header(message, id, timeout);
-    Outgoing out = lay_out(to, message, true, false);
-    if (message.attachments.empty()) {
-      // Small enough to need no memory of its own: most calls are like this.
-      peers_->send(
-          to, nullptr, std::move(out.message),
-          [self = shared_from_this(), counted = out.counted,
-           id](const std::optional<Error>& error) {
-            self->sent(counted);
-            self->request_done(id, error);
-          },
-          id);
-    } else {
-      peers_->send(
-          to, nullptr, std::move(out.message),
-          [self = shared_from_this(), counted = out.counted, id,
-           attachments = DepartingAttachments(std::move(message.attachments))](
-              const std::optional<Error>& error) mutable {
-            self->sent(counted);
-            attachments.tell(error);
-            self->request_done(id, error);
-          },
-          id);
-    }
-  } catch (...) {
-    const Error error = to_error(std::current_exception());
-    fail_call(id, error, std::string("was not made: ") + error.what());
-  }
-  if (!sending.done()) calls_.note_queued(id);
-  // The worker may have stopped between the first look and the entry in the table: nobody else
-  // would complete the call then.
-  if (stopped())
-    fail_call(id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
-  return id;
-}
-
-void Agent::fail_all_calls() {
-  for (auto& record : calls_.take_all()) {
-    record.pending->on_error(
-        about(record, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down"));
-  }
-}
-
-void Agent::fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept {
-  if (const auto record = calls_.take(call_id))
-    record->pending->on_error(about(*record, error, what));
-}
-
-void Agent::request_done(std::uint64_t call_id, const std::optional<Error>& error) {
-  const bool at_once = Sending::note_done(*this, call_id);
-  if (error) {
-    fail_call(call_id, *error, std::string("failed: ") + error->what());
-  } else if (!at_once) {
-    calls_.note_sent(call_id, Clock::now());
-  }
-}
-
-std::string Agent::timeout_text(const CallTable::Record& record) const {
-  std::string text =
-      "timed out after " + milliseconds(record.timeout) + "; " + peers_->condition(record.to->id);
-  if (record.queued && !record.sent) return text + ", call was never sent";
-  const auto queued =
-      record.sent ? *record.sent - (record.deadline - record.timeout) : std::chrono::nanoseconds(0);
-  if (queued < std::chrono::milliseconds(1)) return text + ", call was sent at once";
-  return text + ", call was queued " + duration_text(queued);
-}
-
-void Agent::expire_calls() {
-  const auto expired = calls_.take_expired(Clock::now());
-  calls_watch_->watch(expired.next);
-  for (const auto& record : expired.records) {
-    record.pending->on_error(about(record, Error(ErrorCode::timeout, ""), timeout_text(record)));
-    tell_cancelled(*record.to, record.id);
-  }
-}
-
-void Agent::expire_incoming() {
-  const auto expired = incoming_.expired(Clock::now() - kGraceOfCallers);
-  if (expired.next != Clock::time_point::max())
-    incoming_watch_->watch(expired.next + kGraceOfCallers);
-  for (const auto& call : expired.calls) call->request_stop();
-}
-
-void Agent::run_stop_callbacks(std::stop_source source) {
-  std::shared_ptr<ThreadPool> pool;
-  UniqueFunction<void()> task = [source = std::move(source)]() mutable { source.request_stop(); };
-  try {
-    MutexLock lock(stops_mutex_);
-    if (!stops_ && !stops_closed_)
-      stops_ = std::make_shared<ThreadPool>(options_.num_threads, "stitch-" + self_.name);
-    pool = stops_;
-  } catch (const std::exception&) {
-    // No thread to be had: then here.
-  }
-  if (!pool || !pool->post(task)) task();
-}
-
-void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
-  throw_if_stopped();
-  complete_header(message, 0, std::chrono::nanoseconds(0));
-  send(to, nullptr, std::move(message), true, false, nullptr);
-}
-
 bool Agent::abandon_call(std::uint64_t call_id) {
   if (forked()) return false;
   const auto record = calls_.take(call_id);
@@ -331,116 +124,6 @@ bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   // Messages for others are not to feel the guards that this thread waits under.
   const at::ThreadLocalStateGuard guard(fresh_thread_state());
   return peers_->help(done, deadline);
-}
-
-void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept {
-  try {
-    OutMessage message(wire::kCancel);
-    transport::ByteWriter(message.frame.body()).write(call_id);
-    send_control(to, std::move(message));
-  } catch (const std::exception&) {
-    // Out of memory: the callee goes on for nobody, until its own deadline.
-  }
-}
-
-Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks,
-                               bool control) {
-  try {
-    const auto kind = message.frame.kind();
-    const auto check_frame = [this](std::size_t bytes) {
-      if (bytes > options_.max_frame_bytes) {
-        throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes) +
-                                                 " bytes exceeds max_frame_bytes " +
-                                                 std::to_string(options_.max_frame_bytes));
-      }
-    };
-    // What is too much already is refused before an extension has noted that it leaves.
-    check_frame(message.frame.body().size());
-    if (!control) check_inflight(outgoing_bytes_.load(), message.frame.body().size());
-    message.frame.end_body();
-    message.frame.set_inline_bytes(options_.inline_bytes);
-    encode_tensors(message);
-    if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
-    Outgoing out{std::move(message.frame).finish(), {}};
-    check_frame(out.message.frame.size());
-    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control};
-    count(to, out.counted);
-    if (kind != wire::kLeave) sent_.fetch_add(1);
-    return out;
-  } catch (...) {
-    DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
-    throw;
-  }
-}
-
-void Agent::check_inflight(std::size_t queued, std::size_t bytes) const {
-  if (queued + bytes > options_.max_inflight_bytes) {
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
-                                           " bytes would exceed max_inflight_bytes " +
-                                           std::to_string(options_.max_inflight_bytes));
-  }
-}
-
-void Agent::count(const WorkerInfo& to, const Counted& counted) {
-  if (!counted.control) {
-    const auto before = outgoing_bytes_.fetch_add(counted.bytes);
-    try {
-      check_inflight(before, counted.bytes);
-    } catch (...) {
-      sent(counted);
-      throw;
-    }
-    return;
-  }
-  auto& queued = control_bytes_.at(to.id.value());
-  if (queued.fetch_add(counted.bytes) + counted.bytes <= kMostControlBytes) return;
-  sent(counted);
-  // It would have to be dropped, and whoever waits for it would wait for ever: better that
-  // everybody learns it.
-  const Error error(ErrorCode::overloaded, to_string(to) + " does not read: control messages of " +
-                                               std::to_string(kMostControlBytes >> 20) +
-                                               " MiB wait for it");
-  peers_->give_up(to.id, error);
-  throw error;
-}
-
-void Agent::sent(const Counted& counted) noexcept {
-  (counted.control ? control_bytes_[counted.to.value()] : outgoing_bytes_).fetch_sub(counted.bytes);
-}
-
-void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
-                 OutMessage message, bool hooks, bool control, transport::SendDone done) {
-  Outgoing out = lay_out(to, message, hooks, control);
-  if (message.attachments.empty() && !done) {
-    peers_->send(to, connection, std::move(out.message),
-                 [self = shared_from_this(), counted = out.counted](const std::optional<Error>&) {
-                   self->sent(counted);
-                 });
-    return;
-  }
-  peers_->send(to, connection, std::move(out.message),
-               [self = shared_from_this(), counted = out.counted,
-                attachments = DepartingAttachments(std::move(message.attachments)),
-                done = std::move(done)](const std::optional<Error>& error) mutable {
-                 self->sent(counted);
-                 attachments.tell(error);
-                 if (done) done(error);
-               });
-}
-
-void Agent::send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
-  send(to, nullptr, std::move(message), false, false, std::move(done));
-}
-
-void Agent::send_control(const WorkerInfo& to, OutMessage message, transport::SendDone done) {
-  send(to, nullptr, std::move(message), false, true, std::move(done));
-}
-
-void Agent::send_reply(const WorkerInfo& to,
-                       const std::shared_ptr<transport::Connection>& connection,
-                       OutMessage message) {
-  const bool control = message.frame.kind() == wire::kErrorReply;
-  send(to, connection, std::move(message), true, control, nullptr);
 }
 
 namespace {
@@ -562,8 +245,7 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
       throw Error(ErrorCode::protocol,
                   "request " + std::to_string(header.call_id) + " is being served already");
   }
-  if (call->deadline() != Clock::time_point::max())
-    incoming_watch_->watch(call->deadline() + kGraceOfCallers);
+  watch_incoming(call->deadline());
   if (waiting > options_.max_inflight_bytes) {
     call->fail(Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " +
                                                 std::to_string(options_.max_inflight_bytes)));

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "stitch/rpc/options.h"
 #include "stitch/rpc/peer_table.h"
 #include "stitch/rpc/registry.h"
+#include "stitch/rpc/stop_callbacks.h"
 #include "stitch/rpc/thread_pool.h"
 #include "stitch/rpc/worker_info.h"
 #include "stitch/transport/block_pool.h"
@@ -150,8 +150,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage message);
   void forget(const IncomingCall& call);
-  // Has the callbacks run on a thread that is there for them, or here when there is none.
-  void run_stop_callbacks(std::stop_source source) STITCH_EXCLUDES(stops_mutex_);
+  [[nodiscard]] StopCallbacks& stop_callbacks() noexcept { return stop_callbacks_; }
   struct Activity {
     std::uint64_t busy = 0;  // calls made, calls being served, what extensions wait for
     std::uint64_t sent = 0;  // messages, not counting those of shutdown itself
@@ -178,6 +177,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void expire_calls();
   // Stops the handlers of calls whose deadline has passed: their callers may be unable to.
   void expire_incoming();
+  void watch_incoming(Clock::time_point deadline);
   // A request has been written, or never will be.
   void request_done(std::uint64_t call_id, const std::optional<Error>& error);
   [[nodiscard]] std::string timeout_text(const CallTable::Record& record) const;
@@ -204,12 +204,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;
-  void fail_all_calls();
   void stop_everything(std::chrono::steady_clock::time_point deadline);
   // Closes what has threads; leaves it to end by itself when that takes longer.
   void close_until(std::chrono::steady_clock::time_point deadline);
-  [[nodiscard]] bool on_stop_thread() const STITCH_EXCLUDES(stops_mutex_);
-  void close_stops(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(stops_mutex_);
 
   const Options options_;
   const WorkerInfo self_;
@@ -224,11 +221,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::shared_ptr<DeadlineWatch> calls_watch_;     // constant after start()
   std::shared_ptr<DeadlineWatch> incoming_watch_;  // likewise
   ThreadPool pool_;
-  mutable Mutex stops_mutex_;
-  // Runs stop callbacks: the handlers that they are to stop may hold all threads of pool_. Made
-  // when first wanted.
-  std::shared_ptr<ThreadPool> stops_ STITCH_GUARDED_BY(stops_mutex_);
-  bool stops_closed_ STITCH_GUARDED_BY(stops_mutex_) = false;
+  StopCallbacks stop_callbacks_;
   std::unique_ptr<Leave> leave_;
   std::unique_ptr<Board> board_;
   const std::uint32_t fork_ = transport::fork_count();

@@ -45,7 +45,7 @@ std::optional<Error> Agent::why_not_here() const {
     return Error(ErrorCode::invalid_argument,
                  called + "one of its own handlers, which it would wait for");
   }
-  if (transport::CallbackScope::on_this_thread() || on_stop_thread()) {
+  if (transport::CallbackScope::on_this_thread() || stop_callbacks_.on_this_thread()) {
     return Error(
         ErrorCode::invalid_argument,
         called + "an inline function, an on_ready or a stop callback, which must not wait");
@@ -85,27 +85,6 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   return error;
 }
 
-bool Agent::on_stop_thread() const {
-  MutexLock lock(stops_mutex_);
-  return stops_ && stops_->on_pool_thread();
-}
-
-// Those that come later run where they come up.
-void Agent::close_stops(Clock::time_point deadline) {
-  std::shared_ptr<ThreadPool> pool;
-  {
-    MutexLock lock(stops_mutex_);
-    stops_closed_ = true;
-    pool = std::move(stops_);
-  }
-  if (!pool) return;
-  pool->close();
-  if (!pool->join_until(deadline)) {
-    std::fprintf(stderr, "stitch: %s leaves while stop callbacks still run\n",
-                 to_string(self_).c_str());
-  }
-}
-
 void Agent::stop_everything(Clock::time_point deadline) {
   // Of the time that closing has: for the threads of the transports.
   constexpr std::chrono::milliseconds kTransports{100};
@@ -113,7 +92,10 @@ void Agent::stop_everything(Clock::time_point deadline) {
   peers_->expect_closing();
   {
     const transport::CallbackScope callbacks;
-    fail_all_calls();
+    for (auto& record : calls_.take_all()) {
+      record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""),
+                                     "failed: this worker is shutting down"));
+    }
     for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
     for_each_extension([&](Extension& extension) { extension.stop(); });
     board_->close(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
@@ -128,7 +110,10 @@ void Agent::stop_everything(Clock::time_point deadline) {
     std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n",
                  to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
   }
-  close_stops(deadline - kTransports);
+  if (!stop_callbacks_.close_until(deadline - kTransports)) {
+    std::fprintf(stderr, "stitch: %s leaves while stop callbacks still run\n",
+                 to_string(self_).c_str());
+  }
   close_until(deadline);
 }
 

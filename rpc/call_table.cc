@@ -90,6 +90,21 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   return expired;
 }
 
+namespace {
+
+std::string call_text(const CallTable::Record& record) {
+  return "call " + std::string(record.function) + "() to " + to_string(*record.to);
+}
+
+}  // namespace
+
+Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
+  return Error(cause.code(), call_text(record) + ' ' + text)
+      .with_worker(record.to->name)
+      .with_function(std::string(record.function))
+      .with_remote(cause.remote());
+}
+
 IncomingTable::Added IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
   MutexLock lock(mutex_);
   const Key key{call->caller().id, call->id()};

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -88,6 +89,10 @@ class CallTable {
   Records records_ STITCH_GUARDED_BY(mutex_);
   DeadlineHeap<Record> deadlines_ STITCH_GUARDED_BY(mutex_);  // of those in records_ that have one
 };
+
+// The error of a call that ended with `cause`: "call f() to worker "ps0" (id 7)" and `text`.
+[[nodiscard]] Error about(const CallTable::Record& record, const Error& cause,
+                          const std::string& text);
 
 // The calls of others that this worker is serving. Thread contract: any thread.
 class IncomingTable {

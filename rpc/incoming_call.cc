@@ -76,7 +76,7 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
 }
 
 void IncomingCall::request_stop() {
-  if (auto source = stop_->raise()) agent_->run_stop_callbacks(std::move(*source));
+  if (auto source = stop_->raise()) agent_->stop_callbacks().run(std::move(*source));
 }
 
 void IncomingCall::begin_reply(OutArchive& archive) const {
