@@ -56,9 +56,7 @@ std::unique_ptr<Link> sealed(Pipe& in, Pipe& out, Role role, Encryption encrypti
 RecordReader reader_into(std::vector<Message>& messages) {
   return RecordReader(
       [](const Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
-      [] {
-        return RecordReader::Limits{kMiB, 8 * kMiB, true, nullptr};
-      },
+      [] { return RecordReader::Limits{.frame_bytes = kMiB, .buffer_bytes = 8 * kMiB}; },
       [&messages](Message message) { messages.push_back(std::move(message)); });
 }
 
