@@ -189,6 +189,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
     std::size_t bytes = 0;
     WorkerId to;
     bool control = false;
+    bool tallied = false;  // in sent_: all but the words of leaving
   };
   struct Outgoing {
     transport::Message message;
@@ -202,7 +203,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void check_inflight(std::size_t queued, std::size_t bytes) const;
   // Throws when there is no room for it.
   void count(const WorkerInfo& to, const Counted& counted);
-  void sent(const Counted& counted) noexcept;
+  void uncount(const Counted& counted) noexcept;
+  // The transport is through with it. A message that never left is not one that the peer will have
+  // received: a graceful shutdown would wait for it.
+  void sent(const Counted& counted, const std::optional<Error>& error) noexcept;
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;

@@ -121,7 +121,7 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
           to, nullptr, std::move(out.message),
           [self = shared_from_this(), counted = out.counted,
            id](const std::optional<Error>& error) {
-            self->sent(counted);
+            self->sent(counted, error);
             self->request_done(id, error);
           },
           id);
@@ -131,7 +131,7 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
           [self = shared_from_this(), counted = out.counted, id,
            attachments = DepartingAttachments(std::move(message.attachments))](
               const std::optional<Error>& error) mutable {
-            self->sent(counted);
+            self->sent(counted, error);
             attachments.tell(error);
             self->request_done(id, error);
           },

@@ -31,9 +31,10 @@ Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool h
     if (hooks) for_each_extension([&](Extension& extension) { extension.on_send(message, to); });
     Outgoing out{std::move(message.frame).finish(), {}};
     check_frame(out.message.frame.size());
-    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control};
+    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control,
+                   kind != wire::kLeave};
     count(to, out.counted);
-    if (kind != wire::kLeave) sent_.fetch_add(1);
+    if (out.counted.tallied) sent_.fetch_add(1);
     return out;
   } catch (...) {
     DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
@@ -55,14 +56,14 @@ void Agent::count(const WorkerInfo& to, const Counted& counted) {
     try {
       check_inflight(before, counted.bytes);
     } catch (...) {
-      sent(counted);
+      uncount(counted);
       throw;
     }
     return;
   }
   auto& queued = control_bytes_.at(to.id.value());
   if (queued.fetch_add(counted.bytes) + counted.bytes <= kMostControlBytes) return;
-  sent(counted);
+  uncount(counted);
   // It would have to be dropped, and whoever waits for it would wait for ever: better that
   // everybody learns it.
   const Error error(ErrorCode::overloaded, to_string(to) + " does not read: control messages of " +
@@ -72,8 +73,13 @@ void Agent::count(const WorkerInfo& to, const Counted& counted) {
   throw error;
 }
 
-void Agent::sent(const Counted& counted) noexcept {
+void Agent::uncount(const Counted& counted) noexcept {
   (counted.control ? control_bytes_[counted.to.value()] : outgoing_bytes_).fetch_sub(counted.bytes);
+}
+
+void Agent::sent(const Counted& counted, const std::optional<Error>& error) noexcept {
+  if (error && counted.tallied) sent_.fetch_sub(1);
+  uncount(counted);
 }
 
 void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
@@ -81,16 +87,15 @@ void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connecti
   Outgoing out = lay_out(to, message, hooks, control);
   if (message.attachments.empty() && !done) {
     peers_->send(to, connection, std::move(out.message),
-                 [self = shared_from_this(), counted = out.counted](const std::optional<Error>&) {
-                   self->sent(counted);
-                 });
+                 [self = shared_from_this(), counted = out.counted](
+                     const std::optional<Error>& error) { self->sent(counted, error); });
     return;
   }
   peers_->send(to, connection, std::move(out.message),
                [self = shared_from_this(), counted = out.counted,
                 attachments = DepartingAttachments(std::move(message.attachments)),
                 done = std::move(done)](const std::optional<Error>& error) mutable {
-                 self->sent(counted);
+                 self->sent(counted, error);
                  attachments.tell(error);
                  if (done) done(error);
                });

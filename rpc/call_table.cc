@@ -1,6 +1,7 @@
 #include "stitch/rpc/call_table.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <iterator>
 #include <utility>
 
@@ -97,6 +98,17 @@ std::string call_text(const CallTable::Record& record) {
 }
 
 }  // namespace
+
+std::string duration_text(std::chrono::nanoseconds duration) {
+  char text[32];
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds >= 1) {
+    std::snprintf(text, sizeof(text), "%.1f s", seconds);
+  } else {
+    std::snprintf(text, sizeof(text), "%.0f ms", seconds * 1000);
+  }
+  return text;
+}
 
 Error about(const CallTable::Record& record, const Error& cause, const std::string& text) {
   // A callee that could not do its part because another worker is gone says which.

@@ -157,4 +157,7 @@ class IncomingTable {
   std::unordered_map<WorkerId, EarlyCancels> early_ STITCH_GUARDED_BY(mutex_);
 };
 
+// "4.9 s", "120 ms".
+[[nodiscard]] std::string duration_text(std::chrono::nanoseconds duration);
+
 }  // namespace stitch

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "stitch/rpc/call_table.h"
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/registry.h"
 
@@ -62,17 +63,6 @@ std::string quoted_list(const std::vector<std::string>& names) {
 }
 
 }  // namespace
-
-std::string duration_text(std::chrono::nanoseconds duration) {
-  char text[32];
-  const double seconds = std::chrono::duration<double>(duration).count();
-  if (seconds >= 1) {
-    std::snprintf(text, sizeof(text), "%.1f s", seconds);
-  } else {
-    std::snprintf(text, sizeof(text), "%.0f ms", seconds * 1000);
-  }
-  return text;
-}
 
 PeerTable::~PeerTable() { close(); }
 

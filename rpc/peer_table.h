@@ -28,9 +28,6 @@ struct Member {
   std::vector<std::string> addresses;  // where it listens, best first
 };
 
-// "4.9 s", "120 ms".
-[[nodiscard]] std::string duration_text(std::chrono::nanoseconds duration);
-
 // The workers of the world and the connection to each, opened on first use. Thread contract: any
 // thread; events run on the endpoints' threads and the timer's, no lock held. infos() and find()
 // need start() and never change after it.

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <regex>
 #include <semaphore>
 #include <stop_token>
 #include <string>
@@ -117,9 +118,11 @@ class Deadlines : public testing::Test {
     saw_stop = false;
   }
 };
+// Over loopback only, which delays, repeats and loses messages.
+using DeadlineFaults = Deadlines;
 
 // As a large request is, which small messages pass.
-TEST_F(Deadlines, ARequestThatItsCancellationOvertakesDoesNotRun) {
+TEST_F(DeadlineFaults, ARequestThatItsCancellationOvertakesDoesNotRun) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
   {
@@ -137,7 +140,7 @@ TEST_F(Deadlines, ARequestThatItsCancellationOvertakesDoesNotRun) {
   EXPECT_EQ(runs, 2);
 }
 
-TEST_F(Deadlines, StopTheHandlerOfACallerThatSaysNothing) {
+TEST_F(DeadlineFaults, StopTheHandlerOfACallerThatSaysNothing) {
   Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
   {
     const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
@@ -184,7 +187,7 @@ Future<int> keep_waiting() {
 }
 STITCH_INLINE(keep_waiting);
 
-TEST_F(Deadlines, ARepeatedRequestEndsItsConnection) {
+TEST_F(DeadlineFaults, ARepeatedRequestEndsItsConnection) {
   Cluster cluster(2);
   const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
     return Fate{.copies = kind_of(message) == stitch::wire::kRequest ? 2 : 1};
@@ -208,13 +211,21 @@ std::string timeout_text(const Error& error) {
 TEST_F(Deadlines, TimeoutsSayWhetherTheWorkerIsAlive) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
-  EXPECT_EQ(timeout_text(error_of(
-                [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); })),
-            "timed out after 50 ms; worker is alive, call was sent at once");
-  EXPECT_EQ(timeout_text(error_of(
-                [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); })),
-            "timed out after 1300 ms; worker is connected and has been silent for 1.3 s, call was "
-            "sent at once");
+  // A machine that does something else meanwhile may let a call wait for some milliseconds.
+  const std::string sent = ", call was (sent at once|queued [0-9.]+ ms)";
+  const auto matches = [](const std::string& text, const std::string& expected) {
+    return std::regex_match(text, std::regex(expected));
+  };
+  std::string text = timeout_text(
+      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); }));
+  EXPECT_TRUE(matches(text, "timed out after 50 ms; worker is alive" + sent)) << text;
+  text = timeout_text(
+      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); }));
+  EXPECT_TRUE(matches(text,
+                      "timed out after 1300 ms; worker is connected and has been silent for "
+                      "1\\.[0-9] s" +
+                          sent))
+      << text;
 }
 
 std::binary_semaphore inline_blocked{0};

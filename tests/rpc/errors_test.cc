@@ -234,9 +234,10 @@ TEST(Errors, DeadlinesPass) {
   const Error error =
       error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
-  EXPECT_STREQ(error.what(),
-               "call (anonymous namespace)::wait_for_stop() to worker \"worker1\" (id 1) timed out "
-               "after 50 ms; worker is alive, call was sent at once");
+  EXPECT_TRUE(std::string(error.what())
+                  .starts_with("call (anonymous namespace)::wait_for_stop() to worker \"worker1\" "
+                               "(id 1) timed out after 50 ms; worker is alive, call was "))
+      << error.what();
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_EQ(
       error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(),

@@ -377,7 +377,8 @@ TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
     const Descriptor memory(fd);
     ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), RawPeer::taken), 8);
     ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), 256 + RawPeer::written), 8);
-    EXPECT_EQ(::send(socket.get(), "", 1, MSG_NOSIGNAL), 1);
+    // The other side may have seen the nonsense already, and be gone.
+    static_cast<void>(::send(socket.get(), "", 1, MSG_NOSIGNAL));
     ASSERT_TRUE(recorder->wait_closed());
     EXPECT_EQ(recorder->closed_code(), ErrorCode::protocol) << recorder->closed_text();
     endpoint->join();
