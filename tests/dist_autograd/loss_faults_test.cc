@@ -62,8 +62,9 @@ TEST(LossFaults, AContextEndsAtAWorkerThatKnewItThroughALostOne) {
         return fate;
       });
       leave_at_once(cluster[1]);
-      if (!ends_first)
+      if (!ends_first) {
         EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "contexts") == 1; }));
+      }
       context.reset();
       EXPECT_TRUE(eventually([&] {
         return count_on(cluster[2], "contexts") == 0 && count_on(cluster[2], "links") == 0;

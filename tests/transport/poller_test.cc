@@ -228,7 +228,9 @@ TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
   const auto asking = std::make_shared<Source>();
   const auto asked = std::make_shared<Source>();
   asking->on_poll = [&] {
-    if (ask.exchange(false)) EXPECT_TRUE(poller.poll_after_delivery(asked));
+    if (ask.exchange(false)) {
+      EXPECT_TRUE(poller.poll_after_delivery(asked));
+    }
     return false;
   };
   add(poller, asking);
