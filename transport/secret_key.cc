@@ -58,7 +58,6 @@ SecretKey::SecretKey()
     throw Error(ErrorCode::overloaded,
                 "there are no guarded pages of memory for the key of the secret");
   }
-  if (sodium_mlock(key_, Key::kBytes) != 0) say_not_locked(errno);
 }
 
 SecretKey::~SecretKey() { sodium_free(key_); }  // which wipes it
@@ -66,6 +65,8 @@ SecretKey::~SecretKey() { sodium_free(key_); }  // which wipes it
 std::shared_ptr<const SecretKey> SecretKey::stretch(std::string_view secret) {
   check_not_empty(secret);
   const std::shared_ptr<SecretKey> made(new SecretKey());
+  // sodium_malloc() has tried this, and says nothing when it fails.
+  if (sodium_mlock(made->key_, Key::kBytes) != 0) say_not_locked(errno);
   constexpr std::string_view kSaltLabel = "stitch secret 1";
   std::array<unsigned char, crypto_pwhash_SALTBYTES> salt{};
   crypto_generichash(salt.data(), salt.size(), raw(kSaltLabel.data()), kSaltLabel.size(), nullptr,
