@@ -25,6 +25,7 @@
 #include "stitch/transport/prefix_store.h"
 #include "stitch/transport/secret_key.h"
 #include "stitch/transport/selection.h"
+#include "stitch/transport/self_transfer.h"
 #include "stitch/transport/stream_endpoint.h"
 #include "stitch/transport/tcp_store.h"
 
@@ -75,9 +76,7 @@ bool shared_memory_passes() {
   const transport::TransportChoice choice;
   try {
     return transport::passes_once(std::string(kSharedMemory) + ' ' + choice.bind_address, [&] {
-      transport::EndpointOptions trial;
-      trial.self.name = "self-transfer";
-      return transport::make_stream_endpoint(std::move(trial),
+      return transport::make_stream_endpoint(transport::self_transfer_options(),
                                              {{kSharedMemory}, choice.bind_address});
     });
   } catch (const Error&) {

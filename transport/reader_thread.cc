@@ -82,7 +82,11 @@ void ReaderThread::run() {
       }
     }
     for (Task& task : batch) {
-      task();
+      try {
+        task();
+      } catch (...) {
+        // For want of memory, say. It ends the task and nothing else.
+      }
       task = nullptr;
     }
     batch.clear();

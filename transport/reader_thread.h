@@ -23,8 +23,8 @@ class ReaderThread {
   ReaderThread& operator=(const ReaderThread&) = delete;
   ~ReaderThread();
 
-  // Queues a task, which must not throw. Once the thread has ended it runs at once, on the caller's
-  // thread.
+  // Queues a task. What it throws ends that task and is dropped. Once the thread has ended it runs
+  // at once, on the caller's thread, which then gets what it throws.
   void post(Task task);
   // Runs a task once `due` has passed. Dropped when the thread ends before that.
   void post_at(std::chrono::steady_clock::time_point due, Task task);

@@ -15,7 +15,7 @@ bool ReceiveBudget::take(Id id, std::size_t bytes, UniqueFunction<void()> grante
   MutexLock lock(mutex_);
   bytes = std::min(bytes, kMost);
   if (!waiting_.empty() || !fits(bytes)) {
-    waiting_.push_back({id, bytes, std::move(granted)});
+    waiting_.push_back({id, ++waits_, bytes, std::move(granted)});
     return false;
   }
   taken_.emplace(id, bytes);
@@ -23,14 +23,23 @@ bool ReceiveBudget::take(Id id, std::size_t bytes, UniqueFunction<void()> grante
   return true;
 }
 
-bool ReceiveBudget::insist(Id id) {
+std::uint64_t ReceiveBudget::wait_of(Id id) const {
+  MutexLock lock(mutex_);
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [id](const Waiting& each) { return each.id == id; });
+  return found == waiting_.end() ? 0 : found->number;
+}
+
+bool ReceiveBudget::insist(Id id, std::uint64_t wait) {
   UniqueFunction<void()> granted;
   {
     MutexLock lock(mutex_);
     if (waiting_.empty()) return true;
-    if (waiting_.front().id != id) {
-      return std::none_of(waiting_.begin(), waiting_.end(),
-                          [id](const Waiting& each) { return each.id == id; });
+    const auto is_this = [id, wait](const Waiting& each) {
+      return each.id == id && each.number == wait;
+    };
+    if (!is_this(waiting_.front())) {
+      return std::none_of(waiting_.begin(), waiting_.end(), is_this);
     }
     Waiting& first = waiting_.front();
     taken_.emplace(id, first.bytes);

@@ -25,7 +25,10 @@ class ReceiveBudget {
       STITCH_EXCLUDES(mutex_);
   // Lets `id` in if it waits and is the next, whatever there is room for: those that have all of it
   // may never get on. False when others wait before it.
-  bool insist(Id id) STITCH_EXCLUDES(mutex_);
+  // Does nothing, and is true, when `wait` is not the number of the wait that `id` is in.
+  bool insist(Id id, std::uint64_t wait) STITCH_EXCLUDES(mutex_);
+  // The number of the wait that `id` is in; 0 when it does not wait (any more).
+  [[nodiscard]] std::uint64_t wait_of(Id id) const STITCH_EXCLUDES(mutex_);
   // What `id` has, and its wish for more. Does nothing when there is neither.
   void give_back(Id id) STITCH_EXCLUDES(mutex_);
 
@@ -34,6 +37,7 @@ class ReceiveBudget {
  private:
   struct Waiting {
     Id id;
+    std::uint64_t number;
     std::size_t bytes;
     UniqueFunction<void()> granted;
   };
@@ -44,6 +48,7 @@ class ReceiveBudget {
   const std::size_t limit_;
   mutable Mutex mutex_;
   std::size_t used_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t waits_ STITCH_GUARDED_BY(mutex_) = 0;  // so far: the number of the latest
   std::unordered_map<Id, std::size_t> taken_ STITCH_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_ STITCH_GUARDED_BY(mutex_);
 };

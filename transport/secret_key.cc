@@ -2,6 +2,10 @@
 
 #include <sodium.h>
 
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "stitch/transport/byte_io.h"
@@ -25,6 +29,16 @@ void check_not_empty(std::string_view secret) {
   }
 }
 
+// Once: what this process may lock does not change.
+void say_not_locked(int error) {
+  static std::atomic<bool> said{false};
+  if (said.exchange(true)) return;
+  std::fprintf(stderr,
+               "stitch: the key of the secret is not in locked memory and may be swapped out: %s "
+               "(RLIMIT_MEMLOCK)\n",
+               std::strerror(error));
+}
+
 }  // namespace
 
 void start_sodium() {
@@ -42,7 +56,7 @@ SecretKey::SecretKey()
     : key_((start_sodium(), static_cast<unsigned char*>(sodium_malloc(Key::kBytes)))) {
   if (key_ == nullptr) {
     throw Error(ErrorCode::overloaded,
-                "there is no locked memory for the key of the secret: RLIMIT_MEMLOCK is used up");
+                "there are no guarded pages of memory for the key of the secret");
   }
 }
 
@@ -51,6 +65,8 @@ SecretKey::~SecretKey() { sodium_free(key_); }  // which wipes it
 std::shared_ptr<const SecretKey> SecretKey::stretch(std::string_view secret) {
   check_not_empty(secret);
   const std::shared_ptr<SecretKey> made(new SecretKey());
+  // sodium_malloc() has tried this, and says nothing when it fails.
+  if (sodium_mlock(made->key_, Key::kBytes) != 0) say_not_locked(errno);
   constexpr std::string_view kSaltLabel = "stitch secret 1";
   std::array<unsigned char, crypto_pwhash_SALTBYTES> salt{};
   crypto_generichash(salt.data(), salt.size(), raw(kSaltLabel.data()), kSaltLabel.size(), nullptr,

@@ -32,8 +32,9 @@ class Key {
 // The key that all who know the user's secret have: stretched once, at start, by argon2id
 // (libsodium crypto_pwhash, interactive limits), so that whoever records a proof pays for each
 // guess of a weak secret. The salt is the same everywhere: workers that have only the secret in
-// common must get the same key. It lies in locked memory that is not dumped, cannot be written, and
-// is wiped. Shared by all endpoints and stores of a worker; it has no way to be printed. Thread
+// common must get the same key. It lies between guard pages in memory that is not dumped, cannot be
+// written, and is wiped; it is locked where the system allows it, else stretch() says so once on
+// stderr. Shared by all endpoints and stores of a worker; it has no way to be printed. Thread
 // contract: any thread.
 class SecretKey {
  public:

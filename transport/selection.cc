@@ -97,9 +97,7 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
     }
     const std::string key = transport + " " + choice.bind_address;
     const bool passes = passes_once(key, [&] {
-      EndpointOptions trial;
-      trial.self.name = "self-transfer";
-      return make_stream_endpoint(std::move(trial), {{transport}, choice.bind_address});
+      return make_stream_endpoint(self_transfer_options(), {{transport}, choice.bind_address});
     });
     if (passes) {
       stream.transports.push_back(transport);

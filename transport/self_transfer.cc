@@ -1,5 +1,8 @@
 #include "stitch/transport/self_transfer.h"
 
+#include <sodium.h>
+
+#include <array>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -8,6 +11,7 @@
 #include <utility>
 
 #include "stitch/transport/mutex.h"
+#include "stitch/transport/secret_key.h"
 
 namespace stitch::transport {
 
@@ -48,15 +52,24 @@ void end_elsewhere(std::unique_ptr<Endpoint> endpoint) noexcept {
 
 }  // namespace
 
+EndpointOptions self_transfer_options() {
+  start_sodium();
+  std::array<char, Key::kBytes> random{};
+  randombytes_buf(random.data(), random.size());
+  EndpointOptions options;
+  options.self.name = "self-transfer";
+  options.secret = SecretKey::from_random({random.data(), random.size()});
+  options.encryption = Encryption::off;
+  sodium_memzero(random.data(), random.size());
+  return options;
+}
+
 std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
                                        std::chrono::milliseconds limit) {
   const auto outcome = std::make_shared<Outcome>();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   try {
-    const auto fail = [outcome](const std::shared_ptr<Connection>&, const Error& error) {
-      outcome->set(error);
-    };
-    const auto addresses = endpoint->listen([outcome, fail] {
+    const auto addresses = endpoint->listen([outcome] {
       ConnectionEvents events;
       events.on_message = [outcome](const std::shared_ptr<Connection>&, const Message& message) {
         const bool unharmed = message.frame.size() == kFrameBytes && message.buffers.size() == 1 &&
@@ -67,11 +80,14 @@ std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
                               : std::optional(Error(ErrorCode::protocol,
                                                     "what arrived is not what was sent")));
       };
-      events.on_closed = fail;
+      // No on_closed: it may be a stranger that hangs up. What ends our own connection is heard at
+      // the side that connects.
       return events;
     });
     ConnectionEvents events;
-    events.on_closed = fail;
+    events.on_closed = [outcome](const std::shared_ptr<Connection>&, const Error& error) {
+      outcome->set(error);
+    };
     Message message;
     message.frame.resize(kFrameBytes);
     std::memset(message.frame.data(), 'f', kFrameBytes);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "stitch/transport/aes_gcm.h"
 #include "stitch/transport/byte_io.h"
@@ -107,43 +108,48 @@ Key KeyAgreement::shared_with(std::span<const std::byte> peer_public_key) const 
 
 struct RecordCipher::State {
   std::optional<AesGcm> aes;  // with that cipher
-  std::array<unsigned char, Key::kBytes> bytes_key;
-  std::array<unsigned char, crypto_shorthash_KEYBYTES> header_key;
+  std::array<unsigned char, Key::kBytes> bytes_key{};
+  std::array<unsigned char, crypto_shorthash_KEYBYTES> header_key{};
+
+  ~State() {
+    sodium_memzero(bytes_key.data(), bytes_key.size());
+    sodium_memzero(header_key.data(), header_key.size());
+  }
 };
 
 RecordCipher::RecordCipher(Encryption encryption, Cipher cipher, const Key& key)
-    : encryption_(encryption), cipher_(cipher), key_(key), state_(std::make_unique<State>()) {
+    : encryption_(encryption), cipher_(cipher) {
   start_sodium();
   if (encryption == Encryption::off)
     throw Error(ErrorCode::internal, "records without encryption are not sealed");
   if (cipher == Cipher::aes256_gcm && !has_aes_instructions())
     throw Error(ErrorCode::internal, "this processor has no AES instructions");
-  use_key();
+  use_key(key);
 }
 
-RecordCipher::~RecordCipher() {
-  sodium_memzero(state_->bytes_key.data(), state_->bytes_key.size());
-  sodium_memzero(state_->header_key.data(), state_->header_key.size());
-}
+RecordCipher::~RecordCipher() = default;
 
-void RecordCipher::use_key() {
-  crypto_kdf_derive_from_key(state_->bytes_key.data(), state_->bytes_key.size(), kBytesKey,
-                             kKdfContext, raw(key_.data()));
-  crypto_kdf_derive_from_key(state_->header_key.data(), state_->header_key.size(), kHeaderKey,
-                             kKdfContext, raw(key_.data()));
-  if (cipher_ == Cipher::aes256_gcm) state_->aes.emplace(state_->bytes_key);
+void RecordCipher::use_key(const Key& key) {
+  // The whole new state first, as making it can fail: the one that is in use stays as it was then.
+  auto next = std::make_unique<State>();
+  crypto_kdf_derive_from_key(next->bytes_key.data(), next->bytes_key.size(), kBytesKey, kKdfContext,
+                             raw(key.data()));
+  crypto_kdf_derive_from_key(next->header_key.data(), next->header_key.size(), kHeaderKey,
+                             kKdfContext, raw(key.data()));
+  if (cipher_ == Cipher::aes256_gcm) next->aes.emplace(next->bytes_key);
+  state_ = std::move(next);
+  key_ = key;
 }
 
 void RecordCipher::next_record() {
   if (number_ == std::numeric_limits<std::uint64_t>::max())
     throw Error(ErrorCode::internal, "a session has no number left for another record");
-  ++number_;
+  ++number_;  // first, so that it is not used again whatever fails below
   if (number_ % SealedRecord::kRecordsPerKey != 0) return;
   Key next;
   crypto_kdf_derive_from_key(raw(next.data()), Key::kBytes, kNextKey, kKdfContext,
                              raw(key_.data()));
-  key_ = next;
-  use_key();
+  use_key(next);
 }
 
 void RecordCipher::header_tag(std::uint32_t wire_size, std::byte* at) const {
@@ -166,7 +172,7 @@ void Sealer::seal(const std::byte* plain, std::size_t bytes, std::byte* out) {
   // With `integrity` the tag covers what can be read, and nothing is encrypted.
   const std::size_t text = hidden ? bytes : 0;
   const std::size_t known = hidden ? 0 : bytes;
-  if (state_->aes) {
+  if (cipher_ == Cipher::aes256_gcm) {
     state_->aes->seal(nonce.data(), raw(plain), text, {raw(body), known}, raw(body), tag);
   } else {
     crypto_aead_chacha20poly1305_ietf_encrypt_detached(raw(body), tag, nullptr, raw(plain), text,
@@ -195,11 +201,12 @@ void Opener::open(const std::byte* sealed, std::size_t bytes, std::byte* plain) 
   const bool hidden = encryption_ == Encryption::on;
   const std::size_t text = hidden ? bytes : 0;
   const std::size_t known = hidden ? 0 : bytes;
-  const bool good = state_->aes ? state_->aes->open(nonce.data(), raw(sealed), text,
-                                                    {raw(sealed), known}, raw(plain), tag)
-                                : crypto_aead_chacha20poly1305_ietf_decrypt_detached(
-                                      raw(plain), nullptr, raw(sealed), text, tag, raw(sealed),
-                                      known, nonce.data(), state_->bytes_key.data()) == 0;
+  const bool good = cipher_ == Cipher::aes256_gcm
+                        ? state_->aes->open(nonce.data(), raw(sealed), text, {raw(sealed), known},
+                                            raw(plain), tag)
+                        : crypto_aead_chacha20poly1305_ietf_decrypt_detached(
+                              raw(plain), nullptr, raw(sealed), text, tag, raw(sealed), known,
+                              nonce.data(), state_->bytes_key.data()) == 0;
   if (!good) {
     throw Error(ErrorCode::unauthenticated,
                 "sealed record " + std::to_string(number_) + " is not what the peer sealed");

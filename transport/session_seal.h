@@ -101,7 +101,8 @@ class RecordCipher {
   std::unique_ptr<State> state_;
 
  private:
-  void use_key();
+  // Strong guarantee: when it throws, the key before it is still in use.
+  void use_key(const Key& key);
 };
 
 class Sealer : public RecordCipher {

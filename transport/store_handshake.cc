@@ -91,10 +91,12 @@ void StoreHandshake::take_hello(std::span<const std::byte> bytes) {
   const auto job = reader.take(Key::kBytes);
   const auto ours = hash_of(job_);
   if (!std::equal(job.begin(), job.end(), ours.begin())) {
+    // With a secret the name is not for strangers, and the peer has proved nothing yet.
     constexpr std::size_t kShown = 256;
-    throw Error(ErrorCode::protocol, role_ == Role::server
-                                         ? "it serves job \"" + job_.substr(0, kShown) + '"'
-                                         : "it answers for another job");
+    if (role_ == Role::client) throw Error(ErrorCode::protocol, "it answers for another job");
+    throw Error(ErrorCode::protocol, authenticated()
+                                         ? std::string("it serves another job")
+                                         : "it serves job \"" + job_.substr(0, kShown) + '"');
   }
   const bool secret = (flags & kSecretFlag) != 0;
   if (secret != authenticated()) {

@@ -426,15 +426,18 @@ bool StreamConnection::admit(std::size_t bytes) {
     self->read_again();
   };
   if (budget_->take(source_id_, bytes, granted)) return true;
-  insist_later();
+  if (const auto wait = budget_->wait_of(source_id_); wait != 0) insist_later(wait);
   return false;
 }
 
-void StreamConnection::insist_later() {
-  thread().post_at(std::chrono::steady_clock::now() + kInsistAfter, [weak = weak_from_this()] {
-    const auto self = std::static_pointer_cast<StreamConnection>(weak.lock());
-    if (self && !self->budget_->insist(self->source_id_)) self->insist_later();
-  });
+// For the wait of that number: one that has ended meanwhile says nothing about a later one.
+void StreamConnection::insist_later(std::uint64_t wait) {
+  thread().post_at(std::chrono::steady_clock::now() + kInsistAfter,
+                   [weak = weak_from_this(), wait] {
+                     const auto self = std::static_pointer_cast<StreamConnection>(weak.lock());
+                     if (self && !self->budget_->insist(self->source_id_, wait))
+                       self->insist_later(wait);
+                   });
 }
 
 void StreamConnection::wake() {

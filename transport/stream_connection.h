@@ -109,7 +109,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   [[nodiscard]] bool give_up(const Error& error) STITCH_EXCLUDES(write_mutex_);
   void settle(Aftermath& after);
   [[nodiscard]] bool admit(std::size_t bytes);
-  void insist_later();
+  void insist_later(std::uint64_t wait);
   void read_again() noexcept;
   void watch_reading();
   void end(const Error& error) STITCH_EXCLUDES(write_mutex_);

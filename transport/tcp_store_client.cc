@@ -67,18 +67,18 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       throw Error(ErrorCode::invalid_argument,
                   name() + " cannot be used on the thread of its event loop");
     const auto began = std::chrono::steady_clock::now();
-    Pending pending;
     std::uint64_t id = 0;
     {
       const MutexLock lock(mutex_);
       if (failure_) throw Error(*failure_);
       id = next_id_++;
-      pending_.emplace(id, &pending);
     }
     Bytes request;
     ByteWriter writer(request);
     writer.write(id);
     write(writer);
+    Pending pending;
+    const Registered registered(*this, id, pending);
     const bool posted =
         loop_.post([self = shared_from_this(), request = std::move(request)]() mutable {
           if (!self->stream_) return;
@@ -90,7 +90,6 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       if (pending.changed.wait_until(mutex_, deadline) || pending.done) continue;
       break;
     }
-    pending_.erase(id);
     if (!posted)
       throw Error(ErrorCode::disconnected, name() + " is gone: its event loop is closed");
     if (!pending.done) {
@@ -162,6 +161,26 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       error = std::move(with_error);
       changed.notify_all();
     }
+  };
+
+  // A call that waits for its reply, for as long as it does, however it ends.
+  class Registered {
+   public:
+    Registered(Calls& calls, std::uint64_t id, Pending& pending) : calls_(calls), id_(id) {
+      const MutexLock lock(calls_.mutex_);
+      if (calls_.failure_) throw Error(*calls_.failure_);
+      calls_.pending_.emplace(id, &pending);
+    }
+    ~Registered() {
+      const MutexLock lock(calls_.mutex_);
+      calls_.pending_.erase(id_);
+    }
+    Registered(const Registered&) = delete;
+    Registered& operator=(const Registered&) = delete;
+
+   private:
+    Calls& calls_;
+    const std::uint64_t id_;
   };
 
   void on_connected(TcpStoreConnector::Result result) STITCH_EXCLUDES(mutex_) {

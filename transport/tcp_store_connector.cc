@@ -17,6 +17,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConnectLimit{3000};
 constexpr milliseconds kAnswerLimitOfMany{1000};  // when there are other ports to try
 constexpr milliseconds kAnswerLimitOfOne{10'000};
+// For each step at the ports that are left when one has refused the secret: it is to be told soon.
+constexpr milliseconds kLimitOnceRefused{500};
 constexpr milliseconds kFirstPause{25};
 constexpr milliseconds kLongestPause{1000};
 
@@ -156,7 +158,7 @@ void TcpStoreConnector::try_next() {
     return;
   }
   (void)connecting.release();  // the callback owns it
-  call_in(kConnectLimit, [](TcpStoreConnector& self) {
+  call_in(wrong_secret() ? kLimitOnceRefused : kConnectLimit, [](TcpStoreConnector& self) {
     self.attempt_failed(Error(ErrorCode::disconnected, "connection timed out"));
   });
 }
@@ -167,7 +169,9 @@ void TcpStoreConnector::on_connected(FramedStream& stream, int status) {
     attempt_failed(Error(ErrorCode::disconnected, uv_strerror(status)));
     return;
   }
-  call_in(ports_of(options_) > 1 ? kAnswerLimitOfMany : kAnswerLimitOfOne,
+  call_in(wrong_secret()           ? kLimitOnceRefused
+          : ports_of(options_) > 1 ? kAnswerLimitOfMany
+                                   : kAnswerLimitOfOne,
           [](TcpStoreConnector& self) {
             self.attempt_failed(Error(ErrorCode::disconnected, "the server there does not answer"));
           });
@@ -202,12 +206,9 @@ void TcpStoreConnector::on_refused(const Error& refusal) {
   const std::string job = options_.job.empty() ? "" : " of job \"" + options_.job + '"';
   const Error error(refusal.code(), "tcp store at " + store_address(options_.host, port) +
                                         " refuses this client" + job + ": " + refusal.what());
-  if (error.code() == ErrorCode::unauthenticated) {  // it is ours, so there is no other
-    finish(error);
-    return;
-  }
+  // It may be ours or a stranger on its port: that shows when the other ports have been tried.
   refusing_ports_.insert(port);
-  refusal_ = error;
+  if (!wrong_secret()) refusal_ = error;
   attempt_failed(error);
 }
 
@@ -230,7 +231,7 @@ void TcpStoreConnector::attempt_failed(const Error& why) {
 }
 
 void TcpStoreConnector::end_round() {
-  if (refusal_ && refusing_ports_.size() == static_cast<std::size_t>(ports_of(options_))) {
+  if (wrong_secret() || refusing_ports_.size() == static_cast<std::size_t>(ports_of(options_))) {
     finish(*refusal_);
     return;
   }

@@ -22,8 +22,8 @@ namespace stitch::transport {
 
 // Finds and reaches the server of a TCP store: resolves the host, tries every address of every port
 // in turn, shakes hands, and begins again after a pause until the time is over. A server that
-// refuses to prove the secret ends it at once; so does one of another job or version, unless other
-// ports are left that it may be found at. Kept alive by what it waits for. Thread contract: the
+// has another secret ends it when no other port of that round has ours; so does one of another job
+// or version when all ports refuse like that. Kept alive by what it waits for. Thread contract: the
 // loop's thread only.
 class TcpStoreConnector final : public FrameReceiver,
                                 public std::enable_shared_from_this<TcpStoreConnector> {
@@ -56,6 +56,10 @@ class TcpStoreConnector final : public FrameReceiver,
   void on_connected(FramedStream& stream, int status);
   void on_refused(const Error& refusal);
   void attempt_failed(const Error& why);
+  // Whether a port has refused our secret, or not proved it, in this round.
+  [[nodiscard]] bool wrong_secret() const {
+    return refusal_ && refusal_->code() == ErrorCode::unauthenticated;
+  }
   void end_round();
   void finish(Result result);
   // Runs `work`; what it throws, which is no fault of the server's, ends the connecting.

@@ -9,6 +9,7 @@
 #include "stitch/transport/blocked_signal.h"
 #include "stitch/transport/connection_set.h"
 #include "stitch/transport/ip_address.h"
+#include "stitch/transport/self_transfer.h"
 #include "stitch/transport/tensorpipe_connection.h"
 #include "stitch/transport/tensorpipe_selection.h"
 
@@ -287,9 +288,7 @@ std::unique_ptr<Endpoint> make_tensorpipe_endpoint(EndpointOptions options,
   static_cast<void>(Introduction::encode(options.self));
   TensorPipeOptions usable =
       select_usable(std::move(tensorpipe), [](const TensorPipeOptions& trial) {
-        EndpointOptions trial_options;
-        trial_options.self.name = "self-transfer";
-        return std::make_unique<TensorPipeEndpoint>(std::move(trial_options), trial);
+        return std::make_unique<TensorPipeEndpoint>(self_transfer_options(), trial);
       });
   return std::make_unique<TensorPipeEndpoint>(std::move(options), std::move(usable));
 }

@@ -283,7 +283,7 @@ TEST_F(Leaving, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
   testing::internal::CaptureStderr();
   const auto start = Clock::now();
   cluster[1].shutdown({.graceful = false, .timeout = 200ms});
-  EXPECT_LT(Clock::now() - start, 200ms + 1s + 400ms);
+  EXPECT_LT(Clock::now() - start, 200ms + 1s + 1400ms);
   EXPECT_NE(testing::internal::GetCapturedStderr().find("leaves while handlers still run"),
             std::string::npos);
   release.release();
@@ -296,7 +296,7 @@ TEST_F(Leaving, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
   testing::internal::CaptureStderr();
   const auto start = Clock::now();
   cluster[1].shutdown({.graceful = false, .timeout = 200ms});
-  EXPECT_LT(Clock::now() - start, 200ms + 1s + 400ms);
+  EXPECT_LT(Clock::now() - start, 200ms + 1s + 1400ms);
   EXPECT_EQ(
       testing::internal::GetCapturedStderr(),
       "stitch: worker \"worker1\" (id 1) leaves while an inline function or a callback blocks "

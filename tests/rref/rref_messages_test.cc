@@ -86,8 +86,9 @@ TEST(RRefMessages, HandlersThatReturnOrAwaitWithTheirReferenceTellTheOwnerNothin
       EXPECT_EQ(rpc_sync<&use_later>("worker2", tally), 1);
       EXPECT_EQ(rpc_sync<&use_later_by_reference>("worker2", tally), 1);
     }
-    // None, but for a pause of this machine that looks like a reference being kept.
-    EXPECT_LE(number(cluster, 2, "registrations") - registrations, 2);
+    // None, but for pauses of this machine that look like a reference being kept: few beside the
+    // 500 calls, each of which would register its reference otherwise.
+    EXPECT_LT(number(cluster, 2, "registrations") - registrations, 50);
     EXPECT_TRUE(eventually([&] { return number(cluster, 2, "holds") == 0; })) << tables(cluster);
     EXPECT_TRUE(eventually([&] { return number(cluster, 1, "holders") == 1; })) << tables(cluster);
   }

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <future>
+#include <new>
 #include <thread>
 #include <vector>
 
+#include "stitch/transport/error.h"
 #include "tests/support/error_of.h"
 #include "tests/support/no_more_threads.h"
 
@@ -73,6 +75,20 @@ TEST(ReaderThread, RunsTasksAtOnceWhenItHasEnded) {
   bool ran = false;
   thread.post([&] { ran = true; });
   EXPECT_TRUE(ran);
+}
+
+// Where memory is wanting, say: it ended the process.
+TEST(ReaderThread, GoesOnWhenATaskThrows) {
+  int ran = 0;
+  {
+    ReaderThread thread;
+    thread.post([] { throw std::bad_alloc(); });
+    thread.post([&] { ++ran; });
+    thread.post_at(Clock::now(), [] { throw Error(ErrorCode::internal, "a task that throws"); });
+    thread.post([] { throw 1; });
+    thread.post([&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 2);
 }
 
 TEST(ReaderThread, TakesTasksFromSeveralThreads) {

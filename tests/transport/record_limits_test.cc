@@ -250,14 +250,36 @@ TEST(ReceiveBudget, WhoLeavesMakesRoomForThoseBehindIt) {
   EXPECT_TRUE(budget.take(1, 50, note('1')));
   EXPECT_FALSE(budget.take(2, 100, note('2')));
   EXPECT_FALSE(budget.take(3, 50, note('3')));
-  EXPECT_FALSE(budget.insist(3)) << "another one waits before it";
+  EXPECT_FALSE(budget.insist(3, budget.wait_of(3))) << "another one waits before it";
   budget.give_back(2);
   EXPECT_EQ(order, "3");
-  EXPECT_TRUE(budget.insist(3));
+  EXPECT_TRUE(budget.insist(3, 1)) << "it waits no more";
   EXPECT_FALSE(budget.take(4, 10, note('4')));
-  EXPECT_TRUE(budget.insist(4)) << "it is the next, and has waited long enough";
+  EXPECT_TRUE(budget.insist(4, budget.wait_of(4))) << "it is the next, and has waited long enough";
   EXPECT_EQ(order, "34");
   EXPECT_EQ(budget.used(), 110U);
+}
+
+// The timer of a wait that is over came a little later and let the next message in at once.
+TEST(ReceiveBudget, InsistingOnAnEarlierWaitDoesNotHelpALaterOne) {
+  ReceiveBudget budget(100);
+  std::string order;
+  const auto note = [&order](char name) { return [&order, name] { order += name; }; };
+  EXPECT_TRUE(budget.take(1, 100, note('1')));
+  EXPECT_EQ(budget.wait_of(1), 0U);
+  EXPECT_FALSE(budget.take(2, 100, note('2')));
+  const auto earlier = budget.wait_of(2);
+  EXPECT_NE(earlier, 0U);
+  budget.give_back(1);
+  budget.give_back(2);
+  EXPECT_EQ(order, "2");
+  EXPECT_TRUE(budget.take(1, 100, note('1')));
+  EXPECT_FALSE(budget.take(2, 100, note('3')));
+  EXPECT_NE(budget.wait_of(2), earlier);
+  EXPECT_TRUE(budget.insist(2, earlier)) << "there is nothing left to insist on";
+  EXPECT_EQ(order, "2");
+  EXPECT_TRUE(budget.insist(2, budget.wait_of(2)));
+  EXPECT_EQ(order, "23");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "stitch/transport/self_transfer.h"
 #include "stitch/transport/stream_endpoint.h"
 #include "tests/support/eventually.h"
+#include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {
 namespace {
@@ -56,6 +57,66 @@ TEST(Selection, ATransferThatSucceedsHasNoError) {
     EXPECT_FALSE(try_self_transfer(make_stream(transport), milliseconds(5000))) << transport;
 }
 
+// An endpoint that `stranger` is at before it connects to itself.
+class VisitedEndpoint final : public Endpoint {
+ public:
+  using Stranger = std::function<void(const std::string& address)>;
+  VisitedEndpoint(const std::string& transport, Stranger stranger)
+      : stranger_(std::move(stranger)),
+        endpoint_(make_stream_endpoint(self_transfer_options(), {{transport}, "127.0.0.1"})) {}
+  std::vector<std::string> listen(Accept accept) override {
+    return endpoint_->listen([this, accept = std::move(accept)] {
+      ConnectionEvents events = accept();
+      events.on_closed = [this, then = events.on_closed](const auto& connection, const Error& why) {
+        if (then) then(connection, why);
+        ended_.fetch_add(1);
+      };
+      return events;
+    });
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      ConnectionEvents events) override {
+    stranger_(address);
+    EXPECT_TRUE(stitch::testing::eventually([&] { return ended_.load() > 0; }));
+    return endpoint_->connect(address, std::move(events));
+  }
+  void close() override { endpoint_->close(); }
+  void join() override { endpoint_->join(); }
+
+ private:
+  const Stranger stranger_;
+  std::atomic<int> ended_{0};  // of the connections that were accepted
+  const std::unique_ptr<Endpoint> endpoint_;
+};
+
+TEST(Selection, AStrangerWhoConnectsDuringATransferDoesNotMakeItFail) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    const auto error_with = [&](VisitedEndpoint::Stranger stranger) {
+      const auto error = try_self_transfer(
+          std::make_unique<VisitedEndpoint>(transport, std::move(stranger)), milliseconds(9000));
+      return error ? std::string(error->what()) : "";
+    };
+    EXPECT_EQ(error_with([](const std::string& address) { EXPECT_TRUE(connect_raw(address)); }), "")
+        << transport;
+    EXPECT_EQ(error_with([](const std::string& address) {
+                const Descriptor socket = connect_raw(address);
+                send_raw(socket.get(), "GET / HTTP/1.1\r\n\r\n");
+              }),
+              "")
+        << transport;
+    // One who speaks the protocol, but is not this endpoint.
+    EXPECT_EQ(
+        error_with([&](const std::string& address) {
+          const auto other = make_stream_endpoint(options(2), {{transport}, "127.0.0.1"});
+          const auto recorder = std::make_shared<Recorder>();
+          other->connect(address, recorder->events())->send(make_message("nonsense"), nullptr);
+          EXPECT_TRUE(recorder->wait_closed());
+        }),
+        "")
+        << transport;
+  }
+}
+
 TEST(Selection, ATransferThatFailsKeepsItsError) {
   const auto error =
       try_self_transfer(std::make_unique<MuteEndpoint>("no such device"), milliseconds(5000));
@@ -84,30 +145,37 @@ TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedElsewhere) {
 }
 
 TEST(Selection, AFailedTrialIsSaidOnceAndCounted) {
-  const auto try_once = [](const std::string& refusal) {
-    return passes_once("paper 127.0.0.1", [&] { return std::make_unique<MuteEndpoint>(refusal); });
+  static int round = 0;  // what was said is remembered, also when tests are repeated
+  const std::string name = "paper" + std::to_string(++round);
+  const auto try_once = [&](const std::string& refusal) {
+    return passes_once(name + " 127.0.0.1",
+                       [&] { return std::make_unique<MuteEndpoint>(refusal); });
   };
   ::testing::internal::CaptureStderr();
   EXPECT_FALSE(try_once("no such device"));
   EXPECT_FALSE(try_once("no such device"));
   EXPECT_FALSE(try_once("permission denied"));
-  EXPECT_EQ(
-      ::testing::internal::GetCapturedStderr(),
-      "stitch: transport paper is not used, it fails a transfer to itself: no such device\n"
-      "stitch: transport paper is not used, it fails a transfer to itself: permission denied\n");
-  EXPECT_EQ(failed_trials().at("paper"), 3);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "stitch: transport " + name +
+                " is not used, it fails a transfer to itself: no such device\nstitch: transport " +
+                name + " is not used, it fails a transfer to itself: permission denied\n");
+  EXPECT_EQ(failed_trials().at(name), 3);
 }
 
 TEST(Selection, WhatFailsIsLeftOutWithItsReason) {
   EndpointOptions options;
   options.self.name = "worker0";
   TransportChoice choice;
-  choice.bind_address = "192.0.2.1";  // for documentation: no host has it
+  static int round = 0;  // what was said is remembered, also when tests are repeated
+  // For documentation: no host has it.
+  const std::string address = "192.0.2." + std::to_string(round++ % 254 + 1);
+  choice.bind_address = address;
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(make_endpoints(options, choice).size(), 1U);
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("stitch: transport tcp is not used, it fails a transfer to itself: address "
-                      "tcp://192.0.2.1 could not be bound: "),
+                      "tcp://" +
+                      address + " could not be bound: "),
             std::string::npos)
       << said;
   EXPECT_EQ(said.find("transport shm"), std::string::npos) << said;
@@ -116,9 +184,9 @@ TEST(Selection, WhatFailsIsLeftOutWithItsReason) {
     static_cast<void>(make_endpoints(options, choice));
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_NE(
-        std::string(error.what()).find("bind address 192.0.2.1; tcp: address tcp://192.0.2.1"),
-        std::string::npos)
+    EXPECT_NE(std::string(error.what())
+                  .find("bind address " + address + "; tcp: address tcp://" + address),
+              std::string::npos)
         << error.what();
   }
 }

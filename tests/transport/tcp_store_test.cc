@@ -164,6 +164,47 @@ TEST_F(TcpStoreTest, AnotherJobIsRefusedInWords) {
             at(server.port()) + " refuses this client of job \"ours\": it serves job \"theirs\"");
 }
 
+TEST_F(TcpStoreTest, AServerWithASecretDoesNotNameItsJob) {
+  TcpStoreServer server(server_loop_, {.job = "theirs", .key = key_of("right")});
+  for (const char* secret : {"right", "wrong", ""}) {
+    const auto error =
+        error_of([&] { client({.job = "ours", .key = key_of(secret)}, server.port()); });
+    EXPECT_EQ(error.code(), ErrorCode::protocol);
+    EXPECT_EQ(error.what(),
+              at(server.port()) + " refuses this client of job \"ours\": it serves another job");
+  }
+}
+
+// Another process, which does not know the secret, was first at one of the store's ports.
+TEST_F(TcpStoreTest, AStrangerThatRefusesTheSecretIsPassedOver) {
+  for (const bool with_secret : {true, false}) {
+    const auto other = with_secret ? key_of("wrong") : nullptr;
+    TcpStoreServer squatter(server_loop_, {.job = "ours", .key = other});
+    const TcpStoreOptions options{
+        .port = squatter.port(), .port_span = 20, .job = "ours", .key = key_of("right")};
+    TcpStoreServer server(server_loop_, options);
+    EXPECT_GT(server.port(), squatter.port());
+    const auto store = make_tcp_store(loop_, options);
+    store->set("k", "v");
+    EXPECT_EQ(store->describe(), at(server.port()));
+  }
+}
+
+TEST_F(TcpStoreTest, AWrongSecretIsToldSoonAlsoWhenThereAreOtherPorts) {
+  const TcpStoreOptions options{.port_span = 16, .job = "ours", .key = key_of("right")};
+  TcpStoreServer server(server_loop_, options);
+  TcpStoreOptions mistaken = options;
+  mistaken.port = server.port();
+  mistaken.key = key_of("wrong");
+  mistaken.connect_timeout = 60s;
+  const auto began = std::chrono::steady_clock::now();
+  const auto error = error_of([&] { (void)make_tcp_store(loop_, mistaken); });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
+  EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
+  EXPECT_EQ(error.what(),
+            at(server.port()) + " refuses this client of job \"ours\": the secrets differ");
+}
+
 TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
   TcpStoreServer server(server_loop_, {});
   Socket socket;
