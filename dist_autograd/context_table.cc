@@ -21,6 +21,18 @@ std::shared_ptr<ContextState> ContextTable::find(const ContextId& id) const {
 
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
   MutexLock lock(mutex_);
+  return find_or_make(id);
+}
+
+std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id, WorkerId teller,
+                                                         bool& first) {
+  MutexLock lock(mutex_);
+  auto context = find_or_make(id);
+  first = context && context->add_teller(teller);
+  return context;
+}
+
+std::shared_ptr<ContextState> ContextTable::find_or_make(const ContextId& id) {
   if (const auto found = contexts_.find(id); found != contexts_.end()) return found->second;
   if (closed_ || ended(id)) return nullptr;
   auto context = std::make_shared<ContextState>(id);

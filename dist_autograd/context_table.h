@@ -16,7 +16,8 @@ namespace stitch::dist_autograd {
 // The contexts that one worker takes part in, and which have ended, so that a late message cannot
 // bring one back to life. What is remembered of ended ones stays small: each home tells with every
 // release below which counter all have ended. Of this worker's own contexts nothing is remembered:
-// one that is not here has ended. Thread contract: any thread.
+// one that is not here has ended. Thread contract: any thread; takes a context's lock under its
+// own, never the other way round.
 class ContextTable {
  public:
   ContextTable(WorkerId self, std::uint64_t epoch) : self_(self), epoch_(epoch) {}
@@ -32,6 +33,10 @@ class ContextTable {
   // A context of another worker, made known here by a message. Null when it has ended.
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
       STITCH_EXCLUDES(mutex_);
+  // The same, told by `teller`, which is remembered before anybody else sees the context: the word
+  // of its end may come from `teller` at any time. `first`: it had not told it before.
+  [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id, WorkerId teller,
+                                                           bool& first) STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
   // All contexts of that home below `counter` have ended. Takes out those that are still here: who
@@ -55,6 +60,8 @@ class ContextTable {
 
  private:
   using Life = std::pair<WorkerId, std::uint64_t>;
+  [[nodiscard]] std::shared_ptr<ContextState> find_or_make(const ContextId& id)
+      STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool ended(const ContextId& id) const STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> take_below(WorkerId home,
                                                                       std::uint64_t epoch,

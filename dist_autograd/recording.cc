@@ -136,8 +136,10 @@ void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
 
 std::shared_ptr<ContextState> Engine::join(const ContextId& id, const WorkerInfo& from) {
   expect_life(id.home, id.epoch, "the home of the context of a call");
-  auto context = contexts_.find_or_join(id);
-  if (!context || id.home == agent_.self().id || !context->add_teller(from.id)) return context;
+  if (id.home == agent_.self().id) return contexts_.find_or_join(id);
+  bool first = false;
+  auto context = contexts_.find_or_join(id, from.id, first);
+  if (!first) return context;
   // This call has waited while its caller was lost, and on_peer_lost() did not know of it.
   if (from.id != id.home && agent_.peers().lost(from.id)) hold(id.home, id.epoch, {id.counter});
   return context;
