@@ -16,6 +16,13 @@ void detail::fail_elements_without_bytes() {
                                                " elements that take no bytes");
 }
 
+void detail::fail_element_memory(ErrorCode code, std::size_t body_bytes) {
+  throw Error(code, "elements of containers take more than " +
+                        std::to_string(most_element_memory(body_bytes)) +
+                        " bytes of memory, for a message of " + std::to_string(body_bytes) +
+                        " bytes");
+}
+
 std::size_t InArchive::read_count(std::size_t bytes_each) {
   fingerprint_.mix(0x1000);
   std::uint64_t count = 0;

@@ -54,10 +54,21 @@ inline constexpr int kMaxNesting = 256;
 // How many elements of containers may take no bytes in a message, all together: bytes that arrive
 // do not bound their number.
 inline constexpr std::size_t kMaxElementsWithoutBytes = 65536;
+// How much memory the elements of containers may take, all together: so much for each byte of the
+// body, and the rest whatever its size. Elements that take no bytes or few take the most: a set of
+// chars 33 for each, a vector of optional numbers 16. Beyond both comes only a value that is mostly
+// empty places for large elements, such as std::optional of a large array; a std::unique_ptr serves
+// there. Strings and vectors of numbers are not counted: all their bytes arrive.
+inline constexpr std::size_t kMaxElementMemoryForEachByte = 64;
+inline constexpr std::size_t kMaxElementMemoryInAnyCase = std::size_t{64} << 20;
 
 namespace detail {
 [[noreturn]] void fail_nesting();
 [[noreturn]] void fail_elements_without_bytes();
+[[noreturn]] void fail_element_memory(ErrorCode code, std::size_t body_bytes);
+[[nodiscard]] constexpr std::size_t most_element_memory(std::size_t body_bytes) noexcept {
+  return kMaxElementMemoryForEachByte * body_bytes + kMaxElementMemoryInAnyCase;
+}
 }  // namespace detail
 
 // Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding.
@@ -107,13 +118,19 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
         ++elements_without_bytes_ > kMaxElementsWithoutBytes)
       detail::fail_elements_without_bytes();
   }
+  // So much memory InArchive will take for the elements of a container.
+  void count_memory(std::size_t bytes) noexcept { element_memory_ += bytes; }
   // Around everything that may contain itself.
   void enter() {
     if (++nesting_ > kMaxNesting) detail::fail_nesting();
   }
   void leave() noexcept { --nesting_; }
-  // Writes the fingerprint of everything so far, for InArchive::check_seal().
+  // Writes the fingerprint of everything so far, for InArchive::check_seal(). Throws
+  // Error(invalid_argument) when the elements would take too much memory.
   void seal() {
+    const std::size_t bytes = message_.frame.body().size();
+    if (element_memory_ > detail::most_element_memory(bytes))
+      detail::fail_element_memory(ErrorCode::invalid_argument, bytes);
     const auto value = transport::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
     message_.frame.body().append(&value, sizeof(value));
   }
@@ -123,6 +140,7 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   FieldFingerprint fingerprint_;
   int nesting_ = 0;
   std::size_t elements_without_bytes_ = 0;
+  std::size_t element_memory_ = 0;
 };
 
 // Reads what OutArchive wrote; a cereal input archive. Every length and count is checked against
@@ -157,6 +175,13 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
     (*this)(parts...);
     if (at_ == before && ++elements_without_bytes_ > kMaxElementsWithoutBytes)
       detail::fail_elements_without_bytes();
+  }
+  // Before memory is taken for an element of a container. Throws Error(protocol) when that is too
+  // much for the bytes that arrived: OutArchive does not write such values.
+  void count_memory(std::size_t bytes) {
+    element_memory_ += bytes;
+    if (element_memory_ > detail::most_element_memory(body_.size()))
+      detail::fail_element_memory(ErrorCode::protocol, body_.size());
   }
   template <class T>
   void read_array(T* values, std::size_t count) {
@@ -201,6 +226,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
   std::uint32_t next_tensor_ = 0;
   int nesting_ = 0;
   std::size_t elements_without_bytes_ = 0;
+  std::size_t element_memory_ = 0;
 };
 
 namespace detail {

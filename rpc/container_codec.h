@@ -26,14 +26,27 @@ namespace detail {
 // Room that is made ahead of the elements.
 inline constexpr std::size_t kReservedBytes = std::size_t{64} << 10;
 
+// What a node of a list, set or map takes beside its element.
+inline constexpr std::size_t kNodeBytes = 32;
+template <class Container>
+[[nodiscard]] constexpr std::size_t memory_of_element() {
+  constexpr bool has_no_nodes = requires(Container & container) {
+    container.front();
+    container[0];
+  };
+  return sizeof(typename Container::value_type) + (has_no_nodes ? 0 : kNodeBytes);
+}
+
 template <class Container>
 void write_elements(OutArchive& archive, const Container& container) {
   archive.write_size(container.size());
+  archive.count_memory(container.size() * memory_of_element<Container>());
   for (const auto& element : container) archive.write_element(element);
 }
 template <class Map>
 void write_pairs(OutArchive& archive, const Map& map) {
   archive.write_size(map.size());
+  archive.count_memory(map.size() * memory_of_element<Map>());
   for (const auto& [key, value] : map) archive.write_element(key, value);
 }
 
@@ -43,13 +56,17 @@ void read_sequence(InArchive& archive, Sequence& sequence) {
   sequence.clear();
   if constexpr (requires { sequence.reserve(count); })
     sequence.reserve(std::min(count, kReservedBytes / sizeof(typename Sequence::value_type) + 1));
-  for (std::size_t i = 0; i < count; ++i) archive.read_element(sequence.emplace_back());
+  for (std::size_t i = 0; i < count; ++i) {
+    archive.count_memory(memory_of_element<Sequence>());
+    archive.read_element(sequence.emplace_back());
+  }
 }
 template <class Set>
 void read_set(InArchive& archive, Set& set) {
   const std::size_t count = archive.read_count(0);
   set.clear();
   for (std::size_t i = 0; i < count; ++i) {
+    archive.count_memory(memory_of_element<Set>());
     typename Set::key_type key{};
     archive.read_element(key);
     set.emplace_hint(set.end(), std::move(key));
@@ -60,6 +77,7 @@ void read_map(InArchive& archive, Map& map) {
   const std::size_t count = archive.read_count(0);
   map.clear();
   for (std::size_t i = 0; i < count; ++i) {
+    archive.count_memory(memory_of_element<Map>());
     typename Map::key_type key{};
     typename Map::mapped_type value{};
     archive.read_element(key, value);

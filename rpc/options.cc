@@ -200,6 +200,7 @@ void check_choices(const std::string& what, const std::vector<std::string>& chos
 }  // namespace
 
 Options resolve_options(Options options) {
+  const SecretWiper wiper(options.secret);  // once it has been moved to the caller
   read_variables(options);
   resolve_security(options);
   constexpr int kUnset = Options::kFromLauncher;

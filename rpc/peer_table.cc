@@ -139,6 +139,12 @@ const WorkerInfo& PeerTable::find(const WorkerInfo& info) const {
 
 transport::ConnectionEvents PeerTable::events_for(const LinePtr& line) {
   transport::ConnectionEvents events;
+  if (line->wanted) {
+    events.check_peer = [this, line](const transport::Hello& hello) {
+      const auto& addresses = members_[line->wanted->value()].addresses;
+      if (auto why = objection(*line, hello, addresses[line->address])) throw std::move(*why);
+    };
+  }
   events.on_open = [this, line](const ConnectionPtr& connection) { on_open(line, connection); };
   events.on_message = [this, line](const ConnectionPtr& connection, transport::Message message) {
     if (line->bound.load(std::memory_order_acquire)) {
@@ -165,9 +171,8 @@ void PeerTable::receive(const LinePtr& line, const ConnectionPtr& connection,
   events_.on_message(connection, infos_[id], std::move(message));
 }
 
-std::optional<Error> PeerTable::objection(const Line& line,
-                                          transport::Connection& connection) const {
-  const auto& hello = connection.peer();
+std::optional<Error> PeerTable::objection(const Line& line, const transport::Hello& hello,
+                                          const std::string& address) const {
   const std::string who = "worker \"" + hello.name + "\" (id " + std::to_string(hello.id) +
                           ", epoch " + std::to_string(hello.epoch) + ")";
   if (hello.id >= infos_.size() || infos_[hello.id].name != hello.name)
@@ -179,7 +184,7 @@ std::optional<Error> PeerTable::objection(const Line& line,
                  who + " answers where " + to_string(infos_[line.wanted->value()]) + " should");
   }
   // Calls to oneself stay within the process; nobody else is this worker.
-  if (hello.id == self_.value() && !connection.describe().starts_with("loopback:"))
+  if (hello.id == self_.value() && !address.starts_with("loopback:"))
     return Error(ErrorCode::unauthenticated, who + " claims to be this worker itself");
   return std::nullopt;
 }
@@ -194,7 +199,7 @@ void PeerTable::on_open(const LinePtr& line, const ConnectionPtr& connection) {
       early_.push_back(line);
       return;
     }
-    if (auto why = objection(*line, *connection)) {
+    if (auto why = objection(*line, connection->peer(), connection->describe())) {
       after.close.emplace_back(connection, std::move(*why));
     } else {
       line->peer = WorkerId(connection->peer().id);
@@ -374,8 +379,7 @@ void PeerTable::try_next(WorkerId id, std::size_t first_address, After& after) {
   }
   const auto now = Clock::now();
   if (worth_it && !closing_ &&
-      now <
-          peer.first_failure + (peer.failure_after_opening ? kPatienceWithTheLiving : kPatience)) {
+      now < peer.first_failure + (peer.answered ? kPatienceWithTheLiving : kPatience)) {
     peer.retrying = true;
     peer.pause = std::clamp(peer.pause * 2, kShortestPause, kLongestPause);
     after.retry.emplace(id, now + peer.pause);
@@ -396,8 +400,11 @@ void PeerTable::own_try_failed(WorkerId id, const LinePtr& line, const Error& re
   peer.own.reset();
   if (!peer.failure) peer.first_failure = Clock::now();
   peer.failure = reason;
-  peer.failure_after_opening = line->peer.has_value();
-  if (is_refusal(reason)) peer.refusals[line->address] = reason.what();
+  // A refusal is an answer, too: that of a worker whose places strangers take says `overloaded`.
+  peer.answered = line->peer || reason.remote();
+  // Once open, the end of a connection says nothing of the next one: one cut within a sealed record
+  // ends with `protocol`.
+  if (!line->peer && is_refusal(reason)) peer.refusals[line->address] = reason.what();
   if (peer.spare) {
     const LinePtr spare = std::exchange(peer.spare, nullptr);
     offer(peer, spare, after);

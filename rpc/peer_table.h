@@ -43,9 +43,10 @@ struct Member {
 // to come from a worker with a bound one is closed.
 //
 // Until a connection is bound, nothing is lost yet: the peer's addresses are tried in turn, again
-// for about a second after the first failure, but for those where the peer has said why it does not
-// want us. Only the end of the bound connection, or that of all tries, ends that life of the peer;
-// there is no second one within an epoch.
+// for about a second after the first failure, or five while the peer answers, but for those where
+// the peer has said why it does not want us, or where another worker answers, who is refused before
+// it takes the connection for open. Only the end of the bound connection, or that of all tries,
+// ends that life of the peer; there is no second one within an epoch.
 class PeerTable {
  public:
   struct Events {
@@ -140,7 +141,7 @@ class PeerTable {
     bool retrying = false;               // a timer will try again
     std::vector<std::string> refusals;   // by address: why it is not tried again; empty: it is
     std::optional<Error> failure;        // of the last try
-    bool failure_after_opening = false;  // the peer had answered then
+    bool answered = false;               // the peer, in that try
     Clock::time_point first_failure{};   // since the last connection opened
     std::chrono::milliseconds pause{0};  // before the next round of tries
     std::optional<Error> lost;
@@ -162,8 +163,8 @@ class PeerTable {
                         const transport::Message& message) STITCH_EXCLUDES(mutex_);
   void receive(const LinePtr& line, const ConnectionPtr& connection, transport::Message message);
   // Why a connection cannot be one with whom its hello names.
-  [[nodiscard]] std::optional<Error> objection(const Line& line,
-                                               transport::Connection& connection) const;
+  [[nodiscard]] std::optional<Error> objection(const Line& line, const transport::Hello& hello,
+                                               const std::string& address) const;
   void opened(const LinePtr& line, const ConnectionPtr& connection, After& after)
       STITCH_REQUIRES(mutex_);
   void bind(const LinePtr& line, const ConnectionPtr& connection) STITCH_EXCLUDES(mutex_);

@@ -158,12 +158,12 @@ struct Meeting {
 };
 
 // Whoever can reach an open port could call any registered function.
-void check_open_network(const Options& options, const std::string& address) {
-  if (address == "127.0.0.1" || address == "localhost" || address == "::1" ||
-      !options.secret.empty() || insecure_is_allowed())
+void check_open_network(const std::string& name, bool has_secret, const std::string& address) {
+  if (address == "127.0.0.1" || address == "localhost" || address == "::1" || has_secret ||
+      insecure_is_allowed())
     return;
   throw Error(ErrorCode::invalid_argument,
-              "worker \"" + options.name + "\" would listen on " + address +
+              "worker \"" + name + "\" would listen on " + address +
                   " without a secret: set STITCH_SECRET to the same value on all workers, or "
                   "STITCH_INSECURE=1 to let anyone in");
 }
@@ -199,7 +199,7 @@ Meeting open_store(const Options& options, std::shared_ptr<const transport::Secr
   tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
   Meeting meeting;
   if (options.rank == 0) {
-    check_open_network(options, tcp.host);
+    check_open_network(options.name, tcp.key != nullptr, tcp.host);
     auto server = std::make_shared<transport::TcpStoreServer>(loop, tcp);
     // If there are two of rank 0, they and everybody else are to be told so in one place.
     if (!another_rank_0_hosts(loop, tcp, server->port())) {
@@ -413,10 +413,12 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
 }  // namespace
 
 std::shared_ptr<Agent> join_world(Options options) {
+  const SecretWiper wiper(options.secret);
   auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
   // Stretched once, for the store and all connections.
   const std::shared_ptr<const transport::SecretKey> key =
       options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
+  wipe(options.secret);  // nobody needs its text any more
   Meeting meeting = open_store(options, key, *loop);
   const auto store = transport::make_prefix_store("stitch", meeting.store);
   Rendezvous rendezvous(options, *store, meeting.server != nullptr);
@@ -433,6 +435,8 @@ std::shared_ptr<Agent> join_world(Options options) {
   endpoint_options.secret = key;
   endpoint_options.encryption = options.encryption.value_or(Encryption::on);
   endpoint_options.max_frame_bytes = options.max_frame_bytes;
+  // A message that is larger comes in alone.
+  endpoint_options.max_receiving_bytes = options.max_inflight_bytes;
 
   const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
   endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) {
@@ -470,7 +474,7 @@ std::shared_ptr<Agent> join_world(Options options) {
       const auto wanted = transport::wanted_interfaces_from_environment();
       choice.bind_address =
           transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
-      check_open_network(options, choice.bind_address);
+      check_open_network(options.name, key != nullptr, choice.bind_address);
       check_tensorpipe_address(choice.transports, choice.bind_address);
     }
     endpoint_options.refuse_own_id = true;  // calls to oneself stay in the process
@@ -497,7 +501,6 @@ std::shared_ptr<Agent> join_world(Options options) {
     members.push_back(std::move(member));
   }
 
-  wipe(options.secret);
   auto agent = std::make_shared<Agent>(
       options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->set_world(endpoint_options.self.world);

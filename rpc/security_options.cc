@@ -53,6 +53,7 @@ bool insecure_is_allowed() {
 }
 
 void wipe(std::string& secret) noexcept {
+  secret.resize(secret.capacity());  // takes no memory
   sodium_memzero(secret.data(), secret.size());
   secret.clear();
 }
@@ -77,6 +78,7 @@ std::string read_secret_file(const std::string& path) {
            "allowed: 0400, 0600");
   }
   std::string text(kMostSecretBytes + 1, '\0');
+  const SecretWiper wiper(text);
   std::size_t size = 0;
   while (size < text.size()) {
     const ssize_t count = ::read(file.get(), text.data() + size, text.size() - size);
@@ -85,14 +87,11 @@ std::string read_secret_file(const std::string& path) {
     if (count == 0) break;
     size += static_cast<std::size_t>(count);
   }
-  if (size > kMostSecretBytes) {
-    wipe(text);
+  if (size > kMostSecretBytes)
     refuse(what + " has more than " + std::to_string(kMostSecretBytes) + " bytes");
-  }
   if (size > 0 && text[size - 1] == '\n') --size;
   if (size > 0 && text[size - 1] == '\r') --size;
   std::string secret = text.substr(0, size);
-  wipe(text);
   check_not_blank(secret, what);
   return secret;
 }
@@ -118,7 +117,9 @@ void resolve_security(Options& options) {
   } else if (secret != nullptr) {
     options.secret = secret;
   } else if (file != nullptr) {
-    options.secret = read_secret_file(file);
+    std::string text = read_secret_file(file);
+    const SecretWiper wiper(text);
+    options.secret = text;
   }
   if (const char* text = std::getenv("STITCH_ENCRYPTION"); text != nullptr && !options.encryption) {
     options.encryption = transport::encryption_named(text);

@@ -25,7 +25,20 @@ void check_tensorpipe_address(const std::vector<std::string>& transports,
 // Whether STITCH_INSECURE=1 allows what is refused otherwise.
 [[nodiscard]] bool insecure_is_allowed();
 
-// Overwrites and empties it.
+// Overwrites all of its memory and empties it. A short string that was moved from still has its
+// text there.
 void wipe(std::string& secret) noexcept;
+
+// Wipes a string at the end of its block, also when something throws.
+class SecretWiper {
+ public:
+  explicit SecretWiper(std::string& secret) noexcept : secret_(secret) {}
+  ~SecretWiper() { wipe(secret_); }
+  SecretWiper(const SecretWiper&) = delete;
+  SecretWiper& operator=(const SecretWiper&) = delete;
+
+ private:
+  std::string& secret_;
+};
 
 }  // namespace stitch

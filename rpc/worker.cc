@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "stitch/rpc/rendezvous.h"
+#include "stitch/rpc/security_options.h"
 #include "stitch/rpc/slow_blas.h"
 #include "stitch/transport/forked.h"
 
@@ -257,6 +258,7 @@ void Worker::barrier(const std::vector<std::string>& names) {
 }
 
 Worker init(Options options) {
+  const SecretWiper wiper(options.secret);
   if (of_this_process().forked_from_workers) refuse_forked_child("a worker cannot be started");
   try {
     warn_about_slow_blas();

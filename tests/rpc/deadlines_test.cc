@@ -236,6 +236,7 @@ void stop_reading() {
 }
 STITCH_INLINE(stop_reading);
 std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
+void wait_with(const at::Tensor&) { wait_for_stop(); }
 
 TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
   Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
@@ -245,12 +246,15 @@ TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
   EXPECT_EQ(timeout_text(error_of(
                 [&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 60ms}, large); })),
             "timed out after 60 ms; worker is alive, call was never sent");
-  const auto queued = stitch::rpc_async<wait_for_stop>({.to = "worker1", .timeout = 700ms});
+  const auto queued = stitch::rpc_async<wait_with>({.to = "worker1", .timeout = 2s}, large);
   std::this_thread::sleep_for(200ms);
   go_on.release();
   waiting.get();
   const std::string text = timeout_text(error_of([&] { queued.get(); }));
-  EXPECT_TRUE(text.find("worker is alive, call was ") != std::string::npos) << text;
+  std::smatch time;
+  ASSERT_TRUE(std::regex_search(text, time, std::regex(", call was queued ([0-9.]+) (ms|s)$")))
+      << text;
+  EXPECT_GE(std::stod(time[1]) * (time[2] == "s" ? 1000 : 1), 100) << text;
 }
 
 TEST_F(Deadlines, ShortOnesComeInTime) {

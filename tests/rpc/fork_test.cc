@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <functional>
+#include <thread>
 #include <utility>
 
 #include "stitch/rpc/worker.h"
@@ -96,17 +98,28 @@ int fork_in_a_handler() {
     return 2;
   }
   int status = 0;
-  ::waitpid(child, &status, 0);
-  return 1;
+  if (::waitpid(child, &status, 0) != child) return -1;
+  // Its only thread waits for more work, or has ended.
+  const bool as_expected = WIFSIGNALED(status) ? WTERMSIG(status) == SIGALRM : status == 0;
+  return as_expected ? 1 : status;
 }
 TEST(Fork, AHandlerThatReturnsInTheChildAnswersNobody) {
   for (const char* transport : {"shm", "tcp"}) {
     Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
-    EXPECT_EQ(stitch::rpc_sync<fork_in_a_handler>("worker1"), 1);
+    EXPECT_EQ(stitch::rpc_sync<fork_in_a_handler>("worker1"), 1) << "status of the child";
     for (int i = 0; i < 100; ++i) EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   }
 }
 
+#if !defined(__SANITIZE_THREAD__)
+#define STITCH_MAY_FORK 1
+#if defined(__clang__)
+#if __has_feature(thread_sanitizer)
+#undef STITCH_MAY_FORK  // it ends a process that starts threads after a fork
+#endif
+#endif
+#endif
+#if defined(STITCH_MAY_FORK)
 TEST(Fork, WhatIsForkedWhenNoWorkerLivesMayStartOne) {
   { const auto ended = stitch::init({.rank = 0, .world_size = 1}); }
   EXPECT_EQ(in_a_child([] {
@@ -115,6 +128,7 @@ TEST(Fork, WhatIsForkedWhenNoWorkerLivesMayStartOne) {
             }),
             0);
 }
+#endif
 
 TEST(Fork, ADescriptorIsClosedInTheChildAndItsNumberIsLeftAlone) {
   Descriptor descriptor(::fcntl(0, F_DUPFD_CLOEXEC, 100));

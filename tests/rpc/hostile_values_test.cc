@@ -310,6 +310,39 @@ TEST(HostileBytes, ElementsThatTakeNoBytesAreCountedInAll) {
       ErrorCode::invalid_argument, std::string("was not made: containers have ") + text));
 }
 
+// One byte each, that there is none.
+using Slot = std::optional<std::array<double, 1024>>;
+
+TEST(HostileBytes, BytesThatArriveDoNotMakeAnyAmountOfMemory) {
+  constexpr std::size_t kCount = 100'000;
+  const std::string body = number(kCount) + std::string(kCount, '\1');
+  const std::size_t most =
+      stitch::kMaxElementMemoryForEachByte * body.size() + stitch::kMaxElementMemoryInAnyCase;
+  const std::string text = "elements of containers take more than " + std::to_string(most) +
+                           " bytes of memory, for a message of 100008 bytes";
+  std::vector<Slot> vector;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(vector, body); }), ErrorCode::protocol, text));
+  EXPECT_LE(vector.capacity() * sizeof(Slot), 2 * most);
+  std::list<Slot> list;
+  EXPECT_TRUE(has_text(error_of([&] { read_into(list, body); }), ErrorCode::protocol, text));
+  EXPECT_LE(list.size() * sizeof(Slot), most);
+
+  // Whoever is honest hears of it before anything is sent.
+  Cluster cluster(2);
+  EXPECT_TRUE(has_text(error_of([] {
+                         stitch::rpc_sync<size_of<std::vector<Slot>>>("worker1",
+                                                                      std::vector<Slot>(10'000));
+                       }),
+                       ErrorCode::invalid_argument, "was not made: elements of containers take"));
+  EXPECT_EQ(stitch::rpc_sync<size_of<std::vector<Slot>>>("worker1", std::vector<Slot>(4'000)),
+            4'000U);
+  // Large ones of the usual types are far from it.
+  EXPECT_EQ(stitch::rpc_sync<size_of<std::vector<std::string>>>("worker1",
+                                                                std::vector<std::string>(1 << 20)),
+            1U << 20);
+  EXPECT_EQ(stitch::rpc_sync<size_of<std::set<int>>>("worker1", std::set<int>{1, 2, 3}), 3U);
+}
+
 // A list by its own pointers, and a tree.
 struct Chain {
   std::unique_ptr<Chain> next;

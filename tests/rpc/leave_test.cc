@@ -360,20 +360,33 @@ void forge(stitch::Worker& from, std::string_view to, Step step) {
 }
 
 TEST(LeaveMessages, OutOfTurnEndTheirConnection) {
-  const auto expect_refused = [](const std::string& what, auto&& say) {
+  const auto expect_refused = [](const std::string& what, const std::string& why, auto&& say) {
     Cluster cluster(2);
     auto waiting = cluster[1].rpc_async<outlast_the_caller>("worker0");
     say(cluster[1]);
     EXPECT_TRUE(waiting.wait_for(20s) && waiting.has_error()) << what;
+    // The loss of a peer is `disconnected` whatever the cause; the text has that.
+    const auto lost = [&] { return cluster[0].agent()->peers().lost(stitch::WorkerId(1)); };
+    ASSERT_TRUE(eventually([&] { return lost().has_value(); })) << what;
+    const std::string text = lost()->what();
+    EXPECT_NE(text.find(why), std::string::npos) << what << ": " << text;
     waiting.cancel();
   };
-  for (const Step step : {Step::poll, Step::status, Step::go, Step::gone}) {
-    expect_refused("step " + std::to_string(static_cast<int>(step)),
+  for (const auto& [step, why] :
+       {std::pair(Step::poll, "leave message: \"poll\" from worker \"worker1\" (id 1)"),
+        std::pair(Step::status, "leave message: a status of round 1 when the last round asked for"),
+        std::pair(Step::go, "leave message: \"go\" from worker \"worker1\" (id 1)"),
+        std::pair(Step::gone, "leave message: \"gone\" before anybody was let go")}) {
+    expect_refused("step " + std::to_string(static_cast<int>(step)), why,
+                   [step = step](stitch::Worker& from) { forge(from, "worker0", step); });
+  }
+  for (const std::uint8_t step : {0, 6, 255}) {
+    expect_refused("an unknown step",
+                   "leave message: step " + std::to_string(int{step}) + " is unknown",
                    [&](stitch::Worker& from) { forge(from, "worker0", step); });
   }
-  for (const std::uint8_t step : {0, 6, 255})
-    expect_refused("an unknown step", [&](stitch::Worker& from) { forge(from, "worker0", step); });
-  expect_refused("a long one", [](stitch::Worker& from) { forge(from, "worker0", 1, 1); });
+  expect_refused("a long one", "leave message",
+                 [](stitch::Worker& from) { forge(from, "worker0", 1, 1); });
 }
 
 TEST(LeaveMessages, AGoFromAnybodyDoesNotMakeTheLossOfPeersSilent) {

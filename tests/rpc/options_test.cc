@@ -9,6 +9,9 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "stitch/rpc/launcher.h"
 #include "stitch/rpc/security_options.h"
@@ -333,6 +336,27 @@ TEST(Launcher, NamesWhatIsMissingOrWrong) {
   EXPECT_EQ(text({{"RANK", "0"}}), "variable WORLD_SIZE is not set, though RANK is");
   EXPECT_EQ(text({{"RANK", "x"}}), "variable RANK is \"x\", not a number from 0 on");
   EXPECT_EQ(text({{"MASTER_ADDR", "h"}}), "variable MASTER_PORT is not set, though MASTER_ADDR is");
+}
+
+TEST(Options, WhatIsWipedLeavesNothingBehind) {
+  for (const std::size_t length : {9, 300}) {  // within the string itself, and elsewhere
+    SCOPED_TRACE(length);
+    std::string secret(length, 'x');
+    std::string given(std::move(secret));
+    stitch::wipe(secret);  // NOLINT(bugprone-use-after-move): what is left there
+    stitch::wipe(given);
+    for (const std::string* each : {&secret, &given}) {
+      EXPECT_TRUE(each->empty());
+      for (std::size_t i = 0; i < each->capacity(); ++i) EXPECT_EQ(each->data()[i], '\0') << i;
+    }
+  }
+  std::string secret = "opensesame";
+  try {
+    const stitch::SecretWiper wiper(secret);
+    throw std::runtime_error("something fails");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_TRUE(secret.empty());
 }
 
 }  // namespace

@@ -72,6 +72,7 @@ struct Tries {
   std::atomic<int> begun{0};
   std::atomic<int> closed{0};
   std::function<std::optional<Error>(int)> fails;  // by number; set before start
+  int cut = 0;  // so many end with `protocol` as soon as they are open; set before start
 };
 
 // Counts connections, and has some fail as a real endpoint would.
@@ -91,6 +92,12 @@ class Watched final : public transport::Endpoint {
       auto connection = std::make_shared<NoConnection>();
       loop_.post([connection, events, error] { events.on_closed(connection, *error); });
       return connection;
+    }
+    if (number < tries_->cut) {
+      events.on_open = [opened = events.on_open](const auto& connection) {
+        opened(connection);
+        connection->close(Error(ErrorCode::protocol, "the stream ended within sealed record 1"));
+      };
     }
     events.on_closed = [tries = tries_, closed = events.on_closed](const auto& connection,
                                                                    const Error& error) {
@@ -262,6 +269,31 @@ TEST_F(PeerTables, ARefusalIsNotTriedAgain) {
   EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::unauthenticated);
 }
 
+TEST_F(PeerTables, APeerThatIsOverloadedLivesAndIsTriedForLonger) {
+  const auto free_again = std::chrono::steady_clock::now() + 1500ms;
+  nodes[0]->tries->fails = [free_again](int) {
+    return std::chrono::steady_clock::now() < free_again
+               ? std::optional(
+                     Error(ErrorCode::overloaded, "too many connections are in their handshake")
+                         .with_remote(true))
+               : std::nullopt;
+  };
+  start();
+  nodes[0]->send(1, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"a"}); }));
+  EXPECT_TRUE(nodes[0]->lost().empty());
+  EXPECT_TRUE(nodes[0]->failures().empty());
+}
+
+TEST_F(PeerTables, AConnectionThatIsCutOnceOpenIsNoRefusal) {
+  nodes[0]->tries->cut = 2;
+  start();
+  nodes[0]->send(1, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"a"}); }));
+  EXPECT_EQ(nodes[0]->tries->begun, 3);
+  EXPECT_TRUE(nodes[0]->lost().empty());
+}
+
 TEST_F(PeerTables, TheAddressesOfAPeerAreTriedInTurn) {
   for (const auto code : {ErrorCode::disconnected, ErrorCode::unauthenticated}) {
     SCOPED_TRACE(static_cast<int>(code));
@@ -344,13 +376,63 @@ struct Outcome {
   std::atomic<bool> open{false};
   std::atomic<bool> closed{false};
   std::atomic<int> messages{0};
+  std::string reason;  // once closed
   [[nodiscard]] transport::ConnectionEvents events() {
     return {.on_open = [this](const auto&) { open = true; },
             .on_message = [this](const auto&, transport::Message) { ++messages; },
             .place = nullptr,
-            .on_closed = [this](const auto&, const Error&) { closed = true; }};
+            .on_closed =
+                [this](const auto&, const Error& error) {
+                  reason = error.what();
+                  closed = true;
+                }};
   }
 };
+
+TEST_F(PeerTables, AnotherWorkerAtThePeersAddressIsRefusedBeforeItIsOpen) {
+  Outcome outcome;
+  const auto other = raw(0);
+  members[1].addresses = other->listen([&] { return outcome.events(); });
+  start();
+  nodes[0]->send(1, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
+  const std::string who =
+      "worker \"worker0\" (id 0, epoch 0) answers where worker \"worker1\" (id 1) should";
+  EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::unauthenticated);
+  EXPECT_NE(nodes[0]->lost().at(0).find(who), std::string::npos) << nodes[0]->lost().at(0);
+  EXPECT_EQ(nodes[0]->table().connections(), 0u);
+  EXPECT_TRUE(eventually([&] { return outcome.closed.load(); }));
+  EXPECT_NE(outcome.reason.find(who), std::string::npos) << outcome.reason;
+  EXPECT_FALSE(outcome.open);
+  EXPECT_EQ(outcome.messages, 0);
+}
+
+TEST_F(PeerTables, AnotherLifeOfThePeerIsRefusedBeforeItIsOpen) {
+  auto options = options_of(1);
+  options.self.epoch = 7;
+  std::atomic<int> opened{0};
+  Outcome outcome;
+  const auto later = transport::make_loopback_endpoint(options, network);
+  members[1].addresses = later->listen([&] {
+    auto events = outcome.events();
+    events.on_closed = nullptr;  // of each try
+    events.on_open = [&](const auto& connection) {
+      ++opened;
+      connection->close(Error(ErrorCode::disconnected, "it hangs up"));
+    };
+    return events;
+  });
+  start();
+  nodes[0]->send(1, "a");
+  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
+  const std::string text = nodes[0]->lost().at(0);
+  EXPECT_NE(text.find("worker \"worker1\" (id 1, epoch 7) is not in this world"), std::string::npos)
+      << text;
+  EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::disconnected);
+  EXPECT_EQ(nodes[0]->table().connections(), 0u);
+  EXPECT_EQ(opened, 0);
+  EXPECT_EQ(outcome.messages, 0);
+}
 
 TEST_F(PeerTables, ASecondConnectionCannotTakeTheNameOfAPeerThatIsConnected) {
   start();

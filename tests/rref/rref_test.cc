@@ -357,9 +357,12 @@ TEST(RRef, AFailedCreationIsTheErrorOfEveryUse) {
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-      EXPECT_NE(std::string(error.what()).find("its object was not created: call "),
-                std::string::npos)
-          << error.what();
+      const std::string text = error.what();
+      EXPECT_NE(text.find("its object was not created: call "), std::string::npos) << text;
+      EXPECT_NE(
+          text.find("throws() to worker \"worker1\" (id 1) failed: std::runtime_error: no luck"),
+          std::string::npos)
+          << text;
     }
     EXPECT_THROW((rpc_sync<&fetch_it>("worker2", bad)), Error);
     const auto other = remote<&throws>("worker2", 1);
