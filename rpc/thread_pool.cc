@@ -92,7 +92,7 @@ void ThreadPool::State::add_thread() {
   waking = true;
   try {
     start_thread(shared_from_this());
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // for want of a thread, or of memory
     --alive;
     waking = false;
     miss_thread(std::string("the system has no thread for it: ") + error.what());
