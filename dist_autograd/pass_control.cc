@@ -85,7 +85,10 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
       advance(actions);
     }
     perform(std::move(actions));
-    if (entered) check_lost(from.id);
+    if (entered) {
+      check_lost(from.id);
+      check_lost(id_.root);  // nobody else may ever say that this pass has ended
+    }
   });
 }
 
@@ -190,7 +193,10 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
     }
     perform(std::move(actions));
     for (auto& [index, gradients] : deliveries) strand_->deliver(index, std::move(gradients));
-    if (entered) check_lost(from.id);
+    if (entered) {
+      check_lost(from.id);
+      check_lost(id_.root);
+    }
   });
 }
 

@@ -297,15 +297,29 @@ void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<v
 void Agent::on_answer(InMessage message) {
   for_each_extension([&](Extension& extension) { extension.on_receive(message); });
   transport::ByteReader in(message.view.body(), "reply");
-  auto record = calls_.take(in.read<std::uint64_t>(), message.from);
-  if (!record) return;  // timed out or cancelled; the extensions have seen the header
+  const auto call_id = in.read<std::uint64_t>();
   if (!takes_long_to_decode(message)) {
-    settle(*record, message);
+    settle_call(call_id, message);
     return;
   }
-  // This thread reads for everybody.
-  post([self = shared_from_this(), record = std::move(*record),
-        message = std::move(message)]() mutable { self->settle(record, message); });
+  if (!calls_.find(call_id, message.from)) return;
+  // This thread reads for everybody. Until another one begins to decode, the call stays in the
+  // table, where its deadline, the loss of the peer and shutdown find it.
+  UniqueFunction<void()> task = [self = shared_from_this(), call_id,
+                                 message = std::move(message)]() mutable {
+    self->decoding_.fetch_add(1);  // before the table forgets the call: see activity()
+    const std::unique_ptr<Agent, void (*)(Agent*)> decoded(
+        self.get(), [](Agent* agent) { agent->decoding_.fetch_sub(1); });
+    self->settle_call(call_id, message);
+  };
+  // Never queued behind handlers: they may be blocked until this very answer is there. So where no
+  // thread is free it is decoded here, and others wait for that as long as it takes, no longer.
+  if (forked() || !pool_.post_if_free(task)) task();
+}
+
+void Agent::settle_call(std::uint64_t call_id, InMessage& message) {
+  // None: timed out, cancelled or answered twice; the extensions have seen the header.
+  if (const auto record = calls_.take(call_id, message.from)) settle(*record, message);
 }
 
 void Agent::settle(const CallTable::Record& record, InMessage& message) {
@@ -375,6 +389,7 @@ void Agent::post(UniqueFunction<void()> task) {
 Agent::Activity Agent::activity() {
   Activity activity;
   activity.busy = calls_.size();
+  activity.busy += decoding_.load();  // read later: a call goes from there to here
   // A call whose caller has given up concerns nobody else any more.
   for (const auto& call : incoming_.list(std::nullopt))
     activity.busy += call->stop_requested() ? 0 : 1;

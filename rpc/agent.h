@@ -172,6 +172,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
                                         std::size_t bytes) noexcept;
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
+  // Takes the call out of the table, if it is there still, and completes it with the answer.
+  void settle_call(std::uint64_t call_id, InMessage& message);
   // Decodes an answer and completes its call with it.
   void settle(const CallTable::Record& record, InMessage& message);
   void on_cancel(InMessage message);
@@ -240,6 +242,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   bool ended_ STITCH_GUARDED_BY(ending_mutex_) = false;  // shutdown() is over
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
+  std::atomic<std::uint64_t> decoding_{0};      // answers, on threads that do not read
   std::atomic<std::size_t> outgoing_bytes_{0};  // but for control frames
   std::vector<std::atomic<std::size_t>>
       control_bytes_;  // by peer; the vector: constant after start()

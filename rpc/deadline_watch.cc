@@ -9,9 +9,11 @@ void DeadlineWatch::watch(Time when) {
   if (!loop) return;
   MutexLock lock(mutex_);
   if (at >= at_.load()) return;
+  // It may throw: then the old timer stands.
+  const auto timer = loop->call_at(when, [self = shared_from_this(), when] { self->due(when); });
   if (timer_ != 0) static_cast<void>(loop->cancel(timer_));
   at_.store(at);
-  timer_ = loop->call_at(when, [self = shared_from_this(), when] { self->due(when); });
+  timer_ = timer;
 }
 
 // A timer that was replaced, but had begun to run, finds another time and does nothing.

@@ -31,6 +31,7 @@ void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
   out.write(status.busy);
   out.write(status.sent);
   out.write(status.received);
+  out.write(status.lost);
   try {
     agent_.send_control(agent_.peers().find(to), std::move(message));
   } catch (const Error&) {
@@ -40,7 +41,7 @@ void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
 
 Leave::Status Leave::own_status() const {
   const auto activity = agent_.activity();
-  return {activity.busy, activity.sent, activity.received};
+  return {activity.busy, activity.sent, activity.received, agent_.world_size() - live().size()};
 }
 
 bool Leave::follows(WorkerId from, const char* what) {
@@ -57,7 +58,8 @@ void Leave::on_message(InMessage message) {
   transport::ByteReader in(message.view.body(), "leave message");
   const auto step = in.read<Step>();
   const auto round = in.read<std::uint64_t>();
-  const Status status{in.read<std::uint64_t>(), in.read<std::uint64_t>(), in.read<std::uint64_t>()};
+  const Status status{in.read<std::uint64_t>(), in.read<std::uint64_t>(), in.read<std::uint64_t>(),
+                      in.read<std::uint64_t>()};
   in.expect_end();
   const WorkerId from = message.from.id;
   switch (step) {
@@ -224,10 +226,11 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
       if (status.busy != 0) busy.insert(id);
       sum.sent += status.sent;
       sum.received += status.received;
+      sum.lost += std::min<std::uint64_t>(status.lost, agent_.world_size());
     }
-    // Messages to and from lost workers are in the sums of one side only, so equal rounds must do
-    // once somebody is lost.
-    const bool balanced = sum.sent == sum.received || live().size() < agent_.world_size();
+    // Messages that a lost connection took along are in the sums of one side only, and the two may
+    // both be live for the leader: equal rounds must do once anybody has lost a peer.
+    const bool balanced = sum.sent == sum.received || sum.lost > 0;
     if (busy.empty() && balanced && statuses == previous) break;
     previous = busy.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
     MutexLock lock(mutex_);

@@ -36,8 +36,9 @@ class Agent;
 // until r2 (A1, A2). Every worker's second answer is read after every first one, because a round
 // begins when the last one is complete. At the moment between the rounds, then, all counters stand
 // as reported, and as many messages were received as sent: none was on its way, nobody was busy,
-// and nobody can become busy again. With a worker lost, messages to and from it are in the sums of
-// one side only: the sums are not compared then, and what is on its way between two others for
+// and nobody can become busy again. With a connection lost, between whichever two workers, messages
+// over it are in the sums of one side only: the sums are not compared when anybody has lost a peer,
+// and what is on its way between two others for
 // longer than a round is missed.
 //
 // Who is obeyed. A poll and GO are for the worker alone to which this one has said READY last. A
@@ -64,6 +65,7 @@ class Leave {
     std::uint64_t busy = 0;
     std::uint64_t sent = 0;
     std::uint64_t received = 0;
+    std::uint64_t lost = 0;  // peers
     friend bool operator==(const Status&, const Status&) = default;
   };
   [[nodiscard]] std::set<WorkerId> live() const;

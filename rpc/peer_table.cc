@@ -331,6 +331,9 @@ void PeerTable::on_closed(const LinePtr& line, const Error& reason) {
       peer.spare.reset();
     } else if (line == peer.offered) {
       peer.offered.reset();
+      // It was there to offer it: what failed before that says nothing about it any more.
+      peer.failure.reset();
+      peer.pause = {};
       if (!peer.waiting.empty()) want(*id, after);
     }
   }

@@ -505,7 +505,13 @@ std::shared_ptr<Agent> join_world(Options options) {
       options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->set_world(endpoint_options.self.world);
   agent->start(std::move(peers), members, std::make_shared<Meeting>(std::move(meeting)));
-  rendezvous.finish();
+  try {
+    rendezvous.finish();
+  } catch (...) {
+    // It serves already, and nobody will have it.
+    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+    throw;
+  }
   return agent;
 }
 

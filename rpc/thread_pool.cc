@@ -29,6 +29,9 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   CondVar ended;
   std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue
       STITCH_GUARDED_BY(mutex);
+  // Counted as running already: for each there is a thread that is idle or is just starting, and
+  // every thread looks here first. So they wait for nobody, whatever else begins meanwhile.
+  std::deque<UniqueFunction<void()>> begun STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
   int blocked STITCH_GUARDED_BY(mutex) = 0;      // own threads that wait inside a task
@@ -65,6 +68,12 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   // there are go on.
   void add_thread() STITCH_REQUIRES(mutex);
   void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
+  [[nodiscard]] UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
+    UniqueFunction<void()> task = std::move(begun.front());
+    begun.pop_front();
+    if (running < wanted) wake_one();  // this thread may have been woken for what is queued
+    return task;
+  }
   [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
@@ -83,7 +92,7 @@ void ThreadPool::State::add_thread() {
   waking = true;
   try {
     start_thread(shared_from_this());
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // for want of a thread, or of memory
     --alive;
     waking = false;
     miss_thread(std::string("the system has no thread for it: ") + error.what());
@@ -139,21 +148,21 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   MutexLock lock(state->mutex);
   state->waking = false;
   for (bool tired = false;;) {
-    while (!tired && !state->surplus() &&
+    while (!tired && state->begun.empty() && !state->surplus() &&
            (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
       ++state->idle;
       const bool woken = state->work.wait_until(state->mutex, state->patience());
       // Another idle one stays.
-      tired = !woken && state->queue.empty() && state->idle > 1;
+      tired = !woken && state->queue.empty() && state->begun.empty() && state->idle > 1;
       --state->idle;
       state->waking = false;
     }
     if (tired) break;
-    if (state->queue.empty() || state->surplus()) {
+    if (state->begun.empty() && (state->queue.empty() || state->surplus())) {
       if (state->queue.empty() || !state->closed)
         break;  // closed and drained, or surplus after a blocked thread came back
     }
-    UniqueFunction<void()> task = state->begin_task();
+    UniqueFunction<void()> task = state->begun.empty() ? state->begin_task() : state->take_begun();
     lock.unlock();
     task();
     task = nullptr;  // destroyed before the next wait, outside the lock
@@ -173,6 +182,21 @@ bool ThreadPool::post(UniqueFunction<void()>& task) {
   if (state_->closed) return false;
   state_->queue.push_back(std::move(task));
   state_->wake_one();
+  return true;
+}
+
+bool ThreadPool::post_if_free(UniqueFunction<void()>& task) {
+  State& state = *state_;
+  MutexLock lock(state.mutex);
+  if (state.closed || !state.queue.empty() || state.running >= state.wanted) return false;
+  if (static_cast<std::size_t>(state.idle) <= state.begun.size()) {
+    const int before = state.alive;
+    if (before - state.blocked < state.wanted) state.add_thread();
+    if (state.alive == before) return false;
+  }
+  state.begun.push_back(std::move(task));
+  ++state.running;
+  state.work.notify_one();
   return true;
 }
 

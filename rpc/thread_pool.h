@@ -26,6 +26,10 @@ class ThreadPool {
 
   // False, and the task is left untouched, when the pool has been closed.
   bool post(UniqueFunction<void()>& task);
+  // For a task that must not wait for others to end, and does not block itself: it is begun at once
+  // by a thread that has nothing else to do, ahead of what is queued, and no other task is begun in
+  // its place. False, and the task is left untouched, when there is no such thread.
+  bool post_if_free(UniqueFunction<void()>& task);
   // As post(), but wakes no thread: run_one_here() or wake() is to follow.
   bool post_quietly(UniqueFunction<void()>& task);
   // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the

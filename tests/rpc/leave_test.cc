@@ -351,7 +351,7 @@ void forge(stitch::Worker& from, std::string_view to, std::uint8_t step,
   stitch::OutMessage message(stitch::wire::kLeave);
   stitch::transport::ByteWriter out(message.frame.body());
   out.write(step);
-  for (int i = 0; i < 4; ++i) out.write(std::uint64_t{1});
+  for (int i = 0; i < 5; ++i) out.write(std::uint64_t{1});
   for (std::size_t i = 0; i < extra_bytes; ++i) out.write(std::uint8_t{0});
   from.agent()->send_frame(from.worker(to), std::move(message));
 }

@@ -36,6 +36,11 @@ int serve_counted(int i) {
 // A wait that the pool knows nothing of.
 std::unique_ptr<std::binary_semaphore> gate;
 void wait_at_gate() { gate->acquire(); }
+std::binary_semaphore at_gate{0};
+void wait_at_gate_seen() {
+  at_gate.release();
+  gate->acquire();
+}
 void open_gate() { gate->release(); }
 
 int pass_down(int depth) {
@@ -49,6 +54,8 @@ Future<int> answer_after_a_call(int i) {
 
 at::Tensor doubled(const at::Tensor& x) { return x * 2; }
 
+std::vector<float> many_numbers() { return std::vector<float>(200'000, 1); }
+
 class Serving : public testing::TestWithParam<const char*> {
  protected:
   static std::unique_ptr<Cluster> cluster(int size, int threads) {
@@ -58,6 +65,20 @@ class Serving : public testing::TestWithParam<const char*> {
     });
   }
 };
+
+// Such a result is decoded on the pool, whose only thread waits until it is there.
+TEST_P(Serving, ALargeResultDoesNotWaitForTheCallersHandlers) {
+  gate = std::make_unique<std::binary_semaphore>(0);
+  const auto cluster = this->cluster(2, 1);
+  auto waiting = (*cluster)[1].rpc_async<wait_at_gate_seen>("worker0");
+  at_gate.acquire();
+  auto numbers = stitch::rpc_async<many_numbers>({.to = "worker1", .timeout = 60s});
+  const bool came = numbers.wait_for(20s);
+  gate->release();
+  ASSERT_TRUE(came);
+  EXPECT_EQ(numbers.get().size(), 200'000U);
+  waiting.get();
+}
 
 TEST_P(Serving, AWorkerOfOneThreadServesOneCallAtATime) {
   most_serving = 0;

@@ -154,6 +154,50 @@ TEST(ThreadPool, KeepsItsNumberOfThreadsAfterManyHaveBlocked) {
   EXPECT_TRUE(eventually([&] { return ran == 100; }));
 }
 
+TEST(ThreadPool, BeginsAtOnceWhatMustNotWaitOrNotAtAll) {
+  std::counting_semaphore<> go{0};
+  std::binary_semaphore blocked{0}, ran{0};
+  ThreadPool pool(1, "pool");
+  UniqueFunction<void()> task = [&] { ran.release(); };
+  EXPECT_TRUE(pool.post_if_free(task));
+  ran.acquire();
+  post(pool, [&] {
+    blocked.release();
+    go.acquire();
+  });
+  blocked.acquire();
+  task = [&] { ran.release(); };
+  EXPECT_FALSE(pool.post_if_free(task));
+  task();  // it was left untouched
+  ran.acquire();
+  go.release();
+  EXPECT_TRUE(eventually([&] {
+    UniqueFunction<void()> again = [&] { ran.release(); };
+    return pool.post_if_free(again);
+  }));
+  ran.acquire();
+}
+
+// Whoever was blocked may go on before the thread has come, and then never end.
+TEST(ThreadPool, WhatMustNotWaitIsBegunThoughABlockedTaskGoesOn) {
+  for (int round = 0; round < 50; ++round) {
+    std::binary_semaphore inside{0}, leave{0}, ran{0};
+    ThreadPool pool(1, "pool");
+    post(pool, [&] {
+      {
+        const BlockingRegion blocking;
+        inside.release();
+        leave.acquire();
+      }
+      ran.acquire();
+    });
+    inside.acquire();
+    UniqueFunction<void()> task = [&] { ran.release(); };
+    ASSERT_TRUE(eventually([&] { return pool.post_if_free(task); }));
+    leave.release();
+  }
+}
+
 TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
   std::counting_semaphore<> go{0};
   std::atomic<int> waiting{0};
