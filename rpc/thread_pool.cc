@@ -165,8 +165,10 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     UniqueFunction<void()> task = state->begun.empty() ? state->begin_task() : state->take_begun();
     lock.unlock();
     task();
+    // It has come back in a child, too, where even destroying it may wait for ever: for a mutex
+    // that another thread held at the fork.
+    if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);
     task = nullptr;  // destroyed before the next wait, outside the lock
-    if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
     lock.lock();
     --state->running;
     state->make_room(true);
@@ -226,7 +228,9 @@ bool ThreadPool::run_one_here() {
   serving = &state;
   serving_owner = &owner;
   guest = true;
+  const auto fork = transport::fork_count();
   task();
+  if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);  // as in serve()
   task = nullptr;
   serving = nullptr;
   serving_owner = nullptr;

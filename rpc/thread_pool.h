@@ -34,7 +34,8 @@ class ThreadPool {
   bool post_quietly(UniqueFunction<void()>& task);
   // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the
   // pool is woken for what else is queued. Does nothing when every thread is busy. True when more
-  // is queued then.
+  // is queued then. On a thread of this framework: a task that comes back in a forked child ends
+  // that process.
   bool run_one_here();
   // Wakes a thread for what is queued.
   void wake();

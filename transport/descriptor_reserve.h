@@ -36,6 +36,11 @@ class DescriptorReserve {
     errno = EMFILE;
     return Descriptor();
   }
+  // Sees to it that one more descriptor can be had, for a call that cannot be repeated: when the
+  // process has none left, one of the reserve goes.
+  void make_room() STITCH_EXCLUDES(mutex_) {
+    static_cast<void>(take([] { return Descriptor(::eventfd(0, EFD_CLOEXEC)); }));
+  }
   // Takes what is missing, as far as there is any.
   void fill() STITCH_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);

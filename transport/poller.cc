@@ -378,7 +378,13 @@ bool Poller::all_asleep() {
   return asleep;
 }
 
+// Whoever has given the role up arms while the next one may already disarm: without the lock,
+// armed_ could end up true although the kernel was told last to watch nothing. The change alone
+// need not look under the lock: who sees the state it wants while the other one changes it is
+// either about to arm again, as the holder of the role, or awake and about to poll.
 void Poller::arm(bool armed) {
+  if (armed_.load() == armed) return;
+  MutexLock lock(arm_mutex_);
   if (armed_.exchange(armed) == armed) return;
   epoll_event event{};
   event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;

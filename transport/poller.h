@@ -167,7 +167,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void give_deferred_away() noexcept STITCH_REQUIRES(role_);
   bool all_asleep() STITCH_REQUIRES(role_);
   void all_awake() STITCH_REQUIRES(role_);
-  void arm(bool armed);
+  void arm(bool armed) STITCH_EXCLUDES(arm_mutex_);
   void give_way(Clock::time_point now) STITCH_REQUIRES(role_);
   void yielded(Clock::time_point since, Clock::time_point until) STITCH_REQUIRES(role_);
   // Why a thread that polls leaves that to others.
@@ -210,7 +210,10 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::chrono::nanoseconds move_pause_ STITCH_GUARDED_BY(role_){0};
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written
                                     // by the holder of role_
-  std::atomic<bool> armed_{false};  // sockets_ will wake the thread
+  Mutex arm_mutex_;  // after role_; nothing is locked under it. Keeps armed_ and the kernel in step
+  // sockets_ will wake the thread. Written under arm_mutex_, and without it by the thread that has
+  // been woken, which disarms sockets_: it may be wrong as long as that thread is awake.
+  std::atomic<bool> armed_{false};
   // Whether somebody has been woken to look around who may have found the role taken. Set before
   // ring(), cleared by who takes the role, before it polls; who gives the role up while it is set
   // rings again, as the bell may have been heard in vain.

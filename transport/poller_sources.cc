@@ -115,6 +115,10 @@ void Poller::take_up_changes() noexcept {
           const auto found = watched_.find(id);
           if (found != watched_.end()) found->second.changed = false;
         }
+        // Those that were lost are marked, too, and would not be entered again.
+        if (look_at_all) {
+          for (auto& [id, watched] : watched_) watched.changed = false;
+        }
       }
       if (look_at_all) take_up_all();
     }

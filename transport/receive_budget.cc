@@ -1,6 +1,7 @@
 #include "stitch/transport/receive_budget.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -66,8 +67,13 @@ void ReceiveBudget::give_back(Id id) {
     }
     while (!waiting_.empty() && fits(waiting_.front().bytes)) {
       Waiting& first = waiting_.front();
+      try {
+        granted.reserve(granted.size() + 1);
+        taken_.emplace(first.id, first.bytes);
+      } catch (const std::bad_alloc&) {
+        break;  // it waits on: for the next one that gives back, or until it insists
+      }
       granted.push_back(std::move(first.granted));
-      taken_.emplace(first.id, first.bytes);
       used_ += first.bytes;
       waiting_.pop_front();
     }

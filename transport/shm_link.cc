@@ -415,6 +415,11 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
       ++descriptors;
     }
   }
+  // The kernel drops descriptors for which this process has no number: not the peer's fault.
+  if (descriptors == 0 && (message.msg_flags & MSG_CTRUNC) != 0) {
+    throw Error(ErrorCode::overloaded,
+                "shared memory: this process has no descriptor left for the peer's offer");
+  }
   const auto refuse = [](const std::string& what) {
     throw Error(ErrorCode::protocol, "shared memory: the peer's offer " + what);
   };

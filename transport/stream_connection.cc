@@ -3,7 +3,6 @@
 #include <sys/epoll.h>
 
 #include <exception>
-#include <new>
 #include <utility>
 
 #include "stitch/transport/sealed_link.h"
@@ -62,6 +61,7 @@ StreamConnection::StreamConnection(
       gone_(std::move(gone)) {}
 
 void StreamConnection::begin(std::unique_ptr<Link> link) {
+  bool watched = false;
   try {
     // What it says first is queued, and written when the poller watches: whatever the peer does
     // from then on, somebody sees it.
@@ -77,11 +77,12 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
       fd = link_->descriptor();
     }
     poller_->add(source_id_, fd, self());
+    watched = true;
     static_cast<void>(flush());
   } catch (...) {
     const Error problem = to_error(std::current_exception());
     close(problem);
-    end(problem);
+    if (!watched) end(problem);  // otherwise the thread that polls does, and may be in poll() now
   }
 }
 
@@ -348,8 +349,10 @@ bool StreamConnection::poll() {
   try {
     moved = pending_.load(std::memory_order_acquire) && flush();
     if (link_to_read_ == nullptr) return moved;
-    if (look_again_.load(std::memory_order_acquire)) look_again_.store(false);
-    const bool held = paused_.load(std::memory_order_relaxed) && !peer_gone_;
+    // Whoever lets reading go on clears paused_ first and sets look_again_ then: who takes the mark
+    // sees that.
+    if (look_again_.load(std::memory_order_acquire)) look_again_.exchange(false);
+    const bool held = paused_.load() && !peer_gone_;
     bool came = false;
     // In the middle of a read the link may become a sealed one, which has what was read too much.
     for (Link* link = nullptr; !held && link != link_to_read_;) {
@@ -483,17 +486,21 @@ void StreamConnection::end(const Error& error) {
     try {
       take_in();
       abandon(after);
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
       // It ends all the same; take_along() tries again.
     }
   }
   poller_->remove(source_id_);
-  budget_->give_back(source_id_);
-  reader_.clear();
   link_to_read_ = nullptr;
-  link.reset();
-  settle(after);
-  take_along();
+  try {
+    budget_->give_back(source_id_);
+    reader_.clear();
+    link.reset();
+    settle(after);
+    take_along();
+  } catch (...) {
+    // A callback has thrown: the owner hears of the end all the same.
+  }
   ended(error);
 }
 

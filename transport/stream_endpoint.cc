@@ -135,15 +135,21 @@ class SocketListener final : public PollSource {
   bool passive() const noexcept override { return true; }
   bool ready(std::uint32_t) override {
     constexpr int kAtOnce = 16;
-    for (int i = 0; i < kAtOnce; ++i) {
-      Descriptor socket = reserve_.take_for_others([this] {
-        return Descriptor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      });
-      if (!socket) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) exhausted_();
-        break;
+    try {
+      for (int i = 0; i < kAtOnce; ++i) {
+        Descriptor socket = reserve_.take_for_others([this] {
+          return Descriptor(
+              ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        });
+        if (!socket) {
+          if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            exhausted_();
+          break;
+        }
+        accepted_(std::move(socket));
       }
-      accepted_(std::move(socket));
+    } catch (...) {
+      // Without memory it goes on later: the poller would let go of a listener that throws.
     }
     return false;
   }
@@ -288,6 +294,10 @@ std::string StreamHub::open_listener(const std::string& transport) {
     listeners_.push_back(id);
   }
   poller_->add(id, listener->descriptor(), listener);
+  if (connections_.closed()) {
+    poller_->remove(id);  // whoever closed the endpoint may have come before it was added
+    throw closed_error();
+  }
   return text;
 }
 
@@ -298,9 +308,15 @@ void StreamHub::exhausted(Poller::SourceId listener) {
   constexpr int kDropped = 8;
   for (int i = 0; i < kDropped; ++i) half_open_.drop_oldest();
   poller_->pause(listener, true);
-  thread_->post_at(std::chrono::steady_clock::now() + kPause, [weak = weak_from_this(), listener] {
-    if (const auto self = weak.lock()) self->poller_->pause(listener, false);
-  });
+  try {
+    thread_->post_at(std::chrono::steady_clock::now() + kPause,
+                     [weak = weak_from_this(), listener] {
+                       if (const auto self = weak.lock()) self->poller_->pause(listener, false);
+                     });
+  } catch (...) {
+    poller_->pause(listener, false);  // nobody else would
+    throw;
+  }
 }
 
 void StreamHub::accepted(const std::string& transport, const std::string& address,
@@ -329,7 +345,8 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
     check_peer_user(socket.get());
     const auto step = Step::start(
         *poller_, std::move(socket), false,
-        [connection](Descriptor& ready) {
+        [weak = weak_from_this(), connection](Descriptor& ready) {
+          if (const auto self = weak.lock()) self->reserve_.make_room();
           auto link = accept_shm_link(ready);
           if (link == nullptr) return false;
           connection->begin(std::move(link));
@@ -408,7 +425,8 @@ std::shared_ptr<Connection> StreamHub::connect(const std::string& address,
     } else {
       start_tcp(address.substr(at + 3), connection);
     }
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
     connection->fail(connection->connect_error(error.what()));
   }
   return connection;
@@ -443,7 +461,8 @@ void StreamHub::start_shm(const std::string& name,
                      if (!self) return;
                      try {
                        self->start_shm(name, connection, attempt + 1);
-                     } catch (const Error& error) {
+                     } catch (...) {
+                       const Error error = to_error(std::current_exception());
                        connection->fail(connection->connect_error(error.what()));
                      }
                    });

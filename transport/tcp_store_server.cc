@@ -407,6 +407,7 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
     reader.expect_end();
     return timeout;
   };
+  Bytes answer;
   try {
     if (operation == StoreOperation::wait) {
       const std::uint32_t count = reader.read_count(sizeof(std::uint32_t));
@@ -429,13 +430,16 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
       wait_for(session, request, true, {std::move(key)}, timeout);
       return;
     }
-    const Bytes result = reply_now(operation, key, reader);
-    wake_waiting();
-    session->reply(request, encode_accepted(result));
+    answer = encode_accepted(reply_now(operation, key, reader));
   } catch (const Error& error) {
     if (error.code() == ErrorCode::protocol) throw;  // malformed
     session->reply(request, encode_refused(error.code(), error.what()));
+    return;
   }
+  wake_waiting();
+  // What has been changed must not be called refused: if this cannot be sent, the stream ends.
+  guard_callback([&] { session->reply(request, answer); },
+                 [&](const Error& error) { session->stream().close(error); });
 }
 
 Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key,

@@ -177,11 +177,11 @@ void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descripto
 
 void PipeConnection::message_came(Message message) {
   if (in_handshake()) {
-    if (!received_handshake(message.frame.span())) return;  // its stream ends soon
+    if (!received_handshake(message.frame.span())) shut();
   } else {
     received(std::move(message));
   }
-  read_next();
+  read_next();  // also of a stream that has been shut: this is how its end is heard
 }
 
 Error PipeConnection::translate(const tp::Error& error, bool connecting) const {

@@ -453,6 +453,35 @@ TEST(Poller, DoesNotSleepOverASourceThatIsAwake) {
   poller.join();  // before what its sources refer to goes
 }
 
+// Threads that help take the role from an own thread that the bell has woken: whoever arms last,
+// what comes afterwards is heard without any help.
+TEST(Poller, HandingTheRoleOverLeavesTheSocketsWatched) {
+  const Joined started;
+  Poller& poller = *started.poller;
+  const auto source = std::make_shared<Source>();
+  const auto id = add(poller, source);
+  const auto end = Clock::now() + milliseconds(500);
+  for (int i = 1; Clock::now() < end; ++i) {
+    std::atomic<int> ready{0};
+    const auto help = [&] {
+      const std::atomic<bool> never{false};
+      ready.fetch_add(1);
+      while (ready.load() < 3) std::this_thread::yield();
+      static_cast<void>(poller.help(never, Clock::now() + std::chrono::microseconds(20)));
+    };
+    std::thread first(help);
+    std::thread second(help);
+    while (ready.load() < 2) std::this_thread::yield();
+    ready.fetch_add(1);
+    poller.poll_soon(id);  // rings the bell when all are asleep
+    first.join();
+    second.join();
+    source->signal();
+    ASSERT_TRUE(source->wait_signals(i)) << i;
+  }
+  poller.join();  // before what its sources refer to goes
+}
+
 double cpu_seconds() {
   timespec time{};
   EXPECT_EQ(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time), 0);
