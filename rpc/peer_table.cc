@@ -7,7 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "stitch/rpc/call_table.h"
 #include "stitch/rpc/message.h"
 #include "stitch/rpc/registry.h"
 
@@ -22,8 +21,6 @@ constexpr std::chrono::milliseconds kPatience{1000};
 constexpr std::chrono::milliseconds kPatienceWithTheLiving{5000};
 constexpr std::chrono::milliseconds kShortestPause{10};
 constexpr std::chrono::milliseconds kLongestPause{200};
-// A worker that was heard of so lately is called alive.
-constexpr std::chrono::seconds kLately{1};
 
 // The steady clock, some milliseconds late and for a few nanoseconds.
 std::chrono::steady_clock::rep coarse_now() noexcept {
@@ -532,21 +529,6 @@ void PeerTable::give_up(WorkerId id, const Error& reason) {
   perform(std::move(after));
 }
 
-std::string PeerTable::condition(WorkerId id) const {
-  MutexLock lock(mutex_);
-  const Peer& peer = peers_[id.value()];
-  if (peer.lost) return "worker is gone";
-  if (!peer.bound) {
-    return "worker is not connected" +
-           (peer.failure ? std::string(": ") + peer.failure->what() : std::string(" yet"));
-  }
-  const Clock::duration silent =
-      Clock::now().time_since_epoch() -
-      Clock::duration(heard_[id.value()].load(std::memory_order_relaxed));
-  if (silent <= kLately) return "worker is alive";
-  return "worker is connected and has been silent for " + duration_text(silent);
-}
-
 bool PeerTable::help(const std::atomic<bool>& done,
                      std::chrono::steady_clock::time_point deadline) {
   for (const auto& endpoint : endpoints_) {
@@ -558,19 +540,6 @@ bool PeerTable::help(const std::atomic<bool>& done,
 std::optional<Error> PeerTable::lost(WorkerId id) const {
   MutexLock lock(mutex_);
   return peers_[id.value()].lost;
-}
-
-std::size_t PeerTable::connections() const {
-  MutexLock lock(mutex_);
-  std::size_t count = 0;
-  for (const auto& peer : peers_) count += peer.bound ? 1 : 0;
-  return count;
-}
-
-void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
-  for (const auto& endpoint : endpoints_) {
-    for (const auto& [name, count] : endpoint->counters()) numbers[name] += count;
-  }
 }
 
 void PeerTable::expect_closing() {
