@@ -343,11 +343,14 @@ void Pass::finish(const std::optional<Error>& error) {
   }
   if (timer != 0) agent_->loop().cancel(timer);
   if (!promise) return;
-  if (error) {
-    promise->set_error(*error);
-  } else {
-    promise->set_value();
-  }
+  // Callbacks run where the future completes: not under the strand's state, where grad mode is off.
+  agent_->in_fresh_state([&] {
+    if (error) {
+      promise->set_error(*error);
+    } else {
+      promise->set_value();
+    }
+  });
 }
 
 }  // namespace stitch::dist_autograd

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -105,7 +106,7 @@ const at::ThreadLocalState& fresh_thread_state() {
 
 // Whether this thread has no guard of libtorch's that what runs on it would feel. The sets of fresh
 // threads are all alike.
-bool in_fresh_state() {
+bool is_fresh_state() {
   static const auto fresh = [] {
     const at::ThreadLocalStateGuard guard(fresh_thread_state());
     return c10::impl::tls_local_dispatch_key_set();
@@ -117,10 +118,20 @@ bool in_fresh_state() {
 
 }  // namespace
 
+void Agent::in_fresh_state(const std::function<void()>& task) {
+  std::optional<at::ThreadLocalStateGuard> guard;
+  try {
+    guard.emplace(fresh_thread_state());
+  } catch (const std::system_error&) {
+    // No thread to have it from: what waits for the task must not wait for ever.
+  }
+  task();
+}
+
 bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   if (forked()) throw_if_stopped();  // nobody will ever set it
   if (calls_.size() == 0 || stopped()) return done.load(std::memory_order_acquire);
-  if (in_fresh_state()) return peers_->help(done, deadline);
+  if (is_fresh_state()) return peers_->help(done, deadline);
   // Messages for others are not to feel the guards that this thread waits under.
   const at::ThreadLocalStateGuard guard(fresh_thread_state());
   return peers_->help(done, deadline);
@@ -365,8 +376,10 @@ void Agent::on_cancel(InMessage message) {
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const transport::CallbackScope callback;
   for (auto& record : calls_.take_all(peer)) {
-    record.pending->on_error(about(record, Error(ErrorCode::disconnected, ""),
-                                   std::string("failed: the worker is gone: ") + reason.what()));
+    complete_with_error(record, [&] {
+      return about(record, Error(ErrorCode::disconnected, ""),
+                   std::string("failed: the worker is gone: ") + reason.what());
+    });
   }
   for (auto& call : incoming_.list(peer.id)) call->request_stop();
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -111,6 +112,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   }
   // Runs `task` on the user-function threads, or here when they have ended.
   void post(UniqueFunction<void()> task);
+  // Runs `task` here under libtorch's state of a thread that has done nothing: for callbacks that
+  // are not to feel the guards of this thread.
+  static void in_fresh_state(const std::function<void()>& task);
   [[nodiscard]] transport::EventLoop& loop() noexcept { return *loop_; }
   [[nodiscard]] Board& board() noexcept { return *board_; }
   // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an
@@ -209,6 +213,28 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // The transport is through with it. A message that never left is not one that the peer will have
   // received: a graceful shutdown would wait for it.
   void sent(const Counted& counted, const std::optional<Error>& error) noexcept;
+  // A message that is counted until it is told, or dropped untold, as by an exception: then it
+  // never left. Told once; moved, not copied.
+  class InFlight {
+   public:
+    InFlight(std::shared_ptr<Agent> agent, const Counted& counted) noexcept
+        : agent_(std::move(agent)), counted_(counted) {}
+    InFlight(InFlight&&) noexcept = default;
+    InFlight& operator=(InFlight&&) = delete;
+    ~InFlight() {
+      if (agent_) agent_->uncount_unsent(counted_);
+    }
+    // Returns the agent that it was counted by.
+    std::shared_ptr<Agent> tell(const std::optional<Error>& error) noexcept {
+      agent_->sent(counted_, error);
+      return std::move(agent_);
+    }
+
+   private:
+    std::shared_ptr<Agent> agent_;
+    Counted counted_;
+  };
+  void uncount_unsent(const Counted& counted) noexcept;
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             OutMessage message, bool hooks, bool control, transport::SendDone done);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& what) noexcept;

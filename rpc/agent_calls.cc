@@ -115,23 +115,22 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
     calls_watch_->watch(deadline);
     complete_header(message, id, timeout);
     Outgoing out = lay_out(to, message, true, false);
+    InFlight in_flight(shared_from_this(), out.counted);
     if (message.attachments.empty()) {
       // Small enough to need no memory of its own: most calls are like this.
       peers_->send(
           to, nullptr, std::move(out.message),
-          [self = shared_from_this(), counted = out.counted,
-           id](const std::optional<Error>& error) {
-            self->sent(counted, error);
-            self->request_done(id, error);
+          [in_flight = std::move(in_flight), id](const std::optional<Error>& error) mutable {
+            in_flight.tell(error)->request_done(id, error);
           },
           id);
     } else {
       peers_->send(
           to, nullptr, std::move(out.message),
-          [self = shared_from_this(), counted = out.counted, id,
+          [in_flight = std::move(in_flight), id,
            attachments = DepartingAttachments(std::move(message.attachments))](
               const std::optional<Error>& error) mutable {
-            self->sent(counted, error);
+            const auto self = in_flight.tell(error);
             attachments.tell(error);
             self->request_done(id, error);
           },
@@ -177,7 +176,8 @@ void Agent::expire_calls() {
   const auto expired = calls_.take_expired(Clock::now());
   calls_watch_->watch(expired.next);
   for (const auto& record : expired.records) {
-    record.pending->on_error(about(record, Error(ErrorCode::timeout, ""), timeout_text(record)));
+    complete_with_error(
+        record, [&] { return about(record, Error(ErrorCode::timeout, ""), timeout_text(record)); });
     tell_cancelled(*record.to, record.id);
   }
 }

@@ -78,24 +78,34 @@ void Agent::uncount(const Counted& counted) noexcept {
 }
 
 void Agent::sent(const Counted& counted, const std::optional<Error>& error) noexcept {
-  if (error && counted.tallied) sent_.fetch_sub(1);
+  if (error) {
+    uncount_unsent(counted);
+  } else {
+    uncount(counted);
+  }
+}
+
+void Agent::uncount_unsent(const Counted& counted) noexcept {
+  if (counted.tallied) sent_.fetch_sub(1);
   uncount(counted);
 }
 
 void Agent::send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                  OutMessage message, bool hooks, bool control, transport::SendDone done) {
   Outgoing out = lay_out(to, message, hooks, control);
+  InFlight in_flight(shared_from_this(), out.counted);
   if (message.attachments.empty() && !done) {
     peers_->send(to, connection, std::move(out.message),
-                 [self = shared_from_this(), counted = out.counted](
-                     const std::optional<Error>& error) { self->sent(counted, error); });
+                 [in_flight = std::move(in_flight)](const std::optional<Error>& error) mutable {
+                   in_flight.tell(error);
+                 });
     return;
   }
   peers_->send(to, connection, std::move(out.message),
-               [self = shared_from_this(), counted = out.counted,
+               [in_flight = std::move(in_flight),
                 attachments = DepartingAttachments(std::move(message.attachments)),
                 done = std::move(done)](const std::optional<Error>& error) mutable {
-                 self->sent(counted, error);
+                 const auto self = in_flight.tell(error);
                  attachments.tell(error);
                  if (done) done(error);
                });

@@ -93,8 +93,10 @@ void Agent::stop_everything(Clock::time_point deadline) {
   {
     const transport::CallbackScope callbacks;
     for (auto& record : calls_.take_all()) {
-      record.pending->on_error(about(record, Error(ErrorCode::shutting_down, ""),
-                                     "failed: this worker is shutting down"));
+      complete_with_error(record, [&] {
+        return about(record, Error(ErrorCode::shutting_down, ""),
+                     "failed: this worker is shutting down");
+      });
     }
     for (auto& call : incoming_.list(std::nullopt)) call->request_stop();
     for_each_extension([&](Extension& extension) { extension.stop(); });

@@ -157,6 +157,24 @@ class IncomingTable {
   std::unordered_map<WorkerId, EarlyCancels> early_ STITCH_GUARDED_BY(mutex_);
 };
 
+// Completes one of several calls with the error that `make` gives, or with why there is none: an
+// exception must not keep the others from theirs.
+template <class Make>
+void complete_with_error(const CallTable::Record& record, Make make) noexcept {
+  const auto error = [&]() noexcept -> std::optional<Error> {
+    try {
+      return make();
+    } catch (...) {
+      return std::nullopt;
+    }
+  }();
+  try {
+    record.pending->on_error(error ? *error : Error(ErrorCode::overloaded, "out of memory"));
+  } catch (...) {
+    // No memory to tell it either: the others may have more luck.
+  }
+}
+
 // "4.9 s", "120 ms".
 [[nodiscard]] std::string duration_text(std::chrono::nanoseconds duration);
 

@@ -175,7 +175,7 @@ void IncomingRefs::on_answer(const std::optional<Error>& error) {
 void IncomingRefs::end(const Error& if_not_created) {
   if (std::exchange(ended_, true)) return;
   // However a request to create ends, its object has an outcome; the first one stands.
-  if (create_ && !created_)
+  if (create_)
     receiver_->perform(
         receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(if_not_created)));
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));

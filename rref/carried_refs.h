@@ -87,8 +87,6 @@ class IncomingRefs final : public Attachment {
   transport::EventLoop::TimerId creation_timer = 0;
   // What is to be created is the result of `function`, a registered name. Before the creation.
   void set_creating(std::string_view function) { creating_ = function; }
-  // The creation has its outcome.
-  void set_created() { created_ = true; }
   // The object that the request is about: lives as long as the message, whatever becomes of the
   // call (its answer may leave while its function still runs). Before the function is run.
   void keep(std::shared_ptr<void> object) { object_ = std::move(object); }
@@ -106,7 +104,6 @@ class IncomingRefs final : public Attachment {
   std::vector<RRefId> ids_;
   std::shared_ptr<void> object_;
   std::string_view creating_;
-  bool created_ = false;
   bool ended_ = false;
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;

@@ -144,11 +144,6 @@ void HolderTable::abandon(Effects& effects) {
   }
 }
 
-void HolderTable::learn_created(const RRefId& id) {
-  const auto found = holds_.find(id);
-  if (found != holds_.end()) found->second.created = true;
-}
-
 bool HolderTable::hears_of_creation(const RRefId& id) const {
   const auto found = holds_.find(id);
   return found != holds_.end() && (found->second.state == State::creating ||

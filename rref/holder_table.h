@@ -85,8 +85,6 @@ class HolderTable {
   // This worker is leaving: no handle counts any more; every Hold ends as its state allows, pins
   // and answers awaited.
   void abandon(Effects& effects);
-  // The Hold is known to be created (a call on it succeeded).
-  void learn_created(const RRefId& id);
   // Whether the owner's answer to its creation is known here or will be: false for a Hold made anew
   // after its creator had let go of the first.
   [[nodiscard]] bool hears_of_creation(const RRefId& id) const;

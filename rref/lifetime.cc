@@ -107,11 +107,6 @@ Lifetime::Status Lifetime::status(const RRefId& id) const {
   return {false, hold->created || hold->state == HolderTable::State::registered, std::nullopt};
 }
 
-void Lifetime::learn_created(const RRefId& id) {
-  MutexLock lock(mutex_);
-  holders_.learn_created(id);
-}
-
 std::optional<OwnerTable::Status> Lifetime::owned(const RRefId& id) const {
   MutexLock lock(mutex_);
   return owners_.status(id);

@@ -89,7 +89,6 @@ class Lifetime {
   void add_local(const RRefId& id);
   [[nodiscard]] Todo drop_local(const RRefId& id);
   [[nodiscard]] Status status(const RRefId& id) const;
-  void learn_created(const RRefId& id);
   [[nodiscard]] std::optional<OwnerTable::Status> owned(const RRefId& id) const;
   [[nodiscard]] std::vector<RRefId> owned_ids() const;
 

@@ -12,6 +12,7 @@
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/byte_io.h"
 #include "stitch/transport/hash_store.h"
+#include "stitch/transport/loopback_endpoint.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
@@ -265,6 +266,30 @@ TEST(LeavingAlone, AMessageIsReceivedWhenItIsBeingServed) {
   gate_entered.acquire();
   EXPECT_TRUE(cluster.shutdown().empty());
   EXPECT_EQ(arrivals, 1);
+}
+
+// What got lost with their connection is missing in the sums for ever, and the leader has lost
+// nobody.
+TEST(LeavingAlone, TwoFollowersThatHaveLostEachOtherKeepNobody) {
+  const auto network = stitch::transport::LoopbackNetwork::process_wide();
+  Cluster cluster(3);
+  EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);
+  for (const bool fail : {false, true}) {
+    network->set_judge([fail](std::uint32_t from, std::uint32_t to, std::uint64_t,
+                              const stitch::transport::Message&) {
+      const bool between = from == 1 && to == 2;
+      return stitch::transport::Fate{.drop = between && !fail, .fail = between && fail};
+    });
+    cluster[1].notify<arrive>("worker2");
+  }
+  for (const int rank : {1, 2}) {
+    const stitch::WorkerId other(static_cast<std::uint32_t>(3 - rank));
+    EXPECT_TRUE(eventually([&] { return cluster[rank].agent()->peers().lost(other).has_value(); }));
+  }
+  network->set_judge(nullptr);
+  const auto start = Clock::now();
+  EXPECT_TRUE(cluster.shutdown().empty());
+  EXPECT_LT(Clock::now() - start, 10s);
 }
 
 std::binary_semaphore entered{0};
