@@ -19,7 +19,7 @@ namespace stitch::transport {
 
 // The accepting side, once `socket` is readable: takes the memory. Nothing when it has not come
 // yet. Throws Error(protocol) when what came is no such memory, Error(disconnected) when the socket
-// ended.
+// ended, Error(overloaded) when this process has no descriptor left for the memory.
 [[nodiscard]] std::unique_ptr<Link> accept_shm_link(Descriptor& socket);
 
 // Throws Error(unauthenticated) unless the process at the other end of the unix socket runs as this

@@ -117,6 +117,9 @@ TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
   for (std::size_t i = 0; i < HalfOpen::kMostSilent + 20; ++i)
     strangers.push_back(connect_raw(server.address));
   ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
+  std::this_thread::sleep_for(HalfOpen::kGrace);
+  strangers.push_back(connect_raw(server.address));
+  ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
   ASSERT_TRUE(server.recorder(1)->wait_closed());
   EXPECT_EQ(server.recorder(1)->closed_code(), ErrorCode::overloaded)
       << server.recorder(1)->closed_text();
@@ -131,6 +134,9 @@ TEST(StreamFloodTcp, WhoIsPushedOutIsTold) {
   std::vector<Descriptor> strangers;
   for (std::size_t i = 0; i < HalfOpen::kMostSilent; ++i)
     strangers.push_back(connect_raw(server.address));
+  ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
+  std::this_thread::sleep_for(HalfOpen::kGrace);
+  strangers.push_back(connect_raw(server.address));
   ASSERT_TRUE(server.recorder(0)->wait_closed());
   std::string heard;
   std::array<char, 4096> some;
@@ -141,6 +147,32 @@ TEST(StreamFloodTcp, WhoIsPushedOutIsTold) {
   const auto refusal = heard.find("STNO");
   ASSERT_NE(refusal, std::string::npos);
   EXPECT_EQ(heard.at(refusal + 4), static_cast<char>(ErrorCode::overloaded));
+}
+
+TEST(HalfOpen, ManyThatComeAtTheSameMomentAreKept) {
+  const EndpointOptions own = options(1);
+  const auto thread = std::make_shared<ReaderThread>();
+  const auto poller = Poller::start("test");
+  const auto budget = std::make_shared<ReceiveBudget>(own.max_receiving_bytes);
+  std::vector<std::shared_ptr<StreamConnection>> connections;
+  HalfOpen half_open;
+  const auto add = [&](HalfOpen::Clock::time_point now) {
+    connections.push_back(std::make_shared<StreamConnection>(
+        own, "stranger", true, ConnectionEvents{}, thread, poller, budget, nullptr));
+    half_open.add(
+        connections.back(), [](const Error&) {}, now);
+  };
+  const HalfOpen::Clock::time_point begin{};
+  for (std::size_t i = 0; i < HalfOpen::kMost; ++i) add(begin);
+  EXPECT_EQ(half_open.dropped(), 0);
+  add(begin);
+  EXPECT_EQ(half_open.dropped(), 1) << "there is a limit all the same";
+  add(begin + HalfOpen::kGrace);
+  EXPECT_EQ(half_open.dropped(),
+            static_cast<std::int64_t>(2 + HalfOpen::kMost - HalfOpen::kMostSilent))
+      << "those that have had their time make room";
+  poller->join();
+  thread->join();
 }
 
 // The handshake may take its time; the first word may not.

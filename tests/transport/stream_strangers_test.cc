@@ -2,7 +2,10 @@
 // connection and nothing else.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -261,6 +264,26 @@ TEST(StrangersShm, WrongOffersAreRefused) {
     }
     server.expect_alive();
   }
+}
+
+TEST(StrangersShm, AnOfferWithoutADescriptorToSpareIsNotThePeersFault) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const Descriptor peer(ends[0]);
+  Descriptor own(ends[1]);
+  const Descriptor memory = send_offer(peer.get(), {});
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  Error seen;
+  try {
+    static_cast<void>(accept_shm_link(own));
+  } catch (const Error& error) {
+    seen = error;
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(seen.code(), ErrorCode::overloaded) << seen.what();
 }
 
 TEST(StrangersShm, AFileInsteadOfSharedMemoryIsRefused) {

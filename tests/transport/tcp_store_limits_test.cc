@@ -96,6 +96,16 @@ TEST_F(TcpStoreLimits, RepliesThatNobodyTakesHaveABudget) {
   EXPECT_EQ(store->get("k", 10s), "v");
 }
 
+TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotCalledRefused) {
+  TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{4} << 20});
+  const std::string large(std::size_t{3} << 20, 'x');
+  // The reply holds the value again, while most of the request still counts.
+  const auto lost =
+      error_of([&] { (void)client(server)->compare_and_set("k", std::nullopt, large); });
+  EXPECT_EQ(lost.code(), ErrorCode::disconnected) << lost.what();
+  EXPECT_EQ(client(server)->try_get("k"), large);
+}
+
 TEST_F(TcpStoreLimits, FramesThatDoNotEndHaveABudget) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{8} << 20});
   std::vector<Socket> halfway;
