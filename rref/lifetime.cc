@@ -67,7 +67,7 @@ Lifetime::Todo Lifetime::when_created(const RRefId& id, Waiter waiter) {
   Effects effects;
   if (leaving_) {
     effects.run.push_back({std::move(waiter), nullptr, leaving_});
-  } else if (owners_.contains(id)) {
+  } else if (owned_here(id)) {
     owners_.when_resolved(id, std::move(waiter), effects);
   } else {
     holders_.when_answered(id, std::move(waiter), effects);
@@ -78,7 +78,7 @@ Lifetime::Todo Lifetime::when_created(const RRefId& id, Waiter waiter) {
 void Lifetime::add_local(const RRefId& id) {
   MutexLock lock(mutex_);
   if (leaving_) return;
-  if (owners_.contains(id)) {
+  if (owned_here(id)) {
     (void)owners_.add_local(id);
   } else {
     holders_.add_local(id);
@@ -89,7 +89,7 @@ Lifetime::Todo Lifetime::drop_local(const RRefId& id) {
   MutexLock lock(mutex_);
   Effects effects;
   if (leaving_) return {};
-  if (owners_.contains(id)) {
+  if (owned_here(id)) {
     owners_.drop_local(id, effects);
   } else {
     holders_.drop_local(id, effects);
@@ -100,7 +100,7 @@ Lifetime::Todo Lifetime::drop_local(const RRefId& id) {
 Lifetime::Status Lifetime::status(const RRefId& id) const {
   MutexLock lock(mutex_);
   if (leaving_) return {false, false, leaving_};
-  if (owners_.contains(id)) return {true, true, std::nullopt};
+  if (owned_here(id)) return {true, true, std::nullopt};
   const auto hold = holders_.status(id);
   if (!hold) return {false, false, Error(ErrorCode::internal, to_string(id) + " is not held here")};
   if (hold->state == HolderTable::State::lost) return {false, false, hold->error};
@@ -122,14 +122,14 @@ Carried Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
   Carried carried{.id = id};
   if (leaving_) throw *leaving_;
   if (receiver == self_) {  // counters only: the message is one more local reference
-    if (owners_.contains(id)) {
+    if (owned_here(id)) {
       (void)owners_.add_local(id);
     } else {
       holders_.add_local(id);
     }
     return carried;
   }
-  if (owners_.contains(id)) {
+  if (owned_here(id)) {
     owners_.pin(id);
     carried.created = owners_.status(id)->value != OwnerTable::Value::pending;
   } else {
@@ -151,7 +151,7 @@ Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receive
   Effects effects;
   if (receiver == self_) {
     if (leaving_) return {};
-    if (owners_.contains(carried.id)) {
+    if (owned_here(carried.id)) {
       owners_.drop_local(carried.id, effects);
     } else {
       holders_.drop_local(carried.id, effects);
@@ -165,6 +165,10 @@ Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receive
 void Lifetime::set_world(std::function<bool(const WorkerLife&)> in_world) {
   MutexLock lock(mutex_);
   in_world_ = std::move(in_world);
+}
+
+bool Lifetime::owned_here(const RRefId& id) const {
+  return owners_.contains(id) && !holders_.contains(id);
 }
 
 void Lifetime::check(const RRefId& id) const {
@@ -197,7 +201,8 @@ Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sende
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
     return pack(std::move(effects));
   }
-  if ((owners_.contains(carried.id) || !carried.lost) && owners_.add_local(carried.id)) {
+  if (!holders_.contains(carried.id) && (owners_.contains(carried.id) || !carried.lost) &&
+      owners_.add_local(carried.id)) {
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
     return pack(std::move(effects));
   }
@@ -219,7 +224,7 @@ Lifetime::Todo Lifetime::message_done(const RRefId& id, const WorkerLife& sender
   MutexLock lock(mutex_);
   Effects effects;
   if (leaving_) return {};
-  if (owners_.contains(id)) {
+  if (owned_here(id)) {
     owners_.drop_local(id, effects);
   } else if (sender == self_) {
     holders_.drop_local(id, effects);

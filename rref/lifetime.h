@@ -147,6 +147,10 @@ class Lifetime {
   void apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects)
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const STITCH_REQUIRES(mutex_);
+  // Whether references to `id` count at its Entry. Those to an object of our own that came as lost
+  // before it was asked for count at a Hold, and so do all others until the last of them is gone:
+  // each is taken back where it was added.
+  [[nodiscard]] bool owned_here(const RRefId& id) const STITCH_REQUIRES(mutex_);
   void check_locked(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <semaphore>
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/rref_backward.h"
@@ -51,6 +52,28 @@ TEST_P(Backward, WorksWithoutAnyRemotePart) {
   const auto x = ones().requires_grad_();
   context.backward({(x * x).sum()}, options());
   EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * ones()));
+}
+
+// Where the pass ends, grad mode is off.
+TEST_P(Backward, CompletesItsFutureWithGradientsSwitchedOn) {
+  Cluster cluster(1);
+  Context context;
+  std::binary_semaphore go{0}, said{0};
+  std::atomic<bool> enabled{false};
+  const auto x = ones().requires_grad_();
+  const auto y = x * 2;
+  y.register_hook([&go](at::Tensor gradient) {
+    go.acquire();
+    return gradient;
+  });
+  const auto future = context.backward_async({y.sum()}, options());
+  future.on_ready([&] {
+    enabled = at::GradMode::is_enabled();
+    said.release();
+  });
+  go.release();
+  said.acquire();
+  EXPECT_TRUE(enabled);
 }
 
 TEST_P(Backward, WorksWithCallsToItself) {

@@ -292,6 +292,24 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   EXPECT_EQ(owner.owned(id)->holders.size(), 0u);
 }
 
+TEST(Lifetime, AReferenceToldLostBeforeItsCreationIsTakenBackWhereItWasAdded) {
+  Lifetime owner(kOwner);
+  const RRefId id{kOwner, kHere, 0};
+  (void)owner.receive({.id = id, .lost = true}, kHere);
+  owner.add_local(id);  // a handle made from it
+  ASSERT_TRUE(owner.create(id, kHere));
+  (void)owner.receive({.id = id}, kHere);
+  for (int i = 0; i < 2; ++i) (void)owner.message_done(id, kHere);
+  EXPECT_EQ(owner.owned(id)->local, 0u);
+  (void)owner.drop_local(id);
+  EXPECT_EQ(owner.counts().holds, 0u);
+  EXPECT_EQ(owner.owned(id)->local, 0u);
+  (void)owner.receive({.id = id}, kHere);
+  EXPECT_EQ(owner.owned(id)->local, 1u);
+  (void)owner.message_done(id, kHere);
+  EXPECT_EQ(owner.owned(id)->local, 0u);
+}
+
 TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
   Lifetime here(kHere);
   Ledger rogue;
