@@ -270,7 +270,7 @@ TEST(LeavingAlone, AMessageIsReceivedWhenItIsBeingServed) {
 
 // What got lost with their connection is missing in the sums for ever, and the leader has lost
 // nobody.
-TEST(LeavingAlone, TwoFollowersThatHaveLostEachOtherKeepNobody) {
+TEST(LeavingFaults, TwoFollowersThatHaveLostEachOtherKeepNobody) {
   const auto network = stitch::transport::LoopbackNetwork::process_wide();
   Cluster cluster(3);
   EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);

@@ -159,7 +159,7 @@ TEST(ThreadPool, BeginsAtOnceWhatMustNotWaitOrNotAtAll) {
   std::binary_semaphore blocked{0}, ran{0};
   ThreadPool pool(1, "pool");
   UniqueFunction<void()> task = [&] { ran.release(); };
-  EXPECT_TRUE(pool.post_if_free(task));
+  ASSERT_TRUE(eventually([&] { return pool.post_if_free(task); })) << "its thread is starting";
   ran.acquire();
   post(pool, [&] {
     blocked.release();

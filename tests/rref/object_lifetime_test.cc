@@ -146,7 +146,8 @@ struct Guarded {
   }
   Future<int> fail() {
     const Guard guard(*this);
-    throw std::out_of_range(std::to_string(co_await rpc_async<&echo>(current_agent()->self(), 1)));
+    const int answer = co_await rpc_async<&echo>(current_agent()->self(), 1);
+    throw std::out_of_range(std::to_string(answer));
   }
 };
 
