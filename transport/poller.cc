@@ -160,14 +160,22 @@ void Poller::join() {
     }
   }
   std::unordered_map<SourceId, Polled> polled;  // destroyed without the role
-  {
+  if (working_for == this && reclaimed) {
+    // Deferred work of this thread had the last reference to the endpoint, and the role is back.
+    role_.assert_held();
+    drop_sources(polled);
+  } else {
     MutexLock role(role_);
-    active_.clear();
-    polled.swap(polled_);
+    drop_sources(polled);
   }
   std::unordered_map<SourceId, Watched> watched;
   MutexLock lock(mutex_);
   watched.swap(watched_);
+}
+
+void Poller::drop_sources(std::unordered_map<SourceId, Polled>& into) {
+  active_.clear();
+  into.swap(polled_);
 }
 
 void Poller::ring() noexcept {

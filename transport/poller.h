@@ -165,6 +165,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   bool poll_source(Polled& polled) noexcept STITCH_REQUIRES(role_);
   bool source_ready(Polled& polled, std::uint32_t events) noexcept STITCH_REQUIRES(role_);
   void give_deferred_away() noexcept STITCH_REQUIRES(role_);
+  void drop_sources(std::unordered_map<SourceId, Polled>& into) STITCH_REQUIRES(role_);
   bool all_asleep() STITCH_REQUIRES(role_);
   void all_awake() STITCH_REQUIRES(role_);
   void arm(bool armed) STITCH_EXCLUDES(arm_mutex_);
