@@ -266,7 +266,6 @@ TEST_F(Deadlines, ShortOnesComeInTime) {
     static_cast<void>(
         error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 500us}); }));
     best = std::min(best, std::chrono::steady_clock::now() - begun);
-    EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
   }
   EXPECT_GE(best, 500us);
   EXPECT_LT(best, 2ms) << "the timer counts whole milliseconds";

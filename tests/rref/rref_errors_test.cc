@@ -100,6 +100,7 @@ TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEp
 }
 
 TEST(RRefErrors, AFailedCreationNamesItsFunctionAndItsWorkerToEveryUser) {
+  gate_open = false;
   Cluster cluster(3);
   const std::string origin =
       "throws() to worker \"worker1\" (id 1) failed: std::runtime_error: no luck";
@@ -137,7 +138,6 @@ TEST(RRefErrors, AFailedCreationNamesItsFunctionAndItsWorkerToEveryUser) {
     expect_in(error_of([&] { (void)own.local_value(); }), "throws() to worker \"worker0\" (id 0)");
     EXPECT_EQ(error_of([&] { (void)own.local_value(); }).worker(), "worker0");
   }
-  gate_open = false;
   EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster);
 }
 
