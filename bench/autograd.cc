@@ -8,7 +8,7 @@
 
 #include "measure.h"
 #include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/future.h"
+#include "stitch/rpc/future/future.h"
 #include "timing.h"
 #include "world.h"
 

@@ -8,7 +8,7 @@
 #include "handlers.h"
 #include "measure.h"
 #include "process_usage.h"
-#include "stitch/rpc/future.h"
+#include "stitch/rpc/future/future.h"
 #include "timing.h"
 #include "world.h"
 

@@ -9,7 +9,7 @@
 
 #include "handlers.h"
 #include "measure.h"
-#include "stitch/rpc/future.h"
+#include "stitch/rpc/future/future.h"
 #include "timing.h"
 #include "world.h"
 

@@ -10,7 +10,7 @@
 
 #include "handlers.h"
 #include "measure.h"
-#include "stitch/rpc/future.h"
+#include "stitch/rpc/future/future.h"
 #include "stitch/rref/rref.h"
 #include "timing.h"
 #include "world.h"

@@ -8,7 +8,7 @@ find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(LIBUV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(SODIUM REQUIRED IMPORTED_TARGET libsodium)
-# Optional: a quicker AES-256-GCM (transport/aes_gcm.h).
+# Optional: a quicker AES-256-GCM (transport/wire/aes_gcm.h).
 pkg_check_modules(CRYPTO IMPORTED_TARGET libcrypto)
 find_package(cereal REQUIRED)
 

@@ -1,7 +1,7 @@
 # Headers are included as "stitch/<folder>/<header>": a link per folder in the build tree, copies in an install.
 set(STITCH_INCLUDE_ROOT "${CMAKE_CURRENT_BINARY_DIR}/include")
 file(MAKE_DIRECTORY "${STITCH_INCLUDE_ROOT}/stitch")
-foreach(entry transport rpc rref dist_autograd dist_optim stitch.h)
+foreach(entry base transport rpc rref dist_autograd dist_optim stitch.h)
   file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}/${entry}" "${STITCH_INCLUDE_ROOT}/stitch/${entry}" SYMBOLIC)
 endforeach()
 
@@ -22,12 +22,22 @@ function(stitch_library name)
   add_library(stitch_${name} ${arg_SOURCES})
   add_library(stitch::${name} ALIAS stitch_${name})
   set_target_properties(stitch_${name} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY STITCH_LIBRARIES stitch_${name})
   target_compile_features(stitch_${name} PUBLIC cxx_std_20)
   target_include_directories(stitch_${name} PUBLIC "$<BUILD_INTERFACE:${STITCH_INCLUDE_ROOT}>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
   target_link_libraries(stitch_${name} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:stitch_flags>)
   if(arg_TORCH_PCH)
     stitch_use_torch_pch(stitch_${name})
   endif()
+endfunction()
+
+# stitch_interface_library(name targets...): those targets behind one name, with no sources of its own.
+function(stitch_interface_library name)
+  add_library(stitch_${name} INTERFACE)
+  add_library(stitch::${name} ALIAS stitch_${name})
+  set_target_properties(stitch_${name} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY STITCH_LIBRARIES stitch_${name})
+  target_link_libraries(stitch_${name} INTERFACE ${ARGN})
 endfunction()
 
 # stitch_program(name SOURCES ... LIBRARIES ... [TORCH_PCH]): an example, tool or benchmark, flags and sanitizer options included.

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "stitch/dist_autograd/gradient_store.h"
-#include "stitch/dist_autograd/ids.h"
-#include "stitch/rpc/ambient.h"
-#include "stitch/rpc/future.h"
+#include "stitch/dist_autograd/graph/gradient_store.h"
+#include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/rpc/future/execution_context.h"
+#include "stitch/rpc/future/future.h"
 
 namespace stitch::dist_autograd {
 

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/dist_autograd/gradient_store.h"
-#include "stitch/dist_autograd/ids.h"
-#include "stitch/dist_autograd/send_node.h"
-#include "stitch/rref/interval_set.h"
-#include "stitch/transport/error.h"
-#include "stitch/transport/mutex.h"
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/dist_autograd/graph/gradient_store.h"
+#include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/graph/send_node.h"
+#include "stitch/rref/lifetime/interval_set.h"
 
 namespace stitch::dist_autograd {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/context_state.h"
-#include "stitch/rref/interval_set.h"
-#include "stitch/transport/mutex.h"
+#include "stitch/rref/lifetime/interval_set.h"
 
 namespace stitch::dist_autograd {
 

@@ -6,8 +6,8 @@
 
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
-#include "stitch/rpc/incoming_call.h"
-#include "stitch/rpc/tensor_codec.h"
+#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::dist_autograd {
 

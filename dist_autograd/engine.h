@@ -11,8 +11,8 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/context_table.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/rpc/agent.h"
-#include "stitch/rpc/extension.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/extension.h"
 
 namespace stitch::dist_autograd {
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "stitch/dist_autograd/engine.h"
-#include "stitch/dist_autograd/plan.h"
+#include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::dist_autograd {

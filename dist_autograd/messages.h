@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "stitch/dist_autograd/ids.h"
-#include "stitch/rpc/archive.h"
+#include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/rpc/message/archive.h"
 
 // What workers say to each other about contexts and backward passes. PROTOCOL.md says when and why.
 namespace stitch::dist_autograd::wire {

@@ -5,8 +5,8 @@
 #include <map>
 #include <vector>
 
+#include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/dist_autograd/recv_node.h"
 
 namespace stitch::dist_autograd {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "stitch/dist_autograd/engine.h"
-#include "stitch/rpc/thread_pool.h"
+#include "stitch/rpc/future/thread_pool.h"
 
 namespace stitch::dist_autograd {
 

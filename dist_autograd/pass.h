@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "stitch/dist_autograd/context_state.h"
+#include "stitch/dist_autograd/executor/plan.h"
+#include "stitch/dist_autograd/executor/strand.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/outbox.h"
-#include "stitch/dist_autograd/plan.h"
-#include "stitch/dist_autograd/strand.h"
-#include "stitch/rpc/agent.h"
-#include "stitch/rpc/future.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/future.h"
 
 namespace stitch::dist_autograd {
 

@@ -3,10 +3,10 @@
 #include <functional>
 #include <utility>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/dist_autograd/engine.h"
-#include "stitch/dist_autograd/recv_node.h"
-#include "stitch/rpc/incoming_call.h"
-#include "stitch/transport/byte_io.h"
+#include "stitch/dist_autograd/graph/recv_node.h"
+#include "stitch/rpc/agent/incoming_call.h"
 
 // How calls and replies become part of the graph. A message of a context carries a section: the
 // context's id, and when some of its tensors require grad, the link they make and which they are.

@@ -3,8 +3,8 @@
 #include <sstream>
 #include <string>
 
-#include "stitch/dist_autograd/node_run.h"
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
+#include "stitch/dist_autograd/executor/node_run.h"
 
 namespace stitch::dist_autograd {
 

@@ -17,9 +17,9 @@
 #include <system_error>
 #include <utility>
 
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/descriptor.h"
-#include "stitch/transport/error.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/base/descriptor.h"
+#include "stitch/base/error.h"
 
 namespace stitch::optim {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "stitch/base/error.h"
 #include "stitch/dist_optim/named_values.h"
-#include "stitch/transport/error.h"
 
 namespace stitch::optim {
 

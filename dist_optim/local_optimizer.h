@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/dist_autograd/ids.h"
+#include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/context_gradients.h"
 #include "stitch/dist_optim/optimizer_traits.h"

@@ -13,9 +13,9 @@
 #include <string>
 #include <type_traits>
 
+#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/dist_optim/named_values.h"
-#include "stitch/transport/demangle.h"
-#include "stitch/transport/error.h"
 
 namespace stitch::optim {
 

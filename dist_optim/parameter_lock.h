@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "stitch/transport/mutex.h"
+#include "stitch/base/mutex.h"
 
 namespace stitch::optim {
 

@@ -5,8 +5,8 @@
 
 #include <sstream>
 
+#include "stitch/base/error.h"
 #include "stitch/dist_optim/parameter_lock.h"
-#include "stitch/transport/error.h"
 
 namespace stitch::optim {
 

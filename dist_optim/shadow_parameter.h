@@ -5,8 +5,8 @@
 #include <memory>
 #include <string_view>
 
+#include "stitch/base/mutex.h"
 #include "stitch/dist_optim/step_policy.h"
-#include "stitch/transport/mutex.h"
 
 namespace stitch::optim {
 

@@ -4,9 +4,9 @@
 #include <string_view>
 #include <utility>
 
-#include "stitch/rpc/agent.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
-#include "stitch/rpc/into_tensor.h"
+#include "stitch/rpc/message/into_tensor.h"
 #include "stitch/rpc/target.h"
 
 namespace stitch {

@@ -6,9 +6,9 @@
 #include <tuple>
 #include <utility>
 
-#include "stitch/rpc/incoming_call.h"
-#include "stitch/rpc/registry.h"
-#include "stitch/transport/demangle.h"
+#include "stitch/base/demangle.h"
+#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/function/registry.h"
 
 // From a function named at compile time to a registry entry that can be called from bytes.
 namespace stitch::detail {

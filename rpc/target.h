@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <variant>
 
-#include "stitch/rpc/peer_table.h"
-#include "stitch/rpc/worker_info.h"
+#include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/message/worker_info.h"
 
 namespace stitch {
 

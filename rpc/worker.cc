@@ -8,10 +8,10 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/rpc/rendezvous.h"
-#include "stitch/rpc/security_options.h"
-#include "stitch/rpc/slow_blas.h"
-#include "stitch/transport/forked.h"
+#include "stitch/base/forked.h"
+#include "stitch/rpc/options/security_options.h"
+#include "stitch/rpc/world/rendezvous.h"
+#include "stitch/rpc/world/slow_blas.h"
 
 namespace stitch {
 

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "stitch/rpc/board.h"
+#include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/agent/gathering.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rpc/gathering.h"
-#include "stitch/rpc/options.h"
+#include "stitch/rpc/options/options.h"
 
 namespace stitch {
 

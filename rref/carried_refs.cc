@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/rref/rref_agent.h"
-#include "stitch/transport/byte_io.h"
 
 namespace stitch::rref {
 namespace {

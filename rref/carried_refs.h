@@ -8,11 +8,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "stitch/rpc/archive.h"
-#include "stitch/rpc/message.h"
+#include "stitch/base/event_loop.h"
+#include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rref/handle.h"
-#include "stitch/rref/lifetime.h"
-#include "stitch/transport/event_loop.h"
+#include "stitch/rref/lifetime/lifetime.h"
 
 // References inside messages. The body holds indexes; the ids and tokens stand in a section of the
 // frame, so that a message which is refused or comes too late is settled without decoding its body.

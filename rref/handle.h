@@ -2,8 +2,8 @@
 
 #include <memory>
 
-#include "stitch/rpc/worker_info.h"
-#include "stitch/rref/rref_id.h"
+#include "stitch/rpc/message/worker_info.h"
+#include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rref {
 

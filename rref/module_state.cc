@@ -5,7 +5,7 @@
 
 #include <sstream>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 
 namespace stitch::rref {
 namespace {

@@ -1,6 +1,6 @@
 #include "stitch/rref/remote_call.h"
 
-#include "stitch/transport/demangle.h"
+#include "stitch/base/demangle.h"
 
 namespace stitch::detail {
 

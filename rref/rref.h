@@ -9,11 +9,11 @@
 #include <utility>
 #include <variant>
 
+#include "stitch/base/demangle.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/remote_call.h"
 #include "stitch/rref/rref_agent.h"
-#include "stitch/transport/demangle.h"
 
 namespace stitch {
 

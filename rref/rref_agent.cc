@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/transport/demangle.h"
+#include "stitch/base/demangle.h"
 
 namespace stitch::rref {
 namespace {

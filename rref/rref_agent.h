@@ -10,14 +10,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "stitch/rpc/agent.h"
-#include "stitch/rpc/future.h"
-#include "stitch/rpc/incoming_call.h"
-#include "stitch/rpc/value.h"
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/future/future.h"
+#include "stitch/rpc/message/owned_object.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/handle.h"
-#include "stitch/rref/lifetime.h"
-#include "stitch/transport/mutex.h"
+#include "stitch/rref/lifetime/lifetime.h"
 
 namespace stitch::rref {
 

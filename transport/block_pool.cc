@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "stitch/transport/error.h"
-#include "stitch/transport/recycler.h"
+#include "stitch/base/error.h"
+#include "stitch/base/recycler.h"
 
 namespace stitch::transport {
 

@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "stitch/transport/buffer.h"
-#include "stitch/transport/mutex.h"
-#include "stitch/transport/unique_function.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/wire/buffer.h"
 
 namespace stitch::transport {
 

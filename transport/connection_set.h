@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/transport/mutex.h"
+#include "stitch/base/mutex.h"
 
 namespace stitch::transport {
 

@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/buffer.h"
-#include "stitch/transport/error.h"
-#include "stitch/transport/frame.h"
-#include "stitch/transport/hello.h"
-#include "stitch/transport/secret_key.h"
-#include "stitch/transport/session_seal.h"
-#include "stitch/transport/unique_function.h"
+#include "stitch/base/error.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/wire/buffer.h"
+#include "stitch/transport/wire/frame.h"
+#include "stitch/transport/wire/hello.h"
+#include "stitch/transport/wire/secret_key.h"
+#include "stitch/transport/wire/session_seal.h"
 
 namespace stitch::transport {
 

@@ -8,10 +8,10 @@
 #include <span>
 #include <string>
 
+#include "stitch/base/mutex.h"
+#include "stitch/base/task_thread.h"
 #include "stitch/transport/endpoint.h"
-#include "stitch/transport/handshake.h"
-#include "stitch/transport/mutex.h"
-#include "stitch/transport/reader_thread.h"
+#include "stitch/transport/wire/handshake.h"
 
 namespace stitch::transport {
 

@@ -8,7 +8,7 @@
 #include <charconv>
 #include <system_error>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 
 namespace stitch::transport {
 

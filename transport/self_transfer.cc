@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/transport/mutex.h"
-#include "stitch/transport/secret_key.h"
+#include "stitch/base/mutex.h"
+#include "stitch/transport/wire/secret_key.h"
 
 namespace stitch::transport {
 

@@ -6,8 +6,8 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/transport/frame.h"
-#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/wire/frame.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"
 

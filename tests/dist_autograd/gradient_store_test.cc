@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/gradient_store.h"
+#include "stitch/dist_autograd/graph/gradient_store.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

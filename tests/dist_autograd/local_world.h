@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/dist_autograd/plan.h"
-#include "stitch/dist_autograd/strand.h"
+#include "stitch/dist_autograd/executor/plan.h"
+#include "stitch/dist_autograd/executor/strand.h"
 
 namespace stitch::dist_autograd::testing {
 

@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/strand.h"
+#include "stitch/dist_autograd/executor/strand.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

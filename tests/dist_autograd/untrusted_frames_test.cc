@@ -4,11 +4,11 @@
 
 #include <atomic>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/byte_io.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
 #include "tests/support/oracle.h"

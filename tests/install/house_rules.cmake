@@ -2,16 +2,16 @@ cmake_minimum_required(VERSION 3.25)
 
 # Checks what no compiler does, in the sources under SOURCE_DIR:
 #   1. A folder of the library includes only itself and the folders below it.
-#   2. Only transport/tensorpipe_*.{h,cc} include TensorPipe, and bench/floors_tensorpipe.cc, which measures it.
-#   3. Only dist_autograd/compat.h asks for a version of torch; all else looks for features there.
+#   2. Only transport/tensorpipe/*.{h,cc} include TensorPipe, and bench/floors_tensorpipe.cc, which measures it.
+#   3. Only dist_autograd/graph/compat.h asks for a version of torch; all else looks for features there.
 #   4. No source file is longer than 600 lines.
 set(violations "")
-set(folders transport rpc rref dist_autograd dist_optim)
+set(folders base transport rpc rref dist_autograd dist_optim)
 
 set(allowed "")
 foreach(folder IN LISTS folders)
   list(APPEND allowed ${folder})
-  file(GLOB sources RELATIVE "${SOURCE_DIR}" "${SOURCE_DIR}/${folder}/*.h" "${SOURCE_DIR}/${folder}/*.cc")
+  file(GLOB_RECURSE sources RELATIVE "${SOURCE_DIR}" "${SOURCE_DIR}/${folder}/*.h" "${SOURCE_DIR}/${folder}/*.cc")
   foreach(source IN LISTS sources)
     file(STRINGS "${SOURCE_DIR}/${source}" includes REGEX "^[ \t]*#[ \t]*include[ \t]+[<\"]")
     foreach(include IN LISTS includes)
@@ -21,8 +21,8 @@ foreach(folder IN LISTS folders)
         endif()
       elseif(include MATCHES "[<\"]stitch/")
         string(APPEND violations "${source}: ${include}: the umbrella header is for programs\n")
-      elseif(include MATCHES "[<\"]tensorpipe/" AND NOT source MATCHES "^transport/tensorpipe_[a-z_]+\\.(h|cc)$")
-        string(APPEND violations "${source}: ${include}: only transport/tensorpipe_*.{h,cc} include TensorPipe\n")
+      elseif(include MATCHES "[<\"]tensorpipe/" AND NOT source MATCHES "^transport/tensorpipe/[a-z_]+\\.(h|cc)$")
+        string(APPEND violations "${source}: ${include}: only transport/tensorpipe/*.{h,cc} include TensorPipe\n")
       elseif(include MATCHES "[<\"](torch|ATen|c10)/" AND folder STREQUAL "transport")
         string(APPEND violations "${source}: ${include}: transport/ knows no torch\n")
       endif()
@@ -34,13 +34,13 @@ foreach(folder IN LISTS folders ITEMS tools examples bench tests)
   file(GLOB_RECURSE sources RELATIVE "${SOURCE_DIR}" "${SOURCE_DIR}/${folder}/*.h" "${SOURCE_DIR}/${folder}/*.cc")
   foreach(source IN LISTS sources)
     file(STRINGS "${SOURCE_DIR}/${source}" includes REGEX "^[ \t]*#[ \t]*include[ \t]+[<\"]tensorpipe/")
-    if(includes AND NOT source MATCHES "^(transport/tensorpipe_[a-z_]+\\.(h|cc)|bench/floors_tensorpipe\\.cc)$")
+    if(includes AND NOT source MATCHES "^(transport/tensorpipe/[a-z_]+\\.(h|cc)|bench/floors_tensorpipe\\.cc)$")
       string(APPEND violations "${source}: includes TensorPipe\n")
     endif()
     # Brackets and semicolons mean something in CMake lists, so lines are counted and searched as text.
     file(READ "${SOURCE_DIR}/${source}" text)
-    if(text MATCHES "TORCH_VERSION" AND NOT source STREQUAL "dist_autograd/compat.h")
-      string(APPEND violations "${source}: asks for TORCH_VERSION; dist_autograd/compat.h is the place for differences between torches\n")
+    if(text MATCHES "TORCH_VERSION" AND NOT source STREQUAL "dist_autograd/graph/compat.h")
+      string(APPEND violations "${source}: asks for TORCH_VERSION; dist_autograd/graph/compat.h is the place for differences between torches\n")
     endif()
     string(REGEX REPLACE "[^\n]" "" newlines "${text}")
     string(LENGTH "${newlines}" lines)

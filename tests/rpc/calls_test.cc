@@ -4,9 +4,9 @@
 #include <atomic>
 #include <type_traits>
 
-#include "stitch/rpc/message.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 

@@ -15,12 +15,12 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/rpc/deadline_heap.h"
-#include "stitch/rpc/deadline_watch.h"
-#include "stitch/rpc/message.h"
+#include "stitch/base/event_loop.h"
+#include "stitch/rpc/agent/deadline_heap.h"
+#include "stitch/rpc/agent/deadline_watch.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/event_loop.h"
-#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"

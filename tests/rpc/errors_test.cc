@@ -8,11 +8,11 @@
 #include <semaphore>
 #include <thread>
 
+#include "stitch/base/byte_io.h"
+#include "stitch/base/event_loop.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/event_loop.h"
-#include "stitch/transport/hash_store.h"
-#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/store/hash_store.h"
+#include "stitch/transport/store/tcp_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"

@@ -1,6 +1,6 @@
 // What layers above may rely on: a message that never leaves is taken back, control frames arrive,
 // and a message that cannot be handled costs its own call only.
-#include "stitch/rpc/extension.h"
+#include "stitch/rpc/agent/extension.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "stitch/rpc/registry.h"
+#include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"

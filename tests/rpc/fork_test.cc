@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/descriptor.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/descriptor.h"
 #include "tests/support/cluster.h"
 
 // Functions are told by their names, which other files of this program use, too.

@@ -1,4 +1,4 @@
-#include "stitch/rpc/future.h"
+#include "stitch/rpc/future/future.h"
 
 #include <gtest/gtest.h>
 

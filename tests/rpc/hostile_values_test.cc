@@ -22,9 +22,9 @@
 #include <variant>
 #include <vector>
 
-#include "stitch/rpc/tensor_codec.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/tensor_codec.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/byte_io.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 

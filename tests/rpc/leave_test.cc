@@ -6,13 +6,13 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/rpc/extension.h"
-#include "stitch/rpc/incoming_call.h"
-#include "stitch/rpc/leave.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/graceful_shutdown.h"
+#include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/hash_store.h"
-#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/store/hash_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"

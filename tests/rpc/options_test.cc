@@ -1,4 +1,4 @@
-#include "stitch/rpc/options.h"
+#include "stitch/rpc/options/options.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 
-#include "stitch/rpc/launcher.h"
-#include "stitch/rpc/security_options.h"
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
+#include "stitch/rpc/options/launcher.h"
+#include "stitch/rpc/options/security_options.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Which connection two workers use, and when a peer counts as lost.
-#include "stitch/rpc/peer_table.h"
+#include "stitch/rpc/agent/peer_table.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/rpc/message.h"
-#include "stitch/transport/event_loop.h"
-#include "stitch/transport/loopback_endpoint.h"
-#include "stitch/transport/selection.h"
+#include "stitch/base/event_loop.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/selection/make_endpoints.h"
 #include "tests/support/eventually.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <set>
 #include <variant>
 
-#include "stitch/rpc/tensor_codec.h"
+#include "stitch/rpc/message/tensor_codec.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 

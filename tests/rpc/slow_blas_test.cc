@@ -1,4 +1,4 @@
-#include "stitch/rpc/slow_blas.h"
+#include "stitch/rpc/world/slow_blas.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

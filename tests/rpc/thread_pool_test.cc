@@ -1,4 +1,4 @@
-#include "stitch/rpc/thread_pool.h"
+#include "stitch/rpc/future/thread_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/hash_store.h"
+#include "stitch/transport/store/hash_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"

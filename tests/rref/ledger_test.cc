@@ -1,12 +1,12 @@
-#include "stitch/rref/ledger.h"
+#include "stitch/rref/lifetime/ledger.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/error.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/base/error.h"
 
 namespace stitch::rref {
 namespace {

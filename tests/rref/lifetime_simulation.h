@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "stitch/rref/lifetime.h"
+#include "stitch/rref/lifetime/lifetime.h"
 
 namespace stitch::rref::test {
 

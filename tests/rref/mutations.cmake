@@ -1,8 +1,8 @@
 # Deliberate mistakes in the lifetime protocol, for mutation_test.cc, which turns them on one at a time. stitch_mutate() copies a source file
-# of rref/ with its mutations built in: pairs of what stands there and what stands there instead, behind broken(Mutation::name). A text that is
+# of rref/lifetime/ with its mutations built in: pairs of what stands there and what stands there instead, behind broken(Mutation::name). A text that is
 # not found exactly once stops the configuration: the mutation has to follow the code that it breaks.
 function(stitch_mutate file output)
-  set(source "${PROJECT_SOURCE_DIR}/rref/${file}")
+  set(source "${PROJECT_SOURCE_DIR}/rref/lifetime/${file}")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
   file(READ "${source}" text)
   math(EXPR last "${ARGC} - 1")
@@ -12,7 +12,7 @@ function(stitch_mutate file output)
     string(FIND "${text}" "${right}" first)
     string(FIND "${text}" "${right}" only REVERSE)
     if(first EQUAL -1 OR NOT first EQUAL only)
-      message(FATAL_ERROR "mutation of rref/${file}: this is not there exactly once: ${right}")
+      message(FATAL_ERROR "mutation of rref/lifetime/${file}: this is not there exactly once: ${right}")
     endif()
     string(REPLACE "${right}" "${ARGV${next}}" text "${text}")
   endforeach()

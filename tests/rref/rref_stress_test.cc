@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "stitch/rref/rref.h"
-#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"

@@ -7,10 +7,10 @@
 #include <random>
 #include <set>
 
-#include "stitch/rref/holder_table.h"
-#include "stitch/rref/interval_set.h"
-#include "stitch/rref/lifetime.h"
-#include "stitch/rref/owner_table.h"
+#include "stitch/rref/lifetime/holder_table.h"
+#include "stitch/rref/lifetime/interval_set.h"
+#include "stitch/rref/lifetime/lifetime.h"
+#include "stitch/rref/lifetime/owner_table.h"
 
 namespace stitch::rref {
 namespace {

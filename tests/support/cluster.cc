@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "stitch/transport/hash_store.h"
+#include "stitch/transport/store/hash_store.h"
 
 namespace stitch::testing {
 

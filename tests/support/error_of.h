@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 
 namespace stitch::testing {
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 
 namespace stitch::transport {
 namespace {

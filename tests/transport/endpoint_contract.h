@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "stitch/transport/endpoint.h"
-#include "stitch/transport/loopback_endpoint.h"
-#include "stitch/transport/stream_endpoint.h"
-#include "stitch/transport/tensorpipe_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
+#include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 #include "tests/transport/recorder.h"
 
 // What every endpoint must do, whatever carries its bytes. The tests are in

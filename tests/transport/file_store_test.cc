@@ -1,4 +1,4 @@
-#include "stitch/transport/file_store.h"
+#include "stitch/transport/store/file_store.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <functional>
 #include <iterator>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 #include "tests/support/error_of.h"
 
 namespace stitch::transport {

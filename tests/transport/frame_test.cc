@@ -1,4 +1,4 @@
-#include "stitch/transport/frame.h"
+#include "stitch/transport/wire/frame.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 
 namespace stitch::transport {
 namespace {

@@ -1,6 +1,6 @@
 // The handshake of workers without any I/O: what opens, what does not, and what a stranger can
 // learn or achieve with what it has heard.
-#include "stitch/transport/handshake.h"
+#include "stitch/transport/wire/handshake.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/error.h"
+#include "stitch/base/error.h"
 #include "tests/support/error_of.h"
 
 namespace stitch::transport {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "stitch/transport/loopback_endpoint.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/transport/recorder.h"
 
 namespace stitch::transport {

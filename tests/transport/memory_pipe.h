@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/transport/link.h"
-#include "stitch/transport/record_reader.h"
+#include "stitch/transport/stream/link.h"
+#include "stitch/transport/stream/record_reader.h"
 
 namespace stitch::transport {
 

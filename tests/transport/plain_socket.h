@@ -14,9 +14,9 @@
 #include <string_view>
 #include <utility>
 
-#include "stitch/transport/bytes.h"
-#include "stitch/transport/store_handshake.h"
-#include "stitch/transport/tcp_store.h"
+#include "stitch/base/bytes.h"
+#include "stitch/transport/store/store_handshake.h"
+#include "stitch/transport/store/tcp_store.h"
 
 namespace stitch::transport {
 

@@ -1,5 +1,5 @@
 // The poller by itself, and what an endpoint costs that has nothing to do.
-#include "stitch/transport/poller.h"
+#include "stitch/transport/stream/poller.h"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {

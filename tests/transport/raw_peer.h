@@ -22,10 +22,10 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/transport/handshake.h"
 #include "stitch/transport/ip_address.h"
-#include "stitch/transport/link.h"
-#include "stitch/transport/record.h"
+#include "stitch/transport/stream/link.h"
+#include "stitch/transport/wire/handshake.h"
+#include "stitch/transport/wire/record.h"
 #include "tests/transport/recorder.h"
 
 namespace stitch::transport {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/receive_budget.h"
-#include "stitch/transport/record_reader.h"
-#include "stitch/transport/record_writer.h"
+#include "stitch/transport/stream/receive_budget.h"
+#include "stitch/transport/stream/record_reader.h"
+#include "stitch/transport/stream/record_writer.h"
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 

@@ -1,6 +1,6 @@
 // Records, written and read over a link that takes and gives bytes in the worst pieces, and what is
 // not a record.
-#include "stitch/transport/record.h"
+#include "stitch/transport/wire/record.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/record_reader.h"
-#include "stitch/transport/record_writer.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/transport/stream/record_reader.h"
+#include "stitch/transport/stream/record_writer.h"
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/transport/endpoint.h"
-#include "stitch/transport/mutex.h"
 
 namespace stitch::transport {
 

@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/transport/descriptor.h"
-#include "stitch/transport/mutex.h"
+#include "stitch/base/descriptor.h"
+#include "stitch/base/mutex.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {

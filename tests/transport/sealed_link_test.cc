@@ -1,5 +1,5 @@
 // Messages over a sealed link, over pipes that take and give bytes in the worst pieces.
-#include "stitch/transport/sealed_link.h"
+#include "stitch/transport/stream/sealed_link.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/record_reader.h"
-#include "stitch/transport/record_writer.h"
+#include "stitch/transport/stream/record_reader.h"
+#include "stitch/transport/stream/record_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"

@@ -1,5 +1,5 @@
 // Which transports a worker uses, and what it says of those that it does not.
-#include "stitch/transport/selection.h"
+#include "stitch/transport/selection/make_endpoints.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <semaphore>
 
 #include "stitch/transport/self_transfer.h"
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/support/eventually.h"
 #include "tests/transport/raw_peer.h"
 

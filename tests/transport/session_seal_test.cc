@@ -1,5 +1,5 @@
 // The key of a secret, the keys of a session and sealed records, attacked one by one.
-#include "stitch/transport/session_seal.h"
+#include "stitch/transport/wire/session_seal.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/aes_gcm.h"
-#include "stitch/transport/error.h"
-#include "stitch/transport/secret_key.h"
+#include "stitch/base/error.h"
+#include "stitch/transport/wire/aes_gcm.h"
+#include "stitch/transport/wire/secret_key.h"
 #include "tests/support/error_of.h"
 
 namespace stitch::transport {

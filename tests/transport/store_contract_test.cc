@@ -9,11 +9,11 @@
 #include <future>
 #include <thread>
 
-#include "stitch/transport/error.h"
-#include "stitch/transport/file_store.h"
-#include "stitch/transport/hash_store.h"
-#include "stitch/transport/prefix_store.h"
-#include "stitch/transport/tcp_store.h"
+#include "stitch/base/error.h"
+#include "stitch/transport/store/file_store.h"
+#include "stitch/transport/store/hash_store.h"
+#include "stitch/transport/store/prefix_store.h"
+#include "stitch/transport/store/tcp_store.h"
 #include "tests/support/error_of.h"
 
 namespace stitch::transport {

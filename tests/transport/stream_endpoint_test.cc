@@ -1,5 +1,5 @@
 // What only stitch's own endpoint can show: addresses, and many connections.
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/support/error_of.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/tcp_link.h"
+#include "stitch/transport/stream/tcp_link.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {

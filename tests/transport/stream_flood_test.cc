@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/half_open.h"
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/half_open.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
 extern char** environ;  // NOLINT: declared by POSIX

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/shm_link.h"
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/shm_link.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {

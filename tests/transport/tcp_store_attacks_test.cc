@@ -8,10 +8,10 @@
 #include <future>
 #include <thread>
 
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/mutex.h"
-#include "stitch/transport/tcp_store.h"
-#include "stitch/transport/tcp_store_protocol.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/base/mutex.h"
+#include "stitch/transport/store/tcp_store.h"
+#include "stitch/transport/store/tcp_store_protocol.h"
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 

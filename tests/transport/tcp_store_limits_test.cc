@@ -5,10 +5,10 @@
 #include <stdexcept>
 #include <vector>
 
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/framed_stream.h"
-#include "stitch/transport/tcp_store.h"
-#include "stitch/transport/tcp_store_protocol.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/transport/store/framed_stream.h"
+#include "stitch/transport/store/tcp_store.h"
+#include "stitch/transport/store/tcp_store_protocol.h"
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 

@@ -1,6 +1,6 @@
 // What only the TCP store can do wrong: connecting, strangers, secrets, a server that dies. The
 // rest is in store_contract_test.
-#include "stitch/transport/tcp_store.h"
+#include "stitch/transport/store/tcp_store.h"
 
 #include <gtest/gtest.h>
 
@@ -11,9 +11,9 @@
 #include <random>
 #include <thread>
 
-#include "stitch/transport/byte_io.h"
-#include "stitch/transport/error.h"
-#include "stitch/transport/tcp_store_protocol.h"
+#include "stitch/base/byte_io.h"
+#include "stitch/base/error.h"
+#include "stitch/transport/store/tcp_store_protocol.h"
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 

@@ -1,5 +1,5 @@
 // What only TensorPipe's endpoint can show: addresses, processes that die, strangers at the door.
-#include "stitch/transport/tensorpipe_endpoint.h"
+#include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

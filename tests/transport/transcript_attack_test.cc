@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/stream_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/relay.h"
 
 namespace stitch::transport {

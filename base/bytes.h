@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "stitch/base/recycler.h"
+
+namespace stitch::transport {
+
+// A growable run of bytes aligned to 64 that is not zero-filled, for frames; small ones are
+// recycled. Move-only. Not thread-safe.
+class Bytes {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+
+  Bytes() noexcept = default;
+  explicit Bytes(std::size_t size) { resize(size); }
+  Bytes(Bytes&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  Bytes& operator=(Bytes&& other) noexcept {
+    if (this != &other) {
+      if (data_ != nullptr) recycle(data_, capacity_);
+      data_ = std::exchange(other.data_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+      capacity_ = std::exchange(other.capacity_, 0);
+    }
+    return *this;
+  }
+  ~Bytes() {
+    if (data_ != nullptr) recycle(data_, capacity_);
+  }
+
+  [[nodiscard]] std::byte* data() noexcept { return data_; }
+  [[nodiscard]] const std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::span<const std::byte> span() const noexcept { return {data_, size_}; }
+
+  void reserve(std::size_t capacity) {
+    if (capacity <= capacity_) return;
+    if (capacity < 2 * capacity_) capacity = 2 * capacity_;
+    if (capacity < 512) capacity = 512;
+    capacity = recycled_capacity(capacity);
+    auto* const bigger = static_cast<std::byte*>(take_recycled(capacity));
+    if (size_ > 0) std::memcpy(bigger, data_, size_);
+    if (data_ != nullptr) recycle(data_, capacity_);
+    data_ = bigger;
+    capacity_ = capacity;
+  }
+  // New bytes are uninitialised.
+  void resize(std::size_t size) {
+    reserve(size);
+    size_ = size;
+  }
+  void append(const void* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    reserve(size_ + bytes);
+    std::memcpy(data_ + size_, from, bytes);
+    size_ += bytes;
+  }
+  // Zero bytes up to the next multiple of `alignment`, a power of two.
+  void pad_to(std::size_t alignment) {
+    const std::size_t padded = (size_ + alignment - 1) & ~(alignment - 1);
+    const std::size_t old = size_;
+    resize(padded);
+    if (padded != old) std::memset(data_ + old, 0, padded - old);
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace stitch::transport

@@ -1,0 +1,91 @@
+#include "stitch/base/error.h"
+
+#include <cxxabi.h>
+
+#include <array>
+#include <typeinfo>
+#include <utility>
+
+#include "stitch/base/demangle.h"
+
+namespace stitch {
+
+std::string_view to_string(ErrorCode code) noexcept {
+  static constexpr std::array<std::string_view, 13> kNames{
+      "unknown",      "invalid_argument", "timeout",         "cancelled", "disconnected",
+      "overloaded",   "unimplemented",    "unauthenticated", "protocol",  "remote_exception",
+      "out_of_range", "shutting_down",    "internal"};
+  const auto index = static_cast<std::size_t>(code);
+  return index < kNames.size() ? kNames[index] : kNames[0];
+}
+
+Error::Error(ErrorCode code, std::string text)
+    : fields_(std::make_shared<const Fields>(Fields{code, false, std::move(text), {}, {}})) {}
+
+Error Error::with_worker(std::string worker) const {
+  Fields fields = *fields_;
+  fields.worker = std::move(worker);
+  Error copy = *this;
+  copy.fields_ = std::make_shared<const Fields>(std::move(fields));
+  return copy;
+}
+
+Error Error::with_function(std::string function) const {
+  Fields fields = *fields_;
+  fields.function = std::move(function);
+  Error copy = *this;
+  copy.fields_ = std::make_shared<const Fields>(std::move(fields));
+  return copy;
+}
+
+Error Error::with_remote(bool remote) const {
+  Fields fields = *fields_;
+  fields.remote = remote;
+  Error copy = *this;
+  copy.fields_ = std::make_shared<const Fields>(std::move(fields));
+  return copy;
+}
+
+Error Error::with_prefix(std::string_view prefix) const {
+  Fields fields = *fields_;
+  fields.text = std::string(prefix) + ": " + fields.text;
+  Error copy = *this;
+  copy.fields_ = std::make_shared<const Fields>(std::move(fields));
+  return copy;
+}
+
+Error to_error(const std::exception_ptr& exception) noexcept {
+  if (!exception) return Error(ErrorCode::internal, "an error without an exception");
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    return error;
+  } catch (...) {
+    return Error(ErrorCode::internal, describe(std::current_exception()));
+  }
+}
+
+std::string describe(const std::exception_ptr& exception) {
+  // What c10::Error has behind its message: the stack on which it was thrown.
+  constexpr std::string_view kStack = "\nException raised from ";
+  if (!exception) return "an error without an exception";
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception& error) {
+    const std::string type = demangle(typeid(error).name());
+    const char* const what = error.what();
+    if (what == nullptr) return type + " without a text";
+    const std::string_view text = what;
+    return type + ": " + std::string(text.substr(0, text.find(kStack)));
+  } catch (const std::string& text) {
+    return "std::string: " + text;
+  } catch (const char* text) {  // nullptr is one, too
+    return text == nullptr ? "a null const char*" : std::string("const char*: ") + text;
+  } catch (...) {
+    const std::type_info* const type = abi::__cxa_current_exception_type();
+    return type == nullptr ? "an exception of another language"
+                           : demangle(type->name()) + ", which is not derived from std::exception";
+  }
+}
+
+}  // namespace stitch

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace stitch {
+
+// What went wrong, by what the caller can do about it.
+enum class ErrorCode : std::uint8_t {
+  invalid_argument = 1,  // fix the call: a name, value or type is wrong
+  timeout,               // the deadline passed; the work may or may not have been done
+  cancelled,             // somebody cancelled it
+  disconnected,          // the peer is gone, or this epoch of it is
+  overloaded,            // too much is in flight; try later
+  unimplemented,         // the callee does not know this function or feature
+  unauthenticated,       // the peer could not prove that it knows the secret
+  protocol,              // the peer sent bytes that make no sense, or speaks another version
+  remote_exception,      // the user's function threw on the callee
+  out_of_range,          // an index, count or size is beyond its limit
+  shutting_down,         // this worker (or that one) is leaving
+  internal,              // a defect in stitch
+};
+
+[[nodiscard]] std::string_view to_string(ErrorCode code) noexcept;
+
+// The one exception type of stitch. Immutable after it is thrown; copies share their text, so
+// copying never throws. Any thread may read an Error.
+class Error : public std::exception {
+ public:
+  Error() : Error(ErrorCode::internal, "no error was stored here") {}  // to be read into
+  Error(ErrorCode code, std::string text);
+
+  // Copies that also say which worker the error is about, which function was called, and whether it
+  // arose on the callee.
+  [[nodiscard]] Error with_worker(std::string worker) const;
+  [[nodiscard]] Error with_function(std::string function) const;
+  [[nodiscard]] Error with_remote(bool remote) const;
+  // The same error with "prefix: " in front of its text.
+  [[nodiscard]] Error with_prefix(std::string_view prefix) const;
+
+  [[nodiscard]] ErrorCode code() const noexcept { return fields_->code; }
+  [[nodiscard]] const char* what() const noexcept override { return fields_->text.c_str(); }
+  // The worker the error came from or is about; empty when it concerns none.
+  [[nodiscard]] const std::string& worker() const noexcept { return fields_->worker; }
+  // The remote function that was being called; empty when none was.
+  [[nodiscard]] const std::string& function() const noexcept { return fields_->function; }
+  // True when it happened on the callee, false when the caller's side found it.
+  [[nodiscard]] bool remote() const noexcept { return fields_->remote; }
+
+ private:
+  struct Fields {
+    ErrorCode code;
+    bool remote = false;
+    std::string text;
+    std::string worker;
+    std::string function;
+  };
+  std::shared_ptr<const Fields> fields_;
+};
+
+// The Error inside `exception`; anything else becomes ErrorCode::internal with the exception's
+// text.
+[[nodiscard]] Error to_error(const std::exception_ptr& exception) noexcept;
+// The demangled dynamic type and the text of an exception, "std::runtime_error: no such row"; of
+// one that is not derived from std::exception the type. A null `exception` or text is said to be
+// so.
+[[nodiscard]] std::string describe(const std::exception_ptr& exception);
+
+}  // namespace stitch

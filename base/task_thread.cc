@@ -1,0 +1,96 @@
+#include "stitch/base/task_thread.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "stitch/base/callback_scope.h"
+#include "stitch/base/error.h"
+
+namespace stitch::transport {
+
+ReaderThread::ReaderThread() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded, "thread that runs an endpoint's tasks cannot be started: " +
+                                           error.code().message());
+  }
+}
+
+ReaderThread::~ReaderThread() { join(); }
+
+void ReaderThread::post(Task task) {
+  {
+    MutexLock lock(mutex_);
+    if (!ended_) {
+      posted_.push_back(std::move(task));
+      if (sleeping_) changed_.notify_one();
+      return;
+    }
+  }
+  task();
+}
+
+void ReaderThread::post_at(Time due, Task task) {
+  MutexLock lock(mutex_);
+  if (ended_) return;
+  timed_.push_back(Timed{due, sequence_++, std::move(task)});
+  std::push_heap(timed_.begin(), timed_.end(), later);
+  if (sleeping_ && timed_.front().due == due) changed_.notify_one();
+}
+
+void ReaderThread::join() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_one();
+  }
+  MutexLock lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void ReaderThread::run() {
+  pthread_setname_np(pthread_self(), "stitch-tasks");
+  const CallbackScope callbacks;
+  std::vector<Task> batch;
+  std::vector<Timed> dropped;
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (posted_.empty() && !stopping_) {
+        if (!timed_.empty() && timed_.front().due <= std::chrono::steady_clock::now()) break;
+        sleeping_ = true;
+        changed_.wait_until(mutex_, timed_.empty() ? Time::max() : timed_.front().due);
+        sleeping_ = false;
+      }
+      batch.swap(posted_);
+      if (batch.empty() && stopping_) {
+        ended_ = true;
+        dropped.swap(timed_);  // destroyed without the lock: tasks own things that have destructors
+        return;
+      }
+      if (!timed_.empty() && !stopping_) {
+        const Time now = std::chrono::steady_clock::now();
+        while (!timed_.empty() && timed_.front().due <= now) {
+          std::pop_heap(timed_.begin(), timed_.end(), later);
+          batch.push_back(std::move(timed_.back().task));
+          timed_.pop_back();
+        }
+      }
+    }
+    for (Task& task : batch) {
+      try {
+        task();
+      } catch (...) {
+        // For want of memory, say. It ends the task and nothing else.
+      }
+      task = nullptr;
+    }
+    batch.clear();
+  }
+}
+
+}  // namespace stitch::transport

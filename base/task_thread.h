@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+
+namespace stitch::transport {
+
+// A thread that runs tasks one after the other: posted ones in the order of posting, timed ones
+// when they are due. It sleeps without a time limit when there is nothing to do. Owned by an
+// endpoint. Thread contract: any thread; join() not from a task. After join() nothing runs any
+// more.
+class ReaderThread {
+ public:
+  using Task = UniqueFunction<void()>;
+
+  ReaderThread();  // throws Error(overloaded) when the system refuses
+  ReaderThread(const ReaderThread&) = delete;
+  ReaderThread& operator=(const ReaderThread&) = delete;
+  ~ReaderThread();
+
+  // Queues a task. What it throws ends that task and is dropped. Once the thread has ended it runs
+  // at once, on the caller's thread, which then gets what it throws.
+  void post(Task task);
+  // Runs a task once `due` has passed. Dropped when the thread ends before that.
+  void post_at(std::chrono::steady_clock::time_point due, Task task);
+  // Lets the posted tasks and what they post run, then ends the thread. A second call returns when
+  // the first is through.
+  void join();
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+  struct Timed {
+    Time due;
+    std::uint64_t sequence;  // tasks due at one time run in the order of posting
+    Task task;
+  };
+  static bool later(const Timed& left, const Timed& right) noexcept {
+    return left.due != right.due ? left.due > right.due : left.sequence > right.sequence;
+  }
+  void run();
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Task> posted_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Timed> timed_ STITCH_GUARDED_BY(mutex_);  // a heap, the earliest first
+  std::uint64_t sequence_ STITCH_GUARDED_BY(mutex_) = 0;
+  bool sleeping_ STITCH_GUARDED_BY(mutex_) = false;
+  bool stopping_ STITCH_GUARDED_BY(mutex_) = false;
+  bool ended_ STITCH_GUARDED_BY(mutex_) = false;
+  Mutex join_mutex_;
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace stitch::transport

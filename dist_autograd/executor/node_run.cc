@@ -1,0 +1,124 @@
+#include "stitch/dist_autograd/executor/node_run.h"
+
+#include <sstream>
+
+#include "stitch/base/error.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::remote_exception, text);
+}
+
+void pre_hooks(Node& node, variable_list& inputs) {
+  tensor_pre_hooks(node, inputs);
+  for (const auto& hook : node.pre_hooks()) inputs = (*hook)(inputs);
+}
+
+variable_list post_hooks(Node& node, variable_list outputs, const variable_list& inputs) {
+  const std::size_t count = outputs.size();
+  for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, inputs);
+  if (outputs.size() != count) {
+    refuse("a post hook of " + node.name() + " returned " + std::to_string(outputs.size()) +
+           " gradients instead of " + std::to_string(count));
+  }
+  return outputs;
+}
+
+void refuse_nan(const Node& node, const variable_list& outputs) {
+  const at::AutoGradMode off(false);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined()) continue;
+    const c10::OptionalDeviceGuard device(outputs[i].device());
+    const at::Tensor values = outputs[i].is_sparse() ? outputs[i]._values() : outputs[i];
+    if (at::isnan(values).any().item<bool>())
+      refuse("Function '" + node.name() + "' returned nan values in its " + std::to_string(i) +
+             "th output.");
+  }
+}
+
+}  // namespace
+
+void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::string& who) {
+  if (gradients.size() != edges.size()) {
+    refuse(who + " returned " + std::to_string(gradients.size()) + " gradients, expected " +
+           std::to_string(edges.size()));
+  }
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    at::Tensor& gradient = gradients[i];
+    if (!edges[i].is_valid() || !gradient.defined()) continue;
+    const auto& metadata = edges[i].function->input_metadata(edges[i].input_nr);
+    if (!metadata.is_same_shape(gradient)) {
+      if (!metadata.is_expandable_to_shape(gradient))
+        refuse(who + " returned an " +
+               metadata.incompatible_shape_error_message(i, gradient).str());
+      gradient = metadata.reduce_grad(gradient);
+    }
+    const bool complex_wanted =
+        c10::isComplexType(c10::typeMetaToScalarType(metadata.options().dtype()));
+    if (!c10::isFloatingType(gradient.scalar_type()) &&
+        !(complex_wanted && c10::isComplexType(gradient.scalar_type()))) {
+      refuse(who + " returned an invalid gradient at index " + std::to_string(i) + ": dtype " +
+             c10::toString(gradient.scalar_type()) + " for an input of dtype " +
+             c10::toString(c10::typeMetaToScalarType(metadata.options().dtype())));
+    }
+    fit_dtype(metadata, gradient);
+    const bool layouts_agree = gradient.layout() == metadata.layout() ||
+                               (gradient.is_sparse() && metadata.layout() == c10::kStrided) ||
+                               gradient.layout() == c10::kStrided;
+    if (!layouts_agree) {
+      std::ostringstream text;
+      text << who << " returned an invalid gradient at index " << i << ": layout "
+           << gradient.layout() << " for an input of layout " << metadata.layout();
+      refuse(text.str());
+    }
+    if (gradient.device() != metadata.device()) {
+      if (gradient.dim() != 0) {
+        refuse(who + " returned an invalid gradient at index " + std::to_string(i) +
+               ": on device " + gradient.device().str() + ", expected " + metadata.device().str());
+      }
+      gradient = gradient.to(metadata.device());
+    }
+  }
+}
+
+variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags) {
+  pre_hooks(node, inputs);
+  if (!flags.retain_graph) node.will_release_variables();
+  const bool hooked = !node.post_hooks().empty();
+  variable_list copies;
+  if (hooked)
+    copies = inputs;  // only then: an extra reference stops the node from reusing its inputs
+  variable_list outputs = node(std::move(inputs));
+  fit_to_edges(node.next_edges(), outputs, "function " + node.name());
+  if (hooked) outputs = post_hooks(node, std::move(outputs), copies);
+  if (!flags.retain_graph) node.release_variables();
+  if (flags.anomaly) refuse_nan(node, outputs);
+  return outputs;
+}
+
+void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store) {
+  pre_hooks(leaf, inputs);
+  const bool hooked = !leaf.post_hooks().empty();
+  if (!inputs.empty() && inputs[0].defined()) {
+    if (leaf.variable.grad_fn())
+      refuse(
+          "a leaf tensor was changed in place after its use: it is no longer a leaf of the graph");
+    if (leaf.variable.requires_grad()) {
+      at::Tensor gradient = hooked ? inputs[0] : std::move(inputs[0]);
+      leaf_hooks(leaf, leaf.variable, gradient);
+      store.accumulate(leaf.variable, std::move(gradient), hooked ? 2 : 1);
+    }
+  }
+  if (hooked) static_cast<void>(post_hooks(leaf, {}, inputs));
+}
+
+variable_list run_recv(RecvNode& node, variable_list inputs) {
+  pre_hooks(node, inputs);
+  if (!node.post_hooks().empty()) static_cast<void>(post_hooks(node, {}, inputs));
+  return inputs;
+}
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/gradient_store.h"
+#include "stitch/dist_autograd/graph/recv_node.h"
+
+namespace stitch::dist_autograd {
+
+// How a pass runs nodes. The same on every worker of the pass.
+struct RunFlags {
+  bool retain_graph = false;  // keep saved tensors for another pass
+  bool create_graph = false;  // gradients are differentiable themselves
+  bool anomaly = false;       // NaN in a gradient is an error
+};
+
+// Running one node with complete inputs, by the rules the local engine keeps (hooks, validation,
+// release, NaN check). Each throws what the node or a hook throws. REQUIRES: grad mode is set to
+// flags.create_graph; no lock of ours is held.
+
+// Runs a node and returns one gradient per next edge, fitted to what the edge's target expects;
+// undefined ones stay so.
+[[nodiscard]] variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags);
+// Runs a leaf: its gradient is added to `store`, `.grad` stays as it is.
+void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store);
+// Runs the hooks of a recv node and returns what must travel.
+[[nodiscard]] variable_list run_recv(RecvNode& node, variable_list inputs);
+
+// Fits each gradient to the input its edge leads to: sums it down to a broadcast shape, converts
+// dtype, moves 0-dim ones to the device. Throws Error(remote_exception) naming `who` when it cannot
+// fit.
+void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::string& who);
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,110 @@
+#include "stitch/dist_autograd/executor/plan.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+NodeKind kind_of(Node* node) {
+  if (node->num_outputs() != 0) return NodeKind::plain;
+  if (dynamic_cast<AccumulateGrad*>(node) != nullptr) return NodeKind::accumulate;
+  if (dynamic_cast<RecvNode*>(node) != nullptr) return NodeKind::recv;
+  return NodeKind::plain;  // any other sink just runs
+}
+
+}  // namespace
+
+Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends)
+    : kept_roots_(std::move(roots)), kept_sends_(std::move(sends)) {
+  for (const NodePtr& send : kept_sends_) {
+    const std::uint32_t index = walk(send.get());
+    if (kinds_[index] == NodeKind::send) continue;
+    kinds_[index] = NodeKind::send;
+    sends_.push_back(index);
+    links_.emplace(static_cast<SendNode&>(*send).link(), index);
+  }
+  for (const Edge& root : kept_roots_) roots_.push_back({walk(root.function.get()), root.input_nr});
+
+  // The walk numbered the nodes; rows need their final order, so edges are laid out in a second
+  // sweep.
+  const std::uint32_t count = size();
+  pending_.assign(count, 0);
+  offsets_.resize(count + 1);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    offsets_[i] = static_cast<std::uint32_t>(targets_.size());
+    for (const Edge& edge : nodes_[i]->next_edges()) {
+      if (!edge.is_valid()) {
+        targets_.push_back({});
+        continue;
+      }
+      const std::uint32_t target = indices_.find(edge.function.get())->second;
+      targets_.push_back({target, edge.input_nr});
+      ++pending_[target];
+    }
+    if (kinds_[i] == NodeKind::send) ++pending_[i];
+  }
+  offsets_[count] = static_cast<std::uint32_t>(targets_.size());
+  indices_ = {};
+}
+
+std::uint32_t Plan::find(LinkId link) const noexcept {
+  const auto found = links_.find(link);
+  return found == links_.end() ? kNone : found->second;
+}
+
+std::uint32_t Plan::add(Node* node) {
+  const auto index = size();
+  nodes_.push_back(node);
+  kinds_.push_back(kind_of(node));
+  leads_to_recv_.push_back(kinds_.back() == NodeKind::recv ? 1 : 0);
+  indices_.emplace(node, index);
+  return index;
+}
+
+// Depth first with a stack of our own: graphs are deeper than thread stacks. A node is finished
+// after all its targets, which is when leads_to_recv is known.
+std::uint32_t Plan::walk(Node* start) {
+  if (const auto seen = indices_.find(start); seen != indices_.end()) return seen->second;
+  struct Frame {
+    std::uint32_t node;
+    std::uint32_t next;
+  };
+  const std::uint32_t first = add(start);
+  std::vector<Frame> stack{{first, 0}};
+  while (!stack.empty()) {
+    Frame& frame = stack.back();
+    const edge_list& edges = nodes_[frame.node]->next_edges();
+    if (frame.next == edges.size()) {
+      const std::uint32_t done = frame.node;
+      stack.pop_back();
+      if (!stack.empty() && leads_to_recv_[done] != 0) leads_to_recv_[stack.back().node] = 1;
+      continue;
+    }
+    Node* target = edges[frame.next++].function.get();
+    if (target == nullptr) continue;
+    if (const auto seen = indices_.find(target); seen != indices_.end()) {
+      if (leads_to_recv_[seen->second] != 0) leads_to_recv_[frame.node] = 1;
+    } else {
+      stack.push_back({add(target), 0});
+    }
+  }
+  return first;
+}
+
+void Marks::spread(std::uint32_t source, std::vector<std::uint32_t>& recvs) {
+  const auto visit = [this](std::uint32_t index) {
+    if (marked_[index] != 0) return;
+    marked_[index] = 1;
+    stack_.push_back(index);
+  };
+  visit(source);
+  while (!stack_.empty()) {
+    const std::uint32_t index = stack_.back();
+    stack_.pop_back();
+    if (plan_.kind(index) == NodeKind::recv) recvs.push_back(index);
+    for (const Plan::Target& target : plan_.edges(index)) {
+      if (target.node != Plan::kNone) visit(target.node);
+    }
+  }
+}
+
+}  // namespace stitch::dist_autograd

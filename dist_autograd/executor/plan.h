@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/recv_node.h"
+#include "stitch/dist_autograd/graph/send_node.h"
+
+namespace stitch::dist_autograd {
+
+// How a pass treats a node.
+enum class NodeKind : std::uint8_t {
+  plain,       // run it, deliver its outputs
+  accumulate,  // a leaf: its gradient goes to the context
+  recv,        // its gradient goes to another worker
+  send,        // entered by gradients from another worker; besides, plain
+};
+
+// The part of the graph over all workers that one pass may touch on this worker: everything
+// reachable from the roots and from the send nodes, in compressed rows. Numbers nodes densely, so
+// that what a pass knows of a node is a vector element. Immutable after construction, so any thread
+// may read it. Owns the nodes it was built from; edges keep the others alive.
+class Plan {
+ public:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  struct Target {
+    std::uint32_t node = kNone;  // kNone: an edge to nowhere (that input needs no gradient)
+    std::uint32_t input = 0;
+  };
+
+  // `roots`: gradient edges of the tensors that backward() was called on, empty on other workers.
+  // `sends`: every send node of the context that may receive gradients.
+  Plan(std::vector<Edge> roots, std::vector<NodePtr> sends);
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  [[nodiscard]] std::uint32_t size() const noexcept {
+    return static_cast<std::uint32_t>(nodes_.size());
+  }
+  [[nodiscard]] Node& node(std::uint32_t index) const noexcept { return *nodes_[index]; }
+  [[nodiscard]] NodeKind kind(std::uint32_t index) const noexcept { return kinds_[index]; }
+  // One per output of the node, in order.
+  [[nodiscard]] std::span<const Target> edges(std::uint32_t index) const noexcept {
+    return {targets_.data() + offsets_[index], targets_.data() + offsets_[index + 1]};
+  }
+  // Deliveries that must arrive before the node runs: its incoming edges, one more for a send node.
+  [[nodiscard]] std::uint32_t pending(std::uint32_t index) const noexcept {
+    return pending_[index];
+  }
+  // True when a recv node is reachable from it: what runs earlier makes messages leave earlier.
+  [[nodiscard]] bool leads_to_recv(std::uint32_t index) const noexcept {
+    return leads_to_recv_[index] != 0;
+  }
+
+  [[nodiscard]] std::span<const Target> roots() const noexcept { return roots_; }
+  [[nodiscard]] std::span<const std::uint32_t> sends() const noexcept { return sends_; }
+  // The send node of that link, or kNone.
+  [[nodiscard]] std::uint32_t find(LinkId link) const noexcept;
+  [[nodiscard]] SendNode& send(std::uint32_t index) const noexcept {
+    return static_cast<SendNode&>(*nodes_[index]);
+  }
+  [[nodiscard]] RecvNode& recv(std::uint32_t index) const noexcept {
+    return static_cast<RecvNode&>(*nodes_[index]);
+  }
+
+ private:
+  std::uint32_t walk(Node* start);
+  std::uint32_t add(Node* node);
+
+  std::vector<Edge> kept_roots_;
+  std::vector<NodePtr> kept_sends_;
+  std::vector<Node*> nodes_;
+  std::vector<NodeKind> kinds_;
+  std::vector<std::uint32_t> pending_;
+  std::vector<std::uint8_t> leads_to_recv_;
+  std::vector<std::uint32_t> offsets_;
+  std::vector<Target> targets_;
+  std::vector<Target> roots_;
+  std::vector<std::uint32_t> sends_;
+  std::unordered_map<LinkId, std::uint32_t> links_;
+  std::unordered_map<const Node*, std::uint32_t> indices_;  // only while building
+};
+
+// Which nodes the loss uses, as far as it is known: the set that exact mode finds. Grows only. Not
+// thread-safe.
+class Marks {
+ public:
+  explicit Marks(const Plan& plan) : plan_(plan), marked_(plan.size(), 0) {}
+  // Marks everything reachable from `source`; appends the recv nodes reached for the first time.
+  void spread(std::uint32_t source, std::vector<std::uint32_t>& recvs);
+  [[nodiscard]] bool marked(std::uint32_t index) const noexcept { return marked_[index] != 0; }
+
+ private:
+  const Plan& plan_;
+  std::vector<std::uint8_t> marked_;
+  std::vector<std::uint32_t> stack_;
+};
+
+}  // namespace stitch::dist_autograd

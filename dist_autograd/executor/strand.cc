@@ -1,0 +1,273 @@
+#include "stitch/dist_autograd/executor/strand.h"
+
+#include <ATen/Parallel.h>
+
+#include <utility>
+
+#include "stitch/base/demangle.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+// Gives this thread libtorch's intra-op thread count, as its own engine does for the threads it
+// makes.
+void prepare_thread() {
+  thread_local const bool prepared = (at::init_num_threads(), true);
+  static_cast<void>(prepared);
+}
+
+thread_local const Strand* running_strand = nullptr;
+
+// What the running exception says, with the node that threw it.
+Error failure_of(const Node& node) {
+  const std::string where = "node " + node.name() + ": ";
+  try {
+    throw;
+  } catch (const Error& error) {
+    return Error(error.code(), where + error.what())
+        .with_worker(error.worker())
+        .with_function(error.function())
+        .with_remote(error.remote());
+  } catch (const c10::Error& error) {
+    return Error(ErrorCode::remote_exception, where + error.what_without_backtrace());
+  } catch (...) {
+    return Error(ErrorCode::remote_exception, where + describe(std::current_exception()));
+  }
+}
+
+}  // namespace
+
+Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags,
+               std::shared_ptr<GradientStore> store, Executor executor,
+               std::weak_ptr<StrandOwner> owner, at::ThreadLocalState state)
+    : plan_(std::move(plan)),
+      flags_(flags),
+      store_(std::move(store)),
+      executor_(std::move(executor)),
+      owner_(std::move(owner)),
+      thread_state_(std::move(state)),
+      states_(plan_->size()),
+      slots_(plan_->size()),
+      unresolved_(plan_->size()) {
+  thread_state_.set_grad_mode(flags_.create_graph);
+  for (std::uint32_t i = 0; i < plan_->size(); ++i) states_[i].pending = plan_->pending(i);
+}
+
+Strand::~Strand() = default;
+
+void Strand::seed(std::size_t root, at::Tensor gradient) {
+  const Plan::Target target = plan_->roots()[root];
+  const at::AutoGradMode mode(flags_.create_graph);
+  put(target.node, target.input, std::move(gradient));
+  states_[target.node].live = true;
+}
+
+void Strand::start() {
+  {
+    MutexLock lock(mutex_);
+    if (started_) return;
+  }
+  // A root whose in-edges all lead from somewhere waits for them like any node; the others are
+  // ready now.
+  for (const Plan::Target& root : plan_->roots()) {
+    State& state = states_[root.node];
+    if (state.pending != 0) continue;
+    state.pending = 1;  // several roots may meet in one node: it becomes ready once
+    arrive(root.node, true);
+    state.pending = Plan::kNone;
+  }
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(started_, true) || scheduled_) return;
+    scheduled_ = true;
+  }
+  schedule();
+}
+
+void Strand::deliver(std::uint32_t node, variable_list gradients) {
+  std::vector<Arrival> arrivals;
+  arrivals.push_back({node, true, std::move(gradients)});
+  post(std::move(arrivals));
+}
+
+void Strand::kill(std::vector<std::uint32_t> nodes) {
+  std::vector<Arrival> arrivals;
+  arrivals.reserve(nodes.size());
+  for (const std::uint32_t node : nodes) arrivals.push_back({node, false, {}});
+  post(std::move(arrivals));
+}
+
+void Strand::post(std::vector<Arrival> arrivals) {
+  {
+    MutexLock lock(mutex_);
+    if (stop_ || ended_) return;
+    for (Arrival& arrival : arrivals) inbox_.push_back(std::move(arrival));
+    if (!started_ || scheduled_) return;
+    scheduled_ = true;
+  }
+  schedule();
+}
+
+void Strand::stop() {
+  {
+    MutexLock lock(mutex_);
+    if (stop_ || ended_) return;
+    stop_ = true;
+    if (!started_ || scheduled_)
+      return;  // start() will see it: until then another thread may be seeding
+    scheduled_ = true;
+  }
+  schedule();
+}
+
+bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
+
+void Strand::schedule() {
+  executor_([self = shared_from_this()] {
+    const Strand* const outer = std::exchange(running_strand, self.get());
+    if (const auto owner = self->owner_.lock()) self->run_slice(*owner);
+    running_strand = outer;
+  });
+}
+
+// Moves what came in to the slice. False when there is nothing to do and the slice must end.
+bool Strand::take_inbox(bool leave_if_empty) {
+  MutexLock lock(mutex_);
+  if (stop_) return false;
+  if (inbox_.empty() && leave_if_empty) {
+    scheduled_ = false;
+    return false;
+  }
+  taken_now_.swap(inbox_);
+  return true;
+}
+
+void Strand::run_slice(StrandOwner& owner) {
+  prepare_thread();
+  const at::ThreadLocalStateGuard guard(thread_state_);
+  bool leave_if_empty = false;
+  while (take_inbox(leave_if_empty)) {
+    leave_if_empty = false;
+    for (Arrival& arrival : taken_now_) {
+      for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
+        put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
+      ++taken_;
+      arrive(arrival.node, arrival.live);
+    }
+    taken_now_.clear();
+    if (ready_.empty()) {
+      owner.went_quiet(taken_, unresolved_ == 0);
+      leave_if_empty = true;
+      continue;
+    }
+    const std::uint32_t next = ready_.top().node;
+    ready_.pop();
+    owner.before_node();
+    try {
+      run(next, owner);
+    } catch (...) {
+      Error error = failure_of(plan_->node(next));
+      if (flags_.anomaly) plan_->node(next).metadata()->print_stack(plan_->node(next).name());
+      {
+        MutexLock lock(mutex_);
+        stop_ = true;
+      }
+      owner.failed(std::move(error));
+    }
+  }
+  {
+    MutexLock lock(mutex_);
+    if (!stop_ || ended_) return;
+    ended_ = true;
+  }
+  drop_everything();
+  owner.stopped();
+}
+
+void Strand::run(std::uint32_t index, StrandOwner& owner) {
+  Node& node = plan_->node(index);
+  c10::OptionalStreamGuard stream;
+  if (const auto wanted = node_stream(node)) stream.reset_stream(*wanted);
+  variable_list inputs = std::move(slots_[index]);
+  inputs.resize(node.num_inputs());
+  slots_[index] = {};
+  switch (plan_->kind(index)) {
+    case NodeKind::accumulate:
+      run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), *store_);
+      break;
+    case NodeKind::recv:
+      owner.gradients_ready(plan_->recv(index), run_recv(plan_->recv(index), std::move(inputs)));
+      break;
+    case NodeKind::plain:
+    case NodeKind::send: {
+      variable_list outputs = run_node(node, std::move(inputs), flags_);
+      const auto edges = plan_->edges(index);
+      for (std::size_t i = 0; i < edges.size(); ++i) {
+        if (edges[i].node == Plan::kNone) continue;
+        put(edges[i].node, edges[i].input, std::move(outputs[i]));
+        arrive(edges[i].node, true);
+      }
+      break;
+    }
+  }
+  --unresolved_;
+  nodes_run_.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Adds a gradient to an input of a node. An undefined one leaves no trace.
+void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
+  if (!gradient.defined()) return;
+  variable_list& slots = slots_[node];
+  if (slots.size() <= input) slots.resize(plan_->node(node).num_inputs());
+  c10::OptionalStreamGuard stream;
+  if (!gradient.is_cpu()) {
+    if (const auto consumer = node_stream(plan_->node(node))) {
+      hand_over(gradient, consumer);
+      stream.reset_stream(*consumer);
+    }
+  }
+  accumulate(slots[input], std::move(gradient));
+}
+
+// Counts one delivery. A node that is complete becomes ready, or dead; death runs on through the
+// graph in a loop.
+void Strand::arrive(std::uint32_t index, bool live) {
+  const auto count = [this](std::uint32_t node, bool alive) {
+    State& state = states_[node];
+    state.live |= alive;
+    if (--state.pending != 0) return;
+    if (!state.live) {
+      dead_.push_back(node);
+      return;
+    }
+    const NodeKind kind = plan_->kind(node);
+    const std::uint32_t rank = kind == NodeKind::recv         ? 3
+                               : plan_->leads_to_recv(node)   ? 2
+                               : kind == NodeKind::accumulate ? 1
+                                                              : 0;
+    ready_.push({rank, plan_->node(node).sequence_nr(), node});
+  };
+  count(index, live);
+  while (!dead_.empty()) {
+    const std::uint32_t node = dead_.back();
+    dead_.pop_back();
+    --unresolved_;
+    for (const Plan::Target& target : plan_->edges(node)) {
+      if (target.node != Plan::kNone) count(target.node, false);
+    }
+  }
+}
+
+void Strand::drop_everything() {
+  std::vector<Arrival> dropped;
+  {
+    MutexLock lock(mutex_);
+    dropped.swap(inbox_);
+  }
+  slots_.clear();
+  taken_now_.clear();
+  ready_ = {};
+}
+
+}  // namespace stitch::dist_autograd

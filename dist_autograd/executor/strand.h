@@ -1,0 +1,132 @@
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <queue>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/dist_autograd/executor/node_run.h"
+#include "stitch/dist_autograd/executor/plan.h"
+#include "stitch/dist_autograd/graph/gradient_store.h"
+
+namespace stitch::dist_autograd {
+
+// Runs a task later, on a thread of its choice; exactly once, whatever happens to its owner.
+using Executor = std::function<void(UniqueFunction<void()>)>;
+
+// The pass a strand works for. Called on the strand: one call at a time, never under a lock.
+class StrandOwner {
+ public:
+  virtual ~StrandOwner() = default;
+  // A node is about to run: the time to let go of what should not wait for it.
+  virtual void before_node() {}
+  // A recv node has its complete gradients. They may be undefined. May throw: then the node has
+  // failed.
+  virtual void gradients_ready(RecvNode& node, variable_list gradients) = 0;
+  // Nothing is ready to run, and `taken` deliveries and kills have been worked in so far.
+  // `resolved`: every node of the plan has run or is known to be dead, so nothing will ever run
+  // again. May be called more than once.
+  virtual void went_quiet(std::uint64_t taken, bool resolved) = 0;
+  // A node threw: nothing more will run. Called at most once; stopped() follows.
+  virtual void failed(Error error) = 0;
+  // After stop() or failed(): no node is running, every gradient in work has been dropped. Called
+  // once.
+  virtual void stopped() = 0;
+};
+
+// Runs the nodes of one pass on one worker, each once and only when its inputs are complete, one at
+// a time: in slices that an Executor runs on whatever thread it has. Everything enters through an
+// inbox, so what is known of a node needs no lock. Each delivery to a node is live (a gradient,
+// perhaps undefined) or dead (no gradient will ever come that way); a node that got no live
+// delivery is dead itself, does not run and passes death on. Thread contract: deliver(), kill() and
+// stop() from any thread; seed() before start(). Held by its pass and by its slices, which keep the
+// pass alive while they run.
+class Strand : public std::enable_shared_from_this<Strand> {
+ public:
+  Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
+         Executor executor, std::weak_ptr<StrandOwner> owner, at::ThreadLocalState state = {});
+  ~Strand();
+  Strand(const Strand&) = delete;
+  Strand& operator=(const Strand&) = delete;
+
+  // The gradient of root number `root` of the plan. REQUIRES: before start().
+  void seed(std::size_t root, at::Tensor gradient);
+  // Lets nodes run. Deliveries that came before wait for it. A second call does nothing.
+  void start();
+  // The gradients of send node `node` have arrived. REQUIRES: once per node, or kill(node), not
+  // both.
+  void deliver(std::uint32_t node, variable_list gradients);
+  // No gradient will come for these send nodes.
+  void kill(std::vector<std::uint32_t> nodes);
+  // Ends the pass here: what runs finishes, nothing else starts. Before start() it takes effect
+  // with start().
+  void stop();
+
+  [[nodiscard]] std::uint64_t nodes_run() const noexcept {
+    return nodes_run_.load(std::memory_order_relaxed);
+  }
+  // True inside a node, hook or callback of this strand.
+  [[nodiscard]] bool running_on_this_thread() const noexcept;
+
+ private:
+  struct Arrival {
+    std::uint32_t node;
+    bool live;
+    variable_list gradients;
+  };
+  struct State {
+    std::uint32_t pending = 0;
+    bool live = false;
+  };
+  struct Ready {
+    std::uint32_t rank;  // 3 recv, 2 leads to one, 1 leaf, 0 the rest
+    std::uint64_t sequence;
+    std::uint32_t node;
+    friend bool operator<(const Ready& a, const Ready& b) {
+      return a.rank != b.rank ? a.rank < b.rank : a.sequence < b.sequence;
+    }
+  };
+
+  void post(std::vector<Arrival> arrivals) STITCH_EXCLUDES(mutex_);
+  void schedule();
+  void run_slice(StrandOwner& owner) STITCH_EXCLUDES(mutex_);
+  bool take_inbox(bool leave_if_empty) STITCH_EXCLUDES(mutex_);
+  void run(std::uint32_t node, StrandOwner& owner);
+  void put(std::uint32_t node, std::uint32_t input, at::Tensor gradient);
+  void arrive(std::uint32_t node, bool live);
+  void drop_everything();
+
+  // Constant after construction.
+  const std::shared_ptr<const Plan> plan_;
+  const RunFlags flags_;
+  const std::shared_ptr<GradientStore> store_;
+  const Executor executor_;
+  const std::weak_ptr<StrandOwner> owner_;
+  at::ThreadLocalState thread_state_;
+
+  // Touched only by the slice that runs (or before start()).
+  std::vector<State> states_;
+  std::vector<variable_list> slots_;
+  std::priority_queue<Ready> ready_;
+  std::vector<std::uint32_t> dead_;
+  std::vector<Arrival> taken_now_;
+  std::uint32_t unresolved_ = 0;
+  std::uint64_t taken_ = 0;
+
+  std::atomic<std::uint64_t> nodes_run_{0};
+
+  Mutex mutex_;
+  std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
+  bool started_ STITCH_GUARDED_BY(mutex_) = false;
+  bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;
+  bool stop_ STITCH_GUARDED_BY(mutex_) = false;
+  bool ended_ STITCH_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <unordered_map>
+
+#include "stitch/base/mutex.h"
+#include "stitch/dist_autograd/graph/compat.h"
+
+namespace stitch::dist_autograd {
+
+struct TensorHash {
+  std::size_t operator()(const at::Tensor& tensor) const noexcept {
+    return std::hash<const void*>{}(tensor.unsafeGetTensorImpl());
+  }
+};
+struct TensorSame {
+  bool operator()(const at::Tensor& a, const at::Tensor& b) const noexcept { return a.is_same(b); }
+};
+// Parameter -> its gradient. Keys are compared by identity, not by value.
+using GradientMap = std::unordered_map<at::Tensor, at::Tensor, TensorHash, TensorSame>;
+
+// The gradients of one context on one worker: what `.grad` is for a local backward. Passes add,
+// readers take snapshots. Thread contract: any thread; each of 16 shards has its own mutex, held
+// during one addition. Lock order: innermost.
+class GradientStore {
+ public:
+  // Adds `grad` to the gradient of `variable` by the rules of AccumulateGrad under the current grad
+  // mode. With grad mode off, takes `grad` over instead of copying when nothing else can see its
+  // memory. `references`: how many handles the caller knowingly holds on `grad`, this one included.
+  void accumulate(const at::Tensor& variable, at::Tensor&& grad, std::size_t references = 1);
+
+  // The gradient so far, or an undefined tensor. What was handed out is never changed afterwards.
+  [[nodiscard]] at::Tensor find(const at::Tensor& variable) const;
+  [[nodiscard]] GradientMap snapshot() const;
+  [[nodiscard]] std::size_t size() const;
+  // Drops everything: gradients made with create_graph hold graphs, which hold nodes.
+  void clear();
+
+ private:
+  struct Shard {
+    mutable Mutex mutex;
+    GradientMap gradients STITCH_GUARDED_BY(mutex);
+  };
+  [[nodiscard]] Shard& shard_of(const at::Tensor& variable) const {
+    return shards_[(TensorHash{}(variable) >> 6) % kShards];
+  }
+
+  static constexpr std::size_t kShards = 16;
+  mutable std::array<Shard, kShards> shards_;
+};
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::dist_autograd {
+
+// Names one context for ever: the worker that made it, which life of that worker, and a counter.
+// Wider than 64 bits on purpose, so that neither a restart nor a long run can make two contexts
+// meet.
+struct ContextId {
+  WorkerId home;
+  std::uint64_t epoch = 0;
+  std::uint64_t counter = 0;
+  friend auto operator<=>(const ContextId&, const ContextId&) = default;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(home, epoch, counter);
+  }
+};
+
+// Names one backward pass within a context: the worker that called backward(), which life of it,
+// and a counter of that worker's passes over this context.
+struct PassId {
+  WorkerId root;
+  std::uint64_t epoch = 0;
+  std::uint64_t counter = 0;
+  friend auto operator<=>(const PassId&, const PassId&) = default;
+};
+
+// Names one message that carried tensors requiring grad, within a context: the worker that sent it
+// and a counter of that worker. The same id names the SendNode there and the RecvNode at the
+// receiver.
+struct LinkId {
+  WorkerId sender;
+  std::uint64_t counter = 0;
+  friend auto operator<=>(const LinkId&, const LinkId&) = default;
+};
+
+// `12@0.1735`: counter, home worker, epoch.
+[[nodiscard]] inline std::string to_string(const ContextId& id) {
+  return std::to_string(id.counter) + "@" + std::to_string(id.home.value()) + "." +
+         std::to_string(id.epoch);
+}
+[[nodiscard]] inline std::string to_string(const LinkId& id) {
+  return std::to_string(id.sender.value()) + "/" + std::to_string(id.counter);
+}
+
+[[nodiscard]] constexpr std::size_t mix(std::uint64_t a, std::uint64_t b) noexcept {
+  std::uint64_t h = a * 0x9e3779b97f4a7c15u ^ (b + 0x7f4a7c15u);
+  h ^= h >> 32;
+  return static_cast<std::size_t>(h * 0xd6e8feb86659fd93u);
+}
+
+}  // namespace stitch::dist_autograd
+
+template <>
+struct std::hash<stitch::dist_autograd::ContextId> {
+  std::size_t operator()(const stitch::dist_autograd::ContextId& id) const noexcept {
+    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.home.value()} << 40),
+                                      id.counter);
+  }
+};
+template <>
+struct std::hash<stitch::dist_autograd::PassId> {
+  std::size_t operator()(const stitch::dist_autograd::PassId& id) const noexcept {
+    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.root.value()} << 40),
+                                      id.counter);
+  }
+};
+template <>
+struct std::hash<stitch::dist_autograd::LinkId> {
+  std::size_t operator()(const stitch::dist_autograd::LinkId& id) const noexcept {
+    return stitch::dist_autograd::mix(id.sender.value(), id.counter);
+  }
+};

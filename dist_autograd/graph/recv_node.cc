@@ -1,0 +1,23 @@
+#include "stitch/dist_autograd/graph/recv_node.h"
+
+#include "stitch/base/error.h"
+
+namespace stitch::dist_autograd {
+
+RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call)
+    : link_(link), sender_(std::move(sender)), context_(context), call_(std::move(call)) {}
+
+void RecvNode::attach(LinkId link, WorkerInfo sender, ContextId context, std::string call,
+                      std::vector<at::Tensor>& tensors) {
+  const NodePtr node = make_node<RecvNode>(link, std::move(sender), context, std::move(call));
+  for (at::Tensor& tensor : tensors) torch::autograd::set_history(tensor, node);
+}
+
+variable_list RecvNode::apply(variable_list&&) {
+  throw Error(ErrorCode::invalid_argument, "backward reached a tensor that came from " +
+                                               stitch::to_string(sender_) + " (" + call_ +
+                                               "): the local engine cannot follow it there; call "
+                                               "backward() of the dist_autograd::Context instead");
+}
+
+}  // namespace stitch::dist_autograd

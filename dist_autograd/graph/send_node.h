@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/ids.h"
+
+namespace stitch::dist_autograd {
+
+// Stands where tensors left this worker: the autograd graph behind them hangs on its edges, and
+// backward enters that graph here when the receiver's gradients arrive. Its counterpart at the
+// receiver is the RecvNode of the same link. Owned by the context, which keeps it (and the graph)
+// until it ends. Immutable after construction.
+class SendNode final : public Node {
+ public:
+  // `tensors` are those of the message that require grad, in message order; `call` names the
+  // message in error texts.
+  SendNode(LinkId link, WorkerInfo receiver, std::string call,
+           const std::vector<at::Tensor>& tensors);
+
+  [[nodiscard]] LinkId link() const noexcept { return link_; }
+  [[nodiscard]] const WorkerInfo& receiver() const noexcept { return receiver_; }
+  [[nodiscard]] const std::string& call() const noexcept { return call_; }
+  std::string name() const override { return "SendNode"; }
+
+ private:
+  // Identity: input i is the gradient of the i-th tensor.
+  variable_list apply(variable_list&& gradients) override;
+
+  const LinkId link_;
+  const WorkerInfo receiver_;
+  const std::string call_;
+};
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,21 @@
+#include "stitch/rpc/agent/extension.h"
+
+#include <vector>
+
+namespace stitch {
+
+namespace {
+std::vector<ExtensionFactory>& factories() {
+  static std::vector<ExtensionFactory> list;
+  return list;
+}
+}  // namespace
+
+int register_extension(ExtensionFactory factory) {
+  factories().push_back(factory);
+  return static_cast<int>(factories().size()) - 1;
+}
+
+const std::vector<ExtensionFactory>& detail::extension_factories() { return factories(); }
+
+}  // namespace stitch

@@ -1,0 +1,139 @@
+#include "stitch/rpc/agent/incoming_call.h"
+
+#include <string>
+#include <utility>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/tensor_codec.h"
+
+namespace stitch {
+
+namespace {
+
+Clock::time_point deadline_after(std::int64_t timeout_ns) {
+  if (timeout_ns <= 0) return Clock::time_point::max();
+  const auto now = Clock::now();
+  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now
+             ? Clock::time_point::max()
+             : now + std::chrono::nanoseconds(timeout_ns);
+}
+
+// The call whose function this thread runs, the innermost one.
+thread_local const IncomingCall* running_here = nullptr;
+
+}  // namespace
+
+IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
+                           std::shared_ptr<transport::Connection> connection, InMessage message,
+                           const CallHeader& header)
+    : agent_(std::move(agent)),
+      connection_(std::move(connection)),
+      message_(std::move(message)),
+      header_(header),
+      bytes_(total_bytes(message_.raw)),
+      function_(header.function_id == 0 ? nullptr
+                                        : FunctionRegistry::instance().find(header.function_id)) {
+  ambient_.agent = agent_;
+  ambient_.deadline = deadline_after(header.timeout_ns);
+  ambient_.stop = stop_;
+}
+
+IncomingCall::~IncomingCall() {
+  if (!answered_.load())
+    fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+  agent_->forget(*this);
+}
+
+void IncomingCall::prepare() {
+  if (prepared_) return;
+  prepared_ = true;
+  if (Clock::now() >= ambient_.deadline)
+    throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
+  if (agent_->stopped())
+    throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
+  if (stop_->requested())
+    throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  decode_tensors(message_);
+  agent_->for_each_extension(
+      [&](Extension& extension) { extension.on_decode(message_, ambient_); });
+}
+
+void IncomingCall::run(void* object) {
+  const IncomingCall* const outer = std::exchange(running_here, this);
+  run_task([&] { function_->reply(shared_from_this(), object); });
+  running_here = outer;
+}
+
+void IncomingCall::run_keeping(void* object, KeepResult sink) {
+  try {
+    prepare();
+  } catch (...) {
+    sink({}, std::make_exception_ptr(detail::CallRefused(to_error(std::current_exception()))));
+    return;
+  }
+  const AmbientScope scope(ambient_);
+  function_->keep(shared_from_this(), object, std::move(sink));
+}
+
+void IncomingCall::request_stop() {
+  if (auto source = stop_->raise()) agent_->stop_callbacks().run(std::move(*source));
+}
+
+void IncomingCall::begin_reply(OutArchive& archive) const {
+  const auto id = transport::to_wire_order(header_.call_id);
+  archive.message().frame.body().append(&id, sizeof(id));
+}
+
+void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
+  if (agent_->forked()) return;  // a handler that forked has returned in the child, too
+  for (const auto& each : message_.attachments) each->on_answer(error);
+  // Only at the end of what this thread does: it is about to read again, and will not block before.
+  if (running_here == this && polls_after_answer_ && !agent_->calls_queued())
+    connection_->about_to_answer();
+  agent_->send_reply(caller(), connection_, std::move(message));
+}
+
+void IncomingCall::fail(const Error& error) {
+  if (answered_.exchange(true)) return;
+  send_error(error);
+}
+
+void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
+  if (answered_.exchange(true)) return;
+  try {
+    std::rethrow_exception(exception);
+  } catch (const detail::CallRefused& refused) {
+    send_error(refused);
+    return;
+  } catch (...) {
+    // The function's own, told below.
+  }
+  send_error(Error(ErrorCode::remote_exception, describe(exception)));
+}
+
+void IncomingCall::send_error(const Error& error) {
+  if (one_way()) return;
+  const auto send_text = [&](std::size_t most) {
+    OutMessage message(wire::kErrorReply);
+    OutArchive archive(message);
+    begin_reply(archive);
+    archive(Error(error.code(), std::string(error.what()).substr(0, most))
+                .with_remote(error.remote())
+                .with_worker(error.worker())
+                .with_function(error.function()));
+    send_reply(std::move(message), error);
+  };
+  try {
+    send_text(std::string::npos);
+  } catch (const std::exception&) {
+    try {
+      send_text(256);  // a text longer than a frame may be
+    } catch (...) {
+      // The caller must not wait for ever.
+      connection_->close(
+          to_error(std::current_exception()).with_prefix("an error could not be reported"));
+    }
+  }
+}
+
+}  // namespace stitch

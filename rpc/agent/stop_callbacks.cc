@@ -1,0 +1,38 @@
+#include "stitch/rpc/agent/stop_callbacks.h"
+
+#include <exception>
+#include <utility>
+
+namespace stitch {
+
+void StopCallbacks::run(std::stop_source source) {
+  std::shared_ptr<ThreadPool> pool;
+  UniqueFunction<void()> task = [source = std::move(source)]() mutable { source.request_stop(); };
+  try {
+    MutexLock lock(mutex_);
+    if (!pool_ && !closed_) pool_ = std::make_shared<ThreadPool>(threads_, name_);
+    pool = pool_;
+  } catch (const std::exception&) {
+    // The system has no thread for it: then here.
+  }
+  if (!pool || !pool->post(task)) task();
+}
+
+bool StopCallbacks::on_this_thread() const {
+  MutexLock lock(mutex_);
+  return pool_ && pool_->on_pool_thread();
+}
+
+bool StopCallbacks::close_until(std::chrono::steady_clock::time_point deadline) {
+  std::shared_ptr<ThreadPool> pool;
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    pool = pool_;
+  }
+  if (!pool) return true;
+  pool->close();
+  return pool->join_until(deadline);
+}
+
+}  // namespace stitch

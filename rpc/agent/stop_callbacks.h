@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <utility>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/future/thread_pool.h"
+
+namespace stitch {
+
+// Runs the stop callbacks of handlers on threads that are there for nothing else: the handlers that
+// they are to stop may hold every user-function thread, and whoever learns that a handler is to
+// stop (a reader, a timer) must not wait for the user's code. There is no thread before the first
+// one is needed. Owned by its Agent. Thread contract: any thread.
+class StopCallbacks {
+ public:
+  // At most `threads` at a time, and more while some of them wait for futures.
+  StopCallbacks(int threads, std::string name) : threads_(threads), name_(std::move(name)) {}
+
+  // Requests the stop there; here when no thread can be had, or after close_until().
+  void run(std::stop_source source) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool on_this_thread() const STITCH_EXCLUDES(mutex_);
+  // Waits for those that run. False when `deadline` passed first.
+  bool close_until(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+
+ private:
+  const int threads_;
+  const std::string name_;
+  mutable Mutex mutex_;
+  std::shared_ptr<ThreadPool> pool_ STITCH_GUARDED_BY(mutex_);
+  bool closed_ STITCH_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace stitch

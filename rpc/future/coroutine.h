@@ -1,0 +1,126 @@
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "stitch/rpc/future/future.h"
+
+// What makes Future<T> awaitable and a coroutine return type. Included by future.h.
+namespace stitch::detail {
+
+template <class T>
+class FutureAwaiter {
+ public:
+  explicit FutureAwaiter(Future<T> future) : future_(std::move(future)) {}
+  [[nodiscard]] bool await_ready() const noexcept { return future_.ready(); }
+  template <class P>
+  void await_suspend(std::coroutine_handle<P> coroutine) {
+    Ambient inside = Ambient::captured();
+    // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
+    // back what it had. This comes first: once the callback is registered, another thread may
+    // finish the coroutine and free everything here.
+    if constexpr (requires { coroutine.promise().outside(); })
+      Ambient::current() = coroutine.promise().outside();
+    future_.on_ready([inside = std::move(inside), coroutine]() mutable {
+      run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
+    });
+  }
+  T await_resume() { return std::move(future_).get(); }
+
+ private:
+  Future<T> future_;
+};
+
+// Where a coroutine ends: publishes its outcome when its frame is gone, parameters and all. So
+// whoever waits for the outcome may destroy what the coroutine worked on.
+struct PublishOutcome {
+  [[nodiscard]] static constexpr bool await_ready() noexcept { return false; }
+  template <class P>
+  static void await_suspend(std::coroutine_handle<P> coroutine) noexcept {
+    P::finish(coroutine);
+  }
+  static constexpr void await_resume() noexcept {}
+};
+
+template <class T>
+class CoroutinePromiseBase {
+ public:
+  CoroutinePromiseBase() : outside_(Ambient::current()) {}
+  Future<T> get_return_object() { return promise_.future(); }
+  std::suspend_never initial_suspend() noexcept { return {}; }
+  PublishOutcome final_suspend() noexcept { return {}; }
+  void unhandled_exception() { thrown_ = std::current_exception(); }
+  // What was current where the coroutine was started.
+  [[nodiscard]] const Ambient& outside() const noexcept { return outside_; }
+
+ protected:
+  Promise<T> promise_;
+  std::exception_ptr thrown_;
+
+ private:
+  Ambient outside_;
+};
+
+template <class T>
+class CoroutinePromise : public CoroutinePromiseBase<T> {
+ public:
+  template <class U = T>
+  requires std::is_constructible_v<T, U>
+  void return_value(U&& value) { value_.emplace(std::forward<U>(value)); }
+
+  // Not inlined: what it keeps must not lie in the frame that it destroys.
+  [[gnu::noinline]] static void finish(std::coroutine_handle<CoroutinePromise> coroutine) noexcept {
+    CoroutinePromise& ended = coroutine.promise();
+    const Promise<T> promise = std::move(ended.promise_);
+    std::exception_ptr thrown = std::move(ended.thrown_);
+    std::optional<T> value = ended.take_value(thrown);
+    coroutine.destroy();
+    try {
+      if (thrown) {
+        promise.set_exception(std::move(thrown));
+      } else {
+        promise.set_value(std::move(*value));
+      }
+    } catch (...) {
+      // Of a callback, which must not throw: the outcome is there all the same.
+    }
+  }
+
+ private:
+  [[nodiscard]] std::optional<T> take_value(std::exception_ptr& thrown) noexcept {
+    if (thrown) return std::nullopt;
+    try {
+      return std::optional<T>(std::move(value_));
+    } catch (...) {
+      thrown = std::current_exception();
+      return std::nullopt;
+    }
+  }
+  std::optional<T> value_;
+};
+
+template <>
+class CoroutinePromise<void> : public CoroutinePromiseBase<void> {
+ public:
+  void return_void() noexcept {}
+
+  [[gnu::noinline]] static void finish(std::coroutine_handle<CoroutinePromise> coroutine) noexcept {
+    const Promise<void> promise = std::move(coroutine.promise().promise_);
+    std::exception_ptr thrown = std::move(coroutine.promise().thrown_);
+    coroutine.destroy();
+    try {
+      if (thrown) {
+        promise.set_exception(std::move(thrown));
+      } else {
+        promise.set_value();
+      }
+    } catch (...) {
+      // Of a callback, which must not throw: the outcome is there all the same.
+    }
+  }
+};
+
+}  // namespace stitch::detail

@@ -1,0 +1,67 @@
+#include "stitch/rpc/future/execution_context.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "stitch/rpc/agent/agent.h"
+
+namespace stitch {
+
+Ambient& Ambient::current() noexcept {
+  thread_local Ambient ambient;
+  return ambient;
+}
+
+Ambient Ambient::captured() {
+  Ambient ambient = current();
+  if (!ambient.agent) ambient.agent = detail::sole_agent();
+  return ambient;
+}
+
+bool detail::turn_grad_off() noexcept {
+  const bool was_on = at::GradMode::is_enabled();
+  if (was_on) at::GradMode::set_enabled(false);
+  return was_on;
+}
+
+void detail::turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
+
+void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
+  const auto agent = ambient.agent ? ambient.agent : detail::any_agent();
+  if (!agent) {
+    const AmbientScope scope(std::move(ambient));
+    task();
+    return;
+  }
+  agent->post([ambient = std::move(ambient), task = std::move(task)]() mutable {
+    const AmbientScope scope(std::move(ambient));
+    task();
+  });
+}
+
+void StopFlag::request() {
+  if (auto source = raise()) source->request_stop();
+}
+
+std::optional<std::stop_source> StopFlag::raise() {
+  MutexLock lock(mutex_);
+  if (requested_.exchange(true, std::memory_order_acq_rel)) return std::nullopt;
+  return source_;
+}
+
+std::stop_token StopFlag::token() {
+  MutexLock lock(mutex_);
+  if (!source_) {
+    source_.emplace();
+    if (requested()) source_->request_stop();  // it has no callbacks yet
+  }
+  return source_->get_token();
+}
+
+std::stop_token current_stop_token() {
+  const auto& stop = Ambient::current().stop;
+  return stop ? stop->token() : std::stop_token{};
+}
+
+}  // namespace stitch

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <utility>
+
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+
+namespace stitch {
+
+class Agent;
+using Clock = std::chrono::steady_clock;
+
+// Whether somebody was asked to stop. The std::stop_source behind it is made when its token is
+// first wanted: most calls never are asked, and never ask. Shared. Thread contract: any thread;
+// request() runs stop callbacks, under no lock.
+class StopFlag {
+ public:
+  void request() STITCH_EXCLUDES(mutex_);
+  // As request(), but leaves it to the caller to request the stop of the source, which runs the
+  // stop callbacks. Nothing when that is not needed: nobody has a token, or it was asked before.
+  [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool requested() const noexcept {
+    return requested_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
+
+ private:
+  std::atomic<bool> requested_{false};
+  Mutex mutex_;
+  std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
+};
+
+// What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
+// learns of cancellation, what one layer above hangs on it (the autograd context), and whether its
+// caller had turned libtorch's grad mode off. Handlers
+// start with that of their call; continuations and coroutines keep that under which they were made,
+// on whatever thread they run.
+struct Ambient {
+  std::shared_ptr<Agent> agent;  // null: none is current
+  Clock::time_point deadline = Clock::time_point::max();
+  std::shared_ptr<StopFlag> stop;  // null: nobody can ask it to stop
+  std::shared_ptr<const void> carried;
+  bool no_grad = false;  // false leaves the thread's grad mode as it is
+
+  // This thread's. A plain thread-local: only its own thread touches it.
+  [[nodiscard]] static Ambient& current() noexcept;
+  // A copy of this thread's for what runs later: with the process's only worker where none is
+  // current.
+  [[nodiscard]] static Ambient captured();
+};
+
+namespace detail {
+// Libtorch's grad mode of this thread. True when it was on.
+bool turn_grad_off() noexcept;
+void turn_grad_on() noexcept;
+}  // namespace detail
+
+// Makes an Ambient current on this thread for a block. Blocks nest.
+class AmbientScope {
+ public:
+  explicit AmbientScope(Ambient ambient)
+      : outer_(std::exchange(Ambient::current(), std::move(ambient))),
+        turned_grad_off_(Ambient::current().no_grad && detail::turn_grad_off()) {}
+  ~AmbientScope() {
+    if (turned_grad_off_) detail::turn_grad_on();
+    Ambient::current() = std::move(outer_);
+  }
+  AmbientScope(const AmbientScope&) = delete;
+  AmbientScope& operator=(const AmbientScope&) = delete;
+
+ private:
+  Ambient outer_;
+  bool turned_grad_off_;
+};
+
+// Runs `task` under `ambient`: on the thread pool of its agent; without one, on that of any worker
+// of this process, so that it may wait; here and now when there is none or it has stopped.
+void run_continuation(Ambient ambient, UniqueFunction<void()> task);
+
+// Tells the handler running on this thread that its caller has cancelled the call or is gone, or
+// that its deadline has passed. A std::stop_callback on it runs on a thread that is there for such
+// callbacks, however busy the handlers are; it may wait for futures.
+[[nodiscard]] std::stop_token current_stop_token();
+
+}  // namespace stitch

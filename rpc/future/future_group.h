@@ -1,0 +1,225 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "stitch/rpc/future/future.h"
+
+namespace stitch {
+
+namespace detail {
+
+[[noreturn]] void throw_empty_member(const char* operation, std::size_t index);
+
+// Counts down the members of a when_all and remembers the first failure and how many there were.
+class GroupCountdown {
+ public:
+  explicit GroupCountdown(std::size_t members) : left_(members) {}
+  // True for the last member.
+  bool arrive(const std::exception_ptr& exception) {
+    if (exception && failures_.fetch_add(1) == 0) first_ = exception;
+    return left_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+  }
+  // REQUIRES: all have arrived. The first failure, saying how many more there were; null when there
+  // was none.
+  [[nodiscard]] std::exception_ptr failure() const;
+
+ private:
+  std::atomic<std::size_t> left_;
+  std::atomic<std::size_t> failures_{0};
+  std::exception_ptr
+      first_;  // written by the one that raised failures_ from 0, read after all have arrived
+};
+
+}  // namespace detail
+
+namespace detail {
+// Throws Error(invalid_argument) when `future`, the one at `index`, is empty.
+template <class T>
+void require_member(const char* operation, const Future<T>& future, std::size_t index) {
+  if (!future.valid()) throw_empty_member(operation, index);
+}
+template <class... Ts>
+void require_members(const char* operation, const Future<Ts>&... futures) {
+  [[maybe_unused]] std::size_t index = 0;
+  (require_member(operation, futures, index++), ...);
+}
+template <class T>
+void require_members(const char* operation, const std::vector<Future<T>>& futures) {
+  for (std::size_t i = 0; i < futures.size(); ++i) require_member(operation, futures[i], i);
+}
+}  // namespace detail
+
+// Completes when all have: with their values in order, or with the first error, whose text counts
+// the others. Throws Error(invalid_argument) when one is empty, as when_any() does.
+template <class T>
+[[nodiscard]] auto when_all(std::vector<Future<T>> futures) {
+  detail::require_members("when_all()", futures);
+  using Values = std::conditional_t<std::is_void_v<T>, void,
+                                    std::vector<typename detail::FutureState<T>::Stored>>;
+  Promise<Values> promise;
+  auto result = promise.future();
+  auto members = std::make_shared<const std::vector<Future<T>>>(std::move(futures));
+  const auto finish = [members, promise] {
+    promise.fulfil([&]() -> Values {
+      if constexpr (!std::is_void_v<T>) {
+        Values values;
+        values.reserve(members->size());
+        for (const auto& member : *members) values.push_back(member.get());
+        return values;
+      }
+    });
+  };
+  promise.on_cancel([members] {
+    for (const auto& member : *members) member.cancel();
+  });
+  if (members->empty()) {
+    finish();
+    return result;
+  }
+  auto countdown = std::make_shared<detail::GroupCountdown>(members->size());
+  for (const auto& member : *members) {
+    member.on_ready([countdown, finish, promise, member] {
+      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error())
+                                                : nullptr))
+        return;
+      if (auto failure = countdown->failure()) {
+        promise.set_exception(failure);
+      } else {
+        finish();
+      }
+    });
+  }
+  return result;
+}
+
+// As above for futures of different types: Future<std::tuple<...>>, with std::monostate for void.
+template <class... Ts>
+[[nodiscard]] Future<std::tuple<typename detail::FutureState<Ts>::Stored...>> when_all(
+    Future<Ts>... futures) {
+  detail::require_members("when_all()", futures...);
+  using Values = std::tuple<typename detail::FutureState<Ts>::Stored...>;
+  Promise<Values> promise;
+  auto result = promise.future();
+  auto members = std::make_shared<const std::tuple<Future<Ts>...>>(futures...);
+  auto countdown = std::make_shared<detail::GroupCountdown>(sizeof...(Ts));
+  promise.on_cancel(
+      [members] { std::apply([](const auto&... member) { (member.cancel(), ...); }, *members); });
+  const auto value_of = []<class T>(const Future<T>& future) ->
+      typename detail::FutureState<T>::Stored {
+        if constexpr (std::is_void_v<T>) {
+          future.get();
+          return {};
+        } else {
+          return future.get();
+        }
+      };
+  const auto watch = [&](const auto& member) {
+    member.on_ready([countdown, members, promise, member, value_of] {
+      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error())
+                                                : nullptr))
+        return;
+      if (auto failure = countdown->failure()) {
+        promise.set_exception(failure);
+      } else {
+        promise.fulfil([&] {
+          return std::apply([&](const auto&... each) { return Values(value_of(each)...); },
+                            *members);
+        });
+      }
+    });
+  };
+  if constexpr (sizeof...(Ts) == 0) {
+    promise.set_value(Values{});
+  } else {
+    (watch(futures), ...);
+  }
+  return result;
+}
+
+namespace detail {
+
+// Completes `promise` with what `make` makes of the member unless another was first, whose value
+// alone is taken.
+template <class Value, class T, class Make>
+void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken,
+                  const Future<T>& member, Make make) {
+  member.on_ready([promise, taken, member, make] {
+    if (promise.future().ready() || taken->test_and_set()) return;
+    promise.fulfil([&]() -> Value { return make(member); });
+  });
+}
+template <std::size_t I, class Variant, class T>
+Variant alternative_of(const Future<T>& member) {
+  if constexpr (std::is_void_v<T>) {
+    member.get();
+    return Variant(std::in_place_index<I>);
+  } else {
+    return Variant(std::in_place_index<I>, member.get());
+  }
+}
+
+}  // namespace detail
+
+// Completes with the first of `futures` that completes: its index and value, or its error. At least
+// one must be given. Cancelling it cancels them all; without that the others go on.
+template <class T>
+[[nodiscard]] auto when_any(std::vector<Future<T>> futures) {
+  using Value = std::conditional_t<std::is_void_v<T>, std::size_t,
+                                   std::pair<std::size_t, typename detail::FutureState<T>::Stored>>;
+  if (futures.empty())
+    throw Error(ErrorCode::invalid_argument, "when_any needs at least one future");
+  detail::require_members("when_any()", futures);
+  Promise<Value> promise;
+  auto result = promise.future();
+  promise.on_cancel([futures] {
+    for (const auto& member : futures) member.cancel();
+  });
+  const auto taken = std::make_shared<std::atomic_flag>();
+  for (std::size_t i = 0; i < futures.size(); ++i) {
+    detail::offer_to_any(promise, taken, futures[i], [i](const Future<T>& member) -> Value {
+      if constexpr (std::is_void_v<T>) {
+        member.get();
+        return i;
+      } else {
+        return Value(i, member.get());
+      }
+    });
+  }
+  return result;
+}
+template <class T, class... Ts>
+requires(std::is_same_v<T, Ts>&&...)
+    [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+  return when_any(std::vector<Future<T>>{std::move(first), std::move(others)...});
+}
+// As above for futures of different types: a variant, whose index() says which one it was, with
+// std::monostate for void.
+template <class T, class... Ts>
+requires(!(std::is_same_v<T, Ts> && ...))
+    [[nodiscard]] auto when_any(Future<T> first, Future<Ts>... others) {
+  detail::require_members("when_any()", first, others...);
+  using Value = std::variant<typename detail::FutureState<T>::Stored,
+                             typename detail::FutureState<Ts>::Stored...>;
+  Promise<Value> promise;
+  auto result = promise.future();
+  promise.on_cancel([first, others...] {
+    first.cancel();
+    (others.cancel(), ...);
+  });
+  const auto taken = std::make_shared<std::atomic_flag>();
+  detail::offer_to_any(promise, taken, first, &detail::alternative_of<0, Value, T>);
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    (detail::offer_to_any(promise, taken, others, &detail::alternative_of<I + 1, Value, Ts>), ...);
+  }
+  (std::index_sequence_for<Ts...>());
+  return result;
+}
+
+}  // namespace stitch

@@ -1,0 +1,178 @@
+#include "stitch/rpc/future/future_state.h"
+
+#include <list>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/thread_pool.h"
+
+namespace stitch::detail {
+
+namespace {
+
+// What waits for the callback that runs on this thread, which brought it about.
+class Waiting {
+ public:
+  void add(UniqueFunction<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  [[nodiscard]] bool empty() const noexcept { return callbacks_.empty(); }
+  void run_one() {
+    auto next = std::move(callbacks_.front());
+    callbacks_.pop_front();
+    next();
+  }
+
+ private:
+  std::list<UniqueFunction<void()>> callbacks_;  // takes no memory as long as it is empty
+};
+thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or it waits itself
+
+// Runs callbacks one after another, never one inside another. All of them, even if some throw what
+// they should not; then throws the first of that.
+void run_in_turn(std::span<UniqueFunction<void()>> callbacks) {
+  if (callbacks.empty()) return;
+  if (behind_callback != nullptr) {
+    for (auto& callback : callbacks) behind_callback->add(std::move(callback));
+    return;
+  }
+  Waiting waiting;
+  for (std::size_t i = 1; i < callbacks.size(); ++i) waiting.add(std::move(callbacks[i]));
+  behind_callback = &waiting;
+  std::exception_ptr thrown;
+  try {
+    callbacks.front()();
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  callbacks.front() = nullptr;  // what it held may bring callbacks, too
+  while (!waiting.empty()) {
+    try {
+      waiting.run_one();
+    } catch (...) {
+      if (!thrown) thrown = std::current_exception();
+    }
+  }
+  behind_callback = nullptr;
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+// For a chain of cancellers, each of which cancels the next.
+constexpr int kMostNestedCancellers = 64;
+thread_local int cancellers_running = 0;
+class CancellerRunning {
+ public:
+  CancellerRunning() { ++cancellers_running; }
+  ~CancellerRunning() { --cancellers_running; }
+  CancellerRunning(const CancellerRunning&) = delete;
+  CancellerRunning& operator=(const CancellerRunning&) = delete;
+};
+
+// A callback that waits, perhaps for what waits for it.
+class WaitingInside {
+ public:
+  WaitingInside() {
+    if (behind_callback == nullptr) return;
+    while (!behind_callback->empty()) behind_callback->run_one();
+    outer_ = std::exchange(behind_callback, nullptr);
+  }
+  ~WaitingInside() {
+    if (outer_ != nullptr) behind_callback = outer_;
+  }
+  WaitingInside(const WaitingInside&) = delete;
+  WaitingInside& operator=(const WaitingInside&) = delete;
+
+ private:
+  Waiting* outer_ = nullptr;
+};
+
+}  // namespace
+
+void throw_empty_future(const char* operation) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      std::string(operation) + " of an empty future: one made by default, or one moved from");
+}
+
+void throw_empty_promise(const char* operation) {
+  throw Error(ErrorCode::invalid_argument,
+              std::string(operation) + " of a promise that was moved from");
+}
+
+void FutureStateBase::wait() {
+  static_cast<void>(wait_until(std::chrono::steady_clock::time_point::max()));
+}
+
+bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline) {
+  if (ready()) return true;
+  const WaitingInside waiting;
+  BlockingRegion blocking;
+  if (help_current_worker(ready_, deadline)) return true;
+  MutexLock lock(mutex_);
+  while (!ready()) {
+    if (!completed_.wait_until(mutex_, deadline)) return ready();
+  }
+  return true;
+}
+
+void FutureStateBase::on_ready(UniqueFunction<void()> callback) {
+  {
+    MutexLock lock(mutex_);
+    if (!ready()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  run_in_turn({&callback, 1});
+}
+
+bool FutureStateBase::set_exception(std::exception_ptr exception) {
+  if (!claim()) return false;
+  // Null would pass for a value that is not there.
+  exception_ = exception ? std::move(exception)
+                         : std::make_exception_ptr(Error(ErrorCode::invalid_argument,
+                                                         "promise was given a null exception"));
+  publish();
+  return true;
+}
+
+void FutureStateBase::publish() {
+  std::vector<UniqueFunction<void()>> callbacks;
+  UniqueFunction<void()> canceller;
+  {
+    MutexLock lock(mutex_);
+    ready_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+    canceller = std::move(canceller_);
+    completed_.notify_all();
+  }
+  run_in_turn(callbacks);
+}
+
+void FutureStateBase::cancel() {
+  UniqueFunction<void()> canceller;
+  {
+    MutexLock lock(mutex_);
+    if (ready()) return;
+    canceller = std::move(canceller_);
+  }
+  if (canceller) {
+    if (cancellers_running < kMostNestedCancellers) {
+      const CancellerRunning running;
+      canceller();
+    } else {
+      run_in_turn({&canceller, 1});
+    }
+  }
+  ask_to_stop();
+  set_exception(
+      std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
+}
+
+void FutureStateBase::set_canceller(UniqueFunction<void()> canceller) {
+  MutexLock lock(mutex_);
+  if (!ready()) canceller_ = std::move(canceller);
+}
+
+}  // namespace stitch::detail

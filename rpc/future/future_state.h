@@ -1,0 +1,125 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
+#include "stitch/base/unique_function.h"
+
+namespace stitch::detail {
+
+// Whether a T can be copied. std::is_copy_constructible takes a container's word for it, whatever
+// is in it.
+template <class T>
+struct IsCopyable : std::is_copy_constructible<T> {};
+template <class... Ts>
+struct AllCopyable : std::conjunction<IsCopyable<std::remove_cv_t<Ts>>...> {};
+template <class T>
+requires(requires {
+  typename T::value_type;
+  typename T::const_iterator;
+} && !std::is_same_v<std::remove_cv_t<typename T::value_type>, T>) struct IsCopyable<T>
+    : std::conjunction<std::is_copy_constructible<T>, AllCopyable<typename T::value_type>> {
+};
+template <class T>
+struct IsCopyable<std::optional<T>> : AllCopyable<T> {};
+template <class A, class B>
+struct IsCopyable<std::pair<A, B>> : AllCopyable<A, B> {};
+template <class... Ts>
+struct IsCopyable<std::tuple<Ts...>> : AllCopyable<Ts...> {};
+template <class... Ts>
+struct IsCopyable<std::variant<Ts...>> : AllCopyable<Ts...> {};
+template <class T>
+inline constexpr bool kCopyable = IsCopyable<T>::value;
+
+// The part of a future's shared state that does not depend on its type: completion, waiting,
+// callbacks, cancelling. Thread contract: any thread. Callbacks run exactly once, in the order they
+// were added, on the thread that completes the state or, when it is complete, at once on the thread
+// that adds them; never under the lock. What a callback completes or finds complete has its own
+// callbacks run after that one, so that a long chain needs no deep stack, or when that one waits
+// for a future.
+class FutureStateBase {
+ public:
+  FutureStateBase() = default;
+  virtual ~FutureStateBase() = default;
+  FutureStateBase(const FutureStateBase&) = delete;
+  FutureStateBase& operator=(const FutureStateBase&) = delete;
+
+  [[nodiscard]] bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
+  void wait() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool wait_until(std::chrono::steady_clock::time_point deadline)
+      STITCH_EXCLUDES(mutex_);
+  void on_ready(UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
+  // False when it was complete already; the first completion counts.
+  bool set_exception(std::exception_ptr exception) STITCH_EXCLUDES(mutex_);
+  // REQUIRES: ready().
+  [[nodiscard]] const std::exception_ptr& exception() const noexcept { return exception_; }
+
+  // Asks whoever is working on it to stop, then completes it with `cancelled`. Does nothing when it
+  // is complete.
+  void cancel() STITCH_EXCLUDES(mutex_);
+  // What cancel() asks; dropped at completion.
+  void set_canceller(UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
+
+ protected:
+  // True for the one caller that may now store the outcome and must then publish() it.
+  [[nodiscard]] bool claim() noexcept {
+    return !claimed_.exchange(true, std::memory_order_acq_rel);
+  }
+  void publish() STITCH_EXCLUDES(mutex_);
+  // As the canceller, for states that know by themselves whom to ask.
+  virtual void ask_to_stop() {}
+
+  std::exception_ptr exception_;  // written between claim() and publish(), constant after
+
+ private:
+  std::atomic<bool> claimed_{false};
+  std::atomic<bool> ready_{false};
+  Mutex mutex_;
+  CondVar completed_;
+  std::vector<UniqueFunction<void()>> callbacks_ STITCH_GUARDED_BY(mutex_);
+  UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
+};
+
+template <class T>
+class FutureState : public FutureStateBase {
+ public:
+  using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+  // False when it was complete already.
+  template <class... Args>
+  bool set_value(Args&&... args) {
+    if (!claim()) return false;
+    try {
+      value_.emplace(std::forward<Args>(args)...);
+    } catch (...) {
+      exception_ = std::current_exception();
+    }
+    publish();
+    return true;
+  }
+  // REQUIRES: ready() without an exception.
+  [[nodiscard]] Stored& value() noexcept { return *value_; }
+
+ private:
+  std::optional<Stored> value_;
+};
+
+// A state, or a kind of it, in recycled memory.
+template <class State, class... Args>
+[[nodiscard]] std::shared_ptr<State> make_state(Args&&... args) {
+  return std::allocate_shared<State>(transport::RecyclingAllocator<State>(),
+                                     std::forward<Args>(args)...);
+}
+
+}  // namespace stitch::detail

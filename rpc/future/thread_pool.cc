@@ -1,0 +1,299 @@
+#include "stitch/rpc/future/thread_pool.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "stitch/base/error.h"
+#include "stitch/base/forked.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
+
+namespace stitch {
+
+struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
+  State(int threads, std::string thread_name, std::chrono::nanoseconds idle_time)
+      : wanted(threads), name(std::move(thread_name)), linger(idle_time) {}
+  const int wanted;
+  const std::string name;
+  const std::chrono::nanoseconds linger;
+
+  Mutex mutex;
+  CondVar work;
+  CondVar ended;
+  std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue
+      STITCH_GUARDED_BY(mutex);
+  // Counted as running already: for each there is a thread that is idle or is just starting, and
+  // every thread looks here first. So they wait for nobody, whatever else begins meanwhile.
+  std::deque<UniqueFunction<void()>> begun STITCH_GUARDED_BY(mutex);
+  int alive STITCH_GUARDED_BY(mutex) = 0;
+  int idle STITCH_GUARDED_BY(mutex) = 0;
+  int blocked STITCH_GUARDED_BY(mutex) = 0;      // own threads that wait inside a task
+  int running STITCH_GUARDED_BY(mutex) = 0;      // tasks, but for blocked ones
+  int guests STITCH_GUARDED_BY(mutex) = 0;       // threads of others inside run_here()
+  bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
+  bool closed STITCH_GUARDED_BY(mutex) = false;
+  std::uint64_t missed STITCH_GUARDED_BY(mutex) = 0;  // threads that could not be had
+
+  // Until when an idle thread waits for work.
+  [[nodiscard]] std::chrono::steady_clock::time_point patience() const STITCH_REQUIRES(mutex) {
+    return idle > 1 ? std::chrono::steady_clock::now() + linger
+                    : std::chrono::steady_clock::time_point::max();
+  }
+  // A thread too many, since one that was replaced while it was blocked has come back.
+  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
+  // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for
+  // one, too.
+  void make_room(bool self) STITCH_REQUIRES(mutex) {
+    if (running + (self ? 1 : 0) < wanted) wake_one();
+  }
+  // One at a time: each wakes the next as long as there is work. So short tasks are not worth a
+  // crowd.
+  void wake_one() STITCH_REQUIRES(mutex) {
+    if (queue.empty() || waking) return;
+    if (idle > 0) {
+      waking = true;
+      work.notify_one();
+    } else if (alive - blocked < wanted) {
+      add_thread();
+    }
+  }
+  // A thread is made when it is first wanted. Does nothing when the system has none: those that
+  // there are go on.
+  void add_thread() STITCH_REQUIRES(mutex);
+  void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
+  [[nodiscard]] UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
+    UniqueFunction<void()> task = std::move(begun.front());
+    begun.pop_front();
+    if (running < wanted) wake_one();  // this thread may have been woken for what is queued
+    return task;
+  }
+  [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
+    UniqueFunction<void()> task = std::move(queue.front());
+    queue.pop_front();
+    ++running;
+    if (running < wanted) wake_one();
+    return task;
+  }
+};
+
+void ThreadPool::State::add_thread() {
+  if (alive >= wanted + kMaxExtra) {
+    return miss_thread(std::to_string(kMaxExtra) + " of its handlers wait for something, and no " +
+                       "more threads are added");
+  }
+  ++alive;
+  waking = true;
+  try {
+    start_thread(shared_from_this());
+  } catch (const std::exception& error) {  // for want of a thread, or of memory
+    --alive;
+    waking = false;
+    miss_thread(std::string("the system has no thread for it: ") + error.what());
+  }
+}
+
+void ThreadPool::State::miss_thread(const std::string& why) {
+  if (missed++ > 0) return;
+  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why.c_str());
+}
+
+namespace {
+thread_local ThreadPool::State* serving = nullptr;
+thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
+thread_local bool guest = false;  // it serves inside run_here()
+}  // namespace
+
+ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger)
+    : state_(std::make_shared<State>(threads, std::move(name), linger)) {
+  {
+    MutexLock lock(state_->mutex);
+    state_->alive = 1;
+  }
+  try {
+    start_thread(state_);  // the first one for sure, or nobody would run anything
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded, "thread pool \"" + state_->name +
+                                           "\" cannot start a thread: " + error.code().message());
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  close();
+  // The last one to hold the pool's owner may be a task that was left behind: it cannot wait for
+  // itself.
+  if (!on_pool_thread()) join_until(std::chrono::steady_clock::time_point::max());
+}
+
+// Threads own the state and are detached: a thread that never returns from a task cannot keep the
+// pool's owner from leaving.
+void ThreadPool::start_thread(const std::shared_ptr<State>& state) {
+  std::thread([state] {
+    pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
+    serve(state);
+  }).detach();
+}
+
+void ThreadPool::serve(const std::shared_ptr<State>& state) {
+  std::weak_ptr<State> owner = state;
+  serving = state.get();
+  serving_owner = &owner;
+  const auto fork = transport::fork_count();
+  MutexLock lock(state->mutex);
+  state->waking = false;
+  for (bool tired = false;;) {
+    while (!tired && state->begun.empty() && !state->surplus() &&
+           (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
+      ++state->idle;
+      const bool woken = state->work.wait_until(state->mutex, state->patience());
+      // Another idle one stays.
+      tired = !woken && state->queue.empty() && state->begun.empty() && state->idle > 1;
+      --state->idle;
+      state->waking = false;
+    }
+    if (tired) break;
+    if (state->begun.empty() && (state->queue.empty() || state->surplus())) {
+      if (state->queue.empty() || !state->closed)
+        break;  // closed and drained, or surplus after a blocked thread came back
+    }
+    UniqueFunction<void()> task = state->begun.empty() ? state->begin_task() : state->take_begun();
+    lock.unlock();
+    task();
+    // It has come back in a child, too, where even destroying it may wait for ever: for a mutex
+    // that another thread held at the fork.
+    if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);
+    task = nullptr;  // destroyed before the next wait, outside the lock
+    lock.lock();
+    --state->running;
+    state->make_room(true);
+  }
+  --state->alive;
+  // A surplus thread may have swallowed a wake-up meant for a task.
+  state->wake_one();
+  state->ended.notify_all();
+}
+
+bool ThreadPool::post(UniqueFunction<void()>& task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->queue.push_back(std::move(task));
+  state_->wake_one();
+  return true;
+}
+
+bool ThreadPool::post_if_free(UniqueFunction<void()>& task) {
+  State& state = *state_;
+  MutexLock lock(state.mutex);
+  if (state.closed || !state.queue.empty() || state.running >= state.wanted) return false;
+  if (static_cast<std::size_t>(state.idle) <= state.begun.size()) {
+    const int before = state.alive;
+    if (before - state.blocked < state.wanted) state.add_thread();
+    if (state.alive == before) return false;
+  }
+  state.begun.push_back(std::move(task));
+  ++state.running;
+  state.work.notify_one();
+  return true;
+}
+
+bool ThreadPool::post_quietly(UniqueFunction<void()>& task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->queue.push_back(std::move(task));
+  return true;
+}
+
+void ThreadPool::wake() {
+  MutexLock lock(state_->mutex);
+  state_->wake_one();
+}
+
+bool ThreadPool::run_one_here() {
+  State& state = *state_;
+  UniqueFunction<void()> task;
+  {
+    MutexLock lock(state.mutex);
+    if (state.queue.empty() || serving != nullptr) return false;
+    if (state.running >= state.wanted) return false;  // whoever ends a task takes the next
+    task = state.begin_task();
+    ++state.guests;
+  }
+  std::weak_ptr<State> owner = state_;
+  serving = &state;
+  serving_owner = &owner;
+  guest = true;
+  const auto fork = transport::fork_count();
+  task();
+  if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);  // as in serve()
+  task = nullptr;
+  serving = nullptr;
+  serving_owner = nullptr;
+  guest = false;
+  MutexLock lock(state.mutex);
+  --state.running;
+  --state.guests;
+  if (state.guests == 0) state.ended.notify_all();
+  state.make_room(true);
+  return !state.queue.empty();
+}
+
+void ThreadPool::close() {
+  MutexLock lock(state_->mutex);
+  state_->closed = true;
+  state_->work.notify_all();
+  state_->wake_one();
+}
+
+bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
+  MutexLock lock(state_->mutex);
+  while (state_->alive > 0 || state_->guests > 0) {
+    if (!state_->ended.wait_until(state_->mutex, deadline))
+      return state_->alive == 0 && state_->guests == 0;
+  }
+  return true;
+}
+
+bool ThreadPool::on_pool_thread() const noexcept { return serving == state_.get(); }
+
+bool ThreadPool::on_any_pool_thread() noexcept { return serving != nullptr; }
+
+std::size_t ThreadPool::queued() const {
+  MutexLock lock(state_->mutex);
+  return state_->queue.size();
+}
+
+int ThreadPool::threads() const {
+  MutexLock lock(state_->mutex);
+  return state_->alive;
+}
+
+std::uint64_t ThreadPool::threads_missed() const {
+  MutexLock lock(state_->mutex);
+  return state_->missed;
+}
+
+BlockingRegion::BlockingRegion()
+    : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
+  if (!state_) return;
+  MutexLock lock(state_->mutex);
+  --state_->running;
+  if (!guest) ++state_->blocked;
+  state_->make_room(false);
+}
+
+BlockingRegion::~BlockingRegion() {
+  if (!state_) return;
+  MutexLock lock(state_->mutex);
+  ++state_->running;
+  if (guest) return;
+  --state_->blocked;
+  if (state_->surplus()) state_->work.notify_one();  // one idle thread
+}
+
+}  // namespace stitch

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "stitch/base/unique_function.h"
+
+namespace stitch {
+
+// The user-function threads of one worker: a queue served in order by at most a fixed number of
+// threads at a time. A thread is made when it is first wanted, and ends when nobody has wanted it
+// for a while, but for the last one. A thread that says it is blocked (waiting for a future inside
+// a handler) is replaced while it waits, so nested calls cannot use up the pool. Thread contract:
+// any thread. A task must not throw. join() runs what is queued, then ends the threads.
+class ThreadPool {
+ public:
+  // REQUIRES: threads > 0. At most `kMaxExtra` threads are added for blocked ones. One that has
+  // been idle for `linger` ends.
+  ThreadPool(int threads, std::string name,
+             std::chrono::nanoseconds linger = std::chrono::seconds(1));
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // False, and the task is left untouched, when the pool has been closed.
+  bool post(UniqueFunction<void()>& task);
+  // For a task that must not wait for others to end, and does not block itself: it is begun at once
+  // by a thread that has nothing else to do, ahead of what is queued, and no other task is begun in
+  // its place. False, and the task is left untouched, when there is no such thread.
+  bool post_if_free(UniqueFunction<void()>& task);
+  // As post(), but wakes no thread: run_one_here() or wake() is to follow.
+  bool post_quietly(UniqueFunction<void()>& task);
+  // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the
+  // pool is woken for what else is queued. Does nothing when every thread is busy. True when more
+  // is queued then. On a thread of this framework: a task that comes back in a forked child ends
+  // that process.
+  bool run_one_here();
+  // Wakes a thread for what is queued.
+  void wake();
+  // Refuses new tasks. The queued ones still run.
+  void close();
+  // Waits until the queue is empty and all threads have ended. False when `deadline` passed first;
+  // the threads that are still inside a task are then left to end by themselves and must be kept
+  // from outliving what they use. REQUIRES: close() was called; not on a thread of this pool.
+  bool join_until(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] bool on_pool_thread() const noexcept;
+  // Of whichever pool.
+  [[nodiscard]] static bool on_any_pool_thread() noexcept;
+  [[nodiscard]] std::size_t queued() const;
+  [[nodiscard]] int threads() const;
+  // How often a thread was wanted and could not be had: because kMaxExtra were there already, or
+  // because the system has none. Both are said on stderr, once.
+  [[nodiscard]] std::uint64_t threads_missed() const;
+
+  static constexpr int kMaxExtra = 256;
+  struct State;  // shared with the threads, which may outlive the pool
+
+ private:
+  friend class BlockingRegion;
+  static void serve(const std::shared_ptr<State>& state);
+  static void start_thread(const std::shared_ptr<State>& state);
+  std::shared_ptr<State> state_;
+};
+
+// Says that this thread is about to wait for something another handler may have to do. On a pool
+// thread the pool adds a thread for the block if none is free; elsewhere it does nothing.
+class BlockingRegion {
+ public:
+  BlockingRegion();
+  ~BlockingRegion();
+  BlockingRegion(const BlockingRegion&) = delete;
+  BlockingRegion& operator=(const BlockingRegion&) = delete;
+
+ private:
+  std::shared_ptr<ThreadPool::State> state_;
+};
+
+}  // namespace stitch

@@ -1,0 +1,72 @@
+#include "stitch/rpc/message/into_tensor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <new>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "stitch/base/error.h"
+
+namespace stitch {
+
+namespace {
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  std::ostringstream text;
+  text << at::toString(tensor.scalar_type()) << ' ' << tensor.sizes();
+  if (tensor.layout() != at::kStrided) text << ' ' << tensor.layout();
+  return text.str();
+}
+
+}  // namespace
+
+void IntoTensor::set(at::Tensor tensor) {
+  const auto refuse = [](const std::string& why) {
+    throw Error(ErrorCode::invalid_argument,
+                "a result cannot be received into a tensor that " + why);
+  };
+  if (!tensor.defined()) refuse("is undefined");
+  if (!tensor.device().is_cpu()) refuse("is on device " + tensor.device().str());
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested())
+    refuse("is not dense");
+  if (tensor.requires_grad()) refuse("requires grad");
+  tensor_ = std::move(tensor);
+}
+
+transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
+  if (!is_set() || placed_ || !tensor_.is_contiguous() || tensor_.nbytes() != bytes) return {};
+  try {
+    transport::Buffer buffer{
+        {}, tensor_.data_ptr(), bytes, std::make_shared<const at::Tensor>(tensor_)};
+    placed_ = true;
+    return buffer;
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+at::Tensor IntoTensor::settle(at::Tensor result) {
+  if (!is_set()) return result;
+  if (!result.defined() || result.layout() != at::kStrided ||
+      result.scalar_type() != tensor_.scalar_type() || result.sizes() != tensor_.sizes()) {
+    throw Error(ErrorCode::invalid_argument, "the result is " + describe(result) +
+                                                 ", the tensor to receive it into is " +
+                                                 describe(tensor_));
+  }
+  const at::NoGradGuard no_grad;
+  const bool there = result.numel() == 0 || (placed_ && result.data_ptr() == tensor_.data_ptr() &&
+                                             result.strides() == tensor_.strides());
+  if (there) {
+    tensor_.unsafeGetTensorImpl()->bump_version();
+  } else {
+    // A transposed result, say, that lies in the memory where it is to go.
+    tensor_.copy_(placed_ ? result.detach().clone() : result.detach());
+  }
+  return result.requires_grad() ? result : tensor_;
+}
+
+}  // namespace stitch

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/rpc/message/worker_info.h"
+#include "stitch/transport/wire/frame.h"
+
+namespace stitch {
+
+// Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
+namespace wire {
+enum FrameKind : std::uint16_t {
+  kRequest = 1,     // CallHeader, arguments
+  kReply = 2,       // call id, result
+  kErrorReply = 3,  // call id, error
+  kCancel = 4,      // call id
+  kLeave = 5,       // graceful shutdown
+  kBind = 6,        // empty: this connection is the one between the two workers (PeerTable)
+  kFirstUpperFrame = 0x100,
+};
+enum SectionKind : std::uint16_t {
+  kTensors = 1,  // descriptors of the tensors of the message
+  kFirstUpperSection = 0x100,
+};
+}  // namespace wire
+
+// What a layer above hangs on a message: on an outgoing one between encoding and sending, on an
+// incoming one until it has been dealt with completely (its handler has replied, its arguments are
+// gone). Any thread may destroy it; no lock is held.
+class Attachment {
+ public:
+  virtual ~Attachment() = default;
+  // Outgoing only: the message was handed to the transport (nullopt) or certainly never will be.
+  // Called exactly once after on_send(), also when another extension or a limit refused the
+  // message, and before the error of its call shows. Must not throw.
+  virtual void on_sent(const std::optional<Error>& error) {}
+  // Incoming requests only: the answer, or the error that it is, is complete and about to be shown
+  // to on_send(); the arguments are gone. May be called again when that answer then could not be
+  // sent.
+  virtual void on_answer(const std::optional<Error>& error) {}
+};
+
+// The attachments of a message that is about to leave: each is told once what became of it, with an
+// error when everybody lets go of them without a word. Not thread-safe.
+class DepartingAttachments {
+ public:
+  DepartingAttachments() = default;
+  explicit DepartingAttachments(std::vector<std::unique_ptr<Attachment>> attachments) noexcept
+      : attachments_(std::move(attachments)) {}
+  DepartingAttachments(DepartingAttachments&&) noexcept = default;
+  DepartingAttachments& operator=(DepartingAttachments&&) = delete;
+  ~DepartingAttachments();
+  void tell(const std::optional<Error>& error) noexcept;
+
+ private:
+  std::vector<std::unique_ptr<Attachment>> attachments_;
+};
+
+// What it takes in memory: the frame and the buffers beside it.
+[[nodiscard]] std::size_t total_bytes(const transport::Message& message);
+
+// The lines of a text, each ended by a newline or by the text's end.
+[[nodiscard]] std::vector<std::string> split_lines(const std::string& text);
+
+// A message being written: the body through an OutArchive, tensors set aside, sections by the
+// layers above. Owned by the sending thread until it is sent. Not thread-safe.
+struct OutMessage {
+  explicit OutMessage(std::uint16_t kind) : frame(kind) {}
+
+  transport::FrameBuilder frame;
+  std::vector<at::Tensor> tensors;  // in the order the body refers to them
+  // The attachment of type T, made on first use; a message has at most one of each type.
+  template <class T>
+  T& attachment() {
+    if (T* found = find_attachment<T>()) return *found;
+    attachments.push_back(std::make_unique<T>());
+    return static_cast<T&>(*attachments.back());
+  }
+  template <class T>
+  [[nodiscard]] T* find_attachment() const {
+    for (const auto& each : attachments) {
+      if (auto* found = dynamic_cast<T*>(each.get())) return found;
+    }
+    return nullptr;
+  }
+  std::vector<std::unique_ptr<Attachment>> attachments;
+};
+
+// A received message, its frame checked. Tensors are made by decode_tensors(), off the reader
+// thread where possible. Owned by whoever handles it. Not thread-safe.
+struct InMessage {
+  InMessage(transport::Message message, WorkerInfo sender);
+
+  transport::Message
+      raw;  // the view points into its memory, which stays where it is when this is moved
+  transport::FrameView view;
+  WorkerInfo from;
+  std::vector<at::Tensor> tensors;
+  std::vector<std::unique_ptr<Attachment>>
+      attachments;  // what layers above decoded from their sections
+
+  template <class T>
+  [[nodiscard]] T* find_attachment() const {
+    for (const auto& each : attachments) {
+      if (auto* found = dynamic_cast<T*>(each.get())) return found;
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace stitch

@@ -1,0 +1,273 @@
+#include "stitch/rpc/options/options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "stitch/base/error.h"
+#include "stitch/base/name_list.h"
+#include "stitch/rpc/function/registry.h"
+#include "stitch/rpc/message/worker_info.h"
+#include "stitch/rpc/options/launcher.h"
+#include "stitch/rpc/options/security_options.h"
+
+extern "C" char** environ;  // NOLINT: POSIX's name
+
+namespace stitch {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& value,
+                         const std::string& allowed) {
+  throw Error(ErrorCode::invalid_argument, what + " is \"" + value + "\"; allowed: " + allowed);
+}
+
+// A number and what follows it.
+std::pair<double, std::string> split_number(const std::string& what, const std::string& text,
+                                            const std::string& allowed) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !(number >= 0)) refuse(what, text, allowed);
+  return {number, std::string(end, text.data() + text.size())};
+}
+
+std::chrono::nanoseconds parse_duration(const std::string& what, const std::string& text) {
+  static const std::string kAllowed = "a duration such as 500ms, 5s, 2m, 0";
+  const auto [number, unit] = split_number(what, text, kAllowed);
+  static constexpr std::array<std::pair<const char*, double>, 6> kUnits{
+      {{"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"m", 6e10}, {"h", 3.6e12}, {"", 1e9}}};
+  for (const auto& [name, ns] : kUnits) {
+    if (unit != name) continue;
+    if (number * ns > 9e18) return std::chrono::nanoseconds::max();
+    return std::chrono::nanoseconds(static_cast<std::int64_t>(number * ns));
+  }
+  refuse(what, text, kAllowed);
+}
+
+std::size_t parse_bytes(const std::string& what, const std::string& text) {
+  static const std::string kAllowed = "a size such as 4096, 64KiB, 64MiB, 4GiB";
+  const auto [number, unit] = split_number(what, text, kAllowed);
+  static constexpr std::array<std::pair<const char*, double>, 5> kUnits{
+      {{"", 1}, {"B", 1}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}}};
+  for (const auto& [name, bytes] : kUnits) {
+    if (unit == name && number * bytes < 9e18) return static_cast<std::size_t>(number * bytes);
+  }
+  refuse(what, text, kAllowed);
+}
+
+int parse_int(const std::string& what, const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    refuse(what, text, "a number from 0 on");
+  return value;
+}
+
+std::vector<std::string> parse_list(const std::string& text) {
+  std::vector<std::string> items;
+  for (std::size_t at = 0; at <= text.size();) {
+    const auto comma = std::min(text.find(',', at), text.size());
+    if (comma > at) items.push_back(text.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return items;
+}
+
+// "ps0:cuda:0=cuda:1,..." would need an accelerator build; the variable is known so that its error
+// is clear.
+struct Variable {
+  const char* name;
+  std::function<void(Options&, const Options& defaults, const std::string& value)> read;
+};
+
+template <class T, class Parse>
+auto field(T Options::*member, Parse parse) {
+  return [member, parse](Options& options, const Options& defaults, const std::string& value) {
+    if (options.*member == defaults.*member) options.*member = parse(value);
+  };
+}
+
+const std::vector<Variable>& variables() {
+  static const std::vector<Variable> list{
+      {"STITCH_NAME", field(&Options::name, [](const std::string& v) { return v; })},
+      {"STITCH_RANK",
+       field(&Options::rank, [](const std::string& v) { return parse_int("STITCH_RANK", v); })},
+      {"STITCH_WORLD_SIZE",
+       field(&Options::world_size,
+             [](const std::string& v) { return parse_int("STITCH_WORLD_SIZE", v); })},
+      {"STITCH_INIT_METHOD", field(&Options::init_method, [](const std::string& v) { return v; })},
+      {"STITCH_RPC_TIMEOUT",
+       field(&Options::rpc_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_RPC_TIMEOUT", v); })},
+      {"STITCH_INIT_TIMEOUT",
+       field(&Options::init_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_INIT_TIMEOUT", v); })},
+      {"STITCH_SHUTDOWN_TIMEOUT",
+       field(&Options::shutdown_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
+      {"STITCH_NUM_THREADS",
+       field(&Options::num_threads,
+             [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
+      {"STITCH_TRANSPORTS", field(&Options::transports, parse_list)},
+      {"STITCH_CHANNELS", field(&Options::channels, parse_list)},
+      {"STITCH_MAX_FRAME_BYTES",
+       field(&Options::max_frame_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_MAX_FRAME_BYTES", v); })},
+      {"STITCH_MAX_INFLIGHT_BYTES",
+       field(&Options::max_inflight_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
+      {"STITCH_INLINE_BYTES",
+       field(&Options::inline_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_INLINE_BYTES", v); })},
+      {"STITCH_RECEIVE_POOL_BYTES",
+       field(&Options::receive_pool_bytes,
+             [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
+      {"STITCH_DEVICE_MAPS",
+       [](Options&, const Options&, const std::string& value) {
+         refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only");
+       }},
+      // Read where they are used.
+      {"STITCH_SECRET", nullptr},
+      {"STITCH_SECRET_FILE", nullptr},
+      {"STITCH_ENCRYPTION", nullptr},
+      {"STITCH_SOCKET_IFNAME", nullptr},
+      {"STITCH_INSECURE", nullptr},
+  };
+  return list;
+}
+
+std::optional<std::string> environment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+void read_variables(Options& options) {
+  const Options defaults;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!text.starts_with("STITCH_")) continue;
+    const std::string name = text.substr(0, text.find('='));
+    const auto found =
+        std::find_if(variables().begin(), variables().end(),
+                     [&](const Variable& variable) { return name == variable.name; });
+    if (found == variables().end()) {
+      std::vector<std::string> names;
+      for (const auto& variable : variables()) names.emplace_back(variable.name);
+      const auto near = nearest_names(name, std::move(names), 1);
+      throw Error(ErrorCode::invalid_argument,
+                  "variable " + name + " is unknown" +
+                      (near.empty() ? "" : "; did you mean " + near.front() + "?"));
+    }
+    if (found->read) found->read(options, defaults, environment(name).value_or(""));
+  }
+}
+
+void check_name(const std::string& name) {
+  if (!is_worker_name(name))
+    refuse("name", name, "1 to 127 of letters, digits, '-', '_', ':', '.'");
+}
+
+// "; did you mean shm?", or nothing when no known name is near.
+std::string hint(const std::string& wanted, std::vector<std::string> known) {
+  const auto near = nearest_names(wanted, std::move(known), 1);
+  return near.empty() ? "" : "; did you mean " + near.front() + "?";
+}
+
+// Also where it is not used, as in a world of one: the program will be started with more.
+void check_init_method(const std::string& method) {
+  if (method == "env://") return;
+  if (method.starts_with("file://") && method.size() > 7) return;
+  if (method.starts_with("tcp://") && parse_tcp_method(method)) return;
+  const std::string scheme = method.substr(0, method.find("://")) + "://";
+  const bool known = scheme == "env://" || scheme == "tcp://" || scheme == "file://";
+  refuse("init_method", method,
+         "env://, tcp://host:port, file:///path" +
+             (known ? "" : hint(scheme, {"env://", "tcp://", "file://"})));
+}
+
+void check_choices(const std::string& what, const std::vector<std::string>& chosen,
+                   const std::vector<std::string>& known) {
+  for (const auto& name : chosen) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    refuse(what, name, transport::join_names(known) + hint(name, known));
+  }
+}
+
+}  // namespace
+
+Options resolve_options(Options options) {
+  const SecretWiper wiper(options.secret);  // once it has been moved to the caller
+  read_variables(options);
+  resolve_security(options);
+  constexpr int kUnset = Options::kFromLauncher;
+  const auto launch = read_launcher(environment);
+  if (launch && options.rank == kUnset) options.rank = launch->rank;
+  if (launch && options.world_size == kUnset) options.world_size = launch->world_size;
+  if (options.world_size == 1 && options.rank == kUnset) options.rank = 0;
+  // -1 may come of a number that could not be read: to take it for "not set" would hide that.
+  if (options.rank < 0 && options.rank != kUnset)
+    refuse("rank", std::to_string(options.rank), "a number from 0 on");
+  if (options.world_size < 1 && options.world_size != kUnset)
+    refuse("world_size", std::to_string(options.world_size), "a number from 1 on");
+  if (options.rank == kUnset || options.world_size == kUnset) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(options.rank == kUnset ? "rank" : "world_size") +
+                    " is not known: start the program with stitch-run, torchrun, srun or mpirun, "
+                    "set RANK and WORLD_SIZE, or set it in "
+                    "stitch::Options");
+  }
+  if (options.rank >= options.world_size) {
+    throw Error(ErrorCode::invalid_argument,
+                "rank " + std::to_string(options.rank) + " does not fit a world of " +
+                    std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
+  }
+  if (options.init_method == "env://" && !options.store && options.world_size > 1) {
+    if (!launch || launch->init_method.empty()) {
+      const auto address = environment("MASTER_ADDR");
+      const auto port = environment("MASTER_PORT");
+      if (!address || !port) {
+        throw Error(
+            ErrorCode::invalid_argument,
+            std::string("init_method env:// needs MASTER_ADDR and MASTER_PORT") +
+                (launch ? " where " + launch->launcher + " spreads the workers over hosts" : "") +
+                "; or use tcp://host:port or file:///path");
+      }
+      options.init_method = "tcp://" + *address + ':' + *port;
+    } else {
+      options.init_method = launch->init_method;
+    }
+  }
+  if (options.name.empty()) options.name = "worker" + std::to_string(options.rank);
+  check_name(options.name);
+  check_init_method(options.init_method);
+  check_choices("transports", options.transports,
+                {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});
+  check_choices("channels", options.channels, {"basic", "cma"});
+  if (!options.device_maps.empty())
+    refuse("device_maps", options.device_maps.begin()->first,
+           "nothing: this build moves CPU tensors only");
+  if (options.num_threads < 0)
+    refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");
+  if (options.num_threads == 0)
+    options.num_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
+  for (const auto& [name, duration] : {std::pair("rpc_timeout", options.rpc_timeout),
+                                       std::pair("init_timeout", options.init_timeout),
+                                       std::pair("shutdown_timeout", options.shutdown_timeout)}) {
+    if (duration.count() < 0)
+      refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
+  }
+  options.init_timeout =
+      std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
+  constexpr std::size_t kMostInlineBytes = std::size_t{1} << 20;
+  if (options.inline_bytes > kMostInlineBytes)
+    refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
+  if (options.max_frame_bytes < 4096)
+    refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
+  return options;
+}
+
+}  // namespace stitch

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/store/store.h"
+#include "stitch/transport/wire/session_seal.h"
+
+namespace stitch {
+
+using transport::Encryption;
+
+// How a worker joins its world. Every field has a default and an environment variable
+// STITCH_<FIELD>, which counts where the field was left at its default; durations are written
+// "500ms", "5s", "2m", sizes "64MiB", lists with commas.
+struct Options {
+  std::string name{};                                                    // default "worker<rank>"
+  static constexpr int kFromLauncher = std::numeric_limits<int>::min();  // "not set"
+  int rank = kFromLauncher;  // default: what the launcher says
+  int world_size = kFromLauncher;
+  std::string init_method =
+      "env://";  // where workers meet: "env://", "tcp://host:port", "file:///path"
+  std::chrono::nanoseconds rpc_timeout =
+      std::chrono::seconds(60);  // of a call that names none; 0: never
+  std::chrono::nanoseconds init_timeout = std::chrono::seconds(60);  // for all workers to arrive
+  std::chrono::nanoseconds shutdown_timeout =
+      std::chrono::seconds(30);  // for the whole of a graceful shutdown
+  int num_threads = 0;  // threads for user functions; 0: one per core, at least 2, at most 16
+  std::vector<std::string>
+      transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's
+                     // "tensorpipe-shm", "uv"; best first; default: the first three
+  std::vector<std::string> channels{};  // of TensorPipe: "basic", "cma", best first
+  std::map<std::string, std::map<std::string, std::string>>
+      device_maps{};  // worker -> {my device -> its device}
+  // Shared by all workers; proved on every connection before anything else is read. Also from the
+  // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.
+  std::string secret{};
+  // Of what goes over TCP: `on` (encrypted), `integrity` (readable, but nothing can be changed) or
+  // `off`; the same on all workers. Default: `on` with a secret, `off` without one.
+  std::optional<Encryption> encryption{};
+  std::size_t max_frame_bytes = std::size_t{64}
+                                << 20;  // a longer frame closes its connection with `protocol`
+  std::size_t max_inflight_bytes =
+      std::size_t{4} << 30;  // queued here to be sent, or received and not yet handled
+  std::size_t inline_bytes =
+      std::size_t{16} << 10;  // tensors up to this size go inside the frame, at most 1 MiB; 0: none
+  std::size_t receive_pool_bytes =
+      std::size_t{1}
+      << 30;  // memory of received tensors kept for the next ones; unused for 2 s it goes
+  // Instead of init_method: a store of the caller's own, for whole worlds in one process.
+  std::shared_ptr<transport::Store> store{};
+};
+
+// Fills the fields that were left at their defaults from STITCH_* variables and the launcher's
+// (torchrun, Slurm, Open MPI, MPICH, in this order), and checks them all. Throws
+// Error(invalid_argument) naming the field or variable, the value and what is allowed; an unknown
+// STITCH_* variable is an error that names the nearest known one. Not thread-safe against setenv.
+[[nodiscard]] Options resolve_options(Options options);
+
+}  // namespace stitch

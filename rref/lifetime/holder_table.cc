@@ -1,0 +1,267 @@
+#include "stitch/rref/lifetime/holder_table.h"
+
+#include <iterator>
+#include <utility>
+
+namespace stitch::rref {
+
+HolderTable::Hold& HolderTable::at(const RRefId& id) {
+  const auto found = holds_.find(id);
+  if (found == holds_.end()) throw Error(ErrorCode::internal, to_string(id) + " is not held here");
+  return found->second;
+}
+
+void HolderTable::begin_create(const RRefId& id) {
+  Hold& hold = holds_[id];
+  hold.state = State::creating;
+  hold.local = 1;
+}
+
+void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure,
+                           Effects& effects) {
+  const auto found = holds_.find(id);
+  if (found == holds_.end() || found->second.state != State::creating) return;  // lost meanwhile
+  found->second.created = true;
+  found->second.answered = true;
+  found->second.error = failure;
+  become_registered(found, effects);
+}
+
+void HolderTable::never_asked(const RRefId& id, const Error& why, Effects& effects) {
+  const auto found = holds_.find(id);
+  if (found != holds_.end() && found->second.state == State::creating) lose(found, why, effects);
+}
+
+void HolderTable::add_local(const RRefId& id) { ++at(id).local; }
+
+void HolderTable::drop_local(const RRefId& id, Effects& effects) {
+  const auto found = holds_.find(id);
+  if (found == holds_.end()) return;
+  --found->second.local;
+  bury(found, effects);
+}
+
+bool HolderTable::pin(const RRefId& id) {
+  Hold& hold = at(id);
+  if (hold.state == State::lost) return false;
+  ++hold.pins;
+  return true;
+}
+
+void HolderTable::unpin(const RRefId& id, Effects& effects) {
+  const auto found = holds_.find(id);
+  if (found == holds_.end()) return;
+  --found->second.pins;
+  bury(found, effects);
+}
+
+void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_registered,
+                          const std::optional<Error>& lost, Effects& effects) {
+  const auto [found, fresh] = holds_.try_emplace(id);
+  Hold& hold = found->second;
+  ++hold.local;
+  ++hold.arriving;
+  hold.created = hold.created || arrival.created;
+  if (fresh) {
+    if (lost) {
+      hold.state = State::lost;
+      hold.error = lost;
+    } else if (still_registered) {
+      hold.state = State::registered;
+    } else {
+      borrowed_.insert(id);
+    }
+  }
+  if (!arrival.pinned) return;
+  // A Hold that does not stand on its own keeps the token: the sender's pin is what it lives on
+  // (G1, case "receive").
+  if (hold.state == State::registered || hold.state == State::lost) {
+    effects.ops.push_back({arrival.sender, LedgerOp::make_settle(arrival.token)});
+  } else {
+    hold.creditors.push_back({arrival.sender, arrival.token});
+  }
+}
+
+void HolderTable::message_done(const RRefId& id, Effects& effects) {
+  const auto found = holds_.find(id);
+  if (found == holds_.end()) return;
+  Hold& hold = found->second;
+  --hold.local;
+  --hold.arriving;
+  if (hold.state == State::borrowed && hold.alive() && hold.arriving == 0) {
+    kept_.insert(id);
+    effects.kept = true;
+  } else {
+    bury(found, effects);
+  }
+}
+
+void HolderTable::register_kept(Effects& effects) {
+  const std::vector<RRefId> kept(kept_.begin(), kept_.end());
+  for (const RRefId& id : kept) {
+    Hold& hold = at(id);
+    if (hold.arriving > 0) {  // for the last of its messages to decide
+      kept_.erase(id);
+      hold.kept_before = false;
+    } else if (std::exchange(hold.kept_before, true)) {
+      start_registering(id, hold, effects);
+    }
+  }
+  effects.kept = effects.kept || !kept_.empty();
+}
+
+void HolderTable::tick(Effects& effects) {
+  std::vector<RRefId> due;
+  for (const RRefId& id : borrowed_) {
+    Hold& hold = at(id);
+    if (hold.old) due.push_back(id);
+    hold.old = true;
+  }
+  for (const RRefId& id : due) start_registering(id, at(id), effects);
+}
+
+void HolderTable::registered(const RRefId& id, Effects& effects) {
+  const auto found = holds_.find(id);
+  if (found != holds_.end() && found->second.state == State::registering)
+    become_registered(found, effects);
+}
+
+void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, Effects& effects) {
+  for (auto at = holds_.begin(); at != holds_.end();) {
+    const auto next = std::next(at);
+    if (at->first.owner == owner && at->second.state != State::lost) lose(at, why, effects);
+    at = next;
+  }
+}
+
+void HolderTable::abandon(Effects& effects) {
+  for (auto at = holds_.begin(); at != holds_.end();) {
+    const auto next = std::next(at);
+    at->second.local = 0;
+    at->second.arriving = 0;
+    bury(at, effects);
+    at = next;
+  }
+}
+
+bool HolderTable::hears_of_creation(const RRefId& id) const {
+  const auto found = holds_.find(id);
+  return found != holds_.end() && (found->second.state == State::creating ||
+                                   found->second.state == State::lost || found->second.answered);
+}
+
+void HolderTable::when_answered(const RRefId& id, Waiter waiter, Effects& effects) {
+  Hold& hold = at(id);
+  if (hold.state == State::creating) {
+    hold.waiters.push_back(std::move(waiter));
+  } else {
+    effects.run.push_back({std::move(waiter), nullptr, hold.error});
+  }
+}
+
+std::optional<HolderTable::Status> HolderTable::status(const RRefId& id) const {
+  const auto found = holds_.find(id);
+  if (found == holds_.end()) return std::nullopt;
+  return Status{found->second.state, found->second.created, found->second.error};
+}
+
+HolderTable::Counts HolderTable::counts() const {
+  Counts counts;
+  for (const auto& [id, hold] : holds_) {
+    switch (hold.state) {
+      case State::creating:
+        ++counts.creating;
+        break;
+      case State::borrowed:
+        ++counts.borrowed;
+        break;
+      case State::registering:
+        ++counts.registering;
+        break;
+      case State::registered:
+        ++counts.registered;
+        break;
+      case State::lost:
+        ++counts.lost;
+        break;
+    }
+    counts.pins += hold.pins;
+    counts.creditors += hold.creditors.size();
+  }
+  counts.registrations = registrations_;
+  return counts;
+}
+
+void HolderTable::settle(Hold& hold, Effects& effects) {
+  for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
+    effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});
+  }
+}
+
+void HolderTable::no_longer_borrowed(const RRefId& id) {
+  borrowed_.erase(id);
+  kept_.erase(id);
+}
+
+void HolderTable::release_waiters(Hold& hold, Effects& effects) {
+  for (Waiter& waiter : hold.waiters)
+    effects.run.push_back({std::move(waiter), nullptr, hold.error});
+  hold.waiters.clear();
+}
+
+void HolderTable::start_registering(const RRefId& id, Hold& hold, Effects& effects) {
+  no_longer_borrowed(id);
+  hold.state = State::registering;
+  ++registrations_;
+  effects.ops.push_back({id.owner, LedgerOp::make_reg(id)});
+  // What the owner itself lent is settled in the same ledger, behind the REG: it needs no
+  // acknowledgement to be in order.
+  std::vector<Creditor> others;
+  for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
+    if (creditor.sender == id.owner) {
+      effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});
+    } else {
+      others.push_back(creditor);
+    }
+  }
+  hold.creditors = std::move(others);
+}
+
+void HolderTable::become_registered(Map::iterator at, Effects& effects) {
+  at->second.state = State::registered;
+  settle(at->second, effects);  // only now: until here the chain of pins had to stand (G3)
+  release_waiters(at->second, effects);
+  bury(at, effects);
+}
+
+void HolderTable::lose(Map::iterator at, const Error& why, Effects& effects) {
+  Hold& hold = at->second;
+  no_longer_borrowed(at->first);
+  hold.state = State::lost;
+  hold.error = why;
+  settle(hold, effects);  // there is no object left to protect
+  release_waiters(hold, effects);
+  bury(at, effects);
+}
+
+void HolderTable::bury(Map::iterator at, Effects& effects) {
+  Hold& hold = at->second;
+  if (hold.alive()) return;
+  switch (hold.state) {
+    case State::creating:
+    case State::registering:
+      return;  // the answer decides
+    case State::borrowed:
+      settle(hold, effects);
+      no_longer_borrowed(at->first);
+      break;
+    case State::registered:
+      effects.ops.push_back({at->first.owner, LedgerOp::make_drop(at->first)});
+      break;
+    case State::lost:
+      break;
+  }
+  holds_.erase(at);
+}
+
+}  // namespace stitch::rref

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "stitch/base/byte_io.h"
+
+namespace stitch::rref {
+
+// One life of a worker: a worker that comes back under its name and id has a new epoch and shares
+// nothing with its past.
+struct WorkerLife {
+  std::uint32_t id = 0;
+  std::uint64_t epoch = 0;
+  friend bool operator==(const WorkerLife&, const WorkerLife&) = default;
+  friend auto operator<=>(const WorkerLife&, const WorkerLife&) = default;
+};
+
+// Names one remote object for ever: the k-th that `creator` made at `owner`. Never reused (G6).
+struct RRefId {
+  WorkerLife owner;
+  WorkerLife creator;
+  std::uint64_t k = 0;  // from 0, without gaps except for creations that never left
+  friend bool operator==(const RRefId&, const RRefId&) = default;
+  friend auto operator<=>(const RRefId&, const RRefId&) = default;
+};
+
+// "rref 7.1/3.1/42": owner id and epoch, creator id and epoch, k.
+[[nodiscard]] inline std::string to_string(const RRefId& id) {
+  return "rref " + std::to_string(id.owner.id) + "." + std::to_string(id.owner.epoch) + "/" +
+         std::to_string(id.creator.id) + "." + std::to_string(id.creator.epoch) + "/" +
+         std::to_string(id.k);
+}
+
+inline constexpr std::size_t kWireIdBytes = 32;
+
+inline void write(transport::ByteWriter& out, const RRefId& id) {
+  out.write(id.owner.id);
+  out.write(id.owner.epoch);
+  out.write(id.creator.id);
+  out.write(id.creator.epoch);
+  out.write(id.k);
+}
+
+// Throws Error(protocol) when fewer than kWireIdBytes are left.
+[[nodiscard]] inline RRefId read_rref_id(transport::ByteReader& in) {
+  RRefId id;
+  id.owner.id = in.read<std::uint32_t>();
+  id.owner.epoch = in.read<std::uint64_t>();
+  id.creator.id = in.read<std::uint32_t>();
+  id.creator.epoch = in.read<std::uint64_t>();
+  id.k = in.read<std::uint64_t>();
+  return id;
+}
+
+// A 64-bit mixer with full avalanche (the finalizer of MurmurHash3), chained over the fields.
+struct WorkerLifeHash {
+  static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdULL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ULL;
+    return x ^ (x >> 33);
+  }
+  std::size_t operator()(const WorkerLife& life) const noexcept {
+    return mix(mix(life.epoch) + life.id);
+  }
+};
+struct RRefIdHash {
+  std::size_t operator()(const RRefId& id) const noexcept {
+    const WorkerLifeHash life;
+    return WorkerLifeHash::mix(life(id.owner) + 3 * life(id.creator) + WorkerLifeHash::mix(id.k));
+  }
+};
+
+}  // namespace stitch::rref

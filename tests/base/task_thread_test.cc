@@ -1,0 +1,109 @@
+#include "stitch/base/task_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "tests/support/error_of.h"
+#include "tests/support/no_more_threads.h"
+
+namespace stitch::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+TEST(ReaderThread, RunsPostedTasksInOrderOnOneThread) {
+  ReaderThread thread;
+  std::vector<int> order;
+  std::promise<std::thread::id> id;
+  for (int i = 0; i < 1000; ++i) thread.post([&order, i] { order.push_back(i); });
+  thread.post([&id] { id.set_value(std::this_thread::get_id()); });
+  EXPECT_NE(id.get_future().get(), std::this_thread::get_id());
+  ASSERT_EQ(order.size(), 1000U);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[i], i);
+}
+
+TEST(ReaderThread, ThatCannotBeStartedIsAnError) {
+  const stitch::testing::NoMoreThreads none;
+  const auto error = stitch::testing::error_of([] { const ReaderThread thread; });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_TRUE(std::string(error.what())
+                  .starts_with("thread that runs an endpoint's tasks cannot be started: "))
+      << error.what();
+}
+
+TEST(ReaderThread, RunsTimedTasksWhenTheyAreDue) {
+  ReaderThread thread;
+  std::vector<int> order;
+  std::promise<void> last;
+  const auto start = Clock::now();
+  thread.post_at(start + milliseconds(60), [&] {
+    order.push_back(3);
+    last.set_value();
+  });
+  thread.post_at(start + milliseconds(20), [&] { order.push_back(1); });
+  thread.post_at(start + milliseconds(20), [&] { order.push_back(2); });
+  thread.post([&] { order.push_back(0); });
+  last.get_future().wait();
+  EXPECT_GE(Clock::now() - start, milliseconds(60));
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
+}
+
+TEST(ReaderThread, FinishesPostedTasksAndDropsTimedOnesAtTheEnd) {
+  std::atomic<int> ran{0};
+  {
+    ReaderThread thread;
+    thread.post_at(Clock::now() + std::chrono::hours(1), [&] { ran += 1000; });
+    thread.post([&] {
+      ++ran;
+      thread.post([&] { ++ran; });
+    });
+  }
+  EXPECT_EQ(ran, 2);
+}
+
+TEST(ReaderThread, RunsTasksAtOnceWhenItHasEnded) {
+  ReaderThread thread;
+  thread.join();
+  thread.join();
+  bool ran = false;
+  thread.post([&] { ran = true; });
+  EXPECT_TRUE(ran);
+}
+
+// Where memory is wanting, say: it ended the process.
+TEST(ReaderThread, GoesOnWhenATaskThrows) {
+  int ran = 0;
+  {
+    ReaderThread thread;
+    thread.post([] { throw std::bad_alloc(); });
+    thread.post([&] { ++ran; });
+    thread.post_at(Clock::now(), [] { throw Error(ErrorCode::internal, "a task that throws"); });
+    thread.post([] { throw 1; });
+    thread.post([&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 2);
+}
+
+TEST(ReaderThread, TakesTasksFromSeveralThreads) {
+  std::atomic<int> ran{0};
+  {
+    ReaderThread thread;
+    std::vector<std::jthread> posters;
+    for (int t = 0; t < 4; ++t) {
+      posters.emplace_back([&] {
+        for (int i = 0; i < 5000; ++i) thread.post([&] { ++ran; });
+      });
+    }
+  }
+  EXPECT_EQ(ran, 20000);
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,417 @@
+#include "stitch/transport/loopback/loopback_endpoint.h"
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/base/task_thread.h"
+#include "stitch/transport/connection_set.h"
+#include "stitch/transport/handshaking_connection.h"
+
+namespace stitch::transport {
+
+namespace {
+
+class LoopbackConnection;
+
+constexpr const char* kScheme = "loopback:";
+
+// What an endpoint's connections share. Kept alive by the endpoint, its connections and those of
+// its peers. Thread contract: any thread.
+class Hub : public std::enable_shared_from_this<Hub> {
+ public:
+  Hub(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
+      : options(std::move(options)), network(std::move(network)) {}
+
+  const EndpointOptions options;
+  const std::shared_ptr<LoopbackNetwork> network;
+  const std::shared_ptr<ReaderThread> thread = std::make_shared<ReaderThread>();
+
+  [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+                                                    ConnectionEvents events);
+  void close();
+  void join();
+
+  void remove(const std::shared_ptr<LoopbackConnection>& connection) {
+    connections_.remove(connection);
+  }
+
+ private:
+  // On this hub's thread: makes the accepting half for `from` and joins the two.
+  void accept(const std::shared_ptr<LoopbackConnection>& from);
+
+  ConnectionSet<LoopbackConnection> connections_;
+  Mutex mutex_;
+  std::string address_ STITCH_GUARDED_BY(mutex_);
+  std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
+};
+
+[[nodiscard]] Error closed_endpoint_error() {
+  return Error(ErrorCode::shutting_down, "loopback endpoint is closed");
+}
+
+}  // namespace
+
+// Who listens where, and who decides about faults. Thread contract: any thread.
+class LoopbackNetwork::Impl {
+ public:
+  [[nodiscard]] std::string add(const std::shared_ptr<Hub>& hub) {
+    MutexLock lock(mutex_);
+    const std::string address = kScheme + std::to_string(++last_port_);
+    listeners_[address] = hub;
+    return address;
+  }
+  void remove(const std::string& address) {
+    MutexLock lock(mutex_);
+    listeners_.erase(address);
+  }
+  [[nodiscard]] std::shared_ptr<Hub> find(const std::string& address) {
+    MutexLock lock(mutex_);
+    const auto found = listeners_.find(address);
+    return found == listeners_.end() ? nullptr : found->second.lock();
+  }
+  void set_judge(Judge judge) {
+    // Holds the old judge afterwards, which goes without the lock.
+    auto shared = judge ? std::make_shared<const Judge>(std::move(judge)) : nullptr;
+    MutexLock lock(mutex_);
+    judge_.swap(shared);
+  }
+  [[nodiscard]] Fate judge(std::uint32_t from, std::uint32_t to, const Message& message) {
+    const std::uint64_t sequence = messages_.fetch_add(1, std::memory_order_relaxed);
+    std::shared_ptr<const Judge> judge;
+    {
+      MutexLock lock(mutex_);
+      judge = judge_;
+    }
+    return judge ? (*judge)(from, to, sequence, message) : Fate{};
+  }
+  [[nodiscard]] std::uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> messages_{0};
+  Mutex mutex_;
+  std::uint64_t last_port_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, std::weak_ptr<Hub>> listeners_ STITCH_GUARDED_BY(mutex_);
+  std::shared_ptr<const Judge> judge_ STITCH_GUARDED_BY(mutex_);
+};
+
+namespace {
+
+// One half of a loopback connection. Everything that arrives is a task on its hub's thread, in
+// order.
+class LoopbackConnection final : public HandshakingConnection {
+ public:
+  LoopbackConnection(std::shared_ptr<Hub> hub, std::shared_ptr<Hub> peer_hub, Role role,
+                     std::string name, ConnectionEvents events)
+      : HandshakingConnection(hub->options, role, std::move(events), hub->thread),
+        hub_(std::move(hub)),
+        peer_hub_(std::move(peer_hub)),
+        name_(std::move(name)) {}
+
+  void send(Message message, SendDone done) override;
+  [[nodiscard]] std::string describe() const override { return name_; }
+  [[nodiscard]] Hub& hub() noexcept { return *hub_; }
+
+  // Joins two halves; false when one was shut before.
+  static bool link(const std::shared_ptr<LoopbackConnection>& connecting,
+                   const std::shared_ptr<LoopbackConnection>& accepting);
+
+  // On this half's thread.
+  void begin() {
+    if (reading_) start();
+  }
+  void hear(std::span<const std::byte> message) {
+    if (reading_) static_cast<void>(received_handshake(message));
+  }
+  void deliver(Message message) {
+    if (reading_ && !in_handshake()) received(std::move(message));
+  }
+  void finish_reading(const Error& error) {
+    if (std::exchange(reading_, false)) ended(error);
+  }
+
+ protected:
+  void transmit_handshake(Bytes message) override;
+  void shut() override;
+  void finished() override {
+    hub_->remove(std::static_pointer_cast<LoopbackConnection>(shared_from_this()));
+  }
+
+ private:
+  // A message on its way: one copy of it per delivery, in memory of the receiver.
+  struct Parcel {
+    Fate fate;
+    std::vector<Message> copies;
+    std::optional<Error> violation;  // why the receiver will not have it
+  };
+  void pack(const Message& message, Parcel& parcel) const;
+  void transmit(Parcel parcel, SendDone done);
+  [[nodiscard]] std::shared_ptr<LoopbackConnection> self() {
+    return std::static_pointer_cast<LoopbackConnection>(shared_from_this());
+  }
+  [[nodiscard]] std::shared_ptr<LoopbackConnection> other() {
+    MutexLock lock(link_mutex_);
+    return other_.lock();
+  }
+
+  const std::shared_ptr<Hub> hub_;
+  const std::shared_ptr<Hub> peer_hub_;  // null when the address led nowhere
+  const std::string name_;
+  bool reading_ = true;  // on this half's thread only
+
+  Mutex link_mutex_;
+  std::weak_ptr<LoopbackConnection> other_ STITCH_GUARDED_BY(link_mutex_);
+  bool shut_ STITCH_GUARDED_BY(link_mutex_) = false;
+};
+
+bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connecting,
+                              const std::shared_ptr<LoopbackConnection>& accepting) {
+  {
+    // The accepting half is new and unknown to others until the connecting one knows it.
+    MutexLock lock(accepting->link_mutex_);
+    accepting->other_ = connecting;
+  }
+  MutexLock lock(connecting->link_mutex_);
+  if (connecting->shut_) return false;
+  connecting->other_ = accepting;
+  return true;
+}
+
+void LoopbackConnection::send(Message message, SendDone done) {
+  Parcel parcel;
+  if (peer_hub_ != nullptr && !closed()) {
+    parcel.fate =
+        hub_->network->impl().judge(hub_->options.self.id, peer_hub_->options.self.id, message);
+    if (!parcel.fate.drop && !parcel.fate.fail) pack(message, parcel);
+  }
+  when_open([self = self(), parcel = std::move(parcel),
+             done = std::move(done)](const std::optional<Error>& error) mutable {
+    if (error) {
+      if (done) done(error);
+    } else {
+      self->transmit(std::move(parcel), std::move(done));
+    }
+  });
+}
+
+void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
+  const EndpointOptions& to = peer_hub_->options;
+  if (message.frame.size() > to.max_frame_bytes) {
+    parcel.violation =
+        Error(ErrorCode::protocol, "frame of " + std::to_string(message.frame.size()) +
+                                       " bytes from " + name_ + " exceeds the limit of " +
+                                       std::to_string(to.max_frame_bytes) + " bytes");
+    return;
+  }
+  for (const Buffer& buffer : message.buffers) {
+    if (buffer.bytes > to.max_buffer_bytes) {
+      parcel.violation =
+          Error(ErrorCode::protocol, "buffer of " + std::to_string(buffer.bytes) + " bytes from " +
+                                         name_ + " exceeds the limit of " +
+                                         std::to_string(to.max_buffer_bytes) + " bytes");
+      return;
+    }
+  }
+  try {
+    for (int i = 0; i < parcel.fate.copies; ++i) {
+      Message copy;
+      copy.frame.append(message.frame.data(), message.frame.size());
+      copy.buffers.reserve(message.buffers.size());
+      for (const Buffer& buffer : message.buffers) {
+        copy.buffers.push_back(to.allocator(buffer.device, buffer.bytes));
+        if (buffer.bytes > 0) std::memcpy(copy.buffers.back().data, buffer.data, buffer.bytes);
+      }
+      parcel.copies.push_back(std::move(copy));
+    }
+  } catch (...) {
+    parcel.copies.clear();
+    parcel.violation = to_error(std::current_exception());
+  }
+}
+
+void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
+  const std::shared_ptr<LoopbackConnection> to = other();
+  std::optional<Error> failure = reason();
+  if (!failure && parcel.fate.fail) {
+    failure =
+        Error(ErrorCode::disconnected, "connection " + name_ + " was broken by an injected fault");
+    close(*failure);
+    if (to) to->close(*failure);
+  }
+  if (!failure && !to)
+    failure = Error(ErrorCode::disconnected, "connection " + name_ + " has lost its peer");
+  if (!failure && parcel.violation) {
+    peer_hub_->thread->post(
+        [to, violation = std::move(*parcel.violation)] { to->close(violation); });
+  } else if (!failure) {
+    const bool delayed = parcel.fate.delay.count() > 0;
+    const auto due = delayed ? std::chrono::steady_clock::now() + parcel.fate.delay
+                             : std::chrono::steady_clock::time_point{};
+    for (Message& copy : parcel.copies) {
+      auto delivery = [to, message = std::move(copy)]() mutable {
+        to->deliver(std::move(message));
+      };
+      if (delayed) {
+        peer_hub_->thread->post_at(due, std::move(delivery));
+      } else {
+        peer_hub_->thread->post(std::move(delivery));
+      }
+    }
+  }
+  if (!done) return;
+  thread().post(
+      [done = std::move(done), failure = std::move(failure)]() mutable { done(failure); });
+}
+
+void LoopbackConnection::transmit_handshake(Bytes message) {
+  if (const auto to = other()) {
+    peer_hub_->thread->post([to, message = std::move(message)] { to->hear(message.span()); });
+  }
+}
+
+void LoopbackConnection::shut() {
+  std::shared_ptr<LoopbackConnection> to;
+  {
+    MutexLock lock(link_mutex_);
+    if (std::exchange(shut_, true)) return;
+    to = other_.lock();
+  }
+  thread().post([self = self()] {
+    self->finish_reading(
+        Error(ErrorCode::disconnected, "connection " + self->name_ + " is closed"));
+  });
+  if (to) {
+    peer_hub_->thread->post([to] {
+      to->finish_reading(
+          Error(ErrorCode::disconnected, "connection " + to->name_ + " was closed by the peer"));
+    });
+  }
+}
+
+std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
+  MutexLock lock(mutex_);
+  if (connections_.closed()) throw closed_endpoint_error();
+  if (!address_.empty())
+    throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
+  accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
+  address_ = network->impl().add(shared_from_this());
+  return {address_};
+}
+
+std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionEvents events) {
+  std::shared_ptr<Hub> to = network->impl().find(address);
+  auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, Role::connecting,
+                                                         address, std::move(events));
+  if (!connections_.add(connection)) {
+    thread->post([connection] { connection->finish_reading(closed_endpoint_error()); });
+  } else if (to == nullptr) {
+    thread->post([connection] {
+      connection->finish_reading(Error(ErrorCode::disconnected,
+                                       "connect to \"" + connection->describe() +
+                                           "\" failed: no endpoint of this network listens there"));
+    });
+  } else {
+    to->thread->post([to, connection] { to->accept(connection); });
+  }
+  return connection;
+}
+
+void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
+  std::shared_ptr<const Endpoint::Accept> accept;
+  {
+    MutexLock lock(mutex_);
+    accept = accept_;
+  }
+  Hub& other = from->hub();
+  if (accept == nullptr) {
+    other.thread->post([from] {
+      from->finish_reading(
+          Error(ErrorCode::disconnected,
+                "connect to \"" + from->describe() + "\" failed: the endpoint there is closed"));
+    });
+    return;
+  }
+  std::string name = from->describe() + " from worker id " + std::to_string(other.options.self.id);
+  auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(),
+                                                   Role::accepting, std::move(name), (*accept)());
+  const bool added = connections_.add(half);
+  if (!added || !LoopbackConnection::link(from, half)) {
+    half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() +
+                                                            " was closed before it was accepted"));
+    if (!added)
+      from->close(Error(ErrorCode::disconnected, "connect to \"" + from->describe() +
+                                                     "\" failed: the endpoint there is closed"));
+    return;
+  }
+  // Each half must have said hello before it hears one: it answers at once. `from` is heard on this
+  // thread, so after begin().
+  other.thread->post([from] { from->begin(); });
+  half->begin();
+}
+
+void Hub::close() {
+  const auto open = connections_.close();
+  if (!open) return;
+  std::string address;
+  std::shared_ptr<const Endpoint::Accept> accept;
+  {
+    // Whoever starts to listen says so under this lock, unless it finds the endpoint closed.
+    MutexLock lock(mutex_);
+    address = address_;
+    accept = std::move(accept_);
+  }
+  if (!address.empty()) network->impl().remove(address);
+  for (const auto& connection : *open) connection->close(closed_endpoint_error());
+}
+
+void Hub::join() {
+  close();
+  connections_.wait_until_empty();
+  thread->join();
+}
+
+class LoopbackEndpoint final : public Endpoint {
+ public:
+  LoopbackEndpoint(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
+      : hub_(std::make_shared<Hub>(std::move(options), std::move(network))) {}
+  ~LoopbackEndpoint() override { hub_->join(); }
+
+  std::vector<std::string> listen(Accept accept) override {
+    return hub_->listen(std::move(accept));
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      ConnectionEvents events) override {
+    return hub_->connect(address, std::move(events));
+  }
+  void close() override { hub_->close(); }
+  void join() override { hub_->join(); }
+
+ private:
+  const std::shared_ptr<Hub> hub_;
+};
+
+}  // namespace
+
+LoopbackNetwork::LoopbackNetwork() : impl_(std::make_shared<Impl>()) {}
+LoopbackNetwork::~LoopbackNetwork() = default;
+void LoopbackNetwork::set_judge(Judge judge) { impl_->set_judge(std::move(judge)); }
+std::uint64_t LoopbackNetwork::messages() const { return impl_->messages(); }
+
+std::shared_ptr<LoopbackNetwork> LoopbackNetwork::process_wide() {
+  static const auto network = std::make_shared<LoopbackNetwork>();
+  return network;
+}
+
+std::unique_ptr<Endpoint> make_loopback_endpoint(EndpointOptions options,
+                                                 std::shared_ptr<LoopbackNetwork> network) {
+  // A name that is too long is the caller's mistake: say so now.
+  static_cast<void>(Introduction::encode(options.self));
+  if (network == nullptr) network = LoopbackNetwork::process_wide();
+  return std::make_unique<LoopbackEndpoint>(std::move(options), std::move(network));
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,157 @@
+#include "stitch/transport/store/file_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "stitch/base/mutex.h"
+#include "stitch/transport/store/file_log.h"
+#include "stitch/transport/store/store_map.h"
+
+namespace stitch::transport {
+
+namespace {
+
+// A record is {u8 operation, u32 length of the key, key, value}.
+enum class Operation : char { set = 1, erase = 2 };
+
+std::string encode(Operation operation, const std::string& key, const std::string& value) {
+  const auto length = static_cast<std::uint32_t>(key.size());
+  std::string record(1 + sizeof(length), '\0');
+  record[0] = static_cast<char>(operation);
+  std::memcpy(record.data() + 1, &length, sizeof(length));
+  return record + key + value;
+}
+
+class FileStore final : public Store {
+ public:
+  explicit FileStore(const std::string& path)
+      : log_(path, [this](std::string_view record) { replay(record); }) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    in_store(name_, [&] {
+      check_key(key);
+      check_value(key, value);
+    });
+    const MutexLock lock(mutex_);
+    FileLog::Writer writer(log_);
+    append(writer, Operation::set, key, value);
+  }
+
+  std::string get(const std::string& key, Timeout timeout) override {
+    in_store(name_, [&] { check_key(key); });
+    const MutexLock lock(mutex_);
+    wait_for({key}, timeout);
+    return *map_.find(key);
+  }
+
+  std::optional<std::string> try_get(const std::string& key) override {
+    in_store(name_, [&] { check_key(key); });
+    const MutexLock lock(mutex_);
+    log_.catch_up(std::chrono::steady_clock::time_point::max());
+    const std::string* value = map_.find(key);
+    if (value == nullptr) return std::nullopt;
+    return *value;
+  }
+
+  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    in_store(name_, [&] { check_keys(keys); });
+    const MutexLock lock(mutex_);
+    wait_for(keys, timeout);
+  }
+
+  std::int64_t add(const std::string& key, std::int64_t delta) override {
+    in_store(name_, [&] { check_key(key); });
+    const MutexLock lock(mutex_);
+    FileLog::Writer writer(log_);
+    std::int64_t sum = 0;
+    try {
+      sum = map_.sum(key, delta);
+    } catch (const Error& error) {
+      throw in_store(error, name_);
+    }
+    append(writer, Operation::set, key, std::to_string(sum));
+    return sum;
+  }
+
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
+    in_store(name_, [&] { check_compare(key, expected, desired); });
+    const MutexLock lock(mutex_);
+    FileLog::Writer writer(log_);
+    if (map_.matches(key, expected)) append(writer, Operation::set, key, desired);
+    const std::string* value = map_.find(key);
+    return value == nullptr ? std::string() : *value;
+  }
+
+  bool erase(const std::string& key) override {
+    in_store(name_, [&] { check_key(key); });
+    const MutexLock lock(mutex_);
+    FileLog::Writer writer(log_);
+    if (map_.find(key) == nullptr) return false;
+    append(writer, Operation::erase, key, "");
+    return true;
+  }
+
+  std::string describe() const override { return name_; }
+
+ private:
+  void append(FileLog::Writer& writer, Operation operation, const std::string& key,
+              const std::string& value) STITCH_REQUIRES(mutex_) {
+    writer.append(encode(operation, key, value));
+    changed_.notify_all();
+  }
+
+  // Called by log_, which is only used under mutex_; the analysis cannot see through the callback.
+  void replay(std::string_view record) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    std::uint32_t length = 0;
+    if (record.size() < 1 + sizeof(length)) throw damaged();
+    std::memcpy(&length, record.data() + 1, sizeof(length));
+    const auto operation = static_cast<Operation>(record[0]);
+    record.remove_prefix(1 + sizeof(length));
+    if (length > record.size()) throw damaged();
+    const std::string key(record.substr(0, length));
+    if (operation == Operation::set) {
+      map_.set(key, std::string(record.substr(length)));
+    } else if (operation == Operation::erase) {
+      map_.erase(key);
+    } else {
+      throw damaged();
+    }
+  }
+
+  Error damaged() const {
+    return Error(ErrorCode::protocol, name_ + " is damaged: a record makes no sense");
+  }
+
+  // Threads of this process are told of changes; those of other processes are looked for, less and
+  // less often.
+  void wait_for(const std::vector<std::string>& keys, Timeout timeout) STITCH_REQUIRES(mutex_) {
+    using std::chrono::milliseconds;
+    const auto deadline = deadline_after(timeout);
+    milliseconds pause{1};
+    for (;;) {
+      log_.catch_up(deadline);
+      const std::vector<std::string> missing = map_.missing(keys);
+      if (missing.empty()) return;
+      const auto now = std::chrono::steady_clock::now();
+      if (now >= deadline) throw in_store(not_set_error(missing, timeout), name_);
+      changed_.wait_until(mutex_, std::min(deadline, now + pause));
+      pause = std::min(2 * pause, milliseconds(50));
+    }
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  StoreMap map_ STITCH_GUARDED_BY(mutex_);
+  FileLog log_ STITCH_GUARDED_BY(mutex_);  // after map_: its constructor fills that
+  const std::string name_ = log_.describe();
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_file_store(const std::string& path) {
+  return std::make_shared<FileStore>(path);
+}
+
+}  // namespace stitch::transport

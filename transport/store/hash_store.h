@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "stitch/transport/store/store.h"
+
+namespace stitch::transport {
+
+// A store inside one process, for whole clusters in one program.
+[[nodiscard]] std::shared_ptr<Store> make_hash_store();
+
+}  // namespace stitch::transport

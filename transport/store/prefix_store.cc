@@ -1,0 +1,62 @@
+#include "stitch/transport/store/prefix_store.h"
+
+#include <utility>
+
+#include "stitch/transport/store/store_map.h"
+
+namespace stitch::transport {
+
+namespace {
+
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+      : prefix_(std::move(prefix)), store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(full(key), value);
+  }
+  std::string get(const std::string& key, Timeout timeout) override {
+    return store_->get(full(key), timeout);
+  }
+  std::optional<std::string> try_get(const std::string& key) override {
+    return store_->try_get(full(key));
+  }
+  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    std::vector<std::string> full_keys;
+    full_keys.reserve(keys.size());
+    for (const std::string& key : keys) full_keys.push_back(full(key));
+    store_->wait(full_keys, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t delta) override {
+    return store_->add(full(key), delta);
+  }
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
+    return store_->compare_and_set(full(key), expected, desired);
+  }
+  bool erase(const std::string& key) override { return store_->erase(full(key)); }
+  std::string describe() const override { return store_->describe(); }
+
+ private:
+  // An empty key would look fine to the other store. Messages name the full key, so describe() need
+  // not name the prefix.
+  std::string full(const std::string& key) const {
+    if (key.empty()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "an empty key cannot be used under prefix \"" + prefix_ + "\" in " + describe());
+    }
+    return prefix_ + '/' + key;
+  }
+
+  const std::string prefix_;
+  const std::shared_ptr<Store> store_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> store) {
+  return std::make_shared<PrefixStore>(std::move(prefix), std::move(store));
+}
+
+}  // namespace stitch::transport

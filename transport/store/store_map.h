@@ -1,0 +1,90 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/transport/store/store.h"
+
+namespace stitch::transport {
+
+// What every store does with its keys, whatever carries them: the map, its rules, and who waits for
+// which key. Errors here do not name the store; in_store() adds that. Thread contract: none of its
+// own; its owner locks, or keeps it on one thread.
+class StoreMap {
+ public:
+  using WaitId = std::uint64_t;  // never 0
+
+  void set(const std::string& key, std::string value);
+  [[nodiscard]] const std::string* find(const std::string& key) const;
+  // The number under `key` plus `delta`, without storing it. Throws Error(invalid_argument) when
+  // the value is not a decimal number, Error(out_of_range) when the sum has more than 64 bits.
+  [[nodiscard]] std::int64_t sum(const std::string& key, std::int64_t delta) const;
+  // True when the value of `key` is `expected`; nullopt: when there is none.
+  [[nodiscard]] bool matches(const std::string& key,
+                             const std::optional<std::string>& expected) const;
+  bool erase(const std::string& key);
+
+  // sum(), stored.
+  std::int64_t add(const std::string& key, std::int64_t delta);
+  // The value afterwards; empty when there is none because another value than none was expected.
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired);
+
+  [[nodiscard]] std::vector<std::string> missing(const std::vector<std::string>& keys) const;
+  // Waits for a moment at which all of `keys` have values; 0 when this is one. take_ready() names
+  // the wait then, once.
+  WaitId wait(std::vector<std::string> keys);
+  void cancel(WaitId wait);
+  // The waits that have come true since the last call.
+  [[nodiscard]] std::vector<WaitId> take_ready();
+
+ private:
+  // A wait stands in the queue of one key that is missing; when that comes it moves on to the next
+  // missing one.
+  struct Wait {
+    std::vector<std::string> keys;
+    std::size_t at = 0;  // index of the key in whose queue it stands
+  };
+  // Puts `wait` into the queue of a missing key; false when none is missing.
+  bool enqueue(WaitId id, Wait& wait);
+
+  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<WaitId, Wait> waits_;
+  std::unordered_map<std::string, std::unordered_set<WaitId>> queues_;
+  std::vector<WaitId> ready_;
+  WaitId next_wait_ = 1;
+};
+
+// Throw Error(invalid_argument) for an empty key or one that is too long, Error(out_of_range) for a
+// value that is too long.
+void check_key(const std::string& key);
+void check_keys(const std::vector<std::string>& keys);
+void check_value(const std::string& key, const std::string& value);
+void check_compare(const std::string& key, const std::optional<std::string>& expected,
+                   const std::string& desired);
+
+// `key "a" was not set within 5000 ms`
+[[nodiscard]] Error not_set_error(const std::vector<std::string>& missing, Store::Timeout timeout);
+// The same error with " in tcp store at …" after its text.
+[[nodiscard]] Error in_store(const Error& error, const std::string& store);
+// operation(), whose errors name the store.
+template <class Operation>
+auto in_store(const std::string& store, Operation operation) -> decltype(operation()) {
+  try {
+    return operation();
+  } catch (const Error& error) {
+    throw in_store(error, store);
+  }
+}
+
+// `timeout` from now; without overflow, and without a limit for a very long one.
+[[nodiscard]] std::chrono::steady_clock::time_point deadline_after(Store::Timeout timeout);
+
+}  // namespace stitch::transport

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <uv.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/base/event_loop.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/store/framed_stream.h"
+#include "stitch/transport/store/store_handshake.h"
+#include "stitch/transport/store/tcp_store.h"
+
+namespace stitch::transport {
+
+// Finds and reaches the server of a TCP store: resolves the host, tries every address of every port
+// in turn, shakes hands, and begins again after a pause until the time is over. A server that
+// has another secret ends it when no other port of that round has ours; so does one of another job
+// or version when all ports refuse like that. Kept alive by what it waits for. Thread contract: the
+// loop's thread only.
+class TcpStoreConnector final : public FrameReceiver,
+                                public std::enable_shared_from_this<TcpStoreConnector> {
+ public:
+  struct Connected {
+    std::shared_ptr<FramedStream> stream;  // whoever gets it sets another receiver
+    std::uint16_t port;
+  };
+  using Result = std::variant<Connected, Error>;
+  // `done` is called exactly once.
+  TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options,
+                    UniqueFunction<void(Result)> done);
+  ~TcpStoreConnector() override;
+  void start();
+
+  void on_frame(FramedStream& stream, std::span<const std::byte> frame) override;
+  void on_closed(FramedStream& stream, const Error& why) override;
+
+ private:
+  struct Target {
+    sockaddr_storage address;
+    std::uint16_t port;
+  };
+  struct Resolving;
+  struct Connecting;
+
+  void resolve();
+  void on_resolved(int status, const addrinfo* found);
+  void try_next();
+  void on_connected(FramedStream& stream, int status);
+  void on_refused(const Error& refusal);
+  void attempt_failed(const Error& why);
+  // Whether a port has refused our secret, or not proved it, in this round.
+  [[nodiscard]] bool wrong_secret() const {
+    return refusal_ && refusal_->code() == ErrorCode::unauthenticated;
+  }
+  void end_round();
+  void finish(Result result);
+  // Runs `work`; what it throws, which is no fault of the server's, ends the connecting.
+  template <class Work>
+  void guard(Work work) noexcept;
+  // Calls `then` in `delay`, instead of what was to be called so before.
+  template <class Then>
+  void call_in(EventLoop::Clock::duration delay, Then then);
+
+  EventLoop& loop_;
+  const TcpStoreOptions options_;
+  const std::string name_;  // "tcp store at host:port"
+  UniqueFunction<void(Result)> done_;
+  EventLoop::TimerId overall_timer_ = 0;
+  EventLoop::TimerId timer_ = 0;
+  std::minstd_rand random_;
+  std::chrono::milliseconds pause_;
+  bool finished_ = false;
+
+  // This round.
+  std::vector<Target> targets_;
+  std::size_t next_ = 0;
+  std::set<std::uint16_t> refusing_ports_;
+  std::optional<Error> refusal_;
+  // Why the last attempt failed; of this round or the one before.
+  Error cause_{ErrorCode::disconnected, "no answer"};
+
+  // This attempt.
+  std::shared_ptr<FramedStream> stream_;
+  std::optional<StoreHandshake> handshake_;
+  bool proving_ = false;  // the server's hello has come
+};
+
+}  // namespace stitch::transport

@@ -1,0 +1,89 @@
+#include "stitch/transport/stream/receive_budget.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace stitch::transport {
+
+namespace {
+// More than any memory; so few that sums do not wrap.
+constexpr std::size_t kMost = std::size_t{1} << 56;
+}  // namespace
+
+bool ReceiveBudget::take(Id id, std::size_t bytes, UniqueFunction<void()> granted) {
+  MutexLock lock(mutex_);
+  bytes = std::min(bytes, kMost);
+  if (!waiting_.empty() || !fits(bytes)) {
+    waiting_.push_back({id, ++waits_, bytes, std::move(granted)});
+    return false;
+  }
+  taken_.emplace(id, bytes);
+  used_ += bytes;
+  return true;
+}
+
+std::uint64_t ReceiveBudget::wait_of(Id id) const {
+  MutexLock lock(mutex_);
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [id](const Waiting& each) { return each.id == id; });
+  return found == waiting_.end() ? 0 : found->number;
+}
+
+bool ReceiveBudget::insist(Id id, std::uint64_t wait) {
+  UniqueFunction<void()> granted;
+  {
+    MutexLock lock(mutex_);
+    if (waiting_.empty()) return true;
+    const auto is_this = [id, wait](const Waiting& each) {
+      return each.id == id && each.number == wait;
+    };
+    if (!is_this(waiting_.front())) {
+      return std::none_of(waiting_.begin(), waiting_.end(), is_this);
+    }
+    Waiting& first = waiting_.front();
+    taken_.emplace(id, first.bytes);
+    used_ += first.bytes;
+    granted = std::move(first.granted);
+    waiting_.pop_front();
+  }
+  granted();
+  return true;
+}
+
+void ReceiveBudget::give_back(Id id) {
+  std::vector<UniqueFunction<void()>> granted;
+  {
+    MutexLock lock(mutex_);
+    if (const auto found = taken_.find(id); found != taken_.end()) {
+      used_ -= found->second;
+      taken_.erase(found);
+    } else {
+      const auto wish = std::find_if(waiting_.begin(), waiting_.end(),
+                                     [id](const Waiting& each) { return each.id == id; });
+      if (wish == waiting_.end()) return;
+      waiting_.erase(wish);
+    }
+    while (!waiting_.empty() && fits(waiting_.front().bytes)) {
+      Waiting& first = waiting_.front();
+      try {
+        granted.reserve(granted.size() + 1);
+        taken_.emplace(first.id, first.bytes);
+      } catch (const std::bad_alloc&) {
+        break;  // it waits on: for the next one that gives back, or until it insists
+      }
+      granted.push_back(std::move(first.granted));
+      used_ += first.bytes;
+      waiting_.pop_front();
+    }
+  }
+  for (auto& each : granted) each();
+}
+
+std::size_t ReceiveBudget::used() const {
+  MutexLock lock(mutex_);
+  return used_;
+}
+
+}  // namespace stitch::transport

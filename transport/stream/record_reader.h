@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "stitch/transport/endpoint.h"
+#include "stitch/transport/stream/link.h"
+#include "stitch/transport/wire/record.h"
+
+namespace stitch::transport {
+
+// The receiving half of a stream connection: reads records from the link and hands out the messages
+// that are complete. Every length is checked before memory is taken for it, and the buffers of a
+// large message get theirs one after the other, each when the bytes before it have come. Not
+// thread-safe. The sink is called with no state of the reader in use but for what comes after.
+class RecordReader {
+ public:
+  struct Limits {
+    std::size_t frame_bytes = 0;
+    std::size_t buffer_bytes = 0;
+    bool buffers_allowed = true;
+    std::size_t message_bytes = std::numeric_limits<std::size_t>::max();  // frame and buffers
+    bool (*is_size)(std::size_t frame_bytes) noexcept = nullptr;  // when only some are allowed
+  };
+  // Asked before each record, since what is allowed grows with the handshake.
+  using LimitsNow = std::function<Limits()>;
+  using Sink = std::function<void(Message)>;
+  // Gives memory for a buffer that comes beside `frame`, which is there already.
+  using Memory = std::function<Buffer(const Bytes& frame, std::size_t bytes)>;
+
+  // Who says when a large message may begin. Without it: at once.
+  struct Budget {
+    // Whether there is room for a message that will take so much memory. When not, nothing more is
+    // read until read() is called again and it answers yes.
+    std::function<bool(std::size_t bytes)> take;
+    // The message is complete: it is its receiver's from now on.
+    std::function<void()> give_back;
+  };
+
+  RecordReader(Memory memory, LimitsNow limits, Sink sink, Budget budget = {});
+
+  // Reads what is there, at most about kReadBytes, and hands out what is complete. Returns whether
+  // bytes came. Throws Error(protocol) when they make no sense, and what asking for memory throws;
+  // nothing more can be read then.
+  bool read(Link& link);
+  // Whether a large message waits for the budget.
+  [[nodiscard]] bool waiting() const noexcept { return waiting_; }
+  // Drops what is incomplete, and the memory.
+  void clear() noexcept;
+
+  // What is read ahead: less until buffers are allowed, which is when the handshake is through.
+  static constexpr std::size_t kStagedBytes = std::size_t{64} << 10;
+  static constexpr std::size_t kStagedInHandshake = 1024;
+  // Of memory it holds for what has been read ahead.
+  [[nodiscard]] std::size_t staging_bytes() const noexcept { return staged_.size(); }
+
+  // From within the sink: what has been read and not been handed out, which the reader forgets. The
+  // read() under way ends: what comes next is to be read from another link.
+  [[nodiscard]] std::vector<std::byte> give_up_rest();
+
+  static constexpr std::size_t kReadBytes = std::size_t{512} << 10;
+
+ private:
+  // A bulk message on its way in.
+  struct Bulk {
+    Message message;
+    std::vector<std::size_t> sizes;  // of the buffers, with memory or without
+    std::size_t part = 0;            // 0: the frame, then the buffers
+    std::size_t offset = 0;          // in it
+    std::size_t left = 0;            // of the whole message
+  };
+
+  // Takes one record, or what there is of it, from the staged bytes. False when more must come
+  // first.
+  bool take_record();
+  void take_message(const RecordHeader& header);
+  // False when it has to wait.
+  [[nodiscard]] bool begin_bulk(const RecordHeader& header);
+  void take_staged_data();
+  [[nodiscard]] std::size_t size_at(std::size_t index) const noexcept;
+  void check(const RecordHeader& header) const;
+  void check_buffers(const RecordHeader& header) const;
+  // The next memory of the bulk message to be filled, empty at its end.
+  [[nodiscard]] iovec target() noexcept;
+  void filled(std::size_t bytes);
+  void advance();
+  void end_bulk_if_complete();
+  void make_room(std::size_t bytes);
+
+  const Memory memory_;
+  const LimitsNow limits_;
+  const Sink sink_;
+  const Budget budget_;
+  Bytes staged_;
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+  std::optional<Bulk> bulk_;
+  std::size_t piece_left_ = 0;  // of the data record under way
+  bool gave_up_rest_ = false;
+  bool open_ = false;  // buffers are allowed
+  bool waiting_ = false;
+};
+
+}  // namespace stitch::transport

@@ -1,0 +1,244 @@
+#include "stitch/transport/stream/record_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+
+namespace stitch::transport {
+
+namespace {
+constexpr std::size_t kMaxParts = 64;
+// So long after a small message more of them are expected.
+constexpr std::size_t kSmallAboutBytes = std::size_t{4} << 20;
+// Of one write: what small messages queue up to is written together.
+constexpr std::size_t kGatherBytes = std::size_t{256} << 10;
+
+void put_sizes(const Message& message, std::byte* at) noexcept {
+  for (const Buffer& buffer : message.buffers) {
+    const auto size = to_wire_order(static_cast<std::uint64_t>(buffer.bytes));
+    std::memcpy(at, &size, sizeof(size));
+    at += sizeof(size);
+  }
+}
+}  // namespace
+
+// Pieces of memory to be written together.
+class RecordWriter::Parts {
+ public:
+  [[nodiscard]] bool room_for(std::size_t parts) const noexcept {
+    return count_ + parts <= kMaxParts;
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::span<const iovec> span() const noexcept { return {parts_.data(), count_}; }
+  // Adds [data, data + bytes) without its first `skip` bytes, and takes what it skipped off `skip`.
+  void add(const void* data, std::size_t bytes, std::size_t& skip) noexcept {
+    const std::size_t skipped = std::min(skip, bytes);
+    skip -= skipped;
+    if (bytes == skipped) return;
+    parts_[count_++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skipped,
+                        bytes - skipped};
+    bytes_ += bytes - skipped;
+  }
+
+ private:
+  std::array<iovec, kMaxParts> parts_;
+  std::size_t count_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+RecordWriter::Small::Small(Outgoing&& what, std::size_t message_bytes) : outgoing(std::move(what)) {
+  const Message& message = outgoing.message;
+  RecordHeader header;
+  header.buffers = static_cast<std::uint32_t>(message.buffers.size());
+  header.bytes = message.frame.size();
+  head_bytes = RecordHeader::kBytes + message.buffers.size() * 8;
+  total_bytes = head_bytes + message_bytes;
+  header.encode(head.data());
+  put_sizes(message, head.data() + RecordHeader::kBytes);
+}
+
+RecordWriter::Bulk::Bulk(Outgoing&& what, std::size_t message_bytes)
+    : head(RecordHeader::kBytes + what.message.buffers.size() * 8),
+      outgoing(std::move(what)),
+      total_bytes(message_bytes) {
+  const Message& message = outgoing.message;
+  RecordHeader header;
+  header.kind = RecordKind::bulk;
+  header.buffers = static_cast<std::uint32_t>(message.buffers.size());
+  header.bytes = message.frame.size();
+  header.encode(head.data());
+  put_sizes(message, head.data() + RecordHeader::kBytes);
+}
+
+std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing&& outgoing, Link* link) {
+  const Message& message = outgoing.message;
+  std::size_t bytes = message.frame.size();
+  for (const Buffer& buffer : message.buffers) bytes += buffer.bytes;
+  if (bytes > kSmallMessageBytes || message.buffers.size() > kSmallMessageBuffers) {
+    bulk_.emplace_back(std::move(outgoing), bytes);
+    return std::nullopt;
+  }
+  bulk_since_small_ = 0;
+  if (link == nullptr || !empty()) {
+    small_.emplace_back(std::move(outgoing), bytes);
+    return std::nullopt;
+  }
+  Small small(std::move(outgoing), bytes);
+  Parts parts;
+  add_small(small, 0, parts);
+  const std::size_t written = link->write(parts.span());
+  if (written == small.total_bytes) return std::move(small.outgoing);
+  try {
+    small_.push_back(std::move(small));
+  } catch (...) {
+    outgoing = std::move(small.outgoing);
+    throw;
+  }
+  small_written_ = written;
+  return std::nullopt;
+}
+
+void RecordWriter::add_small(const Small& small, std::size_t skip, Parts& parts) const {
+  const Message& message = small.outgoing.message;
+  parts.add(small.head.data(), small.head_bytes, skip);
+  parts.add(message.frame.data(), message.frame.size(), skip);
+  for (const Buffer& buffer : message.buffers) parts.add(buffer.data, buffer.bytes, skip);
+}
+
+// The first bulk message's head, or the piece that is under way, or its next piece.
+void RecordWriter::add_bulk(Link& link, Parts& parts) {
+  const Bulk& bulk = bulk_.front();
+  std::size_t skip = bulk_head_written_;
+  if (bulk_head_written_ < bulk.head.size()) {
+    parts.add(bulk.head.data(), bulk.head.size(), skip);
+    return;
+  }
+  if (piece_bytes_ == 0) {
+    piece_bytes_ = piece_left_ = std::min(link.bulk_room(bulk_since_small_ < kSmallAboutBytes),
+                                          bulk.total_bytes - bulk_written_);
+    if (piece_bytes_ == 0) return;
+    piece_head_written_ = 0;
+    RecordHeader header;
+    header.kind = RecordKind::data;
+    header.bytes = piece_bytes_;
+    header.encode(piece_head_.data());
+  }
+  skip = piece_head_written_;
+  parts.add(piece_head_.data(), piece_head_.size(), skip);
+  const Message& message = bulk.outgoing.message;
+  std::size_t left = piece_left_;
+  skip = bulk_written_ - bulk_part_begin_;
+  for (std::size_t part = bulk_part_; left > 0 && parts.room_for(1); ++part) {
+    const auto bytes = part_of(message, part);
+    const std::size_t usable = std::min(bytes.size(), skip + left);
+    left -= usable - std::min(skip, usable);
+    parts.add(bytes.data(), usable, skip);
+  }
+}
+
+std::span<const std::byte> RecordWriter::part_of(const Message& message,
+                                                 std::size_t part) noexcept {
+  if (part == 0) return message.frame.span();
+  const Buffer& buffer = message.buffers[part - 1];
+  return {static_cast<const std::byte*>(buffer.data), buffer.bytes};
+}
+
+RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
+                                          std::size_t enough_bytes) {
+  Flushed flushed;
+  int idle_turns = 0;
+  while (!empty() && flushed.bytes < enough_bytes) {
+    Parts parts;
+    const bool due = !bulk_.empty() && small_since_bulk_ >= kSmallPerPiece;
+    const bool small = small_written_ > 0 || (!bulk_record_under_way() && !small_.empty() && !due);
+    if (small) {
+      std::size_t skip = small_written_;
+      for (const Small& each : small_) {
+        if (!parts.room_for(2 + each.outgoing.message.buffers.size()) ||
+            parts.bytes() > kGatherBytes)
+          break;
+        add_small(each, skip, parts);
+        skip = 0;
+        if (due) break;  // only what is under way
+      }
+    } else {
+      add_bulk(link, parts);
+    }
+    const std::size_t written = parts.bytes() == 0 ? 0 : link.write(parts.span());
+    const bool short_write = parts.bytes() == 0 || written < parts.bytes();
+    flushed.bytes += written;
+    if (written > 0 && small) {
+      written_small(written, finished);
+    } else if (written > 0) {
+      written_bulk(written, finished);
+    }
+    flushed.full = short_write && link.await_room();
+    // A link that has room and takes nothing is asked again once, not for ever.
+    idle_turns = written == 0 ? idle_turns + 1 : 0;
+    if (idle_turns == 2) flushed.full = true;
+    if (flushed.full) break;
+  }
+  return flushed;
+}
+
+void RecordWriter::written_small(std::size_t bytes, Finished& finished) {
+  while (bytes > 0) {
+    Small& first = small_.front();
+    const std::size_t step = std::min(bytes, first.total_bytes - small_written_);
+    bytes -= step;
+    small_written_ += step;
+    if (!bulk_.empty()) small_since_bulk_ += step;
+    if (small_written_ < first.total_bytes) return;
+    finished.push_back(std::move(first.outgoing));
+    small_.pop_front();
+    small_written_ = 0;
+  }
+}
+
+void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
+  Bulk& bulk = bulk_.front();
+  if (bulk_head_written_ < bulk.head.size()) {
+    bulk_head_written_ += bytes;
+  } else {
+    small_since_bulk_ = 0;
+    const std::size_t of_head = std::min(bytes, piece_head_.size() - piece_head_written_);
+    piece_head_written_ += of_head;
+    bytes -= of_head;
+    bulk_written_ += bytes;
+    bulk_since_small_ += bytes;
+    piece_left_ -= bytes;
+    while (bulk_written_ < bulk.total_bytes) {
+      const std::size_t of_part = part_of(bulk.outgoing.message, bulk_part_).size();
+      if (bulk_written_ - bulk_part_begin_ < of_part) break;
+      bulk_part_begin_ += of_part;
+      ++bulk_part_;
+    }
+    if (piece_left_ == 0 && piece_head_written_ == piece_head_.size()) piece_bytes_ = 0;
+  }
+  if (bulk_head_written_ < bulk.head.size() || bulk_written_ < bulk.total_bytes) return;
+  finished.push_back(std::move(bulk.outgoing));
+  bulk_.pop_front();
+  bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ =
+      0;
+}
+
+std::size_t RecordWriter::small_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const Small& each : small_) bytes += each.total_bytes;
+  return bytes - small_written_;
+}
+
+std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
+  std::vector<Outgoing> all;
+  for (Bulk& each : bulk_) all.push_back(std::move(each.outgoing));
+  for (Small& each : small_) all.push_back(std::move(each.outgoing));
+  small_.clear();
+  bulk_.clear();
+  small_written_ = bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ =
+      piece_bytes_ = piece_left_ = small_since_bulk_ = 0;
+  return all;
+}
+
+}  // namespace stitch::transport

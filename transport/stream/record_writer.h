@@ -1,0 +1,97 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "stitch/base/recycler.h"
+#include "stitch/transport/endpoint.h"
+#include "stitch/transport/stream/link.h"
+#include "stitch/transport/wire/record.h"
+
+namespace stitch::transport {
+
+// The sending half of a stream connection: lays messages out as records and writes as much as the
+// link takes. Large messages go in pieces, one large message at a time; small ones that come later
+// pass between the pieces, but a piece goes at least after every kSmallPerPiece bytes of them.
+// Small ones keep their order among themselves, and so do large ones. Not thread-safe. No
+// callbacks: who is through is handed back.
+class RecordWriter {
+ public:
+  struct Outgoing {
+    Message message;
+    SendDone done;
+  };
+  using Finished = std::vector<Outgoing, RecyclingAllocator<Outgoing>>;
+
+  // Writes a message at once when nothing is before it and `link` (which may be null) has room, and
+  // hands it back; otherwise queues it or the rest of it. When there is no memory for that,
+  // `outgoing` is as it was. REQUIRES: its buffers are on the CPU.
+  [[nodiscard]] std::optional<Outgoing> send(Outgoing&& outgoing, Link* link);
+  struct Flushed {
+    std::size_t bytes = 0;  // that went
+    bool full = false;      // whether the link had no room for more, or says so and takes nothing
+  };
+  // Writes what there is room for, until at least `enough_bytes` have gone. What has gone
+  // completely is moved to `finished`.
+  Flushed flush(Link& link, Finished& finished,
+                std::size_t enough_bytes = std::numeric_limits<std::size_t>::max());
+  [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
+  // How many bytes of small messages wait to be written.
+  [[nodiscard]] std::size_t small_bytes() const noexcept;
+  // Everything that has not gone: the large messages, then the small ones, each in order of
+  // sending.
+  [[nodiscard]] std::vector<Outgoing> take_all();
+
+  static constexpr std::size_t kSmallPerPiece = std::size_t{512} << 10;
+
+ private:
+  struct Small {
+    Small(Outgoing&& what, std::size_t message_bytes);
+    Outgoing outgoing;
+    std::array<std::byte, RecordHeader::kBytes + kSmallMessageBuffers * 8> head;
+    std::size_t head_bytes = 0;
+    std::size_t total_bytes = 0;
+  };
+  struct Bulk {
+    Bulk(Outgoing&& what, std::size_t message_bytes);
+    std::vector<std::byte> head;  // made before the message is taken
+    Outgoing outgoing;
+    std::size_t total_bytes = 0;  // of the message
+  };
+  class Parts;
+
+  void add_small(const Small& small, std::size_t skip, Parts& parts) const;
+  void add_bulk(Link& link, Parts& parts);
+  [[nodiscard]] static std::span<const std::byte> part_of(const Message& message,
+                                                          std::size_t part) noexcept;
+  void written_small(std::size_t bytes, Finished& finished);
+  void written_bulk(std::size_t bytes, Finished& finished);
+
+  // Whether a record of the first bulk message has been written in part: nothing may come between.
+  [[nodiscard]] bool bulk_record_under_way() const noexcept {
+    return piece_bytes_ > 0 ||
+           (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
+  }
+
+  std::deque<Small, RecyclingAllocator<Small>> small_;
+  std::size_t small_written_ = 0;  // of the first
+  std::deque<Bulk, RecyclingAllocator<Bulk>> bulk_;
+  // The first of bulk_: how far its head and its message are, and the piece under way.
+  std::size_t bulk_head_written_ = 0;
+  std::size_t bulk_written_ = 0;
+  std::size_t bulk_part_ = 0;        // where bulk_written_ is: 0 the frame, then the buffers
+  std::size_t bulk_part_begin_ = 0;  // and the bytes before that
+  std::array<std::byte, RecordHeader::kBytes> piece_head_;
+  std::size_t piece_bytes_ = 0;  // 0: none is under way
+  std::size_t piece_head_written_ = 0;
+  std::size_t piece_left_ = 0;
+  std::size_t bulk_since_small_ = 0;  // bytes of large messages since a small one was sent
+  std::size_t small_since_bulk_ = 0;  // and of small ones that passed since a piece was written
+};
+
+}  // namespace stitch::transport

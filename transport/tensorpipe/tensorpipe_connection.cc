@@ -1,0 +1,218 @@
+#include "stitch/transport/tensorpipe/tensorpipe_connection.h"
+
+#include <utility>
+
+namespace stitch::transport {
+
+namespace {
+
+// TensorPipe's text without its source position.
+[[nodiscard]] std::string text_of(const tp::Error& error) {
+  std::string text = error.what();
+  if (const auto at = text.find(" (this error originated at"); at != std::string::npos)
+    text.resize(at);
+  return text;
+}
+
+}  // namespace
+
+thread_local bool InsideCall::current = false;
+
+void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
+  bool shut = false;
+  {
+    std::shared_ptr<void> busy = hub_->busy();
+    MutexLock lock(stream_mutex_);
+    stream_ = {pipe, std::move(busy)};
+    shut = shut_;
+  }
+  if (shut) {
+    InsideCall call;
+    pipe->close();
+  }
+  start();
+  read_next();
+}
+
+void PipeConnection::send(Message message, SendDone done) {
+  auto outgoing =
+      std::make_shared<Outgoing>(Outgoing{std::move(message), std::move(done), self(), nullptr});
+  when_open([outgoing = std::move(outgoing)](const std::optional<Error>& error) {
+    if (error) {
+      outgoing->connection->written(*outgoing, error);
+    } else {
+      outgoing->connection->write(outgoing);
+    }
+  });
+}
+
+void PipeConnection::transmit_handshake(Bytes message) {
+  write(std::make_shared<Outgoing>(
+      Outgoing{Message{std::move(message), {}}, nullptr, self(), nullptr}));
+}
+
+void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
+  const auto [pipe, busy] = stream();
+  if (pipe == nullptr) return written(*outgoing, reason());
+  outgoing->busy = busy;
+  tp::Message message;
+  Bytes& frame = outgoing->message.frame;
+  if (frame.size() > 0) message.payloads.push_back({frame.data(), frame.size(), ""});
+  message.tensors.reserve(outgoing->message.buffers.size());
+  for (const Buffer& buffer : outgoing->message.buffers) {
+    if (buffer.device != Device{}) {
+      return written(*outgoing,
+                     Error(ErrorCode::unimplemented,
+                           "buffer on device cuda:" + std::to_string(buffer.device.index) +
+                               " cannot be sent over " + name_ + ": it moves CPU memory only"));
+    }
+    // With a target device named, TensorPipe need not ask the receiver for one.
+    message.tensors.push_back(
+        {tp::CpuBuffer{buffer.data}, buffer.bytes, tp::Device{tp::kCpuDeviceType, 0}, ""});
+  }
+  InsideCall call;
+  pipe->write(std::move(message), [outgoing](const tp::Error& error) {
+    PipeConnection& connection = *outgoing->connection;
+    connection.written(
+        *outgoing, error ? std::optional<Error>(connection.translate(error, false)) : std::nullopt);
+  });
+}
+
+void PipeConnection::written(Outgoing& outgoing, const std::optional<Error>& error) {
+  outgoing.message = {};
+  if (!outgoing.done) return;
+  std::optional<Error> reported = error;
+  if (error) {
+    if (const std::optional<Error> reason = this->reason()) reported = reason;
+  }
+  SendDone done = std::move(outgoing.done);
+  if (InsideCall::on_this_thread()) {
+    thread().post(
+        [done = std::move(done), reported = std::move(reported)]() mutable { done(reported); });
+  } else {
+    done(reported);
+  }
+}
+
+void PipeConnection::read_next() {
+  const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
+  InsideCall call;
+  pipe->readDescriptor([self = self()](const tp::Error& error, const tp::Descriptor& descriptor) {
+    self->descriptor_came(error, descriptor);
+  });
+}
+
+std::optional<Error> PipeConnection::violation_of(const tp::Descriptor& descriptor) const {
+  const auto violation = [this](const std::string& what) {
+    return Error(ErrorCode::protocol, what + " from " + name_);
+  };
+  if (descriptor.payloads.size() > 1)
+    return violation("message with " + std::to_string(descriptor.payloads.size()) +
+                     " payloads instead of 1");
+  const std::size_t frame = descriptor.payloads.empty() ? 0 : descriptor.payloads[0].length;
+  if (in_handshake()) {
+    if (!descriptor.tensors.empty())
+      return violation("handshake message with " + std::to_string(descriptor.tensors.size()) +
+                       " buffers");
+    if (frame > Handshake::kMaxBytes) {
+      return violation("handshake message of " + std::to_string(frame) +
+                       " bytes over the limit of " + std::to_string(Handshake::kMaxBytes) +
+                       " bytes");
+    }
+    return std::nullopt;
+  }
+  if (frame > hub_->options.max_frame_bytes) {
+    return violation("frame of " + std::to_string(frame) + " bytes over the limit of " +
+                     std::to_string(hub_->options.max_frame_bytes) + " bytes");
+  }
+  for (const auto& tensor : descriptor.tensors) {
+    if (tensor.length > hub_->options.max_buffer_bytes) {
+      return violation("buffer of " + std::to_string(tensor.length) + " bytes over the limit of " +
+                       std::to_string(hub_->options.max_buffer_bytes) + " bytes");
+    }
+    const tp::Device cpu{tp::kCpuDeviceType, 0};
+    if (!(tensor.sourceDevice == cpu) || !tensor.targetDevice.has_value() ||
+        !(*tensor.targetDevice == cpu)) {
+      return violation("buffer from or for another device than the CPU");
+    }
+  }
+  return std::nullopt;
+}
+
+void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descriptor& descriptor) {
+  if (error) return ended(translate(error, in_handshake()));
+  auto message = std::make_shared<Message>();
+  tp::Allocation allocation;
+  try {
+    if (const auto violation = violation_of(descriptor)) throw *violation;
+    if (!descriptor.payloads.empty()) {
+      message->frame.resize(descriptor.payloads[0].length);
+      allocation.payloads.push_back({message->frame.data()});
+    }
+    message->buffers.reserve(descriptor.tensors.size());
+    allocation.tensors.reserve(descriptor.tensors.size());
+    for (const auto& tensor : descriptor.tensors) {
+      message->buffers.push_back(hub_->options.allocator(Device{}, tensor.length));
+      allocation.tensors.push_back({tp::CpuBuffer{message->buffers.back().data}});
+    }
+  } catch (...) {
+    // The message stays unread: nothing more can come from this pipe.
+    const Error problem = to_error(std::current_exception());
+    close(problem);
+    ended(problem);
+    return;
+  }
+  const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
+  InsideCall call;
+  pipe->read(std::move(allocation),
+             [self = self(), message = std::move(message)](const tp::Error& failure) {
+               if (failure) return self->ended(self->translate(failure, self->in_handshake()));
+               if (InsideCall::on_this_thread()) {
+                 self->thread().post([self, message] { self->message_came(std::move(*message)); });
+               } else {
+                 self->message_came(std::move(*message));
+               }
+             });
+}
+
+void PipeConnection::message_came(Message message) {
+  if (in_handshake()) {
+    if (!received_handshake(message.frame.span())) shut();
+  } else {
+    received(std::move(message));
+  }
+  read_next();  // also of a stream that has been shut: this is how its end is heard
+}
+
+Error PipeConnection::translate(const tp::Error& error, bool connecting) const {
+  const std::string start = connecting && !accepted_ ? "connect to \"" + name_ + "\" failed: "
+                                                     : "connection " + name_ + " ended: ";
+  return Error(ErrorCode::disconnected, start + text_of(error));
+}
+
+void PipeConnection::shut() {
+  std::shared_ptr<tp::Pipe> pipe;
+  {
+    MutexLock lock(stream_mutex_);
+    shut_ = true;
+    pipe = stream_.pipe;
+  }
+  if (pipe == nullptr) return;
+  InsideCall call;
+  pipe->close();
+}
+
+void PipeConnection::finished() {
+  Stream ended;
+  {
+    MutexLock lock(stream_mutex_);
+    ended = std::exchange(stream_, {});
+  }
+  {
+    InsideCall call;
+    ended.pipe.reset();
+  }
+  hub_->remove(self());
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "stitch/base/bytes.h"
+#include "stitch/transport/wire/buffer.h"
+
+namespace stitch::transport {
+
+// What travels as one unit: a frame of bytes that FrameBuilder lays out, and the large buffers that
+// go beside it. The layout is written down in WIRE.md.
+struct Message {
+  Bytes frame;
+  std::vector<Buffer> buffers;
+};
+
+// Buffers up to this size are copied into the frame, unless the builder is told another one: one
+// transfer instead of two.
+inline constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
+
+// Lays out one frame: kind, body, sections (small typed byte runs that layers attach), buffers.
+// Write the body first, straight into body(), then sections and buffers in any order, then
+// finish(). Not thread-safe.
+class FrameBuilder {
+ public:
+  explicit FrameBuilder(std::uint16_t kind);
+  FrameBuilder(FrameBuilder&&) noexcept = default;
+  FrameBuilder& operator=(FrameBuilder&&) noexcept = default;
+
+  // The frame under construction; append the body to it. REQUIRES: end_body() has not been called.
+  [[nodiscard]] Bytes& body() noexcept { return frame_; }
+  // Where the body starts inside body().
+  [[nodiscard]] static constexpr std::size_t body_offset() noexcept { return kHeaderBytes; }
+  void end_body();
+  // Up to which size buffers on the CPU are copied into the frame from now on.
+  void set_inline_bytes(std::size_t bytes) noexcept { inline_bytes_ = bytes; }
+  [[nodiscard]] std::size_t inline_bytes() const noexcept { return inline_bytes_; }
+
+  // Attaches a section. REQUIRES: end_body(). Section kinds belong to the layers above; unknown
+  // ones are skipped by readers.
+  void add_section(std::uint16_t kind, std::span<const std::byte> bytes);
+  // Attaches a buffer and returns its index: copied into the frame when it is small and on the CPU,
+  // else shared until sent. REQUIRES: end_body().
+  std::uint32_t add_buffer(Buffer buffer);
+  [[nodiscard]] std::uint16_t kind() const noexcept { return kind_; }
+  [[nodiscard]] std::uint32_t buffer_count() const noexcept {
+    return static_cast<std::uint32_t>(entries_.size());
+  }
+
+  [[nodiscard]] Message finish() &&;
+
+  static constexpr std::size_t kHeaderBytes = 64;
+
+ private:
+  struct SectionEntry {
+    std::uint16_t kind;
+    std::uint32_t offset;
+    std::uint32_t bytes;
+  };
+  struct BufferEntry {
+    Device device;
+    std::uint64_t bytes;
+    std::uint32_t offset;  // in the frame; 0: beside it
+  };
+  std::uint16_t kind_;
+  std::size_t body_bytes_ = 0;
+  std::size_t inline_bytes_ = kInlineBytes;
+  Bytes frame_;
+  std::vector<SectionEntry> sections_;
+  std::vector<BufferEntry> entries_;
+  std::vector<Buffer> beside_;
+};
+
+// What can be told of a frame before its buffers are there; nothing when that is malformed.
+struct FrameHead {
+  std::uint16_t kind = 0;
+  std::span<const std::byte> body;
+};
+[[nodiscard]] std::optional<FrameHead> peek_frame(const Bytes& frame) noexcept;
+
+// A checked reader of a received message. The constructor checks every offset, length and count
+// against the bytes that are there, and throws Error(protocol) naming the field; afterwards nothing
+// here can fail. Views live as long as the message.
+class FrameView {
+ public:
+  explicit FrameView(const Message& message);
+
+  [[nodiscard]] std::uint16_t kind() const noexcept { return kind_; }
+  [[nodiscard]] std::span<const std::byte> body() const noexcept { return body_; }
+  // The first section of that kind; empty with found() false when there is none.
+  struct Section {
+    std::uint16_t kind = 0;
+    std::span<const std::byte> bytes;
+  };
+  [[nodiscard]] const std::vector<Section>& sections() const noexcept { return sections_; }
+  [[nodiscard]] const Section* section(std::uint16_t kind) const noexcept;
+  // Buffers by index. One that came inside the frame has no keep_alive: copy it before the frame
+  // goes.
+  struct BufferView {
+    Buffer buffer;
+    bool in_frame = false;
+  };
+  [[nodiscard]] const std::vector<BufferView>& buffers() const noexcept { return buffers_; }
+
+ private:
+  std::uint16_t kind_ = 0;
+  std::span<const std::byte> body_;
+  std::vector<Section> sections_;
+  std::vector<BufferView> buffers_;
+};
+
+}  // namespace stitch::transport

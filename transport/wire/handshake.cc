@@ -1,0 +1,140 @@
+#include "stitch/transport/wire/handshake.h"
+
+#include <sodium.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace stitch::transport {
+
+Handshake::Handshake(Hello self, Role role, Terms terms, Check check)
+    : self_(std::move(self)), terms_(std::move(terms)), check_(std::move(check)) {
+  start_sodium();
+  ours_.version = self_.version;
+  ours_.role = role;
+  ours_.features = self_.features;
+  randombytes_buf(ours_.nonce.data(), ours_.nonce.size());
+  if (!terms_.secret) return;
+  ours_.authenticated = true;
+  ours_.encryption = terms_.encryption;
+  ours_.aes = has_aes_instructions();
+  agreement_.emplace();
+  const auto key = agreement_->public_key().span();
+  std::copy(key.begin(), key.end(), ours_.public_key.begin());
+}
+
+Bytes Handshake::greeting() const { return encode(ours_); }
+
+Bytes Handshake::refuse(const Error& error) {
+  state_ = State::refused;
+  error_ = error;
+  return encode_refusal(error);
+}
+
+void Handshake::take_greeting(std::span<const std::byte> message, std::vector<Bytes>& answer) {
+  theirs_ = decode_greeting(message);
+  check_greeting(ours_, theirs_);
+  const bool connecting = ours_.role == Role::connecting;
+  const Bytes own = greeting();
+  append(connecting ? own.span() : message);
+  append(connecting ? message : own.span());
+  if (agreement_) shared_ = agreement_->shared_with(theirs_.public_key);
+  state_ = State::introduction;
+  if (connecting) answer.push_back(introduce());
+}
+
+// Of a side of that role, which has just said `introduction`. Each role's proof has a label of its
+// own, so neither can be used as the other.
+Key Handshake::proof_of(Role role, std::span<const std::byte> introduction) const {
+  return terms_.secret->hash("stitch worker proof of the " + std::string(name_of(role)) + " side",
+                             {transcript_.span(), introduction, shared_.span()});
+}
+
+Bytes Handshake::introduce() {
+  Bytes words = Introduction::encode(self_);
+  const Key proof = terms_.secret ? proof_of(ours_.role, words.span()) : Key();
+  words.append(proof.data(), Key::kBytes);
+  append(words.span());
+  return words;
+}
+
+void Handshake::take_introduction(std::span<const std::byte> message, std::vector<Bytes>& answer) {
+  if (terms_.secret && !is_introduction(message)) {
+    throw Error(ErrorCode::unauthenticated,
+                "peer sent something else where the proof of its secret was due");
+  }
+  auto [who, proved, proof] = Introduction::decode(message);
+  const Key expected = terms_.secret ? proof_of(theirs_.role, proved) : Key();
+  if (!expected.equals(proof)) {
+    throw terms_.secret
+        ? Error(ErrorCode::unauthenticated,
+                describe_peer(who) + " does not know the secret of this worker")
+        : Error(ErrorCode::protocol, describe_peer(who) + " sent a proof that was not asked for");
+  }
+  append(message);
+  peer_ = std::move(who);
+  peer_.version = theirs_.version;
+  peer_.features = theirs_.features;
+  peer_.authenticated = theirs_.authenticated;
+  if (peer_.world != self_.world) {
+    throw Error(ErrorCode::protocol, describe_peer(peer_) + " belongs to world " +
+                                         std::to_string(peer_.world) + ", worker \"" + self_.name +
+                                         "\" to world " + std::to_string(self_.world));
+  }
+  if (check_) check_(peer_);
+  if (ours_.role == Role::connecting) {
+    answer.push_back(encode_acceptance());
+    derive_keys();
+    state_ = State::open;
+  } else {
+    answer.push_back(introduce());
+    state_ = State::acceptance;
+  }
+}
+
+void Handshake::derive_keys() {
+  if (terms_.secret && ours_.encryption != Encryption::off) {
+    const Cipher cipher = ours_.aes && theirs_.aes ? Cipher::aes256_gcm : Cipher::chacha20_poly1305;
+    keys_ = derive_session_keys(*terms_.secret, "stitch worker", transcript_.span(), shared_.span(),
+                                ours_.encryption, cipher);
+  }
+  agreement_.reset();
+  shared_ = Key();
+}
+
+std::vector<Bytes> Handshake::receive(std::span<const std::byte> message) {
+  std::vector<Bytes> answer;
+  if (is_refusal(message)) {
+    peer_refused_ = true;
+    if (state_ != State::refused) error_ = decode_refusal(message);
+    state_ = State::refused;
+    return answer;
+  }
+  try {
+    switch (state_) {
+      case State::greeting:
+        take_greeting(message, answer);
+        break;
+      case State::introduction:
+        take_introduction(message, answer);
+        break;
+      case State::acceptance:
+        if (!is_acceptance(message))
+          throw Error(ErrorCode::protocol, "peer sent something else where its verdict was due");
+        derive_keys();
+        state_ = State::open;
+        break;
+      case State::open:
+      case State::refused:
+        break;
+    }
+  } catch (...) {
+    answer.clear();
+    answer.push_back(refuse(to_error(std::current_exception())));
+  }
+  return answer;
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,219 @@
+#include "stitch/transport/wire/handshake_messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "stitch/base/byte_io.h"
+
+namespace stitch::transport {
+
+namespace {
+
+constexpr std::uint32_t kGreetingMagic = 0x49485453;      // "STHI"
+constexpr std::uint32_t kIntroductionMagic = 0x44495453;  // "STID"
+constexpr std::uint32_t kAcceptanceMagic = 0x4b4f5453;    // "STOK"
+constexpr std::uint32_t kRefusalMagic = 0x4f4e5453;       // "STNO", then a code, then text
+constexpr std::size_t kMaxRefusalText = kRefusalBytes - 5;
+
+constexpr std::uint16_t kAuthenticatedFlag = 1;
+constexpr std::uint16_t kAcceptingFlag = 2;
+constexpr unsigned kEncryptionShift = 2;
+constexpr std::uint16_t kEncryptionFlags = 3U << kEncryptionShift;
+constexpr std::uint16_t kAesFlag = 16;
+constexpr std::uint16_t kKnownFlags =
+    kAuthenticatedFlag | kAcceptingFlag | kEncryptionFlags | kAesFlag;
+
+[[nodiscard]] bool begins_with(std::span<const std::byte> bytes, std::uint32_t magic) noexcept {
+  const auto wire = to_wire_order(magic);
+  return bytes.size() >= sizeof(wire) && std::memcmp(bytes.data(), &wire, sizeof(wire)) == 0;
+}
+
+template <std::size_t N>
+void read_into(ByteReader& reader, std::array<std::byte, N>& to) {
+  const auto from = reader.take(N);
+  std::copy(from.begin(), from.end(), to.begin());
+}
+
+}  // namespace
+
+std::string_view name_of(Role role) noexcept {
+  return role == Role::connecting ? "connecting" : "accepting";
+}
+
+std::string describe_peer(const Hello& peer) {
+  return "peer \"" + peer.name + "\" (id " + std::to_string(peer.id) + ")";
+}
+
+Bytes encode(const Greeting& greeting) {
+  std::uint16_t flags =
+      static_cast<std::uint16_t>(static_cast<unsigned>(greeting.encryption) << kEncryptionShift);
+  if (greeting.authenticated) flags |= kAuthenticatedFlag;
+  if (greeting.role == Role::accepting) flags |= kAcceptingFlag;
+  if (greeting.aes) flags |= kAesFlag;
+  Bytes bytes;
+  ByteWriter writer(bytes);
+  writer.write(kGreetingMagic);
+  writer.write(greeting.version);
+  writer.write(flags);
+  writer.write(greeting.features);
+  writer.write_bytes(greeting.nonce);
+  writer.write_bytes(greeting.public_key);
+  return bytes;
+}
+
+Greeting decode_greeting(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes, "hello");
+  if (reader.read<std::uint32_t>() != kGreetingMagic) {
+    throw Error(ErrorCode::protocol,
+                "hello does not start with \"STHI\": the peer is not a stitch worker");
+  }
+  Greeting greeting;
+  // The fields up to here have the same place in every version, so that strangers can be told apart
+  // from other versions.
+  greeting.version = reader.read<std::uint16_t>();
+  if (greeting.version != Hello::kVersion) {
+    throw Error(ErrorCode::protocol,
+                "peer speaks protocol version " + std::to_string(greeting.version) +
+                    ", this worker speaks version " + std::to_string(Hello::kVersion));
+  }
+  const auto flags = reader.read<std::uint16_t>();
+  const unsigned encryption = (flags & kEncryptionFlags) >> kEncryptionShift;
+  if ((flags & ~kKnownFlags) != 0 || encryption > static_cast<unsigned>(Encryption::on))
+    throw Error(ErrorCode::protocol, "hello has unknown flags " + std::to_string(flags));
+  greeting.authenticated = (flags & kAuthenticatedFlag) != 0;
+  greeting.role = (flags & kAcceptingFlag) != 0 ? Role::accepting : Role::connecting;
+  greeting.encryption = static_cast<Encryption>(encryption);
+  greeting.aes = (flags & kAesFlag) != 0;
+  greeting.features = reader.read<std::uint64_t>();
+  read_into(reader, greeting.nonce);
+  read_into(reader, greeting.public_key);
+  reader.expect_end();
+  return greeting;
+}
+
+void check_greeting(const Greeting& self, const Greeting& peer) {
+  if (self.version != peer.version) {
+    throw Error(ErrorCode::protocol,
+                "peer speaks protocol version " + std::to_string(peer.version) +
+                    ", this worker speaks version " + std::to_string(self.version));
+  }
+  if (self.authenticated != peer.authenticated) {
+    throw Error(ErrorCode::unauthenticated, self.authenticated
+                                                ? "peer uses no secret, this worker demands one"
+                                                : "peer demands a secret, this worker has none");
+  }
+  if (self.authenticated && self.nonce == peer.nonce)
+    throw Error(ErrorCode::unauthenticated, "peer repeats the nonce of this worker back to it");
+  if (self.role == peer.role) {
+    throw Error(ErrorCode::protocol, "peer says that it is the " + std::string(name_of(peer.role)) +
+                                         " side, which this worker is");
+  }
+  if (self.encryption != peer.encryption) {
+    throw Error(ErrorCode::protocol,
+                "peer has encryption \"" + std::string(name_of(peer.encryption)) +
+                    "\", this worker \"" + std::string(name_of(self.encryption)) + "\"");
+  }
+}
+
+Bytes Introduction::encode(const Hello& self) {
+  if (self.name.size() > kMaxNameBytes) {
+    throw Error(ErrorCode::invalid_argument, "worker name of " + std::to_string(self.name.size()) +
+                                                 " characters exceeds the limit of " +
+                                                 std::to_string(kMaxNameBytes));
+  }
+  Bytes bytes;
+  ByteWriter writer(bytes);
+  writer.write(kIntroductionMagic);
+  writer.write(self.id);
+  writer.write(self.world);
+  writer.write(self.epoch);
+  writer.write(static_cast<std::uint16_t>(self.name.size()));
+  writer.write(std::uint16_t{0});
+  bytes.append(self.name.data(), self.name.size());
+  const std::size_t end = bytes.size();
+  bytes.resize(kBytes - kProofBytes);
+  std::memset(bytes.data() + end, 0, bytes.size() - end);
+  return bytes;
+}
+
+Introduction::Decoded Introduction::decode(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes, "introduction");
+  Decoded decoded;
+  if (reader.read<std::uint32_t>() != kIntroductionMagic)
+    throw Error(ErrorCode::protocol, "peer sent something else where its introduction was due");
+  decoded.who.id = reader.read<std::uint32_t>();
+  decoded.who.world = reader.read<std::uint64_t>();
+  decoded.who.epoch = reader.read<std::uint64_t>();
+  const auto name_bytes = reader.read<std::uint16_t>();
+  if (const auto reserved = reader.read<std::uint16_t>(); reserved != 0) {
+    throw Error(ErrorCode::protocol,
+                "introduction has " + std::to_string(reserved) + " in its reserved field, not 0");
+  }
+  if (name_bytes > kMaxNameBytes || bytes.size() != kBytes) {
+    throw Error(ErrorCode::protocol, "introduction of " + std::to_string(bytes.size()) +
+                                         " bytes with a name of " + std::to_string(name_bytes) +
+                                         ", not of " + std::to_string(kBytes) +
+                                         " with one of at most " + std::to_string(kMaxNameBytes));
+  }
+  const auto name = reader.take(name_bytes);
+  for (const std::byte filler : reader.take(kMaxNameBytes - name_bytes)) {
+    if (filler != std::byte{0})
+      throw Error(ErrorCode::protocol, "introduction has something behind its name");
+  }
+  decoded.who.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  for (const char c : decoded.who.name) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      throw Error(ErrorCode::protocol, "introduction has a control character in its name");
+  }
+  decoded.proved = bytes.first(bytes.size() - kProofBytes);
+  decoded.proof = reader.take(kProofBytes);
+  return decoded;
+}
+
+bool is_introduction(std::span<const std::byte> bytes) noexcept {
+  return begins_with(bytes, kIntroductionMagic);
+}
+
+Bytes encode_acceptance() {
+  Bytes bytes;
+  ByteWriter(bytes).write(kAcceptanceMagic);
+  return bytes;
+}
+
+bool is_acceptance(std::span<const std::byte> bytes) noexcept {
+  return bytes.size() == sizeof(kAcceptanceMagic) && begins_with(bytes, kAcceptanceMagic);
+}
+
+Bytes encode_refusal(const Error& error) {
+  Bytes bytes;
+  ByteWriter writer(bytes);
+  writer.write(kRefusalMagic);
+  writer.write(static_cast<std::uint8_t>(error.code()));
+  const std::string_view text = std::string_view(error.what()).substr(0, kMaxRefusalText);
+  bytes.append(text.data(), text.size());
+  const std::size_t end = bytes.size();
+  bytes.resize(kRefusalBytes);
+  std::memset(bytes.data() + end, 0, bytes.size() - end);
+  return bytes;
+}
+
+bool is_refusal(std::span<const std::byte> bytes) noexcept {
+  return bytes.size() > sizeof(kRefusalMagic) && begins_with(bytes, kRefusalMagic);
+}
+
+Error decode_refusal(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes.subspan(sizeof(kRefusalMagic)), "refusal");
+  auto code = static_cast<ErrorCode>(reader.read<std::uint8_t>());
+  if (code != ErrorCode::unauthenticated && code != ErrorCode::shutting_down &&
+      code != ErrorCode::overloaded)
+    code = ErrorCode::protocol;
+  const auto said = reader.take(std::min(reader.remaining(), kMaxRefusalText));
+  std::string text(reinterpret_cast<const char*>(said.data()), said.size());
+  text.resize(std::min(text.size(), text.find('\0')));
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return Error(code, "connection refused by the peer: " + text).with_remote(true);
+}
+
+}  // namespace stitch::transport
