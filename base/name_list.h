@@ -13,4 +13,9 @@ namespace stitch::transport {
 void check_names(const std::string& what, std::vector<std::string>& names,
                  const std::vector<std::string>& known);
 
+// Up to `most` of `names` that differ least from `wanted`, nearest first.
+[[nodiscard]] std::vector<std::string> nearest_names(const std::string& wanted,
+                                                     std::vector<std::string> names,
+                                                     std::size_t most);
+
 }  // namespace stitch::transport

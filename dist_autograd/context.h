@@ -13,6 +13,10 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future.h"
 
+namespace stitch {
+class Agent;
+}  // namespace stitch
+
 namespace stitch::dist_autograd {
 
 class ContextState;

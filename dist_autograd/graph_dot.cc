@@ -94,7 +94,7 @@ GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) 
 std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context,
                           const std::vector<at::Tensor>& roots) {
   Ambient plain = Ambient::current();
-  plain.agent = agent;
+  plain.runtime = agent;
   plain.carried = nullptr;  // asking must not become part of the answer
   const AmbientScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};

@@ -11,11 +11,6 @@
 
 namespace stitch {
 
-// The agent of the worker that is current on this thread: that of the running handler or of a
-// WorkerScope, else the process's only worker. Throws Error(invalid_argument) when there is none or
-// more than one.
-[[nodiscard]] std::shared_ptr<Agent> current_agent();
-
 namespace detail {
 
 template <std::size_t I, class Param, class Arg>

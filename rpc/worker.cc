@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
-#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include "stitch/base/forked.h"
+#include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/rendezvous.h"
 #include "stitch/rpc/world/slow_blas.h"
@@ -17,111 +16,12 @@ namespace stitch {
 
 namespace {
 
-// The workers of this process, so that a program with one need not say which.
-// No last reference to an agent is let go of under the lock: ending one calls back into here.
-class LiveAgents {
- public:
-  // Whether some thread may be in here, or in the parts that workers share, at any time.
-  [[nodiscard]] bool in_use() const noexcept { return count_.load() > 0; }
-  [[nodiscard]] std::vector<std::shared_ptr<Agent>> all() {
-    std::vector<std::shared_ptr<Agent>> agents;
-    MutexLock lock(mutex_);
-    for (const Entry& entry : agents_) {
-      if (auto agent = entry.owner.lock()) agents.push_back(std::move(agent));
-    }
-    return agents;
-  }
-  void add(const std::shared_ptr<Agent>& agent) {
-    MutexLock lock(mutex_);
-    agents_.push_back({agent.get(), agent});
-    count_.store(agents_.size());
-  }
-  void remove(const Agent* agent) {
-    MutexLock lock(mutex_);
-    std::erase_if(
-        agents_, [&](const Entry& entry) { return entry.agent == agent || entry.owner.expired(); });
-    count_.store(agents_.size());
-    last_gone_ = true;
-  }
-  // Null when there is none or more than one.
-  [[nodiscard]] std::shared_ptr<Agent> sole() {
-    MutexLock lock(mutex_);
-    return agents_.size() == 1 ? agents_.front().owner.lock() : nullptr;
-  }
-  // Null when there is none.
-  [[nodiscard]] std::shared_ptr<Agent> any() {
-    MutexLock lock(mutex_);
-    for (const Entry& entry : agents_) {
-      if (auto agent = entry.owner.lock()) return agent;
-    }
-    return nullptr;
-  }
-  [[nodiscard]] std::shared_ptr<Agent> only() {
-    std::vector<std::shared_ptr<Agent>> several;
-    {
-      MutexLock lock(mutex_);
-      std::erase_if(agents_, [](const Entry& entry) { return entry.owner.expired(); });
-      if (agents_.size() == 1) {
-        if (auto agent = agents_.front().owner.lock()) return agent;
-      }
-      for (const Entry& entry : agents_) {
-        if (auto agent = entry.owner.lock()) several.push_back(std::move(agent));
-      }
-      if (several.empty() && last_gone_) {
-        throw Error(ErrorCode::shutting_down,
-                    "there is no current worker: the one of this process has shut down");
-      }
-    }
-    if (several.empty())
-      throw Error(ErrorCode::invalid_argument,
-                  "there is no current worker: call stitch::init() first");
-    std::set<std::string> sorted;
-    for (const auto& agent : several) sorted.insert(agent->self().name);
-    std::string names;
-    for (const auto& name : sorted) names += (names.empty() ? "" : ", ") + name;
-    throw Error(ErrorCode::invalid_argument,
-                "there is no current worker on this thread, and this process has several (" +
-                    names + "): make one current with stitch::WorkerScope");
-  }
-
- private:
-  struct Entry {
-    const Agent* agent;  // a name only
-    std::weak_ptr<Agent> owner;
-  };
-  Mutex mutex_;
-  std::vector<Entry> agents_ STITCH_GUARDED_BY(mutex_);
-  bool last_gone_ STITCH_GUARDED_BY(mutex_) = false;
-  std::atomic<std::size_t> count_{0};  // of agents_
-};
-
-// A forked child has a list of its own: a thread of the parent may hold the lock of the other one.
-struct AgentsOfProcess {
-  const std::uint32_t fork = transport::fork_count();
-  const bool forked_from_workers = false;
-  LiveAgents agents{};
-};
-
-AgentsOfProcess& of_this_process() {
-  // Never destroyed: workers may outlive other static objects.
-  static std::atomic<AgentsOfProcess*> current{new AgentsOfProcess};
-  AgentsOfProcess* known = current.load();
-  while (known->fork != transport::fork_count()) {
-    auto* const fresh = new AgentsOfProcess{.forked_from_workers = known->forked_from_workers ||
-                                                                   known->agents.in_use()};
-    if (current.compare_exchange_strong(known, fresh)) return *fresh;
-    delete fresh;
-  }
-  return *known;
-}
-
-LiveAgents& live_agents() { return of_this_process().agents; }
-
 // The error of a shutdown of `agent` on this thread; nothing where it may be called.
 std::optional<Error> why_not_here(const std::shared_ptr<Agent>& agent, bool graceful) {
   auto refusal = agent->why_not_here();
   if (refusal || !graceful || agent->stopped()) return refusal;
-  for (const auto& other : live_agents().all()) {
+  for (const auto& runtime : LiveRuntimes::of_this_process().all()) {
+    const auto other = std::static_pointer_cast<Agent>(runtime);
     if (other == agent || other->world() != agent->world() || !other->serves_here()) continue;
     return Error(ErrorCode::invalid_argument,
                  "shutdown of " + to_string(agent->self()) + " was called from a handler of " +
@@ -134,7 +34,7 @@ std::optional<Error> why_not_here(const std::shared_ptr<Agent>& agent, bool grac
 void leave(Agent& agent, ShutdownOptions options) {
   const auto error =
       agent.shutdown(options.graceful, options.timeout.value_or(agent.options().shutdown_timeout));
-  if (agent.stopped()) live_agents().remove(&agent);
+  if (agent.stopped()) LiveRuntimes::of_this_process().remove(&agent);
   if (error) throw *error;
 }
 
@@ -148,33 +48,8 @@ void leave_or_say_why(Agent& agent) noexcept {
 
 }  // namespace
 
-std::shared_ptr<Agent> detail::sole_agent() { return live_agents().sole(); }
-std::shared_ptr<Agent> detail::any_agent() { return live_agents().any(); }
-
-namespace {
-[[noreturn]] void refuse_forked_child(const char* what) {
-  throw Error(ErrorCode::invalid_argument,
-              std::string(what) +
-                  " in a process that was forked from one with a worker: fork before that starts, "
-                  "or exec");
-}
-}  // namespace
-
-bool detail::help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline) {
-  auto agent = Ambient::current().agent;
-  if (!agent) agent = sole_agent();
-  if (!agent && of_this_process().forked_from_workers)
-    refuse_forked_child("a future cannot be waited for");
-  return agent ? agent->help(done, deadline) : done.load(std::memory_order_acquire);
-}
-
-std::shared_ptr<Agent> current_agent() {
-  if (const auto& agent = Ambient::current().agent) return agent;
-  return live_agents().only();
-}
-
 Worker::Worker(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {
-  live_agents().add(agent_);
+  LiveRuntimes::of_this_process().add(agent_);
 }
 
 Worker& Worker::operator=(Worker&& other) noexcept {
@@ -259,7 +134,8 @@ void Worker::barrier(const std::vector<std::string>& names) {
 
 Worker init(Options options) {
   const SecretWiper wiper(options.secret);
-  if (of_this_process().forked_from_workers) refuse_forked_child("a worker cannot be started");
+  if (LiveRuntimes::of_this_process().forked_from_workers())
+    refuse_forked_child("a worker cannot be started");
   try {
     warn_about_slow_blas();
     FunctionRegistry::instance().check();

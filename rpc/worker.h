@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "stitch/rpc/agent/gather_exchange.h"
-#include "stitch/rpc/agent/gathering.h"
 #include "stitch/rpc/calls.h"
+#include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch {
@@ -144,7 +144,7 @@ class WorkerScope {
  private:
   static Ambient with_agent(std::shared_ptr<Agent> agent) {
     Ambient ambient;
-    ambient.agent = std::move(agent);
+    ambient.runtime = std::move(agent);
     return ambient;
   }
   AmbientScope scope_;

@@ -3,8 +3,10 @@
 #include <sodium.h>
 
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -48,6 +50,55 @@ void end_elsewhere(std::unique_ptr<Endpoint> endpoint) noexcept {
 [[nodiscard]] bool is_filled(const void* data, std::size_t bytes, unsigned char value) {
   const auto* at = static_cast<const unsigned char*>(data);
   return bytes > 0 && at[0] == value && std::memcmp(at, at + 1, bytes - 1) == 0;
+}
+
+constexpr std::chrono::seconds kTrialTime{5};
+
+// What trials have shown in this process. Thread contract: any thread.
+class Trials {
+ public:
+  [[nodiscard]] bool passed(const std::string& key) {
+    MutexLock lock(mutex_);
+    return passed_.contains(key);
+  }
+  void pass(const std::string& key) {
+    MutexLock lock(mutex_);
+    passed_.insert(key);
+    reasons_.erase(key);
+  }
+  void fail(const std::string& key, const std::string& reason) {
+    {
+      MutexLock lock(mutex_);
+      ++failed_[name_of(key)];
+      if (std::exchange(reasons_[key], reason) == reason) return;
+    }
+    std::fprintf(stderr, "stitch: transport %s is not used, it fails a transfer to itself: %s\n",
+                 name_of(key).c_str(), reason.c_str());
+  }
+  [[nodiscard]] std::map<std::string, std::int64_t> failed() {
+    MutexLock lock(mutex_);
+    return failed_;
+  }
+  // Why what is tried under `key` does not pass.
+  [[nodiscard]] std::string reason(const std::string& key) {
+    MutexLock lock(mutex_);
+    const auto found = reasons_.find(key);
+    return found == reasons_.end() ? "" : found->second;
+  }
+
+ private:
+  [[nodiscard]] static std::string name_of(const std::string& key) {
+    return key.substr(0, key.rfind(' '));
+  }
+  Mutex mutex_;
+  std::set<std::string> passed_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> reasons_ STITCH_GUARDED_BY(mutex_);  // of the last failure
+  std::map<std::string, std::int64_t> failed_ STITCH_GUARDED_BY(mutex_);  // by name
+};
+
+Trials& trials() {
+  static auto* const trials = new Trials;  // workers may outlive other static objects
+  return *trials;
 }
 
 }  // namespace
@@ -111,5 +162,22 @@ std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
   return Error(ErrorCode::timeout, "nothing arrived within " + std::to_string(limit.count()) +
                                        " ms; its threads are left to end by themselves");
 }
+
+bool passes_once(const std::string& key, const std::function<std::unique_ptr<Endpoint>()>& make) {
+  if (trials().passed(key)) return true;
+  std::optional<Error> error;
+  try {
+    error = try_self_transfer(make(), kTrialTime);
+  } catch (const Error& refused) {
+    if (refused.code() == ErrorCode::invalid_argument) throw;
+    error = refused;
+  }
+  error ? trials().fail(key, error->what()) : trials().pass(key);
+  return !error;
+}
+
+std::map<std::string, std::int64_t> failed_trials() { return trials().failed(); }
+
+std::string why_not_passed(const std::string& key) { return trials().reason(key); }
 
 }  // namespace stitch::transport

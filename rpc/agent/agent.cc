@@ -15,11 +15,13 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/message/tensor_codec.h"
-#include "stitch/transport/selection/make_endpoints.h"
+#include "stitch/transport/self_transfer.h"
 
 namespace stitch {
 
@@ -336,7 +338,7 @@ void Agent::settle_call(std::uint64_t call_id, InMessage& message) {
 void Agent::settle(const CallTable::Record& record, InMessage& message) {
   try {
     Ambient ambient;
-    ambient.agent = shared_from_this();
+    ambient.runtime = shared_from_this();
     decode_tensors(message);
     for_each_extension([&](Extension& extension) { extension.on_decode(message, ambient); });
     if (message.view.kind() == wire::kReply) {
@@ -352,7 +354,8 @@ void Agent::settle(const CallTable::Record& record, InMessage& message) {
       auto names =
           split_lines(std::string(std::string_view(error.what()).substr(0, 2 * kMaxNamesBytes)));
       std::string near;
-      for (const auto& name : nearest_names(std::string(record.function), std::move(names), 3))
+      for (const auto& name :
+           transport::nearest_names(std::string(record.function), std::move(names), 3))
         near += (near.empty() ? "; near names there: " : ", ") + name;
       record.pending->on_error(about(record, error.with_remote(true),
                                      "failed: the function is not registered there" + near));
@@ -440,6 +443,10 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
     numbers.emplace("transport.failed_trials." + name, failures);
   for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
   return numbers;
+}
+
+std::shared_ptr<Agent> current_agent() {
+  return std::static_pointer_cast<Agent>(current_runtime());
 }
 
 }  // namespace stitch

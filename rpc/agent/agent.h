@@ -28,17 +28,6 @@
 
 namespace stitch {
 
-namespace detail {
-// For a thread that waits for `done`, which an answer may set: moves messages of the current worker
-// (that of the running handler or scope, else the process's only one) as long as that pays off.
-// True when `done` is set.
-bool help_current_worker(const std::atomic<bool>& done, Clock::time_point deadline);
-// The worker of this process: null when there is none, and of several sole_agent() gives none,
-// any_agent() one of them.
-[[nodiscard]] std::shared_ptr<Agent> sole_agent();
-[[nodiscard]] std::shared_ptr<Agent> any_agent();
-}  // namespace detail
-
 class Leave;
 class Board;
 class IncomingCall;
@@ -48,7 +37,7 @@ class IncomingCall;
 // everything in flight; ended by shutdown(). Thread contract: any thread unless said otherwise. No
 // lock is held while user code, an extension or the transport is called. Lock order: none; every
 // component has one lock and calls nothing under it.
-class Agent : public std::enable_shared_from_this<Agent> {
+class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
  public:
   // `loop` runs the timers; `receive_pool` is what received tensors lie in. Call start() next.
   Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop,
@@ -79,7 +68,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // call hears nothing more.
   bool abandon_call(std::uint64_t call_id);
   // Endpoint::help, unless nothing that was asked for is on its way.
-  bool help(const std::atomic<bool>& done, Clock::time_point deadline);
+  bool help(const std::atomic<bool>& done, Clock::time_point deadline) override;
+  [[nodiscard]] const std::string& name() const noexcept override { return self_.name; }
   // A request message with room for the CallHeader; arguments are appended by an OutArchive over
   // it.
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
@@ -110,8 +100,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void for_each_extension(F&& f) {
     for (const auto& each : extensions_) f(*each);
   }
-  // Runs `task` on the user-function threads, or here when they have ended.
-  void post(UniqueFunction<void()> task);
+  void post(UniqueFunction<void()> task) override;
   // Runs `task` here under libtorch's state of a thread that has done nothing: for callbacks that
   // are not to feel the guards of this thread.
   static void in_fresh_state(const std::function<void()>& task);
@@ -274,5 +263,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
       control_bytes_;  // by peer; the vector: constant after start()
   std::atomic<std::size_t> incoming_bytes_{0};
 };
+
+// The worker that code on this thread belongs to: that of the running handler, continuation or
+// WorkerScope, else the process's only one. Throws as LiveRuntimes::only().
+[[nodiscard]] std::shared_ptr<Agent> current_agent();
 
 }  // namespace stitch

@@ -33,7 +33,7 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
       bytes_(total_bytes(message_.raw)),
       function_(header.function_id == 0 ? nullptr
                                         : FunctionRegistry::instance().find(header.function_id)) {
-  ambient_.agent = agent_;
+  ambient_.runtime = agent_;
   ambient_.deadline = deadline_after(header.timeout_ns);
   ambient_.stop = stop_;
 }

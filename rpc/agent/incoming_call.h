@@ -13,6 +13,8 @@
 
 namespace stitch {
 
+class Agent;
+
 // The fixed fields at the start of a request's body.
 struct CallHeader {
   std::uint64_t call_id = 0;      // chosen by the caller; 0 for a one-way call

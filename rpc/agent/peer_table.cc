@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "stitch/rpc/function/registry.h"
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/message/message.h"
 
 namespace stitch {
@@ -103,7 +103,7 @@ const WorkerInfo& PeerTable::find(std::string_view name) const {
   if (found != by_name_.end()) return infos_[found->second.value()];
   std::vector<std::string> names;
   for (const auto& info : infos_) names.push_back(info.name);
-  auto nearest = nearest_names(std::string(name), names, 5);
+  auto nearest = transport::nearest_names(std::string(name), names, 5);
   if (nearest.empty() && names.size() <= 8) nearest = std::move(names);
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + std::string(name) + "\" is not in this world of " +

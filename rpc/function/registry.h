@@ -83,9 +83,4 @@ class FunctionRegistry {
   std::vector<std::string> clashes_ STITCH_GUARDED_BY(mutex_);  // names that two functions want
 };
 
-// Up to `most` of `names` that differ least from `wanted`, nearest first.
-[[nodiscard]] std::vector<std::string> nearest_names(const std::string& wanted,
-                                                     std::vector<std::string> names,
-                                                     std::size_t most);
-
 }  // namespace stitch

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/live_runtimes.h"
 
 namespace stitch {
 
@@ -15,7 +15,7 @@ Ambient& Ambient::current() noexcept {
 
 Ambient Ambient::captured() {
   Ambient ambient = current();
-  if (!ambient.agent) ambient.agent = detail::sole_agent();
+  if (!ambient.runtime) ambient.runtime = LiveRuntimes::of_this_process().sole();
   return ambient;
 }
 
@@ -28,13 +28,13 @@ bool detail::turn_grad_off() noexcept {
 void detail::turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
 
 void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
-  const auto agent = ambient.agent ? ambient.agent : detail::any_agent();
-  if (!agent) {
+  const auto runtime = ambient.runtime ? ambient.runtime : LiveRuntimes::of_this_process().any();
+  if (!runtime) {
     const AmbientScope scope(std::move(ambient));
     task();
     return;
   }
-  agent->post([ambient = std::move(ambient), task = std::move(task)]() mutable {
+  runtime->post([ambient = std::move(ambient), task = std::move(task)]() mutable {
     const AmbientScope scope(std::move(ambient));
     task();
   });

@@ -9,11 +9,9 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/future/runtime.h"
 
 namespace stitch {
-
-class Agent;
-using Clock = std::chrono::steady_clock;
 
 // Whether somebody was asked to stop. The std::stop_source behind it is made when its token is
 // first wanted: most calls never are asked, and never ask. Shared. Thread contract: any thread;
@@ -41,7 +39,7 @@ class StopFlag {
 // start with that of their call; continuations and coroutines keep that under which they were made,
 // on whatever thread they run.
 struct Ambient {
-  std::shared_ptr<Agent> agent;  // null: none is current
+  std::shared_ptr<Runtime> runtime;  // the worker's; null: none is current
   Clock::time_point deadline = Clock::time_point::max();
   std::shared_ptr<StopFlag> stop;  // null: nobody can ask it to stop
   std::shared_ptr<const void> carried;
@@ -78,7 +76,7 @@ class AmbientScope {
   bool turned_grad_off_;
 };
 
-// Runs `task` under `ambient`: on the thread pool of its agent; without one, on that of any worker
+// Runs `task` under `ambient`: on the thread pool of its worker; without one, on that of any worker
 // of this process, so that it may wait; here and now when there is none or it has stopped.
 void run_continuation(Ambient ambient, UniqueFunction<void()> task);
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_pool.h"
 
 namespace stitch::detail {
@@ -108,7 +108,7 @@ bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline)
   if (ready()) return true;
   const WaitingInside waiting;
   BlockingRegion blocking;
-  if (help_current_worker(ready_, deadline)) return true;
+  if (help_current_runtime(ready_, deadline)) return true;
   MutexLock lock(mutex_);
   while (!ready()) {
     if (!completed_.wait_until(mutex_, deadline)) return ready();

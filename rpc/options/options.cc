@@ -10,7 +10,6 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/name_list.h"
-#include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
@@ -157,7 +156,7 @@ void read_variables(Options& options) {
     if (found == variables().end()) {
       std::vector<std::string> names;
       for (const auto& variable : variables()) names.emplace_back(variable.name);
-      const auto near = nearest_names(name, std::move(names), 1);
+      const auto near = transport::nearest_names(name, std::move(names), 1);
       throw Error(ErrorCode::invalid_argument,
                   "variable " + name + " is unknown" +
                       (near.empty() ? "" : "; did you mean " + near.front() + "?"));
@@ -173,7 +172,7 @@ void check_name(const std::string& name) {
 
 // "; did you mean shm?", or nothing when no known name is near.
 std::string hint(const std::string& wanted, std::vector<std::string> known) {
-  const auto near = nearest_names(wanted, std::move(known), 1);
+  const auto near = transport::nearest_names(wanted, std::move(known), 1);
   return near.empty() ? "" : "; did you mean " + near.front() + "?";
 }
 

@@ -10,6 +10,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/event_loop.h"
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/tcp_store.h"
@@ -405,9 +406,9 @@ TEST(Errors, AnExceptionOfLibtorchArrivesWithoutItsStack) {
 }
 
 TEST(Errors, NearNamesLookIntoNamespaces) {
-  EXPECT_EQ(stitch::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1),
+  EXPECT_EQ(stitch::transport::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1),
             std::vector<std::string>{"ps::embed"});
-  EXPECT_EQ(stitch::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1),
+  EXPECT_EQ(stitch::transport::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1),
             std::vector<std::string>{"store::embed"});
 }
 

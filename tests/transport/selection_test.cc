@@ -1,5 +1,6 @@
 // Which transports a worker uses, and what it says of those that it does not.
 #include "stitch/transport/selection/make_endpoints.h"
+#include "stitch/transport/self_transfer.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/base/name_list.h"
 #include "stitch/transport/ip_address.h"
-#include "stitch/transport/selection/make_endpoints.h"
+#include "stitch/transport/self_transfer.h"
 
 namespace stitch::transport {
 

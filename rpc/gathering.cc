@@ -1,4 +1,4 @@
-#include "stitch/rpc/agent/gathering.h"
+#include "stitch/rpc/gathering.h"
 
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"

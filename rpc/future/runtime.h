@@ -1,0 +1,33 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "stitch/base/unique_function.h"
+
+namespace stitch {
+
+using Clock = std::chrono::steady_clock;
+
+// What futures and continuations need of the worker they run on; its Agent implements it. Shared by
+// its Worker, by every ExecutionContext that names it, and by what is in flight. Thread contract:
+// any thread.
+class Runtime {
+ public:
+  // Runs `task` on the user-function threads, or here when they have ended.
+  virtual void post(UniqueFunction<void()> task) = 0;
+  // For a thread that waits for `done`, which an answer may set: moves messages of this worker as
+  // long as that pays off. True when `done` is set.
+  virtual bool help(const std::atomic<bool>& done, Clock::time_point deadline) = 0;
+  // The worker's name, for error texts. Constant.
+  [[nodiscard]] virtual const std::string& name() const noexcept = 0;
+
+ protected:
+  Runtime() = default;
+  ~Runtime() = default;
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+};
+
+}  // namespace stitch
