@@ -14,7 +14,7 @@
 
 // Fixed-size little-endian fields and length-prefixed strings, read with every length checked. Not
 // thread-safe.
-namespace stitch::transport {
+namespace stitch::base {
 
 template <class T>
 concept WireScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
@@ -104,4 +104,4 @@ class ByteReader {
   std::size_t at_ = 0;
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -7,7 +7,7 @@
 
 #include "stitch/base/recycler.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // A growable run of bytes aligned to 64 that is not zero-filled, for frames; small ones are
 // recycled. Move-only. Not thread-safe.
@@ -75,4 +75,4 @@ class Bytes {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

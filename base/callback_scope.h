@@ -1,6 +1,6 @@
 #pragma once
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // Marks a block in which this thread runs callbacks of an endpoint or an event loop: what runs
 // there must not wait for the end of one. Blocks nest.
@@ -16,4 +16,4 @@ class CallbackScope {
   static inline constinit thread_local int depth_ = 0;
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

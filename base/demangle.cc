@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
-namespace stitch {
+namespace stitch::base {
 
 std::string demangle(const char* mangled) {
   int status = 0;
@@ -14,4 +14,4 @@ std::string demangle(const char* mangled) {
   return status == 0 && readable ? readable.get() : mangled;
 }
 
-}  // namespace stitch
+}  // namespace stitch::base

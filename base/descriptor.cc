@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace stitch::transport {
+namespace stitch::base {
 
 Descriptor::Descriptor(Descriptor&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), fork_(other.fork_) {}
@@ -32,4 +32,4 @@ int Descriptor::release() noexcept {
   return fd;
 }
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -4,7 +4,7 @@
 
 #include "stitch/base/forked.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // A descriptor of the operating system's, closed with its owner. It belongs to the process that
 // made it: in a forked child it is closed, and a Descriptor that the child has inherited is empty.
@@ -27,4 +27,4 @@ class Descriptor {
   std::uint32_t fork_ = 0;
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -72,7 +72,7 @@ std::string describe(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
-    const std::string type = demangle(typeid(error).name());
+    const std::string type = base::demangle(typeid(error).name());
     const char* const what = error.what();
     if (what == nullptr) return type + " without a text";
     const std::string_view text = what;
@@ -83,8 +83,9 @@ std::string describe(const std::exception_ptr& exception) {
     return text == nullptr ? "a null const char*" : std::string("const char*: ") + text;
   } catch (...) {
     const std::type_info* const type = abi::__cxa_current_exception_type();
-    return type == nullptr ? "an exception of another language"
-                           : demangle(type->name()) + ", which is not derived from std::exception";
+    return type == nullptr
+               ? "an exception of another language"
+               : base::demangle(type->name()) + ", which is not derived from std::exception";
   }
 }
 

@@ -15,7 +15,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 
 namespace {
 
@@ -269,4 +269,4 @@ bool EventLoop::on_loop_thread() const { return impl_->on_loop_thread(); }
 void EventLoop::close() { impl_->close(); }
 uv_loop_s* EventLoop::raw() { return impl_->raw(); }
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

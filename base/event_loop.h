@@ -9,7 +9,7 @@
 
 struct uv_loop_s;
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // One libuv loop on one thread of its own: timers, stores and the status page of a worker run here.
 // Thread contract: post(), call_at() and cancel() from any thread; callbacks run on the loop's
@@ -44,4 +44,4 @@ class EventLoop {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

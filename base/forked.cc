@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <new>
 
-namespace stitch::transport {
+namespace stitch::base {
 
 namespace {
 
@@ -70,4 +70,4 @@ void keep_in_children(int fd) noexcept {
   if (auto* const word = word_of(fd, false)) word->fetch_and(~bit_of(fd));
 }
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

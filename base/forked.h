@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // What a fork means for this process. A forked child has copies of its parent's descriptors but not
 // of its threads: as long as the child lives its copies keep the parent's connections open, so that
@@ -29,4 +29,4 @@ void close_in_children(int fd) noexcept;
 // No longer. To be called before `fd` is closed.
 void keep_in_children(int fd) noexcept;
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -23,7 +23,7 @@
 #define STITCH_ACQUIRED_AFTER(...) STITCH_THREAD_ANNOTATION(acquired_after(__VA_ARGS__))
 #define STITCH_NO_THREAD_SAFETY_ANALYSIS STITCH_THREAD_ANNOTATION(no_thread_safety_analysis)
 
-namespace stitch {
+namespace stitch::base {
 
 // A std::mutex that clang's thread-safety analysis understands.
 class STITCH_CAPABILITY("mutex") Mutex {
@@ -94,4 +94,4 @@ class CondVar {
   std::condition_variable condition_;
 };
 
-}  // namespace stitch
+}  // namespace stitch::base

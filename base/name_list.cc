@@ -6,7 +6,7 @@
 
 #include "stitch/base/error.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 
 namespace {
 
@@ -74,4 +74,4 @@ std::vector<std::string> nearest_names(const std::string& wanted, std::vector<st
   return nearest;
 }
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // "a, b, c".
 [[nodiscard]] std::string join_names(const std::vector<std::string>& names);
@@ -18,4 +18,4 @@ void check_names(const std::string& what, std::vector<std::string>& names,
                                                      std::vector<std::string> names,
                                                      std::size_t most);
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

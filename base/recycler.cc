@@ -20,7 +20,7 @@
 #define STITCH_RECYCLES 1
 #endif
 
-namespace stitch::transport {
+namespace stitch::base {
 
 namespace {
 
@@ -161,4 +161,4 @@ void recycle(void* at, std::size_t bytes) noexcept {
   }
 }
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -4,7 +4,7 @@
 #include <limits>
 #include <new>
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // Memory for small short-lived objects that one thread makes and another frees: kept in lists by
 // size, a short one of each thread's own and a common one, instead of going back to the heap. At
@@ -39,4 +39,4 @@ struct RecyclingAllocator {
   static_assert(alignof(T) <= 64);
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -9,9 +9,9 @@
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/error.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 
-ReaderThread::ReaderThread() {
+TaskThread::TaskThread() {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
@@ -20,9 +20,9 @@ ReaderThread::ReaderThread() {
   }
 }
 
-ReaderThread::~ReaderThread() { join(); }
+TaskThread::~TaskThread() { join(); }
 
-void ReaderThread::post(Task task) {
+void TaskThread::post(Task task) {
   {
     MutexLock lock(mutex_);
     if (!ended_) {
@@ -34,7 +34,7 @@ void ReaderThread::post(Task task) {
   task();
 }
 
-void ReaderThread::post_at(Time due, Task task) {
+void TaskThread::post_at(Time due, Task task) {
   MutexLock lock(mutex_);
   if (ended_) return;
   timed_.push_back(Timed{due, sequence_++, std::move(task)});
@@ -42,7 +42,7 @@ void ReaderThread::post_at(Time due, Task task) {
   if (sleeping_ && timed_.front().due == due) changed_.notify_one();
 }
 
-void ReaderThread::join() {
+void TaskThread::join() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
@@ -52,7 +52,7 @@ void ReaderThread::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ReaderThread::run() {
+void TaskThread::run() {
   pthread_setname_np(pthread_self(), "stitch-tasks");
   const CallbackScope callbacks;
   std::vector<Task> batch;
@@ -93,4 +93,4 @@ void ReaderThread::run() {
   }
 }
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -8,20 +8,20 @@
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 
 // A thread that runs tasks one after the other: posted ones in the order of posting, timed ones
 // when they are due. It sleeps without a time limit when there is nothing to do. Owned by an
 // endpoint. Thread contract: any thread; join() not from a task. After join() nothing runs any
 // more.
-class ReaderThread {
+class TaskThread {
  public:
   using Task = UniqueFunction<void()>;
 
-  ReaderThread();  // throws Error(overloaded) when the system refuses
-  ReaderThread(const ReaderThread&) = delete;
-  ReaderThread& operator=(const ReaderThread&) = delete;
-  ~ReaderThread();
+  TaskThread();  // throws Error(overloaded) when the system refuses
+  TaskThread(const TaskThread&) = delete;
+  TaskThread& operator=(const TaskThread&) = delete;
+  ~TaskThread();
 
   // Queues a task. What it throws ends that task and is dropped. Once the thread has ended it runs
   // at once, on the caller's thread, which then gets what it throws.
@@ -56,4 +56,4 @@ class ReaderThread {
   std::thread thread_;  // last: it uses everything above
 };
 
-}  // namespace stitch::transport
+}  // namespace stitch::base

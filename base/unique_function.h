@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace stitch {
+namespace stitch::base {
 
 template <class Signature>
 class UniqueFunction;
@@ -86,4 +86,4 @@ class UniqueFunction<R(Args...)> {
   alignas(std::max_align_t) std::byte storage_[kInlineBytes];
 };
 
-}  // namespace stitch
+}  // namespace stitch::base

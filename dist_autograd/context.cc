@@ -10,7 +10,7 @@ namespace stitch::dist_autograd {
 namespace {
 
 std::shared_ptr<const Carried> carried() {
-  return std::static_pointer_cast<const Carried>(Ambient::current().carried);
+  return std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().carried);
 }
 
 std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
@@ -29,7 +29,7 @@ Error ended_error(const ContextId& id) {
   return Error(ErrorCode::cancelled, "context " + to_string(id) + " has ended");
 }
 
-std::shared_ptr<ContextState> find_state(Agent& agent, const ContextId& id) {
+std::shared_ptr<ContextState> find_state(rpc::Agent& agent, const ContextId& id) {
   auto& contexts = Engine::of(agent).contexts();
   auto state = contexts.find(id);
   if (state) return state;
@@ -38,8 +38,8 @@ std::shared_ptr<ContextState> find_state(Agent& agent, const ContextId& id) {
               "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()));
 }
 
-std::shared_ptr<Agent> usable_agent() {
-  auto agent = current_agent();
+std::shared_ptr<rpc::Agent> usable_agent() {
+  auto agent = rpc::current_agent();
   agent->throw_if_stopped();
   return agent;
 }
@@ -80,22 +80,23 @@ std::string ContextHandle::graph_dot(const std::vector<at::Tensor>& roots) const
 
 Context::Context() : Context(usable_agent()) {}
 
-Context::Context(std::shared_ptr<Agent> agent)
+Context::Context(std::shared_ptr<rpc::Agent> agent)
     : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
-  outer_ = std::exchange(Ambient::current().carried, carry(state_));
+  outer_ = std::exchange(rpc::ExecutionContext::current().carried, carry(state_));
 }
 
 Context::~Context() {
-  auto& slot = Ambient::current().carried;
+  auto& slot = rpc::ExecutionContext::current().carried;
   if (slot && carried()->context == state_) slot = not_ended(outer_);
   Engine::of(*agent_).end_context(state_);
 }
 
 ContextScope::ContextScope(const ContextId& id) {
-  outer_ = std::exchange(Ambient::current().carried, carry(find_state(*current_agent(), id)));
+  outer_ = std::exchange(rpc::ExecutionContext::current().carried,
+                         carry(find_state(*rpc::current_agent(), id)));
 }
 
-ContextScope::~ContextScope() { Ambient::current().carried = not_ended(outer_); }
+ContextScope::~ContextScope() { rpc::ExecutionContext::current().carried = not_ended(outer_); }
 
 bool has_current_context() noexcept {
   const auto current = carried();
@@ -111,17 +112,17 @@ ContextHandle current_context() {
                 "your own");
   }
   if (current->context->ended()) throw ended_error(current->context->id());
-  return {current_agent(), current->context};
+  return {rpc::current_agent(), current->context};
 }
 
 ContextHandle find_context(const ContextId& id) {
-  auto agent = current_agent();
+  auto agent = rpc::current_agent();
   auto state = find_state(*agent, id);
   return {std::move(agent), std::move(state)};
 }
 
 std::optional<ContextHandle> find_usable_context(const ContextId& id) {
-  auto agent = current_agent();
+  auto agent = rpc::current_agent();
   auto& contexts = Engine::of(*agent).contexts();
   auto state = contexts.find(id);
   if (!state) {

@@ -13,9 +13,9 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future.h"
 
-namespace stitch {
+namespace stitch::rpc {
 class Agent;
-}  // namespace stitch
+}  // namespace stitch::rpc
 
 namespace stitch::dist_autograd {
 
@@ -48,7 +48,7 @@ struct Options {
 // the context as they run, so what a failed pass left is partial. Thread contract: any thread.
 class ContextHandle {
  public:
-  ContextHandle(std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> state)
+  ContextHandle(std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> state)
       : agent_(std::move(agent)), state_(std::move(state)) {}
 
   [[nodiscard]] const ContextId& id() const noexcept;
@@ -73,7 +73,7 @@ class ContextHandle {
   void throw_if_unusable() const;
 
  protected:
-  std::shared_ptr<Agent> agent_;
+  std::shared_ptr<rpc::Agent> agent_;
   std::shared_ptr<ContextState> state_;
 };
 
@@ -100,7 +100,7 @@ class Context : public ContextHandle {
   Context& operator=(const Context&) = delete;
 
  private:
-  explicit Context(std::shared_ptr<Agent> agent);
+  explicit Context(std::shared_ptr<rpc::Agent> agent);
   std::shared_ptr<const void> outer_;
 };
 

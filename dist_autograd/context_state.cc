@@ -7,17 +7,17 @@
 namespace stitch::dist_autograd {
 
 bool ContextState::ended() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return ended_;
 }
 
 std::optional<Error> ContextState::failure() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return failure_;
 }
 
 void ContextState::throw_if_unusable() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   check_usable();
 }
 
@@ -28,7 +28,7 @@ void ContextState::check_usable() const {
 }
 
 bool ContextState::add_send(LinkId link, NodePtr node, bool of_gradients) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (ended_) return false;
   sends_[link] = {std::move(node), of_gradients};
   if (of_gradients) ++gradient_links_;
@@ -37,7 +37,7 @@ bool ContextState::add_send(LinkId link, NodePtr node, bool of_gradients) {
 
 void ContextState::remove_send(LinkId link) {
   Send removed;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = sends_.find(link);
   if (found == sends_.end()) return;
   removed = std::move(found->second);
@@ -47,7 +47,7 @@ void ContextState::remove_send(LinkId link) {
 }
 
 std::vector<NodePtr> ContextState::sends() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<NodePtr> nodes;
   nodes.reserve(sends_.size());
   for (const auto& [link, send] : sends_) nodes.push_back(send.node);
@@ -55,49 +55,49 @@ std::vector<NodePtr> ContextState::sends() const {
 }
 
 std::size_t ContextState::send_count() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return sends_.size();
 }
 
 bool ContextState::has_gradient_links() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return gradient_links_ != 0;
 }
 
 bool ContextState::add_peer(const WorkerInfo& peer) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (ended_) return false;
   peers_.emplace(peer.id, peer);
   return true;
 }
 
 std::vector<WorkerInfo> ContextState::peers() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<WorkerInfo> all;
   for (const auto& [id, peer] : peers_) all.push_back(peer);
   return all;
 }
 
 bool ContextState::add_teller(WorkerId worker) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (std::find(tellers_.begin(), tellers_.end(), worker) != tellers_.end()) return false;
   tellers_.push_back(worker);
   return true;
 }
 
 bool ContextState::told_by(WorkerId worker) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return std::find(tellers_.begin(), tellers_.end(), worker) != tellers_.end();
 }
 
 std::uint64_t ContextState::next_pass() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return next_pass_++;
 }
 
 std::shared_ptr<Pass> ContextState::open_pass(PassId id,
                                               const std::function<std::shared_ptr<Pass>()>& make) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (const auto found = passes_.find(id); found != passes_.end()) return found->second;
   const auto past = past_passes_.find({id.root, id.epoch});
   if (past != past_passes_.end() && past->second.contains(id.counter)) return nullptr;
@@ -108,14 +108,14 @@ std::shared_ptr<Pass> ContextState::open_pass(PassId id,
 }
 
 std::shared_ptr<Pass> ContextState::find_pass(PassId id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = passes_.find(id);
   return found == passes_.end() ? nullptr : found->second;
 }
 
 void ContextState::close_pass(PassId id) {
   std::shared_ptr<Pass> closed;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   past_passes_[{id.root, id.epoch}].insert(id.counter);
   if (const auto found = passes_.find(id); found != passes_.end()) {
     closed = std::move(found->second);
@@ -125,14 +125,14 @@ void ContextState::close_pass(PassId id) {
 }
 
 std::vector<std::shared_ptr<Pass>> ContextState::passes() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Pass>> all;
   for (const auto& [id, pass] : passes_) all.push_back(pass);
   return all;
 }
 
 std::size_t ContextState::past_passes_remembered() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::size_t runs = 0;
   for (const auto& [root, counters] : past_passes_) runs += counters.runs();
   return runs;
@@ -140,7 +140,7 @@ std::size_t ContextState::past_passes_remembered() const {
 
 ContextState::Failing ContextState::fail(const Error& error) {
   Failing failing;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   failing.error = failure_.value_or(error);
   if (ended_ || failure_) return failing;
   failure_ = error;
@@ -154,7 +154,7 @@ ContextState::Ending ContextState::end() {
   Ending ending;
   decltype(sends_) dropped;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (ended_) return ending;
     ended_ = true;
     ending.first = true;

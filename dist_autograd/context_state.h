@@ -103,7 +103,7 @@ class ContextState {
   const ContextId id_;
   const std::shared_ptr<GradientStore> gradients_ = std::make_shared<GradientStore>();
 
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
   std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<LinkId, Send> sends_ STITCH_GUARDED_BY(mutex_);

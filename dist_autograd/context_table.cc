@@ -5,7 +5,7 @@
 namespace stitch::dist_autograd {
 
 std::shared_ptr<ContextState> ContextTable::create() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const ContextId id{self_, epoch_, next_++};
   auto context = std::make_shared<ContextState>(id);
   own_.insert(id.counter);
@@ -14,19 +14,19 @@ std::shared_ptr<ContextState> ContextTable::create() {
 }
 
 std::shared_ptr<ContextState> ContextTable::find(const ContextId& id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = contexts_.find(id);
   return found == contexts_.end() ? nullptr : found->second;
 }
 
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return find_or_make(id);
 }
 
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id, WorkerId teller,
                                                          bool& first) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   auto context = find_or_make(id);
   first = context && context->add_teller(teller);
   return context;
@@ -41,7 +41,7 @@ std::shared_ptr<ContextState> ContextTable::find_or_make(const ContextId& id) {
 }
 
 std::shared_ptr<ContextState> ContextTable::remove(const ContextId& id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (own(id)) {
     own_.erase(id.counter);
   } else {
@@ -57,7 +57,7 @@ std::shared_ptr<ContextState> ContextTable::remove(const ContextId& id) {
 std::vector<std::shared_ptr<ContextState>> ContextTable::raise_low_water(WorkerId home,
                                                                          std::uint64_t epoch,
                                                                          std::uint64_t counter) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return take_below(home, epoch, counter);
 }
 
@@ -74,19 +74,19 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::take_below(WorkerId hom
 }
 
 std::uint64_t ContextTable::low_water() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return own_.empty() ? next_ : *own_.begin();
 }
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home,
                                                                      std::uint64_t epoch) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return take_below(home, epoch, std::numeric_limits<std::uint64_t>::max());
 }
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_all() {
   std::vector<std::shared_ptr<ContextState>> removed;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   closed_ = true;
   for (auto& [id, context] : contexts_) removed.push_back(std::move(context));
   contexts_.clear();
@@ -95,21 +95,21 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::remove_all() {
 }
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::all() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<std::shared_ptr<ContextState>> contexts;
   for (const auto& [id, context] : contexts_) contexts.push_back(context);
   return contexts;
 }
 
 std::size_t ContextTable::ended_remembered() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::size_t count = 0;
   for (const auto& [life, counters] : ended_) count += counters.runs();
   return count;
 }
 
 bool ContextTable::has_ended(const ContextId& id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return !contexts_.contains(id) && (closed_ || ended(id));
 }
 

@@ -74,7 +74,7 @@ class ContextTable {
   const WorkerId self_;
   const std::uint64_t epoch_;
 
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
   std::set<std::uint64_t> own_

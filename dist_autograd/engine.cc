@@ -27,18 +27,21 @@ Error fast_mode_error() {
 }  // namespace
 
 int detail::register_engine() {
-  static const int index = register_extension(
-      [](Agent& agent) -> std::unique_ptr<Extension> { return std::make_unique<Engine>(agent); });
+  static const int index =
+      rpc::register_extension([](rpc::Agent& agent) -> std::unique_ptr<rpc::Extension> {
+        return std::make_unique<Engine>(agent);
+      });
   return index;
 }
 
-Engine::Engine(Agent& agent) : agent_(agent), contexts_(agent.self().id, agent.self().epoch) {
+Engine::Engine(rpc::Agent& agent) : agent_(agent), contexts_(agent.self().id, agent.self().epoch) {
   for (std::uint16_t kind = wire::kMark; kind <= wire::kHold; ++kind) {
-    agent_.set_frame_handler(kind, [this](InMessage message) { on_frame(std::move(message)); });
+    agent_.set_frame_handler(kind,
+                             [this](rpc::InMessage message) { on_frame(std::move(message)); });
   }
 }
 
-Engine& Engine::of(Agent& agent) {
+Engine& Engine::of(rpc::Agent& agent) {
   return static_cast<Engine&>(agent.extension(detail::register_engine()));
 }
 
@@ -56,9 +59,10 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
   settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() &&
                          torch::autograd::AnomalyMode::should_check_nan();
   settings.fast = options.mode == Mode::fast;
-  auto deadline = Ambient::current().deadline;
-  if (options.timeout.count() > 0 && options.timeout < Clock::time_point::max() - Clock::now())
-    deadline = std::min(deadline, Clock::now() + options.timeout);
+  auto deadline = rpc::ExecutionContext::current().deadline;
+  if (options.timeout.count() > 0 &&
+      options.timeout < rpc::Clock::time_point::max() - rpc::Clock::now())
+    deadline = std::min(deadline, rpc::Clock::now() + options.timeout);
 
   const PassId id{agent_.self().id, agent_.self().epoch, context->next_pass()};
   const auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings);
@@ -73,9 +77,9 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
   return future;
 }
 
-void Engine::on_frame(InMessage message) {
+void Engine::on_frame(rpc::InMessage message) {
   const auto kind = message.view.kind();
-  InArchive archive(message, message.view.body());
+  rpc::InArchive archive(message, message.view.body());
   if (kind == wire::kRelease) {
     wire::Release release;
     archive(release);
@@ -139,11 +143,11 @@ void Engine::on_frame(InMessage message) {
 }
 
 // What may be the first that this worker hears of a pass.
-void Engine::open_and_handle(InMessage message) {
+void Engine::open_and_handle(rpc::InMessage message) {
   wire::PassHeader header;
   const WorkerInfo from = message.from;
   try {
-    InArchive archive(message, message.view.body());
+    rpc::InArchive archive(message, message.view.body());
     archive(header);
     expect_life(header.pass.root, header.pass.epoch, "the root of a pass");
     const auto context = contexts_.find(header.context);
@@ -169,7 +173,7 @@ void Engine::open_and_handle(InMessage message) {
       pass->on_mark(from, mark);
       return;
     }
-    decode_tensors(message);
+    rpc::decode_tensors(message);
     std::vector<wire::GradientEntry> entries;
     std::vector<at::Tensor> tensors;
     archive(entries, tensors);
@@ -230,8 +234,8 @@ void Engine::send_abort(const WorkerInfo& to, const wire::PassHeader& header, co
                                                    .with_function(error.function())
                                                    .with_remote(error.remote());
   tell(to, [header, sendable] {
-    OutMessage out(wire::kAbort);
-    OutArchive archive(out);
+    rpc::OutMessage out(wire::kAbort);
+    rpc::OutArchive archive(out);
     archive(header, sendable);
     return out;
   });
@@ -239,14 +243,14 @@ void Engine::send_abort(const WorkerInfo& to, const wire::PassHeader& header, co
 
 // A control frame arrives, or its peer is lost and both sides are told. Only a lack of memory keeps
 // it from being made, and passes.
-void Engine::tell(const WorkerInfo& to, std::function<OutMessage()> make) {
+void Engine::tell(const WorkerInfo& to, std::function<rpc::OutMessage()> make) {
   try {
     agent_.send_control(to, make());
   } catch (...) {
     if (to_error(std::current_exception()).code() == ErrorCode::out_of_range) return;  // for good
     if (agent_.stopped() || agent_.peers().lost(to.id)) return;
-    agent_.loop().call_at(Clock::now() + kSendAgain, [weak = agent_.weak_from_this(), this, to,
-                                                      make = std::move(make)]() mutable {
+    agent_.loop().call_at(rpc::Clock::now() + kSendAgain, [weak = agent_.weak_from_this(), this, to,
+                                                           make = std::move(make)]() mutable {
       if (const auto agent = weak.lock()) tell(to, std::move(make));
     });
   }
@@ -329,8 +333,8 @@ void Engine::hold_contexts_told_by(const WorkerInfo& lost) {
 
 void Engine::hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts) {
   tell(agent_.peers().find(home), [held = wire::Hold{epoch, std::move(contexts)}] {
-    OutMessage out(wire::kHold);
-    OutArchive archive(out);
+    rpc::OutMessage out(wire::kHold);
+    rpc::OutArchive archive(out);
     archive(held);
     return out;
   });
@@ -341,8 +345,8 @@ void Engine::release(const std::vector<WorkerInfo>& peers, const wire::Release& 
   for (const WorkerInfo& peer : peers) {
     if (peer.id == agent_.self().id) continue;
     tell(peer, [release_of] {
-      OutMessage out(wire::kRelease);
-      OutArchive archive(out);
+      rpc::OutMessage out(wire::kRelease);
+      rpc::OutArchive archive(out);
       archive(release_of);
       return out;
     });

@@ -22,11 +22,11 @@ class Pass;
 // brings messages of passes to their passes. One lives in every Agent and is owned by it. Thread
 // contract: any thread, as Extension says. What may run long (plans, tensors) goes to the thread
 // pool; acknowledgements, ends and aborts are handled where they arrive.
-class Engine final : public Extension {
+class Engine final : public rpc::Extension {
  public:
-  explicit Engine(Agent& agent);
+  explicit Engine(rpc::Agent& agent);
   // The engine of an agent.
-  [[nodiscard]] static Engine& of(Agent& agent);
+  [[nodiscard]] static Engine& of(rpc::Agent& agent);
 
   [[nodiscard]] ContextTable& contexts() noexcept { return contexts_; }
   // Ends a context of this worker, here and on every participant. Its passes end with `cancelled`;
@@ -49,16 +49,16 @@ class Engine final : public Extension {
   }
 
   // Extension
-  void on_send(OutMessage& message, const WorkerInfo& to) override;
-  void on_decode(InMessage& message, Ambient& ambient) override;
+  void on_send(rpc::OutMessage& message, const WorkerInfo& to) override;
+  void on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) override;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason) override;
   std::size_t active() override;
   void stop() override;
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;
 
  private:
-  void on_frame(InMessage message);
-  void open_and_handle(InMessage message);
+  void on_frame(rpc::InMessage message);
+  void open_and_handle(rpc::InMessage message);
   void on_abort(const WorkerInfo& from, const wire::PassHeader& header, const Error& error);
   void on_release(const WorkerInfo& from, const wire::Release& release_of);
   void on_hold(const WorkerInfo& from, const wire::Hold& hold);
@@ -66,7 +66,7 @@ class Engine final : public Extension {
   void refuse(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
   void send_abort(const WorkerInfo& to, const wire::PassHeader& header, const Error& error);
   // Sends what nobody would say again: what `make` makes, when need be more than once.
-  void tell(const WorkerInfo& to, std::function<OutMessage()> make);
+  void tell(const WorkerInfo& to, std::function<rpc::OutMessage()> make);
   // recording.cc: the context of a request, which `from` has told this worker by it. Null when it
   // has ended. Throws Error(protocol) for one that cannot exist.
   [[nodiscard]] std::shared_ptr<ContextState> join(const ContextId& id, const WorkerInfo& from);
@@ -76,7 +76,7 @@ class Engine final : public Extension {
   // Throws Error(protocol) for a life of a worker that does not exist.
   void expect_life(WorkerId worker, std::uint64_t epoch, const char* what);
 
-  Agent& agent_;
+  rpc::Agent& agent_;
   ContextTable contexts_;
   std::atomic<std::uint64_t> next_link_{1};
   std::atomic<std::uint64_t> gradients_sent_{0};

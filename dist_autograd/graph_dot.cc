@@ -40,7 +40,7 @@ std::string link_name(const char* side, LinkId link) {
   return in_quotes(std::string(side) + " " + to_string(link));
 }
 
-GraphPart describe(Agent& agent, const ContextState& context,
+GraphPart describe(rpc::Agent& agent, const ContextState& context,
                    const std::vector<at::Tensor>& roots) {
   GraphPart part;
   std::vector<Edge> edges;
@@ -84,19 +84,19 @@ namespace detail {
 
 // What the others ask each worker.
 GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
-  const auto agent = current_agent();
+  const auto agent = rpc::current_agent();
   const auto context = Engine::of(*agent).contexts().find({home, epoch, counter});
   return context ? describe(*agent, *context, {}) : GraphPart{};
 }
 
 }  // namespace detail
 
-std::string collect_graph(const std::shared_ptr<Agent>& agent, const ContextState& context,
+std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent, const ContextState& context,
                           const std::vector<at::Tensor>& roots) {
-  Ambient plain = Ambient::current();
+  rpc::ExecutionContext plain = rpc::ExecutionContext::current();
   plain.runtime = agent;
   plain.carried = nullptr;  // asking must not become part of the answer
-  const AmbientScope scope(std::move(plain));
+  const rpc::ExecutionContextScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};
   GraphPart part = describe(*agent, context, roots);
   std::string dot =

@@ -22,7 +22,7 @@ Pass::Settings Pass::Settings::from_wire(std::uint8_t flags) {
           (flags & Header::kFast) != 0};
 }
 
-Pass::Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context,
+Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
            PassId id, Settings settings)
     : engine_(engine),
       agent_(std::move(agent)),
@@ -35,10 +35,10 @@ void Pass::prepare(std::vector<Edge> roots) {
     plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends());
     strand_ = std::make_shared<Strand>(
         plan_, settings_.run, context_->gradients(),
-        [agent = agent_](UniqueFunction<void()> task) { agent->post(std::move(task)); },
+        [agent = agent_](base::UniqueFunction<void()> task) { agent->post(std::move(task)); },
         weak_from_this());
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!settings_.fast) marks_.emplace(*plan_);
       delivered_.assign(plan_->size(), false);
     }
@@ -133,7 +133,7 @@ void Pass::went_quiet(std::uint64_t taken, bool resolved) {
   flush();
   Actions actions;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     quiet_ = taken == posted_;
     resolved_ = resolved_ || resolved;
     advance(actions);
@@ -146,7 +146,7 @@ void Pass::failed(Error error) { abort(found_here(error)); }
 void Pass::stopped() {
   std::optional<Error> error;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     error = error_;
   }
   finish(error);
@@ -155,11 +155,11 @@ void Pass::stopped() {
 void Pass::flush() {
   for (Outbox::Parcel& parcel : outbox_.take()) {
     try {
-      OutMessage out = message(wire::kGradients);
-      OutArchive archive(out);
+      rpc::OutMessage out = message(wire::kGradients);
+      rpc::OutArchive archive(out);
       archive(parcel.entries, parcel.tensors);
       {
-        MutexLock lock(mutex_);
+        base::MutexLock lock(mutex_);
         if (!running()) return;
         peers_.insert(parcel.to.id);
         ++writing_;
@@ -177,16 +177,16 @@ void Pass::flush() {
   }
 }
 
-OutMessage Pass::message(std::uint16_t kind) const {
-  OutMessage out(kind);
-  OutArchive archive(out);
+rpc::OutMessage Pass::message(std::uint16_t kind) const {
+  rpc::OutMessage out(kind);
+  rpc::OutArchive archive(out);
   archive(header());
   return out;
 }
 
 wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }
 
-void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
+void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   const WorkerInfo& peer = agent_->peers().find(to);
   const auto sent = [self = shared_from_this(), peer,
                      carries_gradients](const std::optional<Error>& error) {
@@ -197,7 +197,7 @@ void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
     } else if (carries_gradients) {
       Actions actions;
       {
-        MutexLock lock(self->mutex_);
+        base::MutexLock lock(self->mutex_);
         --self->writing_;
         self->advance(actions);
       }
@@ -217,14 +217,14 @@ void Pass::send(WorkerId to, OutMessage message, bool carries_gradients) {
 
 void Pass::perform(Actions actions) {
   for (auto& [to, mark] : actions.marks) {
-    OutMessage out = message(wire::kMark);
-    OutArchive archive(out);
+    rpc::OutMessage out = message(wire::kMark);
+    rpc::OutArchive archive(out);
     archive(mark);
     send(to, std::move(out));
   }
   for (auto& [to, ack] : actions.acks) {
-    OutMessage out = message(wire::kAck);
-    OutArchive archive(out);
+    rpc::OutMessage out = message(wire::kAck);
+    rpc::OutArchive archive(out);
     archive(ack);
     send(to, std::move(out));
   }
@@ -235,8 +235,8 @@ void Pass::perform(Actions actions) {
   if (actions.done) {
     finish(std::nullopt);
     try {
-      OutMessage out = message(wire::kDone);
-      OutArchive archive(out);
+      rpc::OutMessage out = message(wire::kDone);
+      rpc::OutArchive archive(out);
       archive(*actions.done);
       agent_->send_control(agent_->peers().find(id_.root), std::move(out),
                            [self = shared_from_this()](const std::optional<Error>& error) {
@@ -251,7 +251,7 @@ void Pass::perform(Actions actions) {
 void Pass::done_not_sent(const Error& error) {
   std::set<WorkerId> told;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     told = concerned();
   }
   const Error unsaid = found_here(error);
@@ -270,7 +270,7 @@ void Pass::abort(const Error& error) {
   std::set<WorkerId> told;
   ContextState::Failing failing;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (!running()) return;
     phase_ = Phase::aborted;
     // Under the lock, so that a pass that ends well here has not failed its context.
@@ -287,7 +287,7 @@ void Pass::abort(const Error& error) {
 void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   bool concerned = false;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     concerned = running() && (peers_.contains(peer.id) || participants_.contains(peer.id) ||
                               id_.root == peer.id);
   }
@@ -304,16 +304,16 @@ void Pass::check_lost(WorkerId peer) {
 
 void Pass::expire() {
   std::string waiting;
-  Clock::time_point begun;
+  rpc::Clock::time_point begun;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     begun = begun_;
     for (const WorkerId id : phase_ == Phase::settled ? not_done_ : peers_) {
       waiting += (waiting.empty() ? "" : ", ") + stitch::to_string(agent_->peers().find(id));
     }
   }
   const auto ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun).count();
+      std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
   abort(
       Error(ErrorCode::timeout, "backward timed out after " + std::to_string(ms) + " ms" +
                                     (waiting.empty() ? std::string() : "; not done: " + waiting)));
@@ -322,8 +322,8 @@ void Pass::expire() {
 void Pass::wait_until_quiet() {
   prepare();
   if (strand_->running_on_this_thread()) return;
-  const BlockingRegion blocking;
-  MutexLock lock(mutex_);
+  const rpc::BlockingRegion blocking;
+  base::MutexLock lock(mutex_);
   while (phase_ != Phase::ended) changed_.wait(mutex_);
 }
 
@@ -331,11 +331,11 @@ void Pass::wait_until_quiet() {
 // completes.
 void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
-  transport::EventLoop::TimerId timer = 0;
+  base::EventLoop::TimerId timer = 0;
   context_->close_pass(id_);
   if (error) context_->gradients()->clear();  // nobody will see them
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     phase_ = Phase::ended;
     promise = std::exchange(promise_, std::nullopt);
     timer = std::exchange(timer_, 0);

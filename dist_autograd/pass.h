@@ -35,7 +35,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     [[nodiscard]] static Settings from_wire(std::uint8_t flags);
   };
 
-  Pass(Engine& engine, std::shared_ptr<Agent> agent, std::shared_ptr<ContextState> context,
+  Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
        PassId id, Settings settings);
 
   // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`:
@@ -44,7 +44,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // On the root worker only, after prepare(): starts the pass with the checked gradients of the
   // roots. `done` completes when the pass has ended everywhere, or with the first error once
   // nothing of it runs here any more.
-  void begin(std::vector<at::Tensor> gradients, Promise<void> done, Clock::time_point deadline)
+  void begin(std::vector<at::Tensor> gradients, Promise<void> done, rpc::Clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
 
   // Messages. Whatever is wrong with them ends the pass with an error; nothing is thrown.
@@ -110,8 +110,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void done_not_sent(const Error& error) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::set<WorkerId> concerned() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] wire::PassHeader header() const;
-  [[nodiscard]] OutMessage message(std::uint16_t kind) const;
-  void send(WorkerId to, OutMessage message, bool carries_gradients = false)
+  [[nodiscard]] rpc::OutMessage message(std::uint16_t kind) const;
+  void send(WorkerId to, rpc::OutMessage message, bool carries_gradients = false)
       STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
@@ -125,7 +125,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   // Constant after construction.
   Engine& engine_;
-  const std::shared_ptr<Agent> agent_;
+  const std::shared_ptr<rpc::Agent> agent_;
   const std::shared_ptr<ContextState> context_;
   const PassId id_;
   const Settings settings_;
@@ -142,13 +142,13 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // failed here.
   enum class Phase : std::uint8_t { open, settled, aborted, ended };
 
-  mutable Mutex mutex_;
-  CondVar changed_;
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
   Phase phase_ STITCH_GUARDED_BY(mutex_) = Phase::open;
   std::optional<Error> error_ STITCH_GUARDED_BY(mutex_);
   std::optional<Promise<void>> promise_ STITCH_GUARDED_BY(mutex_);
-  Clock::time_point begun_ STITCH_GUARDED_BY(mutex_);
-  transport::EventLoop::TimerId timer_ STITCH_GUARDED_BY(mutex_) = 0;
+  rpc::Clock::time_point begun_ STITCH_GUARDED_BY(mutex_);
+  base::EventLoop::TimerId timer_ STITCH_GUARDED_BY(mutex_) = 0;
   std::set<WorkerId> peers_ STITCH_GUARDED_BY(mutex_);  // sent to or received from
 
   // Dijkstra-Scholten: who is to be told when everything this worker has caused has ended.

@@ -12,18 +12,18 @@ constexpr std::size_t kNamedCalls = 8;
 }
 
 void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
-                 Clock::time_point deadline) {
+                 rpc::Clock::time_point deadline) {
   done.on_cancel([weak = weak_from_this()] {
     if (const auto pass = weak.lock())
       pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
   });
   std::optional<Error> over;
   {
-    MutexLock lock(mutex_);
-    begun_ = Clock::now();
+    base::MutexLock lock(mutex_);
+    begun_ = rpc::Clock::now();
     if (!running()) over = error_;
     if (!over) promise_ = done;
-    if (!over && deadline != Clock::time_point::max()) {
+    if (!over && deadline != rpc::Clock::time_point::max()) {
       timer_ = agent_->loop().call_at(deadline, [weak = weak_from_this()] {
         if (const auto pass = weak.lock()) pass->expire();
       });
@@ -39,7 +39,7 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
     strand_->start();
     Actions actions;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!running()) return;
       MarksByPeer marks;
       if (!settings_.fast) {
@@ -59,7 +59,7 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
     bool entered = false;
     Actions actions;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!running()) return;
       entered = peers_.insert(from.id).second;
       MarksByPeer marks;
@@ -98,7 +98,7 @@ void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
       static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
     Actions actions;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!running()) return;
       auto& owed_by = deficits_[from.id];
       if (ack.count > owed_by)
@@ -117,7 +117,7 @@ void Pass::on_settle(const WorkerInfo& from) {
   guard([&] {
     Actions actions;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!running()) return;
       if (from.id != id_.root)
         throw Error(ErrorCode::protocol,
@@ -135,7 +135,7 @@ void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
   guard([&] {
     Actions actions;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!running()) return;
       if (not_done_.erase(from.id) == 0) {
         throw Error(ErrorCode::protocol,
@@ -165,7 +165,7 @@ void Pass::on_gradients(const WorkerInfo& from, std::vector<wire::GradientEntry>
     bool entered = false;
     Actions actions;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!running()) return;
       entered = peers_.insert(from.id).second;
       if (settings_.fast) {

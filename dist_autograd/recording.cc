@@ -16,7 +16,7 @@ namespace {
 
 // The send node of a message that certainly never left stands for nothing: also of one that was
 // refused before anybody tried to send it, which only ends this.
-class UnsentLink final : public Attachment {
+class UnsentLink final : public rpc::Attachment {
  public:
   ~UnsentLink() override {
     if (context_) context_->remove_send(link_);
@@ -37,9 +37,10 @@ class UnsentLink final : public Attachment {
 
 // The function that a request names, in words.
 std::string function_name(std::span<const std::byte> body) {
-  transport::ByteReader in(body, "request");
+  base::ByteReader in(body, "request");
   static_cast<void>(in.read<std::uint64_t>());
-  const Function* const function = FunctionRegistry::instance().find(in.read<std::uint64_t>());
+  const rpc::Function* const function =
+      rpc::FunctionRegistry::instance().find(in.read<std::uint64_t>());
   return function == nullptr ? std::string("call") : function->name + "()";
 }
 
@@ -52,8 +53,8 @@ struct Section {
   std::uint64_t link = 0;  // 0: no tensor requires grad
   std::vector<std::uint32_t> tensors;
 
-  void write(transport::Bytes& bytes) const {
-    transport::ByteWriter out(bytes);
+  void write(base::Bytes& bytes) const {
+    base::ByteWriter out(bytes);
     out.write(context.home.value());
     out.write(context.epoch);
     out.write(context.counter);
@@ -62,7 +63,7 @@ struct Section {
     for (const std::uint32_t index : tensors) out.write(index);
   }
   static Section read(std::span<const std::byte> bytes) {
-    transport::ByteReader in(bytes, "context section");
+    base::ByteReader in(bytes, "context section");
     Section section;
     section.context.home = WorkerId(in.read<std::uint32_t>());
     section.context.epoch = in.read<std::uint64_t>();
@@ -80,7 +81,7 @@ struct Section {
 };
 
 // A call made with grad mode off runs so, and its result needs no gradients at the caller.
-void add_no_grad(OutMessage& message, bool request) {
+void add_no_grad(rpc::OutMessage& message, bool request) {
   const bool matters = request || std::any_of(message.tensors.begin(), message.tensors.end(),
                                               [](const at::Tensor& tensor) {
                                                 return tensor.defined() && tensor.requires_grad();
@@ -92,16 +93,17 @@ void add_no_grad(OutMessage& message, bool request) {
 
 }  // namespace
 
-void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
+void Engine::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   const auto kind = message.frame.kind();
-  const bool request = kind == stitch::wire::kRequest;
-  if (!request && kind != stitch::wire::kReply) return;
+  const bool request = kind == stitch::rpc::wire::kRequest;
+  if (!request && kind != stitch::rpc::wire::kReply) return;
   // A reply leaves on whatever thread completes it: what that has set means nothing.
-  if (request ? !at::GradMode::is_enabled() : Ambient::current().no_grad) {
+  if (request ? !at::GradMode::is_enabled() : rpc::ExecutionContext::current().no_grad) {
     add_no_grad(message, request);
     return;
   }
-  const auto carried = std::static_pointer_cast<const Carried>(Ambient::current().carried);
+  const auto carried =
+      std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().carried);
   if (!carried) return;
   const auto& context = carried->context;
   // A peer that is told the id will be told of the end; once ended, nobody is told any more.
@@ -129,7 +131,7 @@ void Engine::on_send(OutMessage& message, const WorkerInfo& to) {
   } else if (!request) {
     return;  // the caller knows the context
   }
-  transport::Bytes bytes;
+  base::Bytes bytes;
   section.write(bytes);
   message.frame.add_section(wire::kContextSection, bytes.span());
 }
@@ -145,8 +147,8 @@ std::shared_ptr<ContextState> Engine::join(const ContextId& id, const WorkerInfo
   return context;
 }
 
-void Engine::on_decode(InMessage& message, Ambient& ambient) {
-  const bool request = message.view.kind() == stitch::wire::kRequest;
+void Engine::on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) {
+  const bool request = message.view.kind() == stitch::rpc::wire::kRequest;
   if (message.view.section(wire::kNoGradSection) != nullptr) {
     if (request) {
       ambient.no_grad = true;

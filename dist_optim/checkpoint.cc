@@ -86,7 +86,7 @@ std::string new_save_id() {
 class ShardWriter::File {
  public:
   File(fs::path path, std::size_t parameters) : path_(std::move(path)), left_(parameters) {
-    file_ = transport::Descriptor(
+    file_ = base::Descriptor(
         ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
     if (!file_) refuse(path_, "cannot be written: " + reason(errno));
   }
@@ -98,9 +98,9 @@ class ShardWriter::File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  template <transport::WireScalar T>
+  template <base::WireScalar T>
   void write(T value) {
-    value = transport::to_wire_order(value);
+    value = base::to_wire_order(value);
     write_bytes(&value, sizeof value);
   }
   void write_text(std::string_view text) {
@@ -182,7 +182,7 @@ class ShardWriter::File {
 
   const fs::path path_;
   std::size_t left_;
-  transport::Descriptor file_;
+  base::Descriptor file_;
   std::vector<std::byte> block_;
   Hasher hasher_;
   bool finished_ = false;
@@ -225,7 +225,7 @@ namespace {
 class Reader {
  public:
   explicit Reader(const fs::path& path) : path_(path) {
-    file_ = transport::Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    file_ = base::Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat state {};
     if (!file_ || ::fstat(file_.get(), &state) != 0)
       refuse(path_, "cannot be read: " + reason(errno));
@@ -235,11 +235,11 @@ class Reader {
     left_ = size - kChecksumBytes;
   }
 
-  template <transport::WireScalar T>
+  template <base::WireScalar T>
   T read() {
     T value;
     read_bytes(&value, sizeof value);
-    return transport::to_wire_order(value);
+    return base::to_wire_order(value);
   }
   std::string read_text() {
     std::string text(read_count(1), '\0');
@@ -356,7 +356,7 @@ class Reader {
   }
 
   const fs::path path_;
-  transport::Descriptor file_;
+  base::Descriptor file_;
   std::uint64_t left_ = 0;  // before the checksum
   Hasher hasher_;
   std::vector<std::byte> block_;
@@ -451,7 +451,7 @@ void publish(const fs::path& folder, const std::vector<std::string>& owners) {
     std::error_code ignored;
     if (!written.contains(file)) fs::remove(file, ignored);
   }
-  const transport::Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const base::Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory || ::fsync(directory.get()) != 0)
     refuse(folder, "cannot be written to disk: " + reason(errno));
 }

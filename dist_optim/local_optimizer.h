@@ -66,7 +66,7 @@ class LocalOptimizer {
       due.emplace_back(entry.get(), std::move(gradient));
     }
     for (auto& [entry, gradient] : due) {
-      MutexLock lock(entry->shadow.lock());
+      base::MutexLock lock(entry->shadow.lock());
       entry->shadow.begin_step(gradient, entry->name);
       struct End {
         ShadowParameter& shadow;
@@ -82,7 +82,7 @@ class LocalOptimizer {
     apply_options(options_from_values<Optimizer>(values));
   }
   NamedValues options() const {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return options_to_values<Optimizer>(options_);
   }
 
@@ -96,7 +96,7 @@ class LocalOptimizer {
   // A copy of the state of one of them.
   std::optional<NamedValues> state(std::uint64_t position) const {
     const Entry& entry = entry_at(position);
-    MutexLock lock(entry.shadow.lock());
+    base::MutexLock lock(entry.shadow.lock());
     const auto* const kept = parameter_state(*entry.optimizer);
     if (kept == nullptr) return std::nullopt;
     return state_to_values<Optimizer>(*kept);
@@ -109,7 +109,7 @@ class LocalOptimizer {
              const std::optional<NamedValues>& values) {
     (void)entry_at(position);
     auto state = values ? state_from_values<Optimizer>(*values) : nullptr;
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (staged_.load != load) staged_ = {load, {}};
     staged_.states.insert_or_assign(position, std::move(state));
   }
@@ -118,7 +118,7 @@ class LocalOptimizer {
     const OptionsOf<Optimizer> decoded = options_from_values<Optimizer>(options);
     Staged staged;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (staged_.load != load || staged_.states.size() != entries_.size()) {
         throw Error(ErrorCode::cancelled,
                     "loading the optimizer's state ended: another load began meanwhile");
@@ -127,14 +127,14 @@ class LocalOptimizer {
     }
     for (auto& [position, state] : staged.states) {
       Entry& entry = *entries_[position];
-      MutexLock lock(entry.shadow.lock());
+      base::MutexLock lock(entry.shadow.lock());
       set_parameter_state(*entry.optimizer, entry.shadow.shadow(), std::move(state));
     }
     apply_options(decoded);
   }
   void discard(const std::string& load) {
     Staged forgotten;
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (staged_.load == load) forgotten = std::exchange(staged_, {});
   }
 
@@ -171,18 +171,18 @@ class LocalOptimizer {
   }
   void apply_options(const OptionsOf<Optimizer>& options) {
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       options_ = options;
     }
     for (const auto& entry : entries_) {
-      MutexLock lock(entry->shadow.lock());
+      base::MutexLock lock(entry->shadow.lock());
       for (auto& group : entry->optimizer->param_groups())
         group.set_options(std::make_unique<OptionsOf<Optimizer>>(options));
     }
   }
 
   std::vector<std::unique_ptr<Entry>> entries_;  // constant after construction
-  mutable Mutex mutex_;                          // taken alone
+  mutable base::Mutex mutex_;                    // taken alone
   OptionsOf<Optimizer> options_ STITCH_GUARDED_BY(mutex_);
   Staged staged_ STITCH_GUARDED_BY(mutex_);
 };

@@ -135,7 +135,7 @@ using OptionsOf = typename OptimizerTraits<Optimizer>::Options;
 // "torch::optim::Adam".
 template <class Optimizer>
 std::string optimizer_name() {
-  return demangle(typeid(Optimizer).name());
+  return base::demangle(typeid(Optimizer).name());
 }
 
 template <class Optimizer>

@@ -12,6 +12,6 @@ namespace stitch::optim {
 // parameter, shared by however many optimizers and contexts step it, so steps of one parameter
 // follow each other and different parameters do not wait for one another. It lives while somebody
 // holds it. Thread contract: any thread.
-[[nodiscard]] std::shared_ptr<Mutex> parameter_lock(const at::Tensor& parameter);
+[[nodiscard]] std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter);
 
 }  // namespace stitch::optim

@@ -18,7 +18,7 @@ class ShadowParameter {
  public:
   ShadowParameter(at::Tensor parameter, StalePolicy policy);
 
-  [[nodiscard]] Mutex& lock() const noexcept { return *lock_; }
+  [[nodiscard]] base::Mutex& lock() const noexcept { return *lock_; }
   [[nodiscard]] const at::Tensor& parameter() const noexcept { return parameter_; }
   [[nodiscard]] const at::Tensor& shadow() const noexcept { return shadow_; }
   // Throws Error(invalid_argument) naming the parameter when the gradient's shape is not its own.
@@ -33,7 +33,7 @@ class ShadowParameter {
  private:
   const at::Tensor parameter_;
   const StalePolicy policy_;
-  const std::shared_ptr<Mutex> lock_;
+  const std::shared_ptr<base::Mutex> lock_;
   at::Tensor shadow_;
 };
 

@@ -13,7 +13,7 @@ std::vector<torch::Tensor> TrainingServer::fetch() {
   std::vector<torch::Tensor> copies;
   for (const auto& parameter : parameters_) {
     const auto lock = optim::parameter_lock(parameter);  // optimizers hold it while they step
-    const stitch::MutexLock held(*lock);
+    const stitch::base::MutexLock held(*lock);
     copies.push_back(parameter.clone());
   }
   return copies;

@@ -14,7 +14,7 @@ namespace stitch {
 namespace detail {
 
 template <std::size_t I, class Param, class Arg>
-void encode_argument(OutArchive& archive, Arg&& argument) {
+void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
   using Value = std::remove_cvref_t<Param>;
   static_assert(
       Sendable<Value>,
@@ -36,13 +36,13 @@ void encode_argument(OutArchive& archive, Arg&& argument) {
 
 // Writes arguments as the parameter types of Traits, converting as a direct call would.
 template <class Traits, class... Args>
-void encode_arguments(OutMessage& message, Args&&... args) {
+void encode_arguments(rpc::OutMessage& message, Args&&... args) {
   static_assert(sizeof...(Args) == Traits::kArity,
                 "stitch: wrong number of arguments for this remote function");
   static_assert(
       !Traits::kTakesOutParameter,
       "stitch: a remote function cannot take a non-const reference: changes would not come back");
-  OutArchive archive(message);
+  rpc::OutArchive archive(message);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (encode_argument<I, typename Traits::template Param<I>>(archive, std::forward<Args>(args)),
      ...);
@@ -63,9 +63,9 @@ void encode_arguments(OutMessage& message, Args&&... args) {
 // The outcome of a call: what its future shares and what the call table completes, in one.
 // Thread contract: as FutureStateBase and PendingCall.
 template <class R>
-class CallState final : public FutureState<R>, public PendingCall {
+class CallState final : public FutureState<R>, public rpc::PendingCall {
  public:
-  explicit CallState(std::weak_ptr<Agent> agent) : agent_(std::move(agent)) {}
+  explicit CallState(std::weak_ptr<rpc::Agent> agent) : agent_(std::move(agent)) {}
   // As Target::into. Before started().
   void receive_into(at::Tensor tensor) {
     if constexpr (kIntoTensor) {
@@ -79,8 +79,8 @@ class CallState final : public FutureState<R>, public PendingCall {
     if constexpr (kIntoTensor) return into_.place(bytes);
     return {};
   }
-  void on_reply(InMessage& message) override {
-    InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
+  void on_reply(rpc::InMessage& message) override {
+    rpc::InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
     if constexpr (std::is_void_v<R>) {
       archive.expect_end();
       this->set_value();
@@ -108,17 +108,17 @@ class CallState final : public FutureState<R>, public PendingCall {
   }
   static constexpr bool kIntoTensor = std::is_same_v<R, at::Tensor>;
   struct Nothing {};
-  const std::weak_ptr<Agent> agent_;
+  const std::weak_ptr<rpc::Agent> agent_;
   std::atomic<std::uint64_t> call_id_{0};
-  [[no_unique_address]] std::conditional_t<kIntoTensor, IntoTensor, Nothing> into_;
+  [[no_unique_address]] std::conditional_t<kIntoTensor, rpc::IntoTensor, Nothing> into_;
 };
 
 // Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name`
 // is a registered function's.
 template <class R>
-Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+Future<R> start_call(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo& to,
                      std::string_view name, std::optional<std::chrono::nanoseconds> timeout,
-                     OutMessage message, const at::Tensor& into = {}) {
+                     rpc::OutMessage message, const at::Tensor& into = {}) {
   auto state = make_state<CallState<R>>(agent);
   if (into.defined()) state->receive_into(into);
   state->started(
@@ -127,18 +127,18 @@ Future<R> start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
 }
 
 template <auto F, class... Args>
-auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
-  using Traits = TraitsOf<F>;
+auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&... args) {
+  using Traits = rpc::TraitsOf<F>;
   using R = typename Traits::Result;
-  static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
+  static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
   static_assert(std::is_void_v<R> || Sendable<R>,
                 "stitch: the result type of this remote function cannot be sent; keep it on the "
                 "callee with remote<f>()");
-  const Function& function = kFunction<F>;
+  const rpc::Function& function = kFunction<F>;
   agent->throw_if_stopped();
   try {
     const WorkerInfo& to = target.resolve(agent->peers());
-    OutMessage message = Agent::begin_request(function.id);
+    rpc::OutMessage message = rpc::Agent::begin_request(function.id);
     try {
       encode_arguments<Traits>(message, std::forward<Args>(args)...);
     } catch (...) {
@@ -152,14 +152,14 @@ auto call(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... a
 }
 
 template <auto F, class... Args>
-void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&... args) {
-  static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
+void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&... args) {
+  static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
   target.expect_no_into("notify()");
   agent->throw_if_stopped();  // before the target is looked for, which may be unknown for that very
                               // reason
   const WorkerInfo& to = target.resolve(agent->peers());
-  OutMessage message = Agent::begin_request(kFunction<F>.id);
-  encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);
+  rpc::OutMessage message = rpc::Agent::begin_request(kFunction<F>.id);
+  encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
   agent->start_notify(to, std::move(message));
 }
 
@@ -171,22 +171,24 @@ void notify(const std::shared_ptr<Agent>& agent, const Target& target, Args&&...
 // {.to = "ps0", .timeout = 5s}. Any thread; does not block.
 template <auto F, class... Args>
 auto rpc_async(Target target, Args&&... args) {
-  return detail::call<F>(current_agent(), target, std::forward<Args>(args)...);
+  return detail::call<F>(rpc::current_agent(), target, std::forward<Args>(args)...);
 }
 template <auto F, class... Args>
 auto rpc_async(TargetOptions target, Args&&... args) {
-  return detail::call<F>(current_agent(), Target(std::move(target)), std::forward<Args>(args)...);
+  return detail::call<F>(rpc::current_agent(), Target(std::move(target)),
+                         std::forward<Args>(args)...);
 }
 
 // Calls F on the target and waits for its result. Throws its Error. Any thread but one that runs a
 // STITCH_INLINE function.
 template <auto F, class... Args>
 auto rpc_sync(Target target, Args&&... args) {
-  return detail::call<F>(current_agent(), target, std::forward<Args>(args)...).get();
+  return detail::call<F>(rpc::current_agent(), target, std::forward<Args>(args)...).get();
 }
 template <auto F, class... Args>
 auto rpc_sync(TargetOptions target, Args&&... args) {
-  return detail::call<F>(current_agent(), Target(std::move(target)), std::forward<Args>(args)...)
+  return detail::call<F>(rpc::current_agent(), Target(std::move(target)),
+                         std::forward<Args>(args)...)
       .get();
 }
 
@@ -194,11 +196,11 @@ auto rpc_sync(TargetOptions target, Args&&... args) {
 // made. Does not block.
 template <auto F, class... Args>
 void notify(Target target, Args&&... args) {
-  detail::notify<F>(current_agent(), target, std::forward<Args>(args)...);
+  detail::notify<F>(rpc::current_agent(), target, std::forward<Args>(args)...);
 }
 template <auto F, class... Args>
 void notify(TargetOptions target, Args&&... args) {
-  detail::notify<F>(current_agent(), Target(std::move(target)), std::forward<Args>(args)...);
+  detail::notify<F>(rpc::current_agent(), Target(std::move(target)), std::forward<Args>(args)...);
 }
 
 }  // namespace stitch

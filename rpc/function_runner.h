@@ -14,16 +14,16 @@
 namespace stitch::detail {
 
 struct ReplyDelivery {
-  std::shared_ptr<IncomingCall> call;
+  std::shared_ptr<rpc::IncomingCall> call;
   void value() {
-    call->reply([](OutArchive&) {});
+    call->reply([](rpc::OutArchive&) {});
   }
   template <class V>
   void value(V&& value) {
     using Result = std::remove_cvref_t<V>;
     constexpr bool kMoves = std::is_nothrow_move_constructible_v<Result>;
     if constexpr (!kMoves) call->others_poll();
-    call->reply([&](OutArchive& archive) {
+    call->reply([&](rpc::OutArchive& archive) {
       // Gone before the answer leaves: its destructor may wait for something, and the thread that
       // has sent the answer polls.
       std::conditional_t<kMoves, Result, const Result&> result(std::forward<V>(value));
@@ -36,19 +36,20 @@ struct ReplyDelivery {
 };
 
 struct KeepDelivery {
-  KeepResult sink;
-  void value() { sink(Value::of(std::make_shared<std::monostate>()), nullptr); }
+  rpc::KeepResult sink;
+  void value() { sink(rpc::OwnedObject::of(std::make_shared<std::monostate>()), nullptr); }
   template <class V>
   void value(V&& value) {
-    sink(Value::of(std::make_shared<std::remove_cvref_t<V>>(std::forward<V>(value))), nullptr);
+    sink(rpc::OwnedObject::of(std::make_shared<std::remove_cvref_t<V>>(std::forward<V>(value))),
+         nullptr);
   }
   void error(const std::exception_ptr& exception) { sink({}, exception); }
-  void refused(const Error& error) { sink({}, std::make_exception_ptr(CallRefused(error))); }
+  void refused(const Error& error) { sink({}, std::make_exception_ptr(rpc::CallRefused(error))); }
 };
 
 template <class... Params>
-void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
-  InArchive archive = call.arguments();
+void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments) {
+  rpc::InArchive archive = call.arguments();
   std::size_t position = 0;
   const auto decode_one = [&]<class P>(P& argument) {
     static_assert(Sendable<P>,
@@ -62,7 +63,7 @@ void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
       } catch (...) {
         throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) +
                                                      " does not match its type on the callee, " +
-                                                     demangle(typeid(P).name()) + ": " +
+                                                     base::demangle(typeid(P).name()) + ": " +
                                                      to_error(std::current_exception()).what());
       }
     }
@@ -74,7 +75,8 @@ void decode_arguments(IncomingCall& call, std::tuple<Params...>& arguments) {
 // Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to
 // `delivery`.
 template <class Result, class Arguments, class Invoke, class Delivery>
-void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Delivery delivery) {
+void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
+                  Delivery delivery) {
   // Shared only when the function may go on after it returned: a coroutine can hold references to
   // its arguments.
   std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::optional<Arguments>>
@@ -113,7 +115,7 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
               } else {
                 delivery.value(future.get());
               }
-            } catch (const CallRefused& refused) {
+            } catch (const rpc::CallRefused& refused) {
               delivery.refused(refused);
             } catch (...) {
               delivery.error(std::current_exception());
@@ -136,16 +138,16 @@ void run_function(const std::shared_ptr<IncomingCall>& call, Invoke invoke, Deli
 
 template <auto F>
 struct FunctionRunner {
-  using Traits = TraitsOf<F>;
+  using Traits = rpc::TraitsOf<F>;
   using Return = std::remove_cvref_t<typename Traits::Return>;
   using Arguments = typename Traits::Arguments;
 
   template <class Delivery>
-  static void run(const std::shared_ptr<IncomingCall>& call, void* object, Delivery delivery) {
+  static void run(const std::shared_ptr<rpc::IncomingCall>& call, void* object, Delivery delivery) {
     run_function<Return, Arguments>(
         call,
         [object]<class... A>(A&&... arguments) -> typename Traits::Return {
-          if constexpr (IsFree<F>) {
+          if constexpr (rpc::IsFree<F>) {
             static_cast<void>(object);
             return call_with(std::index_sequence_for<A...>{}, arguments...);
           } else {
@@ -155,16 +157,18 @@ struct FunctionRunner {
         },
         std::move(delivery));
   }
-  static void reply(const std::shared_ptr<IncomingCall>& call, void* object) {
+  static void reply(const std::shared_ptr<rpc::IncomingCall>& call, void* object) {
     if constexpr (std::is_void_v<typename Traits::Result> || Sendable<typename Traits::Result>) {
       run(call, object, ReplyDelivery{call});
     } else {
       call->fail(Error(ErrorCode::invalid_argument,
-                       "its result of type " + demangle(typeid(typename Traits::Result).name()) +
+                       "its result of type " +
+                           base::demangle(typeid(typename Traits::Result).name()) +
                            " cannot be sent; use remote<>"));
     }
   }
-  static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) {
+  static void keep(const std::shared_ptr<rpc::IncomingCall>& call, void* object,
+                   rpc::KeepResult sink) {
     run(call, object, KeepDelivery{std::move(sink)});
   }
 
@@ -191,17 +195,17 @@ struct FunctionRunner {
 };
 
 template <auto F>
-const Function& register_function() {
-  using Traits = TraitsOf<F>;
-  Function function;
-  const std::type_info& tag = typeid(FunctionTag<F>);
-  function.id = function_id(tag.name());
-  function.name = function_display_name(tag);
+const rpc::Function& register_function() {
+  using Traits = rpc::TraitsOf<F>;
+  rpc::Function function;
+  const std::type_info& tag = typeid(rpc::FunctionTag<F>);
+  function.id = rpc::function_id(tag.name());
+  function.name = rpc::function_display_name(tag);
   function.identity = reinterpret_cast<const void*>(&FunctionRunner<F>::keep);
-  if constexpr (!IsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
+  if constexpr (!rpc::IsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
   function.reply = &FunctionRunner<F>::reply;
   function.keep = &FunctionRunner<F>::keep;
-  return FunctionRegistry::instance().add(std::move(function));
+  return rpc::FunctionRegistry::instance().add(std::move(function));
 }
 
 }  // namespace stitch::detail
@@ -210,7 +214,7 @@ namespace stitch {
 
 // The registry entry of F. Naming it anywhere in a program registers F before main().
 template <auto F>
-inline const Function& kFunction = detail::register_function<F>();
+inline const rpc::Function& kFunction = detail::register_function<F>();
 
 }  // namespace stitch
 
@@ -219,7 +223,7 @@ inline const Function& kFunction = detail::register_function<F>();
 // At namespace scope: lets peers call a function that this program itself never calls remotely.
 #define STITCH_EXPORT(...)                                                             \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().export_function(                         \
+      (::stitch::rpc::FunctionRegistry::instance().export_function(                    \
            ::stitch::detail::register_function<__VA_ARGS__>()),                        \
        true)
 // The same under a name of its own: caller and callee that both export a function under one name
@@ -227,13 +231,13 @@ inline const Function& kFunction = detail::register_function<F>();
 // exported, too; this program calls it by the last.
 #define STITCH_EXPORT_AS(name, ...)                                                    \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().export_as(                               \
+      (::stitch::rpc::FunctionRegistry::instance().export_as(                          \
            ::stitch::detail::register_function<__VA_ARGS__>(), name),                  \
        true)
 // At namespace scope: the function runs on the thread that read the message; it must be short and
 // must not block.
 #define STITCH_INLINE(...)                                                             \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_inline_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().mark_inline(                             \
+      (::stitch::rpc::FunctionRegistry::instance().mark_inline(                        \
            ::stitch::detail::register_function<__VA_ARGS__>()),                        \
        true)

@@ -10,22 +10,23 @@ namespace stitch::detail {
 STITCH_INLINE(&fetch_posted);
 
 std::string gathering_of(const std::type_info& given) {
-  return given == typeid(Presence) ? "a barrier" : "an all_gather of " + demangle(given.name());
+  return given == typeid(Presence) ? "a barrier"
+                                   : "an all_gather of " + base::demangle(given.name());
 }
 
-void Posted::load(InArchive&) {
+void Posted::load(rpc::InArchive&) {
   throw Error(ErrorCode::internal, "what is on a board cannot be read without its type");
 }
 
 Future<Posted> fetch_posted(std::string key, std::string type) {
   Promise<Posted> promise;
-  auto posted = current_agent()->board().fetch(key);
+  auto posted = rpc::current_agent()->board().fetch(key);
   posted.on_ready([promise, posted, type = std::move(type)] {
     promise.fulfil([&] {
       Posted found{posted.get()};
       if (type != found.value.type->name()) {
-        throw CallRefused(Error(ErrorCode::invalid_argument,
-                                "that worker is in " + gathering_of(*found.value.type)));
+        throw rpc::CallRefused(Error(ErrorCode::invalid_argument,
+                                     "that worker is in " + gathering_of(*found.value.type)));
       }
       return found;
     });

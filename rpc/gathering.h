@@ -22,9 +22,9 @@ struct Presence {
 
 // A value from the board on its way out: written as its type is.
 struct Posted {
-  Value value;
-  void save(OutArchive& archive) const { value.encode(archive, value.object.get()); }
-  void load(InArchive& archive);  // throws: the caller reads the value
+  rpc::OwnedObject value;
+  void save(rpc::OutArchive& archive) const { value.encode(archive, value.object.get()); }
+  void load(rpc::InArchive& archive);  // throws: the caller reads the value
 };
 
 // What others call: the value on this worker's board, as soon as it is there. Refused with
@@ -33,12 +33,12 @@ struct Posted {
 [[nodiscard]] Future<Posted> fetch_posted(std::string key, std::string type);
 
 template <class T>
-Future<T> fetch_gathered(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+Future<T> fetch_gathered(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo& to,
                          const std::string& key) {
   try {
-    const Function& function = kFunction<&fetch_posted>;
-    OutMessage message = Agent::begin_request(function.id);
-    encode_arguments<TraitsOf<&fetch_posted>>(message, key, std::string(typeid(T).name()));
+    const rpc::Function& function = kFunction<&fetch_posted>;
+    rpc::OutMessage message = rpc::Agent::begin_request(function.id);
+    encode_arguments<rpc::TraitsOf<&fetch_posted>>(message, key, std::string(typeid(T).name()));
     return start_call<T>(agent, to, function.name, std::nullopt, std::move(message));
   } catch (...) {
     return make_failed<T>(to_error(std::current_exception()));

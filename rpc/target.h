@@ -43,7 +43,7 @@ class Target {
   = delete;  // NOLINT
 
   // The worker meant. Throws Error(invalid_argument) when there is none of that name or id.
-  [[nodiscard]] const WorkerInfo& resolve(const PeerTable& peers) const {
+  [[nodiscard]] const WorkerInfo& resolve(const rpc::PeerTable& peers) const {
     return std::visit([&](const auto& to) -> const WorkerInfo& { return peers.find(to); }, to_);
   }
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {

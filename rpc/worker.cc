@@ -17,11 +17,11 @@ namespace stitch {
 namespace {
 
 // The error of a shutdown of `agent` on this thread; nothing where it may be called.
-std::optional<Error> why_not_here(const std::shared_ptr<Agent>& agent, bool graceful) {
+std::optional<Error> why_not_here(const std::shared_ptr<rpc::Agent>& agent, bool graceful) {
   auto refusal = agent->why_not_here();
   if (refusal || !graceful || agent->stopped()) return refusal;
-  for (const auto& runtime : LiveRuntimes::of_this_process().all()) {
-    const auto other = std::static_pointer_cast<Agent>(runtime);
+  for (const auto& runtime : rpc::LiveRuntimes::of_this_process().all()) {
+    const auto other = std::static_pointer_cast<rpc::Agent>(runtime);
     if (other == agent || other->world() != agent->world() || !other->serves_here()) continue;
     return Error(ErrorCode::invalid_argument,
                  "shutdown of " + to_string(agent->self()) + " was called from a handler of " +
@@ -31,14 +31,14 @@ std::optional<Error> why_not_here(const std::shared_ptr<Agent>& agent, bool grac
   return std::nullopt;
 }
 
-void leave(Agent& agent, ShutdownOptions options) {
+void leave(rpc::Agent& agent, ShutdownOptions options) {
   const auto error =
       agent.shutdown(options.graceful, options.timeout.value_or(agent.options().shutdown_timeout));
-  if (agent.stopped()) LiveRuntimes::of_this_process().remove(&agent);
+  if (agent.stopped()) rpc::LiveRuntimes::of_this_process().remove(&agent);
   if (error) throw *error;
 }
 
-void leave_or_say_why(Agent& agent) noexcept {
+void leave_or_say_why(rpc::Agent& agent) noexcept {
   try {
     leave(agent, {});
   } catch (const std::exception& error) {
@@ -48,8 +48,8 @@ void leave_or_say_why(Agent& agent) noexcept {
 
 }  // namespace
 
-Worker::Worker(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {
-  LiveRuntimes::of_this_process().add(agent_);
+Worker::Worker(std::shared_ptr<rpc::Agent> agent) : agent_(std::move(agent)) {
+  rpc::LiveRuntimes::of_this_process().add(agent_);
 }
 
 Worker& Worker::operator=(Worker&& other) noexcept {
@@ -64,7 +64,7 @@ Worker::~Worker() {
   if (!agent_) return;
   if (agent_->forked()) {
     // The parent's. Its threads are not here to end it, and its locks may be held for ever.
-    static_cast<void>(new std::shared_ptr<Agent>(std::move(agent_)));
+    static_cast<void>(new std::shared_ptr<rpc::Agent>(std::move(agent_)));
     return;
   }
   if (!why_not_here(agent_, true)) {
@@ -95,7 +95,7 @@ std::vector<std::string> Worker::all_names() const {
   return names;
 }
 
-Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, Value value) {
+Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::OwnedObject value) {
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   if (!std::binary_search(names.begin(), names.end(), name())) {
@@ -129,17 +129,18 @@ void Worker::fail_gathering(const std::string& what,
 
 void Worker::barrier(const std::vector<std::string>& names) {
   static_cast<void>(gather<detail::Presence>(
-      begin_gathering(names, Value::of(std::make_shared<detail::Presence>())), "barrier"));
+      begin_gathering(names, rpc::OwnedObject::of(std::make_shared<detail::Presence>())),
+      "barrier"));
 }
 
 Worker init(Options options) {
-  const SecretWiper wiper(options.secret);
-  if (LiveRuntimes::of_this_process().forked_from_workers())
-    refuse_forked_child("a worker cannot be started");
+  const rpc::SecretWiper wiper(options.secret);
+  if (rpc::LiveRuntimes::of_this_process().forked_from_workers())
+    rpc::refuse_forked_child("a worker cannot be started");
   try {
-    warn_about_slow_blas();
-    FunctionRegistry::instance().check();
-    return Worker(join_world(resolve_options(std::move(options))));
+    rpc::warn_about_slow_blas();
+    rpc::FunctionRegistry::instance().check();
+    return Worker(rpc::join_world(resolve_options(std::move(options))));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -107,11 +107,11 @@ class Worker {
   template <class T, class... Args>
   auto remote(TargetOptions target, Args&&... args);
 
-  [[nodiscard]] const std::shared_ptr<Agent>& agent() const noexcept { return agent_; }
+  [[nodiscard]] const std::shared_ptr<rpc::Agent>& agent() const noexcept { return agent_; }
 
  private:
   friend Worker init(Options options);
-  explicit Worker(std::shared_ptr<Agent> agent);
+  explicit Worker(std::shared_ptr<rpc::Agent> agent);
   [[nodiscard]] std::vector<std::string> all_names() const;
   // Runs one gathering: posts `value` for the others of `names` under the key, and returns the key
   // and the others.
@@ -119,7 +119,7 @@ class Worker {
     std::string key;
     std::vector<WorkerInfo> others;
   };
-  [[nodiscard]] Gathering begin_gathering(std::vector<std::string> names, Value value);
+  [[nodiscard]] Gathering begin_gathering(std::vector<std::string> names, rpc::OwnedObject value);
   // The values of the others, complete.
   template <class T>
   [[nodiscard]] std::vector<Future<T>> gather(const Gathering& gathering, const std::string& what);
@@ -127,7 +127,7 @@ class Worker {
   [[noreturn]] void fail_gathering(const std::string& what,
                                    const std::vector<std::pair<WorkerInfo, Error>>& failures) const;
 
-  std::shared_ptr<Agent> agent_;
+  std::shared_ptr<rpc::Agent> agent_;
 };
 
 // Joins the world: finds the others by Options::init_method and returns when all world_size workers
@@ -142,12 +142,12 @@ class WorkerScope {
   explicit WorkerScope(const Worker& worker) : scope_(with_agent(worker.agent())) {}
 
  private:
-  static Ambient with_agent(std::shared_ptr<Agent> agent) {
-    Ambient ambient;
+  static rpc::ExecutionContext with_agent(std::shared_ptr<rpc::Agent> agent) {
+    rpc::ExecutionContext ambient;
     ambient.runtime = std::move(agent);
     return ambient;
   }
-  AmbientScope scope_;
+  rpc::ExecutionContextScope scope_;
 };
 
 namespace detail {
@@ -188,8 +188,9 @@ std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::str
 template <class T>
 std::map<std::string, T> Worker::all_gather(const T& value) {
   static_assert(Sendable<T>, "stitch: all_gather needs a sendable type");
-  const auto gathering = begin_gathering(all_names(), Value::of(std::make_shared<T>(value)));
-  auto others = gather<T>(gathering, "all_gather of " + demangle(typeid(T).name()));
+  const auto gathering =
+      begin_gathering(all_names(), rpc::OwnedObject::of(std::make_shared<T>(value)));
+  auto others = gather<T>(gathering, "all_gather of " + base::demangle(typeid(T).name()));
   std::map<std::string, T> values{{name(), value}};
   for (std::size_t i = 0; i < others.size(); ++i)
     values.emplace(gathering.others[i].name, std::move(others[i]).get());

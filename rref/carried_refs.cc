@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kNoReference = 0xffffffff;
 enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
 
-void add_section(OutMessage& message, std::uint16_t kind, const transport::Bytes& bytes) {
+void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
   message.frame.add_section(kind, bytes.span());
 }
 
@@ -27,7 +27,7 @@ std::uint32_t OutgoingRefs::add(const HandlePtr& handle) {
   return found->second;
 }
 
-void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& message,
+void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessage& message,
                          const WorkerInfo& to) {
   to_ = life_of(to);
   for (const HandlePtr& handle : handles_) {
@@ -42,8 +42,8 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& m
   if (!handles_.empty()) sender->require_alive(to);
   sender_ = sender;
   if (!handles_.empty()) {
-    transport::Bytes bytes;
-    transport::ByteWriter out(bytes);
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
     out.write(static_cast<std::uint32_t>(handles_.size()));
     for (const HandlePtr& handle : handles_) {
       const Carried carried = sender->lifetime().pin(handle->id, to_);
@@ -58,15 +58,15 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& m
     handles_.clear();  // the pins hold from here on
   }
   if (create_) {
-    transport::Bytes bytes;
-    transport::ByteWriter out(bytes);
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
     write(out, create_->id);
     out.write(static_cast<std::int64_t>(create_->timeout.count()));
     add_section(message, wire::kCreateSection, bytes);
   }
   if (target_) {
-    transport::Bytes bytes;
-    transport::ByteWriter out(bytes);
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
     out.write(target_->index);
     out.write(target_->use);
     add_section(message, wire::kTargetSection, bytes);
@@ -88,7 +88,7 @@ void OutgoingRefs::unpin() {
 }
 
 std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent>& receiver,
-                                                 const InMessage& message) {
+                                                 const rpc::InMessage& message) {
   const auto* carried = message.view.section(wire::kCarriedSection);
   const auto* create = message.view.section(wire::kCreateSection);
   const auto* target = message.view.section(wire::kTargetSection);
@@ -96,7 +96,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
   std::vector<Carried> arrived;
   if (carried != nullptr) {
-    transport::ByteReader in(carried->bytes, "list of references");
+    base::ByteReader in(carried->bytes, "list of references");
     const auto count = in.read_count(kWireIdBytes + 9);
     for (std::uint32_t i = 0; i < count; ++i) {
       Carried each;
@@ -112,7 +112,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   }
   std::optional<CreateRequest> request;
   if (create != nullptr) {
-    transport::ByteReader in(create->bytes, "request to create");
+    base::ByteReader in(create->bytes, "request to create");
     CreateRequest read;
     read.id = read_rref_id(in);
     read.timeout = std::chrono::nanoseconds(in.read<std::int64_t>());
@@ -120,7 +120,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
     request = read;
   }
   if (target != nullptr) {
-    transport::ByteReader in(target->bytes, "request about an object");
+    base::ByteReader in(target->bytes, "request about an object");
     TargetRequest read;
     read.index = in.read<std::uint32_t>();
     read.use = in.read<TargetUse>();
@@ -192,13 +192,13 @@ Error IncomingRefs::creation_failed(const Error& why) const {
       .with_function(function);
 }
 
-void write_reference(OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {
+void write_reference(rpc::OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {
   archive.write(handle == nullptr ? kNoReference
                                   : archive.message().attachment<OutgoingRefs>().add(handle));
   archive.write(type);
 }
 
-HandlePtr read_reference(InArchive& archive, std::uint64_t type, std::string_view type_name) {
+HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type, std::string_view type_name) {
   std::uint32_t index = 0;
   std::uint64_t written = 0;
   archive.read(index);

@@ -43,7 +43,7 @@ struct TargetRequest {
 
 // The references of a message being written. Pinned when the message is about to leave (G1, case
 // "send"); unpinned if it certainly never does. Not thread-safe; destroyed on any thread.
-class OutgoingRefs final : public Attachment {
+class OutgoingRefs final : public rpc::Attachment {
  public:
   ~OutgoingRefs() override;
   // The index that stands for `handle` in the body; one per object, however often it is written.
@@ -53,7 +53,8 @@ class OutgoingRefs final : public Attachment {
 
   // Pins everything and writes the sections. Throws Error(invalid_argument) for a reference of
   // another worker.
-  void leave(const std::shared_ptr<RRefAgent>& sender, OutMessage& message, const WorkerInfo& to);
+  void leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessage& message,
+             const WorkerInfo& to);
   void on_sent(const std::optional<Error>& error) override;
 
  private:
@@ -70,12 +71,12 @@ class OutgoingRefs final : public Attachment {
 
 // The references of a message being dealt with: each holds its object until the answer leaves or
 // the message goes. Thread contract: as InMessage.
-class IncomingRefs final : public Attachment {
+class IncomingRefs final : public rpc::Attachment {
  public:
   // Reads the sections. Null when the message has none of ours. Throws Error(protocol), having
   // changed nothing.
   static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver,
-                                            const InMessage& message);
+                                            const rpc::InMessage& message);
   ~IncomingRefs() override;
 
   // A handle for the index-th reference. Throws Error(invalid_argument) when there is none.
@@ -84,7 +85,7 @@ class IncomingRefs final : public Attachment {
   [[nodiscard]] const std::optional<TargetRequest>& target() const noexcept { return target_; }
   [[nodiscard]] const RRefId& target_id() const { return ids_.at(target_->index); }
   // The timer that ends the creation; 0: none. Set before the creation starts.
-  transport::EventLoop::TimerId creation_timer = 0;
+  base::EventLoop::TimerId creation_timer = 0;
   // What is to be created is the result of `function`, a registered name. Before the creation.
   void set_creating(std::string_view function) { creating_ = function; }
   // The object that the request is about: lives as long as the message, whatever becomes of the
@@ -111,8 +112,8 @@ class IncomingRefs final : public Attachment {
 
 // Writes and reads one reference in a body: its index and the type it was made as. A null handle
 // travels as such.
-void write_reference(OutArchive& archive, const HandlePtr& handle, std::uint64_t type);
-[[nodiscard]] HandlePtr read_reference(InArchive& archive, std::uint64_t type,
+void write_reference(rpc::OutArchive& archive, const HandlePtr& handle, std::uint64_t type);
+[[nodiscard]] HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type,
                                        std::string_view type_name);
 
 }  // namespace stitch::rref

@@ -7,15 +7,15 @@ namespace stitch::detail {
 Error wrong_type(const rref::Handle& handle, const std::type_info& actual,
                  const std::type_info& wanted) {
   return Error(ErrorCode::invalid_argument, rref::to_string(handle.id) + " is an object of type " +
-                                                demangle(actual.name()) + ", not " +
-                                                demangle(wanted.name()));
+                                                base::demangle(actual.name()) + ", not " +
+                                                base::demangle(wanted.name()));
 }
 
 TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
                                std::uint64_t function_id, std::string_view function) {
   auto agent = handle.rrefs->require_usable(handle, function);
   agent->throw_if_stopped();
-  OutMessage message = Agent::begin_request(function_id);
+  rpc::OutMessage message = rpc::Agent::begin_request(function_id);
   message.attachment<rref::OutgoingRefs>().target(handle.shared_from_this(), use);
   return {std::move(agent), std::move(message)};
 }
@@ -52,7 +52,7 @@ Future<void> when_created(const rref::Handle& handle, const Timeout& timeout) {
   }
 }
 
-Value local_value(const rref::Handle& handle, const Timeout& timeout) {
+rpc::OwnedObject local_value(const rref::Handle& handle, const Timeout& timeout) {
   const auto agent = handle.rrefs->require_usable(handle, "RRef::local_value");
   if (handle.id.owner != handle.rrefs->lifetime().self()) {
     throw Error(ErrorCode::invalid_argument,
@@ -60,13 +60,13 @@ Value local_value(const rref::Handle& handle, const Timeout& timeout) {
                     ", not by " + to_string(agent->self()) +
                     " that asked for its local value; use to_here() or call a method of it");
   }
-  Promise<Value> promise;
+  Promise<rpc::OwnedObject> promise;
   handle.rrefs->when_created(handle.id, [promise](const std::shared_ptr<void>& object,
                                                   const std::optional<Error>& failure) {
     if (failure) {
       promise.set_error(*failure);
     } else {
-      promise.set_value(*static_cast<const Value*>(object.get()));
+      promise.set_value(*static_cast<const rpc::OwnedObject*>(object.get()));
     }
   });
   complete_by(promise, *agent, agent->effective_timeout(timeout), handle);

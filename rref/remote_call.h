@@ -21,7 +21,7 @@ using Timeout = std::optional<std::chrono::nanoseconds>;
 // What RRef<T> is on the wire: both ends compare it.
 template <class T>
 [[nodiscard]] std::uint64_t reference_type() {
-  static const std::uint64_t type = function_id(typeid(T).name());
+  static const std::uint64_t type = rpc::function_id(typeid(T).name());
   return type;
 }
 
@@ -32,30 +32,31 @@ template <class T>
 // own, which knows the way from a T to the base.
 template <class T, auto M>
 struct InheritedMethod {
-  using Base = typename TraitsOf<M>::ObjectType;
-  static void reply(const std::shared_ptr<IncomingCall>& call, void* object) {
+  using Base = typename rpc::TraitsOf<M>::ObjectType;
+  static void reply(const std::shared_ptr<rpc::IncomingCall>& call, void* object) {
     FunctionRunner<M>::reply(call, static_cast<Base*>(static_cast<T*>(object)));
   }
-  static void keep(const std::shared_ptr<IncomingCall>& call, void* object, KeepResult sink) {
+  static void keep(const std::shared_ptr<rpc::IncomingCall>& call, void* object,
+                   rpc::KeepResult sink) {
     FunctionRunner<M>::keep(call, static_cast<Base*>(static_cast<T*>(object)), std::move(sink));
   }
-  static const Function& add() {
-    Function function = register_function<M>();
-    function.id = function_id(typeid(InheritedMethod).name());
+  static const rpc::Function& add() {
+    rpc::Function function = register_function<M>();
+    function.id = rpc::function_id(typeid(InheritedMethod).name());
     function.identity = reinterpret_cast<const void*>(&InheritedMethod::keep);
     function.object_type = &typeid(T);
     function.reply = &InheritedMethod::reply;
     function.keep = &InheritedMethod::keep;
-    return FunctionRegistry::instance().add(std::move(function));
+    return rpc::FunctionRegistry::instance().add(std::move(function));
   }
 };
 template <class T, auto M>
-inline const Function& kInheritedMethod = InheritedMethod<T, M>::add();
+inline const rpc::Function& kInheritedMethod = InheritedMethod<T, M>::add();
 
 template <class T, auto M>
-[[nodiscard]] const Function& method_function() {
-  static_assert(!IsFree<M>, "stitch: name a member function, rref.rpc_async<&T::method>(...)");
-  using Object = typename TraitsOf<M>::ObjectType;
+[[nodiscard]] const rpc::Function& method_function() {
+  static_assert(!rpc::IsFree<M>, "stitch: name a member function, rref.rpc_async<&T::method>(...)");
+  using Object = typename rpc::TraitsOf<M>::ObjectType;
   static_assert(std::is_base_of_v<Object, T>,
                 "stitch: this is not a member function of the referenced type");
   if constexpr (std::is_same_v<Object, T>) {
@@ -68,20 +69,20 @@ template <class T, auto M>
 // The registry entry that constructs a T from an A...: only keeping the result makes sense.
 template <class T, class... A>
 struct Constructor {
-  static void reply(const std::shared_ptr<IncomingCall>& call, void*) {
+  static void reply(const std::shared_ptr<rpc::IncomingCall>& call, void*) {
     call->fail(Error(ErrorCode::protocol, "a constructor's result can only be kept"));
   }
-  static void keep(const std::shared_ptr<IncomingCall>& call, void*, KeepResult sink) {
+  static void keep(const std::shared_ptr<rpc::IncomingCall>& call, void*, rpc::KeepResult sink) {
     std::tuple<A...> arguments;
     try {
       decode_arguments(*call, arguments);
     } catch (...) {
-      sink({}, std::make_exception_ptr(CallRefused(to_error(std::current_exception()))));
+      sink({}, std::make_exception_ptr(rpc::CallRefused(to_error(std::current_exception()))));
       return;
     }
-    Value value;
+    rpc::OwnedObject value;
     try {
-      value = Value::of(std::apply(
+      value = rpc::OwnedObject::of(std::apply(
           [](A&... each) { return std::make_shared<T>(std::move(each)...); }, arguments));
     } catch (...) {
       sink({}, std::current_exception());
@@ -90,18 +91,18 @@ struct Constructor {
     arguments = {};
     sink(std::move(value), nullptr);
   }
-  static const Function& add() {
-    Function function;
-    function.id = function_id(typeid(Constructor).name());
-    function.name = demangle(typeid(T).name());
+  static const rpc::Function& add() {
+    rpc::Function function;
+    function.id = rpc::function_id(typeid(Constructor).name());
+    function.name = base::demangle(typeid(T).name());
     function.identity = reinterpret_cast<const void*>(&Constructor::keep);
     function.reply = &Constructor::reply;
     function.keep = &Constructor::keep;
-    return FunctionRegistry::instance().add(std::move(function));
+    return rpc::FunctionRegistry::instance().add(std::move(function));
   }
 };
 template <class T, class... A>
-inline const Function& kConstructor = Constructor<T, A...>::add();
+inline const rpc::Function& kConstructor = Constructor<T, A...>::add();
 
 // How an argument without a parameter to convert to is sent.
 template <class A>
@@ -118,20 +119,20 @@ template <class R>
 
 // A request about the object of `handle`, for `function`. Errors of the handle are thrown.
 struct TargetedRequest {
-  std::shared_ptr<Agent> agent;
-  OutMessage message;
+  std::shared_ptr<rpc::Agent> agent;
+  rpc::OutMessage message;
 };
 [[nodiscard]] TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
                                              std::uint64_t function_id, std::string_view function);
 
 template <class T, auto M, class... Args>
 auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
-  using Traits = TraitsOf<M>;
+  using Traits = rpc::TraitsOf<M>;
   using R = typename Traits::Result;
   static_assert(std::is_void_v<R> || Sendable<R>,
                 "stitch: the result type of this method cannot be sent; keep it on the owner with "
                 "remote<>()");
-  const Function& function = method_function<T, M>();
+  const rpc::Function& function = method_function<T, M>();
   try {
     auto request = begin_targeted(handle, rref::TargetUse::call, function.id, function.name);
     encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
@@ -145,42 +146,42 @@ auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... a
 template <class T, auto M, class... Args>
 rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout,
                                  Args&&... args) {
-  const Function& function = method_function<T, M>();
+  const rpc::Function& function = method_function<T, M>();
   auto request = begin_targeted(handle, rref::TargetUse::call, function.id, function.name);
-  encode_arguments<TraitsOf<M>>(request.message, std::forward<Args>(args)...);
+  encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
   return handle.rrefs->create(handle.owner, function.name,
                               request.agent->effective_timeout(timeout),
                               std::move(request.message));
 }
 
 template <auto F, class... Args>
-rref::HandlePtr create_by_function(const std::shared_ptr<Agent>& agent, const Target& target,
+rref::HandlePtr create_by_function(const std::shared_ptr<rpc::Agent>& agent, const Target& target,
                                    Args&&... args) {
-  static_assert(IsFree<F>, "stitch: member functions are called through an RRef");
-  const Function& function = kFunction<F>;
+  static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
+  const rpc::Function& function = kFunction<F>;
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
-  OutMessage message = Agent::begin_request(function.id);
-  encode_arguments<TraitsOf<F>>(message, std::forward<Args>(args)...);
+  rpc::OutMessage message = rpc::Agent::begin_request(function.id);
+  encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
   return rref::RRefAgent::of(*agent)->create(
       to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
 }
 
 template <class T, class... Args>
-rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const Target& target,
-                                      Args&&... args) {
+rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
+                                      const Target& target, Args&&... args) {
   static_assert((Sendable<SentAs<Args>> && ...),
                 "stitch: an argument of this constructor has a type that cannot be sent");
   static_assert(
       std::is_constructible_v<T, SentAs<Args>&&...>,
       "stitch: the type has no constructor for these arguments (text is sent as std::string)");
-  const Function& function = kConstructor<T, SentAs<Args>...>;
+  const rpc::Function& function = kConstructor<T, SentAs<Args>...>;
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
-  OutMessage message = Agent::begin_request(function.id);
-  OutArchive archive(message);
+  rpc::OutMessage message = rpc::Agent::begin_request(function.id);
+  rpc::OutArchive archive(message);
   (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
   return rref::RRefAgent::of(*agent)->create(
       to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
@@ -190,13 +191,13 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<Agent>& agent, const
 
 // Completes with `timeout` after that time unless it is complete by then; zero: never.
 template <class T>
-void complete_by(const Promise<T>& promise, Agent& agent, std::chrono::nanoseconds timeout,
+void complete_by(const Promise<T>& promise, rpc::Agent& agent, std::chrono::nanoseconds timeout,
                  const rref::Handle& handle) {
   if (timeout.count() <= 0 || promise.future().ready() ||
-      timeout >= Clock::time_point::max() - Clock::now())
+      timeout >= rpc::Clock::time_point::max() - rpc::Clock::now())
     return;
   const auto timer = agent.loop().call_at(
-      Clock::now() + timeout,
+      rpc::Clock::now() + timeout,
       [promise, error = not_created_in_time(handle, timeout)] { promise.set_error(error); });
   promise.future().on_ready([weak = agent.weak_from_this(), timer] {
     if (const auto alive = weak.lock()) alive->loop().cancel(timer);
@@ -222,7 +223,7 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
                 } else {
                   promise.fulfil([&] {
                     return *static_cast<const T*>(
-                        static_cast<const Value*>(object.get())->object.get());
+                        static_cast<const rpc::OwnedObject*>(object.get())->object.get());
                   });
                 }
               }
@@ -242,7 +243,7 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
 [[nodiscard]] Future<void> when_created(const rref::Handle& handle, const Timeout& timeout);
 // The object. Throws Error(invalid_argument) when it is not owned here; waits for its creation as
 // when_created() does and throws its failure.
-[[nodiscard]] Value local_value(const rref::Handle& handle, const Timeout& timeout);
+[[nodiscard]] rpc::OwnedObject local_value(const rref::Handle& handle, const Timeout& timeout);
 
 }  // namespace stitch::detail
 
@@ -251,6 +252,6 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
 // decayed, text as std::string.
 #define STITCH_EXPORT_CONSTRUCTOR(...)                                                 \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \
-      (::stitch::FunctionRegistry::instance().export_function(                         \
+      (::stitch::rpc::FunctionRegistry::instance().export_function(                    \
            ::stitch::detail::Constructor<__VA_ARGS__>::add()),                         \
        true)

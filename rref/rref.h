@@ -79,7 +79,7 @@ class [[nodiscard]] RRef {
   // The object itself, for as long as an RRef to it is held. Waits for its creation, as to_here()
   // does at most. Throws Error(invalid_argument), naming the owner, on any other worker.
   std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
-    const Value value = detail::local_value(handle(), timeout_);
+    const rpc::OwnedObject value = detail::local_value(handle(), timeout_);
     if (*value.type != typeid(T)) throw detail::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
   }
@@ -97,7 +97,7 @@ class [[nodiscard]] RRef {
   // As above, but the result stays on the owner.
   template <auto Method, class... Args>
   auto remote(Args&&... args) const {
-    using R = typename detail::TraitsOf<Method>::Result;
+    using R = typename rpc::TraitsOf<Method>::Result;
     return RRef<R>(
         detail::create_by_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...));
   }
@@ -111,21 +111,21 @@ class [[nodiscard]] RRef {
   void backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor>;
 
   // Only messages can carry references: what else would keep the object?
-  void save(OutArchive& archive) const {
+  void save(rpc::OutArchive& archive) const {
     rref::write_reference(archive, handle_, detail::reference_type<T>());
   }
-  void load(InArchive& archive) {
-    handle_ =
-        rref::read_reference(archive, detail::reference_type<T>(), demangle(typeid(T).name()));
+  void load(rpc::InArchive& archive) {
+    handle_ = rref::read_reference(archive, detail::reference_type<T>(),
+                                   base::demangle(typeid(T).name()));
   }
   template <class Archive>
-  requires(!std::same_as<Archive, OutArchive>) void save(Archive&) const {
+  requires(!std::same_as<Archive, rpc::OutArchive>) void save(Archive&) const {
     throw Error(ErrorCode::invalid_argument,
                 "an RRef can be written into a message only, not into another archive: nothing "
                 "would keep its object");
   }
   template <class Archive>
-  requires(!std::same_as<Archive, InArchive>) void load(Archive&) {
+  requires(!std::same_as<Archive, rpc::InArchive>) void load(Archive&) {
     throw Error(ErrorCode::invalid_argument,
                 "an RRef can be read from a message only, not from another archive");
   }
@@ -145,9 +145,9 @@ class [[nodiscard]] RRef {
 // Owns `value` here, on the current worker, and returns the first reference to it.
 template <class T>
 RRef<T> make_rref(T value) {
-  const auto agent = current_agent();
-  return RRef<T>(
-      rref::RRefAgent::of(*agent)->own(Value::of(std::make_shared<T>(std::move(value)))));
+  const auto agent = rpc::current_agent();
+  return RRef<T>(rref::RRefAgent::of(*agent)->own(
+      rpc::OwnedObject::of(std::make_shared<T>(std::move(value)))));
 }
 
 // Calls F on the target and keeps the result there. Returns at once; whatever goes wrong there is
@@ -156,8 +156,8 @@ RRef<T> make_rref(T value) {
 // enforces it, so that all sides agree.
 template <auto F, class... Args>
 auto remote(Target target, Args&&... args) {
-  return RRef<typename detail::TraitsOf<F>::Result>(
-      detail::create_by_function<F>(current_agent(), target, std::forward<Args>(args)...));
+  return RRef<typename rpc::TraitsOf<F>::Result>(
+      detail::create_by_function<F>(rpc::current_agent(), target, std::forward<Args>(args)...));
 }
 template <auto F, class... Args>
 auto remote(TargetOptions target, Args&&... args) {
@@ -168,7 +168,7 @@ auto remote(TargetOptions target, Args&&... args) {
 template <class T, class... Args>
 RRef<T> remote(Target target, Args&&... args) {
   return RRef<T>(
-      detail::create_by_constructor<T>(current_agent(), target, std::forward<Args>(args)...));
+      detail::create_by_constructor<T>(rpc::current_agent(), target, std::forward<Args>(args)...));
 }
 template <class T, class... Args>
 RRef<T> remote(TargetOptions target, Args&&... args) {
@@ -177,7 +177,7 @@ RRef<T> remote(TargetOptions target, Args&&... args) {
 
 template <auto F, class... Args>
 auto Worker::remote(Target target, Args&&... args) {
-  return RRef<typename detail::TraitsOf<F>::Result>(
+  return RRef<typename rpc::TraitsOf<F>::Result>(
       detail::create_by_function<F>(agent_, target, std::forward<Args>(args)...));
 }
 template <auto F, class... Args>

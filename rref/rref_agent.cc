@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // How long a ledger waits for a ride.
-Clock::duration patience(Urgency urgency) {
+rpc::Clock::duration patience(Urgency urgency) {
   switch (urgency) {
     case Urgency::soon:
       return 1ms;
@@ -33,29 +33,32 @@ constexpr auto kKept = 50ms;
 
 // Zero means no limit, and so does more than the clock can tell.
 bool limited(std::chrono::nanoseconds timeout) {
-  return timeout > 0ns && timeout < Clock::time_point::max() - Clock::now();
+  return timeout > 0ns && timeout < rpc::Clock::time_point::max() - rpc::Clock::now();
 }
 
-class RRefExtension final : public Extension {
+class RRefExtension final : public rpc::Extension {
  public:
-  explicit RRefExtension(Agent& agent) : rrefs(std::make_shared<RRefAgent>(agent)) {
-    agent.set_frame_handler(wire::kLedgerFrame, [weak = std::weak_ptr(rrefs)](InMessage message) {
-      if (const auto alive = weak.lock()) alive->on_ledger_frame(message);
-    });
+  explicit RRefExtension(rpc::Agent& agent) : rrefs(std::make_shared<RRefAgent>(agent)) {
+    agent.set_frame_handler(wire::kLedgerFrame,
+                            [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {
+                              if (const auto alive = weak.lock()) alive->on_ledger_frame(message);
+                            });
   }
   ~RRefExtension() override {
     rrefs->stop();
     rrefs->destroy_remains();
   }
-  void on_send(OutMessage& message, const WorkerInfo& to) override { rrefs->on_send(message, to); }
-  void on_receive(InMessage& message) override { rrefs->on_receive(message); }
-  void on_decode(InMessage& message, Ambient& ambient) override {
+  void on_send(rpc::OutMessage& message, const WorkerInfo& to) override {
+    rrefs->on_send(message, to);
+  }
+  void on_receive(rpc::InMessage& message) override { rrefs->on_receive(message); }
+  void on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
     if (refs != nullptr && refs->create() && limited(refs->create()->timeout)) {
-      ambient.deadline = std::min(ambient.deadline, Clock::now() + refs->create()->timeout);
+      ambient.deadline = std::min(ambient.deadline, rpc::Clock::now() + refs->create()->timeout);
     }
   }
-  bool take_over(const std::shared_ptr<IncomingCall>& call) override {
+  bool take_over(const std::shared_ptr<rpc::IncomingCall>& call) override {
     return rrefs->take_over(call);
   }
   void on_peer_lost(const WorkerInfo& peer, const Error& reason) override {
@@ -71,11 +74,11 @@ class RRefExtension final : public Extension {
 };
 
 // The creator waits for the owner's word, not for a clock of its own: both agree on one outcome.
-class PendingCreation final : public PendingCall {
+class PendingCreation final : public rpc::PendingCall {
  public:
   PendingCreation(std::shared_ptr<RRefAgent> rrefs, const RRefId& id)
       : rrefs_(std::move(rrefs)), id_(id) {}
-  void on_reply(InMessage&) override {
+  void on_reply(rpc::InMessage&) override {
     rrefs_->perform(rrefs_->lifetime().answered(id_, std::nullopt));
   }
   void on_error(const Error& error) override {
@@ -97,9 +100,10 @@ class PendingCreation final : public PendingCall {
 }  // namespace
 
 int register_rref_extension() {
-  static const int index = register_extension([](Agent& agent) -> std::unique_ptr<Extension> {
-    return std::make_unique<RRefExtension>(agent);
-  });
+  static const int index =
+      rpc::register_extension([](rpc::Agent& agent) -> std::unique_ptr<rpc::Extension> {
+        return std::make_unique<RRefExtension>(agent);
+      });
   return index;
 }
 
@@ -114,11 +118,11 @@ Error not_made(const Error& why, std::string_view function, const WorkerInfo& to
 
 Handle::~Handle() { rrefs->perform(rrefs->lifetime().drop_local(id)); }
 
-std::shared_ptr<RRefAgent> RRefAgent::of(Agent& agent) {
+std::shared_ptr<RRefAgent> RRefAgent::of(rpc::Agent& agent) {
   return static_cast<RRefExtension&>(agent.extension(kRRefExtension)).rrefs;
 }
 
-RRefAgent::RRefAgent(Agent& agent)
+RRefAgent::RRefAgent(rpc::Agent& agent)
     : self_(agent.self()),
       knows_losses_(std::none_of(agent.options().transports.begin(),
                                  agent.options().transports.end(),
@@ -133,8 +137,8 @@ RRefAgent::RRefAgent(Agent& agent)
   });
 }
 
-std::shared_ptr<Agent> RRefAgent::agent() const {
-  MutexLock lock(mutex_);
+std::shared_ptr<rpc::Agent> RRefAgent::agent() const {
+  base::MutexLock lock(mutex_);
   return agent_ == nullptr ? nullptr : agent_->weak_from_this().lock();
 }
 
@@ -147,10 +151,10 @@ void RRefAgent::perform(Lifetime::Todo todo) {
 
 // A method may run on an object whose Entry is gone, and its end may come on any thread: so the
 // pointer itself knows where the object is to be destroyed. After stop(), nowhere but here.
-std::shared_ptr<void> RRefAgent::box(Value value) {
-  return std::shared_ptr<Value>(
-      new Value(std::move(value)), [weak = weak_from_this()](Value* last) {
-        std::unique_ptr<Value> owned(last);
+std::shared_ptr<void> RRefAgent::box(rpc::OwnedObject value) {
+  return std::shared_ptr<rpc::OwnedObject>(
+      new rpc::OwnedObject(std::move(value)), [weak = weak_from_this()](rpc::OwnedObject* last) {
+        std::unique_ptr<rpc::OwnedObject> owned(last);
         const auto self = weak.lock();
         const auto alive = self ? self->agent() : nullptr;
         if (!alive) return;
@@ -162,7 +166,7 @@ std::shared_ptr<void> RRefAgent::box(Value value) {
       });
 }
 
-HandlePtr RRefAgent::own(Value value) {
+HandlePtr RRefAgent::own(rpc::OwnedObject value) {
   const auto alive = agent();
   if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
   const RRefId id = lifetime_.add_object(box(std::move(value)));
@@ -177,19 +181,19 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
   return std::make_shared<Handle>(shared_from_this(), id, std::move(owner));
 }
 
-std::shared_ptr<Agent> RRefAgent::require_usable(const Handle& handle,
-                                                 std::string_view function) const {
+std::shared_ptr<rpc::Agent> RRefAgent::require_usable(const Handle& handle,
+                                                      std::string_view function) const {
   auto alive = agent();
   if (!alive)
     throw Error(ErrorCode::shutting_down,
                 to_string(handle.id) + " cannot be used: its worker has shut down");
   if (const auto lost = lifetime_.status(handle.id).lost)
-    throw detail::CallRefused(not_made(*lost, function, handle.owner));
+    throw rpc::CallRefused(not_made(*lost, function, handle.owner));
   return alive;
 }
 
 HandlePtr RRefAgent::create(const WorkerInfo& to, const std::string& function,
-                            std::chrono::nanoseconds timeout, OutMessage message) {
+                            std::chrono::nanoseconds timeout, rpc::OutMessage message) {
   const auto alive = agent();
   if (!alive) throw Error(ErrorCode::shutting_down, "this worker has shut down");
   RRefId id;
@@ -206,15 +210,15 @@ HandlePtr RRefAgent::create(const WorkerInfo& to, const std::string& function,
   return handle;
 }
 
-void RRefAgent::on_send(OutMessage& message, const WorkerInfo& to) {
+void RRefAgent::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   if (auto* refs = message.find_attachment<OutgoingRefs>())
     refs->leave(shared_from_this(), message, to);
-  transport::Bytes ledger;
+  base::Bytes ledger;
   if (lifetime_.encode_ledger(life_of(to), ledger))
     message.frame.add_section(wire::kLedgerSection, ledger.span());
 }
 
-void RRefAgent::on_receive(InMessage& message) {
+void RRefAgent::on_receive(rpc::InMessage& message) {
   // References before the ledger: what keeps objects goes first.
   if (auto refs = IncomingRefs::read(shared_from_this(), message))
     message.attachments.push_back(std::move(refs));
@@ -222,11 +226,11 @@ void RRefAgent::on_receive(InMessage& message) {
     accept_ledger(message, ledger->bytes);
 }
 
-void RRefAgent::on_ledger_frame(const InMessage& message) {
+void RRefAgent::on_ledger_frame(const rpc::InMessage& message) {
   accept_ledger(message, message.view.body());
 }
 
-void RRefAgent::accept_ledger(const InMessage& message, std::span<const std::byte> frame) {
+void RRefAgent::accept_ledger(const rpc::InMessage& message, std::span<const std::byte> frame) {
   auto todo = lifetime_.accept_ledger(life_of(message.from), frame);
   const auto broken = std::move(todo.broken);
   perform(std::move(todo));
@@ -247,7 +251,7 @@ Error not_created(const Error& failure) {
 }
 }  // namespace
 
-bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
+bool RRefAgent::take_over(const std::shared_ptr<rpc::IncomingCall>& call) {
   auto* refs = call->message().find_attachment<IncomingRefs>();
   if (refs == nullptr || (!refs->create() && !refs->target())) return false;
   if (refs->create()) {
@@ -274,26 +278,27 @@ bool RRefAgent::take_over(const std::shared_ptr<IncomingCall>& call) {
                    call->fail(not_created(*failure));
                  } else {
                    refs->keep(object);
-                   self->serve(call, *refs, static_cast<const Value*>(object.get()));
+                   self->serve(call, *refs, static_cast<const rpc::OwnedObject*>(object.get()));
                  }
                });
   return true;
 }
 
-void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs,
-                      const Value* target) {
-  Agent& alive = call->agent();
+void RRefAgent::serve(const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
+                      const rpc::OwnedObject* target) {
+  rpc::Agent& alive = call->agent();
   if (target != nullptr && refs.target()->use == TargetUse::await) {
-    call->reply([](OutArchive&) {});
+    call->reply([](rpc::OutArchive&) {});
     return;
   }
   if (target != nullptr && refs.target()->use == TargetUse::fetch) {
     alive.post([call, target] {
       call->run_task([&] {
         if (target->encode == nullptr)
-          throw Error(ErrorCode::invalid_argument,
-                      "an object of type " + demangle(target->type->name()) + " cannot be sent");
-        call->reply([&](OutArchive& archive) {
+          throw Error(
+              ErrorCode::invalid_argument,
+              "an object of type " + base::demangle(target->type->name()) + " cannot be sent");
+        call->reply([&](rpc::OutArchive& archive) {
           target->encode(archive, target->object.get());
           archive.seal();
         });
@@ -301,7 +306,7 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
     });
     return;
   }
-  const Function* function = call->function();
+  const rpc::Function* function = call->function();
   const std::type_info* wanted = function == nullptr ? nullptr : function->object_type;
   if (function == nullptr || (target != nullptr) != (wanted != nullptr)) {
     call->fail(Error(ErrorCode::protocol,
@@ -310,8 +315,8 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
   }
   if (wanted != nullptr && *wanted != *target->type) {
     call->fail(Error(ErrorCode::invalid_argument,
-                     "the object is of type " + demangle(target->type->name()) + ", not " +
-                         demangle(wanted->name()) + ", which the method belongs to"));
+                     "the object is of type " + base::demangle(target->type->name()) + ", not " +
+                         base::demangle(wanted->name()) + ", which the method belongs to"));
     return;
   }
   void* object = target == nullptr ? nullptr : target->object.get();
@@ -324,40 +329,41 @@ void RRefAgent::serve(const std::shared_ptr<IncomingCall>& call, const IncomingR
   }
 }
 
-void RRefAgent::serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id,
+void RRefAgent::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, const RRefId& id,
                                void* object) {
-  call->run_keeping(
-      object, [self = shared_from_this(), call, id](Value value, std::exception_ptr exception) {
-        auto* const refs = call->message().find_attachment<IncomingRefs>();
-        if (refs->creation_timer != 0) call->agent().loop().cancel(refs->creation_timer);
-        if (!exception) {
-          self->perform(self->lifetime_.resolve(id, self->box(std::move(value)), std::nullopt));
-          call->reply([](OutArchive&) {});
-          return;
-        }
-        try {
-          std::rethrow_exception(exception);
-        } catch (const detail::CallRefused& refused) {
-          call->fail(refused);
-        } catch (...) {
-          call->fail_in_handler(exception);  // on its way it becomes the object's outcome
-        }
-      });
+  call->run_keeping(object, [self = shared_from_this(), call, id](rpc::OwnedObject value,
+                                                                  std::exception_ptr exception) {
+    auto* const refs = call->message().find_attachment<IncomingRefs>();
+    if (refs->creation_timer != 0) call->agent().loop().cancel(refs->creation_timer);
+    if (!exception) {
+      self->perform(self->lifetime_.resolve(id, self->box(std::move(value)), std::nullopt));
+      call->reply([](rpc::OutArchive&) {});
+      return;
+    }
+    try {
+      std::rethrow_exception(exception);
+    } catch (const rpc::CallRefused& refused) {
+      call->fail(refused);
+    } catch (...) {
+      call->fail_in_handler(exception);  // on its way it becomes the object's outcome
+    }
+  });
 }
 
-void RRefAgent::start_creation_timer(const std::shared_ptr<IncomingCall>& call,
+void RRefAgent::start_creation_timer(const std::shared_ptr<rpc::IncomingCall>& call,
                                      IncomingRefs& refs) {
   const auto timeout = refs.create()->timeout;
   if (!limited(timeout)) return;
-  refs.creation_timer = call->agent().loop().call_at(Clock::now() + timeout, [weak = std::weak_ptr(
-                                                                                  call),
-                                                                              timeout] {
-    const auto late = weak.lock();
-    if (!late) return;
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
-    late->request_stop();  // here: the handler may be what keeps every user-function thread busy
-  });
+  refs.creation_timer = call->agent().loop().call_at(
+      rpc::Clock::now() + timeout, [weak = std::weak_ptr(call), timeout] {
+        const auto late = weak.lock();
+        if (!late) return;
+        const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+        late->fail(
+            Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
+        late->request_stop();  // here: the handler may be what keeps every user-function thread
+                               // busy
+      });
 }
 
 namespace {
@@ -404,7 +410,7 @@ void RRefAgent::stop() {
   auto closing = lifetime_.close();
   {
     // Handlers that still run may stand in a method or hold what local_value() gave them.
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto* objects : {&leaving.destroy, &closing.destroy})
       std::move(objects->begin(), objects->end(), std::back_inserter(remains_));
   }
@@ -412,7 +418,7 @@ void RRefAgent::stop() {
   closing.destroy.clear();
   perform(std::move(leaving));
   perform(std::move(closing));
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   agent_ = nullptr;
   due_.clear();
 }
@@ -420,7 +426,7 @@ void RRefAgent::stop() {
 void RRefAgent::destroy_remains() {
   std::vector<std::shared_ptr<void>> remains;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     remains.swap(remains_);
   }
 }
@@ -451,10 +457,10 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
 
 void RRefAgent::schedule_flush(const WorkerLife& peer, Urgency urgency) {
   if (urgency == Urgency::none) return;
-  const auto when = Clock::now() + patience(urgency);
-  std::shared_ptr<Agent> alive;
+  const auto when = rpc::Clock::now() + patience(urgency);
+  std::shared_ptr<rpc::Agent> alive;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (agent_ == nullptr) return;
     const auto [found, fresh] = due_.try_emplace(peer, when);
     if (!fresh && found->second <= when) return;
@@ -469,10 +475,10 @@ void RRefAgent::schedule_flush(const WorkerLife& peer, Urgency urgency) {
 }
 
 void RRefAgent::flush_due() {
-  const auto now = Clock::now();
+  const auto now = rpc::Clock::now();
   std::vector<WorkerLife> peers;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto at = due_.begin(); at != due_.end();) {
       if (at->second <= now) {
         peers.push_back(at->first);
@@ -486,7 +492,7 @@ void RRefAgent::flush_due() {
   if (!alive) return;
   for (const WorkerLife& peer : peers) {
     for (;;) {  // nothing is due any more when another message gave it a ride
-      OutMessage message(wire::kLedgerFrame);
+      rpc::OutMessage message(wire::kLedgerFrame);
       if (!lifetime_.encode_ledger(peer, message.frame.body())) break;
       ledger_frames_.fetch_add(1);
       try {
@@ -501,11 +507,11 @@ void RRefAgent::flush_due() {
 void RRefAgent::start_ticking() {
   const auto alive = agent();
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (ticking_ || !alive) return;
     ticking_ = true;
   }
-  alive->loop().call_at(Clock::now() + kTick, [weak = weak_from_this()] {
+  alive->loop().call_at(rpc::Clock::now() + kTick, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->tick();
   });
 }
@@ -513,18 +519,18 @@ void RRefAgent::start_ticking() {
 void RRefAgent::watch_kept() {
   const auto alive = agent();
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (watching_kept_ || !alive) return;
     watching_kept_ = true;
   }
-  alive->loop().call_at(Clock::now() + kKept, [weak = weak_from_this()] {
+  alive->loop().call_at(rpc::Clock::now() + kKept, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->register_kept();
   });
 }
 
 void RRefAgent::register_kept() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     watching_kept_ = false;
   }
   perform(lifetime_.register_kept());
@@ -532,7 +538,7 @@ void RRefAgent::register_kept() {
 
 void RRefAgent::tick() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     ticking_ = false;
   }
   perform(lifetime_.tick());

@@ -31,25 +31,25 @@ namespace stitch::rref {
 // none; its lock and that of Lifetime are never held together or across a call out.
 class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
  public:
-  explicit RRefAgent(Agent& agent);
-  [[nodiscard]] static std::shared_ptr<RRefAgent> of(Agent& agent);
+  explicit RRefAgent(rpc::Agent& agent);
+  [[nodiscard]] static std::shared_ptr<RRefAgent> of(rpc::Agent& agent);
 
   [[nodiscard]] Lifetime& lifetime() noexcept { return lifetime_; }
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
   // Null when the worker has stopped.
-  [[nodiscard]] std::shared_ptr<Agent> agent() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<rpc::Agent> agent() const STITCH_EXCLUDES(mutex_);
   // Does what an event asked for: waiters here, ledgers to the timer. Objects that nobody refers to
   // any more go on the user-function threads, whoever lets go of them last.
   void perform(Lifetime::Todo todo);
 
   // ---- handles
-  [[nodiscard]] HandlePtr own(Value value);
+  [[nodiscard]] HandlePtr own(rpc::OwnedObject value);
   // A handle on what a message or another handle keeps alive for the moment.
   [[nodiscard]] HandlePtr adopt(const RRefId& id);
   // The agent to make a call of `function` with. Throws why the reference cannot be used: lost (a
   // CallRefused: a handler's caller is told as it is), or this worker has shut down.
-  [[nodiscard]] std::shared_ptr<Agent> require_usable(const Handle& handle,
-                                                      std::string_view function) const;
+  [[nodiscard]] std::shared_ptr<rpc::Agent> require_usable(const Handle& handle,
+                                                           std::string_view function) const;
   // Calls `waiter` when the creation has ended. REQUIRES: Lifetime::hears_of_creation().
   void when_created(const RRefId& id, Waiter waiter) {
     perform(lifetime_.when_created(id, std::move(waiter)));
@@ -59,13 +59,13 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // Sends `message`, a request whose result is to be kept by `to`, and returns the reference to it.
   // Throws Error when the request cannot even be made.
   [[nodiscard]] HandlePtr create(const WorkerInfo& to, const std::string& function,
-                                 std::chrono::nanoseconds timeout, OutMessage message);
+                                 std::chrono::nanoseconds timeout, rpc::OutMessage message);
 
   // ---- from the extension
-  void on_send(OutMessage& message, const WorkerInfo& to);
-  void on_receive(InMessage& message);
-  void on_ledger_frame(const InMessage& message);
-  [[nodiscard]] bool take_over(const std::shared_ptr<IncomingCall>& call);
+  void on_send(rpc::OutMessage& message, const WorkerInfo& to);
+  void on_receive(rpc::InMessage& message);
+  void on_ledger_frame(const rpc::InMessage& message);
+  [[nodiscard]] bool take_over(const std::shared_ptr<rpc::IncomingCall>& call);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   void stop();
   // After stop(), when nothing runs any more that may use an object: those that were left then go.
@@ -85,12 +85,13 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void require_alive(const WorkerInfo& peer) const;
 
  private:
-  void accept_ledger(const InMessage& message, std::span<const std::byte> frame);
-  [[nodiscard]] std::shared_ptr<void> box(Value value);
-  void serve(const std::shared_ptr<IncomingCall>& call, const IncomingRefs& refs,
-             const Value* target);
-  void serve_creation(const std::shared_ptr<IncomingCall>& call, const RRefId& id, void* object);
-  void start_creation_timer(const std::shared_ptr<IncomingCall>& call, IncomingRefs& refs);
+  void accept_ledger(const rpc::InMessage& message, std::span<const std::byte> frame);
+  [[nodiscard]] std::shared_ptr<void> box(rpc::OwnedObject value);
+  void serve(const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
+             const rpc::OwnedObject* target);
+  void serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, const RRefId& id,
+                      void* object);
+  void start_creation_timer(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs);
 
   void schedule_flush(const WorkerLife& peer, Urgency urgency) STITCH_EXCLUDES(mutex_);
   void flush_due() STITCH_EXCLUDES(mutex_);
@@ -101,12 +102,12 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
 
   const WorkerInfo self_;
   const bool knows_losses_;
-  mutable Mutex mutex_;
-  Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
+  mutable base::Mutex mutex_;
+  rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
   bool watching_kept_ STITCH_GUARDED_BY(mutex_) = false;
   std::vector<std::shared_ptr<void>> remains_ STITCH_GUARDED_BY(mutex_);  // objects left by stop()
-  std::unordered_map<WorkerLife, Clock::time_point, WorkerLifeHash> due_
+  std::unordered_map<WorkerLife, rpc::Clock::time_point, WorkerLifeHash> due_
       STITCH_GUARDED_BY(mutex_);  // ledgers with a timer
   Lifetime lifetime_;
   std::atomic<std::uint64_t> ledger_frames_{0};  // sent on their own

@@ -57,7 +57,7 @@ void to_system(void* at, std::size_t bytes) noexcept {
 
 }  // namespace
 
-BlockPool::BlockPool(std::size_t most_kept_bytes, UniqueFunction<void()> trim_later)
+BlockPool::BlockPool(std::size_t most_kept_bytes, base::UniqueFunction<void()> trim_later)
     : most_kept_bytes_(most_kept_bytes), trim_later_(std::move(trim_later)) {}
 
 BlockPool::~BlockPool() {
@@ -79,7 +79,7 @@ Buffer BlockPool::allocate(Device device, std::size_t bytes) {
   const std::size_t size = block_bytes(bytes);
   void* at = nullptr;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto found = kept_.find(size);
     if (found != kept_.end() && !found->second.empty()) {
       at = found->second.back().at;
@@ -94,7 +94,7 @@ Buffer BlockPool::allocate(Device device, std::size_t bytes) {
   try {
     if (at == nullptr) at = from_system(size);
   } catch (...) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     statistics_.used_bytes -= size;
     throw;
   }
@@ -102,14 +102,14 @@ Buffer BlockPool::allocate(Device device, std::size_t bytes) {
       device, at, bytes,
       std::shared_ptr<const void>(
           at, [pool = shared_from_this(), size](void* block) { pool->give_back(block, size); },
-          RecyclingAllocator<char>())};
+          base::RecyclingAllocator<char>())};
 }
 
 void BlockPool::give_back(void* at, std::size_t bytes) noexcept {
   bool first = false;
   bool keep = false;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     statistics_.used_bytes -= bytes;
     keep = statistics_.kept_bytes + bytes <= most_kept_bytes_;
     if (keep) {
@@ -129,7 +129,7 @@ bool BlockPool::trim(Clock::time_point since) {
   std::vector<std::pair<void*, std::size_t>> dropped;
   bool more = false;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto& [bytes, blocks] : kept_) {
       std::size_t old = 0;
       while (old < blocks.size() && blocks[old].since < since)
@@ -144,7 +144,7 @@ bool BlockPool::trim(Clock::time_point since) {
 }
 
 BlockPool::Statistics BlockPool::statistics() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return statistics_;
 }
 

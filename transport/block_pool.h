@@ -24,7 +24,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   using Clock = std::chrono::steady_clock;
   // Keeps at most `most_kept_bytes` of unused blocks; 0: none. `trim_later` is called when the
   // first block comes to lie unused: trim() is wanted some time after (empty: never).
-  BlockPool(std::size_t most_kept_bytes, UniqueFunction<void()> trim_later);
+  BlockPool(std::size_t most_kept_bytes, base::UniqueFunction<void()> trim_later);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -55,8 +55,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   void give_back(void* at, std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
 
   const std::size_t most_kept_bytes_;
-  UniqueFunction<void()> trim_later_;
-  mutable Mutex mutex_;
+  base::UniqueFunction<void()> trim_later_;
+  mutable base::Mutex mutex_;
   std::map<std::size_t, std::vector<Kept>> kept_
       STITCH_GUARDED_BY(mutex_);  // by size; the last one is the warmest
   Statistics statistics_ STITCH_GUARDED_BY(mutex_);

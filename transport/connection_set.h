@@ -21,31 +21,31 @@ class ConnectionSet {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(); }
   // False, and nothing is kept, when the endpoint is closed.
   [[nodiscard]] bool add(const Pointer& connection) STITCH_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (closed()) return false;
     connections_.insert(connection);
     return true;
   }
   // REQUIRES: the caller keeps `connection` alive.
   void remove(const Pointer& connection) STITCH_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     connections_.erase(connection);
     if (connections_.empty()) empty_.notify_all();
   }
   // Nothing can be added any more. Those that are to be closed; nothing from the second call on.
   [[nodiscard]] std::optional<std::vector<Pointer>> close() STITCH_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (closed_.exchange(true)) return std::nullopt;
     return std::vector<Pointer>(connections_.begin(), connections_.end());
   }
   void wait_until_empty() STITCH_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     while (!connections_.empty()) empty_.wait(mutex_);
   }
 
  private:
-  Mutex mutex_;
-  CondVar empty_;
+  base::Mutex mutex_;
+  base::CondVar empty_;
   std::atomic<bool> closed_{false};
   std::unordered_set<Pointer> connections_ STITCH_GUARDED_BY(mutex_);
 };

@@ -26,7 +26,7 @@ class Connection;
 // Called once when a message has been handed over completely (nullopt: its buffers may be changed
 // again), or will never be (the error). Runs on a thread that polls for the endpoint, or inside
 // send(): the caller holds no lock that it takes.
-using SendDone = UniqueFunction<void(const std::optional<Error>& error)>;
+using SendDone = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
 // What the owner of a connection wants to hear. Callbacks of one connection run one at a time, on a
 // reader thread of the endpoint or on a thread inside Endpoint::help(), and must not block; no lock
@@ -45,7 +45,8 @@ struct ConnectionEvents {
   // frame is there and they are not. A Buffer of exactly `bytes` bytes on the CPU, or one without
   // data for memory of EndpointOptions::allocator. Empty, or not asked by endpoints that have the
   // memory by then: always that. Must not throw.
-  std::function<Buffer(const std::shared_ptr<Connection>&, const Bytes& frame, std::size_t bytes)>
+  std::function<Buffer(const std::shared_ptr<Connection>&, const base::Bytes& frame,
+                       std::size_t bytes)>
       place;
   // The connection ended: exactly once, after the last on_message, whoever ended it, also when it
   // never opened.
@@ -69,7 +70,7 @@ class Connection {
   // reads to do it itself when all that has come is delivered, while another thread moves messages.
   // work(true) does a piece of it there and says whether there is more; work(false) has other
   // threads do it. False, and nothing is taken, where the thread that reads cannot.
-  [[nodiscard]] virtual bool defer(UniqueFunction<bool(bool here)>& work) { return false; }
+  [[nodiscard]] virtual bool defer(base::UniqueFunction<bool(bool here)>& work) { return false; }
   // Stops reading from the peer, or goes on: a peer that sends on is held up when the carrier is
   // full. What has been read by then, up to about 512 KiB of small messages, is still delivered;
   // so is everything when the peer has gone. Endpoints that cannot do it go on reading.

@@ -8,7 +8,7 @@ namespace stitch::transport {
 
 HandshakingConnection::HandshakingConnection(const EndpointOptions& options, Role role,
                                              ConnectionEvents events,
-                                             std::shared_ptr<ReaderThread> thread)
+                                             std::shared_ptr<base::TaskThread> thread)
     : handshake_timeout_(options.handshake_timeout),
       thread_(std::move(thread)),
       handshake_(
@@ -27,7 +27,7 @@ void HandshakingConnection::when_open(Transmit transmit) {
   if (!open_.load(std::memory_order_acquire)) {
     std::optional<Error> error;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (stage_ == Stage::connecting || stage_ == Stage::opening) {
         queue_.push_back(std::move(transmit));
         return;
@@ -44,25 +44,25 @@ void HandshakingConnection::when_open(Transmit transmit) {
 
 bool HandshakingConnection::closed() const {
   if (open_.load(std::memory_order_acquire)) return false;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return stage_ == Stage::refusing || stage_ == Stage::closed;
 }
 
 bool HandshakingConnection::half_open() const {
   if (open_.load(std::memory_order_acquire)) return false;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return stage_ == Stage::connecting || stage_ == Stage::refusing;
 }
 
 std::optional<Error> HandshakingConnection::reason() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return reason_;
 }
 
 void HandshakingConnection::close(const Error& reason) {
   std::deque<Transmit> failed;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stage_ == Stage::closed) return;
     stage_ = Stage::closed;
     open_.store(false, std::memory_order_release);
@@ -89,7 +89,7 @@ void HandshakingConnection::start() {
 
 void HandshakingConnection::expire() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stage_ != Stage::connecting) return;
   }
   close(Error(ErrorCode::disconnected, "connection " + describe() +
@@ -100,8 +100,8 @@ void HandshakingConnection::expire() {
 bool HandshakingConnection::received_handshake(std::span<const std::byte> message) {
   if (handshake_.state() == Handshake::State::refused && ++after_refusal_ > kMostAfterRefusal)
     return false;
-  std::vector<Bytes> answer = handshake_.receive(message);
-  for (Bytes& part : answer) transmit_handshake(std::move(part));
+  std::vector<base::Bytes> answer = handshake_.receive(message);
+  for (base::Bytes& part : answer) transmit_handshake(std::move(part));
   if (handshake_.state() == Handshake::State::open) {
     if (handshake_.keys()) protect(*handshake_.keys());
     handshake_.forget_keys();
@@ -114,14 +114,14 @@ bool HandshakingConnection::received_handshake(std::span<const std::byte> messag
 
 void HandshakingConnection::open() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stage_ != Stage::connecting) return;
     stage_ = Stage::opening;
   }
   std::deque<Transmit> batch;
   for (;;) {
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (stage_ != Stage::opening) return;
       batch.swap(queue_);
       if (batch.empty()) {
@@ -146,7 +146,7 @@ void HandshakingConnection::refuse() {
   std::deque<Transmit> failed;
   bool first = false;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stage_ == Stage::closed) return;
     if (stage_ == Stage::connecting) {
       first = true;
@@ -174,7 +174,7 @@ void HandshakingConnection::refuse() {
 
 void HandshakingConnection::turn_away(const Error& why) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stage_ != Stage::connecting) return;
   }
   if (handshake_.state() != Handshake::State::refused) transmit_handshake(handshake_.refuse(why));
@@ -191,7 +191,7 @@ void HandshakingConnection::received(Message message) {
   }
 }
 
-Buffer HandshakingConnection::place(const Bytes& frame, std::size_t bytes) {
+Buffer HandshakingConnection::place(const base::Bytes& frame, std::size_t bytes) {
   if (!open_.load(std::memory_order_acquire) || !events_.place) return {};
   return events_.place(shared_from_this(), frame, bytes);
 }
@@ -200,7 +200,7 @@ void HandshakingConnection::ended(const Error& error) {
   std::deque<Transmit> failed;
   std::optional<Error> reason;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     stage_ = Stage::closed;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = error;

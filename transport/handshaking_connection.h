@@ -37,10 +37,10 @@ class HandshakingConnection : public Connection,
 
  protected:
   // Sends one message (no error), or tells its sender that it will never go.
-  using Transmit = UniqueFunction<void(const std::optional<Error>& error)>;
+  using Transmit = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
   HandshakingConnection(const EndpointOptions& options, Role role, ConnectionEvents events,
-                        std::shared_ptr<ReaderThread> thread);
+                        std::shared_ptr<base::TaskThread> thread);
 
   // Runs `transmit` now when the connection is open or closed, else when it gets so.
   void when_open(Transmit transmit);
@@ -63,21 +63,21 @@ class HandshakingConnection : public Connection,
   // Tells the peer why the connection is about to be closed, if its handshake is not through yet.
   void turn_away(const Error& why);
   // Where the owner wants a buffer that comes beside `frame`; without data when it does not mind.
-  [[nodiscard]] Buffer place(const Bytes& frame, std::size_t bytes);
+  [[nodiscard]] Buffer place(const base::Bytes& frame, std::size_t bytes);
   // The last call of the reader side: nothing can arrive any more. `error` is the reason unless
   // there is one already.
   void ended(const Error& error);
 
   // Hooks. shut() ends the stream; some time later, on any thread, the concrete connection calls
   // ended().
-  virtual void transmit_handshake(Bytes message) = 0;
+  virtual void transmit_handshake(base::Bytes message) = 0;
   // The handshake is through, and what comes and goes from now on, behind its last words, is to be
   // protected where others could read or change it. Before anything else is sent. Reader side.
   virtual void protect(const SessionKeys& keys) {}
   virtual void shut() = 0;
   virtual void finished() = 0;  // on the endpoint's thread, after on_closed
 
-  [[nodiscard]] ReaderThread& thread() noexcept { return *thread_; }
+  [[nodiscard]] base::TaskThread& thread() noexcept { return *thread_; }
 
  private:
   enum class Stage : std::uint8_t { connecting, opening, open, refusing, closed };
@@ -92,14 +92,14 @@ class HandshakingConnection : public Connection,
   static constexpr std::chrono::milliseconds kRefusalTime{1000};
 
   const std::chrono::milliseconds handshake_timeout_;
-  const std::shared_ptr<ReaderThread> thread_;
+  const std::shared_ptr<base::TaskThread> thread_;
   // Reader side only; peer() is constant once open.
   Handshake handshake_;
   ConnectionEvents events_;
   int after_refusal_ = 0;  // messages; reader side only
 
   std::atomic<bool> open_{false};  // a copy of stage_ == open: sends need no lock
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   Stage stage_ STITCH_GUARDED_BY(mutex_) = Stage::connecting;
   std::deque<Transmit> queue_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> reason_ STITCH_GUARDED_BY(mutex_);

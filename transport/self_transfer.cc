@@ -24,13 +24,13 @@ constexpr std::size_t kBufferBytes = 100'000;
 
 // What the callbacks tell the waiting thread; shared with them, because they may come late.
 struct Outcome {
-  Mutex mutex;
-  CondVar changed;
+  base::Mutex mutex;
+  base::CondVar changed;
   bool known STITCH_GUARDED_BY(mutex) = false;
   std::optional<Error> error STITCH_GUARDED_BY(mutex);  // nothing when it passed
 
   void set(std::optional<Error> value) {
-    MutexLock lock(mutex);
+    base::MutexLock lock(mutex);
     if (!known) error = std::move(value);
     known = true;
     changed.notify_all();
@@ -58,17 +58,17 @@ constexpr std::chrono::seconds kTrialTime{5};
 class Trials {
  public:
   [[nodiscard]] bool passed(const std::string& key) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return passed_.contains(key);
   }
   void pass(const std::string& key) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     passed_.insert(key);
     reasons_.erase(key);
   }
   void fail(const std::string& key, const std::string& reason) {
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       ++failed_[name_of(key)];
       if (std::exchange(reasons_[key], reason) == reason) return;
     }
@@ -76,12 +76,12 @@ class Trials {
                  name_of(key).c_str(), reason.c_str());
   }
   [[nodiscard]] std::map<std::string, std::int64_t> failed() {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return failed_;
   }
   // Why what is tried under `key` does not pass.
   [[nodiscard]] std::string reason(const std::string& key) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto found = reasons_.find(key);
     return found == reasons_.end() ? "" : found->second;
   }
@@ -90,7 +90,7 @@ class Trials {
   [[nodiscard]] static std::string name_of(const std::string& key) {
     return key.substr(0, key.rfind(' '));
   }
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::set<std::string> passed_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, std::string> reasons_ STITCH_GUARDED_BY(mutex_);  // of the last failure
   std::map<std::string, std::int64_t> failed_ STITCH_GUARDED_BY(mutex_);  // by name
@@ -151,7 +151,7 @@ std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
   bool known = false;
   std::optional<Error> error;
   {
-    MutexLock lock(outcome->mutex);
+    base::MutexLock lock(outcome->mutex);
     while (!outcome->known && outcome->changed.wait_until(outcome->mutex, deadline)) {
     }
     known = outcome->known;

@@ -65,7 +65,7 @@ void Strand::seed(std::size_t root, at::Tensor gradient) {
 
 void Strand::start() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (started_) return;
   }
   // A root whose in-edges all lead from somewhere waits for them like any node; the others are
@@ -78,7 +78,7 @@ void Strand::start() {
     state.pending = Plan::kNone;
   }
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (std::exchange(started_, true) || scheduled_) return;
     scheduled_ = true;
   }
@@ -100,7 +100,7 @@ void Strand::kill(std::vector<std::uint32_t> nodes) {
 
 void Strand::post(std::vector<Arrival> arrivals) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stop_ || ended_) return;
     for (Arrival& arrival : arrivals) inbox_.push_back(std::move(arrival));
     if (!started_ || scheduled_) return;
@@ -111,7 +111,7 @@ void Strand::post(std::vector<Arrival> arrivals) {
 
 void Strand::stop() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (stop_ || ended_) return;
     stop_ = true;
     if (!started_ || scheduled_)
@@ -133,7 +133,7 @@ void Strand::schedule() {
 
 // Moves what came in to the slice. False when there is nothing to do and the slice must end.
 bool Strand::take_inbox(bool leave_if_empty) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (stop_) return false;
   if (inbox_.empty() && leave_if_empty) {
     scheduled_ = false;
@@ -170,14 +170,14 @@ void Strand::run_slice(StrandOwner& owner) {
       Error error = failure_of(plan_->node(next));
       if (flags_.anomaly) plan_->node(next).metadata()->print_stack(plan_->node(next).name());
       {
-        MutexLock lock(mutex_);
+        base::MutexLock lock(mutex_);
         stop_ = true;
       }
       owner.failed(std::move(error));
     }
   }
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (!stop_ || ended_) return;
     ended_ = true;
   }
@@ -262,7 +262,7 @@ void Strand::arrive(std::uint32_t index, bool live) {
 void Strand::drop_everything() {
   std::vector<Arrival> dropped;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     dropped.swap(inbox_);
   }
   slots_.clear();

@@ -18,7 +18,7 @@
 namespace stitch::dist_autograd {
 
 // Runs a task later, on a thread of its choice; exactly once, whatever happens to its owner.
-using Executor = std::function<void(UniqueFunction<void()>)>;
+using Executor = std::function<void(base::UniqueFunction<void()>)>;
 
 // The pass a strand works for. Called on the strand: one call at a time, never under a lock.
 class StrandOwner {
@@ -121,7 +121,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
 
   std::atomic<std::uint64_t> nodes_run_{0};
 
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;

@@ -18,7 +18,7 @@ void GradientStore::accumulate(const at::Tensor& variable, at::Tensor&& grad,
   if (!grad.defined()) return;
   const std::size_t stealable = owns_memory(grad) ? references : 0;
   Shard& shard = shard_of(variable);
-  MutexLock lock(shard.mutex);
+  base::MutexLock lock(shard.mutex);
   at::Tensor& kept = shard.gradients[variable];
   if (kept.defined() && !at::GradMode::is_enabled() && !may_change(kept)) {
     kept = kept.is_sparse() && !grad.is_sparse() ? grad + kept : kept + grad;
@@ -29,7 +29,7 @@ void GradientStore::accumulate(const at::Tensor& variable, at::Tensor&& grad,
 
 at::Tensor GradientStore::find(const at::Tensor& variable) const {
   Shard& shard = shard_of(variable);
-  MutexLock lock(shard.mutex);
+  base::MutexLock lock(shard.mutex);
   const auto found = shard.gradients.find(variable);
   return found == shard.gradients.end() ? at::Tensor() : found->second;
 }
@@ -37,7 +37,7 @@ at::Tensor GradientStore::find(const at::Tensor& variable) const {
 GradientMap GradientStore::snapshot() const {
   GradientMap all;
   for (Shard& shard : shards_) {
-    MutexLock lock(shard.mutex);
+    base::MutexLock lock(shard.mutex);
     all.insert(shard.gradients.begin(), shard.gradients.end());
   }
   return all;
@@ -46,7 +46,7 @@ GradientMap GradientStore::snapshot() const {
 std::size_t GradientStore::size() const {
   std::size_t count = 0;
   for (Shard& shard : shards_) {
-    MutexLock lock(shard.mutex);
+    base::MutexLock lock(shard.mutex);
     count += shard.gradients.size();
   }
   return count;
@@ -55,7 +55,7 @@ std::size_t GradientStore::size() const {
 void GradientStore::clear() {
   for (Shard& shard : shards_) {
     GradientMap dropped;  // destroyed after the lock: a gradient's end may free a whole graph
-    MutexLock lock(shard.mutex);
+    base::MutexLock lock(shard.mutex);
     dropped.swap(shard.gradients);
     lock.unlock();
   }

@@ -39,7 +39,7 @@ class GradientStore {
 
  private:
   struct Shard {
-    mutable Mutex mutex;
+    mutable base::Mutex mutex;
     GradientMap gradients STITCH_GUARDED_BY(mutex);
   };
   [[nodiscard]] Shard& shard_of(const at::Tensor& variable) const {

@@ -23,7 +23,7 @@
 #include "stitch/rpc/message/tensor_codec.h"
 #include "stitch/transport/self_transfer.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -34,7 +34,7 @@ constexpr std::size_t kManyControlBytes = 1 << 20;
 
 }  // namespace
 
-Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop,
+Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> loop,
              std::shared_ptr<transport::BlockPool> receive_pool)
     : options_(std::move(options)),
       self_(std::move(self)),
@@ -42,11 +42,11 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventL
       receive_pool_(std::move(receive_pool)),
       pool_(options_.num_threads, "stitch-" + self_.name),
       stop_callbacks_(options_.num_threads, "stitch-" + self_.name),
-      leave_(std::make_unique<Leave>(*this)),
-      board_(std::make_unique<Board>()) {
+      leave_(std::make_unique<GracefulShutdown>(*this)),
+      board_(std::make_unique<GatherExchange>()) {
   set_frame_handler(wire::kLeave,
                     [this](InMessage message) { leave_->on_message(std::move(message)); });
-  for (const auto factory : detail::extension_factories()) extensions_.push_back(factory(*this));
+  for (const auto factory : extension_factories()) extensions_.push_back(factory(*this));
 }
 
 Agent::~Agent() {
@@ -73,12 +73,12 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
            [this](const auto& connection, const WorkerInfo& from, transport::Message message) {
              on_message(connection, from, std::move(message));
            },
-       .place = [this](const WorkerInfo& from, const transport::Bytes& frame,
+       .place = [this](const WorkerInfo& from, const base::Bytes& frame,
                        std::size_t size) { return place(from, frame, size); },
        .on_lost = [this](const WorkerInfo& peer,
                          const Error& reason) { on_peer_lost(peer, reason); },
        .call_at =
-           [this](Clock::time_point when, UniqueFunction<void()> task) {
+           [this](Clock::time_point when, base::UniqueFunction<void()> task) {
              loop_->call_at(when, [weak = weak_from_this(), task = std::move(task)]() mutable {
                if (const auto agent = weak.lock()) task();
              });
@@ -159,13 +159,13 @@ class Counting {
 
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
                        const WorkerInfo& from, transport::Message bytes) {
-  const transport::CallbackScope callback;
+  const base::CallbackScope callback;
   const auto head = transport::peek_frame(bytes.frame);
   const std::uint16_t kind = head ? head->kind : 0;
   std::uint64_t call_id = 0;  // of a request or reply
   if (head && head->body.size() >= sizeof(call_id)) {
     std::memcpy(&call_id, head->body.data(), sizeof(call_id));
-    call_id = transport::to_wire_order(call_id);
+    call_id = base::to_wire_order(call_id);
   }
   try {
     InMessage message(std::move(bytes), from);
@@ -205,7 +205,7 @@ bool Agent::report(const std::shared_ptr<transport::Connection>& connection, con
       case wire::kRequest:
         if (call_id != 0) {
           OutMessage message(wire::kErrorReply);
-          transport::ByteWriter(message.frame.body()).write(call_id);
+          base::ByteWriter(message.frame.body()).write(call_id);
           OutArchive archive(message);
           archive(error);
           send_reply(from, connection, std::move(message));
@@ -225,27 +225,27 @@ bool Agent::report(const std::shared_ptr<transport::Connection>& connection, con
   }
 }
 
-transport::Buffer Agent::place(const WorkerInfo& from, const transport::Bytes& frame,
+transport::Buffer Agent::place(const WorkerInfo& from, const base::Bytes& frame,
                                std::size_t bytes) noexcept {
   const auto head = transport::peek_frame(frame);
   std::uint64_t call_id = 0;
   if (!head || head->kind != wire::kReply || head->body.size() < sizeof(call_id)) return {};
   std::memcpy(&call_id, head->body.data(), sizeof(call_id));
-  const auto pending = calls_.find(transport::to_wire_order(call_id), from);
+  const auto pending = calls_.find(base::to_wire_order(call_id), from);
   return pending ? pending->place(bytes) : transport::Buffer{};
 }
 
 void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
                        InMessage message) {
-  transport::ByteReader in(message.view.body(), "request");
+  base::ByteReader in(message.view.body(), "request");
   CallHeader header;
   header.call_id = in.read<std::uint64_t>();
   header.function_id = in.read<std::uint64_t>();
   header.timeout_ns = in.read<std::int64_t>();
   for_each_extension([&](Extension& extension) { extension.on_receive(message); });
-  const auto call = std::allocate_shared<IncomingCall>(
-      transport::RecyclingAllocator<IncomingCall>(), shared_from_this(), connection,
-      std::move(message), header);
+  const auto call = std::allocate_shared<IncomingCall>(base::RecyclingAllocator<IncomingCall>(),
+                                                       shared_from_this(), connection,
+                                                       std::move(message), header);
   const std::size_t waiting = incoming_bytes_.fetch_add(call->bytes()) + call->bytes();
   switch (incoming_.add(call)) {
     case IncomingTable::Added::serve:
@@ -290,7 +290,7 @@ void Agent::on_request(const std::shared_ptr<transport::Connection>& connection,
   dispatch(call, [call] { call->run(); });
 }
 
-void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task) {
+void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, base::UniqueFunction<void()> task) {
   if (call->function() != nullptr && call->function()->run_inline) {
     task();
     return;
@@ -299,7 +299,7 @@ void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<v
     call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
     return;
   }
-  UniqueFunction<bool(bool)> work = [self = shared_from_this()](bool here) {
+  base::UniqueFunction<bool(bool)> work = [self = shared_from_this()](bool here) {
     if (here) return self->pool_.run_one_here();
     self->pool_.wake();
     return false;
@@ -309,7 +309,7 @@ void Agent::dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<v
 
 void Agent::on_answer(InMessage message) {
   for_each_extension([&](Extension& extension) { extension.on_receive(message); });
-  transport::ByteReader in(message.view.body(), "reply");
+  base::ByteReader in(message.view.body(), "reply");
   const auto call_id = in.read<std::uint64_t>();
   if (!takes_long_to_decode(message)) {
     settle_call(call_id, message);
@@ -318,8 +318,8 @@ void Agent::on_answer(InMessage message) {
   if (!calls_.find(call_id, message.from)) return;
   // This thread reads for everybody. Until another one begins to decode, the call stays in the
   // table, where its deadline, the loss of the peer and shutdown find it.
-  UniqueFunction<void()> task = [self = shared_from_this(), call_id,
-                                 message = std::move(message)]() mutable {
+  base::UniqueFunction<void()> task = [self = shared_from_this(), call_id,
+                                       message = std::move(message)]() mutable {
     self->decoding_.fetch_add(1);  // before the table forgets the call: see activity()
     const std::unique_ptr<Agent, void (*)(Agent*)> decoded(
         self.get(), [](Agent* agent) { agent->decoding_.fetch_sub(1); });
@@ -337,7 +337,7 @@ void Agent::settle_call(std::uint64_t call_id, InMessage& message) {
 
 void Agent::settle(const CallTable::Record& record, InMessage& message) {
   try {
-    Ambient ambient;
+    ExecutionContext ambient;
     ambient.runtime = shared_from_this();
     decode_tensors(message);
     for_each_extension([&](Extension& extension) { extension.on_decode(message, ambient); });
@@ -355,7 +355,7 @@ void Agent::settle(const CallTable::Record& record, InMessage& message) {
           split_lines(std::string(std::string_view(error.what()).substr(0, 2 * kMaxNamesBytes)));
       std::string near;
       for (const auto& name :
-           transport::nearest_names(std::string(record.function), std::move(names), 3))
+           base::nearest_names(std::string(record.function), std::move(names), 3))
         near += (near.empty() ? "; near names there: " : ", ") + name;
       record.pending->on_error(about(record, error.with_remote(true),
                                      "failed: the function is not registered there" + near));
@@ -372,12 +372,12 @@ void Agent::settle(const CallTable::Record& record, InMessage& message) {
 }
 
 void Agent::on_cancel(InMessage message) {
-  transport::ByteReader in(message.view.body(), "cancel");
+  base::ByteReader in(message.view.body(), "cancel");
   if (auto call = incoming_.cancel(message.from.id, in.read<std::uint64_t>())) call->request_stop();
 }
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const transport::CallbackScope callback;
+  const base::CallbackScope callback;
   for (auto& record : calls_.take_all(peer)) {
     complete_with_error(record, [&] {
       return about(record, Error(ErrorCode::disconnected, ""),
@@ -398,7 +398,7 @@ void Agent::set_frame_handler(std::uint16_t kind, FrameHandler handler) {
   frame_handlers_.insert_or_assign(kind, std::move(handler));
 }
 
-void Agent::post(UniqueFunction<void()> task) {
+void Agent::post(base::UniqueFunction<void()> task) {
   if (forked() || !pool_.post(task)) task();
 }
 
@@ -449,4 +449,4 @@ std::shared_ptr<Agent> current_agent() {
   return std::static_pointer_cast<Agent>(current_runtime());
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

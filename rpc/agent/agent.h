@@ -26,10 +26,10 @@
 #include "stitch/rpc/options/options.h"
 #include "stitch/transport/block_pool.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
-class Leave;
-class Board;
+class GracefulShutdown;
+class GatherExchange;
 class IncomingCall;
 
 // One worker's engine: sends calls and frames, receives them, keeps the tables, hosts the
@@ -40,7 +40,7 @@ class IncomingCall;
 class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
  public:
   // `loop` runs the timers; `receive_pool` is what received tensors lie in. Call start() next.
-  Agent(Options options, WorkerInfo self, std::shared_ptr<transport::EventLoop> loop,
+  Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> loop,
         std::shared_ptr<transport::BlockPool> receive_pool);
   ~Agent();
   // Makes the members known and begins to serve. `peers` listens already.
@@ -100,15 +100,15 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   void for_each_extension(F&& f) {
     for (const auto& each : extensions_) f(*each);
   }
-  void post(UniqueFunction<void()> task) override;
+  void post(base::UniqueFunction<void()> task) override;
   // Runs `task` here under libtorch's state of a thread that has done nothing: for callbacks that
   // are not to feel the guards of this thread.
   static void in_fresh_state(const std::function<void()>& task);
-  [[nodiscard]] transport::EventLoop& loop() noexcept { return *loop_; }
-  [[nodiscard]] Board& board() noexcept { return *board_; }
+  [[nodiscard]] base::EventLoop& loop() noexcept { return *loop_; }
+  [[nodiscard]] GatherExchange& board() noexcept { return *board_; }
   // Queues a call that an extension took over, to be run by `task` on the pool (or inline for an
   // inline function).
-  void dispatch(const std::shared_ptr<IncomingCall>& call, UniqueFunction<void()> task);
+  void dispatch(const std::shared_ptr<IncomingCall>& call, base::UniqueFunction<void()> task);
   // Connections and queues as numbers.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info();
 
@@ -128,7 +128,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   void set_world(std::uint64_t world) noexcept { world_ = world; }
   [[nodiscard]] std::uint64_t world() const noexcept { return world_; }
   // It belongs to the process that this one was forked from: nothing of it works here.
-  [[nodiscard]] bool forked() const noexcept { return fork_ != transport::fork_count(); }
+  [[nodiscard]] bool forked() const noexcept { return fork_ != base::fork_count(); }
   [[nodiscard]] bool stopped() const noexcept {
     return stopped_.load(std::memory_order_acquire) || forked();
   }
@@ -161,7 +161,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                             const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // Where a caller wants what comes with this reply.
-  [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const transport::Bytes& frame,
+  [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const base::Bytes& frame,
                                         std::size_t bytes) noexcept;
   void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
   void on_answer(InMessage message);
@@ -234,7 +234,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
 
   const Options options_;
   const WorkerInfo self_;
-  const std::shared_ptr<transport::EventLoop> loop_;
+  const std::shared_ptr<base::EventLoop> loop_;
   const std::shared_ptr<transport::BlockPool> receive_pool_;
   std::unique_ptr<PeerTable> peers_;                      // constant after start()
   std::shared_ptr<void> rendezvous_;                      // until shutdown()
@@ -246,14 +246,14 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::shared_ptr<DeadlineWatch> incoming_watch_;  // likewise
   ThreadPool pool_;
   StopCallbacks stop_callbacks_;
-  std::unique_ptr<Leave> leave_;
-  std::unique_ptr<Board> board_;
-  const std::uint32_t fork_ = transport::fork_count();
+  std::unique_ptr<GracefulShutdown> leave_;
+  std::unique_ptr<GatherExchange> board_;
+  const std::uint32_t fork_ = base::fork_count();
   std::uint64_t world_ = 0;           // constant after start()
   std::atomic<bool> leaving_{false};  // shutdown() has begun; set under ending_mutex_
   std::atomic<bool> stopped_{false};
-  mutable Mutex ending_mutex_;
-  CondVar ended_changed_;
+  mutable base::Mutex ending_mutex_;
+  base::CondVar ended_changed_;
   bool ended_ STITCH_GUARDED_BY(ending_mutex_) = false;  // shutdown() is over
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
@@ -268,4 +268,4 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
 // WorkerScope, else the process's only one. Throws as LiveRuntimes::only().
 [[nodiscard]] std::shared_ptr<Agent> current_agent();
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -12,7 +12,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/agent/incoming_call.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -32,7 +32,7 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
 
 OutMessage Agent::begin_request(std::uint64_t function_id) {
   OutMessage message(wire::kRequest);
-  transport::ByteWriter out(message.frame.body());
+  base::ByteWriter out(message.frame.body());
   out.write(std::uint64_t{0});
   out.write(function_id);
   out.write(std::int64_t{0});
@@ -44,8 +44,8 @@ namespace {
 // Fills in what begin_request() left open.
 void complete_header(OutMessage& message, std::uint64_t call_id, std::chrono::nanoseconds timeout) {
   std::byte* const header = message.frame.body().data() + transport::FrameBuilder::body_offset();
-  const auto id = transport::to_wire_order(call_id);
-  const auto ns = transport::to_wire_order(static_cast<std::int64_t>(timeout.count()));
+  const auto id = base::to_wire_order(call_id);
+  const auto ns = base::to_wire_order(static_cast<std::int64_t>(timeout.count()));
   std::memcpy(header, &id, sizeof(id));
   std::memcpy(header + 16, &ns, sizeof(ns));
 }
@@ -59,7 +59,7 @@ std::chrono::nanoseconds Agent::effective_timeout(
                 "timeout of " + std::to_string(timeout->count()) + " ns is negative");
   }
   const std::chrono::nanoseconds limit = timeout.value_or(options_.rpc_timeout);
-  const auto deadline = Ambient::current().deadline;
+  const auto deadline = ExecutionContext::current().deadline;
   if (deadline == Clock::time_point::max()) return limit;
   const auto left =
       std::max(std::chrono::nanoseconds(1),
@@ -199,4 +199,4 @@ void Agent::start_notify(const WorkerInfo& to, OutMessage message) {
   send(to, nullptr, std::move(message), true, false, nullptr);
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -9,7 +9,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 Agent::Outgoing Agent::lay_out(const WorkerInfo& to, OutMessage& message, bool hooks,
                                bool control) {
@@ -129,11 +129,11 @@ void Agent::send_reply(const WorkerInfo& to,
 void Agent::tell_cancelled(const WorkerInfo& to, std::uint64_t call_id) noexcept {
   try {
     OutMessage message(wire::kCancel);
-    transport::ByteWriter(message.frame.body()).write(call_id);
+    base::ByteWriter(message.frame.body()).write(call_id);
     send_control(to, std::move(message));
   } catch (const std::exception&) {
     // Out of memory: the callee goes on for nobody, until its own deadline.
   }
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -14,7 +14,7 @@
 #include "stitch/rpc/agent/incoming_call.h"
 
 // How an Agent ends.
-namespace stitch {
+namespace stitch::rpc {
 
 void Agent::throw_if_stopped() const {
   if (forked()) {
@@ -29,7 +29,7 @@ void Agent::throw_if_stopped() const {
     throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down")
         .with_worker(self_.name);
   }
-  if (ThreadPool::on_any_pool_thread() || transport::CallbackScope::on_this_thread()) return;
+  if (ThreadPool::on_any_pool_thread() || base::CallbackScope::on_this_thread()) return;
   throw Error(ErrorCode::shutting_down,
               to_string(self_) + " is shutting down: only its handlers can begin something new")
       .with_worker(self_.name);
@@ -37,7 +37,7 @@ void Agent::throw_if_stopped() const {
 
 std::optional<Error> Agent::why_not_here() const {
   {
-    MutexLock lock(ending_mutex_);
+    base::MutexLock lock(ending_mutex_);
     if (ended_) return std::nullopt;
   }
   const std::string called = "shutdown of " + to_string(self_) + " was called from ";
@@ -45,7 +45,7 @@ std::optional<Error> Agent::why_not_here() const {
     return Error(ErrorCode::invalid_argument,
                  called + "one of its own handlers, which it would wait for");
   }
-  if (transport::CallbackScope::on_this_thread() || stop_callbacks_.on_this_thread()) {
+  if (base::CallbackScope::on_this_thread() || stop_callbacks_.on_this_thread()) {
     return Error(
         ErrorCode::invalid_argument,
         called + "an inline function, an on_ready or a stop callback, which must not wait");
@@ -57,7 +57,7 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   if (forked()) return std::nullopt;
   if (auto refusal = why_not_here()) throw std::move(*refusal);
   {
-    MutexLock lock(ending_mutex_);
+    base::MutexLock lock(ending_mutex_);
     if (leaving_.exchange(true)) {
       while (!ended_) ended_changed_.wait(ending_mutex_);
       return std::nullopt;
@@ -65,7 +65,7 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   }
   // Whatever happens below.
   const std::unique_ptr<Agent, void (*)(Agent*)> ended(this, [](Agent* self) {
-    MutexLock lock(self->ending_mutex_);
+    base::MutexLock lock(self->ending_mutex_);
     self->ended_ = true;
     self->ended_changed_.notify_all();
   });
@@ -91,7 +91,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
   stopped_.store(true, std::memory_order_release);
   peers_->expect_closing();
   {
-    const transport::CallbackScope callbacks;
+    const base::CallbackScope callbacks;
     for (auto& record : calls_.take_all()) {
       complete_with_error(record, [&] {
         return about(record, Error(ErrorCode::shutting_down, ""),
@@ -126,8 +126,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
 // with it whoever waits for that: that is not to be the thread that shuts down.
 bool Agent::close_until(Clock::time_point deadline) {
   struct Closing {
-    Mutex mutex;
-    CondVar changed;
+    base::Mutex mutex;
+    base::CondVar changed;
     bool done STITCH_GUARDED_BY(mutex) = false;
   };
   const auto close = [](Agent& agent) {
@@ -141,7 +141,7 @@ bool Agent::close_until(Clock::time_point deadline) {
     closer = std::thread([self = shared_from_this(), closing, close]() mutable {
       close(*self);
       self.reset();  // whoever waits may be the last to hold it
-      MutexLock lock(closing->mutex);
+      base::MutexLock lock(closing->mutex);
       closing->done = true;
       closing->changed.notify_all();
     });
@@ -151,7 +151,7 @@ bool Agent::close_until(Clock::time_point deadline) {
   }
   bool done = false;
   {
-    MutexLock lock(closing->mutex);
+    base::MutexLock lock(closing->mutex);
     while (!closing->done && closing->changed.wait_until(closing->mutex, deadline)) {
     }
     done = closing->done;
@@ -168,4 +168,4 @@ bool Agent::close_until(Clock::time_point deadline) {
   return false;
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -7,10 +7,10 @@
 
 #include "stitch/rpc/agent/incoming_call.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 std::uint64_t CallTable::add(Record record) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const std::uint64_t id = record.id = next_++;
   Record& added = records_.emplace(id, std::move(record)).first->second;
   if (added.deadline != Clock::time_point::max()) deadlines_.add(added, added.deadline);
@@ -19,18 +19,18 @@ std::uint64_t CallTable::add(Record record) {
 }
 
 bool CallTable::contains(std::uint64_t id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return records_.contains(id);
 }
 
 void CallTable::note_queued(std::uint64_t id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = records_.find(id);
   if (found != records_.end()) found->second.queued = true;
 }
 
 void CallTable::note_sent(std::uint64_t id, Clock::time_point when) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = records_.find(id);
   if (found != records_.end()) found->second.sent = when;
 }
@@ -44,35 +44,35 @@ CallTable::Record CallTable::extract(Records::iterator at) {
 }
 
 std::optional<CallTable::Record> CallTable::take(std::uint64_t id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = records_.find(id);
   if (found == records_.end()) return std::nullopt;
   return extract(found);
 }
 
 std::optional<CallTable::Record> CallTable::take(std::uint64_t id, const WorkerInfo& from) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = records_.find(id);
   if (found == records_.end() || *found->second.to != from) return std::nullopt;
   return extract(found);
 }
 
 std::shared_ptr<PendingCall> CallTable::find(std::uint64_t id, const WorkerInfo& from) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = records_.find(id);
   if (found == records_.end() || *found->second.to != from) return nullptr;
   return found->second.pending;
 }
 
 std::vector<CallTable::Record> CallTable::take_all() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<Record> taken;
   while (!records_.empty()) taken.push_back(extract(records_.begin()));
   return taken;
 }
 
 std::vector<CallTable::Record> CallTable::take_all(const WorkerInfo& to) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<Record> taken;
   for (auto it = records_.begin(); it != records_.end();) {
     const auto next = std::next(it);
@@ -83,7 +83,7 @@ std::vector<CallTable::Record> CallTable::take_all(const WorkerInfo& to) {
 }
 
 CallTable::Expired CallTable::take_expired(Clock::time_point now) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Expired expired;
   while (deadlines_.first_deadline() <= now)
     expired.records.push_back(extract(records_.find(deadlines_.first().id)));
@@ -120,7 +120,7 @@ Error about(const CallTable::Record& record, const Error& cause, const std::stri
 }
 
 IncomingTable::Added IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const Key key{call->caller().id, call->id()};
   Entry* entry = nullptr;
   if (call->one_way()) {
@@ -138,7 +138,7 @@ IncomingTable::Added IncomingTable::add(const std::shared_ptr<IncomingCall>& cal
 }
 
 void IncomingTable::remove(const IncomingCall& call) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (call.one_way()) {
     const auto found = one_way_.find(&call);
     if (found == one_way_.end()) return;
@@ -162,7 +162,7 @@ bool IncomingTable::cancelled_early(const Key& key) const {
 }
 
 std::shared_ptr<IncomingCall> IncomingTable::cancel(WorkerId caller, std::uint64_t call_id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = calls_.find(Key{caller, call_id});
   if (found != calls_.end()) return found->second.call.lock();
   EarlyCancels& early = early_[caller];
@@ -174,7 +174,7 @@ std::shared_ptr<IncomingCall> IncomingTable::cancel(WorkerId caller, std::uint64
 
 IncomingTable::Expired IncomingTable::expired(std::chrono::steady_clock::time_point now) {
   Expired expired;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   while (deadlines_.first_deadline() <= now) {
     Entry& entry = deadlines_.first();
     deadlines_.remove(entry);
@@ -189,7 +189,7 @@ std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
   std::vector<std::shared_ptr<IncomingCall>> found;
   // Let go of without the lock: the last reference to a call takes it out of this table.
   std::vector<std::shared_ptr<IncomingCall>> others;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const auto& [key, entry] : calls_) {
     if (caller && key.caller != *caller) continue;
     if (auto call = entry.call.lock()) found.push_back(std::move(call));
@@ -203,8 +203,8 @@ std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
 }
 
 std::size_t IncomingTable::size() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return calls_.size() + one_way_.size();
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -19,7 +19,7 @@
 #include "stitch/rpc/agent/deadline_heap.h"
 #include "stitch/rpc/message/message.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 class IncomingCall;
 
@@ -80,10 +80,10 @@ class CallTable {
  private:
   using Records =
       std::unordered_map<std::uint64_t, Record, std::hash<std::uint64_t>, std::equal_to<>,
-                         transport::RecyclingAllocator<std::pair<const std::uint64_t, Record>>>;
+                         base::RecyclingAllocator<std::pair<const std::uint64_t, Record>>>;
   [[nodiscard]] Record extract(Records::iterator at) STITCH_REQUIRES(mutex_);
 
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::atomic<std::size_t> size_{0};  // of records_
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
   Records records_ STITCH_GUARDED_BY(mutex_);
@@ -145,13 +145,13 @@ class IncomingTable {
   };
   [[nodiscard]] bool cancelled_early(const Key& key) const STITCH_REQUIRES(mutex_);
 
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   // One-way calls have no id; they are told apart by address.
   std::unordered_map<Key, Entry, Hash, std::equal_to<>,
-                     transport::RecyclingAllocator<std::pair<const Key, Entry>>>
+                     base::RecyclingAllocator<std::pair<const Key, Entry>>>
       calls_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<const IncomingCall*, Entry, std::hash<const IncomingCall*>, std::equal_to<>,
-                     transport::RecyclingAllocator<std::pair<const IncomingCall* const, Entry>>>
+                     base::RecyclingAllocator<std::pair<const IncomingCall* const, Entry>>>
       one_way_ STITCH_GUARDED_BY(mutex_);
   DeadlineHeap<Entry> deadlines_ STITCH_GUARDED_BY(mutex_);  // of those above
   std::unordered_map<WorkerId, EarlyCancels> early_ STITCH_GUARDED_BY(mutex_);
@@ -178,4 +178,4 @@ void complete_with_error(const CallTable::Record& record, Make make) noexcept {
 // "4.9 s", "120 ms".
 [[nodiscard]] std::string duration_text(std::chrono::nanoseconds duration);
 
-}  // namespace stitch
+}  // namespace stitch::rpc

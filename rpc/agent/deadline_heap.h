@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Entries ordered by deadline, each of which knows its place, so that it can be taken out at any
 // time. T has a member `std::size_t heap_place`, is neither copied nor moved while it is in here,
@@ -75,4 +75,4 @@ class DeadlineHeap {
   std::vector<Entry> entries_;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -1,13 +1,13 @@
 #include "stitch/rpc/agent/deadline_watch.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 void DeadlineWatch::watch(Time when) {
   const auto at = when.time_since_epoch().count();
   if (at >= at_.load()) return;
   const auto loop = loop_.lock();
   if (!loop) return;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (at >= at_.load()) return;
   // It may throw: then the old timer stands.
   const auto timer = loop->call_at(when, [self = shared_from_this(), when] { self->due(when); });
@@ -19,7 +19,7 @@ void DeadlineWatch::watch(Time when) {
 // A timer that was replaced, but had begun to run, finds another time and does nothing.
 void DeadlineWatch::due(Time when) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (at_.load() != when.time_since_epoch().count()) return;
     at_.store(Time::max().time_since_epoch().count());
     timer_ = 0;
@@ -27,4 +27,4 @@ void DeadlineWatch::due(Time when) {
   fire_();
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 std::vector<ExtensionFactory>& factories() {
@@ -16,6 +16,6 @@ int register_extension(ExtensionFactory factory) {
   return static_cast<int>(factories().size()) - 1;
 }
 
-const std::vector<ExtensionFactory>& detail::extension_factories() { return factories(); }
+const std::vector<ExtensionFactory>& extension_factories() { return factories(); }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

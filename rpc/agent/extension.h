@@ -9,7 +9,7 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/message.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 class Agent;
 class IncomingCall;
@@ -31,7 +31,7 @@ class Extension {
   // The tensors of a request or reply have been made; user code has not seen them. `ambient` is
   // what its handler will run under (for a reply: that of the caller). Pool thread for requests,
   // reader thread for replies.
-  virtual void on_decode(InMessage& message, Ambient& ambient) {}
+  virtual void on_decode(InMessage& message, ExecutionContext& ambient) {}
   // A request wants something else than to be run and replied to: true when this extension has
   // taken charge of it and will run or refuse it. Reader thread, after on_receive.
   virtual bool take_over(const std::shared_ptr<IncomingCall>& call) { return false; }
@@ -52,8 +52,6 @@ using ExtensionFactory = std::unique_ptr<Extension> (*)(Agent& agent);
 // Agent::extension(). Meant for the initialisation of a namespace-scope variable.
 int register_extension(ExtensionFactory factory);
 
-namespace detail {
 [[nodiscard]] const std::vector<ExtensionFactory>& extension_factories();
-}
 
-}  // namespace stitch
+}  // namespace stitch::rpc

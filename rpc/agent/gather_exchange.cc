@@ -3,20 +3,20 @@
 #include <algorithm>
 #include <utility>
 
-namespace stitch {
+namespace stitch::rpc {
 
-std::string Board::next_key(const std::vector<std::string>& sorted_names) {
+std::string GatherExchange::next_key(const std::vector<std::string>& sorted_names) {
   std::string names;
   for (const auto& name : sorted_names) names += name + ' ';
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return names + '#' + std::to_string(generations_[names]++);
 }
 
-void Board::post(const std::string& key, Value value, std::size_t times) {
+void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t times) {
   if (times == 0) return;
-  std::vector<Promise<Value>> waiting;
+  std::vector<Promise<OwnedObject>> waiting;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (closed_) return;
     Entry& entry = entries_[key];
     waiting.swap(entry.waiting);
@@ -27,23 +27,23 @@ void Board::post(const std::string& key, Value value, std::size_t times) {
   for (auto& promise : waiting) promise.set_value(value);
 }
 
-Future<Value> Board::fetch(const std::string& key) {
-  MutexLock lock(mutex_);
-  if (closed_) return make_failed<Value>(*closed_);
+Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
+  base::MutexLock lock(mutex_);
+  if (closed_) return make_failed<OwnedObject>(*closed_);
   Entry& entry = entries_[key];
   if (entry.left == 0) {
     entry.waiting.emplace_back();
     return entry.waiting.back().future();
   }
-  Value value = entry.value;
+  OwnedObject value = entry.value;
   if (--entry.left == 0) entries_.erase(key);
   return make_ready(std::move(value));
 }
 
-void Board::close(const Error& why) {
+void GatherExchange::close(const Error& why) {
   std::map<std::string, Entry> entries;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     closed_ = why;
     entries.swap(entries_);
   }
@@ -52,4 +52,4 @@ void Board::close(const Error& why) {
   }
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

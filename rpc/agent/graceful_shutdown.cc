@@ -6,7 +6,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/agent/agent.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 using std::chrono::steady_clock;
 
@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::seconds kAgain{1};
 }  // namespace
 
-std::set<WorkerId> Leave::live() const {
+std::set<WorkerId> GracefulShutdown::live() const {
   std::set<WorkerId> ids;
   for (const auto& info : agent_.peers().infos()) {
     if (info.id == agent_.self().id || !agent_.peers().lost(info.id)) ids.insert(info.id);
@@ -23,9 +23,9 @@ std::set<WorkerId> Leave::live() const {
   return ids;
 }
 
-void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
+void GracefulShutdown::send(WorkerId to, Step step, std::uint64_t round, Status status) {
   OutMessage message(wire::kLeave);
-  transport::ByteWriter out(message.frame.body());
+  base::ByteWriter out(message.frame.body());
   out.write(step);
   out.write(round);
   out.write(status.busy);
@@ -39,13 +39,13 @@ void Leave::send(WorkerId to, Step step, std::uint64_t round, Status status) {
   }
 }
 
-Leave::Status Leave::own_status() const {
+GracefulShutdown::Status GracefulShutdown::own_status() const {
   const auto activity = agent_.activity();
   return {activity.busy, activity.sent, activity.received, agent_.world_size() - live().size()};
 }
 
-bool Leave::follows(WorkerId from, const char* what) {
-  MutexLock lock(mutex_);
+bool GracefulShutdown::follows(WorkerId from, const char* what) {
+  base::MutexLock lock(mutex_);
   if (leader_ == from) return true;
   if (told_.contains(from)) return false;
   throw Error(ErrorCode::protocol, std::string("leave message: \"") + what + "\" from " +
@@ -54,8 +54,8 @@ bool Leave::follows(WorkerId from, const char* what) {
                                        to_string(agent_.self()));
 }
 
-void Leave::on_message(InMessage message) {
-  transport::ByteReader in(message.view.body(), "leave message");
+void GracefulShutdown::on_message(InMessage message) {
+  base::ByteReader in(message.view.body(), "leave message");
   const auto step = in.read<Step>();
   const auto round = in.read<std::uint64_t>();
   const Status status{in.read<std::uint64_t>(), in.read<std::uint64_t>(), in.read<std::uint64_t>(),
@@ -64,7 +64,7 @@ void Leave::on_message(InMessage message) {
   const WorkerId from = message.from.id;
   switch (step) {
     case Step::ready: {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       ready_.insert(from);
       changed_.notify_all();
       return;
@@ -73,7 +73,7 @@ void Leave::on_message(InMessage message) {
       if (follows(from, "poll")) send(from, Step::status, round, own_status());
       return;
     case Step::status: {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (round == 0 || round > round_) {
         throw Error(ErrorCode::protocol,
                     "leave message: a status of round " + std::to_string(round) +
@@ -87,13 +87,13 @@ void Leave::on_message(InMessage message) {
       if (!follows(from, "go")) return;
       agent_.peers().expect_closing();
       send(from, Step::gone, round, {});
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       go_ = true;
       changed_.notify_all();
       return;
     }
     case Step::gone: {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!released_)
         throw Error(ErrorCode::protocol, "leave message: \"gone\" before anybody was let go");
       gone_.insert(from);
@@ -105,13 +105,13 @@ void Leave::on_message(InMessage message) {
               "leave message: step " + std::to_string(static_cast<int>(step)) + " is unknown");
 }
 
-void Leave::on_peer_lost() {
-  MutexLock lock(mutex_);
+void GracefulShutdown::on_peer_lost() {
+  base::MutexLock lock(mutex_);
   ++losses_;
   changed_.notify_all();
 }
 
-Error Leave::late(const std::string& what, const std::set<WorkerId>& missing) const {
+Error GracefulShutdown::late(const std::string& what, const std::set<WorkerId>& missing) const {
   std::string names;
   for (const auto id : missing)
     names += (names.empty() ? "" : ", ") + to_string(agent_.peers().find(id));
@@ -119,19 +119,19 @@ Error Leave::late(const std::string& what, const std::set<WorkerId>& missing) co
                                        " was not graceful: " + what + " " + names);
 }
 
-std::optional<Error> Leave::run(steady_clock::time_point deadline) {
+std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
   for (;;) {
     // Before anything that may bring a loss: one that comes while READY is being sent must count.
     std::uint64_t losses = 0;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       losses = losses_;
     }
     auto others = live();
     const WorkerId leader = *others.begin();
     const bool leads = leader == agent_.self().id;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       leader_ = leads ? std::nullopt : std::optional(leader);
       if (!leads) told_.insert(leader);
     }
@@ -141,7 +141,7 @@ std::optional<Error> Leave::run(steady_clock::time_point deadline) {
     }
     send(leader, Step::ready, 0, {});
     auto again_at = steady_clock::now() + kAgain;
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     while (!go_ && losses_ == losses && steady_clock::now() < deadline) {
       changed_.wait_until(mutex_, std::min(deadline, again_at));
       if (go_ || losses_ != losses || steady_clock::now() < again_at) continue;
@@ -158,8 +158,8 @@ std::optional<Error> Leave::run(steady_clock::time_point deadline) {
   }
 }
 
-std::optional<Error> Leave::lead(steady_clock::time_point deadline,
-                                 const std::set<WorkerId>& initial) {
+std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
+                                            const std::set<WorkerId>& initial) {
   const auto still_live = [&] {
     std::set<WorkerId> others;
     const auto now_live = live();
@@ -181,7 +181,7 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
         pause = std::min<std::chrono::milliseconds>(pause * 2, kAgain);
         again_at = steady_clock::now() + pause;
       }
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       missing.clear();
       for (const auto id : others) {
         if (!arrived(id)) missing.insert(id);
@@ -204,7 +204,7 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
   for (std::uint64_t round = 1;; ++round) {
     const auto others = still_live();
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       round_ = round;
       statuses_.clear();
     }
@@ -216,7 +216,7 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
     if (!missing.empty()) return late("these did not answer within the time limit:", missing);
     std::map<WorkerId, Status> statuses;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       statuses = statuses_;
     }
     statuses.insert_or_assign(agent_.self().id, own_status());
@@ -233,7 +233,7 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
     const bool balanced = sum.sent == sum.received || sum.lost > 0;
     if (busy.empty() && balanced && statuses == previous) break;
     previous = busy.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     changed_.wait_until(mutex_, std::min(deadline, steady_clock::now() + pause));
     if (steady_clock::now() >= deadline) {
       lock.unlock();
@@ -246,7 +246,7 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
   }
   agent_.peers().expect_closing();
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     released_ = true;
   }
   const auto let_go = [this](WorkerId id) { send(id, Step::go, 0, {}); };
@@ -258,4 +258,4 @@ std::optional<Error> Leave::lead(steady_clock::time_point deadline,
   return std::nullopt;
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -11,7 +11,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/message/message.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 class Agent;
 
@@ -49,9 +49,9 @@ class Agent;
 //
 // Thread contract: on_message and on_peer_lost on reader threads; run() on the thread that shuts
 // down.
-class Leave {
+class GracefulShutdown {
  public:
-  explicit Leave(Agent& agent) : agent_(agent) {}
+  explicit GracefulShutdown(Agent& agent) : agent_(agent) {}
 
   // Takes part until GO or the deadline; the error says who was waited for.
   std::optional<Error> run(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
@@ -78,8 +78,8 @@ class Leave {
   [[nodiscard]] Error late(const std::string& what, const std::set<WorkerId>& missing) const;
 
   Agent& agent_;
-  Mutex mutex_;
-  CondVar changed_;
+  base::Mutex mutex_;
+  base::CondVar changed_;
   bool go_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t losses_ STITCH_GUARDED_BY(mutex_) = 0;
   std::set<WorkerId> told_ STITCH_GUARDED_BY(mutex_);         // READY, by this worker
@@ -91,4 +91,4 @@ class Leave {
   std::map<WorkerId, Status> statuses_ STITCH_GUARDED_BY(mutex_);
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

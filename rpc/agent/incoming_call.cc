@@ -6,7 +6,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -68,10 +68,10 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   try {
     prepare();
   } catch (...) {
-    sink({}, std::make_exception_ptr(detail::CallRefused(to_error(std::current_exception()))));
+    sink({}, std::make_exception_ptr(CallRefused(to_error(std::current_exception()))));
     return;
   }
-  const AmbientScope scope(ambient_);
+  const ExecutionContextScope scope(ambient_);
   function_->keep(shared_from_this(), object, std::move(sink));
 }
 
@@ -80,7 +80,7 @@ void IncomingCall::request_stop() {
 }
 
 void IncomingCall::begin_reply(OutArchive& archive) const {
-  const auto id = transport::to_wire_order(header_.call_id);
+  const auto id = base::to_wire_order(header_.call_id);
   archive.message().frame.body().append(&id, sizeof(id));
 }
 
@@ -102,7 +102,7 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
   try {
     std::rethrow_exception(exception);
-  } catch (const detail::CallRefused& refused) {
+  } catch (const CallRefused& refused) {
     send_error(refused);
     return;
   } catch (...) {
@@ -136,4 +136,4 @@ void IncomingCall::send_error(const Error& error) {
   }
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

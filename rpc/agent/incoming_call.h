@@ -11,7 +11,7 @@
 #include "stitch/rpc/message/message.h"
 #include "stitch/transport/endpoint.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 class Agent;
 
@@ -45,7 +45,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
   // As Connection::defer, at the connection it came by.
-  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) {
+  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) {
     return connection_->defer(work);
   }
 
@@ -61,7 +61,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void run_task(Task&& task) {
     try {
       prepare();
-      const AmbientScope scope(ambient_);
+      const ExecutionContextScope scope(ambient_);
       task();
     } catch (...) {
       fail(to_error(std::current_exception()));
@@ -80,7 +80,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
     if (answered_.exchange(true)) return;
     if (one_way()) return;
     try {
-      const AmbientScope scope(ambient_);
+      const ExecutionContextScope scope(ambient_);
       OutMessage message(wire::kReply);
       OutArchive archive(message);
       begin_reply(archive);
@@ -118,11 +118,11 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const std::size_t bytes_;
   const Function* function_ = nullptr;
   const std::shared_ptr<StopFlag> stop_ =
-      std::allocate_shared<StopFlag>(transport::RecyclingAllocator<StopFlag>());
-  Ambient ambient_;
+      std::allocate_shared<StopFlag>(base::RecyclingAllocator<StopFlag>());
+  ExecutionContext ambient_;
   bool prepared_ = false;
   bool polls_after_answer_ = true;  // by the thread in run()
   std::atomic<bool> answered_{false};
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -10,7 +10,7 @@
 #include "stitch/base/name_list.h"
 #include "stitch/rpc/message/message.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -81,7 +81,7 @@ void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events 
   heard_ = std::vector<std::atomic<Clock::rep>>(members_.size());
   std::vector<LinePtr> early;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     peers_.resize(members_.size());
     for (std::size_t id = 0; id < peers_.size(); ++id)
       peers_[id].refusals.resize(members_[id].addresses.size());
@@ -91,7 +91,7 @@ void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events 
   for (const LinePtr& line : early) {
     ConnectionPtr connection;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       connection = line->connection;
     }
     if (connection) on_open(line, connection);
@@ -103,7 +103,7 @@ const WorkerInfo& PeerTable::find(std::string_view name) const {
   if (found != by_name_.end()) return infos_[found->second.value()];
   std::vector<std::string> names;
   for (const auto& info : infos_) names.push_back(info.name);
-  auto nearest = transport::nearest_names(std::string(name), names, 5);
+  auto nearest = base::nearest_names(std::string(name), names, 5);
   if (nearest.empty() && names.size() <= 8) nearest = std::move(names);
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + std::string(name) + "\" is not in this world of " +
@@ -150,8 +150,7 @@ transport::ConnectionEvents PeerTable::events_for(const LinePtr& line) {
       on_first_message(line, connection, message);
     }
   };
-  events.place = [this, line](const ConnectionPtr&, const transport::Bytes& frame,
-                              std::size_t bytes) {
+  events.place = [this, line](const ConnectionPtr&, const base::Bytes& frame, std::size_t bytes) {
     if (!line->bound.load(std::memory_order_acquire)) return transport::Buffer{};
     return events_.place(infos_[line->peer->value()], frame, bytes);
   };
@@ -189,7 +188,7 @@ std::optional<Error> PeerTable::objection(const Line& line, const transport::Hel
 void PeerTable::on_open(const LinePtr& line, const ConnectionPtr& connection) {
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (line->ended) return;
     line->connection = connection;
     if (!started_) {
@@ -249,7 +248,7 @@ void PeerTable::on_first_message(const LinePtr& line, const ConnectionPtr& conne
   bool bound = false;
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (line->ended) return;
     Peer* const peer = line->peer ? &peers_[line->peer->value()] : nullptr;
     if (peer == nullptr || !head || head->kind != wire::kBind) {
@@ -286,7 +285,7 @@ void PeerTable::bind(const LinePtr& line, const ConnectionPtr& connection) {
   for (;;) {
     std::vector<Waiting> batch;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       Peer& peer = peers_[id];
       if (peer.bound != line || peer.lost) return;
       if (peer.waiting.empty()) {
@@ -309,7 +308,7 @@ void PeerTable::bind(const LinePtr& line, const ConnectionPtr& connection) {
 void PeerTable::on_closed(const LinePtr& line, const Error& reason) {
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (line->ended) return;
     line->ended = true;
     line->connection.reset();
@@ -416,7 +415,7 @@ void PeerTable::own_try_failed(WorkerId id, const LinePtr& line, const Error& re
 void PeerTable::retry(WorkerId id) {
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     peers_[id.value()].retrying = false;
     want(id, after);
   }
@@ -463,7 +462,7 @@ void PeerTable::dial(const LinePtr& line) {
     return;
   }
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (line->ended) return;
     line->connection = connection;
     const Peer& peer = peers_[line->wanted->value()];
@@ -475,7 +474,7 @@ void PeerTable::dial(const LinePtr& line) {
 void PeerTable::reach(WorkerId id) {
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     want(id, after);
   }
   perform(std::move(after));
@@ -484,7 +483,7 @@ void PeerTable::reach(WorkerId id) {
 void PeerTable::send(const WorkerInfo& to, ConnectionPtr connection, transport::Message message,
                      transport::SendDone done, std::uint64_t call_id) {
   if (!connection) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     connection = peers_[to.id.value()].connection;
   }
   if (connection) {
@@ -498,7 +497,7 @@ void PeerTable::send_when_bound(WorkerId to, Waiting waiting) {
   ConnectionPtr connection;  // there is one after all
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     Peer& peer = peers_[to.value()];
     connection = peer.connection;
     if (!connection) peer.waiting.push_back(std::move(waiting));
@@ -517,7 +516,7 @@ void PeerTable::give_up(WorkerId id, const Error& reason) {
   ConnectionPtr connection;
   After after;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const Peer& peer = peers_[id.value()];
     if (peer.bound) {
       connection = peer.bound->connection;  // its end is what the owner hears of
@@ -538,12 +537,12 @@ bool PeerTable::help(const std::atomic<bool>& done,
 }
 
 std::optional<Error> PeerTable::lost(WorkerId id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return peers_[id.value()].lost;
 }
 
 void PeerTable::expect_closing() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   closing_ = true;
 }
 
@@ -554,7 +553,7 @@ void PeerTable::close() {
   After after;
   const Error closed(ErrorCode::shutting_down, "this worker has shut down");
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     early_.clear();
     for (auto& peer : peers_) {
       std::move(peer.waiting.begin(), peer.waiting.end(), std::back_inserter(after.failed));
@@ -568,4 +567,4 @@ void PeerTable::close() {
   perform(std::move(after));
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

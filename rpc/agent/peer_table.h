@@ -18,7 +18,7 @@
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // A worker as the rendezvous found it.
 struct Member {
@@ -54,13 +54,14 @@ class PeerTable {
                        transport::Message)>
         on_message;
     // As ConnectionEvents::place; only once start() has been called.
-    std::function<transport::Buffer(const WorkerInfo& from, const transport::Bytes& frame,
+    std::function<transport::Buffer(const WorkerInfo& from, const base::Bytes& frame,
                                     std::size_t bytes)>
         place;
     std::function<void(const WorkerInfo& peer, const Error& reason)>
         on_lost;  // at most once a peer; never after expect_closing()
     // Runs a task at a time, on a timer thread, unless the owner of the table is gone by then.
-    std::function<void(std::chrono::steady_clock::time_point, UniqueFunction<void()>)> call_at;
+    std::function<void(std::chrono::steady_clock::time_point, base::UniqueFunction<void()>)>
+        call_at;
     // Whether the call that a waiting message asks for is still wanted.
     std::function<bool(std::uint64_t call_id)> wanted;
   };
@@ -193,11 +194,11 @@ class PeerTable {
 
   std::vector<std::atomic<Clock::rep>> heard_;  // by id: when last; the vector: constant likewise
   std::atomic<std::uint64_t> failed_tries_{0};
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   std::vector<LinePtr> early_ STITCH_GUARDED_BY(mutex_);  // opened by peers before start()
   std::vector<Peer> peers_ STITCH_GUARDED_BY(mutex_);
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

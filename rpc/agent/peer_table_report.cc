@@ -5,7 +5,7 @@
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/peer_table.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 // A worker that was heard of so lately is called alive.
@@ -13,7 +13,7 @@ constexpr std::chrono::seconds kLately{1};
 }  // namespace
 
 std::string PeerTable::condition(WorkerId id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const Peer& peer = peers_[id.value()];
   if (peer.lost) return "worker is gone";
   if (!peer.bound) {
@@ -28,7 +28,7 @@ std::string PeerTable::condition(WorkerId id) const {
 }
 
 std::size_t PeerTable::connections() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::size_t count = 0;
   for (const auto& peer : peers_) count += peer.bound ? 1 : 0;
   return count;
@@ -40,4 +40,4 @@ void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   }
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

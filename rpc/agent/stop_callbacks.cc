@@ -3,13 +3,15 @@
 #include <exception>
 #include <utility>
 
-namespace stitch {
+namespace stitch::rpc {
 
 void StopCallbacks::run(std::stop_source source) {
   std::shared_ptr<ThreadPool> pool;
-  UniqueFunction<void()> task = [source = std::move(source)]() mutable { source.request_stop(); };
+  base::UniqueFunction<void()> task = [source = std::move(source)]() mutable {
+    source.request_stop();
+  };
   try {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (!pool_ && !closed_) pool_ = std::make_shared<ThreadPool>(threads_, name_);
     pool = pool_;
   } catch (const std::exception&) {
@@ -19,14 +21,14 @@ void StopCallbacks::run(std::stop_source source) {
 }
 
 bool StopCallbacks::on_this_thread() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return pool_ && pool_->on_pool_thread();
 }
 
 bool StopCallbacks::close_until(std::chrono::steady_clock::time_point deadline) {
   std::shared_ptr<ThreadPool> pool;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     closed_ = true;
     pool = pool_;
   }
@@ -35,4 +37,4 @@ bool StopCallbacks::close_until(std::chrono::steady_clock::time_point deadline) 
   return pool->join_until(deadline);
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -9,7 +9,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/future/thread_pool.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Runs the stop callbacks of handlers on threads that are there for nothing else: the handlers that
 // they are to stop may hold every user-function thread, and whoever learns that a handler is to
@@ -29,9 +29,9 @@ class StopCallbacks {
  private:
   const int threads_;
   const std::string name_;
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::shared_ptr<ThreadPool> pool_ STITCH_GUARDED_BY(mutex_);
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

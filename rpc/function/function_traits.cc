@@ -2,7 +2,7 @@
 
 #include "stitch/base/demangle.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 std::uint64_t function_id(std::string_view name) {
   std::uint64_t hash = 14695981039346656037ull;
@@ -10,10 +10,10 @@ std::uint64_t function_id(std::string_view name) {
   return hash == 0 ? 1 : hash;
 }
 
-// "stitch::detail::FunctionTag<&(ps::embed(at::Tensor))>" -> "ps::embed"; a lambda keeps its place:
+// "stitch::rpc::FunctionTag<&(ps::embed(at::Tensor))>" -> "ps::embed"; a lambda keeps its place:
 // "main::{lambda(int)#1}".
 std::string function_display_name(const std::type_info& tag) {
-  std::string name = demangle(tag.name());
+  std::string name = base::demangle(tag.name());
   const auto open = name.find("FunctionTag<");
   if (open == std::string::npos || name.back() != '>') return name;
   name = name.substr(open + 12, name.size() - open - 13);
@@ -45,4 +45,4 @@ std::string function_display_name(const std::type_info& tag) {
   return name.substr(start);
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

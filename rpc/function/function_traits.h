@@ -16,13 +16,15 @@ template <class Signature>
 requires std::is_function_v<Signature>
 constexpr Signature* overload(Signature* function) { return function; }
 
-namespace detail {
+}  // namespace stitch
+
+namespace stitch::rpc {
 
 template <class R, class Object, class... Params>
 struct Signature {
-  using Return = R;                                // as written
-  using Result = UnwrapT<std::remove_cvref_t<R>>;  // what the caller gets
-  using ObjectType = Object;                       // of a member function; void otherwise
+  using Return = R;                                        // as written
+  using Result = detail::UnwrapT<std::remove_cvref_t<R>>;  // what the caller gets
+  using ObjectType = Object;                               // of a member function; void otherwise
   using Arguments = std::tuple<std::remove_cvref_t<Params>...>;
   static constexpr std::size_t kArity = sizeof...(Params);
   // A non-const lvalue reference would suggest that changes come back.
@@ -61,12 +63,10 @@ concept IsFree = !std::is_member_function_pointer_v<decltype(F)>;
 template <auto F>
 using TraitsOf = FunctionTraits<std::remove_cv_t<decltype(F)>>;
 
-}  // namespace detail
-
 // The name of a function for people, "ps::embed", from its FunctionTag's mangled type name.
 [[nodiscard]] std::string function_display_name(const std::type_info& tag);
 // Its id on the wire: a hash (FNV-1a, 64 bits) of a name; never 0. Equal in every program that has
 // the function.
 [[nodiscard]] std::uint64_t function_id(std::string_view name);
 
-}  // namespace stitch
+}  // namespace stitch::rpc

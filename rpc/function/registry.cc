@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace stitch {
+namespace stitch::rpc {
 
 FunctionRegistry& FunctionRegistry::instance() {
   // Never destroyed: functions may still be looked up while other static objects go.
@@ -11,7 +11,7 @@ FunctionRegistry& FunctionRegistry::instance() {
 }
 
 const Function& FunctionRegistry::add(Function function) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   // By identity first: the function may have been renamed meanwhile.
   auto& known = by_identity_[function.identity];
   if (known != nullptr) return *known;
@@ -39,7 +39,7 @@ void FunctionRegistry::add_alias(std::uint64_t id, const std::string& name,
 }
 
 void FunctionRegistry::export_function(const Function& function) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = functions_.find(function.id);
   if (found == functions_.end() || found->second.get() != &function)
     return;  // refused: check() reports it
@@ -51,7 +51,7 @@ void FunctionRegistry::export_function(const Function& function) {
 }
 
 void FunctionRegistry::export_as(const Function& function, const std::string& name) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto id = function_id(name);
   if (id == function.id) return;
   std::unique_ptr<Function> moved;
@@ -84,13 +84,13 @@ void FunctionRegistry::export_as(const Function& function, const std::string& na
 }
 
 void FunctionRegistry::mark_inline(const Function& function) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = functions_.find(function.id);
   if (found != functions_.end()) found->second->run_inline = true;
 }
 
 const Function* FunctionRegistry::find(std::uint64_t id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = functions_.find(id);
   if (found != functions_.end()) return found->second.get();
   const auto alias = aliases_.find(id);
@@ -98,7 +98,7 @@ const Function* FunctionRegistry::find(std::uint64_t id) const {
 }
 
 std::vector<std::string> FunctionRegistry::names() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<std::string> names;
   names.reserve(functions_.size());
   for (const auto& [id, function] : functions_) names.push_back(function->name);
@@ -107,11 +107,11 @@ std::vector<std::string> FunctionRegistry::names() const {
 }
 
 void FunctionRegistry::check() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (clashes_.empty()) return;
   throw Error(ErrorCode::invalid_argument,
               "two different functions are registered under the name \"" + clashes_.front() +
                   "\"; rename one, or give one a name of its own with STITCH_EXPORT_AS");
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -12,10 +12,9 @@
 #include "stitch/rpc/function/function_traits.h"
 #include "stitch/rpc/message/owned_object.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 class IncomingCall;
-namespace detail {
 // Why a call was not run at all, or could not be for what its caller gave it: what a KeepResult
 // gets instead of an exception of the user's function. Thrown by a function, it reaches the caller
 // as it is.
@@ -23,9 +22,8 @@ class CallRefused : public Error {
  public:
   explicit CallRefused(const Error& error) : Error(error) {}
 };
-}  // namespace detail
 // Takes the result of a function that was asked to keep it: a Value, or the exception it threw.
-using KeepResult = UniqueFunction<void(Value value, std::exception_ptr exception)>;
+using KeepResult = base::UniqueFunction<void(OwnedObject value, std::exception_ptr exception)>;
 
 // A function that peers may call. Constant after static initialisation.
 struct Function {
@@ -74,7 +72,7 @@ class FunctionRegistry {
   void add_alias(std::uint64_t id, const std::string& name, const Function& function)
       STITCH_REQUIRES(mutex_);
 
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Function>> functions_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, Alias> aliases_
       STITCH_GUARDED_BY(mutex_);  // names that are not the latest
@@ -83,4 +81,4 @@ class FunctionRegistry {
   std::vector<std::string> clashes_ STITCH_GUARDED_BY(mutex_);  // names that two functions want
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -18,14 +18,14 @@ class FutureAwaiter {
   [[nodiscard]] bool await_ready() const noexcept { return future_.ready(); }
   template <class P>
   void await_suspend(std::coroutine_handle<P> coroutine) {
-    Ambient inside = Ambient::captured();
+    rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.
     if constexpr (requires { coroutine.promise().outside(); })
-      Ambient::current() = coroutine.promise().outside();
+      rpc::ExecutionContext::current() = coroutine.promise().outside();
     future_.on_ready([inside = std::move(inside), coroutine]() mutable {
-      run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
+      rpc::run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
     });
   }
   T await_resume() { return std::move(future_).get(); }
@@ -48,20 +48,20 @@ struct PublishOutcome {
 template <class T>
 class CoroutinePromiseBase {
  public:
-  CoroutinePromiseBase() : outside_(Ambient::current()) {}
+  CoroutinePromiseBase() : outside_(rpc::ExecutionContext::current()) {}
   Future<T> get_return_object() { return promise_.future(); }
   std::suspend_never initial_suspend() noexcept { return {}; }
   PublishOutcome final_suspend() noexcept { return {}; }
   void unhandled_exception() { thrown_ = std::current_exception(); }
   // What was current where the coroutine was started.
-  [[nodiscard]] const Ambient& outside() const noexcept { return outside_; }
+  [[nodiscard]] const rpc::ExecutionContext& outside() const noexcept { return outside_; }
 
  protected:
   Promise<T> promise_;
   std::exception_ptr thrown_;
 
  private:
-  Ambient outside_;
+  rpc::ExecutionContext outside_;
 };
 
 template <class T>

@@ -6,36 +6,36 @@
 
 #include "stitch/rpc/future/live_runtimes.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
-Ambient& Ambient::current() noexcept {
-  thread_local Ambient ambient;
+ExecutionContext& ExecutionContext::current() noexcept {
+  thread_local ExecutionContext ambient;
   return ambient;
 }
 
-Ambient Ambient::captured() {
-  Ambient ambient = current();
+ExecutionContext ExecutionContext::captured() {
+  ExecutionContext ambient = current();
   if (!ambient.runtime) ambient.runtime = LiveRuntimes::of_this_process().sole();
   return ambient;
 }
 
-bool detail::turn_grad_off() noexcept {
+bool turn_grad_off() noexcept {
   const bool was_on = at::GradMode::is_enabled();
   if (was_on) at::GradMode::set_enabled(false);
   return was_on;
 }
 
-void detail::turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
+void turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
 
-void run_continuation(Ambient ambient, UniqueFunction<void()> task) {
+void run_continuation(ExecutionContext ambient, base::UniqueFunction<void()> task) {
   const auto runtime = ambient.runtime ? ambient.runtime : LiveRuntimes::of_this_process().any();
   if (!runtime) {
-    const AmbientScope scope(std::move(ambient));
+    const ExecutionContextScope scope(std::move(ambient));
     task();
     return;
   }
   runtime->post([ambient = std::move(ambient), task = std::move(task)]() mutable {
-    const AmbientScope scope(std::move(ambient));
+    const ExecutionContextScope scope(std::move(ambient));
     task();
   });
 }
@@ -45,13 +45,13 @@ void StopFlag::request() {
 }
 
 std::optional<std::stop_source> StopFlag::raise() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (requested_.exchange(true, std::memory_order_acq_rel)) return std::nullopt;
   return source_;
 }
 
 std::stop_token StopFlag::token() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (!source_) {
     source_.emplace();
     if (requested()) source_->request_stop();  // it has no callbacks yet
@@ -59,8 +59,12 @@ std::stop_token StopFlag::token() {
   return source_->get_token();
 }
 
+}  // namespace stitch::rpc
+
+namespace stitch {
+
 std::stop_token current_stop_token() {
-  const auto& stop = Ambient::current().stop;
+  const auto& stop = rpc::ExecutionContext::current().stop;
   return stop ? stop->token() : std::stop_token{};
 }
 

@@ -11,7 +11,7 @@
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/future/runtime.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Whether somebody was asked to stop. The std::stop_source behind it is made when its token is
 // first wanted: most calls never are asked, and never ask. Shared. Thread contract: any thread;
@@ -29,7 +29,7 @@ class StopFlag {
 
  private:
   std::atomic<bool> requested_{false};
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
 };
 
@@ -38,7 +38,7 @@ class StopFlag {
 // caller had turned libtorch's grad mode off. Handlers
 // start with that of their call; continuations and coroutines keep that under which they were made,
 // on whatever thread they run.
-struct Ambient {
+struct ExecutionContext {
   std::shared_ptr<Runtime> runtime;  // the worker's; null: none is current
   Clock::time_point deadline = Clock::time_point::max();
   std::shared_ptr<StopFlag> stop;  // null: nobody can ask it to stop
@@ -46,39 +46,40 @@ struct Ambient {
   bool no_grad = false;  // false leaves the thread's grad mode as it is
 
   // This thread's. A plain thread-local: only its own thread touches it.
-  [[nodiscard]] static Ambient& current() noexcept;
+  [[nodiscard]] static ExecutionContext& current() noexcept;
   // A copy of this thread's for what runs later: with the process's only worker where none is
   // current.
-  [[nodiscard]] static Ambient captured();
+  [[nodiscard]] static ExecutionContext captured();
 };
 
-namespace detail {
 // Libtorch's grad mode of this thread. True when it was on.
 bool turn_grad_off() noexcept;
 void turn_grad_on() noexcept;
-}  // namespace detail
-
-// Makes an Ambient current on this thread for a block. Blocks nest.
-class AmbientScope {
+// Makes an ExecutionContext current on this thread for a block. Blocks nest.
+class ExecutionContextScope {
  public:
-  explicit AmbientScope(Ambient ambient)
-      : outer_(std::exchange(Ambient::current(), std::move(ambient))),
-        turned_grad_off_(Ambient::current().no_grad && detail::turn_grad_off()) {}
-  ~AmbientScope() {
-    if (turned_grad_off_) detail::turn_grad_on();
-    Ambient::current() = std::move(outer_);
+  explicit ExecutionContextScope(ExecutionContext ambient)
+      : outer_(std::exchange(ExecutionContext::current(), std::move(ambient))),
+        turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {}
+  ~ExecutionContextScope() {
+    if (turned_grad_off_) turn_grad_on();
+    ExecutionContext::current() = std::move(outer_);
   }
-  AmbientScope(const AmbientScope&) = delete;
-  AmbientScope& operator=(const AmbientScope&) = delete;
+  ExecutionContextScope(const ExecutionContextScope&) = delete;
+  ExecutionContextScope& operator=(const ExecutionContextScope&) = delete;
 
  private:
-  Ambient outer_;
+  ExecutionContext outer_;
   bool turned_grad_off_;
 };
 
 // Runs `task` under `ambient`: on the thread pool of its worker; without one, on that of any worker
 // of this process, so that it may wait; here and now when there is none or it has stopped.
-void run_continuation(Ambient ambient, UniqueFunction<void()> task);
+void run_continuation(ExecutionContext ambient, base::UniqueFunction<void()> task);
+
+}  // namespace stitch::rpc
+
+namespace stitch {
 
 // Tells the handler running on this thread that its caller has cancelled the call or is gone, or
 // that its deadline has passed. A std::stop_callback on it runs on a thread that is there for such

@@ -128,10 +128,10 @@ class [[nodiscard]] Future {
     result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
       if (auto source = weak.lock()) source->cancel();
     });
-    state_->on_ready([ambient = Ambient::captured(), source = *this, fn = Fn(std::forward<F>(fn)),
-                      promise = std::move(promise)]() mutable {
-      run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn),
-                                            promise = std::move(promise)]() mutable {
+    state_->on_ready([ambient = rpc::ExecutionContext::captured(), source = *this,
+                      fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
+      rpc::run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn),
+                                                 promise = std::move(promise)]() mutable {
         Future done = std::move(source);
         promise.fulfil(
             [&]() -> Result { return call(fn, done); },
@@ -144,7 +144,7 @@ class [[nodiscard]] Future {
   // Runs `callback` on the thread that completes the future, at once when it is complete; inside
   // another such callback, after that one. For short work that must not wait for a pool thread: it
   // must neither block nor throw.
-  void on_ready(UniqueFunction<void()> callback) const {
+  void on_ready(base::UniqueFunction<void()> callback) const {
     state("on_ready()").on_ready(std::move(callback));
   }
 
@@ -161,12 +161,12 @@ class [[nodiscard]] Future {
     return detail::FutureAwaiter<T>(std::move(*this));
   }
 
-  [[nodiscard]] static Clock::time_point saturating_deadline(auto duration) {
-    const auto now = Clock::now();
+  [[nodiscard]] static rpc::Clock::time_point saturating_deadline(auto duration) {
+    const auto now = rpc::Clock::now();
     if (std::chrono::duration<double>(duration) >=
-        std::chrono::duration<double>(Clock::time_point::max() - now))
-      return Clock::time_point::max();
-    return now + std::chrono::ceil<Clock::duration>(duration);
+        std::chrono::duration<double>(rpc::Clock::time_point::max() - now))
+      return rpc::Clock::time_point::max();
+    return now + std::chrono::ceil<rpc::Clock::duration>(duration);
   }
 
  private:
@@ -234,7 +234,7 @@ class Promise {
     return set_exception(std::make_exception_ptr(std::move(error)));
   }
   // What Future::cancel() calls, on the cancelling thread.
-  void on_cancel(UniqueFunction<void()> canceller) const {
+  void on_cancel(base::UniqueFunction<void()> canceller) const {
     holder("on_cancel()").state->set_canceller(std::move(canceller));
   }
 

@@ -16,7 +16,7 @@ namespace {
 // What waits for the callback that runs on this thread, which brought it about.
 class Waiting {
  public:
-  void add(UniqueFunction<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  void add(base::UniqueFunction<void()> callback) { callbacks_.push_back(std::move(callback)); }
   [[nodiscard]] bool empty() const noexcept { return callbacks_.empty(); }
   void run_one() {
     auto next = std::move(callbacks_.front());
@@ -25,13 +25,13 @@ class Waiting {
   }
 
  private:
-  std::list<UniqueFunction<void()>> callbacks_;  // takes no memory as long as it is empty
+  std::list<base::UniqueFunction<void()>> callbacks_;  // takes no memory as long as it is empty
 };
 thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or it waits itself
 
 // Runs callbacks one after another, never one inside another. All of them, even if some throw what
 // they should not; then throws the first of that.
-void run_in_turn(std::span<UniqueFunction<void()>> callbacks) {
+void run_in_turn(std::span<base::UniqueFunction<void()>> callbacks) {
   if (callbacks.empty()) return;
   if (behind_callback != nullptr) {
     for (auto& callback : callbacks) behind_callback->add(std::move(callback));
@@ -107,18 +107,18 @@ void FutureStateBase::wait() {
 bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline) {
   if (ready()) return true;
   const WaitingInside waiting;
-  BlockingRegion blocking;
-  if (help_current_runtime(ready_, deadline)) return true;
-  MutexLock lock(mutex_);
+  rpc::BlockingRegion blocking;
+  if (rpc::help_current_runtime(ready_, deadline)) return true;
+  base::MutexLock lock(mutex_);
   while (!ready()) {
     if (!completed_.wait_until(mutex_, deadline)) return ready();
   }
   return true;
 }
 
-void FutureStateBase::on_ready(UniqueFunction<void()> callback) {
+void FutureStateBase::on_ready(base::UniqueFunction<void()> callback) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (!ready()) {
       callbacks_.push_back(std::move(callback));
       return;
@@ -138,10 +138,10 @@ bool FutureStateBase::set_exception(std::exception_ptr exception) {
 }
 
 void FutureStateBase::publish() {
-  std::vector<UniqueFunction<void()>> callbacks;
-  UniqueFunction<void()> canceller;
+  std::vector<base::UniqueFunction<void()>> callbacks;
+  base::UniqueFunction<void()> canceller;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     ready_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     canceller = std::move(canceller_);
@@ -151,9 +151,9 @@ void FutureStateBase::publish() {
 }
 
 void FutureStateBase::cancel() {
-  UniqueFunction<void()> canceller;
+  base::UniqueFunction<void()> canceller;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (ready()) return;
     canceller = std::move(canceller_);
   }
@@ -170,8 +170,8 @@ void FutureStateBase::cancel() {
       std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
 }
 
-void FutureStateBase::set_canceller(UniqueFunction<void()> canceller) {
-  MutexLock lock(mutex_);
+void FutureStateBase::set_canceller(base::UniqueFunction<void()> canceller) {
+  base::MutexLock lock(mutex_);
   if (!ready()) canceller_ = std::move(canceller);
 }
 

@@ -59,7 +59,7 @@ class FutureStateBase {
   void wait() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool wait_until(std::chrono::steady_clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
-  void on_ready(UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
+  void on_ready(base::UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
   // False when it was complete already; the first completion counts.
   bool set_exception(std::exception_ptr exception) STITCH_EXCLUDES(mutex_);
   // REQUIRES: ready().
@@ -69,7 +69,7 @@ class FutureStateBase {
   // is complete.
   void cancel() STITCH_EXCLUDES(mutex_);
   // What cancel() asks; dropped at completion.
-  void set_canceller(UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
+  void set_canceller(base::UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
 
  protected:
   // True for the one caller that may now store the outcome and must then publish() it.
@@ -85,10 +85,10 @@ class FutureStateBase {
  private:
   std::atomic<bool> claimed_{false};
   std::atomic<bool> ready_{false};
-  Mutex mutex_;
-  CondVar completed_;
-  std::vector<UniqueFunction<void()>> callbacks_ STITCH_GUARDED_BY(mutex_);
-  UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
+  base::Mutex mutex_;
+  base::CondVar completed_;
+  std::vector<base::UniqueFunction<void()>> callbacks_ STITCH_GUARDED_BY(mutex_);
+  base::UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
 };
 
 template <class T>
@@ -118,7 +118,7 @@ class FutureState : public FutureStateBase {
 // A state, or a kind of it, in recycled memory.
 template <class State, class... Args>
 [[nodiscard]] std::shared_ptr<State> make_state(Args&&... args) {
-  return std::allocate_shared<State>(transport::RecyclingAllocator<State>(),
+  return std::allocate_shared<State>(base::RecyclingAllocator<State>(),
                                      std::forward<Args>(args)...);
 }
 

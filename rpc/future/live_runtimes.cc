@@ -8,14 +8,14 @@
 #include "stitch/base/forked.h"
 #include "stitch/rpc/future/execution_context.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 LiveRuntimes& LiveRuntimes::of_this_process() {
-  static std::atomic<LiveRuntimes*> current{new LiveRuntimes(transport::fork_count(), false)};
+  static std::atomic<LiveRuntimes*> current{new LiveRuntimes(base::fork_count(), false)};
   LiveRuntimes* known = current.load();
-  while (known->fork_ != transport::fork_count()) {
+  while (known->fork_ != base::fork_count()) {
     // The lock of the parent's list may be held for ever: only its count is read.
-    auto* const fresh = new LiveRuntimes(transport::fork_count(),
+    auto* const fresh = new LiveRuntimes(base::fork_count(),
                                          known->forked_from_workers_ || known->count_.load() > 0);
     if (current.compare_exchange_strong(known, fresh)) return *fresh;
     delete fresh;
@@ -24,13 +24,13 @@ LiveRuntimes& LiveRuntimes::of_this_process() {
 }
 
 void LiveRuntimes::add(const std::shared_ptr<Runtime>& runtime) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   records_.push_back({runtime.get(), runtime});
   count_.store(records_.size());
 }
 
 void LiveRuntimes::remove(const Runtime* runtime) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::erase_if(records_, [&](const Record& record) {
     return record.runtime == runtime || record.owner.expired();
   });
@@ -40,7 +40,7 @@ void LiveRuntimes::remove(const Runtime* runtime) {
 
 std::vector<std::shared_ptr<Runtime>> LiveRuntimes::all() {
   std::vector<std::shared_ptr<Runtime>> runtimes;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const Record& record : records_) {
     if (auto runtime = record.owner.lock()) runtimes.push_back(std::move(runtime));
   }
@@ -48,12 +48,12 @@ std::vector<std::shared_ptr<Runtime>> LiveRuntimes::all() {
 }
 
 std::shared_ptr<Runtime> LiveRuntimes::sole() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return records_.size() == 1 ? records_.front().owner.lock() : nullptr;
 }
 
 std::shared_ptr<Runtime> LiveRuntimes::any() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const Record& record : records_) {
     if (auto runtime = record.owner.lock()) return runtime;
   }
@@ -63,7 +63,7 @@ std::shared_ptr<Runtime> LiveRuntimes::any() {
 std::shared_ptr<Runtime> LiveRuntimes::only() {
   std::vector<std::shared_ptr<Runtime>> several;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     std::erase_if(records_, [](const Record& record) { return record.owner.expired(); });
     for (const Record& record : records_) {
       auto runtime = record.owner.lock();
@@ -88,12 +88,12 @@ std::shared_ptr<Runtime> LiveRuntimes::only() {
 }
 
 std::shared_ptr<Runtime> current_runtime() {
-  if (const auto& runtime = Ambient::current().runtime) return runtime;
+  if (const auto& runtime = ExecutionContext::current().runtime) return runtime;
   return LiveRuntimes::of_this_process().only();
 }
 
 bool help_current_runtime(const std::atomic<bool>& done, Clock::time_point deadline) {
-  auto runtime = Ambient::current().runtime;
+  auto runtime = ExecutionContext::current().runtime;
   if (!runtime) runtime = LiveRuntimes::of_this_process().sole();
   if (!runtime && LiveRuntimes::of_this_process().forked_from_workers())
     refuse_forked_child("a future cannot be waited for");
@@ -107,4 +107,4 @@ void refuse_forked_child(const char* what) {
                   "or exec");
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -6,7 +6,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/future/runtime.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // The workers of this process, so that a program with one need not say which. Never destroyed:
 // workers may outlive other static objects. Thread contract: any thread. No last reference to a
@@ -38,7 +38,7 @@ class LiveRuntimes {
   };
   const std::uint32_t fork_;  // transport::fork_count() of its process
   const bool forked_from_workers_;
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::vector<Record> records_ STITCH_GUARDED_BY(mutex_);
   bool last_gone_ STITCH_GUARDED_BY(mutex_) = false;
   std::atomic<std::size_t> count_{0};  // of records_
@@ -55,4 +55,4 @@ bool help_current_runtime(const std::atomic<bool>& done, Clock::time_point deadl
 // Throws `invalid_argument`: `what` does not work in a forked child.
 [[noreturn]] void refuse_forked_child(const char* what);
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -6,7 +6,7 @@
 
 #include "stitch/base/unique_function.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 using Clock = std::chrono::steady_clock;
 
@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 class Runtime {
  public:
   // Runs `task` on the user-function threads, or here when they have ended.
-  virtual void post(UniqueFunction<void()> task) = 0;
+  virtual void post(base::UniqueFunction<void()> task) = 0;
   // For a thread that waits for `done`, which an answer may set: moves messages of this worker as
   // long as that pays off. True when `done` is set.
   virtual bool help(const std::atomic<bool>& done, Clock::time_point deadline) = 0;
@@ -30,4 +30,4 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -15,7 +15,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   State(int threads, std::string thread_name, std::chrono::nanoseconds idle_time)
@@ -24,14 +24,14 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   const std::string name;
   const std::chrono::nanoseconds linger;
 
-  Mutex mutex;
-  CondVar work;
-  CondVar ended;
-  std::deque<UniqueFunction<void()>, transport::RecyclingAllocator<UniqueFunction<void()>>> queue
-      STITCH_GUARDED_BY(mutex);
+  base::Mutex mutex;
+  base::CondVar work;
+  base::CondVar ended;
+  std::deque<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>
+      queue STITCH_GUARDED_BY(mutex);
   // Counted as running already: for each there is a thread that is idle or is just starting, and
   // every thread looks here first. So they wait for nobody, whatever else begins meanwhile.
-  std::deque<UniqueFunction<void()>> begun STITCH_GUARDED_BY(mutex);
+  std::deque<base::UniqueFunction<void()>> begun STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
   int blocked STITCH_GUARDED_BY(mutex) = 0;      // own threads that wait inside a task
@@ -68,14 +68,14 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   // there are go on.
   void add_thread() STITCH_REQUIRES(mutex);
   void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
-  [[nodiscard]] UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
-    UniqueFunction<void()> task = std::move(begun.front());
+  [[nodiscard]] base::UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
+    base::UniqueFunction<void()> task = std::move(begun.front());
     begun.pop_front();
     if (running < wanted) wake_one();  // this thread may have been woken for what is queued
     return task;
   }
-  [[nodiscard]] UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
-    UniqueFunction<void()> task = std::move(queue.front());
+  [[nodiscard]] base::UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
+    base::UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
     ++running;
     if (running < wanted) wake_one();
@@ -113,7 +113,7 @@ thread_local bool guest = false;  // it serves inside run_here()
 ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger)
     : state_(std::make_shared<State>(threads, std::move(name), linger)) {
   {
-    MutexLock lock(state_->mutex);
+    base::MutexLock lock(state_->mutex);
     state_->alive = 1;
   }
   try {
@@ -144,8 +144,8 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   std::weak_ptr<State> owner = state;
   serving = state.get();
   serving_owner = &owner;
-  const auto fork = transport::fork_count();
-  MutexLock lock(state->mutex);
+  const auto fork = base::fork_count();
+  base::MutexLock lock(state->mutex);
   state->waking = false;
   for (bool tired = false;;) {
     while (!tired && state->begun.empty() && !state->surplus() &&
@@ -162,12 +162,13 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
       if (state->queue.empty() || !state->closed)
         break;  // closed and drained, or surplus after a blocked thread came back
     }
-    UniqueFunction<void()> task = state->begun.empty() ? state->begin_task() : state->take_begun();
+    base::UniqueFunction<void()> task =
+        state->begun.empty() ? state->begin_task() : state->take_begun();
     lock.unlock();
     task();
     // It has come back in a child, too, where even destroying it may wait for ever: for a mutex
     // that another thread held at the fork.
-    if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);
+    if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);
     task = nullptr;  // destroyed before the next wait, outside the lock
     lock.lock();
     --state->running;
@@ -179,17 +180,17 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   state->ended.notify_all();
 }
 
-bool ThreadPool::post(UniqueFunction<void()>& task) {
-  MutexLock lock(state_->mutex);
+bool ThreadPool::post(base::UniqueFunction<void()>& task) {
+  base::MutexLock lock(state_->mutex);
   if (state_->closed) return false;
   state_->queue.push_back(std::move(task));
   state_->wake_one();
   return true;
 }
 
-bool ThreadPool::post_if_free(UniqueFunction<void()>& task) {
+bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
   State& state = *state_;
-  MutexLock lock(state.mutex);
+  base::MutexLock lock(state.mutex);
   if (state.closed || !state.queue.empty() || state.running >= state.wanted) return false;
   if (static_cast<std::size_t>(state.idle) <= state.begun.size()) {
     const int before = state.alive;
@@ -202,23 +203,23 @@ bool ThreadPool::post_if_free(UniqueFunction<void()>& task) {
   return true;
 }
 
-bool ThreadPool::post_quietly(UniqueFunction<void()>& task) {
-  MutexLock lock(state_->mutex);
+bool ThreadPool::post_quietly(base::UniqueFunction<void()>& task) {
+  base::MutexLock lock(state_->mutex);
   if (state_->closed) return false;
   state_->queue.push_back(std::move(task));
   return true;
 }
 
 void ThreadPool::wake() {
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   state_->wake_one();
 }
 
 bool ThreadPool::run_one_here() {
   State& state = *state_;
-  UniqueFunction<void()> task;
+  base::UniqueFunction<void()> task;
   {
-    MutexLock lock(state.mutex);
+    base::MutexLock lock(state.mutex);
     if (state.queue.empty() || serving != nullptr) return false;
     if (state.running >= state.wanted) return false;  // whoever ends a task takes the next
     task = state.begin_task();
@@ -228,14 +229,14 @@ bool ThreadPool::run_one_here() {
   serving = &state;
   serving_owner = &owner;
   guest = true;
-  const auto fork = transport::fork_count();
+  const auto fork = base::fork_count();
   task();
-  if (fork != transport::fork_count()) ::_exit(EXIT_FAILURE);  // as in serve()
+  if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);  // as in serve()
   task = nullptr;
   serving = nullptr;
   serving_owner = nullptr;
   guest = false;
-  MutexLock lock(state.mutex);
+  base::MutexLock lock(state.mutex);
   --state.running;
   --state.guests;
   if (state.guests == 0) state.ended.notify_all();
@@ -244,14 +245,14 @@ bool ThreadPool::run_one_here() {
 }
 
 void ThreadPool::close() {
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   state_->closed = true;
   state_->work.notify_all();
   state_->wake_one();
 }
 
 bool ThreadPool::join_until(std::chrono::steady_clock::time_point deadline) {
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   while (state_->alive > 0 || state_->guests > 0) {
     if (!state_->ended.wait_until(state_->mutex, deadline))
       return state_->alive == 0 && state_->guests == 0;
@@ -264,24 +265,24 @@ bool ThreadPool::on_pool_thread() const noexcept { return serving == state_.get(
 bool ThreadPool::on_any_pool_thread() noexcept { return serving != nullptr; }
 
 std::size_t ThreadPool::queued() const {
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   return state_->queue.size();
 }
 
 int ThreadPool::threads() const {
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   return state_->alive;
 }
 
 std::uint64_t ThreadPool::threads_missed() const {
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   return state_->missed;
 }
 
 BlockingRegion::BlockingRegion()
     : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
   if (!state_) return;
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   --state_->running;
   if (!guest) ++state_->blocked;
   state_->make_room(false);
@@ -289,11 +290,11 @@ BlockingRegion::BlockingRegion()
 
 BlockingRegion::~BlockingRegion() {
   if (!state_) return;
-  MutexLock lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   ++state_->running;
   if (guest) return;
   --state_->blocked;
   if (state_->surplus()) state_->work.notify_one();  // one idle thread
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

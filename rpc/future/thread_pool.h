@@ -7,7 +7,7 @@
 
 #include "stitch/base/unique_function.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // The user-function threads of one worker: a queue served in order by at most a fixed number of
 // threads at a time. A thread is made when it is first wanted, and ends when nobody has wanted it
@@ -25,13 +25,13 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   // False, and the task is left untouched, when the pool has been closed.
-  bool post(UniqueFunction<void()>& task);
+  bool post(base::UniqueFunction<void()>& task);
   // For a task that must not wait for others to end, and does not block itself: it is begun at once
   // by a thread that has nothing else to do, ahead of what is queued, and no other task is begun in
   // its place. False, and the task is left untouched, when there is no such thread.
-  bool post_if_free(UniqueFunction<void()>& task);
+  bool post_if_free(base::UniqueFunction<void()>& task);
   // As post(), but wakes no thread: run_one_here() or wake() is to follow.
-  bool post_quietly(UniqueFunction<void()>& task);
+  bool post_quietly(base::UniqueFunction<void()>& task);
   // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the
   // pool is woken for what else is queued. Does nothing when every thread is busy. True when more
   // is queued then. On a thread of this framework: a task that comes back in a forked child ends
@@ -77,4 +77,4 @@ class BlockingRegion {
   std::shared_ptr<ThreadPool::State> state_;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

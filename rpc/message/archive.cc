@@ -2,21 +2,21 @@
 
 #include <string>
 
-namespace stitch {
+namespace stitch::rpc {
 
-void detail::fail_nesting() {
+void fail_nesting() {
   throw Error(ErrorCode::invalid_argument,
               "a value has more than " + std::to_string(kMaxNesting) +
                   " structs, containers and pointers inside one another");
 }
 
-void detail::fail_elements_without_bytes() {
+void fail_elements_without_bytes() {
   throw Error(ErrorCode::invalid_argument, "containers have more than " +
                                                std::to_string(kMaxElementsWithoutBytes) +
                                                " elements that take no bytes");
 }
 
-void detail::fail_element_memory(ErrorCode code, std::size_t body_bytes) {
+void fail_element_memory(ErrorCode code, std::size_t body_bytes) {
   throw Error(code, "elements of containers take more than " +
                         std::to_string(most_element_memory(body_bytes)) +
                         " bytes of memory, for a message of " + std::to_string(body_bytes) +
@@ -27,7 +27,7 @@ std::size_t InArchive::read_count(std::size_t bytes_each) {
   fingerprint_.mix(0x1000);
   std::uint64_t count = 0;
   raw(&count, sizeof(count));
-  count = transport::to_wire_order(count);
+  count = base::to_wire_order(count);
   const std::size_t most = bytes_each == 0
                                ? remaining() + kMaxElementsWithoutBytes - elements_without_bytes_
                                : remaining() / bytes_each;
@@ -44,7 +44,7 @@ void InArchive::read_tensor(at::Tensor& tensor) {
   fingerprint_.mix(0x2000);
   std::uint32_t index = 0;
   raw(&index, sizeof(index));
-  index = transport::to_wire_order(index);
+  index = base::to_wire_order(index);
   if (index >= message_.tensors.size()) {
     throw Error(ErrorCode::invalid_argument, "tensor " + std::to_string(index) +
                                                  " is wanted, the message has " +
@@ -61,7 +61,7 @@ void InArchive::read_tensor(at::Tensor& tensor) {
 void InArchive::check_seal() {
   std::uint16_t written = 0;
   raw(&written, sizeof(written));
-  if (transport::to_wire_order(written) != static_cast<std::uint16_t>(fingerprint_.value())) {
+  if (base::to_wire_order(written) != static_cast<std::uint16_t>(fingerprint_.value())) {
     throw Error(ErrorCode::invalid_argument, "its fields are of other types");
   }
 }
@@ -96,4 +96,4 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error) {
               .with_function(std::move(function));
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

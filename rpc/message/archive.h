@@ -28,7 +28,7 @@
 #include "stitch/base/error.h"
 #include "stitch/rpc/message/message.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // A running fingerprint of what was written or read: the kinds of fields in order, not their
 // values. Both ends compare it, so a struct whose fields differ between two programs is an error
@@ -62,15 +62,12 @@ inline constexpr std::size_t kMaxElementsWithoutBytes = 65536;
 inline constexpr std::size_t kMaxElementMemoryForEachByte = 64;
 inline constexpr std::size_t kMaxElementMemoryInAnyCase = std::size_t{64} << 20;
 
-namespace detail {
 [[noreturn]] void fail_nesting();
 [[noreturn]] void fail_elements_without_bytes();
 [[noreturn]] void fail_element_memory(ErrorCode code, std::size_t body_bytes);
 [[nodiscard]] constexpr std::size_t most_element_memory(std::size_t body_bytes) noexcept {
   return kMaxElementMemoryForEachByte * body_bytes + kMaxElementMemoryInAnyCase;
 }
-}  // namespace detail
-
 // Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding.
 // Tensors go to message().tensors, the body holds their index. Throws Error(invalid_argument) for
 // what InArchive would refuse. Not thread-safe.
@@ -79,15 +76,15 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   explicit OutArchive(OutMessage& message) : OutputArchive(this), message_(message) {}
   [[nodiscard]] OutMessage& message() noexcept { return message_; }
 
-  template <transport::WireScalar T>
+  template <base::WireScalar T>
   void write(T value) {
     fingerprint_.mix_type<T>();
-    value = transport::to_wire_order(value);
+    value = base::to_wire_order(value);
     message_.frame.body().append(&value, sizeof(T));
   }
   void write_size(std::uint64_t size) {
     fingerprint_.mix(0x1000);
-    size = transport::to_wire_order(size);
+    size = base::to_wire_order(size);
     message_.frame.body().append(&size, sizeof(size));
   }
   template <class T>
@@ -97,15 +94,14 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
       message_.frame.body().append(values, count * sizeof(T));
     } else {
       for (std::size_t i = 0; i < count; ++i) {
-        const T value = transport::to_wire_order(values[i]);
+        const T value = base::to_wire_order(values[i]);
         message_.frame.body().append(&value, sizeof(T));
       }
     }
   }
   void write_tensor(const at::Tensor& tensor) {
     fingerprint_.mix(0x2000);
-    const auto index =
-        transport::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
+    const auto index = base::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
     message_.frame.body().append(&index, sizeof(index));
     message_.tensors.push_back(tensor);
   }
@@ -116,22 +112,22 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
     (*this)(parts...);
     if (message_.frame.body().size() == before &&
         ++elements_without_bytes_ > kMaxElementsWithoutBytes)
-      detail::fail_elements_without_bytes();
+      fail_elements_without_bytes();
   }
   // So much memory InArchive will take for the elements of a container.
   void count_memory(std::size_t bytes) noexcept { element_memory_ += bytes; }
   // Around everything that may contain itself.
   void enter() {
-    if (++nesting_ > kMaxNesting) detail::fail_nesting();
+    if (++nesting_ > kMaxNesting) fail_nesting();
   }
   void leave() noexcept { --nesting_; }
   // Writes the fingerprint of everything so far, for InArchive::check_seal(). Throws
   // Error(invalid_argument) when the elements would take too much memory.
   void seal() {
     const std::size_t bytes = message_.frame.body().size();
-    if (element_memory_ > detail::most_element_memory(bytes))
-      detail::fail_element_memory(ErrorCode::invalid_argument, bytes);
-    const auto value = transport::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
+    if (element_memory_ > most_element_memory(bytes))
+      fail_element_memory(ErrorCode::invalid_argument, bytes);
+    const auto value = base::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
     message_.frame.body().append(&value, sizeof(value));
   }
 
@@ -153,7 +149,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
       : InputArchive(this), message_(message), body_(body) {}
   [[nodiscard]] InMessage& message() noexcept { return message_; }
 
-  template <transport::WireScalar T>
+  template <base::WireScalar T>
   void read(T& value) {
     fingerprint_.mix_type<T>();
     if constexpr (std::is_same_v<T, bool>) {
@@ -162,7 +158,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
       value = byte != 0;
     } else {
       raw(&value, sizeof(T));
-      value = transport::to_wire_order(value);
+      value = base::to_wire_order(value);
     }
   }
   // How many elements follow; each takes at least `bytes_each` bytes. With 0 the caller reads them
@@ -174,14 +170,14 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
     const std::size_t before = at_;
     (*this)(parts...);
     if (at_ == before && ++elements_without_bytes_ > kMaxElementsWithoutBytes)
-      detail::fail_elements_without_bytes();
+      fail_elements_without_bytes();
   }
   // Before memory is taken for an element of a container. Throws Error(protocol) when that is too
   // much for the bytes that arrived: OutArchive does not write such values.
   void count_memory(std::size_t bytes) {
     element_memory_ += bytes;
-    if (element_memory_ > detail::most_element_memory(body_.size()))
-      detail::fail_element_memory(ErrorCode::protocol, body_.size());
+    if (element_memory_ > most_element_memory(body_.size()))
+      fail_element_memory(ErrorCode::protocol, body_.size());
   }
   template <class T>
   void read_array(T* values, std::size_t count) {
@@ -195,7 +191,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
     }
     raw(values, count * sizeof(T));
     if constexpr (std::endian::native != std::endian::little && sizeof(T) > 1) {
-      for (std::size_t i = 0; i < count; ++i) values[i] = transport::to_wire_order(values[i]);
+      for (std::size_t i = 0; i < count; ++i) values[i] = base::to_wire_order(values[i]);
     }
   }
   void read_tensor(at::Tensor& tensor);
@@ -205,7 +201,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
   [[nodiscard]] std::size_t remaining() const noexcept { return body_.size() - at_; }
   // As OutArchive.
   void enter() {
-    if (++nesting_ > kMaxNesting) detail::fail_nesting();
+    if (++nesting_ > kMaxNesting) fail_nesting();
   }
   void leave() noexcept { --nesting_; }
   // Throws Error(invalid_argument) when something is left over.
@@ -229,7 +225,6 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
   std::size_t element_memory_ = 0;
 };
 
-namespace detail {
 // What cereal wraps around values on their way; only they count as nested.
 template <class T>
 inline constexpr bool kIsWrapper = false;
@@ -243,24 +238,22 @@ template <class T>
 inline constexpr bool kIsWrapper<cereal::memory_detail::PtrWrapper<T>> = true;
 template <class T>
 inline constexpr bool kMayNest = std::is_class_v<T> && !kIsWrapper<T>;
-}  // namespace detail
-
 // cereal calls these before and after each value.
 template <class T>
 void prologue(OutArchive& archive, const T&) {
-  if constexpr (detail::kMayNest<T>) archive.enter();
+  if constexpr (kMayNest<T>) archive.enter();
 }
 template <class T>
 void epilogue(OutArchive& archive, const T&) {
-  if constexpr (detail::kMayNest<T>) archive.leave();
+  if constexpr (kMayNest<T>) archive.leave();
 }
 template <class T>
 void prologue(InArchive& archive, const T&) {
-  if constexpr (detail::kMayNest<T>) archive.enter();
+  if constexpr (kMayNest<T>) archive.enter();
 }
 template <class T>
 void epilogue(InArchive& archive, const T&) {
-  if constexpr (detail::kMayNest<T>) archive.leave();
+  if constexpr (kMayNest<T>) archive.leave();
 }
 
 // How cereal writes and reads the leaves.
@@ -308,10 +301,10 @@ inline void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, at::Tensor& tensor) {
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const Error& error);
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error);
 
-}  // namespace stitch
+}  // namespace stitch::rpc
 
 #include "stitch/rpc/message/container_codec.h"  // IWYU pragma: export
 
-CEREAL_REGISTER_ARCHIVE(stitch::OutArchive)
-CEREAL_REGISTER_ARCHIVE(stitch::InArchive)
-CEREAL_SETUP_ARCHIVE_TRAITS(stitch::InArchive, stitch::OutArchive)
+CEREAL_REGISTER_ARCHIVE(stitch::rpc::OutArchive)
+CEREAL_REGISTER_ARCHIVE(stitch::rpc::InArchive)
+CEREAL_SETUP_ARCHIVE_TRAITS(stitch::rpc::InArchive, stitch::rpc::OutArchive)

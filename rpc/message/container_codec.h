@@ -19,9 +19,7 @@
 // would do it, too, but makes room for as many elements as a message announces, and an element may
 // be a thousand times as large as its bytes. Here elements come into being as their bytes are read.
 // The bytes are cereal's: a count, then the elements.
-namespace stitch {
-
-namespace detail {
+namespace stitch::rpc {
 
 // Room that is made ahead of the elements.
 inline constexpr std::size_t kReservedBytes = std::size_t{64} << 10;
@@ -99,14 +97,12 @@ void refuse_shared_pointer() {
                 "where it is");
 }
 
-}  // namespace detail
-
 template <class C, class T, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::basic_string<C, T, A>& text) {
   text.resize(archive.read_count(sizeof(C)));
   archive.read_array(text.data(), text.size());
 }
-template <detail::Plain T, class A>
+template <Plain T, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::vector<T, A>& vector) {
   vector.resize(archive.read_count(sizeof(T)));
   archive.read_array(vector.data(), vector.size());
@@ -115,114 +111,114 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::vector<T, A>& vector) {
 template <class T, class A>
 requires(!std::is_arithmetic_v<T>) void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive,
                                                                   const std::vector<T, A>& vector) {
-  detail::write_elements(archive, vector);
+  write_elements(archive, vector);
 }
 template <class T, class A>
 requires(!std::is_arithmetic_v<T>) void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive,
                                                                   std::vector<T, A>& vector) {
-  detail::read_sequence(archive, vector);
+  read_sequence(archive, vector);
 }
 template <class T, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::deque<T, A>& deque) {
-  detail::write_elements(archive, deque);
+  write_elements(archive, deque);
 }
 template <class T, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::deque<T, A>& deque) {
-  detail::read_sequence(archive, deque);
+  read_sequence(archive, deque);
 }
 template <class T, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::list<T, A>& list) {
-  detail::write_elements(archive, list);
+  write_elements(archive, list);
 }
 template <class T, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::list<T, A>& list) {
-  detail::read_sequence(archive, list);
+  read_sequence(archive, list);
 }
 
 template <class K, class C, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::set<K, C, A>& set) {
-  detail::write_elements(archive, set);
+  write_elements(archive, set);
 }
 template <class K, class C, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::set<K, C, A>& set) {
-  detail::read_set(archive, set);
+  read_set(archive, set);
 }
 template <class K, class C, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::multiset<K, C, A>& set) {
-  detail::write_elements(archive, set);
+  write_elements(archive, set);
 }
 template <class K, class C, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::multiset<K, C, A>& set) {
-  detail::read_set(archive, set);
+  read_set(archive, set);
 }
 template <class K, class H, class E, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::unordered_set<K, H, E, A>& set) {
-  detail::write_elements(archive, set);
+  write_elements(archive, set);
 }
 template <class K, class H, class E, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::unordered_set<K, H, E, A>& set) {
-  detail::read_set(archive, set);
+  read_set(archive, set);
 }
 template <class K, class H, class E, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive,
                                const std::unordered_multiset<K, H, E, A>& set) {
-  detail::write_elements(archive, set);
+  write_elements(archive, set);
 }
 template <class K, class H, class E, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::unordered_multiset<K, H, E, A>& set) {
-  detail::read_set(archive, set);
+  read_set(archive, set);
 }
 
 template <class K, class V, class C, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::map<K, V, C, A>& map) {
-  detail::write_pairs(archive, map);
+  write_pairs(archive, map);
 }
 template <class K, class V, class C, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::map<K, V, C, A>& map) {
-  detail::read_map(archive, map);
+  read_map(archive, map);
 }
 template <class K, class V, class C, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::multimap<K, V, C, A>& map) {
-  detail::write_pairs(archive, map);
+  write_pairs(archive, map);
 }
 template <class K, class V, class C, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::multimap<K, V, C, A>& map) {
-  detail::read_map(archive, map);
+  read_map(archive, map);
 }
 template <class K, class V, class H, class E, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const std::unordered_map<K, V, H, E, A>& map) {
-  detail::write_pairs(archive, map);
+  write_pairs(archive, map);
 }
 template <class K, class V, class H, class E, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::unordered_map<K, V, H, E, A>& map) {
-  detail::read_map(archive, map);
+  read_map(archive, map);
 }
 template <class K, class V, class H, class E, class A>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive,
                                const std::unordered_multimap<K, V, H, E, A>& map) {
-  detail::write_pairs(archive, map);
+  write_pairs(archive, map);
 }
 template <class K, class V, class H, class E, class A>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, std::unordered_multimap<K, V, H, E, A>& map) {
-  detail::read_map(archive, map);
+  read_map(archive, map);
 }
 
 // cereal restores a shared pointer by a number that the peer chose, whatever type it belongs to.
 template <class T>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive&, const std::shared_ptr<T>&) {
-  detail::refuse_shared_pointer<T>();
+  refuse_shared_pointer<T>();
 }
 template <class T>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive&, std::shared_ptr<T>&) {
-  detail::refuse_shared_pointer<T>();
+  refuse_shared_pointer<T>();
 }
 template <class T>
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive&, const std::weak_ptr<T>&) {
-  detail::refuse_shared_pointer<T>();
+  refuse_shared_pointer<T>();
 }
 template <class T>
 void CEREAL_LOAD_FUNCTION_NAME(InArchive&, std::weak_ptr<T>&) {
-  detail::refuse_shared_pointer<T>();
+  refuse_shared_pointer<T>();
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

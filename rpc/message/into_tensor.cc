@@ -10,7 +10,7 @@
 
 #include "stitch/base/error.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -69,4 +69,4 @@ at::Tensor IntoTensor::settle(at::Tensor result) {
   return result.requires_grad() ? result : tensor_;
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -4,7 +4,7 @@
 
 #include "stitch/transport/wire/buffer.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // A caller's tensor that the result of a call is to be received into (Target::into). Belongs to one
 // call. Thread contract: set() before the call starts; place() and settle() by the thread that
@@ -27,4 +27,4 @@ class IntoTensor {
   bool placed_ = false;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

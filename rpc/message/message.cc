@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace stitch {
+namespace stitch::rpc {
 
 DepartingAttachments::~DepartingAttachments() {
   if (!attachments_.empty())
@@ -33,4 +33,4 @@ std::vector<std::string> split_lines(const std::string& text) {
 InMessage::InMessage(transport::Message message, WorkerInfo sender)
     : raw(std::move(message)), view(raw), from(std::move(sender)) {}
 
-}  // namespace stitch
+}  // namespace stitch::rpc

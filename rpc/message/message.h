@@ -13,7 +13,7 @@
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/wire/frame.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
 namespace wire {
@@ -116,4 +116,4 @@ struct InMessage {
   }
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -6,18 +6,18 @@
 
 #include "stitch/rpc/message/sendable.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // An object of any type, kept on behalf of others: the result of a function that was asked to keep
 // it. Copies share the object; the last one destroys it. Thread contract: as the object.
-struct Value {
+struct OwnedObject {
   std::shared_ptr<void> object;
   const std::type_info* type = nullptr;
   void (*encode)(OutArchive&, const void* object) = nullptr;  // null when the type cannot be sent
 
   template <class T>
-  [[nodiscard]] static Value of(std::shared_ptr<T> object) {
-    Value value{std::move(object), &typeid(T), nullptr};
+  [[nodiscard]] static OwnedObject of(std::shared_ptr<T> object) {
+    OwnedObject value{std::move(object), &typeid(T), nullptr};
     if constexpr (Sendable<T>) {
       value.encode = [](OutArchive& archive, const void* at) {
         archive(*static_cast<const T*>(at));
@@ -27,4 +27,4 @@ struct Value {
   }
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -9,8 +9,8 @@ namespace detail {
 template <class T>
 struct IsSendable
     : std::bool_constant<!std::is_pointer_v<T> && !std::is_reference_v<T> && std::is_object_v<T> &&
-                         cereal::traits::is_output_serializable<T, OutArchive>::value &&
-                         cereal::traits::is_input_serializable<T, InArchive>::value> {};
+                         cereal::traits::is_output_serializable<T, rpc::OutArchive>::value &&
+                         cereal::traits::is_input_serializable<T, rpc::InArchive>::value> {};
 
 // Containers are as sendable as what they hold.
 template <class... Ts>

@@ -11,14 +11,14 @@
 
 #include "stitch/base/byte_io.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
+using base::ByteReader;
+using base::Bytes;
+using base::ByteWriter;
 using transport::Buffer;
-using transport::ByteReader;
-using transport::Bytes;
-using transport::ByteWriter;
 
 enum class Layout : std::uint8_t { undefined = 0, dense = 1, coo = 2 };
 enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4 };
@@ -379,4 +379,4 @@ bool takes_long_to_decode(const InMessage& message) noexcept {
   }
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -2,7 +2,7 @@
 
 #include "stitch/rpc/message/message.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Tensors on the wire. Dense tensors keep their strides and travel as the bytes they cover, never
 // their whole storage; expanded dimensions are not materialised; sparse COO tensors travel as
@@ -27,4 +27,4 @@ void decode_tensors(InMessage& message);
 inline constexpr std::size_t kQuicklyDecodedBytes = std::size_t{256} << 10;
 [[nodiscard]] bool takes_long_to_decode(const InMessage& message) noexcept;
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -10,7 +10,7 @@
 
 #include "stitch/base/error.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -149,4 +149,4 @@ std::optional<LaunchInfo> read_launcher(const Environment& environment) {
   return std::nullopt;
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

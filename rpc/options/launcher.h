@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace stitch {
+namespace stitch::rpc {
 
 // What the program that started this process says about the world.
 struct LaunchInfo {
@@ -34,4 +34,4 @@ struct TcpPlace {
 };
 [[nodiscard]] std::optional<TcpPlace> parse_tcp_method(const std::string& method);
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -156,7 +156,7 @@ void read_variables(Options& options) {
     if (found == variables().end()) {
       std::vector<std::string> names;
       for (const auto& variable : variables()) names.emplace_back(variable.name);
-      const auto near = transport::nearest_names(name, std::move(names), 1);
+      const auto near = base::nearest_names(name, std::move(names), 1);
       throw Error(ErrorCode::invalid_argument,
                   "variable " + name + " is unknown" +
                       (near.empty() ? "" : "; did you mean " + near.front() + "?"));
@@ -172,7 +172,7 @@ void check_name(const std::string& name) {
 
 // "; did you mean shm?", or nothing when no known name is near.
 std::string hint(const std::string& wanted, std::vector<std::string> known) {
-  const auto near = transport::nearest_names(wanted, std::move(known), 1);
+  const auto near = base::nearest_names(wanted, std::move(known), 1);
   return near.empty() ? "" : "; did you mean " + near.front() + "?";
 }
 
@@ -180,7 +180,7 @@ std::string hint(const std::string& wanted, std::vector<std::string> known) {
 void check_init_method(const std::string& method) {
   if (method == "env://") return;
   if (method.starts_with("file://") && method.size() > 7) return;
-  if (method.starts_with("tcp://") && parse_tcp_method(method)) return;
+  if (method.starts_with("tcp://") && rpc::parse_tcp_method(method)) return;
   const std::string scheme = method.substr(0, method.find("://")) + "://";
   const bool known = scheme == "env://" || scheme == "tcp://" || scheme == "file://";
   refuse("init_method", method,
@@ -192,18 +192,18 @@ void check_choices(const std::string& what, const std::vector<std::string>& chos
                    const std::vector<std::string>& known) {
   for (const auto& name : chosen) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    refuse(what, name, transport::join_names(known) + hint(name, known));
+    refuse(what, name, base::join_names(known) + hint(name, known));
   }
 }
 
 }  // namespace
 
 Options resolve_options(Options options) {
-  const SecretWiper wiper(options.secret);  // once it has been moved to the caller
+  const rpc::SecretWiper wiper(options.secret);  // once it has been moved to the caller
   read_variables(options);
-  resolve_security(options);
+  rpc::resolve_security(options);
   constexpr int kUnset = Options::kFromLauncher;
-  const auto launch = read_launcher(environment);
+  const auto launch = rpc::read_launcher(environment);
   if (launch && options.rank == kUnset) options.rank = launch->rank;
   if (launch && options.world_size == kUnset) options.world_size = launch->world_size;
   if (options.world_size == 1 && options.rank == kUnset) options.rank = 0;

@@ -15,7 +15,7 @@
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -61,7 +61,7 @@ void wipe(std::string& secret) noexcept {
 std::string read_secret_file(const std::string& path) {
   const std::string what = "secret file \"" + path + '"';
   // A fifo would wait for a writer.
-  const transport::Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const base::Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) refuse(what + " cannot be opened: " + std::strerror(errno));
   struct stat about {};
   if (::fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode))
@@ -143,4 +143,4 @@ void resolve_security(Options& options) {
   }
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -5,7 +5,7 @@
 
 #include "stitch/rpc/options/options.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Fills `secret` from STITCH_SECRET or the file that STITCH_SECRET_FILE names, and `encryption`
 // from STITCH_ENCRYPTION or its default. Throws Error(invalid_argument) for what would protect less
@@ -41,4 +41,4 @@ class SecretWiper {
   std::string& secret_;
 };
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -29,7 +29,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "stitch/transport/wire/secret_key.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 namespace {
 
@@ -124,8 +124,8 @@ struct Entry {
   bool prefers_memory = false;  // as prefers_memory()
 
   [[nodiscard]] std::string encode() const {
-    transport::Bytes bytes;
-    transport::ByteWriter out(bytes);
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
     out.write_string(name);
     out.write(rank);
     out.write(world_size);
@@ -137,7 +137,7 @@ struct Entry {
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   [[nodiscard]] static Entry decode(const std::string& text) {
-    transport::ByteReader in(std::as_bytes(std::span(text)), "member entry");
+    base::ByteReader in(std::as_bytes(std::span(text)), "member entry");
     Entry entry;
     entry.name = in.read_string();
     entry.rank = in.read<std::int64_t>();
@@ -169,7 +169,7 @@ void check_open_network(const std::string& name, bool has_secret, const std::str
 }
 
 // Whether the store of this very job is at one of the ports before `own`, which were taken.
-bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions tcp,
+bool another_rank_0_hosts(base::EventLoop& loop, transport::TcpStoreOptions tcp,
                           std::uint16_t own) {
   constexpr std::chrono::milliseconds kPatience{500};
   if (tcp.port == 0 || own == tcp.port) return false;
@@ -184,7 +184,7 @@ bool another_rank_0_hosts(transport::EventLoop& loop, transport::TcpStoreOptions
 }
 
 Meeting open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
-                   transport::EventLoop& loop) {
+                   base::EventLoop& loop) {
   if (options.store) return {options.store, nullptr};
   if (options.world_size == 1) return {transport::make_hash_store(), nullptr};
   const std::string& method = options.init_method;
@@ -387,7 +387,7 @@ class Rendezvous {
 class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  public:
   [[nodiscard]] static std::shared_ptr<transport::BlockPool> make(
-      std::size_t most_kept_bytes, const std::shared_ptr<transport::EventLoop>& loop) {
+      std::size_t most_kept_bytes, const std::shared_ptr<base::EventLoop>& loop) {
     const auto trimmer = std::make_shared<ReceivePool>();
     trimmer->loop_ = loop;
     auto pool =
@@ -406,7 +406,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
       if (pool && pool->trim(steady_clock::now() - kUnused)) self->later();
     });
   }
-  std::weak_ptr<transport::EventLoop> loop_;
+  std::weak_ptr<base::EventLoop> loop_;
   std::weak_ptr<transport::BlockPool> pool_;
 };
 
@@ -414,7 +414,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
 
 std::shared_ptr<Agent> join_world(Options options) {
   const SecretWiper wiper(options.secret);
-  auto loop = std::make_shared<transport::EventLoop>("stitch-loop");
+  auto loop = std::make_shared<base::EventLoop>("stitch-loop");
   // Stretched once, for the store and all connections.
   const std::shared_ptr<const transport::SecretKey> key =
       options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
@@ -515,4 +515,4 @@ std::shared_ptr<Agent> join_world(Options options) {
   return agent;
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -5,7 +5,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/options/options.h"
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Meets the other workers at the store that `options` names and returns the running agent. Blocks
 // for at most options.init_timeout; errors as init(). REQUIRES: options went through
@@ -18,4 +18,4 @@ namespace stitch {
 // with only the epochs left in it.
 [[nodiscard]] std::shared_ptr<Agent> join_world(Options options);
 
-}  // namespace stitch
+}  // namespace stitch::rpc

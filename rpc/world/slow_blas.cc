@@ -8,7 +8,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace stitch {
+namespace stitch::rpc {
 
 std::optional<std::string> slow_blas_among(const std::vector<std::string>& libraries) {
   static constexpr std::array<std::string_view, 5> kQuick{"openblas", "mkl", "blis", "atlas",
@@ -48,4 +48,4 @@ void warn_about_slow_blas() {
   static_cast<void>(warned);
 }
 
-}  // namespace stitch
+}  // namespace stitch::rpc

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace stitch {
+namespace stitch::rpc {
 
 // Of the paths of a program's libraries: that of the BLAS it computes with, links resolved, if that
 // is the reference implementation, which is many times slower than OpenBLAS. Nothing for any other,
@@ -15,4 +15,4 @@ namespace stitch {
 // thread.
 void warn_about_slow_blas();
 
-}  // namespace stitch
+}  // namespace stitch::rpc

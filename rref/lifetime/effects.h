@@ -13,8 +13,8 @@ namespace stitch::rref {
 
 // Who waits for an object to be created: gets the object, which lives at least as long as the copy
 // it keeps, or the error that its creation ended with.
-using Waiter =
-    UniqueFunction<void(const std::shared_ptr<void>& object, const std::optional<Error>& failure)>;
+using Waiter = base::UniqueFunction<void(const std::shared_ptr<void>& object,
+                                         const std::optional<Error>& failure)>;
 
 // What an event of the lifetime protocol asks for. The tables only collect it, under their lock;
 // their user does it afterwards, without the lock, because waiters and destructors are user code.

@@ -17,7 +17,7 @@ constexpr std::size_t kSmallestOpBytes = 13;  // a settlement: kind, first token
   throw Error(ErrorCode::protocol, "reference ledger " + what);
 }
 
-void write(transport::ByteWriter& out, const LedgerOp& op) {
+void write(base::ByteWriter& out, const LedgerOp& op) {
   out.write(op.kind);
   if (op.kind == LedgerOp::Kind::settle) {
     out.write(op.first_token);
@@ -27,7 +27,7 @@ void write(transport::ByteWriter& out, const LedgerOp& op) {
   }
 }
 
-LedgerOp read_op(transport::ByteReader& in) {
+LedgerOp read_op(base::ByteReader& in) {
   LedgerOp op;
   op.kind = in.read<LedgerOp::Kind>();
   switch (op.kind) {
@@ -79,7 +79,7 @@ Urgency Ledger::urgency() const noexcept {
   return unsent_.empty() ? acknowledge_ : Urgency::later;
 }
 
-bool Ledger::encode(transport::Bytes& out) {
+bool Ledger::encode(base::Bytes& out) {
   if (urgency() == Urgency::none) return false;
   while (!unsent_.empty() && sent_.size() - on_wire_ < kMaxOps) {
     const LedgerOp& op = unsent_.front();
@@ -89,7 +89,7 @@ bool Ledger::encode(transport::Bytes& out) {
     unsent_.pop_front();
   }
   const std::size_t count = std::min(sent_.size() - on_wire_, kMaxOps);
-  transport::ByteWriter writer(out);
+  base::ByteWriter writer(out);
   writer.write(ask_acknowledgement_ ? kAcknowledgeSoon : std::uint8_t{0});
   writer.write(expected_);
   writer.write(first_ + on_wire_);
@@ -104,7 +104,7 @@ bool Ledger::encode(transport::Bytes& out) {
 
 Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
   // Everything is read and checked before anything changes.
-  transport::ByteReader in(frame, "reference ledger");
+  base::ByteReader in(frame, "reference ledger");
   const auto flags = in.read<std::uint8_t>();
   const auto acknowledged = in.read<std::uint64_t>();
   const auto first = in.read<std::uint64_t>();

@@ -60,7 +60,7 @@ class Ledger {
 
   // Writes what has to be said now; false, writing nothing, when that is nothing at all.
   // Marks the operations as sent: they come again only by resend().
-  bool encode(transport::Bytes& out);
+  bool encode(base::Bytes& out);
   [[nodiscard]] Urgency urgency() const noexcept;
 
   struct Arrived {

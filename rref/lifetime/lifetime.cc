@@ -6,7 +6,7 @@
 namespace stitch::rref {
 
 RRefId Lifetime::add_object(std::shared_ptr<void> object) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const RRefId id{self_, self_, next_k_[self_]++};
   owners_.add(id, std::move(object));
@@ -14,7 +14,7 @@ RRefId Lifetime::add_object(std::shared_ptr<void> object) {
 }
 
 RRefId Lifetime::begin_create(const WorkerLife& owner) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const auto gone = gone_.find(owner);
   if (gone != gone_.end()) throw gone->second;
@@ -24,14 +24,14 @@ RRefId Lifetime::begin_create(const WorkerLife& owner) {
 }
 
 Lifetime::Todo Lifetime::answered(const RRefId& id, const std::optional<Error>& failure) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   holders_.answered(id, failure, effects);
   return pack(std::move(effects));
 }
 
 Lifetime::Todo Lifetime::never_asked(const RRefId& id, const Error& why) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   holders_.never_asked(id, why, effects);
   return pack(std::move(effects));
@@ -42,7 +42,7 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
     throw Error(ErrorCode::protocol, to_string(id) + " is not for worker " +
                                          std::to_string(creator.id) + " to ask for here");
   }
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const auto gone = gone_.find(creator);
   if (gone != gone_.end()) throw gone->second;
@@ -51,19 +51,19 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
 
 Lifetime::Todo Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object,
                                  const std::optional<Error>& failure) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   owners_.resolve(id, std::move(object), failure, effects);
   return pack(std::move(effects));
 }
 
 bool Lifetime::hears_of_creation(const RRefId& id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return leaving_ || id.owner == self_ || holders_.hears_of_creation(id);
 }
 
 Lifetime::Todo Lifetime::when_created(const RRefId& id, Waiter waiter) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (leaving_) {
     effects.run.push_back({std::move(waiter), nullptr, leaving_});
@@ -76,7 +76,7 @@ Lifetime::Todo Lifetime::when_created(const RRefId& id, Waiter waiter) {
 }
 
 void Lifetime::add_local(const RRefId& id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (leaving_) return;
   if (owned_here(id)) {
     (void)owners_.add_local(id);
@@ -86,7 +86,7 @@ void Lifetime::add_local(const RRefId& id) {
 }
 
 Lifetime::Todo Lifetime::drop_local(const RRefId& id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (leaving_) return {};
   if (owned_here(id)) {
@@ -98,7 +98,7 @@ Lifetime::Todo Lifetime::drop_local(const RRefId& id) {
 }
 
 Lifetime::Status Lifetime::status(const RRefId& id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (leaving_) return {false, false, leaving_};
   if (owned_here(id)) return {true, true, std::nullopt};
   const auto hold = holders_.status(id);
@@ -108,17 +108,17 @@ Lifetime::Status Lifetime::status(const RRefId& id) const {
 }
 
 std::optional<OwnerTable::Status> Lifetime::owned(const RRefId& id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return owners_.status(id);
 }
 
 std::vector<RRefId> Lifetime::owned_ids() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return owners_.ids();
 }
 
 Carried Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Carried carried{.id = id};
   if (leaving_) throw *leaving_;
   if (receiver == self_) {  // counters only: the message is one more local reference
@@ -147,7 +147,7 @@ Carried Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
 }
 
 Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receiver) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (receiver == self_) {
     if (leaving_) return {};
@@ -163,7 +163,7 @@ Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receive
 }
 
 void Lifetime::set_world(std::function<bool(const WorkerLife&)> in_world) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   in_world_ = std::move(in_world);
 }
 
@@ -172,7 +172,7 @@ bool Lifetime::owned_here(const RRefId& id) const {
 }
 
 void Lifetime::check(const RRefId& id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   check_locked(id);
 }
 
@@ -194,7 +194,7 @@ void Lifetime::check_locked(const RRefId& id) const {
 
 Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sender,
                                  const std::optional<Error>& lost_there) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (sender == self_) return {};  // pin() counted it
   if (leaving_) {                  // nothing here will use it
@@ -221,7 +221,7 @@ Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sende
 }
 
 Lifetime::Todo Lifetime::message_done(const RRefId& id, const WorkerLife& sender) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (leaving_) return {};
   if (owned_here(id)) {
@@ -235,20 +235,20 @@ Lifetime::Todo Lifetime::message_done(const RRefId& id, const WorkerLife& sender
 }
 
 Lifetime::Todo Lifetime::register_kept() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   holders_.register_kept(effects);
   return pack(std::move(effects));
 }
 
-bool Lifetime::encode_ledger(const WorkerLife& peer, transport::Bytes& out) {
-  MutexLock lock(mutex_);
+bool Lifetime::encode_ledger(const WorkerLife& peer, base::Bytes& out) {
+  base::MutexLock lock(mutex_);
   const auto link = links_.find(peer);
   return link != links_.end() && link->second.ledger.encode(out);
 }
 
 Lifetime::Todo Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   std::optional<Error> broken;
   if (gone_.contains(peer)) return {};
@@ -272,7 +272,7 @@ Lifetime::Todo Lifetime::accept_ledger(const WorkerLife& peer, std::span<const s
 }
 
 Lifetime::Todo Lifetime::tick() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   holders_.tick(effects);
   Todo todo = pack(std::move(effects));
@@ -283,7 +283,7 @@ Lifetime::Todo Lifetime::tick() {
 }
 
 Lifetime::Todo Lifetime::reconnected(const WorkerLife& peer) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Todo todo;
   const auto link = links_.find(peer);
   if (link == links_.end()) return todo;
@@ -294,7 +294,7 @@ Lifetime::Todo Lifetime::reconnected(const WorkerLife& peer) {
 }
 
 Lifetime::Todo Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (!gone_.emplace(peer, why).second) return {};
   // Its word is not waited for, and nothing more is told to it. Pins towards it stay: what it
@@ -307,7 +307,7 @@ Lifetime::Todo Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
 }
 
 Lifetime::Todo Lifetime::leave(const Error& why) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (leaving_) return {};
   leaving_ = why;
@@ -317,14 +317,14 @@ Lifetime::Todo Lifetime::leave(const Error& why) {
 }
 
 bool Lifetime::quiet() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (holders_.size() > 0) return false;
   return std::all_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link.second.ledger.unacknowledged() == 0; });
 }
 
 Lifetime::Todo Lifetime::close() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Effects effects;
   if (!leaving_) leaving_ = Error(ErrorCode::shutting_down, "this worker has shut down");
   owners_.clear(*leaving_, effects);
@@ -335,7 +335,7 @@ Lifetime::Todo Lifetime::close() {
 }
 
 Lifetime::Counts Lifetime::counts() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   Counts counts;
   counts.owned = owners_.counts();
   counts.held = holders_.counts();

@@ -113,7 +113,7 @@ class Lifetime {
 
   // --- ledgers ---
   // Appends the ledger frame that is due to `peer`; false when there is none.
-  [[nodiscard]] bool encode_ledger(const WorkerLife& peer, transport::Bytes& out);
+  [[nodiscard]] bool encode_ledger(const WorkerLife& peer, base::Bytes& out);
   [[nodiscard]] Todo accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame);
   // At regular times: resends what got no acknowledgement, registers old borrows.
   [[nodiscard]] Todo tick();
@@ -154,7 +154,7 @@ class Lifetime {
   void check_locked(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   OwnerTable owners_ STITCH_GUARDED_BY(mutex_);
   HolderTable holders_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, Link, WorkerLifeHash> links_ STITCH_GUARDED_BY(mutex_);

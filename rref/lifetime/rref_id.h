@@ -36,7 +36,7 @@ struct RRefId {
 
 inline constexpr std::size_t kWireIdBytes = 32;
 
-inline void write(transport::ByteWriter& out, const RRefId& id) {
+inline void write(base::ByteWriter& out, const RRefId& id) {
   out.write(id.owner.id);
   out.write(id.owner.epoch);
   out.write(id.creator.id);
@@ -45,7 +45,7 @@ inline void write(transport::ByteWriter& out, const RRefId& id) {
 }
 
 // Throws Error(protocol) when fewer than kWireIdBytes are left.
-[[nodiscard]] inline RRefId read_rref_id(transport::ByteReader& in) {
+[[nodiscard]] inline RRefId read_rref_id(base::ByteReader& in) {
   RRefId id;
   id.owner.id = in.read<std::uint32_t>();
   id.owner.epoch = in.read<std::uint64_t>();

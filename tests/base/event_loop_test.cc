@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace stitch::transport {
+namespace stitch::base {
 namespace {
 
 using namespace std::chrono_literals;
@@ -181,4 +181,4 @@ TEST(EventLoop, AddingAndCancellingATimerIsCheap) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -32,7 +32,7 @@
 #define STITCH_TEST_RECYCLES 1
 #endif
 
-namespace stitch::transport {
+namespace stitch::base {
 namespace {
 
 // What of a block taken for `bytes` may be written to: under a sanitizer what was asked for, and no
@@ -324,4 +324,4 @@ TEST(Recycler, BytesOfEverySizeUseIt) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::base

@@ -12,14 +12,14 @@
 #include "tests/support/error_of.h"
 #include "tests/support/no_more_threads.h"
 
-namespace stitch::transport {
+namespace stitch::base {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-TEST(ReaderThread, RunsPostedTasksInOrderOnOneThread) {
-  ReaderThread thread;
+TEST(TaskThread, RunsPostedTasksInOrderOnOneThread) {
+  TaskThread thread;
   std::vector<int> order;
   std::promise<std::thread::id> id;
   for (int i = 0; i < 1000; ++i) thread.post([&order, i] { order.push_back(i); });
@@ -29,17 +29,17 @@ TEST(ReaderThread, RunsPostedTasksInOrderOnOneThread) {
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[i], i);
 }
 
-TEST(ReaderThread, ThatCannotBeStartedIsAnError) {
+TEST(TaskThread, ThatCannotBeStartedIsAnError) {
   const stitch::testing::NoMoreThreads none;
-  const auto error = stitch::testing::error_of([] { const ReaderThread thread; });
+  const auto error = stitch::testing::error_of([] { const TaskThread thread; });
   EXPECT_EQ(error.code(), ErrorCode::overloaded);
   EXPECT_TRUE(std::string(error.what())
                   .starts_with("thread that runs an endpoint's tasks cannot be started: "))
       << error.what();
 }
 
-TEST(ReaderThread, RunsTimedTasksWhenTheyAreDue) {
-  ReaderThread thread;
+TEST(TaskThread, RunsTimedTasksWhenTheyAreDue) {
+  TaskThread thread;
   std::vector<int> order;
   std::promise<void> last;
   const auto start = Clock::now();
@@ -55,10 +55,10 @@ TEST(ReaderThread, RunsTimedTasksWhenTheyAreDue) {
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
 }
 
-TEST(ReaderThread, FinishesPostedTasksAndDropsTimedOnesAtTheEnd) {
+TEST(TaskThread, FinishesPostedTasksAndDropsTimedOnesAtTheEnd) {
   std::atomic<int> ran{0};
   {
-    ReaderThread thread;
+    TaskThread thread;
     thread.post_at(Clock::now() + std::chrono::hours(1), [&] { ran += 1000; });
     thread.post([&] {
       ++ran;
@@ -68,8 +68,8 @@ TEST(ReaderThread, FinishesPostedTasksAndDropsTimedOnesAtTheEnd) {
   EXPECT_EQ(ran, 2);
 }
 
-TEST(ReaderThread, RunsTasksAtOnceWhenItHasEnded) {
-  ReaderThread thread;
+TEST(TaskThread, RunsTasksAtOnceWhenItHasEnded) {
+  TaskThread thread;
   thread.join();
   thread.join();
   bool ran = false;
@@ -78,10 +78,10 @@ TEST(ReaderThread, RunsTasksAtOnceWhenItHasEnded) {
 }
 
 // Where memory is wanting, say: it ended the process.
-TEST(ReaderThread, GoesOnWhenATaskThrows) {
+TEST(TaskThread, GoesOnWhenATaskThrows) {
   int ran = 0;
   {
-    ReaderThread thread;
+    TaskThread thread;
     thread.post([] { throw std::bad_alloc(); });
     thread.post([&] { ++ran; });
     thread.post_at(Clock::now(), [] { throw Error(ErrorCode::internal, "a task that throws"); });
@@ -91,10 +91,10 @@ TEST(ReaderThread, GoesOnWhenATaskThrows) {
   EXPECT_EQ(ran, 2);
 }
 
-TEST(ReaderThread, TakesTasksFromSeveralThreads) {
+TEST(TaskThread, TakesTasksFromSeveralThreads) {
   std::atomic<int> ran{0};
   {
-    ReaderThread thread;
+    TaskThread thread;
     std::vector<std::jthread> posters;
     for (int t = 0; t < 4; ++t) {
       posters.emplace_back([&] {
@@ -106,4 +106,4 @@ TEST(ReaderThread, TakesTasksFromSeveralThreads) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::base

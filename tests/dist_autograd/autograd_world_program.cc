@@ -32,7 +32,7 @@ at::Tensor twice_and_on(std::string next, at::Tensor x) {
   return stitch::rpc_sync<deadly>(next, x * 2);
 }
 std::int64_t contexts_here() {
-  return stitch::current_agent()->debug_info().at("dist_autograd.contexts");
+  return stitch::rpc::current_agent()->debug_info().at("dist_autograd.contexts");
 }
 
 int survive() {

@@ -52,12 +52,12 @@ struct Touchy : torch::autograd::Function<Touchy> {
 
 at::Tensor touchy_via(std::vector<std::string> path, at::Tensor x) {
   x = Touchy::apply(x * own_parameter(),
-                    static_cast<std::int64_t>(current_agent()->self().id.value()));
+                    static_cast<std::int64_t>(rpc::current_agent()->self().id.value()));
   if (path.empty()) return x;
   const std::string next = path.front();
   path.erase(path.begin());
   return Touchy::apply(rpc_sync<touchy_via>(next, path, x),
-                       static_cast<std::int64_t>(current_agent()->self().id.value()));
+                       static_cast<std::int64_t>(rpc::current_agent()->self().id.value()));
 }
 
 at::Tensor touchy_sum_via(std::string next, at::Tensor x) {

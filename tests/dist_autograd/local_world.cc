@@ -27,8 +27,8 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
 
   LocalWorld& world_;
   std::vector<Side> sides_;
-  Mutex mutex_;
-  CondVar changed_;
+  base::Mutex mutex_;
+  base::CondVar changed_;
   std::vector<bool> done_ STITCH_GUARDED_BY(mutex_);
   LocalWorld::Outcome outcome_ STITCH_GUARDED_BY(mutex_);
 };
@@ -60,8 +60,8 @@ class LocalOwner final : public StrandOwner {
 LocalPass::LocalPass(LocalWorld& world) : world_(world), done_(world.parts_.size(), false) {}
 
 void LocalPass::build(const LocalWorld::Request& request) {
-  const Executor pooled = [&world = world_](UniqueFunction<void()> task) {
-    MutexLock lock(world.mutex_);
+  const Executor pooled = [&world = world_](base::UniqueFunction<void()> task) {
+    base::MutexLock lock(world.mutex_);
     world.queue_.push_back(std::move(task));
     world.work_.notify_one();
   };
@@ -84,7 +84,7 @@ void LocalPass::build(const LocalWorld::Request& request) {
 
 void LocalPass::failed(const Error& error) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (!outcome_.error) outcome_.error = error;
   }
   for (Side& side : sides_) side.strand->stop();
@@ -103,7 +103,7 @@ void LocalPass::mark(int part, std::uint32_t source) {
 
 void LocalPass::route(RecvNode& node, variable_list gradients) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     ++outcome_.gradients_sent;
     outcome_.links_sent.push_back(node.link());
   }
@@ -112,7 +112,7 @@ void LocalPass::route(RecvNode& node, variable_list gradients) {
 }
 
 void LocalPass::finished(int part) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   done_[static_cast<std::size_t>(part)] = true;
   changed_.notify_all();
 }
@@ -135,7 +135,7 @@ LocalWorld::Outcome LocalPass::run(const LocalWorld::Request& request) {
     side.strand->kill(std::move(unused));
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (;;) {
     bool all = true;
     for (const bool done : done_) all = all && done;
@@ -155,7 +155,7 @@ LocalWorld::LocalWorld(int parts, int threads) : parts_(static_cast<std::size_t>
 
 LocalWorld::~LocalWorld() {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     closed_ = true;
     work_.notify_all();
   }
@@ -163,7 +163,7 @@ LocalWorld::~LocalWorld() {
 }
 
 void LocalWorld::serve() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (;;) {
     while (queue_.empty() && !closed_) work_.wait(mutex_);
     if (queue_.empty()) return;

@@ -57,9 +57,9 @@ class LocalWorld {
 
   std::vector<Part> parts_;
   std::uint64_t next_link_ = 1;
-  Mutex mutex_;
-  CondVar work_;
-  std::deque<UniqueFunction<void()>> queue_ STITCH_GUARDED_BY(mutex_);
+  base::Mutex mutex_;
+  base::CondVar work_;
+  std::deque<base::UniqueFunction<void()>> queue_ STITCH_GUARDED_BY(mutex_);
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

@@ -122,7 +122,7 @@ at::Tensor a_large_result() { return at::ones({1 << 14}, at::kDouble); }
 TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
   std::size_t reply_bytes = 0;
   const auto is_large = [](std::uint32_t from, const Message& message) {
-    return from == 1 && transport::FrameView(message).kind() == wire::kReply &&
+    return from == 1 && transport::FrameView(message).kind() == rpc::wire::kReply &&
            total_bytes(message) > 100'000;
   };
   {

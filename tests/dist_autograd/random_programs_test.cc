@@ -28,7 +28,7 @@ Tensors run_remote_block(const ProgramBlock& block, Tensors arguments) {
 
 ProgramHost remote_host() {
   ProgramHost host;
-  const auto worker = current_agent()->self().id.value();
+  const auto worker = rpc::current_agent()->self().id.value();
   host.parameter = [worker](int index) {
     return parameters()[worker][static_cast<std::size_t>(index)];
   };

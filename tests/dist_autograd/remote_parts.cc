@@ -8,7 +8,7 @@ namespace stitch::testing {
 at::Tensor own_parameter() {
   static std::mutex mutex;
   static std::map<std::uint32_t, at::Tensor> all;
-  const auto id = current_agent()->self().id.value();
+  const auto id = rpc::current_agent()->self().id.value();
   const std::lock_guard lock(mutex);
   at::Tensor& parameter = all[id];
   if (!parameter.defined())

@@ -43,10 +43,10 @@ at::Tensor waits_behind(std::string next, at::Tensor x) {
 template <class... Parts>
 void say(Worker& from, int to, std::uint16_t kind, const Parts&... parts) {
   const WorkerScope scope(from);
-  OutMessage out(kind);
-  OutArchive archive(out);
+  rpc::OutMessage out(kind);
+  rpc::OutArchive archive(out);
   (archive(parts), ...);
-  const auto agent = current_agent();
+  const auto agent = rpc::current_agent();
   agent->send_control(agent->peers().find(WorkerId(static_cast<std::uint32_t>(to))),
                       std::move(out));
 }
@@ -122,7 +122,7 @@ TEST_F(ForeignWords, ReleaseIsHeardFromTheHomeAndFromWhoeverToldOfTheContext) {
 
 TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
   Cluster cluster(2);
-  const auto self = current_agent();
+  const auto self = rpc::current_agent();
   for (const ContextId& id :
        {ContextId{WorkerId(77), 0, 1}, ContextId{self->self().id, self->self().epoch + 1, 1}}) {
     // Made here as if a call had brought it.
@@ -137,26 +137,26 @@ TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
 }
 
 // Adds what is in it to every request that leaves this process.
-transport::Bytes& forged_section() {
-  static transport::Bytes bytes;
+base::Bytes& forged_section() {
+  static base::Bytes bytes;
   return bytes;
 }
-class Forger final : public Extension {
+class Forger final : public rpc::Extension {
  public:
-  void on_send(OutMessage& message, const WorkerInfo&) override {
-    if (forged_section().size() > 0 && message.frame.kind() == wire::kRequest)
+  void on_send(rpc::OutMessage& message, const WorkerInfo&) override {
+    if (forged_section().size() > 0 && message.frame.kind() == rpc::wire::kRequest)
       message.frame.add_section(autograd_wire::kContextSection, forged_section().span());
   }
 };
-const int kForger = register_extension(
-    [](Agent&) -> std::unique_ptr<Extension> { return std::make_unique<Forger>(); });
+const int kForger = rpc::register_extension(
+    [](rpc::Agent&) -> std::unique_ptr<rpc::Extension> { return std::make_unique<Forger>(); });
 
 TEST(ForeignContexts, NamingATensorTwiceAreRefused) {
   static_cast<void>(kForger);
   Cluster cluster(2);
-  transport::ByteWriter out(forged_section());
+  base::ByteWriter out(forged_section());
   out.write(cluster[0].id().value());
-  out.write(current_agent()->self().epoch);
+  out.write(rpc::current_agent()->self().epoch);
   out.write(std::uint64_t{1});
   out.write(std::uint64_t{1});
   out.write(std::uint32_t{2});

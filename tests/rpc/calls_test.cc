@@ -22,7 +22,7 @@ T triple(T x) {
   return 3 * x;
 }
 std::string greet(const std::string& name) { return "hello " + name; }
-std::string whoami() { return stitch::current_agent()->self().name; }
+std::string whoami() { return stitch::rpc::current_agent()->self().name; }
 
 // A literal 0 is a null pointer, too, and so was once taken for the name of a worker.
 template <class T>
@@ -84,7 +84,7 @@ int run_once_more() { return ++times_run; }
 
 TEST(Calls, AreNeverRepeated) {
   const auto network = stitch::transport::LoopbackNetwork::process_wide();
-  for (const auto lost : {stitch::wire::kRequest, stitch::wire::kReply}) {
+  for (const auto lost : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {
     Cluster cluster(2);
     times_run = 0;
     network->set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t,
@@ -100,7 +100,7 @@ TEST(Calls, AreNeverRepeated) {
     EXPECT_TRUE(later.wait_for(std::chrono::seconds(20)));
     EXPECT_EQ(later.error().code(), stitch::ErrorCode::disconnected) << later.error().what();
     for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
-    EXPECT_EQ(times_run, lost == stitch::wire::kRequest ? 0 : 1);
+    EXPECT_EQ(times_run, lost == stitch::rpc::wire::kRequest ? 0 : 1);
   }
 }
 

@@ -29,11 +29,11 @@ namespace deadlines_test {  // its functions are registered under their full nam
 namespace {
 
 using namespace std::chrono_literals;
-using stitch::DeadlineHeap;
-using stitch::DeadlineWatch;
 using stitch::Error;
 using stitch::ErrorCode;
 using stitch::Future;
+using stitch::rpc::DeadlineHeap;
+using stitch::rpc::DeadlineWatch;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
@@ -73,7 +73,7 @@ TEST(DeadlineHeap, GivesTheEarliestWhateverIsTakenOut) {
 }
 
 TEST(DeadlineWatch, HasOneTimerHoweverManyDeadlinesThereAre) {
-  const auto loop = std::make_shared<stitch::transport::EventLoop>("test");
+  const auto loop = std::make_shared<stitch::base::EventLoop>("test");
   std::atomic<int> fired{0};
   const auto watch = std::make_shared<DeadlineWatch>(loop, [&] { ++fired; });
   const auto now = std::chrono::steady_clock::now();
@@ -128,7 +128,7 @@ TEST_F(DeadlineFaults, ARequestThatItsCancellationOvertakesDoesNotRun) {
   {
     const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
       Fate fate;
-      if (kind_of(message) == stitch::wire::kRequest) fate.delay = 50ms;
+      if (kind_of(message) == stitch::rpc::wire::kRequest) fate.delay = 50ms;
       return fate;
     });
     auto cancelled = stitch::rpc_async<count_run>("worker1");
@@ -145,7 +145,7 @@ TEST_F(DeadlineFaults, StopTheHandlerOfACallerThatSaysNothing) {
   {
     const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
       Fate fate;
-      fate.drop = kind_of(message) == stitch::wire::kCancel;
+      fate.drop = kind_of(message) == stitch::rpc::wire::kCancel;
       return fate;
     });
     EXPECT_EQ(error_of([] {
@@ -160,7 +160,7 @@ TEST_F(DeadlineFaults, StopTheHandlerOfACallerThatSaysNothing) {
 
 std::atomic<int> called_back{0};
 void call_back_when_stopped() {
-  const auto agent = stitch::current_agent();
+  const auto agent = stitch::rpc::current_agent();
   const std::stop_callback callback(stitch::current_stop_token(), [&agent] {
     called_back = stitch::detail::call<count_run>(agent, "worker0").get();
   });
@@ -190,7 +190,7 @@ STITCH_INLINE(keep_waiting);
 TEST_F(DeadlineFaults, ARepeatedRequestEndsItsConnection) {
   Cluster cluster(2);
   const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
-    return Fate{.copies = kind_of(message) == stitch::wire::kRequest ? 2 : 1};
+    return Fate{.copies = kind_of(message) == stitch::rpc::wire::kRequest ? 2 : 1};
   });
   const Error error = error_of([] { stitch::rpc_sync<keep_waiting>("worker1"); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();

@@ -34,7 +34,7 @@ int throws_out_of_range(int i) { return std::vector<int>{1, 2}.at(static_cast<st
 int throws_text(std::string text) { throw std::runtime_error(text); }
 Future<int> throws_before_its_future(int i) { return stitch::make_ready(throws_out_of_range(i)); }
 Future<int> fails_later() {
-  co_await stitch::rpc_async<one>(stitch::current_agent()->self());
+  co_await stitch::rpc_async<one>(stitch::rpc::current_agent()->self());
   throw std::runtime_error("after a while");
 }
 std::binary_semaphore release_blocked{0};
@@ -157,7 +157,7 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
   Cluster cluster(2);
   const auto agent = cluster[0].agent();
   const auto& to = cluster[1].info();
-  auto message = stitch::Agent::begin_request(stitch::function_id("no such function"));
+  auto message = stitch::rpc::Agent::begin_request(stitch::rpc::function_id("no such function"));
   const Error error = error_of([&] {
     stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt,
                                     std::move(message))
@@ -179,7 +179,7 @@ Future<int> lists_names(bool near_first) {
   std::string names;
   while (names.size() < std::size_t{64} << 10) names += "another name that is not near\n";
   const stitch::Promise<int> promise;
-  promise.set_exception(std::make_exception_ptr(stitch::detail::CallRefused(
+  promise.set_exception(std::make_exception_ptr(stitch::rpc::CallRefused(
       Error(ErrorCode::unimplemented, near_first ? near + names : names + near))));
   return promise.future();
 }
@@ -210,8 +210,8 @@ int use_settings(Settings settings) { return settings.steps; }
 TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
   Cluster cluster(2);
   const auto call_with = [&](auto... fields) {
-    auto message = stitch::Agent::begin_request(stitch::kFunction<use_settings>.id);
-    stitch::OutArchive archive(message);
+    auto message = stitch::rpc::Agent::begin_request(stitch::kFunction<use_settings>.id);
+    stitch::rpc::OutArchive archive(message);
     archive(fields...);
     archive.seal();
     return error_of([&] {
@@ -350,7 +350,7 @@ TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
 
 // A port of 127.0.0.1 with some room behind it, free a moment ago.
 std::string free_tcp_method() {
-  stitch::transport::EventLoop loop("test");
+  stitch::base::EventLoop loop("test");
   const stitch::transport::TcpStoreServer server(loop, {});
   return "tcp://127.0.0.1:" + std::to_string(std::min<int>(server.port(), 65535 - 16));
 }
@@ -406,9 +406,9 @@ TEST(Errors, AnExceptionOfLibtorchArrivesWithoutItsStack) {
 }
 
 TEST(Errors, NearNamesLookIntoNamespaces) {
-  EXPECT_EQ(stitch::transport::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1),
+  EXPECT_EQ(stitch::base::nearest_names("embedd", {"ps::embed", "ps::other", "embark"}, 1),
             std::vector<std::string>{"ps::embed"});
-  EXPECT_EQ(stitch::transport::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1),
+  EXPECT_EQ(stitch::base::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1),
             std::vector<std::string>{"store::embed"});
 }
 
@@ -430,7 +430,7 @@ TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
 
 // What a stranger, or another program, may have left in the store.
 TEST(Errors, AnEntryThatMakesNoSenseIsRefused) {
-  using stitch::transport::ByteWriter;
+  using stitch::base::ByteWriter;
   const auto start_beside = [](const std::string& entry, const std::string& world) {
     const auto store = stitch::transport::make_hash_store();
     store->add("stitch/arrived", 1);
@@ -443,7 +443,7 @@ TEST(Errors, AnEntryThatMakesNoSenseIsRefused) {
     return std::string(error.what());
   };
   const auto entry = [](const std::string& name, std::int64_t rank, std::int64_t size) {
-    stitch::transport::Bytes bytes;
+    stitch::base::Bytes bytes;
     ByteWriter writer(bytes);
     writer.write_string(name);
     writer.write(rank);

@@ -22,12 +22,12 @@ namespace extension_test {  // its functions are registered under their full nam
 namespace {
 
 using namespace std::chrono_literals;
-using stitch::Agent;
 using stitch::Error;
 using stitch::ErrorCode;
-using stitch::InMessage;
-using stitch::OutMessage;
 using stitch::WorkerInfo;
+using stitch::rpc::Agent;
+using stitch::rpc::InMessage;
+using stitch::rpc::OutMessage;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
@@ -48,7 +48,7 @@ struct Steering {
 };
 Steering* steering = nullptr;
 
-class Noted final : public stitch::Attachment {
+class Noted final : public stitch::rpc::Attachment {
  public:
   Noted() { ++steering->made; }
   void on_sent(const std::optional<Error>& error) override {
@@ -56,7 +56,7 @@ class Noted final : public stitch::Attachment {
   }
 };
 
-class TestExtension final : public stitch::Extension {
+class TestExtension final : public stitch::rpc::Extension {
  public:
   explicit TestExtension(Agent& agent) {
     agent.set_frame_handler(kTestFrame, [](const InMessage&) {
@@ -80,7 +80,7 @@ class TestExtension final : public stitch::Extension {
 };
 
 [[maybe_unused]] const int registered =
-    stitch::register_extension([](Agent& agent) -> std::unique_ptr<stitch::Extension> {
+    stitch::rpc::register_extension([](Agent& agent) -> std::unique_ptr<stitch::rpc::Extension> {
       return std::make_unique<TestExtension>(agent);
     });
 
@@ -103,14 +103,14 @@ std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
 
 TEST_F(Extensions, HearThatAMessageHasLeft) {
   Cluster cluster(2);
-  steering_.notes = stitch::wire::kRequest;
+  steering_.notes = stitch::rpc::wire::kRequest;
   EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
   expect_told(1, 0);
 }
 
 TEST_F(Extensions, AMessageThatAnotherExtensionRefusesIsTakenBack) {
   Cluster cluster(2);
-  steering_.notes = stitch::wire::kRequest;
+  steering_.notes = stitch::rpc::wire::kRequest;
   steering_.refuses = true;
   EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(),
             ErrorCode::invalid_argument);
@@ -122,7 +122,7 @@ TEST_F(Extensions, AMessageThatAnotherExtensionRefusesIsTakenBack) {
 
 TEST_F(Extensions, AMessageThatGrowsOverTheFrameLimitIsTakenBack) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 64 << 10; });
-  steering_.notes = stitch::wire::kRequest;
+  steering_.notes = stitch::rpc::wire::kRequest;
   steering_.adds = 65 << 10;
   EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(), ErrorCode::out_of_range);
   expect_told(0, 1);
@@ -130,7 +130,7 @@ TEST_F(Extensions, AMessageThatGrowsOverTheFrameLimitIsTakenBack) {
 
 TEST_F(Extensions, AMessageOverTheOverloadLimitIsTakenBack) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 64 << 10; });
-  steering_.notes = stitch::wire::kRequest;
+  steering_.notes = stitch::rpc::wire::kRequest;
   EXPECT_EQ(error_of([] { stitch::rpc_sync<elements>("worker1", at::zeros({1 << 20})); }).code(),
             ErrorCode::overloaded);
   expect_told(0, 1);
@@ -138,7 +138,7 @@ TEST_F(Extensions, AMessageOverTheOverloadLimitIsTakenBack) {
 
 TEST_F(Extensions, AReplyThatCannotBeSentIsTakenBack) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 64 << 10; });
-  steering_.notes = stitch::wire::kReply;
+  steering_.notes = stitch::rpc::wire::kReply;
   steering_.adds = 60 << 10;
   EXPECT_EQ(error_of([] { stitch::rpc_sync<text_of>("worker1", std::size_t{10} << 10); }).code(),
             ErrorCode::out_of_range);
@@ -150,7 +150,7 @@ TEST_F(Extensions, AMessageToAWorkerThatIsGoneIsTakenBack) {
   EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
   cluster[1].shutdown({.graceful = false});
   EXPECT_TRUE(eventually([&] { return steering_.losses == 1; }));
-  steering_.notes = stitch::wire::kRequest;
+  steering_.notes = stitch::rpc::wire::kRequest;
   EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(), ErrorCode::disconnected);
   expect_told(0, 1);
 }
@@ -215,7 +215,8 @@ TEST_F(Extensions, APeerThatLetsControlFramesPileUpIsGivenUp) {
 // Small requests must not grow to large answers for one who sends and does not read.
 TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
   std::size_t names = 0;
-  for (const auto& name : stitch::FunctionRegistry::instance().names()) names += name.size() + 1;
+  for (const auto& name : stitch::rpc::FunctionRegistry::instance().names())
+    names += name.size() + 1;
   ASSERT_GT(names, std::size_t{3} << 10);
   const auto cluster = shm_cluster();
   const auto waiting = (*cluster)[1].rpc_async<stop_reading>("worker0");
@@ -226,7 +227,7 @@ TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
   for (std::int64_t i = 0; i < kRequests; ++i) {
     answers.push_back(stitch::detail::start_call<int>(
         agent, (*cluster)[1].info(), "unknown", std::nullopt,
-        Agent::begin_request(stitch::function_id("no such function"))));
+        Agent::begin_request(stitch::rpc::function_id("no such function"))));
   }
   EXPECT_TRUE(eventually(
       [&] { return (*cluster)[1].debug_info().at("rpc.messages_received") >= kRequests; }));
@@ -240,11 +241,11 @@ TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
 
 TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledCostsItsOwnCallOnly) {
   Cluster cluster(2);
-  for (const auto kind : {stitch::wire::kRequest, stitch::wire::kReply}) {
+  for (const auto kind : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {
     steering_.runs_out_of_memory = kind;
     const Error error = error_of([] { stitch::rpc_sync<same>("worker1", 1); });
     EXPECT_EQ(error.code(), ErrorCode::internal) << error.what();
-    EXPECT_EQ(error.remote(), kind == stitch::wire::kRequest);
+    EXPECT_EQ(error.remote(), kind == stitch::rpc::wire::kRequest);
     EXPECT_NE(std::string(error.what()).find("bad_alloc"), std::string::npos) << error.what();
     steering_.runs_out_of_memory = 0;
     EXPECT_EQ(stitch::rpc_sync<same>("worker1", 2), 2);

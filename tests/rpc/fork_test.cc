@@ -21,8 +21,8 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::Error;
 using stitch::ErrorCode;
+using stitch::base::Descriptor;
 using stitch::testing::Cluster;
-using stitch::transport::Descriptor;
 
 int one() { return 1; }
 

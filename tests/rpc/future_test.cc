@@ -395,7 +395,7 @@ TEST(Coroutine, ReturnsWhatCannotBeCopied) {
   EXPECT_EQ(*what_cannot_be_copied(stitch::make_ready(3)).get(), 3);
 }
 
-std::string current_name() { return stitch::current_agent()->self().name; }
+std::string current_name() { return stitch::rpc::current_agent()->self().name; }
 Future<std::string> name_before_and_after(const stitch::Worker& worker, Future<int> gate) {
   const stitch::WorkerScope in(worker);
   const std::string before = current_name();
@@ -436,7 +436,7 @@ TEST(Continuation, MayWaitOnTheOnlyWorkerOfTheProcess) {
 
 TEST(Continuation, MayWaitOnAnyWorkerOfTheProcess) {
   stitch::testing::Cluster cluster(2);
-  const stitch::AmbientScope as_in_main{stitch::Ambient()};
+  const stitch::rpc::ExecutionContextScope as_in_main{stitch::rpc::ExecutionContext()};
   stitch::Worker& worker = cluster[0];
   EXPECT_EQ(worker.rpc_async<square>("worker1", 2)
                 .then([&](int x) { return worker.rpc_sync<square>("worker1", x); })

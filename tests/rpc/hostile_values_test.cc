@@ -36,14 +36,14 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::Error;
 using stitch::ErrorCode;
-using stitch::InArchive;
-using stitch::InMessage;
-using stitch::OutArchive;
-using stitch::OutMessage;
+using stitch::base::Bytes;
+using stitch::base::ByteWriter;
+using stitch::rpc::InArchive;
+using stitch::rpc::InMessage;
+using stitch::rpc::OutArchive;
+using stitch::rpc::OutMessage;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
-using stitch::transport::Bytes;
-using stitch::transport::ByteWriter;
 
 ::testing::AssertionResult has_text(const Error& error, ErrorCode code, const std::string& text) {
   if (error.code() == code && std::string(error.what()).find(text) != std::string::npos)
@@ -89,13 +89,13 @@ class TensorTable {
   }
   // What a receiver makes of it.
   [[nodiscard]] std::vector<at::Tensor> decode() {
-    OutMessage message(stitch::wire::kRequest);
+    OutMessage message(stitch::rpc::wire::kRequest);
     message.frame.end_body();
-    message.frame.add_section(stitch::wire::kTensors, table_.span());
+    message.frame.add_section(stitch::rpc::wire::kTensors, table_.span());
     for (auto& bytes : buffers_)
       message.frame.add_buffer({{}, bytes.data(), bytes.size(), std::make_shared<int>()});
     InMessage received(std::move(message.frame).finish(), {});
-    stitch::decode_tensors(received);
+    stitch::rpc::decode_tensors(received);
     return received.tensors;
   }
 
@@ -212,7 +212,7 @@ TEST(HostileTensors, ExpandedValuesOfASparseTensorAreSentInFull) {
 // Reads a T from a body made by hand.
 template <class T>
 void read_into(T& value, const std::string& body, std::size_t tensors = 0) {
-  OutMessage out(stitch::wire::kRequest);
+  OutMessage out(stitch::rpc::wire::kRequest);
   out.frame.body().append(body.data(), body.size());
   out.frame.end_body();
   InMessage message(std::move(out.frame).finish(), {});
@@ -285,10 +285,10 @@ std::size_t size_of(T value) {
 }
 
 TEST(HostileBytes, ElementsThatTakeNoBytesAreCountedInAll) {
-  const std::string most = number(stitch::kMaxElementsWithoutBytes);
+  const std::string most = number(stitch::rpc::kMaxElementsWithoutBytes);
   std::vector<Nothing> once;
   read_into(once, most);
-  EXPECT_EQ(once.size(), stitch::kMaxElementsWithoutBytes);
+  EXPECT_EQ(once.size(), stitch::rpc::kMaxElementsWithoutBytes);
   const char* const text = "more than 65536 elements that take no bytes";
   std::vector<std::vector<Nothing>> vectors;
   EXPECT_TRUE(has_text(error_of([&] { read_into(vectors, number(2) + most + number(1) + "x"); }),
@@ -316,8 +316,8 @@ using Slot = std::optional<std::array<double, 1024>>;
 TEST(HostileBytes, BytesThatArriveDoNotMakeAnyAmountOfMemory) {
   constexpr std::size_t kCount = 100'000;
   const std::string body = number(kCount) + std::string(kCount, '\1');
-  const std::size_t most =
-      stitch::kMaxElementMemoryForEachByte * body.size() + stitch::kMaxElementMemoryInAnyCase;
+  const std::size_t most = stitch::rpc::kMaxElementMemoryForEachByte * body.size() +
+                           stitch::rpc::kMaxElementMemoryInAnyCase;
   const std::string text = "elements of containers take more than " + std::to_string(most) +
                            " bytes of memory, for a message of 100008 bytes";
   std::vector<Slot> vector;
@@ -442,7 +442,7 @@ struct Slow {
       std::this_thread::sleep_for(1ms);
   }
 };
-Slow slow_result() { return Slow{std::string(stitch::kQuicklyDecodedBytes, 'x')}; }
+Slow slow_result() { return Slow{std::string(stitch::rpc::kQuicklyDecodedBytes, 'x')}; }
 
 TEST(HostileBytes, ALargeResultIsDecodedWhileOthersArrive) {
   Cluster cluster(2);
@@ -457,19 +457,19 @@ TEST(HostileBytes, ALargeResultIsDecodedWhileOthersArrive) {
   }
   EXPECT_FALSE(slow.ready());
   may_go_on = true;
-  EXPECT_EQ(slow.get().text.size(), stitch::kQuicklyDecodedBytes);
+  EXPECT_EQ(slow.get().text.size(), stitch::rpc::kQuicklyDecodedBytes);
 }
 
 // --- damage of any kind
 
 template <class T>
 stitch::transport::Message encoded(const T& value) {
-  OutMessage message(stitch::wire::kRequest);
+  OutMessage message(stitch::rpc::wire::kRequest);
   OutArchive archive(message);
   archive(value);
   archive.seal();
   message.frame.end_body();
-  stitch::encode_tensors(message);
+  stitch::rpc::encode_tensors(message);
   return std::move(message.frame).finish();
 }
 
@@ -493,7 +493,7 @@ void survive(const T& value, std::mt19937& random, int& refused, int rounds = 15
     }
     try {
       InMessage message(std::move(damaged), {});
-      stitch::decode_tensors(message);
+      stitch::rpc::decode_tensors(message);
       InArchive archive(message, message.view.body());
       T back;
       archive(back);

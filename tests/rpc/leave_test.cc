@@ -233,7 +233,7 @@ void step_and_go_on(int left) {
   std::this_thread::sleep_for(1ms);
   if (left > 0)
     stitch::rpc_sync<step_and_go_on>(
-        stitch::current_agent()->self().id.value() == 0 ? "worker1" : "worker0", left - 1);
+        stitch::rpc::current_agent()->self().id.value() == 0 ? "worker1" : "worker0", left - 1);
 }
 TEST_F(Leaving, HandlersGoOnCallingUntilTheyAreDone) {
   steps = 0;
@@ -247,15 +247,17 @@ TEST_F(Leaving, HandlersGoOnCallingUntilTheyAreDone) {
 // loopback, so another thread answers the polls meanwhile.
 std::atomic<bool> gate_armed{false};
 std::binary_semaphore gate_entered{0};
-class Gate final : public stitch::Extension {
-  void on_receive(stitch::InMessage& message) override {
-    if (message.view.kind() != stitch::wire::kRequest || !gate_armed.exchange(false)) return;
+class Gate final : public stitch::rpc::Extension {
+  void on_receive(stitch::rpc::InMessage& message) override {
+    if (message.view.kind() != stitch::rpc::wire::kRequest || !gate_armed.exchange(false)) return;
     gate_entered.release();
     std::this_thread::sleep_for(1s);
   }
 };
-[[maybe_unused]] const int gate = stitch::register_extension(
-    [](stitch::Agent&) -> std::unique_ptr<stitch::Extension> { return std::make_unique<Gate>(); });
+[[maybe_unused]] const int gate = stitch::rpc::register_extension(
+    [](stitch::rpc::Agent&) -> std::unique_ptr<stitch::rpc::Extension> {
+      return std::make_unique<Gate>();
+    });
 std::atomic<int> arrivals{0};
 void arrive() { ++arrivals; }
 TEST(LeavingAlone, AMessageIsReceivedWhenItIsBeingServed) {
@@ -373,8 +375,8 @@ TEST(LeavingAlone, ADestructorThatWaitsStopsNobody) {
 enum class Step : std::uint8_t { ready = 1, poll, status, go, gone };
 void forge(stitch::Worker& from, std::string_view to, std::uint8_t step,
            std::size_t extra_bytes = 0) {
-  stitch::OutMessage message(stitch::wire::kLeave);
-  stitch::transport::ByteWriter out(message.frame.body());
+  stitch::rpc::OutMessage message(stitch::rpc::wire::kLeave);
+  stitch::base::ByteWriter out(message.frame.body());
   out.write(step);
   for (int i = 0; i < 5; ++i) out.write(std::uint64_t{1});
   for (std::size_t i = 0; i < extra_bytes; ++i) out.write(std::uint8_t{0});

@@ -81,8 +81,8 @@ TEST(Misuse, WhateverAHandlerThrowsArrivesAsAnError) {
 
 struct Unreadable {
   int number = 0;
-  void save(stitch::OutArchive& archive) const { archive(number); }
-  void load(stitch::InArchive&) { throw Textless(); }
+  void save(stitch::rpc::OutArchive& archive) const { archive(number); }
+  void load(stitch::rpc::InArchive&) { throw Textless(); }
 };
 int take_unreadable(Unreadable value) { return value.number; }
 Unreadable give_unreadable() { return {}; }

@@ -150,12 +150,13 @@ TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
 }
 
 TEST(Options, ATcpPlaceMayBeAnIpv6Address) {
-  const auto place = stitch::parse_tcp_method("tcp://[::1]:29500");
+  const auto place = stitch::rpc::parse_tcp_method("tcp://[::1]:29500");
   ASSERT_TRUE(place.has_value());
   EXPECT_EQ(place->host, "::1");
   EXPECT_EQ(place->port, 29500);
-  EXPECT_EQ(stitch::parse_tcp_method("tcp://::1:29500")->host, "::1");  // as torchrun's variables
-  EXPECT_EQ(stitch::parse_tcp_method("tcp://node-7:1")->host, "node-7");
+  EXPECT_EQ(stitch::rpc::parse_tcp_method("tcp://::1:29500")->host,
+            "::1");  // as torchrun's variables
+  EXPECT_EQ(stitch::rpc::parse_tcp_method("tcp://node-7:1")->host, "node-7");
 }
 
 // A file of a test's own, with this text and mode.
@@ -246,7 +247,7 @@ TEST(TensorPipe, IsRefusedWithASecretUnlessInsecureIsAllowed) {
 TEST(TensorPipe, IsRefusedOnANetworkUnlessInsecureIsAllowed) {
   const auto refused = [](const std::string& transport, const std::string& address) {
     try {
-      stitch::check_tensorpipe_address({"shm", transport}, address);
+      stitch::rpc::check_tensorpipe_address({"shm", transport}, address);
     } catch (const stitch::Error& error) {
       EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
       return true;
@@ -261,8 +262,8 @@ TEST(TensorPipe, IsRefusedOnANetworkUnlessInsecureIsAllowed) {
   EXPECT_FALSE(refused("uv", "10.0.0.7"));
 }
 
-std::optional<stitch::LaunchInfo> launch(std::map<std::string, std::string> variables) {
-  return stitch::read_launcher(
+std::optional<stitch::rpc::LaunchInfo> launch(std::map<std::string, std::string> variables) {
+  return stitch::rpc::read_launcher(
       [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
         const auto found = variables.find(name);
         return found == variables.end() ? std::nullopt : std::optional(found->second);
@@ -292,8 +293,8 @@ TEST(Launcher, ReadsSlurm) {
   EXPECT_TRUE(info->init_method.starts_with("tcp://gpu03:")) << info->init_method;
   EXPECT_TRUE(
       launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}})->init_method.starts_with("file:///"));
-  EXPECT_EQ(stitch::first_slurm_host("a,b"), "a");
-  EXPECT_EQ(stitch::first_slurm_host("n[1,3]"), "n1");
+  EXPECT_EQ(stitch::rpc::first_slurm_host("a,b"), "a");
+  EXPECT_EQ(stitch::rpc::first_slurm_host("n[1,3]"), "n1");
 }
 
 TEST(Launcher, ReadsOpenMpiAndMpich) {
@@ -343,8 +344,8 @@ TEST(Options, WhatIsWipedLeavesNothingBehind) {
     SCOPED_TRACE(length);
     std::string secret(length, 'x');
     std::string given(std::move(secret));
-    stitch::wipe(secret);  // NOLINT(bugprone-use-after-move): what is left there
-    stitch::wipe(given);
+    stitch::rpc::wipe(secret);  // NOLINT(bugprone-use-after-move): what is left there
+    stitch::rpc::wipe(given);
     for (const std::string* each : {&secret, &given}) {
       EXPECT_TRUE(each->empty());
       for (std::size_t i = 0; i < each->capacity(); ++i) EXPECT_EQ(each->data()[i], '\0') << i;
@@ -352,7 +353,7 @@ TEST(Options, WhatIsWipedLeavesNothingBehind) {
   }
   std::string secret = "opensesame";
   try {
-    const stitch::SecretWiper wiper(secret);
+    const stitch::rpc::SecretWiper wiper(secret);
     throw std::runtime_error("something fails");
   } catch (const std::runtime_error&) {
   }

@@ -23,13 +23,14 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::Error;
 using stitch::ErrorCode;
-using stitch::Member;
-using stitch::Mutex;
-using stitch::MutexLock;
-using stitch::PeerTable;
 using stitch::WorkerId;
 using stitch::WorkerInfo;
+using stitch::base::Mutex;
+using stitch::base::MutexLock;
+using stitch::rpc::Member;
+using stitch::rpc::PeerTable;
 using stitch::testing::eventually;
+namespace base = stitch::base;
 namespace transport = stitch::transport;
 
 constexpr std::uint16_t kText = 0x700;
@@ -113,7 +114,7 @@ class Watched final : public transport::Endpoint {
   const std::unique_ptr<transport::Endpoint> inner_;
   const std::shared_ptr<Tries> tries_;
   const std::string scheme_;
-  transport::EventLoop loop_{"tries"};
+  base::EventLoop loop_{"tries"};
 };
 
 // A peer table with everything around it that a worker has.
@@ -179,14 +180,14 @@ class Node {
     return {{name_of(id_), WorkerId(id_), 0}, "process", "host", addresses_};
   }
   [[nodiscard]] PeerTable& table() { return table_; }
-  [[nodiscard]] transport::EventLoop& loop() { return loop_; }
+  [[nodiscard]] base::EventLoop& loop() { return loop_; }
 
   const std::shared_ptr<Tries> tries = std::make_shared<Tries>();
   std::atomic<std::uint64_t> unwanted{0};
 
  private:
   const std::uint32_t id_;
-  transport::EventLoop loop_{"node"};
+  base::EventLoop loop_{"node"};
   std::vector<std::string> addresses_;
   Mutex mutex_;
   std::vector<std::string> heard_ STITCH_GUARDED_BY(mutex_);

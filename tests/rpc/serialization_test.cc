@@ -133,11 +133,11 @@ TEST(Serialization, CarriesTensorsOfEveryKind) {
 
 TEST(Serialization, SendsOnlyTheBytesAViewCovers) {
   const auto big = at::zeros({1 << 20});
-  stitch::OutMessage message(stitch::wire::kRequest);
+  stitch::rpc::OutMessage message(stitch::rpc::wire::kRequest);
   message.tensors.push_back(big.slice(0, 5, 6));
   message.tensors.push_back(at::ones({1}).expand({1 << 20}));
   message.frame.end_body();
-  stitch::encode_tensors(message);
+  stitch::rpc::encode_tensors(message);
   const auto bytes = std::move(message.frame).finish();
   EXPECT_TRUE(bytes.buffers.empty());
   EXPECT_LT(bytes.frame.size(), 1024u);
@@ -179,8 +179,8 @@ TEST(Serialization, SmallArgumentsMayBeChangedAfterTheCallReturns) {
 
 // A valid request with arguments of several kinds, as the bytes that would travel.
 stitch::transport::Message sample_message() {
-  stitch::OutMessage message(stitch::wire::kRequest);
-  stitch::OutArchive archive(message);
+  stitch::rpc::OutMessage message(stitch::rpc::wire::kRequest);
+  stitch::rpc::OutArchive archive(message);
   archive(std::string("name"), std::vector<int>{1, 2, 3},
           std::map<std::string, at::Tensor>{{"w", at::arange(4)}}, std::optional<double>(1.0));
   archive.seal();
@@ -188,7 +188,7 @@ stitch::transport::Message sample_message() {
       at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), at::ones({2}), {5}));
   message.tensors.push_back(at::rand({40, 40}).t());
   message.frame.end_body();
-  stitch::encode_tensors(message);
+  stitch::rpc::encode_tensors(message);
   return std::move(message.frame).finish();
 }
 
@@ -203,9 +203,9 @@ TEST(Serialization, SurvivesDamagedMessages) {
     for (int i = 0; i < 1 + round % 3; ++i)
       damaged.frame.data()[random() % damaged.frame.size()] = static_cast<std::byte>(random());
     try {
-      stitch::InMessage message(std::move(damaged), {});
-      stitch::decode_tensors(message);
-      stitch::InArchive archive(message, message.view.body());
+      stitch::rpc::InMessage message(std::move(damaged), {});
+      stitch::rpc::decode_tensors(message);
+      stitch::rpc::InArchive archive(message, message.view.body());
       std::string name;
       std::vector<int> numbers;
       std::map<std::string, at::Tensor> table;

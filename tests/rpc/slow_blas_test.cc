@@ -8,7 +8,7 @@
 
 namespace {
 
-using stitch::slow_blas_among;
+using stitch::rpc::slow_blas_among;
 
 TEST(SlowBlas, FollowsTheLinkToTheChosenImplementation) {
   const auto folder =

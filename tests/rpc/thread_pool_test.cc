@@ -12,9 +12,9 @@
 
 namespace {
 
-using stitch::BlockingRegion;
-using stitch::ThreadPool;
-using stitch::UniqueFunction;
+using stitch::base::UniqueFunction;
+using stitch::rpc::BlockingRegion;
+using stitch::rpc::ThreadPool;
 using stitch::testing::eventually;
 
 void post(ThreadPool& pool, UniqueFunction<void()> task) { EXPECT_TRUE(pool.post(task)); }

@@ -33,18 +33,18 @@ int later_exported(int x) { return x + 2; }
 STITCH_EXPORT_AS("skip", later_exported);
 STITCH_EXPORT(later_exported);
 
-int world() { return static_cast<int>(stitch::current_agent()->world_size()); }
+int world() { return static_cast<int>(stitch::rpc::current_agent()->world_size()); }
 // A ring walked `depth` steps, blocking at every worker.
 int walk_blocking(int depth) {
   if (depth == 0) return 0;
   const auto next =
-      (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+      (stitch::rpc::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   return 1 + stitch::rpc_sync<walk_blocking>(WorkerId(next), depth - 1);
 }
 Future<int> walk(int depth) {
   if (depth == 0) co_return 0;
   const auto next =
-      (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+      (stitch::rpc::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   co_return 1 + co_await stitch::rpc_async<walk>(WorkerId(next), depth - 1);
 }
 
@@ -79,7 +79,7 @@ void pass_on(int hops) {
   ++notified;
   if (hops == 0) return;
   const auto next =
-      (stitch::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
+      (stitch::rpc::current_agent()->self().id.value() + 1) % static_cast<std::uint32_t>(world());
   stitch::notify<pass_on>(WorkerId(next), hops - 1);
 }
 
@@ -101,20 +101,20 @@ TEST(Worker, RunsInlineAndRenamedFunctions) {
   EXPECT_EQ(stitch::kFunction<exported>.name, "negate");
   // By every name that was exported, and by no other.
   const auto call = [&](std::string_view name) {
-    auto message = stitch::Agent::begin_request(stitch::function_id(name));
-    stitch::OutArchive archive(message);
+    auto message = stitch::rpc::Agent::begin_request(stitch::rpc::function_id(name));
+    stitch::rpc::OutArchive archive(message);
     archive(1);
     archive.seal();
-    return stitch::detail::start_call<int>(stitch::current_agent(), cluster[1].info(), name,
+    return stitch::detail::start_call<int>(stitch::rpc::current_agent(), cluster[1].info(), name,
                                            std::nullopt, std::move(message));
   };
   for (const char* name :
-       {"v1.next", "v2.next", typeid(stitch::detail::FunctionTag<much_exported>).name()}) {
+       {"v1.next", "v2.next", typeid(stitch::rpc::FunctionTag<much_exported>).name()}) {
     EXPECT_EQ(call(name).get(), 2) << name;
   }
-  for (const char* name : {"skip", typeid(stitch::detail::FunctionTag<later_exported>).name()})
+  for (const char* name : {"skip", typeid(stitch::rpc::FunctionTag<later_exported>).name()})
     EXPECT_EQ(call(name).get(), 3) << name;
-  const auto gone = call(typeid(stitch::detail::FunctionTag<exported>).name());
+  const auto gone = call(typeid(stitch::rpc::FunctionTag<exported>).name());
   EXPECT_EQ(stitch::testing::error_of([&] { static_cast<void>(gone.get()); }).code(),
             stitch::ErrorCode::unimplemented);
 }

@@ -13,8 +13,8 @@ namespace {
 
 RRefId make_id(std::uint64_t k) { return {{1, 10}, {2, 20}, k}; }
 
-transport::Bytes frame_of(Ledger& ledger) {
-  transport::Bytes bytes;
+base::Bytes frame_of(Ledger& ledger) {
+  base::Bytes bytes;
   EXPECT_TRUE(ledger.encode(bytes));
   return bytes;
 }
@@ -66,11 +66,11 @@ TEST(Ledger, FramesInAnyOrderRepeatedAndLostAreTakenInOnceAndInOrder) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     Ledger here, there;
-    std::vector<transport::Bytes> to_there, to_here;
+    std::vector<base::Bytes> to_there, to_here;
     std::vector<std::uint64_t> taken;
     std::uint64_t pushed = 0, acknowledged = 0;
     const std::uint64_t total = 200;
-    const auto any = [&](std::vector<transport::Bytes>& frames, auto&& take) {
+    const auto any = [&](std::vector<base::Bytes>& frames, auto&& take) {
       if (frames.empty()) return;
       const auto at = std::uniform_int_distribution<std::size_t>(0, frames.size() - 1)(random);
       if (random() % 5 != 0) take(frames[at].span());
@@ -82,12 +82,12 @@ TEST(Ledger, FramesInAnyOrderRepeatedAndLostAreTakenInOnceAndInOrder) {
           if (pushed < total) here.push(LedgerOp::make_reg(make_id(pushed++)));
           break;
         case 1: {
-          transport::Bytes bytes;
+          base::Bytes bytes;
           if (here.encode(bytes)) to_there.push_back(std::move(bytes));
           break;
         }
         case 2: {
-          transport::Bytes bytes;
+          base::Bytes bytes;
           if (there.encode(bytes)) to_here.push_back(std::move(bytes));
           break;
         }
@@ -120,7 +120,7 @@ TEST(Ledger, MoreThanAFrameHoldsGoesInSeveral) {
   for (std::uint64_t k = 0; k < 3 * Ledger::kMaxOps; ++k)
     here.push(LedgerOp::make_drop(make_id(k)));
   std::size_t frames = 0, ops = 0;
-  for (transport::Bytes bytes; here.encode(bytes); bytes = {}, ++frames)
+  for (base::Bytes bytes; here.encode(bytes); bytes = {}, ++frames)
     ops += there.accept(bytes.span()).ops.size();
   EXPECT_EQ(frames, 3u);
   EXPECT_EQ(ops, 3 * Ledger::kMaxOps);
@@ -130,7 +130,7 @@ TEST(Ledger, EveryCutOffOrChangedFrameIsRefusedOrHarmless) {
   Ledger here;
   here.push(LedgerOp::make_reg(make_id(1)));
   here.push(LedgerOp::make_settle(3));
-  const transport::Bytes whole = frame_of(here);
+  const base::Bytes whole = frame_of(here);
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
     Ledger there;
     try {
@@ -143,7 +143,7 @@ TEST(Ledger, EveryCutOffOrChangedFrameIsRefusedOrHarmless) {
   }
   for (std::size_t at = 0; at < whole.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
-      transport::Bytes changed(whole.size());
+      base::Bytes changed(whole.size());
       std::copy_n(whole.data(), whole.size(), changed.data());
       changed.data()[at] ^= std::byte(1 << bit);
       Ledger there;
@@ -157,8 +157,8 @@ TEST(Ledger, EveryCutOffOrChangedFrameIsRefusedOrHarmless) {
 }
 
 TEST(Ledger, AnAcknowledgementOfWhatWasNeverSentIsRefused) {
-  transport::Bytes frame;
-  transport::ByteWriter out(frame);
+  base::Bytes frame;
+  base::ByteWriter out(frame);
   out.write(std::uint8_t{0});
   out.write(std::uint64_t{1});
   out.write(std::uint64_t{0});

@@ -221,7 +221,7 @@ void LifetimeSimulation::finish(std::size_t index) {
 void LifetimeSimulation::deliver_frame(std::size_t index) {
   const std::size_t from = frames_[index].from;
   const std::size_t to = frames_[index].to;
-  transport::Bytes bytes(frames_[index].bytes.size());
+  base::Bytes bytes(frames_[index].bytes.size());
   std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
   const double fate = std::uniform_real_distribution<>(0, 1)(random_);
   if (fate > 0.15)

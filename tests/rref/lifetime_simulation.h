@@ -48,7 +48,7 @@ class LifetimeSimulation {
   };
   struct Frame {
     std::size_t from = 0, to = 0;
-    transport::Bytes bytes;
+    base::Bytes bytes;
   };
 
   void step(bool winding_down);

@@ -142,11 +142,11 @@ struct Guarded {
     const Guard guard(*this);
     int sum = 0;
     for (const int each : numbers) sum += each;
-    co_return sum + co_await rpc_async<&echo>(current_agent()->self(), 1);
+    co_return sum + co_await rpc_async<&echo>(rpc::current_agent()->self(), 1);
   }
   Future<int> fail() {
     const Guard guard(*this);
-    const int answer = co_await rpc_async<&echo>(current_agent()->self(), 1);
+    const int answer = co_await rpc_async<&echo>(rpc::current_agent()->self(), 1);
     throw std::out_of_range(std::to_string(answer));
   }
 };

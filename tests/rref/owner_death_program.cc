@@ -20,10 +20,10 @@ struct Tally {
   int add(int by) { return count += by; }
 };
 int add_one(stitch::RRef<Tally> tally) { return tally.rpc_sync<&Tally::add>(1); }
-stitch::Mutex kept_mutex;
+stitch::base::Mutex kept_mutex;
 stitch::RRef<Tally> kept;
 void keep(stitch::RRef<Tally> tally) {
-  stitch::MutexLock lock(kept_mutex);
+  stitch::base::MutexLock lock(kept_mutex);
   kept = std::move(tally);
 }
 void die() { kill(getpid(), SIGKILL); }
@@ -43,7 +43,7 @@ void tell_error(const char* what, Call&& call) {
 }
 
 bool has_lost_the_owner() {
-  return stitch::current_agent()->peers().lost(stitch::WorkerId(1)).has_value();
+  return stitch::rpc::current_agent()->peers().lost(stitch::WorkerId(1)).has_value();
 }
 
 int first_worker() {

@@ -46,14 +46,14 @@ int beyond_the_gate(int value) {
   return value;
 }
 
-Mutex kept_mutex;
+base::Mutex kept_mutex;
 RRef<int> kept;
 void keep(RRef<int> number) {
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   kept = std::move(number);
 }
 RRef<int> give_back() {
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   return std::exchange(kept, RRef<int>());
 }
 

@@ -48,14 +48,14 @@ int beyond_the_gate(int value) {
 }
 bool confirmed_there(const RRef<int>& number) { return number.confirmed_by_owner(); }
 
-Mutex kept_mutex;
+base::Mutex kept_mutex;
 RRef<Tally> kept;
 void keep(RRef<Tally> tally) {
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   kept = std::move(tally);
 }
 void drop_kept() {
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   kept = RRef<Tally>();
 }
 

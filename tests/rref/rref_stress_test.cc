@@ -48,15 +48,15 @@ class Witness {
   std::atomic<int> alive_ = kAlive;
 };
 
-Mutex drawer_mutex;
+base::Mutex drawer_mutex;
 std::map<int, std::vector<RRef<Witness>>> drawers;
 void put_away(int drawer, RRef<Witness> witness) {
-  MutexLock lock(drawer_mutex);
+  base::MutexLock lock(drawer_mutex);
   drawers[drawer].push_back(std::move(witness));
 }
 void empty_drawer(int drawer) {
   std::vector<RRef<Witness>> gone;
-  MutexLock lock(drawer_mutex);
+  base::MutexLock lock(drawer_mutex);
   gone.swap(drawers[drawer]);
 }
 int ask(const RRef<Witness>& witness) { return witness.rpc_sync<&Witness::check>(); }

@@ -42,7 +42,7 @@ class Counter {
   int value() const { return value_; }
   std::string name() const { return name_; }
   Future<int> add_later(int by) {
-    const int before = co_await rpc_async<&identity>(current_agent()->self(), value_);
+    const int before = co_await rpc_async<&identity>(rpc::current_agent()->self(), value_);
     co_return value_ = before + by;
   }
   std::vector<int> history() const { return {1, 2, value_}; }
@@ -67,7 +67,9 @@ void nothing() { ++nothings_done; }
 int use(RRef<Counter> counter) { return counter.rpc_sync<&Counter::add>(1); }
 int look_only(const RRef<Counter>& counter) { return counter.valid() ? 1 : 0; }
 RRef<Counter> pass_back(RRef<Counter> counter) { return counter; }
-RRef<Counter> make_counter(int start) { return remote<Counter>(current_agent()->self(), start); }
+RRef<Counter> make_counter(int start) {
+  return remote<Counter>(rpc::current_agent()->self(), start);
+}
 RRef<Counter> make_counter_at(std::string where, int start) {
   return remote<Counter>(where, start);
 }
@@ -89,19 +91,19 @@ int beyond_the_gate(int value) {
   return value;
 }
 
-Mutex kept_mutex;
+base::Mutex kept_mutex;
 std::map<std::string, std::vector<RRef<Counter>>> kept;
 void keep(std::string where, RRef<Counter> counter) {
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   kept[where].push_back(std::move(counter));
 }
 void drop_kept(std::string where) {
   std::vector<RRef<Counter>> gone;
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   gone.swap(kept[where]);
 }
 RRef<Counter> give_kept() {
-  MutexLock lock(kept_mutex);
+  base::MutexLock lock(kept_mutex);
   auto last = std::move(kept["there"].at(0));
   kept["there"].clear();
   return last;
@@ -110,7 +112,7 @@ int fetch_it(RRef<int> number) { return number.to_here(); }
 int use_kept(std::string where) {
   RRef<Counter> counter;
   {
-    MutexLock lock(kept_mutex);
+    base::MutexLock lock(kept_mutex);
     counter = kept[where].at(0);
   }
   return counter.rpc_sync<&Counter::add>(1);
@@ -144,7 +146,7 @@ int sum(const Wallet& wallet) {
 Wallet give_wallet(int n) {
   Wallet wallet{"mine", {}, {{"none", std::nullopt}}, {}, {}};
   for (int i = 0; i < n; ++i)
-    wallet.counters.push_back(remote<Counter>(current_agent()->self(), i));
+    wallet.counters.push_back(remote<Counter>(rpc::current_agent()->self(), i));
   wallet.numbers["seven"] = make_rref(7);
   return wallet;
 }
@@ -162,8 +164,8 @@ struct Served {
 STITCH_EXPORT_CONSTRUCTOR(Served, int, std::string);
 
 TEST(RRef, AConstructorCanBeExported) {
-  const auto id = function_id(typeid(detail::Constructor<Served, int, std::string>).name());
-  const Function* const function = FunctionRegistry::instance().find(id);
+  const auto id = rpc::function_id(typeid(detail::Constructor<Served, int, std::string>).name());
+  const Function* const function = rpc::FunctionRegistry::instance().find(id);
   ASSERT_NE(function, nullptr);
   EXPECT_EQ(function->name, "stitch::(anonymous namespace)::Served");
 }
@@ -171,9 +173,9 @@ TEST(RRef, AConstructorCanBeExported) {
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
   const std::string name = "ps::missing";  // the call refers to it until it ends
   Cluster cluster(2);
-  const auto agent = current_agent();
+  const auto agent = rpc::current_agent();
   const RRef<int> missing(rref::RRefAgent::of(*agent)->create(
-      cluster[1].info(), name, 5s, Agent::begin_request(function_id(name))));
+      cluster[1].info(), name, 5s, rpc::Agent::begin_request(rpc::function_id(name))));
   try {
     missing.when_created().get();
     FAIL();
@@ -511,7 +513,7 @@ TEST(RRefLifetime, CreatedPassedOnAndDroppedAtOnceItReachesTheReceiver) {
   for (int i = 0; i < 100; ++i) {
     notify<&keep>("worker2", "later", remote<Counter>("worker1", i));
     ASSERT_TRUE(eventually([] {
-      MutexLock lock(kept_mutex);
+      base::MutexLock lock(kept_mutex);
       return kept["later"].size() == 1;
     }));
     EXPECT_EQ(rpc_sync<&use_kept>("worker2", "later"), i + 1);

@@ -269,7 +269,7 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   const RRefId id = owner.add_object(std::make_shared<int>(1));
   const auto exchange = [&] {
     for (int i = 0; i < 4; ++i) {
-      transport::Bytes a, b;
+      base::Bytes a, b;
       if (here.encode_ledger(kOwner, a)) (void)owner.accept_ledger(kHere, a.span());
       if (owner.encode_ledger(kHere, b)) (void)here.accept_ledger(kOwner, b.span());
     }
@@ -314,7 +314,7 @@ TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
   Lifetime here(kHere);
   Ledger rogue;
   rogue.push(LedgerOp::make_settle(0));
-  transport::Bytes frame;
+  base::Bytes frame;
   ASSERT_TRUE(rogue.encode(frame));
   const auto todo = here.accept_ledger(kFriend, frame.span());
   ASSERT_TRUE(todo.broken);
@@ -345,7 +345,7 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
     EXPECT_EQ(refusal->code(), ErrorCode::protocol);
     Ledger rogue;
     rogue.push(LedgerOp::make_reg(forged));
-    transport::Bytes frame;
+    base::Bytes frame;
     ASSERT_TRUE(rogue.encode(frame));
     Lifetime victim(kOwner);
     victim.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });

@@ -23,7 +23,7 @@ constexpr std::size_t kMiB = 1024 * kKiB;
 constexpr std::size_t kGiB = 1024 * kMiB;
 
 std::shared_ptr<BlockPool> make_pool(std::size_t most_kept_bytes = kGiB,
-                                     UniqueFunction<void()> trim_later = nullptr) {
+                                     base::UniqueFunction<void()> trim_later = nullptr) {
   return std::make_shared<BlockPool>(most_kept_bytes, std::move(trim_later));
 }
 
@@ -258,7 +258,7 @@ TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
   const auto pool = make_pool(20 * kMiB, [&asked] { asked.fetch_add(1); });
   // Each thread drops what its neighbour allocated.
   struct Slot {
-    Mutex mutex;
+    base::Mutex mutex;
     Buffer buffer STITCH_GUARDED_BY(mutex);
   };
   std::array<Slot, kThreads> slots;
@@ -285,7 +285,7 @@ TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
         std::this_thread::yield();
         if (data[0] != t || data[bytes - 1] != t) torn = true;
         Slot& slot = slots[static_cast<std::size_t>((t + 1) % kThreads)];
-        MutexLock lock(slot.mutex);
+        base::MutexLock lock(slot.mutex);
         std::swap(slot.buffer, mine);
         lock.unlock();
         mine = {};
@@ -298,7 +298,7 @@ TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
   trimmer.join();
   EXPECT_FALSE(torn);
   for (Slot& slot : slots) {
-    MutexLock lock(slot.mutex);
+    base::MutexLock lock(slot.mutex);
     slot.buffer = {};
   }
   const auto statistics = pool->statistics();

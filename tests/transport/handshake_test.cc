@@ -62,7 +62,7 @@ struct Sides {
       to_accepting = std::move(from_connecting);
     }
   }
-  static std::string text(const Bytes& bytes) {
+  static std::string text(const base::Bytes& bytes) {
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
 
@@ -74,7 +74,8 @@ struct Sides {
     for (std::string message : messages) {
       if (change) change(by_connecting, said.size(), message);
       said.push_back(message);
-      for (const Bytes& answer : to.receive(bytes_of(message))) answers.push_back(text(answer));
+      for (const base::Bytes& answer : to.receive(bytes_of(message)))
+        answers.push_back(text(answer));
     }
     return answers;
   }
@@ -123,8 +124,8 @@ TEST(Handshake, WithoutEncryptionThereAreNoKeys) {
 TEST(Handshake, TakesAFreshNonceAndKeyEveryTime) {
   Handshake one(make_hello(1, "left"), Role::connecting, terms("s"));
   Handshake two(make_hello(1, "left"), Role::connecting, terms("s"));
-  const Bytes first_words = one.greeting();
-  const Bytes second_words = two.greeting();
+  const base::Bytes first_words = one.greeting();
+  const base::Bytes second_words = two.greeting();
   const Greeting first = decode_greeting(first_words.span());
   const Greeting second = decode_greeting(second_words.span());
   EXPECT_NE(first.nonce, second.nonce);
@@ -135,10 +136,11 @@ TEST(Handshake, AStrangerLearnsNeitherNameNorProof) {
   Handshake self(make_hello(0x5a5a5a5a, "parameter-server"), Role::accepting, terms("s"));
   Handshake stranger(make_hello(2, "thief"), Role::connecting, terms("guess"));
   std::string heard = Sides::text(self.greeting());
-  for (const Bytes& answer : self.receive(stranger.greeting().span())) heard += Sides::text(answer);
+  for (const base::Bytes& answer : self.receive(stranger.greeting().span()))
+    heard += Sides::text(answer);
   EXPECT_EQ(heard.size(), Greeting::kBytes);  // it answers nothing to a greeting
-  for (const Bytes& proof : stranger.receive(bytes_of(heard.substr(0, Greeting::kBytes)))) {
-    for (const Bytes& answer : self.receive(proof.span())) heard += Sides::text(answer);
+  for (const base::Bytes& proof : stranger.receive(bytes_of(heard.substr(0, Greeting::kBytes)))) {
+    for (const base::Bytes& answer : self.receive(proof.span())) heard += Sides::text(answer);
   }
   EXPECT_EQ(self.state(), State::refused);
   EXPECT_EQ(heard.find("parameter-server"), std::string::npos);
@@ -213,7 +215,7 @@ TEST(Handshake, TheConnectingSideLetsNobodyInWhomItDoesNotWant) {
 
 TEST(Handshake, ARefusalReachesThePeerInWords) {
   Handshake left(make_hello(1, "left"), Role::connecting, terms(""));
-  std::vector<Bytes> answer;
+  std::vector<base::Bytes> answer;
   {
     Handshake right(make_hello(2, "right"), Role::connecting, terms(""));
     answer = right.receive(left.greeting().span());
@@ -240,7 +242,7 @@ TEST(Handshake, AMirrorDoesNotPassForAPeer) {
       std::string words = Sides::text(again.greeting());
       words[at] = static_cast<char>(words[at] ^ 2);
       const auto answer = again.receive(bytes_of(words));
-      for (const Bytes& each : answer) static_cast<void>(again.receive(each.span()));
+      for (const base::Bytes& each : answer) static_cast<void>(again.receive(each.span()));
       EXPECT_NE(again.state(), State::open);
     }
   }
@@ -252,18 +254,20 @@ TEST(Handshake, CrossedWordsOfOneWorkerOpenNothing) {
     const Role role = as_connecting ? Role::connecting : Role::accepting;
     Handshake first(make_hello(1, "self"), role, terms("s"));
     Handshake second(make_hello(1, "self"), role, terms("s"));
-    std::vector<Bytes> of_first;
-    std::vector<Bytes> of_second;
+    std::vector<base::Bytes> of_first;
+    std::vector<base::Bytes> of_second;
     of_first.push_back(first.greeting());
     of_second.push_back(second.greeting());
     for (int round = 0; round < 4; ++round) {
-      std::vector<Bytes> next_first;
-      std::vector<Bytes> next_second;
-      for (const Bytes& each : of_second) {
-        for (Bytes& answer : first.receive(each.span())) next_first.push_back(std::move(answer));
+      std::vector<base::Bytes> next_first;
+      std::vector<base::Bytes> next_second;
+      for (const base::Bytes& each : of_second) {
+        for (base::Bytes& answer : first.receive(each.span()))
+          next_first.push_back(std::move(answer));
       }
-      for (const Bytes& each : of_first) {
-        for (Bytes& answer : second.receive(each.span())) next_second.push_back(std::move(answer));
+      for (const base::Bytes& each : of_first) {
+        for (base::Bytes& answer : second.receive(each.span()))
+          next_second.push_back(std::move(answer));
       }
       of_first = std::move(next_first);
       of_second = std::move(next_second);
@@ -377,7 +381,7 @@ TEST(Greeting, SurvivesEncodingAndDecoding) {
   greeting.features = 0x1122334455667788;
   greeting.nonce[31] = std::byte{2};
   greeting.public_key[0] = std::byte{3};
-  const Bytes bytes = encode(greeting);
+  const base::Bytes bytes = encode(greeting);
   EXPECT_EQ(bytes.size(), Greeting::kBytes);
   const Greeting decoded = decode_greeting(bytes.span());
   EXPECT_EQ(decoded.role, Role::accepting);
@@ -391,14 +395,14 @@ TEST(Greeting, SurvivesEncodingAndDecoding) {
 TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
   Greeting greeting;
   greeting.version = 9;
-  const Bytes bytes = encode(greeting);
+  const base::Bytes bytes = encode(greeting);
   const Error error = error_of([&] { static_cast<void>(decode_greeting(bytes.span())); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
   EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 2");
 }
 
 TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
-  const Bytes good = encode(Greeting{});
+  const base::Bytes good = encode(Greeting{});
   EXPECT_EQ(error_of([] {
               static_cast<void>(decode_greeting(bytes_of("GET / HTTP/1.1\r\n\r\n")));
             }).code(),
@@ -416,7 +420,7 @@ TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
 }
 
 TEST(Introduction, HasOneSizeAndNothingBehindTheName) {
-  Bytes words = Introduction::encode(make_hello(1, "a"));
+  base::Bytes words = Introduction::encode(make_hello(1, "a"));
   words.append(Key().data(), Key::kBytes);
   EXPECT_EQ(words.size(), Introduction::kBytes);
   EXPECT_EQ(Introduction::decode(words.span()).who.name, "a");
@@ -430,9 +434,9 @@ TEST(Introduction, RefusesNamesThatAreTooLongOrCannotBePrinted) {
               static_cast<void>(Introduction::encode(make_hello(1, std::string(441, 'n'))));
             }).code(),
             ErrorCode::invalid_argument);
-  Bytes longest = Introduction::encode(make_hello(1, std::string(440, 'n')));
+  base::Bytes longest = Introduction::encode(make_hello(1, std::string(440, 'n')));
   EXPECT_EQ(longest.size() + Introduction::kProofBytes, Introduction::kBytes);
-  Bytes words = Introduction::encode(make_hello(1, "a\x1b[2Jb"));
+  base::Bytes words = Introduction::encode(make_hello(1, "a\x1b[2Jb"));
   words.append(Key().data(), Key::kBytes);
   EXPECT_EQ(error_of([&] { static_cast<void>(Introduction::decode(words.span())); }).code(),
             ErrorCode::protocol);

@@ -117,19 +117,19 @@ TEST(LoopbackFaults, ADelayedMessageDoesNotOutliveItsConnection) {
 
 TEST(LoopbackFaults, TheJudgeSeesWhoSendsWhatToWhomButNoHandshakes) {
   Line line;
-  Mutex mutex;
+  base::Mutex mutex;
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::string>> seen;
   EXPECT_EQ(line.network->messages(), 0U);
   line.network->set_judge(
       [&](std::uint32_t from, std::uint32_t to, std::uint64_t sequence, const Message& message) {
-        MutexLock lock(mutex);
+        base::MutexLock lock(mutex);
         seen.emplace_back(from, to, sequence, text_of(message));
         return Fate{};
       });
   line.send("up");
   line.server->connection()->send(make_message("down"), nullptr);
   ASSERT_TRUE(line.client->wait_messages(1));
-  MutexLock lock(mutex);
+  base::MutexLock lock(mutex);
   ASSERT_EQ(seen.size(), 2U);
   EXPECT_EQ(seen[0], std::make_tuple(2U, 1U, std::uint64_t{0}, std::string("up")));
   EXPECT_EQ(seen[1], std::make_tuple(1U, 2U, std::uint64_t{1}, std::string("down")));

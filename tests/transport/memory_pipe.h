@@ -88,7 +88,7 @@ class Pipe final : public Link {
 struct Receiver {
   explicit Receiver(RecordReader::Limits limits = {64 * kMiB, 64 * kMiB, true})
       : reader(
-            [this](const Bytes& frame, std::size_t bytes) {
+            [this](const base::Bytes& frame, std::size_t bytes) {
               ++allocations;
               largest = std::max(largest, bytes);
               last_frame.assign(reinterpret_cast<const char*>(frame.data()), frame.size());

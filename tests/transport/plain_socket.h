@@ -52,7 +52,7 @@ class Socket {
   void send(std::string_view bytes) {
     (void)!::send(file_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  void send_frame(const Bytes& frame) {
+  void send_frame(const base::Bytes& frame) {
     const auto length = static_cast<std::uint32_t>(frame.size());
     std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
     bytes.append(reinterpret_cast<const char*>(frame.data()), frame.size());

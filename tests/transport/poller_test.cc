@@ -57,7 +57,7 @@ class Source final : public PollSource {
   [[nodiscard]] bool wait_signals(int count) const {
     return wait_until([&] { return signals.load() >= count; }, seconds(10));
   }
-  const Descriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  const base::Descriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::atomic<int> polls{0};
   std::atomic<int> signals{0};
   mutable std::atomic<int> looks{0};  // how often it was asked whether it may sleep
@@ -532,7 +532,7 @@ TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
 TEST_P(StreamIdle, StrangersThatSayNothingCostNothing) {
   const auto server = make(1);
   const auto addresses = server->listen([] { return std::make_shared<Recorder>()->events(); });
-  std::vector<Descriptor> strangers;
+  std::vector<base::Descriptor> strangers;
   for (int i = 0; i < 10; ++i) strangers.push_back(connect_raw(addresses.front()));
   RawPeer half(addresses.front());
   half.write(std::string("\1\0\0\0", 4));

@@ -42,23 +42,23 @@ template <class Condition>
 }
 
 // A blocking socket connected to "tcp://127.0.0.1:4711" or "shm://name", -1 when that fails.
-[[nodiscard]] inline Descriptor connect_raw(const std::string& address) {
+[[nodiscard]] inline base::Descriptor connect_raw(const std::string& address) {
   const std::string rest = address.substr(address.find("://") + 3);
   if (address.starts_with("tcp://")) {
     const auto ip = IpAddress::parse_with_port(rest);
-    if (!ip) return Descriptor();
-    Descriptor socket(::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!ip) return base::Descriptor();
+    base::Descriptor socket(::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) != 0)
-      return Descriptor();
+      return base::Descriptor();
     return socket;
   }
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path + 1, rest.data(), std::min(rest.size(), sizeof(name.sun_path) - 1));
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  base::Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + rest.size());
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), bytes) != 0)
-    return Descriptor();
+    return base::Descriptor();
   return socket;
 }
 
@@ -96,8 +96,8 @@ struct RawOffer {
 };
 
 // Makes the memory that the offer says and sends it; gives back its descriptor.
-inline Descriptor send_offer(int socket, const RawOffer& offer) {
-  Descriptor memory(
+inline base::Descriptor send_offer(int socket, const RawOffer& offer) {
+  base::Descriptor memory(
       ::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
   EXPECT_EQ(::ftruncate(memory.get(), offer.bytes), 0);
   for (const auto& [at, word] : offer.words_in_memory)
@@ -142,7 +142,7 @@ class RawPeer {
   explicit RawPeer(const std::string& address) : socket_(connect_raw(address)) {
     EXPECT_TRUE(socket_) << address;
     if (!address.starts_with("shm://")) return;
-    const Descriptor memory = send_offer(socket_.get(), {});
+    const base::Descriptor memory = send_offer(socket_.get(), {});
     void* at = ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
     EXPECT_NE(at, MAP_FAILED);
     memory_ = static_cast<std::byte*>(at);
@@ -154,7 +154,7 @@ class RawPeer {
   RawPeer& operator=(const RawPeer&) = delete;
 
   [[nodiscard]] int socket() const { return socket_.get(); }
-  void hang_up() { socket_ = Descriptor(); }
+  void hang_up() { socket_ = base::Descriptor(); }
 
   // Writes everything; false when the other side takes nothing for long or has gone.
   bool write(std::string_view bytes) {
@@ -194,19 +194,19 @@ class RawPeer {
     return write(record_text(RecordKind::message, 0, frame.size(), frame));
   }
   [[nodiscard]] static std::string hello() {
-    const Bytes greeting = Handshake(named(), Role::connecting, {}).greeting();
+    const base::Bytes greeting = Handshake(named(), Role::connecting, {}).greeting();
     return std::string(reinterpret_cast<const char*>(greeting.data()), greeting.size());
   }
   // False when the other side does not let us in.
   bool shake_hands() {
     Handshake handshake(named(), Role::connecting, {});
-    const auto say = [this](const Bytes& words) {
+    const auto say = [this](const base::Bytes& words) {
       return write_message({reinterpret_cast<const char*>(words.data()), words.size()});
     };
     if (!say(handshake.greeting())) return false;
     for (int i = 0; i < 4 && handshake.state() != Handshake::State::open; ++i) {
       const std::string heard = read_message();
-      for (const Bytes& answer : handshake.receive(std::as_bytes(std::span(heard)))) {
+      for (const base::Bytes& answer : handshake.receive(std::as_bytes(std::span(heard)))) {
         if (!say(answer)) return false;
       }
     }
@@ -266,7 +266,7 @@ class RawPeer {
     return static_cast<ssize_t>(step);
   }
 
-  Descriptor socket_;
+  base::Descriptor socket_;
   std::byte* memory_ = nullptr;
 };
 

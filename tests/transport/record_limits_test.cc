@@ -106,7 +106,7 @@ TEST(RecordLimits, LittleIsStagedDuringTheHandshake) {
   bool open = false;
   std::size_t came = 0;
   RecordReader reader(
-      [](const Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
+      [](const base::Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
       [&] {
         return open ? RecordReader::Limits{kMiB, kMiB, true} : RecordReader::Limits{512, 0, false};
       },
@@ -133,7 +133,7 @@ TEST(RecordLimits, NothingIsReadWhileALargeMessageWaitsForTheBudget) {
   bool room = false;
   std::vector<std::size_t> came;
   RecordReader reader(
-      [](const Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
+      [](const base::Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
       [] {
         return RecordReader::Limits{kMiB, kMiB, true};
       },

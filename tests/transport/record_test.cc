@@ -478,7 +478,7 @@ TEST(Record, AnAllocatorThatThrowsIsPassedOn) {
                  ? Raw().header(kind, 1, 1, {10}).header(kData, 0, 11, {}).filler(11).bytes
                  : Raw().header(kind, 1, 1, {10}).filler(11).bytes);
     RecordReader reader(
-        [](const Bytes&, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
+        [](const base::Bytes&, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
         [] {
           return RecordReader::Limits{100, 100, true};
         },

@@ -62,7 +62,7 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   [[nodiscard]] ConnectionEvents events() {
     ConnectionEvents events;
     events.on_open = [self = shared_from_this()](const std::shared_ptr<Connection>& connection) {
-      MutexLock lock(self->mutex_);
+      base::MutexLock lock(self->mutex_);
       if (std::exchange(self->busy_, true))
         self->faults_.push_back("on_open while another callback runs");
       if (self->closed_) self->faults_.push_back("on_open after on_closed");
@@ -75,14 +75,14 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
     events.on_message = [self = shared_from_this()](const std::shared_ptr<Connection>& connection,
                                                     Message message) {
       {
-        MutexLock lock(self->mutex_);
+        base::MutexLock lock(self->mutex_);
         if (std::exchange(self->busy_, true))
           self->faults_.push_back("on_message while another callback runs");
         if (!self->open_) self->faults_.push_back("on_message before on_open");
         if (self->closed_) self->faults_.push_back("on_message after on_closed");
       }
       if (self->handle) self->handle(connection, std::move(message));
-      MutexLock lock(self->mutex_);
+      base::MutexLock lock(self->mutex_);
       self->busy_ = false;
       ++self->received_;
       if (!self->handle) self->messages_.push_back(std::move(message));
@@ -90,7 +90,7 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
     };
     events.on_closed = [self = shared_from_this()](const std::shared_ptr<Connection>&,
                                                    const Error& error) {
-      MutexLock lock(self->mutex_);
+      base::MutexLock lock(self->mutex_);
       if (self->busy_) self->faults_.push_back("on_closed while another callback runs");
       if (self->closed_) self->faults_.push_back("second on_closed");
       self->closed_ = error;
@@ -103,11 +103,11 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   // A `done` that is counted. Every one made must fire exactly once.
   [[nodiscard]] SendDone done() {
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       ++sends_;
     }
     return [self = shared_from_this(), fired = false](const std::optional<Error>& error) mutable {
-      MutexLock lock(self->mutex_);
+      base::MutexLock lock(self->mutex_);
       if (std::exchange(fired, true)) self->faults_.push_back("done fired twice");
       ++self->done_;
       if (error) {
@@ -121,7 +121,7 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   template <class Condition>
   [[nodiscard]] bool wait(Condition condition) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     while (!condition(*this)) {
       if (!changed_.wait_until(mutex_, deadline)) return condition(*this);
     }
@@ -158,7 +158,7 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   [[nodiscard]] std::optional<Error> send_error() const { return locked(send_error_); }
   [[nodiscard]] std::vector<std::string> faults() const { return locked(faults_); }
   [[nodiscard]] std::vector<Message> take_messages() {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return std::exchange(messages_, {});
   }
   [[nodiscard]] std::vector<std::string> take_texts() {
@@ -170,12 +170,12 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
  private:
   template <class T>
   [[nodiscard]] T locked(const T& value) const {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return value;
   }
 
-  mutable Mutex mutex_;
-  CondVar changed_;
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
   bool busy_ = false;
   bool open_ = false;
   std::optional<Error> closed_;

@@ -31,7 +31,7 @@ class Relay {
 
   explicit Relay(std::string target) : target_(std::move(target)) {
     const auto ip = IpAddress::parse("127.0.0.1", 0);
-    listener_ = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    listener_ = base::Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes),
               0);
     EXPECT_EQ(::listen(listener_.get(), 16), 0);
@@ -51,12 +51,12 @@ class Relay {
   [[nodiscard]] const std::string& address() const { return address_; }
   // For the connections to come.
   void change_by(Change change) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     change_ = std::move(change);
   }
   // What the last connection carried, as it came.
   [[nodiscard]] std::string carried(bool from_connecting) const {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return carried_[from_connecting ? 0 : 1];
   }
 
@@ -65,10 +65,10 @@ class Relay {
     while (!stop_.load()) {
       pollfd event{listener_.get(), POLLIN, 0};
       if (::poll(&event, 1, 5) <= 0) continue;
-      const Descriptor connecting(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      const Descriptor accepting = connect_raw(target_);
+      const base::Descriptor connecting(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const base::Descriptor accepting = connect_raw(target_);
       {
-        MutexLock lock(mutex_);
+        base::MutexLock lock(mutex_);
         carried_ = {};
       }
       std::array<int, 2> sockets{connecting.get(), accepting.get()};
@@ -90,7 +90,7 @@ class Relay {
     std::string words(bytes.data(), static_cast<std::size_t>(count));
     bool cut = false;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       const std::size_t before = carried_[side].size();
       carried_[side] += words;
       for (std::size_t i = 0; change_ && i < words.size() && !cut; ++i) {
@@ -103,10 +103,10 @@ class Relay {
   }
 
   const std::string target_;
-  Descriptor listener_;
+  base::Descriptor listener_;
   std::string address_;
   std::atomic<bool> stop_{false};
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   Change change_ STITCH_GUARDED_BY(mutex_);
   std::array<std::string, 2> carried_ STITCH_GUARDED_BY(mutex_);
   std::thread thread_;

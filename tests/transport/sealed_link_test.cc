@@ -55,7 +55,7 @@ std::unique_ptr<Link> sealed(Pipe& in, Pipe& out, Role role, Encryption encrypti
 
 RecordReader reader_into(std::vector<Message>& messages) {
   return RecordReader(
-      [](const Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
+      [](const base::Bytes&, std::size_t bytes) { return allocate_buffer(Device{}, bytes); },
       [] { return RecordReader::Limits{.frame_bytes = kMiB, .buffer_bytes = 8 * kMiB}; },
       [&messages](Message message) { messages.push_back(std::move(message)); });
 }

@@ -100,7 +100,7 @@ TEST(Selection, AStrangerWhoConnectsDuringATransferDoesNotMakeItFail) {
     EXPECT_EQ(error_with([](const std::string& address) { EXPECT_TRUE(connect_raw(address)); }), "")
         << transport;
     EXPECT_EQ(error_with([](const std::string& address) {
-                const Descriptor socket = connect_raw(address);
+                const base::Descriptor socket = connect_raw(address);
                 send_raw(socket.get(), "GET / HTTP/1.1\r\n\r\n");
               }),
               "")

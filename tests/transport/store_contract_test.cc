@@ -63,8 +63,8 @@ class TcpBackend final : public Backend {
 
  private:
   TcpStoreOptions options_{.job = "contract", .key = SecretKey::from_random("open sesame")};
-  EventLoop server_loop_{"store server"};
-  EventLoop client_loop_{"store client"};
+  base::EventLoop server_loop_{"store server"};
+  base::EventLoop client_loop_{"store client"};
   TcpStoreServer server_{server_loop_, options_};
 };
 

@@ -136,19 +136,19 @@ TEST(StreamEndpoint, SpeaksIpv6) {
 // ends the connection, must know it, too.
 TEST(StreamEndpoint, AConnectionThatIsResetSaysSoWhoeverHeardItFirst) {
   const auto ip = IpAddress::parse("127.0.0.1", 0);
-  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
   ASSERT_EQ(::listen(listener.get(), 8), 0);
   sockaddr_storage at{};
   socklen_t bytes = sizeof(at);
   ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
   for (const bool write_first : {true, false}) {
-    Descriptor ours(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    base::Descriptor ours(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(ours.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
     const int raw = ours.get();
     const auto link = make_tcp_link(std::move(ours));
     {
-      const Descriptor theirs(::accept(listener.get(), nullptr, nullptr));
+      const base::Descriptor theirs(::accept(listener.get(), nullptr, nullptr));
       const linger reset{1, 0};
       ASSERT_EQ(::setsockopt(theirs.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
     }
@@ -169,18 +169,18 @@ TEST(StreamEndpoint, AConnectionThatIsResetSaysSoWhoeverHeardItFirst) {
 // Where nobody listens, a connecting socket may be given the very port that it connects to.
 TEST(StreamEndpoint, ASocketThatMeetsItselfIsNoPeer) {
   const auto ip = IpAddress::parse("127.0.0.1", 0);
-  const Descriptor self(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Descriptor self(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(self.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
   sockaddr_storage at{};
   socklen_t bytes = sizeof(at);
   ASSERT_EQ(::getsockname(self.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
   ASSERT_EQ(::connect(self.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
   EXPECT_TRUE(connects_itself(self.get()));
-  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
   ASSERT_EQ(::listen(listener.get(), 8), 0);
   ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
-  const Descriptor other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Descriptor other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::connect(other.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
   EXPECT_FALSE(connects_itself(other.get()));
 }

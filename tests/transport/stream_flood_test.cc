@@ -28,7 +28,7 @@ struct Besieged {
       : endpoint(make_stream_endpoint(options(1), {{transport}, "127.0.0.1"})) {
     address = endpoint
                   ->listen([this] {
-                    MutexLock lock(mutex);
+                    base::MutexLock lock(mutex);
                     accepted.push_back(std::make_shared<Recorder>());
                     accepted.back()->handle = [](const std::shared_ptr<Connection>& from,
                                                  Message message) {
@@ -40,21 +40,21 @@ struct Besieged {
   }
   ~Besieged() { endpoint.reset(); }
   [[nodiscard]] std::size_t count() const {
-    MutexLock lock(mutex);
+    base::MutexLock lock(mutex);
     return accepted.size();
   }
   [[nodiscard]] std::shared_ptr<Recorder> recorder(std::size_t index) const {
-    MutexLock lock(mutex);
+    base::MutexLock lock(mutex);
     return accepted.at(index);
   }
   // Of those accepted, how many have not ended.
   [[nodiscard]] std::size_t living() const {
-    MutexLock lock(mutex);
+    base::MutexLock lock(mutex);
     return static_cast<std::size_t>(
         std::count_if(accepted.begin(), accepted.end(),
                       [](const auto& each) { return !each->closed().has_value(); }));
   }
-  mutable Mutex mutex;
+  mutable base::Mutex mutex;
   std::vector<std::shared_ptr<Recorder>> accepted;
   std::unique_ptr<Endpoint> endpoint;
   std::string address;
@@ -85,7 +85,7 @@ TEST_P(StreamFlood, ThousandsOfHalfOpenConnectionsHaveAFewPlaces) {
   const auto good = std::make_shared<Recorder>();
   const auto connection = client->connect(server.address, good->events());
   ASSERT_TRUE(good->wait_open()) << good->closed_text();
-  std::vector<Descriptor> strangers;
+  std::vector<base::Descriptor> strangers;
   for (std::size_t i = 0; i < wanted; ++i) {
     strangers.push_back(connect_raw(server.address));
     ASSERT_TRUE(strangers.back()) << i;
@@ -113,7 +113,7 @@ TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
   ASSERT_TRUE(wait_until([&] { return server.count() == 1; }));
   const std::string answer = spoken.read_message();
   EXPECT_FALSE(answer.empty());
-  std::vector<Descriptor> strangers;
+  std::vector<base::Descriptor> strangers;
   for (std::size_t i = 0; i < HalfOpen::kMostSilent + 20; ++i)
     strangers.push_back(connect_raw(server.address));
   ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
@@ -129,9 +129,9 @@ TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
 
 TEST(StreamFloodTcp, WhoIsPushedOutIsTold) {
   Besieged server("tcp");
-  const Descriptor first = connect_raw(server.address);
+  const base::Descriptor first = connect_raw(server.address);
   ASSERT_TRUE(wait_until([&] { return server.count() == 1; }));
-  std::vector<Descriptor> strangers;
+  std::vector<base::Descriptor> strangers;
   for (std::size_t i = 0; i < HalfOpen::kMostSilent; ++i)
     strangers.push_back(connect_raw(server.address));
   ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
@@ -151,7 +151,7 @@ TEST(StreamFloodTcp, WhoIsPushedOutIsTold) {
 
 TEST(HalfOpen, ManyThatComeAtTheSameMomentAreKept) {
   const EndpointOptions own = options(1);
-  const auto thread = std::make_shared<ReaderThread>();
+  const auto thread = std::make_shared<base::TaskThread>();
   const auto poller = Poller::start("test");
   const auto budget = std::make_shared<ReceiveBudget>(own.max_receiving_bytes);
   std::vector<std::shared_ptr<StreamConnection>> connections;
@@ -179,7 +179,7 @@ TEST(HalfOpen, ManyThatComeAtTheSameMomentAreKept) {
 TEST_P(StreamFlood, WhoSaysNothingIsClosedSooner) {
   Besieged server(GetParam());
   const auto begin = Clock::now();
-  const Descriptor silent = connect_raw(server.address);
+  const base::Descriptor silent = connect_raw(server.address);
   RawPeer spoken(server.address);
   ASSERT_TRUE(spoken.write_message(RawPeer::hello()));
   ASSERT_TRUE(wait_until([&] { return server.count() == 2; }));

@@ -156,7 +156,7 @@ TEST(StreamProcess, DISABLED_PoorEcho) {
   const auto recorder = std::make_shared<Recorder>();
   const auto connection = control->connect(address, recorder->events());
   ASSERT_TRUE(recorder->wait_open());
-  const Descriptor last(::dup(0));
+  const base::Descriptor last(::dup(0));
   const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   connection->send(make_message(addresses[0]), nullptr);
@@ -182,7 +182,7 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
     ASSERT_TRUE(first->wait_messages(1)) << first->closed_text();
     for (int round = 1; round <= 3; ++round) {
       // More strangers than it has descriptors for: they wait in the kernel's queue.
-      std::vector<Descriptor> strangers;
+      std::vector<base::Descriptor> strangers;
       for (int i = 0; i < 60; ++i) strangers.push_back(connect_raw(address));
       const std::size_t done = first->received();
       before->send(make_message("still there"), nullptr);
@@ -215,7 +215,7 @@ TEST(StreamProcess, DISABLED_PoorClient) {
   const auto recorder = std::make_shared<Recorder>();
   const auto connection = control->connect(address, recorder->events());
   ASSERT_TRUE(recorder->wait_open());
-  const Descriptor last(::dup(0));
+  const base::Descriptor last(::dup(0));
   const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   connection->send(make_message(addresses[0]), nullptr);
@@ -243,7 +243,7 @@ TEST(StreamProcess, StrangersDoNotKeepItFromConnecting) {
     ASSERT_TRUE(wait_until([&] { return in->received() == 1 || in->closed().has_value(); }));
     const auto texts = in->take_texts();
     ASSERT_EQ(texts.size(), 1U) << in->closed_text();
-    std::vector<Descriptor> strangers;
+    std::vector<base::Descriptor> strangers;
     for (int i = 0; i < 80; ++i) strangers.push_back(connect_raw(texts.front()));
     const auto target = make_endpoint(4, {transport});
     const auto addresses = target->listen([] { return echo(); });

@@ -36,7 +36,7 @@ class Server {
     endpoint = make_stream_endpoint(std::move(self), over({transport}));
     address = endpoint
                   ->listen([this] {
-                    MutexLock lock(mutex_);
+                    base::MutexLock lock(mutex_);
                     accepted_.push_back(std::make_shared<Recorder>());
                     return accepted_.back()->events();
                   })
@@ -52,12 +52,12 @@ class Server {
       EXPECT_EQ(recorder(i)->faults(), std::vector<std::string>{});
   }
   [[nodiscard]] std::size_t accepted() const {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return accepted_.size();
   }
   // Of the connection with this number; the good one has 0.
   [[nodiscard]] std::shared_ptr<Recorder> recorder(std::size_t index) const {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return accepted_.at(index);
   }
   [[nodiscard]] std::shared_ptr<Recorder> next() {
@@ -79,7 +79,7 @@ class Server {
   std::string address;
 
  private:
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::vector<std::shared_ptr<Recorder>> accepted_;
   std::size_t next_ = 0;
   std::unique_ptr<Endpoint> client_;
@@ -95,7 +95,7 @@ TEST_P(Strangers, GarbageEndsOnlyItsConnection) {
   Server server(GetParam());
   std::mt19937_64 random(11);
   for (int round = 0; round < 60; ++round) {
-    const Descriptor stranger = connect_raw(server.address);
+    const base::Descriptor stranger = connect_raw(server.address);
     ASSERT_TRUE(stranger);
     std::string words;
     if (round % 3 == 0) {
@@ -141,7 +141,7 @@ TEST_P(Strangers, StrangersThatHangUpAreForgotten) {
   const std::string hello = RawPeer::hello();
   for (int round = 0; round < 60; ++round) {
     if (round % 3 == 0) {
-      const Descriptor stranger = connect_raw(server.address);  // says nothing
+      const base::Descriptor stranger = connect_raw(server.address);  // says nothing
     } else {
       RawPeer peer(server.address);
       const std::string words = record_text(RecordKind::message, 0, hello.size(), hello);
@@ -160,7 +160,7 @@ TEST_P(Strangers, ASilentConnectionIsClosedInTime) {
   EndpointOptions self = options(1);
   self.handshake_timeout = milliseconds(300);
   Server server(GetParam(), self);
-  const Descriptor silent = connect_raw(server.address);
+  const base::Descriptor silent = connect_raw(server.address);
   const auto first = server.next();
   RawPeer half(server.address);
   const std::string hello = RawPeer::hello();
@@ -187,7 +187,7 @@ TEST_P(Strangers, AServerThatSaysNothingIsGivenUp) {
   impatient.handshake_timeout = milliseconds(100);
   const auto endpoint = make_stream_endpoint(impatient, over({GetParam()}));
   const bool tcp = std::string(GetParam()) == "tcp";
-  const Descriptor silent(::socket(tcp ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Descriptor silent(::socket(tcp ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   std::string address;
   if (tcp) {
     const auto ip = IpAddress::parse("127.0.0.1", 0);
@@ -252,9 +252,9 @@ TEST(StrangersShm, WrongOffersAreRefused) {
   for (int round = 0; round < 3; ++round) {
     for (const Case& each : cases) {
       SCOPED_TRACE(each.what);
-      const Descriptor stranger = connect_raw(server.address);
+      const base::Descriptor stranger = connect_raw(server.address);
       ASSERT_TRUE(stranger);
-      const Descriptor memory = send_offer(stranger.get(), each.offer);
+      const base::Descriptor memory = send_offer(stranger.get(), each.offer);
       const auto seen = server.next();
       EXPECT_TRUE(wait_hung_up(stranger.get(), milliseconds(3000))) << "it was taken";
       if (!seen->closed()) continue;
@@ -269,9 +269,9 @@ TEST(StrangersShm, WrongOffersAreRefused) {
 TEST(StrangersShm, AnOfferWithoutADescriptorToSpareIsNotThePeersFault) {
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
-  const Descriptor peer(ends[0]);
-  Descriptor own(ends[1]);
-  const Descriptor memory = send_offer(peer.get(), {});
+  const base::Descriptor peer(ends[0]);
+  base::Descriptor own(ends[1]);
+  const base::Descriptor memory = send_offer(peer.get(), {});
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none{0, before.rlim_max};
@@ -288,8 +288,8 @@ TEST(StrangersShm, AnOfferWithoutADescriptorToSpareIsNotThePeersFault) {
 
 TEST(StrangersShm, AFileInsteadOfSharedMemoryIsRefused) {
   Server server("shm");
-  const Descriptor stranger = connect_raw(server.address);
-  const Descriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  const base::Descriptor stranger = connect_raw(server.address);
+  const base::Descriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   std::string words = RawOffer{}.words;
   iovec part{words.data(), words.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -317,8 +317,8 @@ TEST(StrangersShm, MemoryThatCannotBeWrittenIsRefused) {
   Server server("shm");
   RawOffer offer;
   offer.seals |= F_SEAL_WRITE;
-  const Descriptor stranger = connect_raw(server.address);
-  const Descriptor memory = send_offer(stranger.get(), offer);
+  const base::Descriptor stranger = connect_raw(server.address);
+  const base::Descriptor memory = send_offer(stranger.get(), offer);
   EXPECT_TRUE(wait_hung_up(stranger.get()));
   ASSERT_TRUE(server.next()->wait_closed());
   server.expect_alive();
@@ -355,8 +355,8 @@ TEST(StrangersShm, NonsenseInTheOfferedMemoryHarmsNobody) {
       SCOPED_TRACE(std::to_string(value) + " at " + std::to_string(word));
       RawOffer offer;
       offer.words_in_memory = {{word, value}};
-      const Descriptor stranger = connect_raw(server.address);
-      const Descriptor memory = send_offer(stranger.get(), offer);
+      const base::Descriptor stranger = connect_raw(server.address);
+      const base::Descriptor memory = send_offer(stranger.get(), offer);
       const auto seen = server.next();
       // What the accepting side writes first meets a count of taken bytes that cannot be. (One byte
       // less than none can: it looks like a byte that was not taken.)
@@ -374,7 +374,7 @@ TEST(StrangersShm, NonsenseInTheOfferedMemoryHarmsNobody) {
 // Likewise when the liar is the one who was connected to.
 TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
   const std::string name = "stitch-test-liar-" + std::to_string(::getpid());
-  const Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un at{};
   at.sun_family = AF_UNIX;
   std::memcpy(at.sun_path + 1, name.data(), name.size());
@@ -385,7 +385,7 @@ TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
     const auto endpoint = make_stream_endpoint(options(1), over({"shm"}));
     const auto recorder = std::make_shared<Recorder>();
     const auto connection = endpoint->connect("shm://" + name, recorder->events());
-    Descriptor socket(::accept(listener.get(), nullptr, nullptr));
+    base::Descriptor socket(::accept(listener.get(), nullptr, nullptr));
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
     std::array<char, 64> words{};
     iovec part{words.data(), words.size()};
@@ -397,7 +397,7 @@ TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
     ASSERT_GT(::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC), 0);
     int fd = -1;
     std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-    const Descriptor memory(fd);
+    const base::Descriptor memory(fd);
     ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), RawPeer::taken), 8);
     ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), 256 + RawPeer::written), 8);
     // The other side may have seen the nonsense already, and be gone.
@@ -471,9 +471,9 @@ TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
 TEST(StrangersShm, NonsenseIsNotSleptOver) {
   std::array<int, 2> pair{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()), 0);
-  const Descriptor peer(pair[0]);
-  Descriptor ours(pair[1]);
-  const Descriptor memory = send_offer(peer.get(), {});
+  const base::Descriptor peer(pair[0]);
+  base::Descriptor ours(pair[1]);
+  const base::Descriptor memory = send_offer(peer.get(), {});
   const auto link = accept_shm_link(ours);
   ASSERT_NE(link, nullptr);
   link->wake();

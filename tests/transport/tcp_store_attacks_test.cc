@@ -2,6 +2,7 @@
 // client and the server, and as either of them.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <atomic>
 
 #include <array>
 #include <functional>
@@ -40,12 +41,12 @@ class Relay {
   [[nodiscard]] std::uint16_t port() const { return port_; }
   // Of the next connections. REQUIRES: none is open.
   void meddle(Meddle meddle) {
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     meddle_ = std::move(meddle);
   }
   // What went that way over the last connection, before it was meddled with.
   [[nodiscard]] std::string said(Way way) {
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     return said_[way];
   }
 
@@ -62,7 +63,7 @@ class Relay {
   void pump(Socket& client, Socket& server) {
     Meddle meddle;
     {
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       meddle = meddle_;
       said_ = {};
     }
@@ -79,7 +80,7 @@ class Relay {
         bytes.resize(static_cast<std::size_t>(got));
         std::size_t offset = 0;
         {
-          const MutexLock lock(mutex_);
+          const base::MutexLock lock(mutex_);
           offset = said_[way].size();
           said_[way] += bytes;
         }
@@ -96,7 +97,7 @@ class Relay {
   Socket listener_;
   const std::uint16_t port_;
   std::atomic<bool> ended_ = false;
-  Mutex mutex_;
+  base::Mutex mutex_;
   Meddle meddle_ STITCH_GUARDED_BY(mutex_);
   std::array<std::string, 2> said_ STITCH_GUARDED_BY(mutex_);
   std::jthread thread_;
@@ -128,8 +129,8 @@ class TcpStoreAttacks : public ::testing::Test {
   }
 
   const TcpStoreOptions options_{.job = "job", .key = SecretKey::from_random("right")};
-  EventLoop server_loop_{"store server"};
-  EventLoop loop_{"store client"};
+  base::EventLoop server_loop_{"store server"};
+  base::EventLoop loop_{"store client"};
   TcpStoreServer server_{server_loop_, options_};
   Relay relay_{server_.port()};
   const std::shared_ptr<Store> direct_ = client(server_.port());
@@ -222,7 +223,7 @@ TEST_F(TcpStoreAttacks, ARecordedSessionCannotBeReplayed) {
 TEST_F(TcpStoreAttacks, ARequestOnTheWayCannotBeRepeatedLeftOutOrMoved) {
   constexpr std::size_t kHandshake = 8 + 4 + StoreHandshake::kHelloBytes + 4 + Key::kBytes;
   for (const bool repeated : {true, false}) {
-    std::size_t requests = 0;
+    std::atomic<std::size_t> requests{0};
     relay_.meddle([&, repeated](Way way, std::size_t offset, std::string& bytes) {
       if (way != to_server || offset < kHandshake) return true;
       if (++requests != 2) return true;
@@ -271,7 +272,7 @@ TEST_F(TcpStoreAttacks, HellosAndProofsOfTwoConnectionsCannotBeCrossed) {
   Socket mirror;
   mirror.connect(server_.port());
   mirror.send(kStoreMagic);
-  Bytes hello;
+  base::Bytes hello;
   hello.append(hellos[0].data() + 1, StoreHandshake::kHelloBytes);
   mirror.send_frame(hello);
   mirror.receive(kStoreMagic.size());
@@ -293,7 +294,7 @@ TEST_F(TcpStoreAttacks, AMirrorIsNoServer) {
       const std::string hello = socket.receive_frame();
       socket.send(magic);
       if (plainly) {
-        Bytes same;
+        base::Bytes same;
         same.append(hello.data(), hello.size());
         socket.send_frame(same);
       } else {
@@ -334,8 +335,8 @@ TEST_F(TcpStoreAttacks, NothingIsReadFromAClientBeforeItsProof) {
   socket.send(kStoreMagic);
   StoreHandshake wrong(StoreHandshake::Role::client, "job", SecretKey::from_random("wrong"));
   socket.send_frame(wrong.hello());
-  Bytes set;
-  ByteWriter writer(set);
+  base::Bytes set;
+  base::ByteWriter writer(set);
   writer.write(std::uint64_t{1});
   writer.write(StoreOperation::set);
   writer.write_string("key");

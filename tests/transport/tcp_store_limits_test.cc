@@ -23,13 +23,13 @@ class TcpStoreLimits : public ::testing::Test {
   std::shared_ptr<Store> client(const TcpStoreServer& server) {
     return make_tcp_store(loop_, {.port = server.port(), .connect_timeout = 20s});
   }
-  EventLoop server_loop_{"store server"};
-  EventLoop loop_{"store client"};
+  base::EventLoop server_loop_{"store server"};
+  base::EventLoop loop_{"store client"};
 };
 
-Bytes get_request(std::uint64_t id, std::string_view key) {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes get_request(std::uint64_t id, std::string_view key) {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(id);
   writer.write(StoreOperation::get);
   writer.write_string(key);
@@ -205,7 +205,7 @@ TEST_F(TcpStoreLimits, AnExceptionEndsOneStreamOnly) {
     });
     Socket other = listener.accept();
     other.send(kStoreMagic);
-    Bytes frame;
+    base::Bytes frame;
     frame.append(std::string(4, first).data(), 4);
     other.send_frame(frame);
     const Error why = closed.get_future().get();

@@ -23,18 +23,18 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::error_of;
 
-Bytes request(std::uint64_t id, StoreOperation operation, std::string_view key) {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes request(std::uint64_t id, StoreOperation operation, std::string_view key) {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(id);
   writer.write(operation);
   writer.write_string(key);
   return bytes;
 }
 
-Bytes get_request(std::uint64_t id, std::string_view key, std::chrono::milliseconds timeout) {
-  Bytes bytes = request(id, StoreOperation::get, key);
-  ByteWriter(bytes).write(static_cast<std::int64_t>(timeout.count()));
+base::Bytes get_request(std::uint64_t id, std::string_view key, std::chrono::milliseconds timeout) {
+  base::Bytes bytes = request(id, StoreOperation::get, key);
+  base::ByteWriter(bytes).write(static_cast<std::int64_t>(timeout.count()));
   return bytes;
 }
 
@@ -56,8 +56,8 @@ class TcpStoreTest : public ::testing::Test {
     return "tcp store at 127.0.0.1:" + std::to_string(port);
   }
 
-  EventLoop server_loop_{"store server"};
-  EventLoop loop_{"store client"};
+  base::EventLoop server_loop_{"store server"};
+  base::EventLoop loop_{"store client"};
 };
 
 TEST_F(TcpStoreTest, AServerThatIsNotThereIsNamedWithTheCause) {
@@ -209,7 +209,7 @@ TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
   TcpStoreServer server(server_loop_, {});
   Socket socket;
   socket.connect(server.port());
-  Bytes hello = StoreHandshake(StoreHandshake::Role::client, "", nullptr).hello();
+  base::Bytes hello = StoreHandshake(StoreHandshake::Role::client, "", nullptr).hello();
   hello.data()[4] = std::byte{9};
   socket.send(kStoreMagic);
   socket.send_frame(hello);
@@ -288,8 +288,8 @@ TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
   EXPECT_TRUE(unknown.hung_up());
 
   Socket counter = raw_client({}, server.port());
-  Bytes wait;
-  ByteWriter writer(wait);
+  base::Bytes wait;
+  base::ByteWriter writer(wait);
   writer.write(std::uint64_t{1});
   writer.write(StoreOperation::wait);
   writer.write(std::uint32_t{0xffffffff});
@@ -299,7 +299,7 @@ TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
   std::minstd_rand random(1);
   for (int round = 0; round < 200; ++round) {
     Socket fuzz = raw_client({}, server.port());
-    Bytes bytes = get_request(1, "fuzz", 0ms);
+    base::Bytes bytes = get_request(1, "fuzz", 0ms);
     const std::size_t at = random() % bytes.size();
     bytes.data()[at] = static_cast<std::byte>(random());
     bytes.resize(1 + random() % bytes.size());
@@ -382,7 +382,7 @@ TEST_F(TcpStoreTest, BlockingOnTheThreadOfTheLoopIsRefused) {
 
 TEST_F(TcpStoreTest, AClosedLoopIsReported) {
   TcpStoreServer server(server_loop_, {});
-  EventLoop closed("closed loop");
+  base::EventLoop closed("closed loop");
   closed.close();
   TcpStoreOptions options{.port = server.port()};
   EXPECT_EQ(error_of([&] { (void)make_tcp_store(closed, options); }).code(),

@@ -39,26 +39,26 @@ class Listening {
       : endpoint_(make_stream_endpoint(std::move(self), {{"tcp"}, "127.0.0.1"})) {
     address = endpoint_
                   ->listen([this] {
-                    MutexLock lock(mutex_);
+                    base::MutexLock lock(mutex_);
                     accepted_.push_back(std::make_shared<Recorder>());
                     return accepted_.back()->events();
                   })
                   .front();
   }
   [[nodiscard]] std::size_t accepted() const {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return accepted_.size();
   }
   [[nodiscard]] std::shared_ptr<Recorder> recorder(std::size_t index) const {
     EXPECT_TRUE(wait_until([&] { return accepted() > index; }));
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return accepted_.at(index);
   }
   [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
   std::string address;
 
  private:
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::vector<std::shared_ptr<Recorder>> accepted_;
   std::unique_ptr<Endpoint> endpoint_;
 };
@@ -207,7 +207,7 @@ TEST_P(TranscriptAttacks, RecordsRepeatedLeftOutOrReflectedEndTheSession) {
     RawPeer to_server(server.address);
     sockaddr_in bound{};
     socklen_t bytes = sizeof(bound);
-    const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const base::Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const auto ip = IpAddress::parse("127.0.0.1", 0);
     ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes),
               0);
@@ -216,7 +216,7 @@ TEST_P(TranscriptAttacks, RecordsRepeatedLeftOutOrReflectedEndTheSession) {
     const auto in_client = std::make_shared<Recorder>();
     const auto connection = client->connect(
         "tcp://127.0.0.1:" + std::to_string(ntohs(bound.sin_port)), in_client->events());
-    const Descriptor to_client(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const base::Descriptor to_client(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const auto in_server = server.recorder(trick);
     const auto hear = [](int socket, std::size_t count) {
       std::string words(count, '\0');

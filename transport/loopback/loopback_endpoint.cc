@@ -28,7 +28,7 @@ class Hub : public std::enable_shared_from_this<Hub> {
 
   const EndpointOptions options;
   const std::shared_ptr<LoopbackNetwork> network;
-  const std::shared_ptr<ReaderThread> thread = std::make_shared<ReaderThread>();
+  const std::shared_ptr<base::TaskThread> thread = std::make_shared<base::TaskThread>();
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
   [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
@@ -45,7 +45,7 @@ class Hub : public std::enable_shared_from_this<Hub> {
   void accept(const std::shared_ptr<LoopbackConnection>& from);
 
   ConnectionSet<LoopbackConnection> connections_;
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::string address_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
 };
@@ -60,31 +60,31 @@ class Hub : public std::enable_shared_from_this<Hub> {
 class LoopbackNetwork::Impl {
  public:
   [[nodiscard]] std::string add(const std::shared_ptr<Hub>& hub) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const std::string address = kScheme + std::to_string(++last_port_);
     listeners_[address] = hub;
     return address;
   }
   void remove(const std::string& address) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     listeners_.erase(address);
   }
   [[nodiscard]] std::shared_ptr<Hub> find(const std::string& address) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto found = listeners_.find(address);
     return found == listeners_.end() ? nullptr : found->second.lock();
   }
   void set_judge(Judge judge) {
     // Holds the old judge afterwards, which goes without the lock.
     auto shared = judge ? std::make_shared<const Judge>(std::move(judge)) : nullptr;
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     judge_.swap(shared);
   }
   [[nodiscard]] Fate judge(std::uint32_t from, std::uint32_t to, const Message& message) {
     const std::uint64_t sequence = messages_.fetch_add(1, std::memory_order_relaxed);
     std::shared_ptr<const Judge> judge;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       judge = judge_;
     }
     return judge ? (*judge)(from, to, sequence, message) : Fate{};
@@ -93,7 +93,7 @@ class LoopbackNetwork::Impl {
 
  private:
   std::atomic<std::uint64_t> messages_{0};
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::uint64_t last_port_ STITCH_GUARDED_BY(mutex_) = 0;
   std::map<std::string, std::weak_ptr<Hub>> listeners_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<const Judge> judge_ STITCH_GUARDED_BY(mutex_);
@@ -135,7 +135,7 @@ class LoopbackConnection final : public HandshakingConnection {
   }
 
  protected:
-  void transmit_handshake(Bytes message) override;
+  void transmit_handshake(base::Bytes message) override;
   void shut() override;
   void finished() override {
     hub_->remove(std::static_pointer_cast<LoopbackConnection>(shared_from_this()));
@@ -154,7 +154,7 @@ class LoopbackConnection final : public HandshakingConnection {
     return std::static_pointer_cast<LoopbackConnection>(shared_from_this());
   }
   [[nodiscard]] std::shared_ptr<LoopbackConnection> other() {
-    MutexLock lock(link_mutex_);
+    base::MutexLock lock(link_mutex_);
     return other_.lock();
   }
 
@@ -163,7 +163,7 @@ class LoopbackConnection final : public HandshakingConnection {
   const std::string name_;
   bool reading_ = true;  // on this half's thread only
 
-  Mutex link_mutex_;
+  base::Mutex link_mutex_;
   std::weak_ptr<LoopbackConnection> other_ STITCH_GUARDED_BY(link_mutex_);
   bool shut_ STITCH_GUARDED_BY(link_mutex_) = false;
 };
@@ -172,10 +172,10 @@ bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connect
                               const std::shared_ptr<LoopbackConnection>& accepting) {
   {
     // The accepting half is new and unknown to others until the connecting one knows it.
-    MutexLock lock(accepting->link_mutex_);
+    base::MutexLock lock(accepting->link_mutex_);
     accepting->other_ = connecting;
   }
-  MutexLock lock(connecting->link_mutex_);
+  base::MutexLock lock(connecting->link_mutex_);
   if (connecting->shut_) return false;
   connecting->other_ = accepting;
   return true;
@@ -267,7 +267,7 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
       [done = std::move(done), failure = std::move(failure)]() mutable { done(failure); });
 }
 
-void LoopbackConnection::transmit_handshake(Bytes message) {
+void LoopbackConnection::transmit_handshake(base::Bytes message) {
   if (const auto to = other()) {
     peer_hub_->thread->post([to, message = std::move(message)] { to->hear(message.span()); });
   }
@@ -276,7 +276,7 @@ void LoopbackConnection::transmit_handshake(Bytes message) {
 void LoopbackConnection::shut() {
   std::shared_ptr<LoopbackConnection> to;
   {
-    MutexLock lock(link_mutex_);
+    base::MutexLock lock(link_mutex_);
     if (std::exchange(shut_, true)) return;
     to = other_.lock();
   }
@@ -293,7 +293,7 @@ void LoopbackConnection::shut() {
 }
 
 std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (connections_.closed()) throw closed_endpoint_error();
   if (!address_.empty())
     throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
@@ -323,7 +323,7 @@ std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionE
 void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
   std::shared_ptr<const Endpoint::Accept> accept;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     accept = accept_;
   }
   Hub& other = from->hub();
@@ -360,7 +360,7 @@ void Hub::close() {
   std::shared_ptr<const Endpoint::Accept> accept;
   {
     // Whoever starts to listen says so under this lock, unless it finds the endpoint closed.
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     address = address_;
     accept = std::move(accept_);
   }

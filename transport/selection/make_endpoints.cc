@@ -12,7 +12,7 @@ namespace stitch::transport {
 
 std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options,
                                                       TransportChoice choice) {
-  check_names("transport", choice.transports, {"shm", "tcp", "tensorpipe-shm", "uv"});
+  base::check_names("transport", choice.transports, {"shm", "tcp", "tensorpipe-shm", "uv"});
   check_bind_address(choice.bind_address);
   StreamOptions stream{{}, choice.bind_address};
   TensorPipeOptions tensorpipe{{}, choice.channels, choice.bind_address};
@@ -46,7 +46,7 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
   if (endpoints.empty()) {
     throw Error(ErrorCode::disconnected,
                 "no transport passes a transfer from this worker to itself; tried: " +
-                    join_names(choice.transports) + ", bind address " + choice.bind_address +
+                    base::join_names(choice.transports) + ", bind address " + choice.bind_address +
                     reasons);
   }
   return endpoints;

@@ -21,7 +21,7 @@ namespace stitch::transport {
 class FileLog {
  public:
   static constexpr std::size_t kMaxPayloadBytes = (std::size_t{8} << 20) + 4096;
-  using Replay = UniqueFunction<void(std::string_view payload)>;
+  using Replay = base::UniqueFunction<void(std::string_view payload)>;
 
   FileLog(const std::string& path, Replay replay);
   ~FileLog();

@@ -33,21 +33,21 @@ class FileStore final : public Store {
       check_key(key);
       check_value(key, value);
     });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     append(writer, Operation::set, key, value);
   }
 
   std::string get(const std::string& key, Timeout timeout) override {
     in_store(name_, [&] { check_key(key); });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     wait_for({key}, timeout);
     return *map_.find(key);
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     log_.catch_up(std::chrono::steady_clock::time_point::max());
     const std::string* value = map_.find(key);
     if (value == nullptr) return std::nullopt;
@@ -56,13 +56,13 @@ class FileStore final : public Store {
 
   void wait(const std::vector<std::string>& keys, Timeout timeout) override {
     in_store(name_, [&] { check_keys(keys); });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     wait_for(keys, timeout);
   }
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {
     in_store(name_, [&] { check_key(key); });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     std::int64_t sum = 0;
     try {
@@ -77,7 +77,7 @@ class FileStore final : public Store {
   std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
                               const std::string& desired) override {
     in_store(name_, [&] { check_compare(key, expected, desired); });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     if (map_.matches(key, expected)) append(writer, Operation::set, key, desired);
     const std::string* value = map_.find(key);
@@ -86,7 +86,7 @@ class FileStore final : public Store {
 
   bool erase(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     FileLog::Writer writer(log_);
     if (map_.find(key) == nullptr) return false;
     append(writer, Operation::erase, key, "");
@@ -141,8 +141,8 @@ class FileStore final : public Store {
     }
   }
 
-  Mutex mutex_;
-  CondVar changed_;
+  base::Mutex mutex_;
+  base::CondVar changed_;
   StoreMap map_ STITCH_GUARDED_BY(mutex_);
   FileLog log_ STITCH_GUARDED_BY(mutex_);  // after map_: its constructor fills that
   const std::string name_ = log_.describe();

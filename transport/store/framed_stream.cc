@@ -29,7 +29,7 @@ struct FramedStream::Write {
   bool magic = false;        // the magic bytes instead of a frame
   bool sealed = false;       // the frame has its own length
   bool last = false;
-  Bytes frame;
+  base::Bytes frame;
   BudgetShare share;
   std::shared_ptr<FramedStream> stream;
 };
@@ -134,7 +134,7 @@ std::optional<std::span<const std::byte>> FramedStream::next_frame(std::size_t& 
     bytes = opener_->open_header(start);
   } else {
     std::memcpy(&length, start, sizeof(length));
-    bytes = to_wire_order(length);
+    bytes = base::to_wire_order(length);
   }
   if (bytes < least_frame_bytes_ || bytes > most_frame_bytes_) {
     throw Error(ErrorCode::protocol,
@@ -171,7 +171,7 @@ void FramedStream::take_frames() {
       [&](const Error& error) { fail(error); });
   filled_ = closing_ || ending_ ? 0 : filled_ - at;
   if (filled_ == 0) {
-    input_ = Bytes();  // idle connections hold no memory
+    input_ = base::Bytes();  // idle connections hold no memory
   } else if (at > 0) {
     std::memmove(input_.data(), input_.data() + at, filled_);
   }
@@ -185,18 +185,18 @@ void FramedStream::fail(const Error& error) {
   if (!ending_) close(error);
 }
 
-void FramedStream::write(Bytes frame, bool last) {
+void FramedStream::write(base::Bytes frame, bool last) {
   if (closing_ || ending_) return;
   auto request = std::make_unique<Write>();
   request->share = BudgetShare(budget_);
   request->share.resize(frame.size());
   if (sealer_) {
-    Bytes sealed(frame.size() + SealedRecord::kOverhead);
+    base::Bytes sealed(frame.size() + SealedRecord::kOverhead);
     sealer_->seal(frame.data(), frame.size(), sealed.data());
     request->sealed = true;
     request->frame = std::move(sealed);
   } else {
-    request->length = to_wire_order(static_cast<std::uint32_t>(frame.size()));
+    request->length = base::to_wire_order(static_cast<std::uint32_t>(frame.size()));
     request->frame = std::move(frame);
   }
   request->last = last;

@@ -64,9 +64,9 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
   // before it asks for more.
   void set_max_unsent_bytes(std::size_t bytes) { max_unsent_bytes_ = bytes; }
   // May throw Error(overloaded): nothing was sent then.
-  void send(Bytes frame) { write(std::move(frame), false); }
+  void send(base::Bytes frame) { write(std::move(frame), false); }
   // Closes once the frame is sent; what arrives meanwhile is dropped.
-  void send_last(Bytes frame) { write(std::move(frame), true); }
+  void send_last(base::Bytes frame) { write(std::move(frame), true); }
   void close(const Error& why) noexcept;
   [[nodiscard]] std::size_t unsent_bytes() const;
   // True when the other side has sent the magic bytes: it is a store or its client.
@@ -75,7 +75,7 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
  private:
   struct Write;
   FramedStream() = default;
-  void write(Bytes frame, bool last);
+  void write(base::Bytes frame, bool last);
   void submit(std::unique_ptr<Write> request);
   void read();
   void on_read(std::ptrdiff_t bytes);
@@ -93,7 +93,7 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
   std::size_t least_frame_bytes_ = 0;
   std::size_t most_frame_bytes_ = 0;
   std::size_t max_unsent_bytes_ = kNoLimit;
-  Bytes input_;
+  base::Bytes input_;
   std::size_t filled_ = 0;  // of input_
   std::shared_ptr<ByteBudget> budget_;
   BudgetShare held_;  // for input_

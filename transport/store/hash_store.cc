@@ -15,7 +15,7 @@ class HashStore final : public Store {
     in_store(describe(), [&] {
       check_key(key);
       check_value(key, value);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       map_.set(key, value);
       wake_waiters();
     });
@@ -25,7 +25,7 @@ class HashStore final : public Store {
     return in_store(describe(), [&] {
       check_key(key);
       const auto deadline = deadline_after(timeout);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       const std::string* value = nullptr;
       while ((value = map_.find(key)) == nullptr) wait_for({key}, timeout, deadline);
       return *value;
@@ -35,7 +35,7 @@ class HashStore final : public Store {
   std::optional<std::string> try_get(const std::string& key) override {
     return in_store(describe(), [&]() -> std::optional<std::string> {
       check_key(key);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       const std::string* value = map_.find(key);
       if (value == nullptr) return std::nullopt;
       return *value;
@@ -46,7 +46,7 @@ class HashStore final : public Store {
     in_store(describe(), [&] {
       check_keys(keys);
       const auto deadline = deadline_after(timeout);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       wait_for(keys, timeout, deadline);
     });
   }
@@ -54,7 +54,7 @@ class HashStore final : public Store {
   std::int64_t add(const std::string& key, std::int64_t delta) override {
     return in_store(describe(), [&] {
       check_key(key);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       const std::int64_t sum = map_.add(key, delta);
       wake_waiters();
       return sum;
@@ -65,7 +65,7 @@ class HashStore final : public Store {
                               const std::string& desired) override {
     return in_store(describe(), [&] {
       check_compare(key, expected, desired);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       std::string value = map_.compare_and_set(key, expected, desired);
       wake_waiters();
       return value;
@@ -75,7 +75,7 @@ class HashStore final : public Store {
   bool erase(const std::string& key) override {
     return in_store(describe(), [&] {
       check_key(key);
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       return map_.erase(key);
     });
   }
@@ -102,8 +102,8 @@ class HashStore final : public Store {
     ready_.erase(wait);
   }
 
-  Mutex mutex_;
-  CondVar became_ready_;
+  base::Mutex mutex_;
+  base::CondVar became_ready_;
   StoreMap map_ STITCH_GUARDED_BY(mutex_);
   std::unordered_set<StoreMap::WaitId> ready_
       STITCH_GUARDED_BY(mutex_);  // waits that came true, until their threads see it

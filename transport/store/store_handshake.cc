@@ -30,14 +30,14 @@ std::optional<KeyAgreement> agreement_for(const std::shared_ptr<const SecretKey>
   return std::optional<KeyAgreement>(std::in_place);
 }
 
-Bytes padded(Bytes answer) {
+base::Bytes padded(base::Bytes answer) {
   const std::size_t size = answer.size();
   answer.resize(StoreHandshake::kAnswerBytes);
   std::fill(answer.data() + size, answer.data() + answer.size(), std::byte{0});
   return answer;
 }
 
-void expect_zeros(ByteReader& reader) {
+void expect_zeros(base::ByteReader& reader) {
   for (const std::byte byte : reader.take(reader.remaining())) {
     if (byte != std::byte{0})
       throw Error(ErrorCode::protocol, "answer of a tcp store has something behind its end");
@@ -53,14 +53,14 @@ StoreHandshake::StoreHandshake(Role role, const std::string& job,
       key_(std::move(key)),
       agreement_(agreement_for(key_)),
       aes_(key_ != nullptr && has_aes_instructions()) {
-  const Bytes own = hello();
+  const base::Bytes own = hello();
   std::copy_n(own.data(), kHelloBytes,
               transcript_.begin() + (role_ == Role::server ? kHelloBytes : 0));
 }
 
-Bytes StoreHandshake::hello() const {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes StoreHandshake::hello() const {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(kMagic);
   writer.write(kVersion);
   const int flags = (role_ == Role::server ? kServerFlag : 0) |
@@ -72,7 +72,7 @@ Bytes StoreHandshake::hello() const {
 }
 
 void StoreHandshake::take_hello(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes, "hello of a tcp store's connection");
+  base::ByteReader reader(bytes, "hello of a tcp store's connection");
   if (reader.read<std::uint32_t>() != kMagic)
     throw Error(ErrorCode::protocol, "it and this client do not speak the protocol of tcp stores");
   if (const auto version = reader.read<std::uint16_t>(); version != kVersion) {
@@ -119,9 +119,9 @@ Key StoreHandshake::proof_of(Role role) const {
                     {transcript_, shared_.span()});
 }
 
-Bytes StoreHandshake::proof() const {
+base::Bytes StoreHandshake::proof() const {
   const Key proof = proof_of(role_);
-  Bytes bytes;
+  base::Bytes bytes;
   bytes.append(proof.data(), Key::kBytes);
   return bytes;
 }
@@ -150,26 +150,26 @@ std::unique_ptr<Opener> StoreHandshake::make_opener() const {
       role_ == Role::client ? both.from_accepting : both.from_connecting);
 }
 
-Bytes encode_answer(std::span<const std::byte> brought) {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes encode_answer(std::span<const std::byte> brought) {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(std::uint8_t{0});
   writer.write_bytes(brought);
   return padded(std::move(bytes));
 }
 
-Bytes encode_refusal(ErrorCode code, const std::string& text) {
+base::Bytes encode_refusal(ErrorCode code, const std::string& text) {
   constexpr std::size_t kMostText =
       StoreHandshake::kAnswerBytes - sizeof(std::uint8_t) - sizeof(std::uint32_t);
-  Bytes bytes;
-  ByteWriter writer(bytes);
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(static_cast<std::uint8_t>(code));
   writer.write_string(std::string_view(text).substr(0, kMostText));
   return padded(std::move(bytes));
 }
 
 std::span<const std::byte> decode_answer(std::span<const std::byte> answer, std::size_t expected) {
-  ByteReader reader(answer, "answer of a tcp store");
+  base::ByteReader reader(answer, "answer of a tcp store");
   const auto status = reader.read<std::uint8_t>();
   if (status == 0) {
     const auto brought = reader.take(expected);

@@ -44,7 +44,7 @@ class StoreHandshake {
   // `key`: null without a secret.
   StoreHandshake(Role role, const std::string& job, std::shared_ptr<const SecretKey> key);
 
-  [[nodiscard]] Bytes hello() const;
+  [[nodiscard]] base::Bytes hello() const;
   // Throws Error(protocol) for one that is malformed, of another version, role or job, and
   // Error(unauthenticated) when only one side has a secret; texts begin with "it", the server.
   void take_hello(std::span<const std::byte> bytes);
@@ -52,7 +52,7 @@ class StoreHandshake {
   [[nodiscard]] bool authenticated() const noexcept { return key_ != nullptr; }
 
   // REQUIRES for all of these: authenticated(), and the peer's hello was taken.
-  [[nodiscard]] Bytes proof() const;
+  [[nodiscard]] base::Bytes proof() const;
   // Throws Error(unauthenticated).
   void take_proof(std::span<const std::byte> bytes) const;
   [[nodiscard]] std::unique_ptr<Sealer> make_sealer() const;
@@ -72,8 +72,8 @@ class StoreHandshake {
   Cipher cipher_ = Cipher::chacha20_poly1305;
 };
 
-[[nodiscard]] Bytes encode_answer(std::span<const std::byte> brought);
-[[nodiscard]] Bytes encode_refusal(ErrorCode code, const std::string& text);
+[[nodiscard]] base::Bytes encode_answer(std::span<const std::byte> brought);
+[[nodiscard]] base::Bytes encode_refusal(ErrorCode code, const std::string& text);
 // The first `expected` bytes of what an answer brings. Throws the Error that it says otherwise,
 // with one of the codes that a refusal may have, or Error(protocol).
 [[nodiscard]] std::span<const std::byte> decode_answer(std::span<const std::byte> answer,

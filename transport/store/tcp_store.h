@@ -40,7 +40,7 @@ struct TcpStoreOptions {
 class TcpStoreServer {
  public:
   // Throws Error(disconnected) naming host and ports when none can be bound.
-  TcpStoreServer(EventLoop& loop, const TcpStoreOptions& options);
+  TcpStoreServer(base::EventLoop& loop, const TcpStoreOptions& options);
   ~TcpStoreServer();
   [[nodiscard]] std::uint16_t port() const;
 
@@ -54,7 +54,7 @@ class TcpStoreServer {
 // host:port cannot be reached: …" names the last cause, Error(protocol) when that was something
 // else than a store of this job, Error(unauthenticated) when the secrets differ. With a secret, a
 // connection that anybody tampers with fails all its calls with `unauthenticated`.
-[[nodiscard]] std::shared_ptr<Store> make_tcp_store(EventLoop& loop,
+[[nodiscard]] std::shared_ptr<Store> make_tcp_store(base::EventLoop& loop,
                                                     const TcpStoreOptions& options);
 
 }  // namespace stitch::transport

@@ -30,7 +30,7 @@ Deadline later(Deadline deadline, std::chrono::milliseconds by) {
 // the loop's thread.
 class Calls final : public FrameReceiver, public std::enable_shared_from_this<Calls> {
  public:
-  Calls(EventLoop& loop, const TcpStoreOptions& options) : loop_(loop), options_(options) {}
+  Calls(base::EventLoop& loop, const TcpStoreOptions& options) : loop_(loop), options_(options) {}
 
   void connect() STITCH_EXCLUDES(mutex_) {
     if (loop_.on_loop_thread())
@@ -51,7 +51,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       throw Error(ErrorCode::disconnected, name() + " cannot be reached: its event loop is closed");
     // The connector has its own time limit; this one is for a loop that is closed meanwhile.
     const Deadline deadline = later(deadline_after(options_.connect_timeout), 2 * kGrace);
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     while (!connected_ && !failure_) {
       if (changed_.wait_until(mutex_, deadline) || connected_ || failure_) continue;
       failure_ = Error(ErrorCode::disconnected,
@@ -62,19 +62,19 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
 
   // Sends a request and waits for its result. `write` writes what follows the id.
   template <class WriteRequest>
-  Bytes call(Deadline deadline, WriteRequest write) STITCH_EXCLUDES(mutex_) {
+  base::Bytes call(Deadline deadline, WriteRequest write) STITCH_EXCLUDES(mutex_) {
     if (loop_.on_loop_thread())
       throw Error(ErrorCode::invalid_argument,
                   name() + " cannot be used on the thread of its event loop");
     const auto began = std::chrono::steady_clock::now();
     std::uint64_t id = 0;
     {
-      const MutexLock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       if (failure_) throw Error(*failure_);
       id = next_id_++;
     }
-    Bytes request;
-    ByteWriter writer(request);
+    base::Bytes request;
+    base::ByteWriter writer(request);
     writer.write(id);
     write(writer);
     Pending pending;
@@ -85,7 +85,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
           guard_callback([&] { self->stream_->send(std::move(request)); },
                          [&](const Error& error) { self->stream_->close(error); });
         });
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     while (posted && !pending.done) {
       if (pending.changed.wait_until(mutex_, deadline) || pending.done) continue;
       break;
@@ -121,8 +121,8 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   void on_frame(FramedStream& stream, std::span<const std::byte> frame) override
       STITCH_EXCLUDES(mutex_) {
     std::optional<Error> error;
-    Bytes result;
-    ByteReader reader(frame, "reply of a tcp store");
+    base::Bytes result;
+    base::ByteReader reader(frame, "reply of a tcp store");
     const auto id = reader.read<std::uint64_t>();
     const std::span<const std::byte> status = reader.take(reader.remaining());
     if (status.empty()) throw Error(ErrorCode::protocol, "reply of a tcp store has no status");
@@ -133,7 +133,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
       if (id == kFarewell || refused.code() == ErrorCode::protocol) throw;  // ends the connection
       error = in_store(refused, name());
     }
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     const auto found = pending_.find(id);
     if (found == pending_.end()) return;  // its caller no longer waits
     found->second->finish(std::move(result), std::move(error));
@@ -151,11 +151,11 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   // On the stack of its caller. Guarded by mutex_.
   struct Pending {
     bool done = false;
-    Bytes result;
+    base::Bytes result;
     std::optional<Error> error;
-    CondVar changed;
+    base::CondVar changed;
 
-    void finish(Bytes with_result, std::optional<Error> with_error) {
+    void finish(base::Bytes with_result, std::optional<Error> with_error) {
       done = true;
       result = std::move(with_result);
       error = std::move(with_error);
@@ -167,12 +167,12 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   class Registered {
    public:
     Registered(Calls& calls, std::uint64_t id, Pending& pending) : calls_(calls), id_(id) {
-      const MutexLock lock(calls_.mutex_);
+      const base::MutexLock lock(calls_.mutex_);
       if (calls_.failure_) throw Error(*calls_.failure_);
       calls_.pending_.emplace(id, &pending);
     }
     ~Registered() {
-      const MutexLock lock(calls_.mutex_);
+      const base::MutexLock lock(calls_.mutex_);
       calls_.pending_.erase(id_);
     }
     Registered(const Registered&) = delete;
@@ -193,14 +193,14 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     stream->expect_frames_up_to(kMaxReplyBytes);
     stream_ = std::move(stream);
     if (closed_) stream_->close(this_side_closed());
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     port_ = port;
     connected_ = true;
     changed_.notify_all();
   }
 
   void fail(const Error& error) STITCH_EXCLUDES(mutex_) {
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (!failure_) failure_ = error;
     for (const auto& [id, pending] : pending_) pending->finish({}, failure_);
     pending_.clear();
@@ -208,7 +208,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   }
 
   // Constant after construction; port_ after connect().
-  EventLoop& loop_;
+  base::EventLoop& loop_;
   const TcpStoreOptions options_;
   std::uint16_t port_ = 0;
 
@@ -216,8 +216,8 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   std::shared_ptr<FramedStream> stream_;
   bool closed_ = false;
 
-  Mutex mutex_;
-  CondVar changed_;
+  base::Mutex mutex_;
+  base::CondVar changed_;
   bool connected_ STITCH_GUARDED_BY(mutex_) = false;
   std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);  // of every call from now on
   std::uint64_t next_id_ STITCH_GUARDED_BY(mutex_) = 1;
@@ -235,7 +235,7 @@ class TcpStore final : public Store {
       check_key(key);
       check_value(key, value);
     });
-    call(StoreOperation::set, [&](ByteWriter& writer) {
+    call(StoreOperation::set, [&](base::ByteWriter& writer) {
       writer.write_string(key);
       writer.write_string(value);
     });
@@ -243,16 +243,16 @@ class TcpStore final : public Store {
 
   std::string get(const std::string& key, Timeout timeout) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result = call_waiting(StoreOperation::get, timeout,
-                                      [&](ByteWriter& writer) { writer.write_string(key); });
-    return ByteReader(result.span(), kReply).read_string();
+    const base::Bytes result = call_waiting(
+        StoreOperation::get, timeout, [&](base::ByteWriter& writer) { writer.write_string(key); });
+    return base::ByteReader(result.span(), kReply).read_string();
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result =
-        call(StoreOperation::try_get, [&](ByteWriter& writer) { writer.write_string(key); });
-    ByteReader reader(result.span(), kReply);
+    const base::Bytes result =
+        call(StoreOperation::try_get, [&](base::ByteWriter& writer) { writer.write_string(key); });
+    base::ByteReader reader(result.span(), kReply);
     if (reader.read<std::uint8_t>() == 0) return std::nullopt;
     return reader.read_string();
   }
@@ -269,7 +269,7 @@ class TcpStore final : public Store {
                         std::to_string(2 * kMaxValueBytes) + " allowed, cannot be asked for");
       }
     });
-    call_waiting(StoreOperation::wait, timeout, [&](ByteWriter& writer) {
+    call_waiting(StoreOperation::wait, timeout, [&](base::ByteWriter& writer) {
       writer.write(static_cast<std::uint32_t>(keys.size()));
       for (const std::string& key : keys) writer.write_string(key);
     });
@@ -277,30 +277,30 @@ class TcpStore final : public Store {
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result = call(StoreOperation::add, [&](ByteWriter& writer) {
+    const base::Bytes result = call(StoreOperation::add, [&](base::ByteWriter& writer) {
       writer.write_string(key);
       writer.write(delta);
     });
-    return ByteReader(result.span(), kReply).read<std::int64_t>();
+    return base::ByteReader(result.span(), kReply).read<std::int64_t>();
   }
 
   std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
                               const std::string& desired) override {
     in_store(name_, [&] { check_compare(key, expected, desired); });
-    const Bytes result = call(StoreOperation::compare_and_set, [&](ByteWriter& writer) {
+    const base::Bytes result = call(StoreOperation::compare_and_set, [&](base::ByteWriter& writer) {
       writer.write_string(key);
       writer.write(static_cast<std::uint8_t>(expected.has_value()));
       writer.write_string(expected.has_value() ? *expected : std::string_view());
       writer.write_string(desired);
     });
-    return ByteReader(result.span(), kReply).read_string();
+    return base::ByteReader(result.span(), kReply).read_string();
   }
 
   bool erase(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
-    const Bytes result =
-        call(StoreOperation::erase, [&](ByteWriter& writer) { writer.write_string(key); });
-    return ByteReader(result.span(), kReply).read<std::uint8_t>() != 0;
+    const base::Bytes result =
+        call(StoreOperation::erase, [&](base::ByteWriter& writer) { writer.write_string(key); });
+    return base::ByteReader(result.span(), kReply).read<std::uint8_t>() != 0;
   }
 
   std::string describe() const override { return name_; }
@@ -309,16 +309,17 @@ class TcpStore final : public Store {
   static constexpr std::string_view kReply = "reply of a tcp store";
 
   template <class WriteArguments>
-  Bytes call(StoreOperation operation, WriteArguments write) {
-    return calls_->call(deadline_after(calls_->options().connect_timeout), [&](ByteWriter& writer) {
-      writer.write(operation);
-      write(writer);
-    });
+  base::Bytes call(StoreOperation operation, WriteArguments write) {
+    return calls_->call(deadline_after(calls_->options().connect_timeout),
+                        [&](base::ByteWriter& writer) {
+                          writer.write(operation);
+                          write(writer);
+                        });
   }
 
   template <class WriteArguments>
-  Bytes call_waiting(StoreOperation operation, Timeout timeout, WriteArguments write) {
-    return calls_->call(later(deadline_after(timeout), kGrace), [&](ByteWriter& writer) {
+  base::Bytes call_waiting(StoreOperation operation, Timeout timeout, WriteArguments write) {
+    return calls_->call(later(deadline_after(timeout), kGrace), [&](base::ByteWriter& writer) {
       writer.write(operation);
       write(writer);
       writer.write(static_cast<std::int64_t>(timeout.count()));
@@ -331,7 +332,7 @@ class TcpStore final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> make_tcp_store(EventLoop& loop, const TcpStoreOptions& options) {
+std::shared_ptr<Store> make_tcp_store(base::EventLoop& loop, const TcpStoreOptions& options) {
   auto calls = std::make_shared<Calls>(loop, options);
   try {
     calls->connect();

@@ -35,8 +35,8 @@ struct TcpStoreConnector::Connecting {
   std::shared_ptr<FramedStream> stream;
 };
 
-TcpStoreConnector::TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options,
-                                     UniqueFunction<void(Result)> done)
+TcpStoreConnector::TcpStoreConnector(base::EventLoop& loop, const TcpStoreOptions& options,
+                                     base::UniqueFunction<void(Result)> done)
     : loop_(loop),
       options_(options),
       name_("tcp store at " + store_address(options.host, options.port, ports_of(options))),
@@ -70,9 +70,9 @@ void TcpStoreConnector::start() {
 }
 
 template <class Then>
-void TcpStoreConnector::call_in(EventLoop::Clock::duration delay, Then then) {
+void TcpStoreConnector::call_in(base::EventLoop::Clock::duration delay, Then then) {
   loop_.cancel(timer_);
-  timer_ = loop_.call_at(EventLoop::Clock::now() + delay, [weak = weak_from_this(), then] {
+  timer_ = loop_.call_at(base::EventLoop::Clock::now() + delay, [weak = weak_from_this(), then] {
     if (const auto self = weak.lock(); self && !self->finished_) self->guard([&] { then(*self); });
   });
 }

@@ -34,8 +34,8 @@ class TcpStoreConnector final : public FrameReceiver,
   };
   using Result = std::variant<Connected, Error>;
   // `done` is called exactly once.
-  TcpStoreConnector(EventLoop& loop, const TcpStoreOptions& options,
-                    UniqueFunction<void(Result)> done);
+  TcpStoreConnector(base::EventLoop& loop, const TcpStoreOptions& options,
+                    base::UniqueFunction<void(Result)> done);
   ~TcpStoreConnector() override;
   void start();
 
@@ -67,14 +67,14 @@ class TcpStoreConnector final : public FrameReceiver,
   void guard(Work work) noexcept;
   // Calls `then` in `delay`, instead of what was to be called so before.
   template <class Then>
-  void call_in(EventLoop::Clock::duration delay, Then then);
+  void call_in(base::EventLoop::Clock::duration delay, Then then);
 
-  EventLoop& loop_;
+  base::EventLoop& loop_;
   const TcpStoreOptions options_;
   const std::string name_;  // "tcp store at host:port"
-  UniqueFunction<void(Result)> done_;
-  EventLoop::TimerId overall_timer_ = 0;
-  EventLoop::TimerId timer_ = 0;
+  base::UniqueFunction<void(Result)> done_;
+  base::EventLoop::TimerId overall_timer_ = 0;
+  base::EventLoop::TimerId timer_ = 0;
   std::minstd_rand random_;
   std::chrono::milliseconds pause_;
   bool finished_ = false;

@@ -7,17 +7,17 @@
 
 namespace stitch::transport {
 
-Bytes encode_accepted(const Bytes& rest) {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes encode_accepted(const base::Bytes& rest) {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(std::uint8_t{0});
   writer.write_bytes(rest.span());
   return bytes;
 }
 
-Bytes encode_refused(ErrorCode code, const std::string& text) {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes encode_refused(ErrorCode code, const std::string& text) {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(code);
   constexpr std::size_t kMostText = 4000;
   writer.write_string(std::string_view(text).substr(0, kMostText));
@@ -25,7 +25,7 @@ Bytes encode_refused(ErrorCode code, const std::string& text) {
 }
 
 std::span<const std::byte> decode_status(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes, "reply of a tcp store");
+  base::ByteReader reader(bytes, "reply of a tcp store");
   const auto status = reader.read<std::uint8_t>();
   if (status == 0) return reader.take(reader.remaining());
   if (status > static_cast<std::uint8_t>(ErrorCode::internal)) {

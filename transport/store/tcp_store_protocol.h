@@ -39,8 +39,8 @@ inline constexpr std::uint64_t kFarewell = 0;  // instead of the id of a request
 inline constexpr std::size_t kMaxReplyBytes = Store::kMaxValueBytes + 4096;
 inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 4096;
 
-[[nodiscard]] Bytes encode_accepted(const Bytes& rest);
-[[nodiscard]] Bytes encode_refused(ErrorCode code, const std::string& text);
+[[nodiscard]] base::Bytes encode_accepted(const base::Bytes& rest);
+[[nodiscard]] base::Bytes encode_refused(ErrorCode code, const std::string& text);
 // What follows a status of 0. Throws the Error that was sent otherwise, or Error(protocol).
 [[nodiscard]] std::span<const std::byte> decode_status(std::span<const std::byte> bytes);
 

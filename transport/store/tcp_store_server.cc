@@ -34,19 +34,19 @@ template <class T>
 class Answer {
  public:
   void set(T value) {
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     value_ = std::move(value);
     set_.notify_all();
   }
   T wait() {
-    const MutexLock lock(mutex_);
+    const base::MutexLock lock(mutex_);
     while (!value_.has_value()) set_.wait(mutex_);
     return std::move(*value_);
   }
 
  private:
-  Mutex mutex_;
-  CondVar set_;
+  base::Mutex mutex_;
+  base::CondVar set_;
   std::optional<T> value_ STITCH_GUARDED_BY(mutex_);
 };
 
@@ -109,7 +109,7 @@ void set_port(sockaddr_storage& address, std::uint16_t port) {
 // Everything below runs on the loop's thread, except the constructor and what says otherwise.
 class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(EventLoop& loop, const TcpStoreOptions& options)
+  Impl(base::EventLoop& loop, const TcpStoreOptions& options)
       : loop_(loop),
         options_(options),
         budget_(std::make_shared<ByteBudget>(options.max_bytes)),
@@ -159,7 +159,7 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
     bool wants_value = false;
     std::vector<std::string> keys;
     BudgetShare share;
-    EventLoop::TimerId timer = 0;
+    base::EventLoop::TimerId timer = 0;
   };
 
   // 0, or the last reason why it was impossible.
@@ -216,7 +216,8 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
   void on_connection(uv_stream_t* listener) noexcept;
   void accept(uv_stream_t* listener);
   void perform(const std::shared_ptr<Session>& session, std::span<const std::byte> frame);
-  Bytes reply_now(StoreOperation operation, const std::string& key, ByteReader& arguments);
+  base::Bytes reply_now(StoreOperation operation, const std::string& key,
+                        base::ByteReader& arguments);
   // Makes room for a value of that size under `key`. Throws Error(overloaded).
   void make_room(const std::string& key, std::size_t value_bytes);
   void give_room_of(const std::string& key) noexcept;
@@ -227,7 +228,7 @@ class TcpStoreServer::Impl : public std::enable_shared_from_this<Impl> {
   void reply_to(const Waiting& waiting);
   void forget(Session& session);
 
-  EventLoop& loop_;
+  base::EventLoop& loop_;
   const TcpStoreOptions options_;
   std::uint16_t port_ = 0;  // constant once start() has returned
   Answer<bool> stopped_;
@@ -252,7 +253,7 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver,
   void start() {
     stream_->set_max_unsent_bytes(kMaxUnsentBytes);
     timer_ = server_->loop_.call_at(
-        EventLoop::Clock::now() + kHandshakeTimeout, [weak = weak_from_this()] {
+        base::EventLoop::Clock::now() + kHandshakeTimeout, [weak = weak_from_this()] {
           if (const auto self = weak.lock(); self && self->state_ != State::open)
             self->stream_->close(Error());
         });
@@ -281,8 +282,8 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver,
     if (state_ != State::open) {
       stream.send_last(encode_refusal(error.code(), error.what()));
     } else if (stream.unsent_bytes() == 0) {
-      Bytes farewell;
-      ByteWriter writer(farewell);
+      base::Bytes farewell;
+      base::ByteWriter writer(farewell);
       writer.write(kFarewell);
       writer.write_bytes(encode_refused(error.code(), error.what()).span());
       stream.send_last(std::move(farewell));
@@ -294,9 +295,9 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver,
     server_->forget(*this);
   }
 
-  void reply(std::uint64_t request, const Bytes& status_and_result) {
-    Bytes bytes;
-    ByteWriter writer(bytes);
+  void reply(std::uint64_t request, const base::Bytes& status_and_result) {
+    base::Bytes bytes;
+    base::ByteWriter writer(bytes);
     writer.write(request);
     writer.write_bytes(status_and_result.span());
     stream_->send(std::move(bytes));
@@ -341,7 +342,7 @@ class TcpStoreServer::Impl::Session final : public FrameReceiver,
   const std::shared_ptr<FramedStream> stream_;
   State state_ = State::hello;
   std::optional<StoreHandshake> handshake_;  // until it is open
-  EventLoop::TimerId timer_ = 0;
+  base::EventLoop::TimerId timer_ = 0;
 };
 
 void TcpStoreServer::Impl::close() {
@@ -354,7 +355,7 @@ void TcpStoreServer::Impl::on_connection(uv_stream_t* listener) noexcept {
   // libuv asks for no further connection before this one is accepted.
   guard_callback([&] { accept(listener); },
                  [&](const Error&) {
-                   loop_.call_at(EventLoop::Clock::now() + kPauseOfAccepting,
+                   loop_.call_at(base::EventLoop::Clock::now() + kPauseOfAccepting,
                                  [self = shared_from_this(), listener] {
                                    if (self->listener_ != nullptr) self->on_connection(listener);
                                  });
@@ -399,7 +400,7 @@ void TcpStoreServer::Impl::forget(Session& session) {
 
 void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
                                    std::span<const std::byte> frame) {
-  ByteReader reader(frame, "request to a tcp store");
+  base::ByteReader reader(frame, "request to a tcp store");
   const auto request = reader.read<std::uint64_t>();
   const auto operation = reader.read<StoreOperation>();
   const auto read_timeout = [&] {
@@ -407,7 +408,7 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
     reader.expect_end();
     return timeout;
   };
-  Bytes answer;
+  base::Bytes answer;
   try {
     if (operation == StoreOperation::wait) {
       const std::uint32_t count = reader.read_count(sizeof(std::uint32_t));
@@ -442,10 +443,10 @@ void TcpStoreServer::Impl::perform(const std::shared_ptr<Session>& session,
                  [&](const Error& error) { session->stream().close(error); });
 }
 
-Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key,
-                                      ByteReader& arguments) {
-  Bytes result;
-  ByteWriter writer(result);
+base::Bytes TcpStoreServer::Impl::reply_now(StoreOperation operation, const std::string& key,
+                                            base::ByteReader& arguments) {
+  base::Bytes result;
+  base::ByteWriter writer(result);
   switch (operation) {
     case StoreOperation::set: {
       std::string value = arguments.read_string();
@@ -516,12 +517,12 @@ void TcpStoreServer::Impl::wait_for(const std::shared_ptr<Session>& session, std
     throw not_set_error(map_.missing(keys), timeout);
   }
   if (wait == 0) {
-    Bytes result;
-    if (wants_value) ByteWriter(result).write_string(*map_.find(keys[0]));
+    base::Bytes result;
+    if (wants_value) base::ByteWriter(result).write_string(*map_.find(keys[0]));
     session->reply(request, encode_accepted(result));
     return;
   }
-  const EventLoop::TimerId timer =
+  const base::EventLoop::TimerId timer =
       loop_.call_at(deadline_after(timeout), [weak = weak_from_this(), wait, timeout] {
         if (const auto self = weak.lock()) self->on_timeout(wait, timeout);
       });
@@ -560,11 +561,11 @@ void TcpStoreServer::Impl::wake_waiting() {
 }
 
 void TcpStoreServer::Impl::reply_to(const Waiting& waiting) {
-  Bytes result;
+  base::Bytes result;
   if (waiting.wants_value) {
     const std::string* value = map_.find(waiting.keys[0]);
     if (value == nullptr) throw not_set_error(waiting.keys, {});  // memory ran out in between
-    ByteWriter(result).write_string(*value);
+    base::ByteWriter(result).write_string(*value);
   }
   waiting.session.lock()->reply(waiting.request, encode_accepted(result));
 }
@@ -582,7 +583,7 @@ void TcpStoreServer::Impl::give_room_of(const std::string& key) noexcept {
   if (value != nullptr) budget_->give(cost_of(key, value->size()));
 }
 
-TcpStoreServer::TcpStoreServer(EventLoop& loop, const TcpStoreOptions& options)
+TcpStoreServer::TcpStoreServer(base::EventLoop& loop, const TcpStoreOptions& options)
     : impl_(std::make_shared<Impl>(loop, options)) {
   impl_->start();
 }

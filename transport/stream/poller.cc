@@ -82,7 +82,7 @@ class PollingHere {
 
  private:
   const Poller* const before_;
-  const CallbackScope callbacks_;
+  const base::CallbackScope callbacks_;
 };
 
 void relax() noexcept {
@@ -122,20 +122,20 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
   auto poller = std::make_shared<Poller>();
   for (int i = 0; i < kThreads; ++i) {
     {
-      MutexLock lock(poller->mutex_);
+      base::MutexLock lock(poller->mutex_);
       ++poller->threads_;
     }
     try {
       std::thread([poller, name = thread_name.substr(0, 15)] {
         pthread_setname_np(pthread_self(), name.c_str());
         poller->run();
-        MutexLock lock(poller->mutex_);
+        base::MutexLock lock(poller->mutex_);
         --poller->threads_;
         poller->thread_changed_.notify_all();
       }).detach();
     } catch (const std::system_error& error) {
       {
-        MutexLock lock(poller->mutex_);
+        base::MutexLock lock(poller->mutex_);
         --poller->threads_;
       }
       poller->join();
@@ -153,7 +153,7 @@ void Poller::join() {
   stopping_.store(true);
   ring();
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     while (threads_ > working_) thread_changed_.wait(mutex_);
     const auto give_up = Clock::now() + kPatience;
     while (threads_ > 0 && thread_changed_.wait_until(mutex_, give_up)) {
@@ -165,11 +165,11 @@ void Poller::join() {
     role_.assert_held();
     drop_sources(polled);
   } else {
-    MutexLock role(role_);
+    base::MutexLock role(role_);
     drop_sources(polled);
   }
   std::unordered_map<SourceId, Watched> watched;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   watched.swap(watched_);
 }
 
@@ -184,7 +184,7 @@ void Poller::ring() noexcept {
 }
 
 void Poller::entered_work(int change) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   working_ += change;
   thread_changed_.notify_all();
 }
@@ -392,7 +392,7 @@ bool Poller::all_asleep() {
 // either about to arm again, as the holder of the role, or awake and about to poll.
 void Poller::arm(bool armed) {
   if (armed_.load() == armed) return;
-  MutexLock lock(arm_mutex_);
+  base::MutexLock lock(arm_mutex_);
   if (armed_.exchange(armed) == armed) return;
   epoll_event event{};
   event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;
@@ -415,7 +415,7 @@ Poller::Pause Poller::poll_until_idle() {
 
 void Poller::run() {
   own_thread_of = this;
-  const auto fork = fork_count();
+  const auto fork = base::fork_count();
   bool came = false;  // something has, which woke this thread
   bool held = false;  // the role, from the last round
   bool woken = false;
@@ -455,7 +455,7 @@ void Poller::run() {
         } catch (...) {
           // What is left is queued where other threads find it.
         }
-        if (fork != fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
+        if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
         work = nullptr;
         entered_work(-1);
         working_for = nullptr;

@@ -96,7 +96,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   [[nodiscard]] bool on_this_thread() const noexcept;
   // Work that messages brought. work(true) does a piece of it on this thread, which may block, and
   // says whether there is more; work(false) has other threads do it and returns at once.
-  using Work = UniqueFunction<bool(bool here)>;
+  using Work = base::UniqueFunction<bool(bool here)>;
   // Asks this thread to do `work` when everything that has come is delivered, with nobody polling
   // on it meanwhile. Several pieces that come together are one: only the first `work` is kept.
   // False, and nothing is taken, when this thread cannot: it is not the poller's own, or there is
@@ -180,9 +180,10 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void give_up_role(bool quiet) STITCH_RELEASE(role_);
   void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
 
-  const Descriptor sockets_;  // epoll of all sources
-  const Descriptor sleeper_;  // epoll of sockets_ (one-shot) and stop_: what the thread sleeps on
-  const Descriptor stop_;     // eventfd: wakes the threads, for good or to look around
+  const base::Descriptor sockets_;  // epoll of all sources
+  const base::Descriptor
+      sleeper_;  // epoll of sockets_ (one-shot) and stop_: what the thread sleeps on
+  const base::Descriptor stop_;  // eventfd: wakes the threads, for good or to look around
 
   std::atomic<SourceId> next_id_{1};
   std::atomic<bool> stopping_{false};
@@ -191,7 +192,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
                                          // something, or has much to move; written by it
   std::atomic<int> sleepers_{0};         // own threads that sleep, or are about to
 
-  Mutex role_;  // held by the thread that polls
+  base::Mutex role_;  // held by the thread that polls
   std::unordered_map<SourceId, Polled> polled_ STITCH_GUARDED_BY(role_);  // all sources
   std::vector<SourceId> changes_taken_ STITCH_GUARDED_BY(role_);          // by refresh()
   std::vector<Polled*> active_ STITCH_GUARDED_BY(role_);  // those that are visited each round
@@ -211,7 +212,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
   std::chrono::nanoseconds move_pause_ STITCH_GUARDED_BY(role_){0};
   std::atomic<bool> awake_{false};  // the other sides, and senders here, need not wake us; written
                                     // by the holder of role_
-  Mutex arm_mutex_;  // after role_; nothing is locked under it. Keeps armed_ and the kernel in step
+  base::Mutex
+      arm_mutex_;  // after role_; nothing is locked under it. Keeps armed_ and the kernel in step
   // sockets_ will wake the thread. Written under arm_mutex_, and without it by the thread that has
   // been woken, which disarms sockets_: it may be wrong as long as that thread is awake.
   std::atomic<bool> armed_{false};
@@ -220,7 +222,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   // rings again, as the bell may have been heard in vain.
   std::atomic<bool> nudged_{false};
 
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::unordered_map<SourceId, Watched> watched_ STITCH_GUARDED_BY(mutex_);
   std::vector<SourceId> changes_ STITCH_GUARDED_BY(mutex_);  // added, removed, to be polled soon
   bool changes_lost_ STITCH_GUARDED_BY(mutex_) = false;      // for want of memory: look at all
@@ -229,7 +231,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
 
   int threads_ STITCH_GUARDED_BY(mutex_) = 0;  // own ones that have not ended
   int working_ STITCH_GUARDED_BY(mutex_) = 0;  // of those: inside deferred work
-  CondVar thread_changed_;
+  base::CondVar thread_changed_;
 };
 
 }  // namespace stitch::transport

@@ -26,7 +26,7 @@ void Poller::changed(SourceId id) noexcept {
 void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
   const bool cheap = source->cheap() || source->passive();
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto added =
         watched_.emplace(id, Watched{fd, false, false, true, std::move(source)}).first;
     epoll_event event{};
@@ -53,7 +53,7 @@ void Poller::update_epoll(const Watched& watched, SourceId id) {
 }
 
 void Poller::watch_room(SourceId id, bool watch) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = watched_.find(id);
   if (found == watched_.end() || found->second.room == watch) return;
   found->second.room = watch;
@@ -61,7 +61,7 @@ void Poller::watch_room(SourceId id, bool watch) {
 }
 
 void Poller::pause(SourceId id, bool paused) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = watched_.find(id);
   if (found == watched_.end() || found->second.paused == paused) return;
   found->second.paused = paused;
@@ -72,7 +72,7 @@ void Poller::pause(SourceId id, bool paused) {
 // the two sees what the other one did.
 void Poller::poll_soon(SourceId id) noexcept {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto found = watched_.find(id);
     if (found == watched_.end()) return;
     if (!found->second.changed) {
@@ -86,7 +86,7 @@ void Poller::poll_soon(SourceId id) noexcept {
 void Poller::remove(SourceId id) noexcept {
   std::shared_ptr<PollSource> source;  // dropped without the lock
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto found = watched_.find(id);
     if (found == watched_.end()) return;
     source = std::move(found->second.source);
@@ -104,7 +104,7 @@ void Poller::take_up_changes() noexcept {
       for (; !changes_taken_.empty(); changes_taken_.pop_back()) take_up(changes_taken_.back());
       bool look_at_all = false;
       {
-        MutexLock lock(mutex_);
+        base::MutexLock lock(mutex_);
         look_at_all = std::exchange(changes_lost_, false);
         if (changes_.empty() && !look_at_all) {
           any_changes_.store(false);
@@ -123,7 +123,7 @@ void Poller::take_up_changes() noexcept {
       if (look_at_all) take_up_all();
     }
   } catch (const std::bad_alloc&) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     changes_lost_ = true;
   }
 }
@@ -131,7 +131,7 @@ void Poller::take_up_changes() noexcept {
 void Poller::take_up(SourceId id) {
   std::shared_ptr<PollSource> source;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto watched = watched_.find(id);
     if (watched != watched_.end()) source = watched->second.source;
   }
@@ -151,7 +151,7 @@ void Poller::take_up_all() {
   std::vector<SourceId> all;
   for (const auto& [id, polled] : polled_) all.push_back(id);
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (const auto& [id, watched] : watched_) all.push_back(id);
   }
   for (const SourceId id : all) take_up(id);

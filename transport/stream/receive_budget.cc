@@ -12,8 +12,8 @@ namespace {
 constexpr std::size_t kMost = std::size_t{1} << 56;
 }  // namespace
 
-bool ReceiveBudget::take(Id id, std::size_t bytes, UniqueFunction<void()> granted) {
-  MutexLock lock(mutex_);
+bool ReceiveBudget::take(Id id, std::size_t bytes, base::UniqueFunction<void()> granted) {
+  base::MutexLock lock(mutex_);
   bytes = std::min(bytes, kMost);
   if (!waiting_.empty() || !fits(bytes)) {
     waiting_.push_back({id, ++waits_, bytes, std::move(granted)});
@@ -25,16 +25,16 @@ bool ReceiveBudget::take(Id id, std::size_t bytes, UniqueFunction<void()> grante
 }
 
 std::uint64_t ReceiveBudget::wait_of(Id id) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto found = std::find_if(waiting_.begin(), waiting_.end(),
                                   [id](const Waiting& each) { return each.id == id; });
   return found == waiting_.end() ? 0 : found->number;
 }
 
 bool ReceiveBudget::insist(Id id, std::uint64_t wait) {
-  UniqueFunction<void()> granted;
+  base::UniqueFunction<void()> granted;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (waiting_.empty()) return true;
     const auto is_this = [id, wait](const Waiting& each) {
       return each.id == id && each.number == wait;
@@ -53,9 +53,9 @@ bool ReceiveBudget::insist(Id id, std::uint64_t wait) {
 }
 
 void ReceiveBudget::give_back(Id id) {
-  std::vector<UniqueFunction<void()>> granted;
+  std::vector<base::UniqueFunction<void()>> granted;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (const auto found = taken_.find(id); found != taken_.end()) {
       used_ -= found->second;
       taken_.erase(found);
@@ -82,7 +82,7 @@ void ReceiveBudget::give_back(Id id) {
 }
 
 std::size_t ReceiveBudget::used() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return used_;
 }
 

@@ -21,7 +21,7 @@ class ReceiveBudget {
   explicit ReceiveBudget(std::size_t limit) : limit_(limit) {}
   // True when `id` may take `bytes`. False when it has to wait: `granted` is called when it may,
   // unless it gives back before. REQUIRES: `id` has nothing and does not wait.
-  [[nodiscard]] bool take(Id id, std::size_t bytes, UniqueFunction<void()> granted)
+  [[nodiscard]] bool take(Id id, std::size_t bytes, base::UniqueFunction<void()> granted)
       STITCH_EXCLUDES(mutex_);
   // Lets `id` in if it waits and is the next, whatever there is room for: those that have all of it
   // may never get on. False when others wait before it.
@@ -39,14 +39,14 @@ class ReceiveBudget {
     Id id;
     std::uint64_t number;
     std::size_t bytes;
-    UniqueFunction<void()> granted;
+    base::UniqueFunction<void()> granted;
   };
   [[nodiscard]] bool fits(std::size_t bytes) const STITCH_REQUIRES(mutex_) {
     return used_ == 0 || (used_ <= limit_ && bytes <= limit_ - used_);
   }
 
   const std::size_t limit_;
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::size_t used_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t waits_ STITCH_GUARDED_BY(mutex_) = 0;  // so far: the number of the latest
   std::unordered_map<Id, std::size_t> taken_ STITCH_GUARDED_BY(mutex_);

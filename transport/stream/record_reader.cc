@@ -29,7 +29,7 @@ RecordReader::RecordReader(Memory memory, LimitsNow limits, Sink sink, Budget bu
 
 void RecordReader::clear() noexcept {
   bulk_.reset();
-  staged_ = Bytes();
+  staged_ = base::Bytes();
   begin_ = end_ = piece_left_ = 0;
   waiting_ = false;
 }
@@ -92,7 +92,7 @@ void RecordReader::make_room(std::size_t bytes) {
   const std::size_t usual = open_ ? kStagedBytes : kStagedInHandshake;
   if (begin_ == end_) {
     begin_ = end_ = 0;
-    if (staged_.size() > usual) staged_ = Bytes();
+    if (staged_.size() > usual) staged_ = base::Bytes();
   }
   if (staged_.size() < usual) staged_.resize(usual);
   const std::size_t there = end_ - begin_;
@@ -107,7 +107,7 @@ void RecordReader::make_room(std::size_t bytes) {
 std::size_t RecordReader::size_at(std::size_t index) const noexcept {
   std::uint64_t size = 0;
   std::memcpy(&size, staged_.data() + begin_ + RecordHeader::kBytes + index * 8, sizeof(size));
-  return static_cast<std::size_t>(to_wire_order(size));
+  return static_cast<std::size_t>(base::to_wire_order(size));
 }
 
 void RecordReader::check(const RecordHeader& header) const {

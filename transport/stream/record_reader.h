@@ -29,7 +29,7 @@ class RecordReader {
   using LimitsNow = std::function<Limits()>;
   using Sink = std::function<void(Message)>;
   // Gives memory for a buffer that comes beside `frame`, which is there already.
-  using Memory = std::function<Buffer(const Bytes& frame, std::size_t bytes)>;
+  using Memory = std::function<Buffer(const base::Bytes& frame, std::size_t bytes)>;
 
   // Who says when a large message may begin. Without it: at once.
   struct Budget {
@@ -94,7 +94,7 @@ class RecordReader {
   const LimitsNow limits_;
   const Sink sink_;
   const Budget budget_;
-  Bytes staged_;
+  base::Bytes staged_;
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::optional<Bulk> bulk_;

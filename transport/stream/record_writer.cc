@@ -17,7 +17,7 @@ constexpr std::size_t kGatherBytes = std::size_t{256} << 10;
 
 void put_sizes(const Message& message, std::byte* at) noexcept {
   for (const Buffer& buffer : message.buffers) {
-    const auto size = to_wire_order(static_cast<std::uint64_t>(buffer.bytes));
+    const auto size = base::to_wire_order(static_cast<std::uint64_t>(buffer.bytes));
     std::memcpy(at, &size, sizeof(size));
     at += sizeof(size);
   }

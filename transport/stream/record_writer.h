@@ -26,7 +26,7 @@ class RecordWriter {
     Message message;
     SendDone done;
   };
-  using Finished = std::vector<Outgoing, RecyclingAllocator<Outgoing>>;
+  using Finished = std::vector<Outgoing, base::RecyclingAllocator<Outgoing>>;
 
   // Writes a message at once when nothing is before it and `link` (which may be null) has room, and
   // hands it back; otherwise queues it or the rest of it. When there is no memory for that,
@@ -78,9 +78,9 @@ class RecordWriter {
            (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
   }
 
-  std::deque<Small, RecyclingAllocator<Small>> small_;
+  std::deque<Small, base::RecyclingAllocator<Small>> small_;
   std::size_t small_written_ = 0;  // of the first
-  std::deque<Bulk, RecyclingAllocator<Bulk>> bulk_;
+  std::deque<Bulk, base::RecyclingAllocator<Bulk>> bulk_;
   // The first of bulk_: how far its head and its message are, and the piece under way.
   std::size_t bulk_head_written_ = 0;
   std::size_t bulk_written_ = 0;

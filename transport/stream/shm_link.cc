@@ -77,7 +77,7 @@ class TsanOrder {
   explicit TsanOrder(int memory) {
     struct stat status {};
     if (fstat(memory, &status) != 0) return;
-    MutexLock lock(mutex());
+    base::MutexLock lock(mutex());
     std::weak_ptr<std::atomic<int>>& shared = words()[status.st_ino];
     word_ = shared.lock();
     if (!word_) shared = word_ = std::make_shared<std::atomic<int>>(0);
@@ -86,8 +86,9 @@ class TsanOrder {
   void acquire() { static_cast<void>(word_->load(std::memory_order_acquire)); }
 
  private:
-  static Mutex& mutex() {
-    static auto* const mutex = new Mutex;  // never destroyed: links may outlive static objects
+  static base::Mutex& mutex() {
+    static auto* const mutex =
+        new base::Mutex;  // never destroyed: links may outlive static objects
     return *mutex;
   }
   static std::map<ino_t, std::weak_ptr<std::atomic<int>>>& words() {
@@ -133,7 +134,7 @@ void take_pages(int memory) {
 
 class ShmLink final : public Link {
  public:
-  ShmLink(Descriptor socket, const Descriptor& memory, bool offered)
+  ShmLink(base::Descriptor socket, const base::Descriptor& memory, bool offered)
       : socket_(std::move(socket)), tsan_order_(memory.get()) {
     void* at = mmap(nullptr, kMemoryBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
     if (at == MAP_FAILED) fail("mmap");
@@ -304,7 +305,7 @@ class ShmLink final : public Link {
     static_cast<void>(!::send(socket_.get(), &bell, 1, MSG_DONTWAIT | MSG_NOSIGNAL));
   }
 
-  const Descriptor socket_;
+  const base::Descriptor socket_;
   [[no_unique_address]] TsanOrder tsan_order_;
   std::byte* memory_ = nullptr;
   RingControl* in_ = nullptr;
@@ -355,11 +356,11 @@ void check_peer_user(int socket) {
                   std::to_string(peer.uid) + ", this process as " + std::to_string(geteuid()));
 }
 
-Descriptor open_shm_memory() noexcept {
-  return Descriptor(memfd_create("stitch", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+base::Descriptor open_shm_memory() noexcept {
+  return base::Descriptor(memfd_create("stitch", MFD_CLOEXEC | MFD_ALLOW_SEALING));
 }
 
-std::unique_ptr<Link> offer_shm_link(Descriptor socket, const Descriptor& memory) {
+std::unique_ptr<Link> offer_shm_link(base::Descriptor socket, const base::Descriptor& memory) {
   if (ftruncate(memory.get(), static_cast<off_t>(kMemoryBytes)) != 0) fail("ftruncate");
   take_pages(memory.get());
   // Of a size for good: neither side can make the other one read past its end.
@@ -385,7 +386,7 @@ std::unique_ptr<Link> offer_shm_link(Descriptor socket, const Descriptor& memory
   return std::make_unique<ShmLink>(std::move(socket), memory, true);
 }
 
-std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
+std::unique_ptr<Link> accept_shm_link(base::Descriptor& socket) {
   Offer offer;
   offer.magic = {};
   iovec part{&offer, sizeof(offer)};
@@ -402,7 +403,7 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
                 "the peer closed the connection before it handed over memory");
   if (count < 0) fail("recvmsg");
 
-  Descriptor memory;
+  base::Descriptor memory;
   std::size_t descriptors = 0;
   for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr;
        each = CMSG_NXTHDR(&message, each)) {
@@ -411,7 +412,7 @@ std::unique_ptr<Link> accept_shm_link(Descriptor& socket) {
     for (std::size_t i = 0; i < many; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(each) + i * sizeof(int), sizeof(int));
-      memory = Descriptor(fd);
+      memory = base::Descriptor(fd);
       ++descriptors;
     }
   }

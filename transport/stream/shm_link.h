@@ -11,16 +11,17 @@ namespace stitch::transport {
 // death of the other side is seen. Layout and rules: WIRE.md.
 
 // A descriptor for the memory, without memory yet; empty, with errno, when the system refuses.
-[[nodiscard]] Descriptor open_shm_memory() noexcept;
+[[nodiscard]] base::Descriptor open_shm_memory() noexcept;
 
 // The connecting side: makes the memory behind `memory`, from open_shm_memory(), and hands it over.
 // Throws Error(disconnected) when the system refuses.
-[[nodiscard]] std::unique_ptr<Link> offer_shm_link(Descriptor socket, const Descriptor& memory);
+[[nodiscard]] std::unique_ptr<Link> offer_shm_link(base::Descriptor socket,
+                                                   const base::Descriptor& memory);
 
 // The accepting side, once `socket` is readable: takes the memory. Nothing when it has not come
 // yet. Throws Error(protocol) when what came is no such memory, Error(disconnected) when the socket
 // ended, Error(overloaded) when this process has no descriptor left for the memory.
-[[nodiscard]] std::unique_ptr<Link> accept_shm_link(Descriptor& socket);
+[[nodiscard]] std::unique_ptr<Link> accept_shm_link(base::Descriptor& socket);
 
 // Throws Error(unauthenticated) unless the process at the other end of the unix socket runs as this
 // user.

@@ -20,21 +20,21 @@ constexpr std::chrono::seconds kInsistAfter{10};
 // Lets go of a mutex that is held.
 class STITCH_SCOPED_CAPABILITY Unlock {
  public:
-  explicit Unlock(Mutex& mutex) STITCH_REQUIRES(mutex) : mutex_(mutex) {}
+  explicit Unlock(base::Mutex& mutex) STITCH_REQUIRES(mutex) : mutex_(mutex) {}
   ~Unlock() STITCH_RELEASE() { mutex_.unlock(); }
   Unlock(const Unlock&) = delete;
   Unlock& operator=(const Unlock&) = delete;
 
  private:
-  Mutex& mutex_;
+  base::Mutex& mutex_;
 };
 }  // namespace
 
 StreamConnection::StreamConnection(
     const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
-    std::shared_ptr<ReaderThread> thread, std::shared_ptr<Poller> poller,
+    std::shared_ptr<base::TaskThread> thread, std::shared_ptr<Poller> poller,
     std::shared_ptr<ReceiveBudget> budget,
-    UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
+    base::UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone)
     : HandshakingConnection(options, accepted ? Role::accepting : Role::connecting,
                             std::move(events), std::move(thread)),
       name_(std::move(name)),
@@ -43,7 +43,7 @@ StreamConnection::StreamConnection(
       source_id_(poller_->new_id()),
       budget_(std::move(budget)),
       reader_(
-          [this, allocate = options.allocator](const Bytes& frame, std::size_t bytes) {
+          [this, allocate = options.allocator](const base::Bytes& frame, std::size_t bytes) {
             Buffer placed = place(frame, bytes);
             return placed.data != nullptr && placed.bytes == bytes ? std::move(placed)
                                                                    : allocate(Device{}, bytes);
@@ -68,7 +68,7 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
     start();
     int fd = -1;
     {
-      MutexLock lock(write_mutex_);
+      base::MutexLock lock(write_mutex_);
       if (state_ != State::waiting) return;
       state_ = State::running;
       link_ = std::move(link);
@@ -87,7 +87,7 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
 }
 
 bool StreamConnection::give_up(const Error& error) {
-  MutexLock lock(write_mutex_);
+  base::MutexLock lock(write_mutex_);
   if (state_ != State::waiting) return false;
   state_ = State::ended;
   why_ = error;
@@ -134,14 +134,14 @@ void StreamConnection::send(Message message, SendDone done) {
   });
 }
 
-void StreamConnection::transmit_handshake(Bytes message) {
+void StreamConnection::transmit_handshake(base::Bytes message) {
   write({Message{std::move(message), {}}, nullptr});
 }
 
 // What is queued by now are the last words of the handshake, and what was read behind the peer's
 // last words is sealed.
 void StreamConnection::protect(const SessionKeys& keys) {
-  MutexLock lock(write_mutex_);
+  base::MutexLock lock(write_mutex_);
   if (state_ != State::running || !link_->exposed()) return;
   take_in();
   const std::vector<std::byte> early = reader_.give_up_rest();
@@ -159,7 +159,7 @@ void StreamConnection::write(Outgoing outgoing) {
   try {
     if (write_now(outgoing)) return;
     {
-      MutexLock lock(intake_mutex_);
+      base::MutexLock lock(intake_mutex_);
       intake_.push_back(std::move(outgoing));
       intake_filled_.store(true);
     }
@@ -229,7 +229,7 @@ void StreamConnection::take_in() {
   if (!intake_filled_.load()) return;
   std::vector<Outgoing> taken;
   {
-    MutexLock lock(intake_mutex_);
+    base::MutexLock lock(intake_mutex_);
     taken.swap(intake_);
     intake_filled_.store(false);
   }
@@ -240,7 +240,7 @@ void StreamConnection::take_in() {
   } catch (...) {
     // Those that are left are taken, or told, when the connection ends, which is next.
     taken.erase(taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(next));
-    MutexLock lock(intake_mutex_);
+    base::MutexLock lock(intake_mutex_);
     if (intake_.empty()) intake_.swap(taken);
     intake_filled_.store(true);
     throw;
@@ -468,7 +468,7 @@ void StreamConnection::shut() {
     ended(closed);
     return;
   }
-  MutexLock lock(write_mutex_);
+  base::MutexLock lock(write_mutex_);
   if (link_) link_->close();
 }
 
@@ -478,7 +478,7 @@ void StreamConnection::end(const Error& error) {
   Aftermath after;
   const Error why = reason().value_or(error);
   {
-    MutexLock lock(write_mutex_);
+    base::MutexLock lock(write_mutex_);
     if (state_ == State::ended) return;
     state_ = State::ended;
     why_ = why;

@@ -38,13 +38,13 @@ namespace stitch::transport {
 class StreamConnection final : public HandshakingConnection, public PollSource {
  public:
   StreamConnection(const EndpointOptions& options, std::string name, bool accepted,
-                   ConnectionEvents events, std::shared_ptr<ReaderThread> thread,
+                   ConnectionEvents events, std::shared_ptr<base::TaskThread> thread,
                    std::shared_ptr<Poller> poller, std::shared_ptr<ReceiveBudget> budget,
-                   UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
+                   base::UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone);
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
-  [[nodiscard]] bool defer(UniqueFunction<bool(bool here)>& work) override {
+  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override {
     return poller_->on_this_thread() && poller_->defer(work);
   }
   void about_to_answer() override { poller_->reclaim(); }
@@ -75,7 +75,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   void wake() override;
 
  protected:
-  void transmit_handshake(Bytes message) override;
+  void transmit_handshake(base::Bytes message) override;
   void protect(const SessionKeys& keys) override;
   void shut() override;
   void finished() override;
@@ -125,7 +125,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   const Poller::SourceId source_id_;
   const std::shared_ptr<ReceiveBudget> budget_;
   RecordReader reader_;  // the thread that polls only
-  UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;
+  base::UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> gone_;
   bool cheap_ = false;                   // constant once running
   Link* link_to_read_ = nullptr;         // likewise; null before. The thread that polls only
   bool peer_gone_ = false;               // likewise: what is left of it is read in any case
@@ -137,7 +137,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   std::atomic<bool> pending_{false};     // a copy of unsent()
   std::atomic<bool> blocked_{false};  // what is pending waits for room; written under write_mutex_
 
-  Mutex write_mutex_;
+  base::Mutex write_mutex_;
   State state_ STITCH_GUARDED_BY(write_mutex_) = State::waiting;
   std::optional<Error> why_ STITCH_GUARDED_BY(write_mutex_);  // it ended
   std::unique_ptr<Link> link_ STITCH_GUARDED_BY(write_mutex_);
@@ -146,7 +146,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   Poller::Clock::time_point last_send_ STITCH_GUARDED_BY(write_mutex_);
   std::size_t gathered_ STITCH_GUARDED_BY(write_mutex_) = 0;  // messages since the last flush
 
-  Mutex intake_mutex_;
+  base::Mutex intake_mutex_;
   std::vector<Outgoing> intake_
       STITCH_GUARDED_BY(intake_mutex_);     // sent while write_mutex_ was held
   std::atomic<bool> intake_filled_{false};  // a copy of !intake_.empty()

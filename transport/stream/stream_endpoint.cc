@@ -71,17 +71,17 @@ struct SocketAddress {
 class Step final : public PollSource, public std::enable_shared_from_this<Step> {
  public:
   // May take the socket. False when it has to be called again later.
-  using Action = std::function<bool(Descriptor& socket)>;
+  using Action = std::function<bool(base::Descriptor& socket)>;
   // It cannot be called, or has thrown.
   using Failed = std::function<void(const Error&)>;
 
-  Step(Poller& poller, Descriptor socket, Action action, Failed failed)
+  Step(Poller& poller, base::Descriptor socket, Action action, Failed failed)
       : poller_(poller),
         id_(poller.new_id()),
         socket_(std::move(socket)),
         action_(std::move(action)),
         failed_(std::move(failed)) {}
-  static std::shared_ptr<Step> start(Poller& poller, Descriptor socket, bool until_writable,
+  static std::shared_ptr<Step> start(Poller& poller, base::Descriptor socket, bool until_writable,
                                      Action action, Failed failed) {
     auto step =
         std::make_shared<Step>(poller, std::move(socket), std::move(action), std::move(failed));
@@ -112,7 +112,7 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
  private:
   Poller& poller_;
   const Poller::SourceId id_;
-  Descriptor socket_;
+  base::Descriptor socket_;
   const Action action_;
   const Failed failed_;
   std::atomic<bool> expired_{false};
@@ -121,9 +121,9 @@ class Step final : public PollSource, public std::enable_shared_from_this<Step> 
 // Accepts connections. Removed from the poller by the hub.
 class SocketListener final : public PollSource {
  public:
-  using Accepted = std::function<void(Descriptor socket)>;
+  using Accepted = std::function<void(base::Descriptor socket)>;
   // `exhausted` is told when the process has no descriptor left for others. `reserve` outlives it.
-  SocketListener(Descriptor socket, DescriptorReserve& reserve, Accepted accepted,
+  SocketListener(base::Descriptor socket, DescriptorReserve& reserve, Accepted accepted,
                  std::function<void()> exhausted)
       : socket_(std::move(socket)),
         reserve_(reserve),
@@ -137,8 +137,8 @@ class SocketListener final : public PollSource {
     constexpr int kAtOnce = 16;
     try {
       for (int i = 0; i < kAtOnce; ++i) {
-        Descriptor socket = reserve_.take_for_others([this] {
-          return Descriptor(
+        base::Descriptor socket = reserve_.take_for_others([this] {
+          return base::Descriptor(
               ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         });
         if (!socket) {
@@ -155,7 +155,7 @@ class SocketListener final : public PollSource {
   }
 
  private:
-  const Descriptor socket_;
+  const base::Descriptor socket_;
   DescriptorReserve& reserve_;
   const Accepted accepted_;
   const std::function<void()> exhausted_;
@@ -190,12 +190,13 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
                                                        ConnectionEvents events);
   [[nodiscard]] std::string open_listener(const std::string& transport);
   // On the thread that polls; throws when there is no memory for one more.
-  void accepted(const std::string& transport, const std::string& address, Descriptor socket);
+  void accepted(const std::string& transport, const std::string& address, base::Descriptor socket);
   // On the thread that polls: there is no descriptor for the next one.
   void exhausted(Poller::SourceId listener);
   // Ends an accepted connection that does not say a word.
   void expect_words(const std::shared_ptr<StreamConnection>& connection, HalfOpen::Drop expire);
-  static void begin_tcp(const std::shared_ptr<StreamConnection>& connection, Descriptor socket);
+  static void begin_tcp(const std::shared_ptr<StreamConnection>& connection,
+                        base::Descriptor socket);
   // Throws what stands in the way.
   void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection,
                  int attempt);
@@ -206,7 +207,7 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
 
   const EndpointOptions options_;
   const StreamOptions stream_;
-  const std::shared_ptr<ReaderThread> thread_ = std::make_shared<ReaderThread>();
+  const std::shared_ptr<base::TaskThread> thread_ = std::make_shared<base::TaskThread>();
   const std::shared_ptr<Poller> poller_ = Poller::start("stitch-poll");
   const std::shared_ptr<ReceiveBudget> budget_ =
       std::make_shared<ReceiveBudget>(options_.max_receiving_bytes);
@@ -214,7 +215,7 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   HalfOpen half_open_;  // the thread that polls only
 
   ConnectionSet<StreamConnection> connections_;
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
@@ -233,7 +234,7 @@ std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepte
 
 std::vector<std::string> StreamHub::listen(Endpoint::Accept accept) {
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
     if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
     accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
@@ -258,7 +259,7 @@ std::string StreamHub::open_listener(const std::string& transport) {
     address = {ip->address, ip->bytes};
     text = std::string(kTcpScheme) + stream_.bind_address;
   }
-  Descriptor socket(
+  base::Descriptor socket(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
@@ -275,7 +276,7 @@ std::string StreamHub::open_listener(const std::string& transport) {
   const Poller::SourceId id = poller_->new_id();
   const auto listener = std::make_shared<SocketListener>(
       std::move(socket), reserve_,
-      [weak = weak_from_this(), transport, text](Descriptor accepted_socket) {
+      [weak = weak_from_this(), transport, text](base::Descriptor accepted_socket) {
         const auto self = weak.lock();
         if (!self) return;
         try {
@@ -289,7 +290,7 @@ std::string StreamHub::open_listener(const std::string& transport) {
         if (const auto self = weak.lock()) self->exhausted(id);
       });
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
     listeners_.push_back(id);
   }
@@ -320,11 +321,11 @@ void StreamHub::exhausted(Poller::SourceId listener) {
 }
 
 void StreamHub::accepted(const std::string& transport, const std::string& address,
-                         Descriptor socket) {
+                         base::Descriptor socket) {
   std::shared_ptr<const Endpoint::Accept> accept;
   std::string name;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) return;
     accept = accept_;
     name = address + "#" + std::to_string(++accepted_count_);
@@ -345,7 +346,7 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
     check_peer_user(socket.get());
     const auto step = Step::start(
         *poller_, std::move(socket), false,
-        [weak = weak_from_this(), connection](Descriptor& ready) {
+        [weak = weak_from_this(), connection](base::Descriptor& ready) {
           if (const auto self = weak.lock()) self->reserve_.make_room();
           auto link = accept_shm_link(ready);
           if (link == nullptr) return false;
@@ -418,7 +419,7 @@ std::shared_ptr<Connection> StreamHub::connect(const std::string& address,
         stream_.transports.end()) {
       throw Error(ErrorCode::disconnected,
                   "transport \"" + transport +
-                      "\" is not in use here; in use: " + join_names(stream_.transports));
+                      "\" is not in use here; in use: " + base::join_names(stream_.transports));
     }
     if (transport == "shm") {
       start_shm(address.substr(at + 3), connection, 0);
@@ -440,12 +441,13 @@ void StreamHub::start_shm(const std::string& name,
                 "its name is empty or longer than " + std::to_string(kMaxShmName) + " characters");
   }
   const SocketAddress address = abstract_address(name);
-  Descriptor socket = reserve_.take(
-      [] { return Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); });
+  base::Descriptor socket = reserve_.take([] {
+    return base::Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  });
   if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
   if (::connect(socket.get(), address.get(), address.bytes) == 0) {
     check_peer_user(socket.get());
-    const Descriptor memory = reserve_.take(&open_shm_memory);
+    const base::Descriptor memory = reserve_.take(&open_shm_memory);
     if (!memory)
       throw Error(ErrorCode::disconnected,
                   "shared memory: memfd_create failed: " + text_of_errno(errno));
@@ -472,8 +474,8 @@ void StreamHub::start_tcp(const std::string& address,
                           const std::shared_ptr<StreamConnection>& connection) {
   const auto ip = IpAddress::parse_with_port(address);
   if (!ip) throw Error(ErrorCode::disconnected, "it is not a numeric address with a port");
-  Descriptor socket = reserve_.take([&ip] {
-    return Descriptor(
+  base::Descriptor socket = reserve_.take([&ip] {
+    return base::Descriptor(
         ::socket(ip->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   });
   if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
@@ -482,7 +484,7 @@ void StreamHub::start_tcp(const std::string& address,
   if (errno != EINPROGRESS) throw Error(ErrorCode::disconnected, text_of_errno(errno));
   const auto step = Step::start(
       *poller_, std::move(socket), true,
-      [connection](Descriptor& ready) {
+      [connection](base::Descriptor& ready) {
         int error = 0;
         socklen_t bytes = sizeof(error);
         if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
@@ -499,7 +501,8 @@ void StreamHub::start_tcp(const std::string& address,
   limit(step, connection);
 }
 
-void StreamHub::begin_tcp(const std::shared_ptr<StreamConnection>& connection, Descriptor socket) {
+void StreamHub::begin_tcp(const std::shared_ptr<StreamConnection>& connection,
+                          base::Descriptor socket) {
   if (connects_itself(socket.get())) {
     connection->fail(connection->connect_error("nobody listens there: it met itself"));
   } else {
@@ -513,7 +516,7 @@ void StreamHub::close() {
   std::vector<Poller::SourceId> listeners;
   {
     // Whoever opens a listener keeps it under this lock, unless it finds the endpoint closed.
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     listeners.swap(listeners_);
   }
   for (const auto id : listeners) poller_->remove(id);
@@ -526,7 +529,7 @@ void StreamHub::join() {
   poller_->join();
   thread_->join();
   std::shared_ptr<const Endpoint::Accept> accept;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   accept.swap(accept_);
 }
 
@@ -560,7 +563,7 @@ class StreamEndpoint final : public Endpoint {
 std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream) {
   // A name that is too long is the caller's mistake: say so now.
   static_cast<void>(Introduction::encode(options.self));
-  check_names("transport", stream.transports, {"shm", "tcp"});
+  base::check_names("transport", stream.transports, {"shm", "tcp"});
   check_bind_address(stream.bind_address);
   return std::make_unique<StreamEndpoint>(std::move(options), std::move(stream));
 }

@@ -22,7 +22,7 @@ constexpr std::size_t kFewBulkAtOnce = std::size_t{128} << 10;
 
 class TcpLink final : public Link {
  public:
-  explicit TcpLink(Descriptor socket) : socket_(std::move(socket)) {
+  explicit TcpLink(base::Descriptor socket) : socket_(std::move(socket)) {
     const int flags = fcntl(socket_.get(), F_GETFL, 0);
     fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
     const int on = 1;
@@ -83,7 +83,7 @@ class TcpLink final : public Link {
     ended_ = true;
     errno_ = error;
   }
-  const Descriptor socket_;
+  const base::Descriptor socket_;
   bool ended_ = false;
   int errno_ = 0;
   std::atomic<int> write_errno_{0};  // what sendmsg() has said, by the thread that writes
@@ -101,7 +101,7 @@ bool connects_itself(int socket) {
          self_bytes == peer_bytes && std::memcmp(&self, &peer, self_bytes) == 0;
 }
 
-std::unique_ptr<Link> make_tcp_link(Descriptor socket) {
+std::unique_ptr<Link> make_tcp_link(base::Descriptor socket) {
   return std::make_unique<TcpLink>(std::move(socket));
 }
 

@@ -22,7 +22,7 @@ void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
   bool shut = false;
   {
     std::shared_ptr<void> busy = hub_->busy();
-    MutexLock lock(stream_mutex_);
+    base::MutexLock lock(stream_mutex_);
     stream_ = {pipe, std::move(busy)};
     shut = shut_;
   }
@@ -46,7 +46,7 @@ void PipeConnection::send(Message message, SendDone done) {
   });
 }
 
-void PipeConnection::transmit_handshake(Bytes message) {
+void PipeConnection::transmit_handshake(base::Bytes message) {
   write(std::make_shared<Outgoing>(
       Outgoing{Message{std::move(message), {}}, nullptr, self(), nullptr}));
 }
@@ -56,7 +56,7 @@ void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
   if (pipe == nullptr) return written(*outgoing, reason());
   outgoing->busy = busy;
   tp::Message message;
-  Bytes& frame = outgoing->message.frame;
+  base::Bytes& frame = outgoing->message.frame;
   if (frame.size() > 0) message.payloads.push_back({frame.data(), frame.size(), ""});
   message.tensors.reserve(outgoing->message.buffers.size());
   for (const Buffer& buffer : outgoing->message.buffers) {
@@ -193,7 +193,7 @@ Error PipeConnection::translate(const tp::Error& error, bool connecting) const {
 void PipeConnection::shut() {
   std::shared_ptr<tp::Pipe> pipe;
   {
-    MutexLock lock(stream_mutex_);
+    base::MutexLock lock(stream_mutex_);
     shut_ = true;
     pipe = stream_.pipe;
   }
@@ -205,7 +205,7 @@ void PipeConnection::shut() {
 void PipeConnection::finished() {
   Stream ended;
   {
-    MutexLock lock(stream_mutex_);
+    base::MutexLock lock(stream_mutex_);
     ended = std::exchange(stream_, {});
   }
   {

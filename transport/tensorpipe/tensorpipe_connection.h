@@ -57,7 +57,7 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
                                                      TensorPipeOptions tensorpipe);
 
   const EndpointOptions options;
-  const std::shared_ptr<ReaderThread> thread = std::make_shared<ReaderThread>();
+  const std::shared_ptr<base::TaskThread> thread = std::make_shared<base::TaskThread>();
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
   [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
@@ -74,7 +74,7 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
   }
   // Held by everything that TensorPipe may still call back; join() waits until nobody holds it.
   [[nodiscard]] std::shared_ptr<void> busy() {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     return busy_;
   }
 
@@ -92,8 +92,8 @@ class PipeHub : public std::enable_shared_from_this<PipeHub> {
 
   TensorPipeOptions tensorpipe_;  // constant after construction
   ConnectionSet<PipeConnection> connections_;
-  Mutex mutex_;
-  CondVar idle_changed_;
+  base::Mutex mutex_;
+  base::CondVar idle_changed_;
   bool idle_ STITCH_GUARDED_BY(mutex_) = false;  // nobody holds busy() any more
   std::shared_ptr<void> busy_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<tp::Context> context_ STITCH_GUARDED_BY(mutex_);
@@ -125,7 +125,7 @@ class PipeConnection final : public HandshakingConnection {
   void fail(const Error& error) { ended(error); }
 
  protected:
-  void transmit_handshake(Bytes message) override;
+  void transmit_handshake(base::Bytes message) override;
   void shut() override;
   void finished() override;
 
@@ -156,14 +156,14 @@ class PipeConnection final : public HandshakingConnection {
     std::shared_ptr<void> busy;
   };
   [[nodiscard]] Stream stream() {
-    MutexLock lock(stream_mutex_);
+    base::MutexLock lock(stream_mutex_);
     return stream_;
   }
 
   const std::shared_ptr<PipeHub> hub_;
   const std::string name_;
   const bool accepted_;
-  Mutex stream_mutex_;
+  base::Mutex stream_mutex_;
   Stream stream_ STITCH_GUARDED_BY(stream_mutex_);
   bool shut_ STITCH_GUARDED_BY(stream_mutex_) = false;
 };

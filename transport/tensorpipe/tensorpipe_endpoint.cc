@@ -46,15 +46,15 @@ PipeHub::PipeHub(EndpointOptions options, TensorPipeOptions tensorpipe)
   priority = 0;
   for (const auto& channel : tensorpipe_.channels)
     context->registerChannel(--priority, channel, make_channel(channel));
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   context_ = std::move(context);
 }
 
 std::shared_ptr<PipeHub> PipeHub::make(EndpointOptions options, TensorPipeOptions tensorpipe) {
   auto hub = std::make_shared<PipeHub>(std::move(options), std::move(tensorpipe));
-  MutexLock lock(hub->mutex_);
+  base::MutexLock lock(hub->mutex_);
   hub->busy_ = std::shared_ptr<void>(nullptr, [hub](void*) {
-    MutexLock deleter_lock(hub->mutex_);
+    base::MutexLock deleter_lock(hub->mutex_);
     hub->idle_ = true;
     hub->idle_changed_.notify_all();
   });
@@ -64,7 +64,7 @@ std::shared_ptr<PipeHub> PipeHub::make(EndpointOptions options, TensorPipeOption
 std::shared_ptr<tp::Listener> PipeHub::open_listener(const std::vector<std::string>& urls) {
   std::shared_ptr<tp::Context> context;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
     context = context_;
   }
@@ -88,7 +88,7 @@ std::vector<std::string> PipeHub::listen(Endpoint::Accept accept) {
   for (const auto& transport : tensorpipe_.transports)
     urls.push_back(listen_url(transport, tensorpipe_.bind_address));
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
   }
   std::shared_ptr<tp::Listener> listener = open_listener(urls);
@@ -96,7 +96,7 @@ std::vector<std::string> PipeHub::listen(Endpoint::Accept accept) {
   for (const auto& transport : tensorpipe_.transports)
     addresses.push_back(listener->url(transport));
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
     accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
     listener_ = listener;
@@ -126,7 +126,7 @@ void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener,
   std::shared_ptr<const Endpoint::Accept> accept;
   std::string name;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) return;
     accept = accept_;
     name = addresses_.front() + "#" + std::to_string(++accepted_count_);
@@ -151,7 +151,7 @@ void PipeHub::reopen_listener(int attempt) {
   std::shared_ptr<tp::Listener> broken;
   std::shared_ptr<void> busy;  // the context must not go meanwhile
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (connections_.closed()) return;
     busy = busy_;
     broken.swap(listener_);
@@ -164,7 +164,7 @@ void PipeHub::reopen_listener(int attempt) {
   try {
     const std::shared_ptr<tp::Listener> listener = open_listener(addresses);
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (connections_.closed()) return;
       listener_ = listener;
     }
@@ -191,7 +191,7 @@ std::shared_ptr<Connection> PipeHub::connect(const std::string& address, Connect
   if (problem.empty()) {
     std::shared_ptr<tp::Context> context;
     {
-      MutexLock lock(mutex_);
+      base::MutexLock lock(mutex_);
       context = context_;  // there until the last connection is gone
     }
     try {
@@ -219,7 +219,7 @@ void PipeHub::close() {
   std::shared_ptr<tp::Listener> listener;
   {
     // Whoever opens a listener keeps it under this lock, unless it finds the endpoint closed.
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     listener.swap(listener_);
   }
   for (const auto& connection : *open) connection->close(closed_error());
@@ -236,7 +236,7 @@ void PipeHub::join() {
   std::shared_ptr<void> busy;
   std::shared_ptr<tp::Context> context;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     busy.swap(busy_);
     lock.unlock();
     busy.reset();
@@ -251,7 +251,7 @@ void PipeHub::join() {
   }
   thread->join();
   std::shared_ptr<const Endpoint::Accept> accept;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   accept.swap(accept_);
 }
 

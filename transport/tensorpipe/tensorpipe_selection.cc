@@ -26,8 +26,8 @@ constexpr std::size_t kMaxAbstractName =
 }  // namespace
 
 TensorPipeOptions select_usable(TensorPipeOptions wanted, const MakeEndpoint& make) {
-  check_names("transport", wanted.transports, {"tensorpipe-shm", "uv"});
-  check_names("channel", wanted.channels, {"basic", "cma"});
+  base::check_names("transport", wanted.transports, {"tensorpipe-shm", "uv"});
+  base::check_names("channel", wanted.channels, {"basic", "cma"});
   const std::string& bind = wanted.bind_address;
   check_bind_address(bind);
   TensorPipeOptions usable{{}, {}, bind};
@@ -37,7 +37,7 @@ TensorPipeOptions select_usable(TensorPipeOptions wanted, const MakeEndpoint& ma
   if (usable.transports.empty()) {
     throw Error(ErrorCode::disconnected,
                 "no transport passes a transfer from this worker to itself; tried: " +
-                    join_names(wanted.transports) + ", bind address " + bind);
+                    base::join_names(wanted.transports) + ", bind address " + bind);
   }
   for (const auto& channel : wanted.channels) {
     if (passes({{usable.transports.front()}, {channel}, bind}, make))
@@ -46,7 +46,7 @@ TensorPipeOptions select_usable(TensorPipeOptions wanted, const MakeEndpoint& ma
   if (usable.channels.empty()) {
     throw Error(ErrorCode::disconnected,
                 "no channel passes a transfer from this worker to itself; tried: " +
-                    join_names(wanted.channels));
+                    base::join_names(wanted.channels));
   }
   return usable;
 }
@@ -58,7 +58,8 @@ std::string problem_with_address(const std::string& address,
     return "it does not look like \"tensorpipe-shm://name\" or \"uv://127.0.0.1:4711\"";
   const std::string transport = address.substr(0, at);
   if (std::find(transports.begin(), transports.end(), transport) == transports.end()) {
-    return "transport \"" + transport + "\" is not in use here; in use: " + join_names(transports);
+    return "transport \"" + transport +
+           "\" is not in use here; in use: " + base::join_names(transports);
   }
   const std::string rest = address.substr(at + 3);
   if (transport == "tensorpipe-shm" && (rest.empty() || rest.size() > kMaxAbstractName)) {

@@ -34,7 +34,7 @@ constexpr std::size_t kMaxFrameBytes = std::numeric_limits<std::uint32_t>::max()
 
 template <class T>
 void put(std::byte* at, T value) noexcept {
-  value = to_wire_order(value);
+  value = base::to_wire_order(value);
   std::memcpy(at, &value, sizeof(T));
 }
 
@@ -42,7 +42,7 @@ template <class T>
 [[nodiscard]] T get(const std::byte* at) noexcept {
   T value;
   std::memcpy(&value, at, sizeof(T));
-  return to_wire_order(value);
+  return base::to_wire_order(value);
 }
 
 [[noreturn]] void malformed(const std::string& field, const std::string& problem) {
@@ -94,7 +94,7 @@ std::uint32_t FrameBuilder::add_buffer(Buffer buffer) {
   const auto index = static_cast<std::uint32_t>(entries_.size());
   std::uint32_t offset = 0;
   if (buffer.device.type == DeviceType::cpu && buffer.bytes <= inline_bytes_) {
-    frame_.pad_to(Bytes::kAlignment);
+    frame_.pad_to(base::Bytes::kAlignment);
     if (outside(frame_.size(), buffer.bytes, kMaxFrameBytes)) {
       throw Error(ErrorCode::out_of_range, "buffer of " + std::to_string(buffer.bytes) +
                                                " bytes does not fit into a frame that has " +
@@ -161,7 +161,7 @@ Message FrameBuilder::finish() && {
   return Message{std::move(frame_), std::move(beside_)};
 }
 
-std::optional<FrameHead> peek_frame(const Bytes& frame) noexcept {
+std::optional<FrameHead> peek_frame(const base::Bytes& frame) noexcept {
   const std::byte* at = frame.data();
   if (frame.size() < FrameBuilder::kHeaderBytes ||
       std::memcmp(at, kMagic.data(), kMagic.size()) != 0)
@@ -249,10 +249,10 @@ FrameView::FrameView(const Message& message) {
                     "lies in the frame but is said to be on " + name_device(device));
         if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
           out_of_frame(name_entry("buffer", i), offset, bytes, total);
-        if (offset % Bytes::kAlignment != 0) {
+        if (offset % base::Bytes::kAlignment != 0) {
           malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
                                                  " is not aligned to " +
-                                                 std::to_string(Bytes::kAlignment));
+                                                 std::to_string(base::Bytes::kAlignment));
         }
         // Readers copy such buffers: one that may be named twice would multiply what arrived.
         if (offset < last_end) {

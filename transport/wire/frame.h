@@ -15,7 +15,7 @@ namespace stitch::transport {
 // What travels as one unit: a frame of bytes that FrameBuilder lays out, and the large buffers that
 // go beside it. The layout is written down in WIRE.md.
 struct Message {
-  Bytes frame;
+  base::Bytes frame;
   std::vector<Buffer> buffers;
 };
 
@@ -33,7 +33,7 @@ class FrameBuilder {
   FrameBuilder& operator=(FrameBuilder&&) noexcept = default;
 
   // The frame under construction; append the body to it. REQUIRES: end_body() has not been called.
-  [[nodiscard]] Bytes& body() noexcept { return frame_; }
+  [[nodiscard]] base::Bytes& body() noexcept { return frame_; }
   // Where the body starts inside body().
   [[nodiscard]] static constexpr std::size_t body_offset() noexcept { return kHeaderBytes; }
   void end_body();
@@ -70,7 +70,7 @@ class FrameBuilder {
   std::uint16_t kind_;
   std::size_t body_bytes_ = 0;
   std::size_t inline_bytes_ = kInlineBytes;
-  Bytes frame_;
+  base::Bytes frame_;
   std::vector<SectionEntry> sections_;
   std::vector<BufferEntry> entries_;
   std::vector<Buffer> beside_;
@@ -81,7 +81,7 @@ struct FrameHead {
   std::uint16_t kind = 0;
   std::span<const std::byte> body;
 };
-[[nodiscard]] std::optional<FrameHead> peek_frame(const Bytes& frame) noexcept;
+[[nodiscard]] std::optional<FrameHead> peek_frame(const base::Bytes& frame) noexcept;
 
 // A checked reader of a received message. The constructor checks every offset, length and count
 // against the bytes that are there, and throws Error(protocol) naming the field; afterwards nothing

@@ -25,19 +25,20 @@ Handshake::Handshake(Hello self, Role role, Terms terms, Check check)
   std::copy(key.begin(), key.end(), ours_.public_key.begin());
 }
 
-Bytes Handshake::greeting() const { return encode(ours_); }
+base::Bytes Handshake::greeting() const { return encode(ours_); }
 
-Bytes Handshake::refuse(const Error& error) {
+base::Bytes Handshake::refuse(const Error& error) {
   state_ = State::refused;
   error_ = error;
   return encode_refusal(error);
 }
 
-void Handshake::take_greeting(std::span<const std::byte> message, std::vector<Bytes>& answer) {
+void Handshake::take_greeting(std::span<const std::byte> message,
+                              std::vector<base::Bytes>& answer) {
   theirs_ = decode_greeting(message);
   check_greeting(ours_, theirs_);
   const bool connecting = ours_.role == Role::connecting;
-  const Bytes own = greeting();
+  const base::Bytes own = greeting();
   append(connecting ? own.span() : message);
   append(connecting ? message : own.span());
   if (agreement_) shared_ = agreement_->shared_with(theirs_.public_key);
@@ -52,15 +53,16 @@ Key Handshake::proof_of(Role role, std::span<const std::byte> introduction) cons
                              {transcript_.span(), introduction, shared_.span()});
 }
 
-Bytes Handshake::introduce() {
-  Bytes words = Introduction::encode(self_);
+base::Bytes Handshake::introduce() {
+  base::Bytes words = Introduction::encode(self_);
   const Key proof = terms_.secret ? proof_of(ours_.role, words.span()) : Key();
   words.append(proof.data(), Key::kBytes);
   append(words.span());
   return words;
 }
 
-void Handshake::take_introduction(std::span<const std::byte> message, std::vector<Bytes>& answer) {
+void Handshake::take_introduction(std::span<const std::byte> message,
+                                  std::vector<base::Bytes>& answer) {
   if (terms_.secret && !is_introduction(message)) {
     throw Error(ErrorCode::unauthenticated,
                 "peer sent something else where the proof of its secret was due");
@@ -104,8 +106,8 @@ void Handshake::derive_keys() {
   shared_ = Key();
 }
 
-std::vector<Bytes> Handshake::receive(std::span<const std::byte> message) {
-  std::vector<Bytes> answer;
+std::vector<base::Bytes> Handshake::receive(std::span<const std::byte> message) {
+  std::vector<base::Bytes> answer;
   if (is_refusal(message)) {
     peer_refused_ = true;
     if (state_ != State::refused) error_ = decode_refusal(message);

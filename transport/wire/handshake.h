@@ -50,14 +50,14 @@ class Handshake {
   Handshake(Hello self, Role role, Terms terms, Check check = nullptr);
 
   // What to send first.
-  [[nodiscard]] Bytes greeting() const;
+  [[nodiscard]] base::Bytes greeting() const;
   // Takes the peer's next message and returns what to send in answer, in order. Never throws for
   // what the peer said: it then ends in `refused`, and the answer tells the peer why (unless the
   // peer refused us). Once refused, further messages are ignored but for the peer's own refusal.
-  [[nodiscard]] std::vector<Bytes> receive(std::span<const std::byte> message);
+  [[nodiscard]] std::vector<base::Bytes> receive(std::span<const std::byte> message);
 
   // Ends in `refused` and returns what to tell the peer.
-  [[nodiscard]] Bytes refuse(const Error& error);
+  [[nodiscard]] base::Bytes refuse(const Error& error);
 
   [[nodiscard]] State state() const noexcept { return state_; }
   // Also within the check. REQUIRES: state() is `open`.
@@ -73,9 +73,9 @@ class Handshake {
   [[nodiscard]] bool peer_refused() const noexcept { return peer_refused_; }
 
  private:
-  void take_greeting(std::span<const std::byte> message, std::vector<Bytes>& answer);
-  void take_introduction(std::span<const std::byte> message, std::vector<Bytes>& answer);
-  [[nodiscard]] Bytes introduce();
+  void take_greeting(std::span<const std::byte> message, std::vector<base::Bytes>& answer);
+  void take_introduction(std::span<const std::byte> message, std::vector<base::Bytes>& answer);
+  [[nodiscard]] base::Bytes introduce();
   [[nodiscard]] Key proof_of(Role role, std::span<const std::byte> introduction) const;
   void append(std::span<const std::byte> words) { transcript_.append(words.data(), words.size()); }
   void derive_keys();
@@ -87,7 +87,7 @@ class Handshake {
   Greeting theirs_;
   std::optional<KeyAgreement> agreement_;  // with a secret
   Key shared_;
-  Bytes transcript_;  // every message so far: the connecting side's greeting first
+  base::Bytes transcript_;  // every message so far: the connecting side's greeting first
   Hello peer_;
   std::optional<SessionKeys> keys_;
   State state_ = State::greeting;

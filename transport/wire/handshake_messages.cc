@@ -25,12 +25,12 @@ constexpr std::uint16_t kKnownFlags =
     kAuthenticatedFlag | kAcceptingFlag | kEncryptionFlags | kAesFlag;
 
 [[nodiscard]] bool begins_with(std::span<const std::byte> bytes, std::uint32_t magic) noexcept {
-  const auto wire = to_wire_order(magic);
+  const auto wire = base::to_wire_order(magic);
   return bytes.size() >= sizeof(wire) && std::memcmp(bytes.data(), &wire, sizeof(wire)) == 0;
 }
 
 template <std::size_t N>
-void read_into(ByteReader& reader, std::array<std::byte, N>& to) {
+void read_into(base::ByteReader& reader, std::array<std::byte, N>& to) {
   const auto from = reader.take(N);
   std::copy(from.begin(), from.end(), to.begin());
 }
@@ -45,14 +45,14 @@ std::string describe_peer(const Hello& peer) {
   return "peer \"" + peer.name + "\" (id " + std::to_string(peer.id) + ")";
 }
 
-Bytes encode(const Greeting& greeting) {
+base::Bytes encode(const Greeting& greeting) {
   std::uint16_t flags =
       static_cast<std::uint16_t>(static_cast<unsigned>(greeting.encryption) << kEncryptionShift);
   if (greeting.authenticated) flags |= kAuthenticatedFlag;
   if (greeting.role == Role::accepting) flags |= kAcceptingFlag;
   if (greeting.aes) flags |= kAesFlag;
-  Bytes bytes;
-  ByteWriter writer(bytes);
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(kGreetingMagic);
   writer.write(greeting.version);
   writer.write(flags);
@@ -63,7 +63,7 @@ Bytes encode(const Greeting& greeting) {
 }
 
 Greeting decode_greeting(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes, "hello");
+  base::ByteReader reader(bytes, "hello");
   if (reader.read<std::uint32_t>() != kGreetingMagic) {
     throw Error(ErrorCode::protocol,
                 "hello does not start with \"STHI\": the peer is not a stitch worker");
@@ -116,14 +116,14 @@ void check_greeting(const Greeting& self, const Greeting& peer) {
   }
 }
 
-Bytes Introduction::encode(const Hello& self) {
+base::Bytes Introduction::encode(const Hello& self) {
   if (self.name.size() > kMaxNameBytes) {
     throw Error(ErrorCode::invalid_argument, "worker name of " + std::to_string(self.name.size()) +
                                                  " characters exceeds the limit of " +
                                                  std::to_string(kMaxNameBytes));
   }
-  Bytes bytes;
-  ByteWriter writer(bytes);
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(kIntroductionMagic);
   writer.write(self.id);
   writer.write(self.world);
@@ -138,7 +138,7 @@ Bytes Introduction::encode(const Hello& self) {
 }
 
 Introduction::Decoded Introduction::decode(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes, "introduction");
+  base::ByteReader reader(bytes, "introduction");
   Decoded decoded;
   if (reader.read<std::uint32_t>() != kIntroductionMagic)
     throw Error(ErrorCode::protocol, "peer sent something else where its introduction was due");
@@ -175,9 +175,9 @@ bool is_introduction(std::span<const std::byte> bytes) noexcept {
   return begins_with(bytes, kIntroductionMagic);
 }
 
-Bytes encode_acceptance() {
-  Bytes bytes;
-  ByteWriter(bytes).write(kAcceptanceMagic);
+base::Bytes encode_acceptance() {
+  base::Bytes bytes;
+  base::ByteWriter(bytes).write(kAcceptanceMagic);
   return bytes;
 }
 
@@ -185,9 +185,9 @@ bool is_acceptance(std::span<const std::byte> bytes) noexcept {
   return bytes.size() == sizeof(kAcceptanceMagic) && begins_with(bytes, kAcceptanceMagic);
 }
 
-Bytes encode_refusal(const Error& error) {
-  Bytes bytes;
-  ByteWriter writer(bytes);
+base::Bytes encode_refusal(const Error& error) {
+  base::Bytes bytes;
+  base::ByteWriter writer(bytes);
   writer.write(kRefusalMagic);
   writer.write(static_cast<std::uint8_t>(error.code()));
   const std::string_view text = std::string_view(error.what()).substr(0, kMaxRefusalText);
@@ -203,7 +203,7 @@ bool is_refusal(std::span<const std::byte> bytes) noexcept {
 }
 
 Error decode_refusal(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes.subspan(sizeof(kRefusalMagic)), "refusal");
+  base::ByteReader reader(bytes.subspan(sizeof(kRefusalMagic)), "refusal");
   auto code = static_cast<ErrorCode>(reader.read<std::uint8_t>());
   if (code != ErrorCode::unauthenticated && code != ErrorCode::shutting_down &&
       code != ErrorCode::overloaded)

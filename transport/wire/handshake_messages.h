@@ -32,7 +32,7 @@ struct Greeting {
 
   static constexpr std::size_t kBytes = 80;
 };
-[[nodiscard]] Bytes encode(const Greeting& greeting);
+[[nodiscard]] base::Bytes encode(const Greeting& greeting);
 // Throws Error(protocol): not ours, a version we do not speak (naming both), or malformed.
 [[nodiscard]] Greeting decode_greeting(std::span<const std::byte> bytes);
 // Whether the two fit: opposite roles, the same encryption (else `protocol`), the same use of a
@@ -47,7 +47,8 @@ struct Introduction {
   static constexpr std::size_t kBytes = 28 + kMaxNameBytes + kProofBytes;
 
   // Throws Error(invalid_argument) for a name that is too long.
-  [[nodiscard]] static Bytes encode(const Hello& self);  // without the proof, which is appended
+  [[nodiscard]] static base::Bytes encode(
+      const Hello& self);  // without the proof, which is appended
   struct Decoded {
     Hello who;
     std::span<const std::byte> proved;  // what the proof is about
@@ -60,12 +61,12 @@ struct Introduction {
 
 // "I let you in": ends the handshake.
 inline constexpr std::size_t kAcceptanceBytes = 4;
-[[nodiscard]] Bytes encode_acceptance();
+[[nodiscard]] base::Bytes encode_acceptance();
 [[nodiscard]] bool is_acceptance(std::span<const std::byte> bytes) noexcept;
 
 // Why a side does not let the other one in; as long for every text.
 inline constexpr std::size_t kRefusalBytes = 5 + 400;
-[[nodiscard]] Bytes encode_refusal(const Error& error);
+[[nodiscard]] base::Bytes encode_refusal(const Error& error);
 [[nodiscard]] bool is_refusal(std::span<const std::byte> bytes) noexcept;
 // The peer may have proved nothing: only known codes and printable text are kept. REQUIRES:
 // is_refusal().

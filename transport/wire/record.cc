@@ -10,8 +10,8 @@ namespace stitch::transport {
 void RecordHeader::encode(std::byte* at) const noexcept {
   std::memset(at, 0, 4);
   at[0] = static_cast<std::byte>(kind);
-  const auto wire_buffers = to_wire_order(buffers);
-  const auto wire_bytes = to_wire_order(bytes);
+  const auto wire_buffers = base::to_wire_order(buffers);
+  const auto wire_bytes = base::to_wire_order(bytes);
   std::memcpy(at + 4, &wire_buffers, sizeof(wire_buffers));
   std::memcpy(at + 8, &wire_bytes, sizeof(wire_bytes));
 }
@@ -28,8 +28,8 @@ RecordHeader RecordHeader::decode(const std::byte* at) {
   header.kind = static_cast<RecordKind>(kind);
   std::memcpy(&header.buffers, at + 4, sizeof(header.buffers));
   std::memcpy(&header.bytes, at + 8, sizeof(header.bytes));
-  header.buffers = to_wire_order(header.buffers);
-  header.bytes = to_wire_order(header.bytes);
+  header.buffers = base::to_wire_order(header.buffers);
+  header.bytes = base::to_wire_order(header.bytes);
   return header;
 }
 

@@ -97,7 +97,7 @@ Key SecretKey::hash(std::string_view label,
   crypto_generichash_state state;
   crypto_generichash_init(&state, key_, Key::kBytes, Key::kBytes);
   const auto add = [&state](std::span<const std::byte> part) {
-    const auto bytes = to_wire_order(static_cast<std::uint64_t>(part.size()));
+    const auto bytes = base::to_wire_order(static_cast<std::uint64_t>(part.size()));
     crypto_generichash_update(&state, raw(&bytes), sizeof(bytes));
     crypto_generichash_update(&state, raw(part.data()), part.size());
   };

@@ -41,7 +41,7 @@ static_assert(sizeof(kKdfContext) == crypto_kdf_CONTEXTBYTES + 1);
 using Nonce = std::array<unsigned char, kNonceBytes>;
 [[nodiscard]] Nonce nonce_of(std::uint64_t number) {
   Nonce nonce{};
-  const auto wire = to_wire_order(number);
+  const auto wire = base::to_wire_order(number);
   std::memcpy(nonce.data(), &wire, sizeof(wire));
   return nonce;
 }
@@ -154,14 +154,14 @@ void RecordCipher::next_record() {
 
 void RecordCipher::header_tag(std::uint32_t wire_size, std::byte* at) const {
   std::array<unsigned char, sizeof(number_) + sizeof(wire_size)> text;
-  const auto number = to_wire_order(number_);
+  const auto number = base::to_wire_order(number_);
   std::memcpy(text.data(), &number, sizeof(number));
   std::memcpy(text.data() + sizeof(number), &wire_size, sizeof(wire_size));
   crypto_shorthash(raw(at), text.data(), text.size(), state_->header_key.data());
 }
 
 void Sealer::seal(const std::byte* plain, std::size_t bytes, std::byte* out) {
-  const auto wire_size = to_wire_order(static_cast<std::uint32_t>(bytes));
+  const auto wire_size = base::to_wire_order(static_cast<std::uint32_t>(bytes));
   std::memcpy(out, &wire_size, sizeof(wire_size));
   header_tag(wire_size, out + sizeof(wire_size));
   std::byte* const body = out + SealedRecord::kHeaderBytes;
@@ -192,7 +192,7 @@ std::size_t Opener::open_header(const std::byte* header) const {
                 "sealed record " + std::to_string(number_) +
                     " does not begin as the peer sealed it: it was changed, repeated or left out");
   }
-  return to_wire_order(wire_size);
+  return base::to_wire_order(wire_size);
 }
 
 void Opener::open(const std::byte* sealed, std::size_t bytes, std::byte* plain) {
