@@ -1,5 +1,6 @@
 // Calls a function on another worker.
 //   stitch-run -n 2 hello_rpc
+// [tutorial: program]
 #include <stitch/stitch.h>
 
 #include <iostream>
@@ -11,3 +12,4 @@ int main() {
   if (self.rank() == 0)
     std::cout << stitch::rpc_sync<add>("worker1", torch::ones(2), torch::ones(2)) << std::endl;
 }  // ~Worker: graceful shutdown, bounded by Options::shutdown_timeout
+// [tutorial: end]

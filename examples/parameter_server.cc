@@ -41,6 +41,7 @@ void serve(const CommandLine& line, const stitch::Worker& self) {
   const auto test = read_fashion_mnist(
       line.data, FashionMnistSplit::test);  // a missing file shows before anything starts
   const int trainers = self.world_size() - 1;
+  // [tutorial: start]
   const auto server = stitch::remote<TrainingServer>(self.id(), line.hidden, std::uint64_t{1});
   std::vector<stitch::Future<void>> training;
   for (int i = 0; i < trainers; ++i) {
@@ -49,6 +50,7 @@ void serve(const CommandLine& line, const stitch::Worker& self) {
     training.push_back(stitch::rpc_async<train>(
         {.to = "trainer" + std::to_string(i + 1), .timeout = 0s}, server, plan));
   }
+  // [tutorial: end]
   const auto plot =
       watch(server, stitch::when_all(std::move(training)), std::int64_t{60'000} * line.epochs);
   const auto parameters = server.local_value().fetch();
@@ -76,11 +78,13 @@ int main(int argc, char** argv) try {
                                 " trainers were started: stitch-run -n " +
                                 std::to_string(*line.workers + 1));
   }
-  // A trainer's main() has nothing more to do: it serves in ~Worker until the server is through or
-  // gone, however long that takes.
+  // [tutorial: roles]
+  // A trainer's main() has nothing more to do: it serves in ~Worker until the server has finished
+  // or is gone, however long that takes.
   if (options.rank > 0) options.shutdown_timeout = std::chrono::hours(24 * 365);
   const auto self = stitch::init(options);
   if (self.rank() == 0) serve(line, self);
+  // [tutorial: end]
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "parameter_server: %s\n", error.what());

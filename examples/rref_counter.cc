@@ -1,8 +1,6 @@
-// One object, many references. worker0 keeps a counter on the last worker; everybody counts on it;
-// it goes when the last reference does.
-//
-//   stitch-run -n 3 ./rref_counter
-
+// One object, many references: worker0 creates a counter on the last worker, all workers add to it,
+// and it is destroyed when the last reference to it is gone.
+//   stitch-run -n 3 rref_counter
 #include <stitch/stitch.h>
 
 #include <atomic>
@@ -10,13 +8,14 @@
 #include <string>
 #include <vector>
 
+// [tutorial: class]
 // An ordinary class. It never travels, so it need be neither copyable nor sendable.
 class Counter {
  public:
   explicit Counter(std::string name) : name_(std::move(name)) {}
   Counter(const Counter&) = delete;
   Counter& operator=(const Counter&) = delete;
-  ~Counter() { std::cout << "the counter of " << name_ << " goes at " << value_ << std::endl; }
+  ~Counter() { std::cout << name_ << " counter destroyed at " << value_ << std::endl; }
 
   int add(int by) { return value_ += by; }
 
@@ -24,34 +23,33 @@ class Counter {
   const std::string name_;
   std::atomic<int> value_{0};  // methods of one object may run at once
 };
+// [tutorial: end]
 
-// Runs wherever it is called; the counter stays where it is. The reference is an argument like any
-// other.
+// [tutorial: argument]
+// Runs on any worker; the counter stays where it is. A reference is an argument like any other.
 int count_to(stitch::RRef<Counter> counter, int times) {
   int last = 0;
   for (int i = 0; i < times; ++i) last = counter.rpc_sync<&Counter::add>(1);
   return last;
 }
+// [tutorial: end]
 
 int main() {
   auto self = stitch::init();
   if (self.rank() == 0) {
-    const int last = self.world_size() - 1;
-    {
-      // Constructed over there; this returns at once, and what we ask of the counter waits until it
-      // is there.
-      auto counter = stitch::remote<Counter>("worker" + std::to_string(last), "apples");
+    // [tutorial: use]
+    const auto& owner = self.workers().back();
+    // Constructed on the owner. Returns at once: calls of methods wait there for the constructor.
+    auto counter = stitch::remote<Counter>(owner, "apple");
 
-      // Every worker counts to 100, all at the same time.
-      std::vector<stitch::Future<int>> counting;
-      for (int rank = 0; rank < self.world_size(); ++rank) {
-        counting.push_back(stitch::rpc_async<count_to>(
-            stitch::WorkerId(static_cast<std::uint32_t>(rank)), counter, 100));
-      }
-      for (auto& each : counting) each.get();
-      std::cout << "counted to " << counter.rpc_sync<&Counter::add>(0) << " on "
-                << counter.owner().name << std::endl;
-    }  // the last reference goes here, and with it the counter, over there
-  }
+    // Every worker adds 100, all at the same time.
+    std::vector<stitch::Future<int>> counting;
+    for (const auto& worker : self.workers())
+      counting.push_back(stitch::rpc_async<count_to>(worker, counter, 100));
+    stitch::when_all(counting).get();
+    std::cout << "counted to " << counter.rpc_sync<&Counter::add>(0) << " on "
+              << counter.owner().name << std::endl;
+    // [tutorial: end]
+  }  // the last reference is gone: the owner destroys the counter
   self.barrier();
 }

@@ -9,11 +9,12 @@ namespace optim = stitch::optim;
 TrainingServer::TrainingServer(std::int64_t hidden, std::uint64_t seed)
     : parameters_(make_mlp(hidden, seed)) {}
 
+// [tutorial: fetch]
 std::vector<torch::Tensor> TrainingServer::fetch() {
   std::vector<torch::Tensor> copies;
   for (const auto& parameter : parameters_) {
     const auto lock = optim::parameter_lock(parameter);  // optimizers hold it while they step
-    const stitch::base::MutexLock held(*lock);
+    const std::lock_guard held(*lock);
     copies.push_back(parameter.clone());
   }
   return copies;
@@ -24,6 +25,7 @@ std::vector<stitch::RRef<torch::Tensor>> TrainingServer::parameters() {
   for (const auto& parameter : parameters_) references.push_back(stitch::make_rref(parameter));
   return references;
 }
+// [tutorial: end]
 
 void TrainingServer::report(int trainer, std::int64_t images, double loss) {
   const std::lock_guard lock(mutex_);
@@ -38,6 +40,7 @@ std::pair<std::vector<TrainingServer::Report>, std::int64_t> TrainingServer::tak
 
 namespace {
 
+// [tutorial: train]
 template <class Optimizer>
 void train_with(const optim::OptionsOf<Optimizer>& options,
                 const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan,
@@ -59,6 +62,7 @@ void train_with(const optim::OptionsOf<Optimizer>& options,
   }
   reported.get();
 }
+// [tutorial: end]
 
 }  // namespace
 
@@ -94,8 +98,8 @@ void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& pl
 
 void train(stitch::RRef<TrainingServer> server, TrainingPlan plan) {
   const auto data = read_fashion_mnist(plan.data, FashionMnistSplit::train);
-  torch::manual_seed(plan.seed);  // the same on all trainers: each takes every so-manieth image of
-                                  // one common order
+  // The same order on all trainers, of which each takes every n-th image.
+  torch::manual_seed(plan.seed);
   std::vector<torch::Tensor> order;
   for (int epoch = 0; epoch < plan.epochs; ++epoch)
     order.push_back(torch::randperm(data.count(), torch::kLong)

@@ -5,8 +5,9 @@
 #include <mutex>
 #include <vector>
 
-// What the parameter-server process owns: the parameters that all trainers share, and how training
-// goes. Thread contract: any thread.
+// [tutorial: server]
+// What the parameter-server process owns: the parameters that all trainers share, and what they
+// have reported. Thread contract: any thread.
 class TrainingServer {
  public:
   TrainingServer(std::int64_t hidden, std::uint64_t seed);
@@ -16,6 +17,7 @@ class TrainingServer {
   std::vector<torch::Tensor> fetch();
   // References to the parameters, for an optimizer.
   std::vector<stitch::RRef<torch::Tensor>> parameters();
+  // [tutorial: end]
 
   // A trainer has done a step on `images` images.
   void report(int trainer, std::int64_t images, double loss);
@@ -33,6 +35,7 @@ class TrainingServer {
   std::int64_t images_ = 0;
 };
 
+// [tutorial: plan]
 // What a trainer needs to know.
 struct TrainingPlan {
   std::string data;          // folder of the data files
@@ -48,6 +51,7 @@ struct TrainingPlan {
     archive(data, optimizer, learning_rate, batch, epochs, trainer, trainers, seed);
   }
 };
+// [tutorial: end]
 
 [[nodiscard]] const std::vector<std::string>& optimizer_names();
 

@@ -7,6 +7,7 @@
 
 namespace autograd = stitch::dist_autograd;
 
+// [tutorial: layer]
 // A linear layer that stays where it was made.
 class Layer {
  public:
@@ -18,18 +19,22 @@ class Layer {
  private:
   torch::Tensor weight_;
 };
+// [tutorial: end]
 
 int main() {
   auto self = stitch::init();
-  if (self.rank() != 0) return 0;  // worker1 serves until everybody leaves
+  if (self.rank() != 0) return 0;  // worker1 serves until all workers leave
 
+  // [tutorial: optimizer]
   const auto layer = stitch::remote<Layer>("worker1", 4, 2);
   const std::vector<stitch::RRef<torch::Tensor>> parameters{layer.rpc_sync<&Layer::weight>()};
   stitch::optim::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
                                                                    torch::optim::SGDOptions(0.05));
+  // [tutorial: end]
 
   const auto input = torch::eye(4);
   const auto target = torch::ones({4, 2});
+  // [tutorial: step]
   for (int step = 0; step <= 20; ++step) {
     autograd::Context context;  // calls made while it is current carry it
     const auto output = layer.rpc_async<&Layer::forward>(input);
@@ -38,4 +43,5 @@ int main() {
     optimizer.step(context);   // the owner of the weight steps it
     if (step % 5 == 0) std::printf("step %2d  loss %.4f\n", step, loss.item<double>());
   }
+  // [tutorial: end]
 }

@@ -1,5 +1,6 @@
 // The examples, run as a user runs them.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -37,7 +38,41 @@ TEST(Examples, HelloRpcRunsUnderMpirun) {
       " 2\n 2"));
 }
 
-TEST(Examples, RrefCounterRuns) { run({STITCH_RUN, "-n", "3", example("rref_counter")}); }
+TEST(Examples, ErrorsAndDeadlinesPrintsWhatACallerSees) {
+  const auto text = run({STITCH_RUN, "-n", "2", example("errors_and_deadlines")});
+  EXPECT_TRUE(contains(text,
+                       "remote_exception: call square_root() to worker \"worker1\" (id 1) failed: "
+                       "std::domain_error: square root of a negative number"))
+      << text;
+  EXPECT_TRUE(contains(
+      text, "timeout: call ask_to_work() to worker \"worker1\" (id 1) timed out after 100"))
+      << text;
+  EXPECT_TRUE(contains(text, "cancelled: future was cancelled by its holder")) << text;
+}
+
+TEST(Examples, FuturesAndCoroutinesPrintsSquares) {
+  const auto text = run({STITCH_RUN, "-n", "3", example("futures_and_coroutines")});
+  EXPECT_TRUE(contains(text, "100 100 100 from 3 workers")) << text;
+  EXPECT_TRUE(contains(text, "7 squared is 49")) << text;
+  EXPECT_TRUE(contains(text, "sum of squares 5")) << text;
+}
+
+TEST(Examples, RrefCounterCountsOnEveryWorkerAndIsDestroyed) {
+  const auto text = run({STITCH_RUN, "-n", "3", example("rref_counter")});
+  EXPECT_TRUE(contains(text, "[worker0] counted to 300 on worker2")) << text;
+  EXPECT_TRUE(contains(text, "[worker2] apple counter destroyed at 300")) << text;
+}
+
+TEST(Examples, LeavingWaitsForWhatIsInFlight) {
+  const auto text = run({STITCH_RUN, "-n", "2", example("leaving")});
+  EXPECT_TRUE(contains(text, "[worker0] notes received: 500")) << text;
+  EXPECT_TRUE(contains(text, "[worker1] notes received: 500")) << text;
+  EXPECT_TRUE(contains(
+      text,
+      "[worker1] shutting_down: there is no current worker: the one of this process has shut "
+      "down"))
+      << text;
+}
 
 TEST(Examples, TwoWorkerAutogradLowersItsLoss) {
   const auto text = run({STITCH_RUN, "-n", "2", example("two_worker_autograd")});
@@ -57,6 +92,18 @@ TEST(Examples, TheParameterServerNamesAMissingDataFile) {
   const auto text =
       run({STITCH_RUN, "-n", "2", example("parameter_server"), "--data", "/nowhere"}, 1);
   EXPECT_TRUE(contains(text, "/nowhere/t10k-images-idx3-ubyte.gz")) << text;
+}
+
+TEST(Examples, TheParameterServerTrainsAndPrintsItsAccuracy) {
+  if (!std::filesystem::exists("/usr/share/datasets/fashion-mnist"))
+    GTEST_SKIP() << "dataset-fashion-mnist is not installed";
+  const auto plot = std::filesystem::temp_directory_path() /
+                    ("run-examples-" + std::to_string(::getpid()) + ".svg");
+  const auto text = run({STITCH_RUN, "-n", "2", "--no-prefix", example("parameter_server"),
+                         "--epochs", "1", "--hidden", "16", "--batch", "500", "--out", plot});
+  EXPECT_TRUE(contains(text, "test accuracy ")) << text;
+  EXPECT_TRUE(std::filesystem::exists(plot));
+  std::filesystem::remove(plot);
 }
 
 }  // namespace
