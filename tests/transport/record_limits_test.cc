@@ -71,7 +71,7 @@ TEST(RecordLimits, AllBuffersTogetherAreLimited) {
     const auto error = receiver.drain(pipe);
     ASSERT_TRUE(error.has_value());
     EXPECT_EQ(error->code(), ErrorCode::protocol);
-    EXPECT_NE(std::string(error->what()).find("over the limit of 1500 bytes"), std::string::npos)
+    EXPECT_NE(std::string(error->what()).find("exceeds the limit of 1500 bytes"), std::string::npos)
         << error->what();
   }
   Pipe pipe(kMiB);

@@ -410,16 +410,17 @@ TEST(Record, ALargeMessageDoesNotBeginInsideAnother) {
 TEST(Record, LimitsOfFramesAndBuffersHold) {
   const RecordReader::Limits limits{1000, 2000, true};
   expect_refused(Raw().header(kMessage, 0, 1001),
-                 "frame of 1001 bytes over the limit of 1000 bytes", limits);
-  expect_refused(Raw().header(kBulk, 0, 1001), "frame of 1001 bytes over the limit of 1000 bytes",
+                 "frame of 1001 bytes exceeds the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 0, 1001),
+                 "frame of 1001 bytes exceeds the limit of 1000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 0, ~std::uint64_t{0}), "exceeds the limit of 1000 bytes",
                  limits);
-  expect_refused(Raw().header(kBulk, 0, ~std::uint64_t{0}), "over the limit of 1000 bytes", limits);
   expect_refused(Raw().header(kMessage, 2, 1, {1, 2001}),
-                 "buffer of 2001 bytes over the limit of 2000 bytes", limits);
+                 "buffer of 2001 bytes exceeds the limit of 2000 bytes", limits);
   expect_refused(Raw().header(kBulk, 2, 1, {1, 2001}),
-                 "buffer of 2001 bytes over the limit of 2000 bytes", limits);
-  expect_refused(Raw().header(kBulk, 2, 1, {1, ~std::uint64_t{0}}), "over the limit of 2000 bytes",
-                 limits);
+                 "buffer of 2001 bytes exceeds the limit of 2000 bytes", limits);
+  expect_refused(Raw().header(kBulk, 2, 1, {1, ~std::uint64_t{0}}),
+                 "exceeds the limit of 2000 bytes", limits);
   Pipe pipe(kMiB);
   pipe.put(Raw()
                .header(kMessage, 1, 1000, {2000})

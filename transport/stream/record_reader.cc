@@ -114,7 +114,7 @@ void RecordReader::check(const RecordHeader& header) const {
   const Limits limits = limits_();
   if (header.bytes > limits.frame_bytes) {
     throw Error(ErrorCode::protocol, "frame of " + std::to_string(header.bytes) +
-                                         " bytes over the limit of " +
+                                         " bytes exceeds the limit of " +
                                          std::to_string(limits.frame_bytes) + " bytes");
   }
   if (limits.is_size != nullptr && !limits.is_size(header.bytes))
@@ -138,7 +138,7 @@ void RecordReader::check_buffers(const RecordHeader& header) const {
     const std::size_t size = size_at(i);
     if (size <= limit) continue;
     throw Error(ErrorCode::protocol, "buffer of " + std::to_string(size) +
-                                         " bytes over the limit of " + std::to_string(limit) +
+                                         " bytes exceeds the limit of " + std::to_string(limit) +
                                          " bytes");
   }
 }
@@ -217,8 +217,8 @@ bool RecordReader::begin_bulk(const RecordHeader& header) {
     const std::size_t size = size_at(i);
     if (bulk.left > limit || size > limit - bulk.left) {
       throw Error(ErrorCode::protocol, "message of " + std::to_string(header.buffers) +
-                                           " buffers over the limit of " + std::to_string(limit) +
-                                           " bytes for all of them");
+                                           " buffers exceeds the limit of " +
+                                           std::to_string(limit) + " bytes for all of them");
     }
     bulk.left += size;
   }

@@ -116,18 +116,19 @@ std::optional<Error> PipeConnection::violation_of(const tp::Descriptor& descript
                        " buffers");
     if (frame > Handshake::kMaxBytes) {
       return violation("handshake message of " + std::to_string(frame) +
-                       " bytes over the limit of " + std::to_string(Handshake::kMaxBytes) +
+                       " bytes exceeds the limit of " + std::to_string(Handshake::kMaxBytes) +
                        " bytes");
     }
     return std::nullopt;
   }
   if (frame > hub_->options.max_frame_bytes) {
-    return violation("frame of " + std::to_string(frame) + " bytes over the limit of " +
+    return violation("frame of " + std::to_string(frame) + " bytes exceeds the limit of " +
                      std::to_string(hub_->options.max_frame_bytes) + " bytes");
   }
   for (const auto& tensor : descriptor.tensors) {
     if (tensor.length > hub_->options.max_buffer_bytes) {
-      return violation("buffer of " + std::to_string(tensor.length) + " bytes over the limit of " +
+      return violation("buffer of " + std::to_string(tensor.length) +
+                       " bytes exceeds the limit of " +
                        std::to_string(hub_->options.max_buffer_bytes) + " bytes");
     }
     const tp::Device cpu{tp::kCpuDeviceType, 0};
