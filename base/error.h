@@ -24,6 +24,7 @@ enum class ErrorCode : std::uint8_t {
   internal,              // a defect in stitch
 };
 
+// "invalid_argument", "timeout", ...
 [[nodiscard]] std::string_view to_string(ErrorCode code) noexcept;
 
 // The one exception type of stitch. Immutable after it is thrown; copies share their text, so
@@ -31,17 +32,21 @@ enum class ErrorCode : std::uint8_t {
 class Error : public std::exception {
  public:
   Error() : Error(ErrorCode::internal, "no error was stored here") {}  // to be read into
+  // About no worker and no function, and not from a callee.
   Error(ErrorCode code, std::string text);
 
-  // Copies that also say which worker the error is about, which function was called, and whether it
-  // arose on the callee.
+  // The same error, about a worker.
   [[nodiscard]] Error with_worker(std::string worker) const;
+  // The same error, of a call of that function.
   [[nodiscard]] Error with_function(std::string function) const;
+  // The same error, which arose on the callee or did not.
   [[nodiscard]] Error with_remote(bool remote) const;
   // The same error with "prefix: " in front of its text.
   [[nodiscard]] Error with_prefix(std::string_view prefix) const;
 
+  // What a program decides by.
   [[nodiscard]] ErrorCode code() const noexcept { return fields_->code; }
+  // For people: lower case, the subject first. docs/errors.md has them all.
   [[nodiscard]] const char* what() const noexcept override { return fields_->text.c_str(); }
   // The worker the error came from or is about; empty when it concerns none.
   [[nodiscard]] const std::string& worker() const noexcept { return fields_->worker; }

@@ -29,9 +29,10 @@ enum class Mode : std::uint8_t {
           // as workers that got a gradient know of them
 };
 
+// Of a backward pass.
 struct Options {
   bool retain_graph = false;  // keep what the graph saved, for another backward over it
-  Mode mode = Mode::exact;
+  Mode mode = Mode::exact;    // how the pass finds out which calls to wait for
   std::vector<at::Tensor>
       grads{};  // gradients of the roots; undefined or left out: 1 for a root of one element
   bool create_graph = false;            // gradients can be differentiated again (needs exact mode)
@@ -48,9 +49,11 @@ struct Options {
 // the context as they run, so what a failed pass left is partial. Thread contract: any thread.
 class ContextHandle {
  public:
+  // For the layers above; others get one from current_context() or find_context().
   ContextHandle(std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> state)
       : agent_(std::move(agent)), state_(std::move(state)) {}
 
+  // Sendable; context_scope() and find_context() take it.
   [[nodiscard]] const ContextId& id() const noexcept;
   // Differentiates `roots` (tensors of this worker) with respect to every leaf they depend on, on
   // all workers, and adds the gradients to this context. Waits until that has ended everywhere.
@@ -108,6 +111,7 @@ class Context : public ContextHandle {
 // that the program starts itself.
 class [[nodiscard]] ContextScope {
  public:
+  // As context_scope(), which see.
   explicit ContextScope(const ContextId& id);
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;

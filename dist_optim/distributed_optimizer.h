@@ -30,7 +30,7 @@ namespace stitch::optim {
 template <class Optimizer>
 class DistributedOptimizer {
  public:
-  using Options = OptionsOf<Optimizer>;
+  using Options = OptionsOf<Optimizer>;  // torch::optim::AdamOptions, say
 
   // Makes the parts on the owners and waits for them. The parameters' names are their positions,
   // "0", "1", ... Throws Error: invalid_argument for no parameters, one given twice, or an
@@ -45,7 +45,7 @@ class DistributedOptimizer {
   DistributedOptimizer(std::initializer_list<NamedParameter> parameters, const Options& options,
                        StalePolicy policy = StalePolicy::detect)
       : DistributedOptimizer(std::vector<NamedParameter>(parameters), options, policy) {}
-  // (A template, so that a braced list can mean only one of the others.)
+  // The same for a vector. (A template, so that a braced list can mean only one of the others.)
   template <std::same_as<NamedParameter> Parameter>
   DistributedOptimizer(const std::vector<Parameter>& parameters, const Options& options,
                        StalePolicy policy = StalePolicy::detect) {

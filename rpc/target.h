@@ -30,8 +30,9 @@ struct TargetOptions;
 // arriving may still be written into it.
 class Target {
  public:
-  Target(const char* name) : to_(checked(name)) {}    // NOLINT: implicit by design, all of them
-  Target(std::string name) : to_(std::move(name)) {}  // NOLINT
+  // The worker of that name or id, with the usual timeout. Implicit by design, all of them.
+  Target(const char* name) : to_(checked(name)) {}           // NOLINT
+  Target(std::string name) : to_(std::move(name)) {}         // NOLINT
   Target(std::string_view name) : to_(std::string(name)) {}  // NOLINT
   Target(WorkerId id) : to_(id) {}                           // NOLINT
   Target(WorkerInfo info) : to_(std::move(info)) {}          // NOLINT
@@ -46,6 +47,7 @@ class Target {
   [[nodiscard]] const WorkerInfo& resolve(const rpc::PeerTable& peers) const {
     return std::visit([&](const auto& to) -> const WorkerInfo& { return peers.find(to); }, to_);
   }
+  // Of calls to this target; none: Options::rpc_timeout.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {
     return timeout_;
   }
@@ -80,9 +82,9 @@ class Target {
 
 // The aggregate behind `{.to = ..., .timeout = ..., .into = ...}`.
 struct TargetOptions {
-  Target to;
-  std::optional<std::chrono::nanoseconds> timeout{};
-  at::Tensor into{};
+  Target to;                                          // whom to call
+  std::optional<std::chrono::nanoseconds> timeout{};  // default Options::rpc_timeout; 0: none
+  at::Tensor into{};                                  // receives the result, as Target says
 };
 
 inline Target::Target(TargetOptions options) : Target(std::move(options.to)) {

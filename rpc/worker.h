@@ -16,8 +16,9 @@
 
 namespace stitch {
 
+// How Worker::shutdown() leaves.
 struct ShutdownOptions {
-  bool graceful = true;  // wait until everybody leaves and nothing is in flight
+  bool graceful = true;  // wait until all workers leave and nothing is in flight
   std::optional<std::chrono::nanoseconds> timeout{};  // default Options::shutdown_timeout
 };
 
@@ -30,16 +31,23 @@ struct ShutdownOptions {
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
+  // The worker that this was before leaves as in its destructor.
   Worker& operator=(Worker&& other) noexcept;
   ~Worker();
 
+  // "worker<rank>" unless Options::name says otherwise.
   [[nodiscard]] const std::string& name() const { return agent_->self().name; }
+  // 0 to world_size() - 1.
   [[nodiscard]] int rank() const { return static_cast<int>(agent_->self().id.value()); }
+  // The rank as a WorkerId.
   [[nodiscard]] WorkerId id() const { return agent_->self().id; }
+  // How many workers there are.
   [[nodiscard]] int world_size() const { return static_cast<int>(agent_->world_size()); }
+  // Name, id and epoch of this worker.
   [[nodiscard]] const WorkerInfo& info() const { return agent_->self(); }
+  // Those of all workers, this one among them, by rank.
   [[nodiscard]] const std::vector<WorkerInfo>& workers() const { return agent_->peers().infos(); }
-  // Throws Error(invalid_argument) naming what was looked for, and near names.
+  // Those of one worker. Throws Error(invalid_argument) naming what was looked for, and near names.
   [[nodiscard]] const WorkerInfo& worker(std::string_view name) const {
     return agent_->peers().find(name);
   }
@@ -61,8 +69,9 @@ class Worker {
   // them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
-  // Gives `value` to all workers and returns everybody's, by worker name. T must be sendable, and
-  // the same on all workers. Errors as barrier(); other types are invalid_argument, naming them.
+  // Gives `value` to all workers and returns the values of all, by worker name. T must be sendable,
+  // and the same on all workers. Errors as barrier(); other types are invalid_argument, naming
+  // them.
   template <class T>
   [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
 
@@ -71,7 +80,7 @@ class Worker {
     return agent_->debug_info();
   }
 
-  // The free functions of the same names, with this worker as the caller.
+  // As stitch::rpc_sync(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_sync(Target target, Args&&... args) {
     return detail::call<F>(agent_, target, std::forward<Args>(args)...).get();
@@ -80,6 +89,7 @@ class Worker {
   auto rpc_sync(TargetOptions target, Args&&... args) {
     return detail::call<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...).get();
   }
+  // As stitch::rpc_async(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_async(Target target, Args&&... args) {
     return detail::call<F>(agent_, target, std::forward<Args>(args)...);
@@ -88,6 +98,7 @@ class Worker {
   auto rpc_async(TargetOptions target, Args&&... args) {
     return detail::call<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...);
   }
+  // As stitch::notify(), with this worker as the caller.
   template <auto F, class... Args>
   void notify(Target target, Args&&... args) {
     detail::notify<F>(agent_, target, std::forward<Args>(args)...);
@@ -96,8 +107,8 @@ class Worker {
   void notify(TargetOptions target, Args&&... args) {
     detail::notify<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...);
   }
-  // remote<f>(target, args...) and remote<T>(target, args...): the result stays on the target, an
-  // RRef to it comes back. Defined by rref/rref.h.
+  // As stitch::remote<f>() and stitch::remote<T>(), with this worker as the caller: the result
+  // stays on the target, an RRef to it comes back. Defined by rref/rref.h.
   template <auto F, class... Args>
   auto remote(Target target, Args&&... args);
   template <auto F, class... Args>
@@ -107,6 +118,7 @@ class Worker {
   template <class T, class... Args>
   auto remote(TargetOptions target, Args&&... args);
 
+  // For the layers above.
   [[nodiscard]] const std::shared_ptr<rpc::Agent>& agent() const noexcept { return agent_; }
 
  private:
@@ -139,6 +151,7 @@ class Worker {
 // Makes a worker current on this thread for a block.
 class WorkerScope {
  public:
+  // Until the scope ends; scopes nest.
   explicit WorkerScope(const Worker& worker) : scope_(with_agent(worker.agent())) {}
 
  private:

@@ -79,8 +79,9 @@ class ModuleHost {
 template <class M>
 class RemoteModule {
  public:
-  using Host = detail::ModuleHost<M>;
+  using Host = detail::ModuleHost<M>;  // the object that reference() refers to
 
+  // Refers to nothing, as an RRef made so.
   RemoteModule() = default;
   // Constructs an M on the target from the arguments, sent as remote<T>() sends them. Returns at
   // once.
@@ -95,6 +96,7 @@ class RemoteModule {
     return host_.template rpc_async<&Host::template forward<detail::SentAs<Args>...>>(
         std::forward<Args>(args)...);
   }
+  // The same, waiting. Throws its Error.
   template <class... Args>
   auto forward(Args&&... args) const {
     return forward_async(std::forward<Args>(args)...).get();
@@ -108,11 +110,13 @@ class RemoteModule {
   [[nodiscard]] std::vector<std::pair<std::string, RRef<at::Tensor>>> named_parameters() const {
     return host_.template rpc_sync<&Host::named_parameters>();
   }
+  // The names alone, in the same order. Waits.
   [[nodiscard]] std::vector<std::string> parameter_names() const {
     return host_.template rpc_sync<&Host::parameter_names>();
   }
   // Training or evaluation mode, for the module and all it contains. Waits.
   void train(bool on = true) const { host_.template rpc_sync<&Host::train>(on); }
+  // The same as train(false).
   void eval() const { train(false); }
   // Copies of all parameters and buffers by name. Waits.
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const {
@@ -124,7 +128,9 @@ class RemoteModule {
     host_.template rpc_sync<&Host::load_state_dict>(state);
   }
 
+  // The worker on which the module lives.
   [[nodiscard]] const WorkerInfo& owner() const { return host_.owner(); }
+  // As RRef::when_created().
   [[nodiscard]] Future<void> when_created() const { return host_.when_created(); }
   // The module with its host, for methods of one's own: reference().rpc_sync<&...>().
   [[nodiscard]] const RRef<Host>& reference() const noexcept { return host_; }

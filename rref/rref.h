@@ -28,20 +28,24 @@ class Context;
 // behind its creation, on its owner. Errors: what is asked of an object whose creation failed fails
 // with that error; of an object whose owner is gone, with `disconnected` naming the owner and its
 // epoch; after this worker's shutdown, with `shutting_down`. They reach futures where there is one.
-// Thread contract: as std::shared_ptr; calls block nobody unless they say so.
+// Thread contract: as std::shared_ptr; calls do not block unless they say so.
 template <class T>
 class [[nodiscard]] RRef {
  public:
-  using value_type = T;
+  using value_type = T;  // the type of the object
 
   // Refers to nothing; only assigning, sending and valid() are allowed.
   RRef() = default;
+  // For the layers above.
   explicit RRef(rref::HandlePtr handle) : handle_(std::move(handle)) {}
+  // False when it refers to nothing.
   [[nodiscard]] bool valid() const noexcept { return handle_ != nullptr; }
 
+  // True when the object lives on this worker.
   [[nodiscard]] bool is_owner() const {
     return handle().id.owner == handle().rrefs->lifetime().self();
   }
+  // The worker on which the object lives.
   [[nodiscard]] const WorkerInfo& owner() const { return handle().owner; }
   // The owner is known to know of the object.
   [[nodiscard]] bool confirmed_by_owner() const {
@@ -84,17 +88,18 @@ class [[nodiscard]] RRef {
     return *static_cast<T*>(value.object.get());
   }
 
-  // Calls a method of the object on its owner: rref.rpc_sync<&T::method>(args...). Arguments and
-  // results as for rpc_async.
+  // Calls a method of the object on its owner: rref.rpc_async<&T::method>(args...). Arguments and
+  // results as for stitch::rpc_async().
   template <auto Method, class... Args>
   auto rpc_async(Args&&... args) const {
     return detail::call_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...);
   }
+  // The same, waiting. Throws its Error.
   template <auto Method, class... Args>
   auto rpc_sync(Args&&... args) const {
     return rpc_async<Method>(std::forward<Args>(args)...).get();
   }
-  // As above, but the result stays on the owner.
+  // As rpc_async(), but the result stays on the owner.
   template <auto Method, class... Args>
   auto remote(Args&&... args) const {
     using R = typename rpc::TraitsOf<Method>::Result;
@@ -110,20 +115,23 @@ class [[nodiscard]] RRef {
   // dist_autograd/rref_backward.h.
   void backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor>;
 
-  // Only messages can carry references: what else would keep the object?
+  // How messages carry references. Only they can: nothing else would keep the object.
   void save(rpc::OutArchive& archive) const {
     rref::write_reference(archive, handle_, detail::reference_type<T>());
   }
+  // The counterpart of save().
   void load(rpc::InArchive& archive) {
     handle_ = rref::read_reference(archive, detail::reference_type<T>(),
                                    base::demangle(typeid(T).name()));
   }
+  // Throws Error(invalid_argument): other archives carry no references.
   template <class Archive>
   requires(!std::same_as<Archive, rpc::OutArchive>) void save(Archive&) const {
     throw Error(ErrorCode::invalid_argument,
                 "an RRef can be written into a message only, not into another archive: nothing "
                 "would keep its object");
   }
+  // The counterpart of the save() that throws.
   template <class Archive>
   requires(!std::same_as<Archive, rpc::InArchive>) void load(Archive&) {
     throw Error(ErrorCode::invalid_argument,

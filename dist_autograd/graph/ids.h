@@ -14,9 +14,9 @@ namespace stitch::dist_autograd {
 // Wider than 64 bits on purpose, so that neither a restart nor a long run can make two contexts
 // meet.
 struct ContextId {
-  WorkerId home;
-  std::uint64_t epoch = 0;
-  std::uint64_t counter = 0;
+  WorkerId home;              // the worker that made it
+  std::uint64_t epoch = 0;    // which life of that worker
+  std::uint64_t counter = 0;  // of the contexts that it made
   friend auto operator<=>(const ContextId&, const ContextId&) = default;
   template <class Archive>
   void serialize(Archive& archive) {

@@ -72,13 +72,14 @@ inline constexpr const char* kReturnedEmptyFuture =
 template <class T>
 class [[nodiscard]] Future {
  public:
-  using value_type = T;
+  using value_type = T;  // what get() returns
   using promise_type =
       detail::CoroutinePromise<T>;  // a function returning Future<T> may be a coroutine
 
   // An empty future, without an outcome to come, as one that was moved from. Everything but
   // assigning and valid() throws Error(invalid_argument) naming the operation.
   Future() = default;
+  // False for an empty future.
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
   // Waits, then returns the value or throws: Error, or what a continuation or local promise threw.
@@ -96,6 +97,7 @@ class [[nodiscard]] Future {
   [[nodiscard]] bool wait_for(std::chrono::duration<Rep, Period> duration) const {
     return state("wait_for()").wait_until(saturating_deadline(duration));
   }
+  // True when it has completed, with a value or an error.
   [[nodiscard]] bool ready() const { return state("ready()").ready(); }
   // True when it completed with an error.
   [[nodiscard]] bool has_error() const {
@@ -161,6 +163,7 @@ class [[nodiscard]] Future {
     return detail::FutureAwaiter<T>(std::move(*this));
   }
 
+  // Now plus `duration`; the last point in time where that would be later.
   [[nodiscard]] static rpc::Clock::time_point saturating_deadline(auto duration) {
     const auto now = rpc::Clock::now();
     if (std::chrono::duration<double>(duration) >=
@@ -218,7 +221,9 @@ class Promise {
  public:
   Promise() : holder_(detail::make_state<Holder>()) {}
 
+  // The future to complete; the same at each call.
   [[nodiscard]] Future<T> future() const { return Future<T>(holder("future()").state); }
+  // Completes the future with a value; false when it was complete.
   bool set_value() const requires std::is_void_v<T> {
     return holder("set_value()").state->set_value();
   }
@@ -226,10 +231,12 @@ class Promise {
   requires(!std::is_void_v<T> && std::is_constructible_v<T, U>) bool set_value(U&& value) const {
     return holder("set_value()").state->set_value(std::forward<U>(value));
   }
-  // A null `exception` is an error, too: Error(invalid_argument).
+  // Completes the future with an error; false when it was complete. A null `exception` is an error,
+  // too: Error(invalid_argument).
   bool set_exception(std::exception_ptr exception) const {
     return holder("set_exception()").state->set_exception(std::move(exception));
   }
+  // The same with a stitch::Error.
   bool set_error(Error error) const {
     return set_exception(std::make_exception_ptr(std::move(error)));
   }

@@ -14,7 +14,9 @@ namespace stitch {
 class WorkerId {
  public:
   constexpr WorkerId() noexcept = default;
+  // That of the worker with this rank.
   constexpr explicit WorkerId(std::uint32_t value) noexcept : value_(value) {}
+  // The rank.
   [[nodiscard]] constexpr std::uint32_t value() const noexcept { return value_; }
   friend constexpr auto operator<=>(WorkerId, WorkerId) = default;
   friend std::ostream& operator<<(std::ostream& out, WorkerId id) { return out << id.value_; }
@@ -30,9 +32,9 @@ class WorkerId {
 // A worker's name, id, and which life of it this is: a worker that comes back under its name has a
 // higher epoch. Sendable.
 struct WorkerInfo {
-  std::string name;
-  WorkerId id;
-  std::uint64_t epoch = 0;
+  std::string name;         // unique in its world
+  WorkerId id;              // the rank
+  std::uint64_t epoch = 0;  // which life of the worker
 
   friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
   friend std::ostream& operator<<(std::ostream& out, const WorkerInfo& info) {

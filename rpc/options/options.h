@@ -22,8 +22,8 @@ using transport::Encryption;
 struct Options {
   std::string name{};                                                    // default "worker<rank>"
   static constexpr int kFromLauncher = std::numeric_limits<int>::min();  // "not set"
-  int rank = kFromLauncher;  // default: what the launcher says
-  int world_size = kFromLauncher;
+  int rank = kFromLauncher;        // default: what the launcher says
+  int world_size = kFromLauncher;  // how many workers; default: what the launcher says
   std::string init_method =
       "env://";  // where workers meet: "env://", "tcp://host:port", "file:///path"
   std::chrono::nanoseconds rpc_timeout =
@@ -51,8 +51,7 @@ struct Options {
   std::size_t inline_bytes =
       std::size_t{16} << 10;  // tensors up to this size go inside the frame, at most 1 MiB; 0: none
   std::size_t receive_pool_bytes =
-      std::size_t{1}
-      << 30;  // memory of received tensors kept for the next ones; unused for 2 s it goes
+      std::size_t{1} << 30;  // memory of received tensors kept for reuse; returned after 2 s unused
   // Instead of init_method: a store of the caller's own, for whole worlds in one process.
   std::shared_ptr<transport::Store> store{};
 };
