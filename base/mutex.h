@@ -35,7 +35,7 @@ class STITCH_CAPABILITY("mutex") Mutex {
   void lock() STITCH_ACQUIRE() { mutex_.lock(); }
   void unlock() STITCH_RELEASE() { mutex_.unlock(); }
   [[nodiscard]] bool try_lock() STITCH_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  // Tells the analysis that this thread holds it, where a caller has taken it.
+  // Tells the analysis that this thread holds the lock, where a caller has taken it.
   void assert_held() STITCH_ASSERT_CAPABILITY(this) {}
 
  private:

@@ -118,7 +118,7 @@ TEST(EventLoop, EachTimerEitherRunsOrIsCancelled) {
   EXPECT_EQ(ran + cancelled, 8000);
 }
 
-TEST(EventLoop, ATimerThatSetsItselfForThePastStarvesNobody) {
+TEST(EventLoop, ATimerThatSetsItselfForThePastDoesNotStarveOthers) {
   EventLoop loop("test loop");
   std::atomic<bool> stop = false;
   std::function<void()> again = [&] {

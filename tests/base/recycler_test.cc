@@ -121,7 +121,7 @@ TEST(Recycler, EmptyAndLargeBlocksWork) {
   }
 }
 
-TEST(Recycler, AThreadGetsBackWhatItGave) {
+TEST(Recycler, AThreadReusesTheBlocksItFreed) {
   if (!STITCH_TEST_RECYCLES) GTEST_SKIP() << "nothing is recycled under a sanitizer";
   std::set<void*> seen;
   for (int i = 0; i < 10'000; ++i) {
@@ -133,7 +133,7 @@ TEST(Recycler, AThreadGetsBackWhatItGave) {
 }
 
 // One thread makes, another frees: the memory must come back.
-TEST(Recycler, BlocksFreedElsewhereComeBack) {
+TEST(Recycler, BlocksFreedByAnotherThreadAreReused) {
   constexpr std::size_t kAtOnce = 100;
   constexpr int kRounds = 2000;
   for (const std::size_t bytes : {std::size_t{64}, std::size_t{500}, std::size_t{4096}}) {
@@ -195,7 +195,7 @@ TEST(Recycler, SeveralThreadsPassBlocksInARing) {
   EXPECT_FALSE(torn);
 }
 
-TEST(Recycler, AFloodOfBlocksGoesBackToTheHeap) {
+TEST(Recycler, BlocksAboveTheLimitAreReturnedToTheHeap) {
   if (!STITCH_TEST_RECYCLES) GTEST_SKIP() << "nothing is recycled under a sanitizer";
   // Ten times what one class may keep, freed by another thread, again and again: the process must
   // not grow.
@@ -224,7 +224,7 @@ TEST(Recycler, AFloodOfBlocksGoesBackToTheHeap) {
   EXPECT_LE(resident_pages(), first + 3 * kBlocks);
 }
 
-TEST(Recycler, ThreadsThatEndLeaveNothingBehind) {
+TEST(Recycler, ThreadsThatEndFreeTheirBlocks) {
   for (int round = 0; round < 200; ++round) {
     Basket basket;
     std::thread maker([&] {

@@ -68,7 +68,7 @@ TEST(TaskThread, FinishesPostedTasksAndDropsTimedOnesAtTheEnd) {
   EXPECT_EQ(ran, 2);
 }
 
-TEST(TaskThread, RunsTasksAtOnceWhenItHasEnded) {
+TEST(TaskThread, RunsTasksInsidePostWhenItHasEnded) {
   TaskThread thread;
   thread.join();
   thread.join();
