@@ -132,7 +132,7 @@ TEST(Handshake, TakesAFreshNonceAndKeyEveryTime) {
   EXPECT_NE(first.public_key, second.public_key);
 }
 
-TEST(Handshake, AStrangerLearnsNeitherNameNorProof) {
+TEST(Handshake, AnUnauthenticatedPeerLearnsNeitherNameNorProof) {
   Handshake self(make_hello(0x5a5a5a5a, "parameter-server"), Role::accepting, terms("s"));
   Handshake stranger(make_hello(2, "thief"), Role::connecting, terms("guess"));
   std::string heard = Sides::text(self.greeting());
@@ -200,7 +200,7 @@ TEST(Handshake, OtherWorldsAreRefusedNamingBoth) {
                "peer \"left\" (id 1) belongs to world 42, worker \"right\" to world 43");
 }
 
-TEST(Handshake, TheConnectingSideLetsNobodyInWhomItDoesNotWant) {
+TEST(Handshake, TheConnectingSideRefusesAPeerThatFailsItsCheck) {
   Sides sides(terms("s"), terms("s"), [](const Hello& peer) {
     EXPECT_EQ(peer.name, "right");
     throw Error(ErrorCode::unauthenticated, "somebody else is wanted");
@@ -213,7 +213,7 @@ TEST(Handshake, TheConnectingSideLetsNobodyInWhomItDoesNotWant) {
   EXPECT_FALSE(sides.connecting.keys() || sides.accepting.keys());
 }
 
-TEST(Handshake, ARefusalReachesThePeerInWords) {
+TEST(Handshake, ARefusalReachesThePeerWithItsText) {
   Handshake left(make_hello(1, "left"), Role::connecting, terms(""));
   std::vector<base::Bytes> answer;
   {
@@ -230,7 +230,7 @@ TEST(Handshake, ARefusalReachesThePeerInWords) {
                "this worker is");
 }
 
-TEST(Handshake, AMirrorDoesNotPassForAPeer) {
+TEST(Handshake, AReflectionDoesNotPassForAPeer) {
   for (const Role role : {Role::connecting, Role::accepting}) {
     Handshake self(make_hello(1, "self"), role, terms("secret"));
     static_cast<void>(self.receive(self.greeting().span()));
@@ -249,7 +249,7 @@ TEST(Handshake, AMirrorDoesNotPassForAPeer) {
 }
 
 // What opened both connections before there were roles: the words of one answer the other.
-TEST(Handshake, CrossedWordsOfOneWorkerOpenNothing) {
+TEST(Handshake, CrossedMessagesOfOneWorkerOpenNothing) {
   for (const bool as_connecting : {false, true}) {
     const Role role = as_connecting ? Role::connecting : Role::accepting;
     Handshake first(make_hello(1, "self"), role, terms("s"));
@@ -401,7 +401,7 @@ TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
   EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 2");
 }
 
-TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
+TEST(Greeting, RefusesOtherProtocolsTruncationsAndUnknownFlags) {
   const base::Bytes good = encode(Greeting{});
   EXPECT_EQ(error_of([] {
               static_cast<void>(decode_greeting(bytes_of("GET / HTTP/1.1\r\n\r\n")));
@@ -419,7 +419,7 @@ TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
   }
 }
 
-TEST(Introduction, HasOneSizeAndNothingBehindTheName) {
+TEST(Introduction, HasOneSizeAndZerosAfterTheName) {
   base::Bytes words = Introduction::encode(make_hello(1, "a"));
   words.append(Key().data(), Key::kBytes);
   EXPECT_EQ(words.size(), Introduction::kBytes);

@@ -74,7 +74,7 @@ TEST(KeyAgreement, BothSidesFindTheSameSecret) {
                    .equals(left.shared_with(left.public_key().span()).span()));
 }
 
-TEST(KeyAgreement, RefusesKeysThatMakeTheSecretKnown) {
+TEST(KeyAgreement, RefusesKeysOfLowOrder) {
   const KeyAgreement self;
   Key low_order;  // zero, and one
   for (int i = 0; i < 2; ++i) {
@@ -86,7 +86,7 @@ TEST(KeyAgreement, RefusesKeysThatMakeTheSecretKnown) {
             ErrorCode::unauthenticated);
 }
 
-TEST(SessionKeys, DependOnAllThatWentBefore) {
+TEST(SessionKeys, DependOnAllInputs) {
   const auto secret = SecretKey::from_random("s");
   const auto other = SecretKey::from_random("t");
   const auto keys = [](const auto& key, const char* label, const char* transcript,
