@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/event_loop.h"
+#include "stitch/transport/trimmed_pool.h"
 
 namespace stitch::transport {
 namespace {
@@ -142,7 +145,7 @@ TEST(BlockPool, NoTwoBuffersInUseShareMemory) {
   EXPECT_GT(pool->statistics().reused, pool->statistics().fresh);
 }
 
-TEST(BlockPool, KeepsNoMoreThanItMay) {
+TEST(BlockPool, KeepsNoMoreThanItsLimit) {
   const std::size_t block = BlockPool::block_bytes(kMiB);
   const auto pool = make_pool(3 * block);
   std::vector<Buffer> buffers;
@@ -162,7 +165,7 @@ TEST(BlockPool, KeepsNoMoreThanItMay) {
   EXPECT_EQ(none->statistics().fresh, 2U);
 }
 
-TEST(BlockPool, GivesBackWhatHasLainUnusedForLong) {
+TEST(BlockPool, TrimFreesBlocksThatWereUnusedForLong) {
   int asked = 0;
   const auto pool = make_pool(kGiB, [&asked] { ++asked; });
   const std::size_t small = BlockPool::block_bytes(100 * kKiB);
@@ -206,6 +209,27 @@ TEST(BlockPool, TrimKeepsTheYoungestOfASize) {
   EXPECT_EQ(pool->allocate(Device{}, kMiB).data, young);
 }
 
+TEST(TrimmedPool, GivesUnusedBlocksBackByItself) {
+  const auto loop = std::make_shared<base::EventLoop>("trims");
+  const auto pool = make_trimmed_pool(kGiB, loop, std::chrono::milliseconds(20));
+  for (int round = 0; round < 2; ++round) {  // the timer starts again
+    for (const std::size_t bytes : {kMiB, 3 * kMiB})
+      static_cast<void>(pool->allocate(Device{}, bytes));
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (pool->statistics().kept_bytes > 0 && std::chrono::steady_clock::now() < give_up)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(pool->statistics().kept_bytes, 0U);
+  }
+}
+
+TEST(TrimmedPool, OutlivesItsLoop) {
+  auto loop = std::make_shared<base::EventLoop>("trims");
+  const auto pool = make_trimmed_pool(kGiB, loop);
+  loop.reset();
+  static_cast<void>(pool->allocate(Device{}, kMiB));
+  EXPECT_EQ(pool->statistics().kept_bytes, kMiB);
+}
+
 TEST(BlockPool, BuffersOutliveThePoolsOwner) {
   Buffer last;
   std::weak_ptr<BlockPool> watch;
@@ -235,7 +259,7 @@ TEST(BlockPool, OtherDevicesAreRefused) {
   EXPECT_EQ(pool->statistics().used_bytes, 0U);
 }
 
-TEST(BlockPool, WhatNoMachineHasIsRefused) {
+TEST(BlockPool, MoreMemoryThanAnyMachineHasIsRefused) {
   const auto pool = make_pool();
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   for (const std::size_t bytes : {kMost, kMost - 1, kMost - kMost / 32, kMost / 4 * 3,
@@ -251,7 +275,7 @@ TEST(BlockPool, WhatNoMachineHasIsRefused) {
   }
 }
 
-TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
+TEST(BlockPool, SeveralThreadsAllocateAndFree) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 2000;
   std::atomic<int> asked{0};

@@ -42,7 +42,7 @@ TEST_P(EndpointContract, ConnectingToNothingReportsTheAddress) {
   EXPECT_TRUE(recorder->faults().empty());
 }
 
-TEST_P(EndpointContract, NonsenseAddressesAreReportedLikeDeadOnes) {
+TEST_P(EndpointContract, MalformedAddressesAreReportedLikeUnreachableOnes) {
   auto endpoint = make(options(1, "alone"));
   for (const std::string address :
        {"", "nonsense", "uv://", "shm://", "uv://localhost", "uv://127.0.0.1",
@@ -156,7 +156,7 @@ TEST_P(EndpointContract, AClosedEndpointTakesNothingNew) {
   }
 }
 
-TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
+TEST_P(EndpointContract, EndpointsMayEndWithMessagesInFlight) {
   const Buffer large = make_filled_buffer(kMiB, 1);
   for (int round = 0; round < 4; ++round) {
     auto pair = connected();
@@ -178,7 +178,7 @@ TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
   }
 }
 
-TEST_P(EndpointContract, EndpointsGoWhileConnecting) {
+TEST_P(EndpointContract, EndpointsMayEndWhileConnecting) {
   for (int round = 0; round < 10; ++round) {
     auto pair = make_pair();
     join_pair(*pair);
@@ -289,7 +289,7 @@ TEST_P(EndpointContract, MessagesOverTheLimitsCloseOnlyTheirConnection) {
   }
 }
 
-TEST_P(EndpointContract, NamesThatAreTooLongAreRefusedAtOnce) {
+TEST_P(EndpointContract, NamesThatAreTooLongAreRefusedWhenTheEndpointIsMade) {
   EXPECT_THROW(static_cast<void>(make(options(1, std::string(600, 'n')))), Error);
 }
 

@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Row{"^docker", true, "127.0.0.1"},  // does not speak against loopback
                     Row{"^lo,docker", true, "10.0.0.7"}));  // does
 
-TEST(ChooseAddressErrors, SayWhyEachInterfaceWasPassedOver) {
+TEST(ChooseAddressErrors, NameTheReasonForEachInterface) {
   try {
     (void)choose_address({{"lo", "127.0.0.1", true, true},
                           {"eth0", "10.0.0.7", true, false},

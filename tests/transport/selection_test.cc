@@ -90,7 +90,7 @@ class VisitedEndpoint final : public Endpoint {
   const std::unique_ptr<Endpoint> endpoint_;
 };
 
-TEST(Selection, AStrangerWhoConnectsDuringATransferDoesNotMakeItFail) {
+TEST(Selection, AnotherPeerThatConnectsDuringATransferDoesNotMakeItFail) {
   for (const std::string transport : {"shm", "tcp"}) {
     const auto error_with = [&](VisitedEndpoint::Stranger stranger) {
       const auto error = try_self_transfer(
@@ -125,7 +125,7 @@ TEST(Selection, ATransferThatFailsKeepsItsError) {
   EXPECT_STREQ(error->what(), "no such device");
 }
 
-TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedElsewhere) {
+TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedByAnotherThread) {
   std::atomic<bool> ended{false};
   std::binary_semaphore may_end{0};
   const auto start = steady_clock::now();
@@ -145,7 +145,7 @@ TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedElsewhere) {
   EXPECT_TRUE(stitch::testing::eventually([&] { return ended.load(); }));
 }
 
-TEST(Selection, AFailedTrialIsSaidOnceAndCounted) {
+TEST(Selection, AFailedTrialIsReportedOnceAndCounted) {
   static int round = 0;  // what was said is remembered, also when tests are repeated
   const std::string name = "paper" + std::to_string(++round);
   const auto try_once = [&](const std::string& refusal) {
@@ -163,7 +163,7 @@ TEST(Selection, AFailedTrialIsSaidOnceAndCounted) {
   EXPECT_EQ(failed_trials().at(name), 3);
 }
 
-TEST(Selection, WhatFailsIsLeftOutWithItsReason) {
+TEST(Selection, FailedTransportsAreLeftOutWithTheirReason) {
   EndpointOptions options;
   options.self.name = "worker0";
   TransportChoice choice;

@@ -104,7 +104,7 @@ class StoreContract : public ::testing::TestWithParam<Kind> {
   std::shared_ptr<Store> store_ = open();
 };
 
-TEST_P(StoreContract, WhatIsSetIsGot) {
+TEST_P(StoreContract, GetReturnsWhatWasSet) {
   store_->set("a", "1");
   store_->set("a", "2");
   store_->set("empty", "");
@@ -196,7 +196,7 @@ TEST_P(StoreContract, AddCounts) {
   EXPECT_EQ(store_->add("n", 2), 42);
 }
 
-TEST_P(StoreContract, AddRefusesWhatIsNoNumber) {
+TEST_P(StoreContract, AddRefusesAValueThatIsNoNumber) {
   store_->set("n", "12 apples");
   const auto error = error_of([&] { store_->add("n", 1); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
@@ -269,7 +269,7 @@ TEST_P(StoreContract, CompareAndSetWakesWaiters) {
   EXPECT_EQ(value.get(), "v");
 }
 
-TEST_P(StoreContract, EraseSaysWhetherThereWasSomething) {
+TEST_P(StoreContract, EraseReturnsWhetherThereWasAValue) {
   EXPECT_FALSE(store_->erase("k"));
   store_->set("k", "v");
   EXPECT_TRUE(store_->erase("k"));

@@ -283,7 +283,7 @@ TEST_F(TcpStoreAttacks, HellosAndProofsOfTwoConnectionsCannotBeCrossed) {
 }
 
 // Answers a client with its own words.
-TEST_F(TcpStoreAttacks, AMirrorIsNoServer) {
+TEST_F(TcpStoreAttacks, AReflectedHelloIsRefused) {
   for (const bool plainly : {true, false}) {
     Socket listener;
     const std::uint16_t port = listener.bind();
@@ -347,7 +347,7 @@ TEST_F(TcpStoreAttacks, NothingIsReadFromAClientBeforeItsProof) {
 }
 
 // The flags of both hellos, one bit at a time: the role, the secret, the cipher and unknown ones.
-TEST_F(TcpStoreAttacks, NoFlagCanBeTakenAwayOrAdded) {
+TEST_F(TcpStoreAttacks, NoFlagCanBeClearedOrSet) {
   constexpr std::size_t kFlagsOfClient = 8 + 4 + 6;
   constexpr std::size_t kFlagsOfServer = 8 + 4 + 1 + 6;
   for (int way = 0; way < 3; ++way) {  // the client's, the server's, both

@@ -83,7 +83,7 @@ TEST_F(TcpStoreLimits, WaitsHaveABudget) {
     EXPECT_EQ(error_of([&] { store->wait(keys, 0ms); }).code(), ErrorCode::timeout);
 }
 
-TEST_F(TcpStoreLimits, RepliesThatNobodyTakesHaveABudget) {
+TEST_F(TcpStoreLimits, UnreadRepliesHaveABudget) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{32} << 20});
   Socket greedy = raw_client({}, server.port());
   for (std::uint64_t id = 1; id <= 1000; ++id) greedy.send_frame(get_request(id, "large"));
@@ -96,7 +96,7 @@ TEST_F(TcpStoreLimits, RepliesThatNobodyTakesHaveABudget) {
   EXPECT_EQ(store->get("k", 10s), "v");
 }
 
-TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotCalledRefused) {
+TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotReportedAsRefused) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{4} << 20});
   const std::string large(std::size_t{3} << 20, 'x');
   // The reply holds the value again, while most of the request still counts.
@@ -106,7 +106,7 @@ TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotCalledRefused) {
   EXPECT_EQ(client(server)->try_get("k"), large);
 }
 
-TEST_F(TcpStoreLimits, FramesThatDoNotEndHaveABudget) {
+TEST_F(TcpStoreLimits, IncompleteFramesHaveABudget) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{8} << 20});
   std::vector<Socket> halfway;
   const std::uint32_t announced = 8 << 20;
@@ -151,7 +151,7 @@ TEST_F(TcpStoreLimits, ClientsAreCounted) {
   EXPECT_EQ(first->get("k", 10s), "v");
 }
 
-TEST_F(TcpStoreLimits, StrangersCannotKeepClientsOut) {
+TEST_F(TcpStoreLimits, UnauthenticatedConnectionsCannotKeepClientsOut) {
   TcpStoreServer server(server_loop_, {.max_handshakes = 4});
   std::vector<Socket> strangers(64);
   for (Socket& stranger : strangers) stranger.connect(server.port());

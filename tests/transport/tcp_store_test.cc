@@ -68,7 +68,7 @@ TEST_F(TcpStoreTest, AServerThatIsNotThereIsNamedWithTheCause) {
   EXPECT_EQ(error.what(), at(port) + " cannot be reached within 200 ms: connection refused");
 }
 
-TEST_F(TcpStoreTest, AHostWithoutAnAddressIsNamed) {
+TEST_F(TcpStoreTest, AHostThatCannotBeResolvedIsNamed) {
   const auto error =
       error_of([&] { client({.host = std::string(300, 'a'), .connect_timeout = 100ms}, 1); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
@@ -156,7 +156,7 @@ TEST_F(TcpStoreTest, WrongSecretsAreRefusedBothWays) {
   client({.key = key_of("right")}, guarded.port())->set("k", "v");
 }
 
-TEST_F(TcpStoreTest, AnotherJobIsRefusedInWords) {
+TEST_F(TcpStoreTest, AnotherJobIsRefusedWithBothNames) {
   TcpStoreServer server(server_loop_, {.job = "theirs"});
   const auto error = error_of([&] { client({.job = "ours"}, server.port()); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
@@ -176,7 +176,7 @@ TEST_F(TcpStoreTest, AServerWithASecretDoesNotNameItsJob) {
 }
 
 // Another process, which does not know the secret, was first at one of the store's ports.
-TEST_F(TcpStoreTest, AStrangerThatRefusesTheSecretIsPassedOver) {
+TEST_F(TcpStoreTest, AnotherServerThatRefusesTheSecretIsSkipped) {
   for (const bool with_secret : {true, false}) {
     const auto other = with_secret ? key_of("wrong") : nullptr;
     TcpStoreServer squatter(server_loop_, {.job = "ours", .key = other});
@@ -190,7 +190,7 @@ TEST_F(TcpStoreTest, AStrangerThatRefusesTheSecretIsPassedOver) {
   }
 }
 
-TEST_F(TcpStoreTest, AWrongSecretIsToldSoonAlsoWhenThereAreOtherPorts) {
+TEST_F(TcpStoreTest, AWrongSecretIsReportedSoonAlsoWhenThereAreOtherPorts) {
   const TcpStoreOptions options{.port_span = 16, .job = "ours", .key = key_of("right")};
   TcpStoreServer server(server_loop_, options);
   TcpStoreOptions mistaken = options;
@@ -205,7 +205,7 @@ TEST_F(TcpStoreTest, AWrongSecretIsToldSoonAlsoWhenThereAreOtherPorts) {
             at(server.port()) + " refuses this client of job \"ours\": the secrets differ");
 }
 
-TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
+TEST_F(TcpStoreTest, AnotherVersionIsRefusedWithBothNumbers) {
   TcpStoreServer server(server_loop_, {});
   Socket socket;
   socket.connect(server.port());
@@ -219,7 +219,7 @@ TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
   EXPECT_TRUE(socket.hung_up());
 }
 
-TEST_F(TcpStoreTest, APortThatCannotBeHadIsNamed) {
+TEST_F(TcpStoreTest, APortThatCannotBeBoundIsNamed) {
   Socket foreign;
   const std::uint16_t port = foreign.bind();
   foreign.listen();
@@ -228,7 +228,7 @@ TEST_F(TcpStoreTest, APortThatCannotBeHadIsNamed) {
   EXPECT_EQ(error.what(), at(port) + " cannot listen: address already in use");
 }
 
-TEST_F(TcpStoreTest, AForeignListenerOnTheFirstPortIsPassedOver) {
+TEST_F(TcpStoreTest, AForeignListenerOnTheFirstPortIsSkipped) {
   for (const bool talks : {false, true}) {
     Socket foreign;
     const std::uint16_t port = foreign.bind();
@@ -263,7 +263,7 @@ TEST_F(TcpStoreTest, JobsThatShareASpanOfPortsFindTheirOwnServers) {
   EXPECT_EQ(make_tcp_store(loop_, ours)->describe(), at(second.port()));
 }
 
-TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
+TEST_F(TcpStoreTest, AMalformedMessageClosesOnlyItsOwnConnection) {
   TcpStoreServer server(server_loop_, {});
   const auto good = client({}, server.port());
   good->set("k", "v");
@@ -309,7 +309,7 @@ TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
   EXPECT_EQ(good->get("k", 10s), "v");
 }
 
-TEST_F(TcpStoreTest, WaitsCostNoThread) {
+TEST_F(TcpStoreTest, WaitsNeedNoThread) {
   TcpStoreServer server(server_loop_, {});
   const auto store = client({}, server.port());
   std::vector<Socket> waiters;

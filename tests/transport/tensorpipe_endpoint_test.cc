@@ -199,7 +199,7 @@ TEST(TensorPipeEndpoint, AHandshakeThatIsNotAnsweredTimesOut) {
   EXPECT_TRUE(recorder->wait_sends_done());
 }
 
-TEST(TensorPipeEndpoint, StrangersThatHangUpDoNotStopIt) {
+TEST(TensorPipeEndpoint, ConnectionsThatAreClosedImmediatelyDoNotStopIt) {
   auto server = make_tensorpipe_endpoint(options(1), over({"uv"}));
   const auto addresses = server->listen([] { return ConnectionEvents{}; });
   auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
