@@ -20,7 +20,6 @@
 #define STITCH_EXCLUDES(...) STITCH_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define STITCH_ASSERT_CAPABILITY(x) STITCH_THREAD_ANNOTATION(assert_capability(x))
 #define STITCH_TRY_ACQUIRE(...) STITCH_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
-#define STITCH_ACQUIRED_AFTER(...) STITCH_THREAD_ANNOTATION(acquired_after(__VA_ARGS__))
 #define STITCH_NO_THREAD_SAFETY_ANALYSIS STITCH_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace stitch::base {

@@ -43,7 +43,7 @@ TEST(Deadline, ThatTheClockCannotRepresentIsNone) {
   using Seconds = std::chrono::duration<double>;
   EXPECT_EQ(deadline_after(Seconds(std::numeric_limits<double>::infinity())), kNone);
   EXPECT_EQ(deadline_after(Seconds(1e30)), kNone);
-  // The last one that is not, give or take a minute.
+  // A minute before the largest representable one.
   const auto left = kNone - std::chrono::steady_clock::now() - 1min;
   EXPECT_LT(deadline_after(left), kNone);
 }

@@ -25,7 +25,7 @@ TEST(Error, TakesTheReasonFromTheReaderOfALibrarysExceptions) {
   set_reason_reader(&first_line);
   EXPECT_TRUE(describe(verbose).ends_with("Verbose: no such row")) << describe(verbose);
   EXPECT_TRUE(std::string(to_error(verbose).what()).ends_with("Verbose: no such row"));
-  // Others keep all of their text.
+  // Other exceptions keep their whole text.
   EXPECT_EQ(describe(std::make_exception_ptr(std::runtime_error("a\nb"))),
             "std::runtime_error: a\nb");
   set_reason_reader(nullptr);

@@ -130,7 +130,7 @@ TEST(EventLoop, ATimerThatSetsItselfForThePastDoesNotStarveOthers) {
   EXPECT_EQ(other.get_future().wait_for(30s), std::future_status::ready);
   drain(loop);
   stop = true;
-  loop.close();  // a timer that is still due refers to what is here
+  loop.close();  // a timer that is still pending refers to locals
 }
 
 TEST(EventLoop, CloseRunsWhatWasPostedDropsTimersAndRefusesMore) {

@@ -77,7 +77,7 @@ TEST(TaskThread, RunsTasksInsidePostWhenItHasEnded) {
   EXPECT_TRUE(ran);
 }
 
-// Where memory is wanting, say: it ended the process.
+// Out of memory, for example: it used to end the process.
 TEST(TaskThread, GoesOnWhenATaskThrows) {
   int ran = 0;
   {

@@ -1,4 +1,4 @@
-// Memory that is kept for the next large buffer.
+// Reuse of the memory of large buffers.
 #include "stitch/transport/block_pool.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ TEST(BlockPool, BlocksAreLargeEnoughAndAtMostAQuarterTooLarge) {
 
 TEST(BlockPool, OddSizesAreAlignedAndWritableToTheirEnds) {
   const auto pool = make_pool();
-  for (const int round : {1, 2}) {  // fresh, then kept ones
+  for (const int round : {1, 2}) {  // fresh, then reused ones
     for (const std::size_t bytes : odd_sizes()) {
       const Buffer buffer = pool->allocate(Device{}, bytes);
       EXPECT_EQ(buffer.bytes, bytes);
@@ -118,7 +118,7 @@ TEST(BlockPool, AReturnedBlockServesTheNextOfItsSize) {
     EXPECT_EQ(statistics.reused, 1U);
     EXPECT_EQ(statistics.fresh, 1U);
     EXPECT_EQ(statistics.kept_bytes, 0U);
-    // Other sizes are not served by it.
+    // It does not serve other sizes.
     const Buffer other = pool->allocate(Device{}, 2 * block);
     EXPECT_NE(other.data, at);
     EXPECT_EQ(pool->statistics().fresh, 2U);
@@ -138,7 +138,7 @@ TEST(BlockPool, NoTwoBuffersInUseShareMemory) {
       const std::size_t which = random() % live.size();
       const auto* data = static_cast<const unsigned char*>(live[which].data);
       ASSERT_EQ(std::memcmp(data, data + 1, live[which].bytes - 1), 0)
-          << "somebody else wrote into it";
+          << "another buffer shares its memory";
       live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
     }
   }
@@ -187,7 +187,7 @@ TEST(BlockPool, TrimFreesBlocksThatWereUnusedForLong) {
   EXPECT_EQ(asked, 1);
   static_cast<void>(pool->allocate(Device{}, kMiB));
   EXPECT_EQ(asked, 2) << "asked again after everything had gone";
-  // What is in use is not touched.
+  // Blocks in use are not touched.
   const Buffer buffer = pool->allocate(Device{}, kMiB);
   EXPECT_FALSE(pool->trim(BlockPool::Clock::time_point::max()));
   std::memset(buffer.data, 1, buffer.bytes);
@@ -236,7 +236,7 @@ TEST(BlockPool, BuffersOutliveThePoolsOwner) {
   {
     auto pool = make_pool();
     watch = pool;
-    static_cast<void>(pool->allocate(Device{}, 3 * kMiB));  // one lies unused in it
+    static_cast<void>(pool->allocate(Device{}, 3 * kMiB));  // one unused block
     last = pool->allocate(Device{}, 5 * kMiB);
   }
   EXPECT_FALSE(watch.expired());

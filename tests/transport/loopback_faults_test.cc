@@ -1,4 +1,4 @@
-// What only the loopback endpoint can do: faults on demand.
+// Faults that the loopback endpoint injects.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What every store promises, run over each of them and over a prefix of each of them.
+// The contract of every store, run over each of them and over a prefix of each.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::error_of;
 
-// One store as several clients see it: open() gives another view of the same map.
+// One store with several clients: open() returns another view of the same map.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -89,7 +89,7 @@ std::unique_ptr<Backend> make_under_prefix() {
 struct Kind {
   const char* name;
   std::unique_ptr<Backend> (*make)();
-  const char* shown_prefix;  // what errors put before the key
+  const char* shown_prefix;  // before the key in error texts
 };
 
 class StoreContract : public ::testing::TestWithParam<Kind> {

@@ -1,5 +1,5 @@
-// What only the TCP store can do wrong: connecting, strangers, secrets, a server that dies. The
-// rest is in store_contract_test.
+// Behaviour of the TCP store only: connecting, foreign peers, secrets, a server that dies. The rest
+// is in store_contract_test.
 #include "stitch/transport/store/tcp_store.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +62,7 @@ class TcpStoreTest : public ::testing::Test {
 
 TEST_F(TcpStoreTest, AServerThatIsNotThereIsNamedWithTheCause) {
   Socket taken;
-  const std::uint16_t port = taken.bind();  // bound, but nobody listens
+  const std::uint16_t port = taken.bind();  // bound, but not listening
   const auto error = error_of([&] { client({.connect_timeout = 200ms}, port); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_EQ(error.what(), at(port) + " cannot be reached within 200 ms: connection refused");
@@ -120,7 +120,7 @@ TEST_F(TcpStoreTest, EveryCallFailsWhenTheServerDies) {
   const auto later = error_of([&] { store->set("k", "v"); });
   EXPECT_EQ(later.code(), ErrorCode::disconnected);
   EXPECT_TRUE(std::string(later.what()).starts_with(at(port) + " is gone: ")) << later.what();
-  TcpStoreServer again(server_loop_, {.port = port});  // the port is free at once
+  TcpStoreServer again(server_loop_, {.port = port});  // the port is free immediately
   client({}, port)->set("k", "v");
 }
 
@@ -175,7 +175,7 @@ TEST_F(TcpStoreTest, AServerWithASecretDoesNotNameItsJob) {
   }
 }
 
-// Another process, which does not know the secret, was first at one of the store's ports.
+// Another process without the secret listens on one of the store's ports.
 TEST_F(TcpStoreTest, AnotherServerThatRefusesTheSecretIsSkipped) {
   for (const bool with_secret : {true, false}) {
     const auto other = with_secret ? key_of("wrong") : nullptr;
@@ -322,7 +322,7 @@ TEST_F(TcpStoreTest, WaitsNeedNoThread) {
               std::string::npos);  // so the others wait
   }
   EXPECT_EQ(threads_here(), before);
-  waiters.resize(50);  // half of them hang up
+  waiters.resize(50);  // half of them close
   store->set("later", "here");
   for (Socket& waiter : waiters) {
     std::vector<bool> answered(10);

@@ -6,7 +6,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/transport/store/callback_guard.h"
-#include "stitch/transport/store/store_map.h"
+#include "stitch/transport/store/listen_addresses.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
 
 namespace stitch::transport {
@@ -125,8 +125,7 @@ void TcpStoreConnector::on_resolved(int status, const addrinfo* found) {
     for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
       Target target{{}, port};
       std::memcpy(&target.address, each->ai_addr, each->ai_addrlen);
-      // The port has the same place in both families.
-      reinterpret_cast<sockaddr_in&>(target.address).sin_port = htons(port);
+      set_port(target.address, port);
       targets_.push_back(target);
     }
   }
