@@ -19,7 +19,7 @@ namespace stitch::base {
 template <class T>
 concept WireScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
-// The bytes of `value` in the wire's order.
+// `value` with its bytes in little-endian order.
 template <WireScalar T>
 [[nodiscard]] T to_wire_order(T value) noexcept {
   if constexpr (std::endian::native == std::endian::little || sizeof(T) == 1) {
@@ -79,8 +79,8 @@ class ByteReader {
     at_ += bytes;
     return taken;
   }
-  // A count of items that take at least `bytes_each` each: refused before memory is taken when that
-  // cannot fit.
+  // A count of items of at least `bytes_each` bytes. Throws Error(protocol), before memory is
+  // allocated for them, when the rest is too short for that many.
   [[nodiscard]] std::uint32_t read_count(std::size_t bytes_each) {
     const auto count = read<std::uint32_t>();
     if (bytes_each != 0 && count > remaining() / bytes_each) {

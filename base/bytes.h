@@ -9,7 +9,7 @@
 
 namespace stitch::base {
 
-// A growable run of bytes aligned to 64 that is not zero-filled, for frames; small ones are
+// A growable byte array aligned to 64 whose new bytes are uninitialised, for frames; small ones are
 // recycled. Move-only. Not thread-safe.
 class Bytes {
  public:
@@ -50,7 +50,6 @@ class Bytes {
     data_ = bigger;
     capacity_ = capacity;
   }
-  // New bytes are uninitialised.
   void resize(std::size_t size) {
     reserve(size);
     size_ = size;

@@ -2,8 +2,8 @@
 
 namespace stitch::base {
 
-// Marks a block in which this thread runs callbacks of an endpoint or an event loop: what runs
-// there must not wait for the end of one. Blocks nest.
+// Marks a block in which this thread runs callbacks of an endpoint or an event loop, where code
+// must not wait for the end of either. Blocks nest.
 class CallbackScope {
  public:
   CallbackScope() noexcept { ++depth_; }

@@ -6,9 +6,8 @@
 
 namespace stitch::base {
 
-// A descriptor of the operating system's, closed with its owner. It belongs to the process that
-// made it: in a forked child it is closed, and a Descriptor that the child has inherited is empty.
-// Not thread-safe.
+// Owns a file descriptor and closes it. It belongs to the process that made it: in a forked child
+// it is closed, and a Descriptor that the child has inherited is empty. Not thread-safe.
 class Descriptor {
  public:
   Descriptor() noexcept = default;

@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 
 #include <array>
+#include <atomic>
 #include <typeinfo>
 #include <utility>
 
@@ -54,6 +55,12 @@ Error Error::with_prefix(std::string_view prefix) const {
   return copy;
 }
 
+namespace {
+constinit std::atomic<ReasonReader> reason_reader{nullptr};
+}
+
+void set_reason_reader(ReasonReader reader) noexcept { reason_reader.store(reader); }
+
 Error to_error(const std::exception_ptr& exception) noexcept {
   if (!exception) return Error(ErrorCode::internal, "an error without an exception");
   try {
@@ -66,20 +73,18 @@ Error to_error(const std::exception_ptr& exception) noexcept {
 }
 
 std::string describe(const std::exception_ptr& exception) {
-  // What c10::Error has behind its message: the stack on which it was thrown.
-  constexpr std::string_view kStack = "\nException raised from ";
   if (!exception) return "an error without an exception";
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
     const std::string type = base::demangle(typeid(error).name());
+    const ReasonReader reader = reason_reader.load();
+    if (const auto reason = reader ? reader(error) : std::nullopt) return type + ": " + *reason;
     const char* const what = error.what();
-    if (what == nullptr) return type + " without a text";
-    const std::string_view text = what;
-    return type + ": " + std::string(text.substr(0, text.find(kStack)));
+    return what == nullptr ? type + " without a text" : type + ": " + what;
   } catch (const std::string& text) {
     return "std::string: " + text;
-  } catch (const char* text) {  // nullptr is one, too
+  } catch (const char* text) {  // also catches nullptr
     return text == nullptr ? "a null const char*" : std::string("const char*: ") + text;
   } catch (...) {
     const std::type_info* const type = abi::__cxa_current_exception_type();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -12,15 +13,15 @@ namespace stitch {
 enum class ErrorCode : std::uint8_t {
   invalid_argument = 1,  // fix the call: a name, value or type is wrong
   timeout,               // the deadline passed; the work may or may not have been done
-  cancelled,             // somebody cancelled it
-  disconnected,          // the peer is gone, or this epoch of it is
+  cancelled,             // the caller or its owner cancelled it
+  disconnected,          // the peer, or this epoch of it, has ended
   overloaded,            // too much is in flight; try later
   unimplemented,         // the callee does not know this function or feature
   unauthenticated,       // the peer could not prove that it knows the secret
-  protocol,              // the peer sent bytes that make no sense, or speaks another version
+  protocol,              // the peer sent malformed bytes, or speaks another version
   remote_exception,      // the user's function threw on the callee
   out_of_range,          // an index, count or size is beyond its limit
-  shutting_down,         // this worker (or that one) is leaving
+  shutting_down,         // this worker or the peer is shutting down
   internal,              // a defect in stitch
 };
 
@@ -69,9 +70,15 @@ class Error : public std::exception {
 // The Error inside `exception`; anything else becomes ErrorCode::internal with the exception's
 // text.
 [[nodiscard]] Error to_error(const std::exception_ptr& exception) noexcept;
-// The demangled dynamic type and the text of an exception, "std::runtime_error: no such row"; of
-// one that is not derived from std::exception the type. A null `exception` or text is said to be
-// so.
+// The demangled dynamic type and the text of an exception, "std::runtime_error: no such row"; only
+// the type of one that is not derived from std::exception. Null exceptions and texts are named as
+// such.
 [[nodiscard]] std::string describe(const std::exception_ptr& exception);
+
+// For a library whose exceptions have more than the reason in what(), a stack for example: what
+// describe() uses as the text of an exception for which `reader` returns one. One per process. Any
+// thread.
+using ReasonReader = std::optional<std::string> (*)(const std::exception& exception);
+void set_reason_reader(ReasonReader reader) noexcept;
 
 }  // namespace stitch

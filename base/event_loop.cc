@@ -1,7 +1,6 @@
 #include "stitch/base/event_loop.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <uv.h>
 
 #include <map>
@@ -14,6 +13,7 @@
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/signals.h"
 
 namespace stitch::base {
 
@@ -21,24 +21,6 @@ namespace {
 
 using Task = UniqueFunction<void()>;
 using Time = EventLoop::Clock::time_point;
-
-// Blocks all signals while it lives: a thread started meanwhile inherits that. The loop's thread
-// must not run the program's signal handlers, and writing to a socket whose peer is gone must give
-// EPIPE there, not kill the process.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 void check(int status, const char* what) {
   if (status < 0)
@@ -48,9 +30,9 @@ void check(int status, const char* what) {
 
 }  // namespace
 
-// Timers wait in an ordered map; one uv timer is set for `looks_at_`, never later than the first of
-// them. A new timer wakes the loop only when it is earlier than that, and cancelling wakes nobody:
-// the loop then looks once in vain.
+// Timers are kept in an ordered map; one uv timer is set for `next_check_`, never later than the
+// first of them. A new timer wakes the loop only when it is earlier than that, and cancelling does
+// not wake it: the loop may then wake once for nothing.
 class EventLoop::Impl {
  public:
   explicit Impl(const std::string& thread_name) {
@@ -65,7 +47,7 @@ class EventLoop::Impl {
     }
     uv_timer_init(&loop_, &timer_);
     try {
-      const SignalsBlocked blocked;
+      const SignalsBlocked blocked;  // the thread inherits that
       thread_ = std::thread([this, name = thread_name.substr(0, kThreadNameBytes)] {
         pthread_setname_np(pthread_self(), name.c_str());
         run();
@@ -92,13 +74,13 @@ class EventLoop::Impl {
     const MutexLock lock(mutex_);
     const TimerId id = next_id_++;
     if (closing_) return id;
-    // Not due in the pass that is running now, or a timer that sets itself anew for the past would
-    // never let it end.
-    if (when <= pass_) when = pass_ + Clock::duration(1);
+    // Not due in the check that is running now: a timer that sets itself again for the past would
+    // keep that check from ending.
+    if (when <= last_check_) when = last_check_ + Clock::duration(1);
     const auto at = timers_.emplace_hint(timers_.end(), Key{when, id}, std::move(task));
     by_id_.emplace(id, at);
-    if (when < looks_at_) {
-      looks_at_ = when;
+    if (when < next_check_) {
+      next_check_ = when;
       wake();
     }
     return id;
@@ -141,10 +123,10 @@ class EventLoop::Impl {
     uv_loop_close(&loop_);
   }
 
-  // After closing_ is set nobody comes here, so the handle is never woken once it is closed.
+  // Not called once closing_ is set, so the handle is never signalled after it is closed.
   void wake() STITCH_REQUIRES(mutex_) {
-    if (awake_ || closing_) return;
-    awake_ = true;
+    if (wake_pending_ || closing_) return;
+    wake_pending_ = true;
     uv_async_send(&wake_);
   }
 
@@ -152,7 +134,7 @@ class EventLoop::Impl {
     bool closing = false;
     {
       const MutexLock lock(mutex_);
-      awake_ = false;
+      wake_pending_ = false;
       running_.swap(tasks_);
       closing = closing_;
     }
@@ -172,15 +154,15 @@ class EventLoop::Impl {
     const Time now = Clock::now();
     {
       const MutexLock lock(mutex_);
-      pass_ = now;
+      last_check_ = now;
     }
     for (;;) {
       Timers::node_type due;
       {
         const MutexLock lock(mutex_);
-        if (closing_) return;  // on_wake comes once more and closes
+        if (closing_) return;  // on_wake() runs once more and closes
         if (timers_.empty() || timers_.begin()->first.first > now) {
-          looks_at_ = timers_.empty() ? Time::max() : timers_.begin()->first.first;
+          next_check_ = timers_.empty() ? Time::max() : timers_.begin()->first.first;
           break;
         }
         due = timers_.extract(timers_.begin());
@@ -196,16 +178,15 @@ class EventLoop::Impl {
     Time when;
     {
       const MutexLock lock(mutex_);
-      when = looks_at_;
-      // Not by a timer of no delay: libuv would run that, and all that follow it, before it looks
-      // at anything else.
+      when = next_check_;
+      // Not by a timer without delay: libuv would run that, and those after it, before any I/O.
       if (when <= now) wake();
     }
     if (when <= now || when == Time::max()) {
       uv_timer_stop(&timer_);
       return;
     }
-    // A far deadline is looked at once a day, which also keeps the sum below from overflowing.
+    // A distant deadline is checked once a day, which also keeps the sum below from overflowing.
     constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
     const auto delay =
         when - now > kLongest ? kLongest : std::chrono::ceil<std::chrono::milliseconds>(when - now);
@@ -224,7 +205,7 @@ class EventLoop::Impl {
       by_id_.clear();
     }
     dropped.clear();
-    // Whatever users of raw() have left open would keep the loop running for ever.
+    // Handles that users of raw() have left open would keep the loop from ending.
     uv_walk(
         &loop_,
         [](uv_handle_t* handle, void*) {
@@ -244,15 +225,14 @@ class EventLoop::Impl {
 
   Mutex mutex_;
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
-  bool awake_ STITCH_GUARDED_BY(mutex_) =
-      false;  // wake_ has been sent and on_wake has not come yet
+  bool wake_pending_ STITCH_GUARDED_BY(mutex_) = false;  // on_wake() will run
   std::vector<Task> tasks_ STITCH_GUARDED_BY(mutex_);
   Timers timers_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<TimerId, Timers::iterator> by_id_ STITCH_GUARDED_BY(mutex_);
   TimerId next_id_ STITCH_GUARDED_BY(mutex_) = 1;
-  Time looks_at_ STITCH_GUARDED_BY(mutex_) =
-      Time::max();  // when the loop next looks at timers_ by itself
-  Time pass_ STITCH_GUARDED_BY(mutex_) = Time::min();  // when it last did
+  Time next_check_ STITCH_GUARDED_BY(mutex_) =
+      Time::max();  // when the loop next checks timers_ by itself
+  Time last_check_ STITCH_GUARDED_BY(mutex_) = Time::min();  // when it last did
 
   Mutex join_mutex_;  // never held together with mutex_
   std::thread thread_ STITCH_GUARDED_BY(join_mutex_);

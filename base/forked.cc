@@ -43,7 +43,7 @@ constexpr std::uint64_t bit_of(int fd) noexcept {
   return std::uint64_t{1} << (static_cast<std::size_t>(fd) % kWordBits);
 }
 
-// Only what a signal handler may do.
+// Async-signal-safe calls only.
 void in_child() noexcept {
   detail::forks_so_far.fetch_add(1);
   for (std::size_t at = 0; at < kPages; ++at) {

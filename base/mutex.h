@@ -20,7 +20,6 @@
 #define STITCH_EXCLUDES(...) STITCH_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define STITCH_ASSERT_CAPABILITY(x) STITCH_THREAD_ANNOTATION(assert_capability(x))
 #define STITCH_TRY_ACQUIRE(...) STITCH_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
-#define STITCH_ACQUIRED_AFTER(...) STITCH_THREAD_ANNOTATION(acquired_after(__VA_ARGS__))
 #define STITCH_NO_THREAD_SAFETY_ANALYSIS STITCH_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace stitch::base {
@@ -35,7 +34,7 @@ class STITCH_CAPABILITY("mutex") Mutex {
   void lock() STITCH_ACQUIRE() { mutex_.lock(); }
   void unlock() STITCH_RELEASE() { mutex_.unlock(); }
   [[nodiscard]] bool try_lock() STITCH_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  // Tells the analysis that this thread holds it, where a caller has taken it.
+  // Tells the analysis that this thread holds the lock, where a caller has taken it.
   void assert_held() STITCH_ASSERT_CAPABILITY(this) {}
 
  private:

@@ -10,9 +10,9 @@ namespace stitch::base {
 
 namespace {
 
-// Up to `most`; more than that where it is more.
-std::size_t edit_distance(const std::string& a, const std::string& b, std::size_t most) {
-  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
+// The edit distance if it is at most `max`, else some larger number.
+std::size_t edit_distance(const std::string& a, const std::string& b, std::size_t max) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > max) return max + 1;
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -26,7 +26,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b, std::size_
 }
 
 [[nodiscard]] std::string without_scope(const std::string& name) {
-  const auto at = name.rfind("::", name.find('<'));  // not those of template arguments
+  const auto at = name.rfind("::", name.find('<'));  // not inside template arguments
   return at == std::string::npos ? name : name.substr(at + 2);
 }
 
@@ -55,7 +55,7 @@ void check_names(const std::string& what, std::vector<std::string>& names,
 }
 
 std::vector<std::string> nearest_names(const std::string& wanted, std::vector<std::string> names,
-                                       std::size_t most) {
+                                       std::size_t max) {
   std::vector<std::pair<std::size_t, std::string>> ranked;
   const std::size_t near = std::max<std::size_t>(2, wanted.size() / 2);
   const std::string bare_wanted = without_scope(wanted);
@@ -68,7 +68,7 @@ std::vector<std::string> nearest_names(const std::string& wanted, std::vector<st
     if (distance <= near) ranked.emplace_back(distance, std::move(name));
   }
   std::sort(ranked.begin(), ranked.end());
-  if (ranked.size() > most) ranked.resize(most);
+  if (ranked.size() > max) ranked.resize(max);
   std::vector<std::string> nearest;
   for (auto& [distance, name] : ranked) nearest.push_back(std::move(name));
   return nearest;

@@ -8,14 +8,15 @@ namespace stitch::base {
 // "a, b, c".
 [[nodiscard]] std::string join_names(const std::vector<std::string>& names);
 
-// Drops repeated names. Throws Error(invalid_argument) when there are none or when one is not in
-// `known`; `what` says what they name.
+// Drops duplicates. Throws Error(invalid_argument) when there are no names or one is not in
+// `known`; `what` is what they name, "transport" for example.
 void check_names(const std::string& what, std::vector<std::string>& names,
                  const std::vector<std::string>& known);
 
-// Up to `most` of `names` that differ least from `wanted`, nearest first.
+// Up to `max` of `names` with the smallest edit distance to `wanted`, nearest first; none of those
+// that differ much.
 [[nodiscard]] std::vector<std::string> nearest_names(const std::string& wanted,
                                                      std::vector<std::string> names,
-                                                     std::size_t most);
+                                                     std::size_t max);
 
 }  // namespace stitch::base

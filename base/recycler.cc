@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::size_t kSmallest = 64;
 constexpr std::size_t kClasses = 7;  // 64, 128, ... 4096
-constexpr std::size_t kBatch = 32;   // moved between a thread's list and the common one
+constexpr std::size_t kBatch = 32;   // moved between a thread's list and the shared one
 constexpr std::align_val_t kAlignment{64};
 
 [[nodiscard]] constexpr std::size_t class_of(std::size_t bytes) noexcept {
@@ -52,7 +52,7 @@ void free_all(Block* block) noexcept {
   while (block != nullptr) to_heap(std::exchange(block, block->next));
 }
 
-// The common lists. Never destroyed: threads may end after everything else.
+// The shared lists. Never destroyed: threads may end after static objects.
 class Depot {
  public:
   // A batch of `kBatch` blocks; null when there is none.
@@ -128,7 +128,7 @@ class Cache {
     shelf.first = ::new (at) Block{shelf.first, nullptr};
     ++shelf.count;
   }
-  static thread_local bool gone;  // the thread is ending: its lists are no more
+  static thread_local bool gone;  // the thread is ending: its lists have been freed
 
  private:
   struct Shelf {

@@ -6,19 +6,19 @@
 
 namespace stitch::base {
 
-// Memory for small short-lived objects that one thread makes and another frees: kept in lists by
-// size, a short one of each thread's own and a common one, instead of going back to the heap. At
-// most kKeptBytes of each size are kept; the rest is freed. Aligned to 64. Thread contract: any
-// thread, also while it ends.
+// Memory for small short-lived objects that one thread makes and another frees. Freed blocks are
+// kept in free lists by size, a short one per thread and a shared one, instead of being returned to
+// the heap. At most kKeptBytes of each size are kept; the rest is freed. Aligned to 64. Thread
+// contract: any thread, also while it ends.
 [[nodiscard]] void* take_recycled(std::size_t bytes);
 void recycle(void* at, std::size_t bytes) noexcept;
 // Blocks above this size come from the heap and go back to it.
 inline constexpr std::size_t kMaxRecycledBytes = 4096;
 inline constexpr std::size_t kKeptBytes = std::size_t{1} << 20;
-// What a block of `bytes` can hold.
+// The usable size of a block of `bytes`.
 [[nodiscard]] std::size_t recycled_capacity(std::size_t bytes) noexcept;
 
-// A standard allocator over them. Stateless.
+// A standard allocator over these blocks. Stateless.
 template <class T>
 struct RecyclingAllocator {
   using value_type = T;

@@ -69,7 +69,7 @@ void TaskThread::run() {
       batch.swap(posted_);
       if (batch.empty() && stopping_) {
         ended_ = true;
-        dropped.swap(timed_);  // destroyed without the lock: tasks own things that have destructors
+        dropped.swap(timed_);  // destroyed after the lock is released: tasks may own anything
         return;
       }
       if (!timed_.empty() && !stopping_) {
@@ -85,7 +85,7 @@ void TaskThread::run() {
       try {
         task();
       } catch (...) {
-        // For want of memory, say. It ends the task and nothing else.
+        // Out of memory, for example: the task ends, the thread goes on.
       }
       task = nullptr;
     }

@@ -10,10 +10,9 @@
 
 namespace stitch::base {
 
-// A thread that runs tasks one after the other: posted ones in the order of posting, timed ones
-// when they are due. It sleeps without a time limit when there is nothing to do. Owned by an
-// endpoint. Thread contract: any thread; join() not from a task. After join() nothing runs any
-// more.
+// A thread that runs tasks one at a time: posted ones in the order of posting, timed ones when they
+// are due. It sleeps without a timeout when there is nothing to do. Owned by an endpoint. Thread
+// contract: any thread; join() not from a task. After join() no task runs on it.
 class TaskThread {
  public:
   using Task = UniqueFunction<void()>;
@@ -23,13 +22,13 @@ class TaskThread {
   TaskThread& operator=(const TaskThread&) = delete;
   ~TaskThread();
 
-  // Queues a task. What it throws ends that task and is dropped. Once the thread has ended it runs
-  // at once, on the caller's thread, which then gets what it throws.
+  // Queues a task; an exception ends the task and is dropped. Once the thread has ended, the task
+  // runs inside post() instead, which then throws what the task throws.
   void post(Task task);
   // Runs a task once `due` has passed. Dropped when the thread ends before that.
   void post_at(std::chrono::steady_clock::time_point due, Task task);
-  // Lets the posted tasks and what they post run, then ends the thread. A second call returns when
-  // the first is through.
+  // Runs the posted tasks and those that they post, then ends the thread. A second call returns
+  // together with the first.
   void join();
 
  private:

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 // A program that defines these functions replaces the C library's for all its libraries; glibc
-// offers its own under other names for this purpose. Memory is given back by glibc's free().
+// offers its own under other names for this purpose. Memory is freed by glibc's free().
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);

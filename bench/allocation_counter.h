@@ -4,8 +4,8 @@
 
 namespace stitch_bench {
 
-// Counts what is taken from the heap in this process while counting is on, by whatever library and
-// thread: malloc, calloc, realloc, the aligned ones, and so operator new. Off, it costs one load a
+// Counts the heap allocations of this process while counting is on, of all libraries and threads:
+// malloc, calloc, realloc, the aligned ones, and so operator new. When off it costs one load per
 // call. Thread contract: any thread.
 void start_counting_allocations() noexcept;
 // Stops; returns the number since the start.

@@ -1,4 +1,4 @@
-// How often a call takes memory from the heap, on the caller and on the callee.
+// Heap allocations per call, on the caller and on the callee.
 #include <cstdint>
 
 #include "allocation_counter.h"

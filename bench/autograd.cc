@@ -1,4 +1,4 @@
-// Distributed autograd with tiny tensors: what a call costs forward and backward.
+// Distributed autograd with tiny tensors: the time per call, forward and backward.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -23,7 +23,7 @@ at::Tensor multiply(at::Tensor a, at::Tensor b) { return a * b; }
 // One kind of graph: the loss of x and c after `calls` calls, and what the gradient of x has to be.
 struct Graph {
   std::string key;
-  std::string per;  // what the times are divided by, in words
+  std::string per;  // the unit by which the times are divided
   int calls;
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& c)> loss;
   double gradient;

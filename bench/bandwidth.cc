@@ -1,4 +1,4 @@
-// A tensor of bytes goes to the other worker and comes back.
+// Sends a tensor of bytes to the other worker and back.
 #include <ATen/ATen.h>
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Small calls while a large tensor is on its way over the same connection.
+// Small calls while a large tensor is being sent over the same connection.
 #include <ATen/ATen.h>
 
 #include <atomic>
@@ -16,13 +16,12 @@ namespace {
 
 void consume(at::Tensor) {}
 
-// A call may wait for all of a large transfer, on a machine that does something else as well.
+// A call may wait for a whole large transfer on a busy machine.
 stitch::Target patiently(stitch::WorkerId to) {
   return stitch::TargetOptions{.to = to, .timeout = std::chrono::seconds(180)};
 }
 
-// Sends a tensor to the other worker over and over, on a thread of its own, for as long as it
-// lives.
+// Sends a tensor to the other worker repeatedly, on a thread of its own, until it is destroyed.
 class Load {
  public:
   Load(stitch::WorkerId to, at::Tensor tensor)
@@ -35,7 +34,7 @@ class Load {
     return mover_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   }
   [[nodiscard]] std::size_t transfers() const { return transfers_; }
-  // Throws what ended it.
+  // Throws the error that ended it.
   void finish() {
     stop_ = true;
     mover_.get();
@@ -66,7 +65,7 @@ void first(Side& side) {
   Load load(other(side), tensor);
   const auto start = Clock::now();
   std::vector<double> times;
-  // At least two whole transfers, however long they take.
+  // At least two whole transfers.
   while (load.running() && (times.empty() || load.transfers() < 2)) {
     const auto more = time_each_us(seconds, 5, call);
     times.insert(times.end(), more.begin(), more.end());

@@ -1,5 +1,4 @@
-// 64 bytes back and forth over plain sockets: what the kernel takes for a round trip between two
-// processes.
+// Round trips of 64 bytes between two processes over plain sockets: the kernel's share of the time.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -54,8 +53,8 @@ class Socket {
       }
     }
   }
-  // False when the other side has closed. `polling`: asks again and again instead of sleeping, for
-  // at most ten seconds.
+  // False when the other side has closed. `polling`: busy-polls instead of sleeping, for at most
+  // ten seconds.
   [[nodiscard]] bool receive(Ball& ball, bool polling) const {
     std::size_t done = 0;
     for (std::uint64_t tries = 0; done < ball.size();) {
@@ -78,13 +77,13 @@ class Socket {
   int descriptor_;
 };
 
-// Rank 1 listens and tells its address, rank 0 connects: over TCP on 127.0.0.1, or a unix socket
-// with a name that is no file.
+// Rank 1 listens and sends its address, rank 0 connects: over TCP on 127.0.0.1, or over an abstract
+// Unix socket.
 sockaddr_storage any_address(int family, socklen_t& size) {
   sockaddr_storage storage{};
   if (family == AF_UNIX) {
     storage.ss_family = AF_UNIX;
-    size = sizeof(sa_family_t);  // the kernel finds a name
+    size = sizeof(sa_family_t);  // the kernel chooses a name
   } else {
     auto& address = reinterpret_cast<sockaddr_in&>(storage);
     address.sin_family = AF_INET;
@@ -101,10 +100,10 @@ void set_no_delay(const Socket& socket, int family) {
 }
 Socket connect_to(const Side& side, int family) {
   Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // The address travels as the numbers of its bytes.
+  // The address is sent as the numbers of its bytes.
   sockaddr_storage address{};
   socklen_t size = 0;
-  std::istringstream numbers(side.hear());
+  std::istringstream numbers(side.receive_line());
   for (unsigned number = 0; size < sizeof(address) && numbers >> number;)
     reinterpret_cast<unsigned char*>(&address)[size++] = static_cast<unsigned char>(number);
   check(::connect(socket.descriptor(), reinterpret_cast<const sockaddr*>(&address), size),
@@ -125,7 +124,7 @@ Socket accept_from(const Side& side, int family) {
   std::string numbers;
   for (socklen_t i = 0; i < size; ++i)
     numbers += std::to_string(reinterpret_cast<unsigned char*>(&address)[i]) + ' ';
-  side.tell(numbers);
+  side.send_line(numbers);
   Socket socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC));
   set_no_delay(socket, family);
   return socket;

@@ -1,5 +1,5 @@
-// TensorPipe by itself: messages of 64 bytes, and large buffers that both sides use again and
-// again. The only file here that knows TensorPipe.
+// TensorPipe by itself: messages of 64 bytes, and large buffers that both sides reuse. The only
+// file of the benchmark that includes TensorPipe.
 #include <tensorpipe/tensorpipe.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 namespace tp = ::tensorpipe;
 
 constexpr std::size_t kPayload = 64;
-// The first byte of a payload says what the other side is to do with it.
+// The first byte of a payload: the action of the other side.
 constexpr char kEcho = 'e';
 constexpr char kDrop = 'd';
 
@@ -79,7 +79,7 @@ class Messages {
                   [done](const tp::Error& read_error) { done(!read_error); });
     });
   }
-  // A message there and its echo back, waiting on this thread.
+  // Sends a message and waits for its echo on this thread.
   void round_trip(std::vector<char>* buffer) {
     std::promise<bool> answered;
     std::promise<bool> written;
@@ -100,8 +100,7 @@ class Messages {
   std::vector<char> received_;
 };
 
-// What rank 1 does: echoes or drops what comes, over one pipe of each transport, until rank 0
-// closes it.
+// Rank 1: echoes or drops messages over one pipe of each transport until rank 0 closes it.
 void echo_messages(const Side& side, const std::string& transport) {
   const auto context = make_context(transport);
   const auto listener = context->listen({transport == "shm" ? "shm://" : "uv://127.0.0.1"});
@@ -109,7 +108,7 @@ void echo_messages(const Side& side, const std::string& transport) {
   listener->accept([&](const tp::Error& error, std::shared_ptr<tp::Pipe> pipe) {
     accepted.set_value(error ? nullptr : std::move(pipe));
   });
-  side.tell(listener->url(transport));
+  side.send_line(listener->url(transport));
   auto pipe = accepted.get_future().get();
   if (!pipe) throw std::runtime_error("TensorPipe accepted nothing");
   {
@@ -121,8 +120,8 @@ void echo_messages(const Side& side, const std::string& transport) {
           ended.set_value();
           return;
         }
-        // The other side sends the next buffer only when it has this one back, so `received` may be
-        // read into again.
+        // The other side sends the next buffer only after this one has been returned, so `received`
+        // can be reused.
         if (messages.kind() == kEcho) messages.write(kEcho, &messages.received(), [](bool) {});
         next();
       });
@@ -140,7 +139,7 @@ void over_each_transport(const Side& side,
   for (const std::string transport : {"shm", "uv"}) {
     const auto context = make_context(transport);
     {
-      Messages messages(context->connect(side.hear()));
+      Messages messages(context->connect(side.receive_line()));
       measure(messages, "floor.tensorpipe." + transport);
     }
     context->join();

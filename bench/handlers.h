@@ -6,7 +6,7 @@
 
 namespace stitch_bench {
 
-// What the workers can be asked to do. Those called ..._inline are marked STITCH_INLINE.
+// The remote functions of the benchmark. Those named ..._inline are marked STITCH_INLINE.
 void empty();
 void empty_inline();
 at::Tensor add(at::Tensor a, at::Tensor b);

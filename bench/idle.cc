@@ -1,4 +1,4 @@
-// What a worker that is connected and has nothing to do takes: processor time, threads, memory.
+// The cost of a connected idle worker: CPU time, threads, memory.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace stitch_bench {
 
 namespace {
 
-// As the process that only loads libtorch has done.
+// The same work as in the process that only loads libtorch.
 void make_one_tensor() { static_cast<void>(at::ones({8})); }
 
 double resident_with_a_tensor() {
@@ -26,7 +26,7 @@ double resident_with_a_tensor() {
 int threads_there() { return thread_count(); }
 double cpu_there(double seconds) { return cpu_percent_while_asleep(seconds); }
 
-// Memory, also as what it is above a process that only loads libtorch, where that is known.
+// Memory, also relative to a process that only loads libtorch where that is known.
 void report_memory(const Side& side, const std::string& key, double mib) {
   side.result(key, mib, "MiB", "memory.libtorch_only");
   if (side.base_rss_mib() > 0)
@@ -54,7 +54,7 @@ void first(Side& side) {
                 stitch::rpc_sync<&resident_with_a_tensor>(other(side)));
   make_traffic(side);
 
-  // What polls for a while before it sleeps has gone to sleep by then.
+  // Threads that busy-poll before they sleep are asleep by then.
   std::this_thread::sleep_for(
       std::chrono::duration<double>(std::min(0.5, side.settings().seconds)));
   const double idle_seconds = 10 * side.settings().seconds;

@@ -1,4 +1,4 @@
-// stitch-bench: measures stitch between two processes of this host. `stitch-bench --help` says how.
+// stitch-bench: measures stitch between two processes of this host. See `stitch-bench --help`.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,8 +15,8 @@ namespace stitch_bench {
 
 namespace {
 
-// A measure's process is started with this word, its measure, rank, path and the base memory in
-// front of the command line.
+// The first argument of a measure's process, before its measure, rank, path, the base memory and
+// the command line.
 constexpr const char* kSideWord = "--side-of-a-measure";
 constexpr std::size_t kSideWords = 5;
 
@@ -52,7 +52,7 @@ std::vector<const Measure*> wanted_measures(const Settings& settings) {
   return wanted;
 }
 
-// Runs the rounds; one instance a program.
+// Runs the rounds; one instance per program.
 class Benchmark {
  public:
   Benchmark(std::vector<std::string> arguments, Settings settings)

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "stitch/base/name_list.h"
+
 namespace stitch_bench {
 
 const std::vector<Measure>& all_measures() {
@@ -27,12 +29,13 @@ const std::vector<Measure>& all_measures() {
 }
 
 const Measure& find_measure(const std::string& name) {
-  std::string names;
+  std::vector<std::string> names;
   for (const Measure& measure : all_measures()) {
     if (measure.name == name) return measure;
-    names += (names.empty() ? "" : ", ") + measure.name;
+    names.push_back(measure.name);
   }
-  throw std::invalid_argument("measure \"" + name + "\" is unknown; known are: " + names);
+  throw std::invalid_argument("measure \"" + name +
+                              "\" is unknown; known are: " + stitch::base::join_names(names));
 }
 
 }  // namespace stitch_bench

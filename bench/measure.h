@@ -7,16 +7,15 @@
 
 namespace stitch_bench {
 
-// Something that can be asked for by name. Its processes are started anew for each round and each
-// path.
+// A measurement with a name. Its processes are started again for each round and each path.
 struct Measure {
   std::string name;
   std::string about;                  // one line for --list
   bool quick = false;                 // part of the default set
   std::vector<std::string> paths{};   // of "same_host", "tcp": run for each; empty: run once
   std::vector<std::string> floors{};  // measures that run with it
-  void (*first)(Side&) = nullptr;     // what rank 0 does
-  void (*second)(Side&) = nullptr;    // what rank 1 does; null: there is none
+  void (*first)(Side&) = nullptr;     // run by rank 0
+  void (*second)(Side&) = nullptr;    // run by rank 1; null: there is none
 };
 
 // All of them, floors first.

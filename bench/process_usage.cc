@@ -22,7 +22,7 @@ double status_number(const std::string& name) {
     double value = 0;
     if (words >> value) return value;
   }
-  throw std::runtime_error("/proc/self/status does not tell " + name);
+  throw std::runtime_error("/proc/self/status does not have " + name);
 }
 
 double cpu_seconds() {

@@ -4,13 +4,12 @@
 
 namespace stitch_bench {
 
-// What this process has in memory (VmRSS), in MiB. Throws std::runtime_error when the kernel does
-// not say.
+// The resident memory (VmRSS) of this process, in MiB. Throws std::runtime_error when /proc does
+// not have it.
 [[nodiscard]] double resident_mib();
-// How many threads it has.
+// The number of its threads.
 [[nodiscard]] int thread_count();
-// Sleeps for that long; returns the processor time that the process used meanwhile, in % of one
-// core.
+// Sleeps for `seconds`; returns the CPU time that the process used meanwhile, in % of one core.
 [[nodiscard]] double cpu_percent_while_asleep(double seconds);
 
 }  // namespace stitch_bench

@@ -34,8 +34,8 @@ double rate_by_window(const Call& call, std::size_t in_flight, double seconds) {
   return static_cast<double>(calls) / seconds_since(start);
 }
 
-// Each call's completion makes the next, `in_flight` such chains at once. Owned by the caller, who
-// waits for the end.
+// Each completion makes the next call, in `in_flight` chains. Owned by the caller, which waits for
+// the end.
 template <auto F>
 class Chains {
  public:

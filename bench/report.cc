@@ -14,7 +14,7 @@ namespace stitch_bench {
 
 namespace {
 
-// Four digits, without an exponent where people would not write one.
+// Four digits, with an exponent only for very large and small numbers.
 std::string short_number(double value) {
   char text[64];
   const double size = std::fabs(value);

@@ -7,8 +7,8 @@
 
 namespace stitch_bench {
 
-// The numbers of all rounds, in the order in which they first came, and the ways to print them.
-// Owned by main(); one thread.
+// The numbers of all rounds, in the order of their first arrival, and their output formats. Owned
+// by main(); one thread.
 class Report {
  public:
   // Takes a line "key value unit floor" ("-" for no floor). Throws std::runtime_error when it is

@@ -1,4 +1,4 @@
-// References: how fast objects are made on the other worker and let go, and how long it takes to
+// References: the rate at which objects are made on the other worker and released, and the time to
 // fetch one.
 #include <ATen/ATen.h>
 
@@ -19,7 +19,7 @@ namespace stitch_bench {
 
 namespace {
 
-// What references keep alive; it counts how many there are of it.
+// The object of the references; counts its instances.
 class Kept {
  public:
   Kept() { ++count; }
@@ -34,12 +34,13 @@ std::int64_t kept() { return Kept::count; }
 void wait_until_none_is_kept(stitch::WorkerId there) {
   const auto end = after(60);
   while (stitch::rpc_sync<&kept>(there) > 0) {
-    if (Clock::now() > end) throw std::runtime_error("objects are kept that nobody refers to");
+    if (Clock::now() > end)
+      throw std::runtime_error("unreferenced objects have not been destroyed");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 
-// Thousands made and dropped at a time; the last of them gone at the end.
+// Makes and drops thousands at a time; at the end all have been destroyed.
 double created_and_dropped_per_second(stitch::WorkerId there, double seconds) {
   const auto start = Clock::now();
   const auto end = after(seconds);

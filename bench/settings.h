@@ -5,7 +5,7 @@
 
 namespace stitch_bench {
 
-// The transport that the measures called "tcp" use.
+// The transport of the measures on path "tcp".
 inline constexpr const char* kDefaultTcpTransport = "tcp";
 
 // The command line.
@@ -23,14 +23,14 @@ struct Settings {
   bool floors = true;
 
   std::vector<std::string>
-      transports{};  // of the measures called "same_host"; empty: what stitch chooses
+      transports{};  // of the measures on path "same_host"; empty: chosen by stitch
   std::string tcp_transport = kDefaultTcpTransport;
 
   bool result_lines = false;
   std::string json_file{};
 };
 
-// Throws std::invalid_argument naming the option and what it takes.
+// Throws std::invalid_argument naming the option and its valid values.
 [[nodiscard]] Settings parse_settings(const std::vector<std::string>& arguments);
 [[nodiscard]] std::string help_text();
 

@@ -27,22 +27,22 @@ void write_all(int descriptor, const std::string& text) {
 
 }  // namespace
 
-void Side::tell(const std::string& line) const { write_all(kLink, line + '\n'); }
+void Side::send_line(const std::string& line) const { write_all(kLink, line + '\n'); }
 
-std::string Side::hear() const {
+std::string Side::receive_line() const {
   std::string line;
   for (char letter = 0;;) {
     const ssize_t got = ::read(kLink, &letter, 1);
     if (got < 0 && errno == EINTR) continue;
-    if (got != 1) throw std::runtime_error("the other process of the benchmark is gone");
+    if (got != 1) throw std::runtime_error("the other process of the benchmark has ended");
     if (letter == '\n') return line;
     line += letter;
   }
 }
 
 void Side::meet() const {
-  tell("here");
-  static_cast<void>(hear());
+  send_line("here");
+  static_cast<void>(receive_line());
 }
 
 void Side::result(const std::string& key, double value, const std::string& unit,

@@ -1,5 +1,5 @@
-// How much a worker that is connected and idle takes away from a program that computes. Each
-// process runs on one core, so that whatever runs beside its computation takes time from it.
+// The time that a connected idle worker takes from a program that computes. Each process runs on
+// one core, so that every other thread slows the computation down.
 #include <cstdint>
 
 #include "cores.h"
@@ -22,7 +22,7 @@ std::uint64_t mix(std::uint64_t value) {
   return value;
 }
 
-// Works on both sides at the same time; returns how often mix() was done here in a second.
+// Computes on both sides at the same time; returns the calls of mix() per second here.
 double work(const Side& side) {
   side.meet();
   const auto start = Clock::now();
@@ -62,8 +62,8 @@ Rates measure(const Side& side) {
 
 void first(Side& side) {
   const Rates here = measure(side);
-  const double alone = here.alone + std::stod(side.hear());
-  const double connected = here.connected + std::stod(side.hear());
+  const double alone = here.alone + std::stod(side.receive_line());
+  const double connected = here.connected + std::stod(side.receive_line());
   const std::string key = "steal." + side.path();
   side.result(key + ".alone", alone, "units/s");
   side.result(key + ".connected", connected, "units/s", key + ".alone");
@@ -72,8 +72,8 @@ void first(Side& side) {
 
 void second(Side& side) {
   const Rates here = measure(side);
-  side.tell(std::to_string(here.alone));
-  side.tell(std::to_string(here.connected));
+  side.send_line(std::to_string(here.alone));
+  side.send_line(std::to_string(here.connected));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A step of a perceptron whose hidden layers live on the other worker, beside the same step in one
-// process.
+// A training step of a perceptron whose hidden layers are on the other worker, and the same step in
+// one process.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace stitch_bench {
 
 namespace {
 
-// The layers that are equal in both variants: each seeds its own parameters.
+// The layers that both variants share: each seeds its own parameters.
 struct HiddenLayers : torch::nn::Module {
   HiddenLayers() {
     torch::manual_seed(1);

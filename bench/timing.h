@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// The value that a share of the others does not exceed: 0.5 is the median. 0 for none.
+// The quantile of the values, 0.5 for the median. 0 when there are none.
 [[nodiscard]] inline double quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
   const auto at = std::min(values.size() - 1,
@@ -32,19 +32,19 @@ using Clock = std::chrono::steady_clock;
   return quantile(std::move(values), 0.5);
 }
 
-// Runs `call` again and again for `seconds`, at least `least` times, after a warm-up of a quarter
-// of that. Returns what each run took, in microseconds.
+// Runs `call` repeatedly for `seconds`, at least `least` times, after a warm-up of a quarter of
+// that. Returns the time of each run, in microseconds.
 template <class Call>
 [[nodiscard]] std::vector<double> time_each_us(double seconds, std::size_t least, Call&& call) {
-  constexpr std::size_t kMost = std::size_t{1}
-                                << 20;  // samples that are kept; more would be a matter of memory
+  constexpr std::size_t kMaxSamples = std::size_t{1} << 20;  // the number of samples that are kept
   const auto warm = after(seconds / 4);
   for (std::size_t i = 0; i < std::max<std::size_t>(1, least / 4) || Clock::now() < warm; ++i)
     call();
   std::vector<double> times;
-  times.reserve(kMost);
+  times.reserve(kMaxSamples);
   const auto end = after(seconds);
-  for (auto start = Clock::now(); times.size() < least || (start < end && times.size() < kMost);) {
+  for (auto start = Clock::now();
+       times.size() < least || (start < end && times.size() < kMaxSamples);) {
     call();
     const auto now = Clock::now();
     times.push_back(std::chrono::duration<double, std::micro>(now - start).count());
@@ -65,7 +65,7 @@ inline void report_latency(const Side& side, const std::string& key,
 inline constexpr double kMiB = 1024.0 * 1024.0;
 inline constexpr double kGiB = 1024.0 * kMiB;
 
-// How often at least something of that size is repeated.
+// The minimum number of repetitions for that size.
 [[nodiscard]] inline std::size_t least_repetitions(int mib) { return mib >= 64 ? 3 : 5; }
 
 }  // namespace stitch_bench

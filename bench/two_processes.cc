@@ -51,8 +51,7 @@ class Descriptor {
   int number_;
 };
 
-// Above the numbers that a child gives them, so that no dup2 there overwrites one that is still
-// needed.
+// Above the numbers that a child uses, so that its dup2 calls do not overwrite one that is needed.
 int moved_up(int descriptor) {
   const int moved = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 10);
   if (moved < 0) throw_errno("cannot duplicate a descriptor");
@@ -60,13 +59,13 @@ int moved_up(int descriptor) {
   return moved;
 }
 
-// What a process is started with; numbers from 10 on.
+// The descriptors of a new process; numbers from 10 on.
 struct Inherited {
   int link;  // -1 for none
   int results;
 };
 
-// Runs in the child, between fork and exec; comes back only with an error.
+// Runs in the child, between fork and exec; returns only with an error.
 void become(char* const* arguments, pid_t parent, const Inherited& inherited) {
   ::setpgid(0, 0);  // the terminal's Ctrl-C is for the parent
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
@@ -124,7 +123,7 @@ class Children {
   void kill_all() {
     for (const Child& child : children_) ::kill(-child.pid, SIGKILL);
   }
-  // Reaps those that have ended; returns the first failure in words.
+  // Reaps those that have ended; returns the text of the first failure.
   std::string reap() {
     std::string failure;
     std::erase_if(children_, [&](const Child& child) {
@@ -145,7 +144,7 @@ class Children {
   std::vector<Child> children_;
 };
 
-// Splits what comes from a pipe into lines.
+// Splits the output of a pipe into lines.
 class Lines {
  public:
   Lines(int descriptor, const TwoProcesses::OnLine& on_line)
@@ -229,8 +228,7 @@ std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& argum
       failure = std::string("was interrupted (") + ::strsignal(interrupted_) + ")";
     } else {
       failure = children.reap();
-      // A pipe that has hung up would wake poll() for ever; the end of the processes is all there
-      // is left to wait for.
+      // A closed pipe would wake poll() continuously; only the end of the processes is awaited now.
       if ((ready[1].revents & (POLLIN | POLLHUP)) == POLLHUP) ::usleep(1000);
     }
   }

@@ -7,10 +7,9 @@
 
 namespace stitch_bench {
 
-// Starts this program's own further processes and sees to it that none of them outlives it: they
-// die with this process, with each other when one fails, at the time limit, and on SIGINT, SIGTERM
-// and SIGHUP. Owned by main(); REQUIRES: a single-threaded process. While it lives those signals
-// are blocked.
+// Starts the further processes of this program. None of them outlives it: they are killed when this
+// process ends, when one of them fails, at the timeout, and on SIGINT, SIGTERM and SIGHUP. Owned by
+// main(); REQUIRES: a single-threaded process. While it exists those signals are blocked.
 class TwoProcesses {
  public:
   using OnLine = std::function<void(const std::string&)>;
@@ -20,13 +19,13 @@ class TwoProcesses {
   TwoProcesses(const TwoProcesses&) = delete;
   TwoProcesses& operator=(const TwoProcesses&) = delete;
 
-  // Runs one process (one or two) with each of these arguments, and waits for all. `on_line` gets
-  // each line that they write to Side::kResults. Returns what went wrong, in words; empty when all
+  // Runs a process (one or two) with each of these arguments, and waits for all. `on_line` gets
+  // each line that they write to Side::kResults. Returns the text of an error; empty when all
   // exited with 0.
   [[nodiscard]] std::string run(const std::vector<std::vector<std::string>>& arguments,
                                 std::chrono::seconds limit, const OnLine& on_line);
 
-  // The signal that asked this program to end; 0 for none.
+  // The signal that this program was stopped by; 0 for none.
   [[nodiscard]] int interrupted() const { return interrupted_; }
 
  private:

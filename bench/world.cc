@@ -1,40 +1,21 @@
 #include "world.h"
 
 #include <ATen/Parallel.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <system_error>
+#include "../tools/free_port.h"
 
 namespace stitch_bench {
 
 namespace {
 
-// A TCP port of 127.0.0.1 that nobody uses just now.
-int free_port() {
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (listener < 0 || ::bind(listener, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    throw std::system_error(errno, std::generic_category(), "cannot find a free port of 127.0.0.1");
-  }
-  ::close(listener);
-  return ntohs(address.sin_port);
-}
-
-// Where the workers meet: worker 0 finds a port and tells the other.
-std::string meeting_place(const Side& side) {
+// The rendezvous: rank 0 finds a port and sends it to the other.
+std::string init_method(const Side& side) {
   std::string port;
   if (side.rank() == 0) {
-    port = std::to_string(free_port());
-    side.tell(port);
+    port = std::to_string(stitch_run::find_free_port());
+    side.send_line(port);
   } else {
-    port = side.hear();
+    port = side.receive_line();
   }
   return "tcp://127.0.0.1:" + port;
 }
@@ -47,7 +28,7 @@ stitch::Worker join_world(const Side& side) {
   options.name = "worker" + std::to_string(side.rank());
   options.rank = side.rank();
   options.world_size = 2;
-  options.init_method = meeting_place(side);
+  options.init_method = init_method(side);
   options.transports = side.path() == "tcp"
                            ? std::vector<std::string>{side.settings().tcp_transport}
                            : side.settings().transports;
@@ -56,9 +37,9 @@ stitch::Worker join_world(const Side& side) {
 
 void serve(Side& side) {
   const stitch::Worker self = join_world(side);
-  static_cast<void>(side.hear());
+  static_cast<void>(side.receive_line());
 }
 
-void finish(const Side& side) { side.tell("finished"); }
+void finish(const Side& side) { side.send_line("finished"); }
 
 }  // namespace stitch_bench

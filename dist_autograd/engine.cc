@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
 #include "stitch/rpc/agent/incoming_call.h"
@@ -59,10 +60,8 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
   settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() &&
                          torch::autograd::AnomalyMode::should_check_nan();
   settings.fast = options.mode == Mode::fast;
-  auto deadline = rpc::ExecutionContext::current().deadline;
-  if (options.timeout.count() > 0 &&
-      options.timeout < rpc::Clock::time_point::max() - rpc::Clock::now())
-    deadline = std::min(deadline, rpc::Clock::now() + options.timeout);
+  const auto deadline =
+      std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
 
   const PassId id{agent_.self().id, agent_.self().epoch, context->next_pass()};
   const auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings);

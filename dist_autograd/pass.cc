@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "stitch/base/name_list.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/rpc/future/thread_pool.h"
 
@@ -303,20 +304,20 @@ void Pass::check_lost(WorkerId peer) {
 }
 
 void Pass::expire() {
-  std::string waiting;
+  std::vector<std::string> waiting;
   rpc::Clock::time_point begun;
   {
     base::MutexLock lock(mutex_);
     begun = begun_;
     for (const WorkerId id : phase_ == Phase::settled ? not_done_ : peers_) {
-      waiting += (waiting.empty() ? "" : ", ") + stitch::to_string(agent_->peers().find(id));
+      waiting.push_back(stitch::to_string(agent_->peers().find(id)));
     }
   }
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
-  abort(
-      Error(ErrorCode::timeout, "backward timed out after " + std::to_string(ms) + " ms" +
-                                    (waiting.empty() ? std::string() : "; not done: " + waiting)));
+  abort(Error(ErrorCode::timeout,
+              "backward timed out after " + std::to_string(ms) + " ms" +
+                  (waiting.empty() ? std::string() : "; not done: " + base::join_names(waiting))));
 }
 
 void Pass::wait_until_quiet() {

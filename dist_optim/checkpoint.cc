@@ -20,6 +20,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/base/random.h"
 
 namespace stitch::optim {
 
@@ -68,13 +69,11 @@ class Hasher {
 }  // namespace
 
 std::string new_save_id() {
-  if (sodium_init() < 0)
-    throw Error(ErrorCode::internal, "libsodium cannot be initialized: no random numbers");
   std::array<unsigned char, 16> id{};
+  base::fill_random(std::as_writable_bytes(std::span(id)));
   const auto now = static_cast<std::uint64_t>(
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
   for (std::size_t i = 0; i < 8; ++i) id[i] = static_cast<unsigned char>(now >> (56 - 8 * i));
-  randombytes_buf(id.data() + 8, id.size() - 8);
   std::string text(id.size() * 2 + 1, '\0');
   sodium_bin2hex(text.data(), text.size(), id.data(), id.size());
   text.pop_back();

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/rendezvous.h"
@@ -121,9 +122,10 @@ void Worker::fail_gathering(const std::string& what,
       throw Error(error.code(), here + error.what()).with_worker(error.worker());
   }
   const Error& first = failures.front().second;
-  std::string names;
-  for (const auto& [info, error] : failures) names += (names.empty() ? "" : ", ") + to_string(info);
-  throw Error(first.code(), here + "no answer from " + names + ": " + first.what())
+  std::vector<std::string> names;
+  for (const auto& [info, error] : failures) names.push_back(to_string(info));
+  throw Error(first.code(),
+              here + "no answer from " + base::join_names(names) + ": " + first.what())
       .with_worker(first.worker());
 }
 

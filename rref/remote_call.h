@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "stitch/base/deadline.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rref/rref_agent.h"
 
@@ -193,11 +194,10 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
 template <class T>
 void complete_by(const Promise<T>& promise, rpc::Agent& agent, std::chrono::nanoseconds timeout,
                  const rref::Handle& handle) {
-  if (timeout.count() <= 0 || promise.future().ready() ||
-      timeout >= rpc::Clock::time_point::max() - rpc::Clock::now())
-    return;
+  const auto deadline = base::deadline_or_none(timeout);
+  if (deadline == rpc::Clock::time_point::max() || promise.future().ready()) return;
   const auto timer = agent.loop().call_at(
-      rpc::Clock::now() + timeout,
+      deadline,
       [promise, error = not_created_in_time(handle, timeout)] { promise.set_error(error); });
   promise.future().on_ready([weak = agent.weak_from_this(), timer] {
     if (const auto alive = weak.lock()) alive->loop().cancel(timer);

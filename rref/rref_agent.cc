@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
 
 namespace stitch::rref {
@@ -31,11 +32,6 @@ constexpr auto kTick = 500ms;
 // waits for a ride, so that a reference on its way back to its sender is settled first.
 constexpr auto kKept = 50ms;
 
-// Zero means no limit, and so does more than the clock can tell.
-bool limited(std::chrono::nanoseconds timeout) {
-  return timeout > 0ns && timeout < rpc::Clock::time_point::max() - rpc::Clock::now();
-}
-
 class RRefExtension final : public rpc::Extension {
  public:
   explicit RRefExtension(rpc::Agent& agent) : rrefs(std::make_shared<RRefAgent>(agent)) {
@@ -54,8 +50,9 @@ class RRefExtension final : public rpc::Extension {
   void on_receive(rpc::InMessage& message) override { rrefs->on_receive(message); }
   void on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
-    if (refs != nullptr && refs->create() && limited(refs->create()->timeout)) {
-      ambient.deadline = std::min(ambient.deadline, rpc::Clock::now() + refs->create()->timeout);
+    if (refs != nullptr && refs->create()) {
+      ambient.deadline =
+          std::min(ambient.deadline, base::deadline_or_none(refs->create()->timeout));
     }
   }
   bool take_over(const std::shared_ptr<rpc::IncomingCall>& call) override {
@@ -353,17 +350,17 @@ void RRefAgent::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, c
 void RRefAgent::start_creation_timer(const std::shared_ptr<rpc::IncomingCall>& call,
                                      IncomingRefs& refs) {
   const auto timeout = refs.create()->timeout;
-  if (!limited(timeout)) return;
-  refs.creation_timer = call->agent().loop().call_at(
-      rpc::Clock::now() + timeout, [weak = std::weak_ptr(call), timeout] {
-        const auto late = weak.lock();
-        if (!late) return;
-        const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-        late->fail(
-            Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
-        late->request_stop();  // here: the handler may be what keeps every user-function thread
-                               // busy
-      });
+  const auto deadline = base::deadline_or_none(timeout);
+  if (deadline == rpc::Clock::time_point::max()) return;
+  refs.creation_timer = call->agent().loop().call_at(deadline, [weak = std::weak_ptr(call),
+                                                                timeout] {
+    const auto late = weak.lock();
+    if (!late) return;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
+    late->request_stop();  // here: the handler may be what keeps every user-function thread
+                           // busy
+  });
 }
 
 namespace {

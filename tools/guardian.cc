@@ -23,7 +23,7 @@ constexpr pid_t kDismissed = 0;
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Whoever reads stitch-run's output waits for its end, and must not wait for us.
+  // A reader of stitch-run's output waits until it is closed, and must not wait for us.
   const int null = ::open("/dev/null", O_RDWR);
   for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, fd);
 
@@ -32,7 +32,7 @@ constexpr pid_t kDismissed = 0;
     pid_t word = kDismissed;
     const ssize_t got = ::read(socket, &word, sizeof(word));
     if (got < 0 && errno == EINTR) continue;
-    if (got != static_cast<ssize_t>(sizeof(word))) break;  // stitch-run is gone
+    if (got != static_cast<ssize_t>(sizeof(word))) break;  // stitch-run has ended
     if (word == kDismissed) ::_exit(0);
     groups.push_back(word);
   }
@@ -60,15 +60,15 @@ Guardian::Guardian(const std::filesystem::path& folder) {
 }
 
 Guardian::~Guardian() {
-  tell(kDismissed);
+  send(kDismissed);
   ::close(socket_);
   ::waitpid(pid_, nullptr, 0);
 }
 
-void Guardian::watch(pid_t group) { tell(group); }
+void Guardian::watch(pid_t group) { send(group); }
 
-void Guardian::tell(pid_t word) {
-  // A guardian that somebody killed is not worth failing for, nor dying of SIGPIPE.
+void Guardian::send(pid_t word) {
+  // A guardian that was killed is no reason to fail, nor to die of SIGPIPE.
   ssize_t sent = 0;
   do {
     sent = ::send(socket_, &word, sizeof(word), MSG_NOSIGNAL);

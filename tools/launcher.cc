@@ -14,6 +14,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "free_port.h"
+
 namespace stitch_run {
 namespace {
 
@@ -31,7 +33,7 @@ int watch_signals() {
   return fd;
 }
 
-// Two pipes a process soon exceed the usual limit of 1024 files.
+// Two pipes per process exceed the usual limit of 1024 files with a few hundred processes.
 void allow_many_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -40,8 +42,7 @@ void allow_many_files() {
   }
 }
 
-// Milliseconds for poll, rounded up so that it does not return just before the deadline again and
-// again.
+// Milliseconds for poll, rounded up so that it does not return repeatedly just before the deadline.
 int until(std::chrono::steady_clock::time_point deadline) {
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
@@ -60,12 +61,12 @@ std::string seconds(std::chrono::milliseconds time) {
 
 Launcher::Launcher(RunOptions options)
     : options_(std::move(options)),
-      guardian_(place_.folder()),
+      guardian_(rendezvous_.folder()),
       signals_(watch_signals()),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO) {
   allow_many_files();
-  // What our processes leave behind becomes our child, where it can be found.
+  // Orphans of our processes become our children, so that they can be found.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -90,9 +91,9 @@ bool Launcher::start_all() {
     const std::string name = options_.name + std::to_string(rank);
     const std::string prefix = options_.prefix ? "[" + name + "] " : "";
     try {
-      // The guardian is told before the program runs: stitch-run may be killed as soon as it does.
+      // The guardian gets the group before the program runs: stitch-run may be killed at any time.
       const ChildProcess process =
-          start_process(options_.command, worker_environment(options_, rank, port, place_),
+          start_process(options_.command, worker_environment(options_, rank, port, rendezvous_),
                         options_.prefix, [this](pid_t group) { guardian_.watch(group); });
       workers_.push_back(std::make_unique<Worker>(Worker{
           name, process, LineSplitter(out_, prefix), LineSplitter(err_, prefix), std::nullopt}));
@@ -124,7 +125,7 @@ void Launcher::wait_for_events() {
   if (timeout_at_ && !ending_) wait = until(*timeout_at_);
   ::poll(polled.data(), polled.size(), wait);
 
-  // Output first, so that a process's last lines are there when its end is noticed.
+  // Output first, so that a process's last lines are printed before its end is reported.
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     if (polled[1 + 2 * i].revents != 0) read_output(workers_[i]->process.out, workers_[i]->out);
     if (polled[2 + 2 * i].revents != 0) read_output(workers_[i]->process.err, workers_[i]->err);
@@ -158,8 +159,8 @@ void Launcher::read_signals() {
 void Launcher::note_exits() {
   for (const auto& worker : workers_) {
     if (worker->status) continue;
-    // The process stays a zombie until the sweep, so that its number, which is its group's, is not
-    // given to another.
+    // The process stays a zombie until the sweep, so that its id, which is its group's, is not
+    // reused.
     siginfo_t info{};
     if (::waitid(P_PID, static_cast<id_t>(worker->process.pid), &info,
                  WEXITED | WNOHANG | WNOWAIT) != 0 ||
@@ -191,7 +192,7 @@ bool Launcher::read_output(int& fd, LineSplitter& lines) {
 void Launcher::stop(Ending ending, int signal) {
   const bool asked_before = ending_.has_value();
   if (!asked_before) ending_ = std::move(ending);
-  // Ctrl-C while a failure is being handled counts as the first one.
+  // Ctrl-C during the shutdown after a failure counts as the first one.
   else if (ending.signal != 0 && ending_->signal == 0)
     ending_->signal = ending.signal;
   else
@@ -213,11 +214,11 @@ std::string Launcher::running_names() const {
 }
 
 void Launcher::sweep() {
-  // What is left belongs to processes that have ended: nobody waits for it any more.
+  // Processes that are left in the groups of ended ones are not waited for.
   send_to_groups(SIGKILL);
   for (const auto& worker : workers_) ::waitpid(worker->process.pid, nullptr, 0);
-  // Whatever left its process group has become our child. Each one's end may hand us its own
-  // children.
+  // Processes that left their group have become our children. When one ends, its children become
+  // ours.
   const std::string children = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
   for (;;) {
     std::ifstream list(children);
@@ -230,7 +231,7 @@ void Launcher::sweep() {
     }
     if (!any) break;
   }
-  // Nobody writes any more: what is in the pipes is all.
+  // No writer is left: the pipes have all remaining output.
   for (const auto& worker : workers_) {
     drain(worker->process.out, worker->out);
     drain(worker->process.err, worker->err);
@@ -241,7 +242,7 @@ void Launcher::drain(int& fd, LineSplitter& lines) {
   while (fd >= 0 && !read_output(fd, lines)) {
   }
   if (fd < 0) return;
-  // A process outside our reach was handed the pipe; we do not wait for it.
+  // A process that is not our descendant has the pipe; it is not waited for.
   lines.finish();
   ::close(fd);
   fd = -1;

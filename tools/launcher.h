@@ -16,8 +16,8 @@
 
 namespace stitch_run {
 
-// One run of stitch-run: starts the processes, passes their lines on, and ends when all of them
-// have. Everything happens on the thread that calls run(), which sleeps while nothing does.
+// One run of stitch-run: starts the processes, forwards their output lines, and ends when all of
+// them have. Runs on the thread that calls run(), which sleeps in poll().
 class Launcher {
  public:
   // REQUIRES: a single-threaded process; signals stay blocked from here on.
@@ -26,8 +26,8 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // Returns the status to exit with. When it returns, none of the processes, nor any they started,
-  // runs.
+  // Returns the exit status. When it returns, all the processes, and those that they started, have
+  // ended.
   int run();
 
  private:
@@ -41,7 +41,7 @@ class Launcher {
     std::optional<ExitStatus> status;
   };
 
-  // Why the run ends before all processes have ended by themselves; the first reason stays.
+  // The reason for which the run is stopped before all processes have ended; the first one is kept.
   struct Ending {
     const Worker* failed = nullptr;
     int signal = 0;
@@ -54,8 +54,8 @@ class Launcher {
   void wait_for_events();
   void read_signals();
   void note_exits();
-  // Reads what is there; true when nothing more is there now. Closes `fd` and sets it to -1 at the
-  // end of the stream.
+  // Reads the available bytes; true when no more are available now. Closes `fd` and sets it to -1
+  // at the end of the stream.
   static bool read_output(int& fd, LineSplitter& lines);
   // Reads to the end and closes.
   static void drain(int& fd, LineSplitter& lines);
@@ -63,12 +63,12 @@ class Launcher {
   void stop(Ending ending, int signal);
   void send_to_groups(int signal);
   [[nodiscard]] std::string running_names() const;
-  // Ends what processes left behind, and reaps everything.
+  // Kills the processes that workers left behind, and reaps all.
   void sweep();
   void report();
 
   const RunOptions options_;
-  MeetingPlace place_;
+  RendezvousFolder rendezvous_;
   Guardian guardian_;
   int signals_ = -1;
   LineSink out_;

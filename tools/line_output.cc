@@ -8,7 +8,7 @@
 namespace stitch_run {
 namespace {
 
-// Both outputs are usually one terminal, so what the cursor stands on is known for both together.
+// Both outputs are usually one terminal, so the state of the cursor is shared by both.
 bool g_update_on_terminal = false;
 
 constexpr std::string_view kEraseLine = "\033[K";
@@ -54,7 +54,7 @@ void LineSink::write(const std::string& bytes) {
       pollfd ready{fd_, POLLOUT, 0};
       ::poll(&ready, 1, -1);
     } else if (errno != EINTR) {
-      return;  // nobody can be told
+      return;  // there is no other place for an error
     }
   }
 }
@@ -95,7 +95,7 @@ void LineSplitter::finish_line() {
 }
 
 void LineSplitter::finish_update() {
-  // Nothing stands before the carriage return of a program that starts its updates with one.
+  // Nothing precedes the carriage return of a program that starts its updates with one.
   if (!line_.empty()) sink_.write_update(prefix_, line_);
   line_.clear();
 }

@@ -15,7 +15,7 @@ class LineSink {
   // A finished line.
   void write_line(std::string_view prefix, std::string_view line);
   // A line that the next one replaces (it ended in a carriage return). On a terminal it is
-  // overwritten by what follows; elsewhere it is a line like any other.
+  // overwritten by the next output; elsewhere it is an ordinary line.
   void write_update(std::string_view prefix, std::string_view line);
 
  private:

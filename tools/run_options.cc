@@ -15,7 +15,7 @@ constexpr double kMaxSeconds = 1e7;
 constexpr std::array<std::string_view, 7> kOptions{"-n",          "--name", "--timeout", "--grace",
                                                    "--no-prefix", "--help", "--version"};
 
-// How many single-letter edits turn one word into the other.
+// The edit distance of two words.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -33,7 +33,7 @@ std::size_t edit_distance(std::string_view from, std::string_view to) {
 
 std::string unknown_option(const std::string& option) {
   std::string text = "unknown option \"" + option + "\"";
-  // What other launchers call -n.
+  // The names of -n in other launchers.
   for (std::string_view alias : {"--n", "-np", "--np", "--nproc", "--nprocs", "--nproc-per-node",
                                  "--nproc_per_node", "-N", "-w", "--workers"}) {
     if (option == alias)

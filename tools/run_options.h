@@ -8,10 +8,10 @@
 
 namespace stitch_run {
 
-// What the command line asks for.
+// The options of the command line.
 struct RunOptions {
   int processes = 0;
-  // Worker i is called <name><i>.
+  // Worker i is named <name><i>.
   std::string name = "worker";
   // Stops everything after this time.
   std::optional<std::chrono::milliseconds> timeout;
@@ -24,7 +24,7 @@ struct RunOptions {
   std::vector<std::string> command;
 };
 
-// A command line that makes no sense; the text is for the user.
+// An invalid command line; the text is for the user.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -1,5 +1,5 @@
-// stitch-run -n N ./app args...: starts N processes of one program on this host. See help_text()
-// for what it promises.
+// stitch-run -n N ./app args...: starts N processes of one program on this host. help_text() has
+// the details.
 #include <cstdio>
 #include <exception>
 #include <string>

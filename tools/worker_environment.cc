@@ -1,10 +1,7 @@
 #include "worker_environment.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +15,7 @@ extern char** environ;
 namespace stitch_run {
 namespace {
 
-// Set by other launchers around this one; they would contradict ours.
+// Variables of other launchers, which would contradict ours.
 constexpr std::string_view kOthers[] = {"OMPI_COMM_WORLD_RANK",
                                         "OMPI_COMM_WORLD_SIZE",
                                         "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -41,41 +38,28 @@ int usable_processors() {
 
 }  // namespace
 
-MeetingPlace::MeetingPlace() {
+RendezvousFolder::RendezvousFolder() {
   const char* base = ::getenv("TMPDIR");
   std::string path = std::filesystem::absolute(base != nullptr && *base != '\0' ? base : "/tmp") /
                      "stitch-run-XXXXXX";
   if (::mkdtemp(path.data()) == nullptr) {
     throw std::system_error(errno, std::generic_category(),
-                            "cannot make a folder for the workers to meet, " + path);
+                            "cannot make a folder for the rendezvous file, " + path);
   }
   folder_ = path;
 }
 
-MeetingPlace::~MeetingPlace() {
+RendezvousFolder::~RendezvousFolder() {
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
 }
 
-std::string MeetingPlace::init_method() const { return "file://" + (folder_ / "store").string(); }
-
-int find_free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  const bool found = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (!found)
-    throw std::system_error(error, std::generic_category(), "cannot find a free port on 127.0.0.1");
-  return ntohs(address.sin_port);
+std::string RendezvousFolder::init_method() const {
+  return "file://" + (folder_ / "store").string();
 }
 
 std::vector<std::string> worker_environment(const RunOptions& options, int rank, int port,
-                                            const MeetingPlace& place) {
+                                            const RendezvousFolder& rendezvous) {
   std::map<std::string, std::string, std::less<>> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
@@ -95,7 +79,7 @@ std::vector<std::string> worker_environment(const RunOptions& options, int rank,
   variables["MASTER_ADDR"] = "127.0.0.1";
   variables["MASTER_PORT"] = std::to_string(port);
   variables["STITCH_NAME"] = options.name + std::to_string(rank);
-  variables["STITCH_INIT_METHOD"] = place.init_method();
+  variables["STITCH_INIT_METHOD"] = rendezvous.init_method();
   variables.try_emplace("OMP_NUM_THREADS",
                         std::to_string(std::max(1, usable_processors() / options.processes)));
 

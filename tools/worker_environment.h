@@ -8,16 +8,15 @@
 
 namespace stitch_run {
 
-// A private folder for the length of the run, removed at the end; the workers meet in a file in it.
-// Unlike a port, which somebody else may take between being found free and being listened on, it
-// cannot be lost.
-class MeetingPlace {
+// A private folder for the rendezvous file of the run, removed at the end. Unlike a port, which
+// another process may take between the search for a free one and listen(), it cannot be lost.
+class RendezvousFolder {
  public:
   // Throws std::system_error.
-  MeetingPlace();
-  ~MeetingPlace();
-  MeetingPlace(const MeetingPlace&) = delete;
-  MeetingPlace& operator=(const MeetingPlace&) = delete;
+  RendezvousFolder();
+  ~RendezvousFolder();
+  RendezvousFolder(const RendezvousFolder&) = delete;
+  RendezvousFolder& operator=(const RendezvousFolder&) = delete;
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] std::string init_method() const;
@@ -26,11 +25,9 @@ class MeetingPlace {
   std::filesystem::path folder_;
 };
 
-// A TCP port of 127.0.0.1 that was free a moment ago.
-[[nodiscard]] int find_free_port();
-
-// This process's environment as worker `rank` shall see it, as "NAME=value".
+// The environment of worker `rank`: this process's with the variables of the run, as "NAME=value".
 [[nodiscard]] std::vector<std::string> worker_environment(const RunOptions& options, int rank,
-                                                          int port, const MeetingPlace& place);
+                                                          int port,
+                                                          const RendezvousFolder& rendezvous);
 
 }  // namespace stitch_run

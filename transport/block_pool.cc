@@ -24,7 +24,7 @@ static_assert(BlockPool::kSmallest / 4 >= kPage);
               "buffer of " + std::to_string(bytes) + " bytes cannot be allocated: out of memory");
 }
 
-// Mapped memory aligned to a huge page: what is mapped too much around it is unmapped again.
+// Mapped memory aligned to a huge page; the excess around it is unmapped.
 [[nodiscard]] void* map_huge(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePage;
   void* const all =
@@ -39,7 +39,7 @@ static_assert(BlockPool::kSmallest / 4 >= kPage);
   return begin + before;
 }
 
-// `bytes` is a size of blocks: from a huge page on a multiple of 4096.
+// `bytes` is a block size: a multiple of 4096 from a huge page on.
 [[nodiscard]] void* from_system(std::size_t bytes) {
   if (bytes >= kHugePage) return map_huge(bytes);
   void* const at = std::aligned_alloc(kPage, bytes);
@@ -57,8 +57,8 @@ void to_system(void* at, std::size_t bytes) noexcept {
 
 }  // namespace
 
-BlockPool::BlockPool(std::size_t most_kept_bytes, base::UniqueFunction<void()> trim_later)
-    : most_kept_bytes_(most_kept_bytes), trim_later_(std::move(trim_later)) {}
+BlockPool::BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> trim_later)
+    : max_kept_bytes_(max_kept_bytes), trim_later_(std::move(trim_later)) {}
 
 BlockPool::~BlockPool() {
   for (auto& [bytes, blocks] : kept_) {
@@ -111,7 +111,7 @@ void BlockPool::give_back(void* at, std::size_t bytes) noexcept {
   {
     base::MutexLock lock(mutex_);
     statistics_.used_bytes -= bytes;
-    keep = statistics_.kept_bytes + bytes <= most_kept_bytes_;
+    keep = statistics_.kept_bytes + bytes <= max_kept_bytes_;
     if (keep) {
       try {
         kept_[bytes].push_back({at, Clock::now()});

@@ -11,8 +11,8 @@
 
 namespace stitch::transport {
 
-// The connections of an endpoint that have not ended, kept alive until they have, and whether the
-// endpoint is closed. Thread contract: any thread; connections are dropped without its lock.
+// An endpoint's connections that have not ended, kept alive until they have, and whether the
+// endpoint is closed. Thread contract: any thread; connections are destroyed without its lock.
 template <class Connection>
 class ConnectionSet {
  public:
@@ -32,7 +32,8 @@ class ConnectionSet {
     connections_.erase(connection);
     if (connections_.empty()) empty_.notify_all();
   }
-  // Nothing can be added any more. Those that are to be closed; nothing from the second call on.
+  // From now on nothing can be added. Returns the connections to close; nullopt from the second
+  // call on.
   [[nodiscard]] std::optional<std::vector<Pointer>> close() STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
     if (closed_.exchange(true)) return std::nullopt;

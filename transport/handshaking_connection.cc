@@ -69,18 +69,20 @@ void HandshakingConnection::close(const Error& reason) {
     if (!reason_) reason_ = reason;
     failed.swap(queue_);
   }
-  if (!failed.empty()) {
-    thread_->post([failed = std::move(failed), reason = std::optional<Error>(reason)]() mutable {
-      for (Transmit& transmit : failed) transmit(reason);
-    });
-  }
+  report_unsent(std::move(failed), reason);
   shut();
+}
+
+void HandshakingConnection::report_unsent(std::deque<Transmit> failed, const Error& reason) {
+  if (failed.empty()) return;
+  thread_->post([failed = std::move(failed), reason = std::optional<Error>(reason)]() mutable {
+    for (Transmit& transmit : failed) transmit(reason);
+  });
 }
 
 void HandshakingConnection::start() {
   transmit_handshake(handshake_.greeting());
-  // A timer costs one entry in the endpoint's thread; it does nothing when the connection is open
-  // or gone by then.
+  // The timer is not cancelled: it does nothing if the connection is open or destroyed by then.
   thread_->post_at(std::chrono::steady_clock::now() + handshake_timeout_,
                    [weak = weak_from_this()] {
                      if (const auto self = weak.lock()) self->expire();
@@ -98,7 +100,7 @@ void HandshakingConnection::expire() {
 }
 
 bool HandshakingConnection::received_handshake(std::span<const std::byte> message) {
-  if (handshake_.state() == Handshake::State::refused && ++after_refusal_ > kMostAfterRefusal)
+  if (handshake_.state() == Handshake::State::refused && ++after_refusal_ > kMaxAfterRefusal)
     return false;
   std::vector<base::Bytes> answer = handshake_.receive(message);
   for (base::Bytes& part : answer) transmit_handshake(std::move(part));
@@ -155,18 +157,13 @@ void HandshakingConnection::refuse() {
       failed.swap(queue_);
     }
   }
-  if (!failed.empty()) {
-    thread_->post(
-        [failed = std::move(failed), reason = std::optional<Error>(handshake_.error())]() mutable {
-          for (Transmit& transmit : failed) transmit(reason);
-        });
-  }
+  report_unsent(std::move(failed), handshake_.error());
   if (handshake_.peer_refused()) {
     shut();
   } else if (first) {
-    // Ending the stream now could take our words away from the peer; it ends the stream itself when
-    // it has read them.
-    thread_->post_at(std::chrono::steady_clock::now() + kRefusalTime, [weak = weak_from_this()] {
+    // Closing now could discard the refusal before the peer has read it; a peer that has read it
+    // closes the stream.
+    thread_->post_at(std::chrono::steady_clock::now() + kRefusalTimeout, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->shut();
     });
   }
@@ -181,7 +178,7 @@ void HandshakingConnection::turn_away(const Error& why) {
 }
 
 void HandshakingConnection::received(Message message) {
-  // What arrives between close() and its effect is not wanted any more.
+  // Messages that arrive between close() and its effect are dropped.
   if (!open_.load(std::memory_order_acquire) || !events_.on_message) return;
   try {
     events_.on_message(shared_from_this(), std::move(message));
@@ -210,7 +207,7 @@ void HandshakingConnection::ended(const Error& error) {
   thread_->post([self = shared_from_this(), failed = std::move(failed),
                  reason = std::move(reason)]() mutable {
     for (Transmit& transmit : failed) transmit(reason);
-    // The callbacks go here: they may own what owns this connection.
+    // The callbacks are destroyed here: they may own the owner of this connection.
     ConnectionEvents events = std::exchange(self->events_, {});
     if (events.on_closed) events.on_closed(self, *reason);
     events = {};

@@ -15,20 +15,20 @@
 
 namespace stitch::transport {
 
-// What connections of every endpoint have in common: the handshake, the queue of sends that wait
-// for it, and the promise that every callback fires exactly once. A concrete connection moves bytes
-// and calls start(), received_handshake(), received() and ended(); what it is asked to do comes as
+// The common part of all endpoints' connections: the handshake, the queue of sends that wait for
+// it, and the guarantee that every callback runs exactly once. A concrete connection moves bytes
+// and calls start(), received_handshake(), received() and ended(); it implements
 // transmit_handshake(), shut() and finished().
 //
 //   connecting --both accepted--> opening --queue flushed--> open --close() or ended()--> closed
-//   connecting --a side refuses--> refusing --the peer has read why, or did not in time--> closed
+//   connecting --a side refuses--> refusing --the peer has read the refusal, or a timeout--> closed
 //
 // Invariants:
 //   I1  the queue is empty in open, refusing and closed.
-//   I2  a send that is not queued is transmitted only in open, so that it never overtakes a queued
-//   one. I3  the reason is set once, on leaving connecting, opening or open.
-// Thread contract: as Connection; the calls of the reader side come one at a time. No lock is held
-// in callbacks and hooks.
+//   I2  a send that is not queued is transmitted only in open, so it never overtakes a queued one.
+//   I3  the reason is set once, on leaving connecting, opening or open.
+// Thread contract: as Connection; the calls of the reader side are made one at a time. No lock is
+// held in callbacks and hooks.
 class HandshakingConnection : public Connection,
                               public std::enable_shared_from_this<HandshakingConnection> {
  public:
@@ -36,42 +36,43 @@ class HandshakingConnection : public Connection,
   void close(const Error& reason) override;
 
  protected:
-  // Sends one message (no error), or tells its sender that it will never go.
+  // Sends one message (no error), or reports to its sender that it will not be sent.
   using Transmit = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
   HandshakingConnection(const EndpointOptions& options, Role role, ConnectionEvents events,
                         std::shared_ptr<base::TaskThread> thread);
 
-  // Runs `transmit` now when the connection is open or closed, else when it gets so.
+  // Runs `transmit` now when the connection is open or closed, else once it is.
   void when_open(Transmit transmit);
-  // Whether a send would be transmitted at once.
+  // Whether a send would be transmitted without waiting for the handshake.
   [[nodiscard]] bool is_open() const noexcept { return open_.load(std::memory_order_acquire); }
   [[nodiscard]] bool closed() const;
-  // Whether it has neither opened nor ended: the peer may be being told why it is refused.
+  // Whether it has neither opened nor ended; a refusal may be on its way to the peer.
   [[nodiscard]] bool half_open() const;
-  // Why it ended: set when closed() or refusing.
+  // The reason of its end: set when closed() or refusing.
   [[nodiscard]] std::optional<Error> reason() const;
 
   // Reader side.
-  void start();  // says hello and starts the clock
+  void start();  // sends our hello and starts the handshake timeout
   [[nodiscard]] bool in_handshake() const noexcept {
     return handshake_.state() != Handshake::State::open;
   }
-  // False when the peer goes on and on after it was refused: nothing more need be read.
+  // False when the peer keeps sending after it was refused: reading can end.
   [[nodiscard]] bool received_handshake(std::span<const std::byte> message);
   void received(Message message);
-  // Tells the peer why the connection is about to be closed, if its handshake is not through yet.
+  // Sends the peer the reason for which the connection is about to be closed, unless the handshake
+  // has ended.
   void turn_away(const Error& why);
-  // Where the owner wants a buffer that comes beside `frame`; without data when it does not mind.
+  // The owner's memory for a buffer that is sent beside `frame`; an empty Buffer if the owner has
+  // no preference.
   [[nodiscard]] Buffer place(const base::Bytes& frame, std::size_t bytes);
-  // The last call of the reader side: nothing can arrive any more. `error` is the reason unless
-  // there is one already.
+  // The last call of the reader side: the stream has ended. `error` is the reason unless there is
+  // one already.
   void ended(const Error& error);
 
-  // Hooks. shut() ends the stream; some time later, on any thread, the concrete connection calls
-  // ended().
+  // Hooks. shut() ends the stream; later, on any thread, the concrete connection calls ended().
   virtual void transmit_handshake(base::Bytes message) = 0;
-  // The handshake is through, and what comes and goes from now on, behind its last words, is to be
+  // The handshake has succeeded: everything after its last messages, in both directions, is to be
   // protected where others could read or change it. Before anything else is sent. Reader side.
   virtual void protect(const SessionKeys& keys) {}
   virtual void shut() = 0;
@@ -84,12 +85,14 @@ class HandshakingConnection : public Connection,
 
   void open();
   void refuse();
+  // On the endpoint's thread.
+  void report_unsent(std::deque<Transmit> failed, const Error& reason);
   void expire();
 
-  // A peer that was refused may have said this many things before it heard of that.
-  static constexpr int kMostAfterRefusal = 4;
-  // How long a refused peer gets to read why.
-  static constexpr std::chrono::milliseconds kRefusalTime{1000};
+  // Handshake messages that a peer may have sent before it received the refusal.
+  static constexpr int kMaxAfterRefusal = 4;
+  // For a peer to read the refusal and close.
+  static constexpr std::chrono::milliseconds kRefusalTimeout{1000};
 
   const std::chrono::milliseconds handshake_timeout_;
   const std::shared_ptr<base::TaskThread> thread_;

@@ -9,15 +9,15 @@
 
 namespace stitch::transport {
 
-// A numeric IPv4 or IPv6 address with a port, as the socket calls want it. A value.
+// A numeric IPv4 or IPv6 address with a port, in the form that socket calls take. A value.
 struct IpAddress {
   sockaddr_storage address{};
   socklen_t bytes = 0;
 
-  // "127.0.0.1", "::1". Nothing when `host` is no numeric address.
+  // "127.0.0.1", "::1". Nothing when `host` is not a numeric address.
   [[nodiscard]] static std::optional<IpAddress> parse(const std::string& host, std::uint16_t port);
-  // "127.0.0.1:4711", "[::1]:4711". Nothing when either part is missing or wrong; port 0 is wrong
-  // too.
+  // "127.0.0.1:4711", "[::1]:4711". Nothing when either part is missing or invalid, or the port
+  // is 0.
   [[nodiscard]] static std::optional<IpAddress> parse_with_port(std::string_view text);
 
   // Binds a socket here and closes it again. Throws Error(disconnected) naming `name` when that

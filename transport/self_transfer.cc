@@ -12,7 +12,9 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/random.h"
 #include "stitch/transport/wire/secret_key.h"
 
 namespace stitch::transport {
@@ -22,7 +24,7 @@ namespace {
 constexpr std::size_t kFrameBytes = 1000;
 constexpr std::size_t kBufferBytes = 100'000;
 
-// What the callbacks tell the waiting thread; shared with them, because they may come late.
+// The result that the callbacks pass to the waiting thread; shared with them, as they may run late.
 struct Outcome {
   base::Mutex mutex;
   base::CondVar changed;
@@ -37,13 +39,13 @@ struct Outcome {
   }
 };
 
-// Without waiting for it.
+// Ends `endpoint` without waiting for that.
 void end_elsewhere(std::unique_ptr<Endpoint> endpoint) noexcept {
   Endpoint* const left = endpoint.release();
   try {
     std::thread([left] { delete left; }).detach();
   } catch (const std::system_error&) {
-    // No thread to be had: it is left as it is, which its error says.
+    // No thread is available: the endpoint is leaked, which the error text says.
   }
 }
 
@@ -52,9 +54,9 @@ void end_elsewhere(std::unique_ptr<Endpoint> endpoint) noexcept {
   return bytes > 0 && at[0] == value && std::memcmp(at, at + 1, bytes - 1) == 0;
 }
 
-constexpr std::chrono::seconds kTrialTime{5};
+constexpr std::chrono::seconds kTrialTimeout{5};
 
-// What trials have shown in this process. Thread contract: any thread.
+// The results of the trials in this process. Thread contract: any thread.
 class Trials {
  public:
   [[nodiscard]] bool passed(const std::string& key) {
@@ -79,7 +81,7 @@ class Trials {
     base::MutexLock lock(mutex_);
     return failed_;
   }
-  // Why what is tried under `key` does not pass.
+  // Of the last failure under `key`; empty when there was none since it passed.
   [[nodiscard]] std::string reason(const std::string& key) {
     base::MutexLock lock(mutex_);
     const auto found = reasons_.find(key);
@@ -104,9 +106,8 @@ Trials& trials() {
 }  // namespace
 
 EndpointOptions self_transfer_options() {
-  start_sodium();
   std::array<char, Key::kBytes> random{};
-  randombytes_buf(random.data(), random.size());
+  base::fill_random(std::as_writable_bytes(std::span(random)));
   EndpointOptions options;
   options.self.name = "self-transfer";
   options.secret = SecretKey::from_random({random.data(), random.size()});
@@ -118,7 +119,7 @@ EndpointOptions self_transfer_options() {
 std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
                                        std::chrono::milliseconds limit) {
   const auto outcome = std::make_shared<Outcome>();
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto deadline = base::deadline_after(limit);
   try {
     const auto addresses = endpoint->listen([outcome] {
       ConnectionEvents events;
@@ -131,8 +132,8 @@ std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
                               : std::optional(Error(ErrorCode::protocol,
                                                     "what arrived is not what was sent")));
       };
-      // No on_closed: it may be a stranger that hangs up. What ends our own connection is heard at
-      // the side that connects.
+      // No on_closed: the connection may be a stranger's. The end of our own is reported to the
+      // connecting side.
       return events;
     });
     ConnectionEvents events;
@@ -167,7 +168,7 @@ bool passes_once(const std::string& key, const std::function<std::unique_ptr<End
   if (trials().passed(key)) return true;
   std::optional<Error> error;
   try {
-    error = try_self_transfer(make(), kTrialTime);
+    error = try_self_transfer(make(), kTrialTimeout);
   } catch (const Error& refused) {
     if (refused.code() == ErrorCode::invalid_argument) throw;
     error = refused;

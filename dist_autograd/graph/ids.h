@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "stitch/base/hash.h"
 #include "stitch/rpc/message/worker_info.h"
 
 namespace stitch::dist_autograd {
@@ -51,31 +52,23 @@ struct LinkId {
   return std::to_string(id.sender.value()) + "/" + std::to_string(id.counter);
 }
 
-[[nodiscard]] constexpr std::size_t mix(std::uint64_t a, std::uint64_t b) noexcept {
-  std::uint64_t h = a * 0x9e3779b97f4a7c15u ^ (b + 0x7f4a7c15u);
-  h ^= h >> 32;
-  return static_cast<std::size_t>(h * 0xd6e8feb86659fd93u);
-}
-
 }  // namespace stitch::dist_autograd
 
 template <>
 struct std::hash<stitch::dist_autograd::ContextId> {
   std::size_t operator()(const stitch::dist_autograd::ContextId& id) const noexcept {
-    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.home.value()} << 40),
-                                      id.counter);
+    return stitch::base::hash_of(id.epoch, id.home.value(), id.counter);
   }
 };
 template <>
 struct std::hash<stitch::dist_autograd::PassId> {
   std::size_t operator()(const stitch::dist_autograd::PassId& id) const noexcept {
-    return stitch::dist_autograd::mix(id.epoch ^ (std::uint64_t{id.root.value()} << 40),
-                                      id.counter);
+    return stitch::base::hash_of(id.epoch, id.root.value(), id.counter);
   }
 };
 template <>
 struct std::hash<stitch::dist_autograd::LinkId> {
   std::size_t operator()(const stitch::dist_autograd::LinkId& id) const noexcept {
-    return stitch::dist_autograd::mix(id.sender.value(), id.counter);
+    return stitch::base::hash_of(id.sender.value(), id.counter);
   }
 };

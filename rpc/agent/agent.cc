@@ -353,10 +353,9 @@ void Agent::settle(const CallTable::Record& record, InMessage& message) {
       // A longer text is not a list of names that a worker wrote.
       auto names =
           split_lines(std::string(std::string_view(error.what()).substr(0, 2 * kMaxNamesBytes)));
-      std::string near;
-      for (const auto& name :
-           base::nearest_names(std::string(record.function), std::move(names), 3))
-        near += (near.empty() ? "; near names there: " : ", ") + name;
+      const auto nearest = base::nearest_names(std::string(record.function), std::move(names), 3);
+      const std::string near =
+          nearest.empty() ? "" : "; near names there: " + base::join_names(nearest);
       record.pending->on_error(about(record, error.with_remote(true),
                                      "failed: the function is not registered there" + near));
       return;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/incoming_call.h"
 
 namespace stitch::rpc {
@@ -103,11 +104,7 @@ std::uint64_t Agent::start_call(const WorkerInfo& to, std::string_view function,
                                 std::shared_ptr<PendingCall> pending) {
   if (stopped()) throw_if_stopped();
   CallTable::Record record{std::move(pending), &peers_->find(to.id), function, timeout,
-                           Clock::time_point::max()};
-  if (timeout.count() > 0) {
-    const auto now = Clock::now();
-    if (timeout < Clock::time_point::max() - now) record.deadline = now + timeout;
-  }
+                           base::deadline_or_none(timeout)};
   const Clock::time_point deadline = record.deadline;
   const std::uint64_t id = calls_.add(std::move(record));
   const Sending sending(*this, id);

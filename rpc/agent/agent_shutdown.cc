@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "stitch/base/callback_scope.h"
+#include "stitch/base/deadline.h"
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/agent/incoming_call.h"
@@ -69,9 +71,7 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
     self->ended_ = true;
     self->ended_changed_.notify_all();
   });
-  const auto now = Clock::now();
-  const auto deadline =
-      timeout >= Clock::time_point::max() - now ? Clock::time_point::max() : now + timeout;
+  const auto deadline = base::deadline_after(timeout);
   std::optional<Error> error;
   if (graceful) {
     try {
@@ -105,13 +105,13 @@ void Agent::stop_everything(Clock::time_point deadline) {
   pool_.close();
   const bool all_ended = pool_.join_until(deadline - kTransports);
   if (!all_ended) {
-    std::string running;
+    std::vector<std::string> running;
     for (auto& call : incoming_.list(std::nullopt)) {
-      if (call->function() != nullptr)
-        running += (running.empty() ? "" : ", ") + call->function()->name + "()";
+      if (call->function() != nullptr) running.push_back(call->function()->name + "()");
     }
     std::fprintf(stderr, "stitch: %s leaves while handlers still run: %s\n",
-                 to_string(self_).c_str(), running.empty() ? "unknown" : running.c_str());
+                 to_string(self_).c_str(),
+                 running.empty() ? "unknown" : base::join_names(running).c_str());
   }
   if (!stop_callbacks_.close_until(deadline - kTransports)) {
     std::fprintf(stderr, "stitch: %s leaves while stop callbacks still run\n",

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/hash.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/deadline_heap.h"
@@ -129,7 +130,7 @@ class IncomingTable {
   };
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept {
-      return std::hash<std::uint64_t>()(key.id * 0x9e3779b97f4a7c15U + key.caller.value());
+      return base::hash_of(key.id, key.caller.value());
     }
   };
   struct Entry {

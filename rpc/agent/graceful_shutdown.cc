@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/agent.h"
 
 namespace stitch::rpc {
@@ -112,11 +113,11 @@ void GracefulShutdown::on_peer_lost() {
 }
 
 Error GracefulShutdown::late(const std::string& what, const std::set<WorkerId>& missing) const {
-  std::string names;
-  for (const auto id : missing)
-    names += (names.empty() ? "" : ", ") + to_string(agent_.peers().find(id));
+  std::vector<std::string> names;
+  for (const auto id : missing) names.push_back(to_string(agent_.peers().find(id)));
   return Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) +
-                                       " was not graceful: " + what + " " + names);
+                                       " was not graceful: " + what + " " +
+                                       base::join_names(names));
 }
 
 std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {

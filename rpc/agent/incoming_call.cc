@@ -3,20 +3,13 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
 
 namespace {
-
-Clock::time_point deadline_after(std::int64_t timeout_ns) {
-  if (timeout_ns <= 0) return Clock::time_point::max();
-  const auto now = Clock::now();
-  return std::chrono::nanoseconds(timeout_ns) >= Clock::time_point::max() - now
-             ? Clock::time_point::max()
-             : now + std::chrono::nanoseconds(timeout_ns);
-}
 
 // The call whose function this thread runs, the innermost one.
 thread_local const IncomingCall* running_here = nullptr;
@@ -34,7 +27,7 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
       function_(header.function_id == 0 ? nullptr
                                         : FunctionRegistry::instance().find(header.function_id)) {
   ambient_.runtime = agent_;
-  ambient_.deadline = deadline_after(header.timeout_ns);
+  ambient_.deadline = base::deadline_or_none(std::chrono::nanoseconds(header.timeout_ns));
   ambient_.stop = stop_;
 }
 
@@ -89,7 +82,7 @@ void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& er
   for (const auto& each : message_.attachments) each->on_answer(error);
   // Only at the end of what this thread does: it is about to read again, and will not block before.
   if (running_here == this && polls_after_answer_ && !agent_->calls_queued())
-    connection_->about_to_answer();
+    connection_->blocking_work_done();
   agent_->send_reply(caller(), connection_, std::move(message));
 }
 

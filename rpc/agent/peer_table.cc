@@ -360,10 +360,8 @@ void PeerTable::try_next(WorkerId id, std::size_t first_address, After& after) {
     return;
   }
   bool worth_it = false;
-  std::string tried;
   std::string refused;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
-    tried += (tried.empty() ? "" : ", ") + addresses[i];
     worth_it = worth_it || (has_endpoint_for(addresses[i]) && peer.refusals[i].empty());
     if (!peer.refusals[i].empty()) refused += "; " + peer.refusals[i];
   }
@@ -372,7 +370,8 @@ void PeerTable::try_next(WorkerId id, std::size_t first_address, After& after) {
     after.failed.swap(peer.waiting);
     after.failure = Error(ErrorCode::disconnected,
                           to_string(infos_[id.value()]) +
-                              " cannot be reached: no transport here for its addresses " + tried)
+                              " cannot be reached: no transport here for its addresses " +
+                              base::join_names(addresses))
                         .with_worker(infos_[id.value()].name);
     return;
   }
@@ -387,8 +386,8 @@ void PeerTable::try_next(WorkerId id, std::size_t first_address, After& after) {
   const Error last = peer.failure.value_or(Error(ErrorCode::disconnected, "it was refused"));
   if (addresses.size() == 1) return lose(id, last, after);
   lose(id,
-       Error(last.code(),
-             "none of its addresses " + tried + " can be reached: " + last.what() + refused),
+       Error(last.code(), "none of its addresses " + base::join_names(addresses) +
+                              " can be reached: " + last.what() + refused),
        after);
 }
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future_state.h"
 
@@ -95,7 +96,7 @@ class [[nodiscard]] Future {
   // True when it completed within `duration`.
   template <class Rep, class Period>
   [[nodiscard]] bool wait_for(std::chrono::duration<Rep, Period> duration) const {
-    return state("wait_for()").wait_until(saturating_deadline(duration));
+    return state("wait_for()").wait_until(base::deadline_after(duration));
   }
   // True when it has completed, with a value or an error.
   [[nodiscard]] bool ready() const { return state("ready()").ready(); }
@@ -161,15 +162,6 @@ class [[nodiscard]] Future {
   detail::FutureAwaiter<T> operator co_await() && {
     static_cast<void>(state("co_await"));
     return detail::FutureAwaiter<T>(std::move(*this));
-  }
-
-  // Now plus `duration`; the last point in time where that would be later.
-  [[nodiscard]] static rpc::Clock::time_point saturating_deadline(auto duration) {
-    const auto now = rpc::Clock::now();
-    if (std::chrono::duration<double>(duration) >=
-        std::chrono::duration<double>(rpc::Clock::time_point::max() - now))
-      return rpc::Clock::time_point::max();
-    return now + std::chrono::ceil<rpc::Clock::duration>(duration);
   }
 
  private:

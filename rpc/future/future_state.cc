@@ -1,5 +1,7 @@
 #include "stitch/rpc/future/future_state.h"
 
+#include <c10/util/Exception.h>
+
 #include <list>
 #include <span>
 #include <string>
@@ -12,6 +14,14 @@
 namespace stitch::detail {
 
 namespace {
+
+// libtorch's errors have the stack that raised them behind their reason.
+std::optional<std::string> reason_of_torch_error(const std::exception& exception) {
+  const auto* const error = dynamic_cast<const c10::Error*>(&exception);
+  if (error == nullptr) return std::nullopt;
+  return error->what_without_backtrace();
+}
+[[maybe_unused]] const bool reader_is_set = (set_reason_reader(&reason_of_torch_error), true);
 
 // What waits for the callback that runs on this thread, which brought it about.
 class Waiting {

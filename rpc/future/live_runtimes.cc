@@ -6,6 +6,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/forked.h"
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/future/execution_context.h"
 
 namespace stitch::rpc {
@@ -80,8 +81,7 @@ std::shared_ptr<Runtime> LiveRuntimes::only() {
                 "there is no current worker: call stitch::init() first");
   std::set<std::string> sorted;
   for (const auto& runtime : several) sorted.insert(runtime->name());
-  std::string names;
-  for (const auto& name : sorted) names += (names.empty() ? "" : ", ") + name;
+  const std::string names = base::join_names({sorted.begin(), sorted.end()});
   throw Error(ErrorCode::invalid_argument,
               "there is no current worker on this thread, and this process has several (" + names +
                   "): make one current with stitch::WorkerScope");

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/hash.h"
+
 namespace stitch {
 
 // Identifies a worker within its world: a strong integer, equal to its rank in a world of fixed
@@ -63,7 +65,6 @@ struct std::hash<stitch::WorkerId> {
 template <>
 struct std::hash<stitch::WorkerInfo> {
   std::size_t operator()(const stitch::WorkerInfo& info) const noexcept {
-    return std::hash<std::string>{}(info.name) ^
-           (std::hash<std::uint64_t>{}(info.epoch) * 31 + info.id.value());
+    return stitch::base::hash_of(std::hash<std::string>{}(info.name), info.epoch, info.id.value());
   }
 };

@@ -1,6 +1,5 @@
 #include "stitch/rpc/world/rendezvous.h"
 
-#include <sodium.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,9 +14,10 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/event_loop.h"
+#include "stitch/base/name_list.h"
+#include "stitch/base/random.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
-#include "stitch/transport/block_pool.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/selection/interfaces.h"
 #include "stitch/transport/selection/make_endpoints.h"
@@ -27,6 +27,7 @@
 #include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/store/tcp_store.h"
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "stitch/transport/trimmed_pool.h"
 #include "stitch/transport/wire/secret_key.h"
 
 namespace stitch::rpc {
@@ -39,13 +40,6 @@ using transport::Store;
 constexpr const char* kLoopback = "loopback";
 constexpr const char* kSharedMemory = "shm";
 
-std::uint64_t random_number() {
-  if (sodium_init() < 0) throw Error(ErrorCode::internal, "libsodium cannot be initialised");
-  std::uint64_t number = 0;
-  randombytes_buf(&number, sizeof(number));
-  return number;
-}
-
 // "net:[4026531840]"; empty where /proc is not mounted.
 std::string namespace_of_this_process(const char* kind) {
   char text[128] = {};
@@ -56,7 +50,7 @@ std::string namespace_of_this_process(const char* kind) {
 // Equal for workers of one process, and for nobody else. Asked for anew each time: children that
 // were forked share the number, and are told apart by their ids (and by the namespace of these).
 std::string process_token() {
-  static const std::string number = std::to_string(random_number());
+  static const std::string number = std::to_string(base::random_number());
   return std::to_string(getpid()) + '-' + namespace_of_this_process("pid") + '-' + number;
 }
 
@@ -264,7 +258,7 @@ class Rendezvous {
 
   std::uint64_t world_number() {
     const std::string text =
-        store_.compare_and_set("world", std::nullopt, std::to_string(random_number()));
+        store_.compare_and_set("world", std::nullopt, std::to_string(base::random_number()));
     std::uint64_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error != std::errc() || end != text.data() + text.size()) {
@@ -337,12 +331,12 @@ class Rendezvous {
                             : std::chrono::ceil<Store::Timeout>(deadline_ - now);
   }
   std::string arrived_names() {
-    std::string names;
+    std::vector<std::string> names;
     for (std::int64_t i = 0; i < options_.world_size; ++i) {
       if (const auto text = store_.try_get("member/" + std::to_string(i)))
-        names += (names.empty() ? "" : ", ") + Entry::decode(*text).name;
+        names.push_back(Entry::decode(*text).name);
     }
-    return names;
+    return base::join_names(names);
   }
   void check(const std::vector<Entry>& entries) const {
     std::map<std::int64_t, const Entry*> by_rank;
@@ -382,34 +376,6 @@ class Rendezvous {
   const steady_clock::time_point deadline_;
 };
 
-// Blocks of received tensors. What has lain unused for a while goes back to the system, by a timer
-// that runs only while there are such.
-class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
- public:
-  [[nodiscard]] static std::shared_ptr<transport::BlockPool> make(
-      std::size_t most_kept_bytes, const std::shared_ptr<base::EventLoop>& loop) {
-    const auto trimmer = std::make_shared<ReceivePool>();
-    trimmer->loop_ = loop;
-    auto pool =
-        std::make_shared<transport::BlockPool>(most_kept_bytes, [trimmer] { trimmer->later(); });
-    trimmer->pool_ = pool;
-    return pool;
-  }
-
- private:
-  static constexpr std::chrono::seconds kUnused{2};
-  void later() {
-    const auto loop = loop_.lock();
-    if (!loop) return;
-    loop->call_at(steady_clock::now() + kUnused / 2, [self = shared_from_this()] {
-      const auto pool = self->pool_.lock();
-      if (pool && pool->trim(steady_clock::now() - kUnused)) self->later();
-    });
-  }
-  std::weak_ptr<base::EventLoop> loop_;
-  std::weak_ptr<transport::BlockPool> pool_;
-};
-
 }  // namespace
 
 std::shared_ptr<Agent> join_world(Options options) {
@@ -438,7 +404,7 @@ std::shared_ptr<Agent> join_world(Options options) {
   // A message that is larger comes in alone.
   endpoint_options.max_receiving_bytes = options.max_inflight_bytes;
 
-  const auto receive_pool = ReceivePool::make(options.receive_pool_bytes, loop);
+  const auto receive_pool = transport::make_trimmed_pool(options.receive_pool_bytes, loop);
   endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) {
     return receive_pool->allocate(device, bytes);
   };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/hash.h"
 
 namespace stitch::rref {
 
@@ -55,23 +56,14 @@ inline void write(base::ByteWriter& out, const RRefId& id) {
   return id;
 }
 
-// A 64-bit mixer with full avalanche (the finalizer of MurmurHash3), chained over the fields.
 struct WorkerLifeHash {
-  static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdULL;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ULL;
-    return x ^ (x >> 33);
-  }
   std::size_t operator()(const WorkerLife& life) const noexcept {
-    return mix(mix(life.epoch) + life.id);
+    return base::hash_of(life.epoch, life.id);
   }
 };
 struct RRefIdHash {
   std::size_t operator()(const RRefId& id) const noexcept {
-    const WorkerLifeHash life;
-    return WorkerLifeHash::mix(life(id.owner) + 3 * life(id.creator) + WorkerLifeHash::mix(id.k));
+    return base::hash_of(id.owner.epoch, id.owner.id, id.creator.epoch, id.creator.id, id.k);
   }
 };
 

@@ -118,7 +118,7 @@ TEST(EventLoop, EachTimerEitherRunsOrIsCancelled) {
   EXPECT_EQ(ran + cancelled, 8000);
 }
 
-TEST(EventLoop, ATimerThatSetsItselfForThePastStarvesNobody) {
+TEST(EventLoop, ATimerThatSetsItselfForThePastDoesNotStarveOthers) {
   EventLoop loop("test loop");
   std::atomic<bool> stop = false;
   std::function<void()> again = [&] {
@@ -130,7 +130,7 @@ TEST(EventLoop, ATimerThatSetsItselfForThePastStarvesNobody) {
   EXPECT_EQ(other.get_future().wait_for(30s), std::future_status::ready);
   drain(loop);
   stop = true;
-  loop.close();  // a timer that is still due refers to what is here
+  loop.close();  // a timer that is still pending refers to locals
 }
 
 TEST(EventLoop, CloseRunsWhatWasPostedDropsTimersAndRefusesMore) {

@@ -1,4 +1,4 @@
-// Small memory that goes from thread to thread without the heap.
+// Small blocks that pass from thread to thread without the heap.
 #include "stitch/base/recycler.h"
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@
 #include "stitch/base/bytes.h"
 #include "stitch/base/mutex.h"
 
-// Under the sanitizers the recycler gives everything back to the heap, so that they see uses after
-// it.
+// Under the sanitizers the recycler frees everything to the heap, so that they detect uses after
+// free.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STITCH_TEST_RECYCLES 0
 #elif defined(__has_feature)
@@ -35,8 +35,7 @@
 namespace stitch::base {
 namespace {
 
-// What of a block taken for `bytes` may be written to: under a sanitizer what was asked for, and no
-// more.
+// The usable size of a block taken for `bytes`: under a sanitizer exactly `bytes`.
 std::size_t usable(std::size_t bytes) {
   return STITCH_TEST_RECYCLES ? recycled_capacity(bytes) : bytes;
 }
@@ -114,14 +113,14 @@ TEST(Recycler, EmptyAndLargeBlocksWork) {
     }
     for (void* at : blocks) recycle(at, bytes);
   }
-  // A sanitizer ends the program instead.
+  // A sanitizer aborts the program instead.
   if (STITCH_TEST_RECYCLES) {
     EXPECT_THROW(static_cast<void>(take_recycled(std::numeric_limits<std::size_t>::max() / 2)),
                  std::bad_alloc);
   }
 }
 
-TEST(Recycler, AThreadGetsBackWhatItGave) {
+TEST(Recycler, AThreadReusesTheBlocksItFreed) {
   if (!STITCH_TEST_RECYCLES) GTEST_SKIP() << "nothing is recycled under a sanitizer";
   std::set<void*> seen;
   for (int i = 0; i < 10'000; ++i) {
@@ -132,8 +131,8 @@ TEST(Recycler, AThreadGetsBackWhatItGave) {
   EXPECT_EQ(seen.size(), 1U);
 }
 
-// One thread makes, another frees: the memory must come back.
-TEST(Recycler, BlocksFreedElsewhereComeBack) {
+// One thread allocates, another frees: the memory must be reused.
+TEST(Recycler, BlocksFreedByAnotherThreadAreReused) {
   constexpr std::size_t kAtOnce = 100;
   constexpr int kRounds = 2000;
   for (const std::size_t bytes : {std::size_t{64}, std::size_t{500}, std::size_t{4096}}) {
@@ -157,15 +156,15 @@ TEST(Recycler, BlocksFreedElsewhereComeBack) {
       static_cast<void>(back.take());
     }
     other.join();
-    // What is under way, two batches of 32 in each of the two threads and what the common list
-    // happens to hold.
+    // The blocks in flight, two batches of 32 in each of the two threads, and those of the shared
+    // list.
     if (STITCH_TEST_RECYCLES) {
       EXPECT_LE(seen.size(), kAtOnce + 8 * 32) << bytes;
     }
   }
 }
 
-// Everyone frees what others made, in amounts above what a class keeps.
+// Each thread frees blocks of another, more than a size class keeps.
 TEST(Recycler, SeveralThreadsPassBlocksInARing) {
   constexpr std::size_t kThreads = 4;
   constexpr int kRounds = 200;
@@ -195,10 +194,10 @@ TEST(Recycler, SeveralThreadsPassBlocksInARing) {
   EXPECT_FALSE(torn);
 }
 
-TEST(Recycler, AFloodOfBlocksGoesBackToTheHeap) {
+TEST(Recycler, BlocksAboveTheLimitAreReturnedToTheHeap) {
   if (!STITCH_TEST_RECYCLES) GTEST_SKIP() << "nothing is recycled under a sanitizer";
-  // Ten times what one class may keep, freed by another thread, again and again: the process must
-  // not grow.
+  // Ten times the limit of a size class, freed by another thread, repeatedly: the process must not
+  // grow.
   constexpr std::size_t kBlocks = 10 * kKeptBytes / 4096;
   const auto resident_pages = [] {
     std::size_t total = 0;
@@ -224,7 +223,7 @@ TEST(Recycler, AFloodOfBlocksGoesBackToTheHeap) {
   EXPECT_LE(resident_pages(), first + 3 * kBlocks);
 }
 
-TEST(Recycler, ThreadsThatEndLeaveNothingBehind) {
+TEST(Recycler, ThreadsThatEndFreeTheirBlocks) {
   for (int round = 0; round < 200; ++round) {
     Basket basket;
     std::thread maker([&] {
@@ -239,7 +238,7 @@ TEST(Recycler, ThreadsThatEndLeaveNothingBehind) {
   }
 }
 
-// Objects that a thread drops while it ends, before and after its lists have gone.
+// Objects that a thread drops while it ends, before and after its lists have been freed.
 struct AtThreadEnd {
   std::vector<std::pair<void*, std::size_t>> blocks;
   ~AtThreadEnd() {

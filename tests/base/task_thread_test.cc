@@ -68,7 +68,7 @@ TEST(TaskThread, FinishesPostedTasksAndDropsTimedOnesAtTheEnd) {
   EXPECT_EQ(ran, 2);
 }
 
-TEST(TaskThread, RunsTasksAtOnceWhenItHasEnded) {
+TEST(TaskThread, RunsTasksInsidePostWhenItHasEnded) {
   TaskThread thread;
   thread.join();
   thread.join();
@@ -77,7 +77,7 @@ TEST(TaskThread, RunsTasksAtOnceWhenItHasEnded) {
   EXPECT_TRUE(ran);
 }
 
-// Where memory is wanting, say: it ended the process.
+// Out of memory, for example: it used to end the process.
 TEST(TaskThread, GoesOnWhenATaskThrows) {
   int ran = 0;
   {

@@ -1,10 +1,11 @@
-// Memory that is kept for the next large buffer.
+// Reuse of the memory of large buffers.
 #include "stitch/transport/block_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/event_loop.h"
+#include "stitch/transport/trimmed_pool.h"
 
 namespace stitch::transport {
 namespace {
@@ -54,7 +57,7 @@ TEST(BlockPool, BlocksAreLargeEnoughAndAtMostAQuarterTooLarge) {
 
 TEST(BlockPool, OddSizesAreAlignedAndWritableToTheirEnds) {
   const auto pool = make_pool();
-  for (const int round : {1, 2}) {  // fresh, then kept ones
+  for (const int round : {1, 2}) {  // fresh, then reused ones
     for (const std::size_t bytes : odd_sizes()) {
       const Buffer buffer = pool->allocate(Device{}, bytes);
       EXPECT_EQ(buffer.bytes, bytes);
@@ -115,7 +118,7 @@ TEST(BlockPool, AReturnedBlockServesTheNextOfItsSize) {
     EXPECT_EQ(statistics.reused, 1U);
     EXPECT_EQ(statistics.fresh, 1U);
     EXPECT_EQ(statistics.kept_bytes, 0U);
-    // Other sizes are not served by it.
+    // It does not serve other sizes.
     const Buffer other = pool->allocate(Device{}, 2 * block);
     EXPECT_NE(other.data, at);
     EXPECT_EQ(pool->statistics().fresh, 2U);
@@ -135,14 +138,14 @@ TEST(BlockPool, NoTwoBuffersInUseShareMemory) {
       const std::size_t which = random() % live.size();
       const auto* data = static_cast<const unsigned char*>(live[which].data);
       ASSERT_EQ(std::memcmp(data, data + 1, live[which].bytes - 1), 0)
-          << "somebody else wrote into it";
+          << "another buffer shares its memory";
       live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
     }
   }
   EXPECT_GT(pool->statistics().reused, pool->statistics().fresh);
 }
 
-TEST(BlockPool, KeepsNoMoreThanItMay) {
+TEST(BlockPool, KeepsNoMoreThanItsLimit) {
   const std::size_t block = BlockPool::block_bytes(kMiB);
   const auto pool = make_pool(3 * block);
   std::vector<Buffer> buffers;
@@ -162,7 +165,7 @@ TEST(BlockPool, KeepsNoMoreThanItMay) {
   EXPECT_EQ(none->statistics().fresh, 2U);
 }
 
-TEST(BlockPool, GivesBackWhatHasLainUnusedForLong) {
+TEST(BlockPool, TrimFreesBlocksThatWereUnusedForLong) {
   int asked = 0;
   const auto pool = make_pool(kGiB, [&asked] { ++asked; });
   const std::size_t small = BlockPool::block_bytes(100 * kKiB);
@@ -184,7 +187,7 @@ TEST(BlockPool, GivesBackWhatHasLainUnusedForLong) {
   EXPECT_EQ(asked, 1);
   static_cast<void>(pool->allocate(Device{}, kMiB));
   EXPECT_EQ(asked, 2) << "asked again after everything had gone";
-  // What is in use is not touched.
+  // Blocks in use are not touched.
   const Buffer buffer = pool->allocate(Device{}, kMiB);
   EXPECT_FALSE(pool->trim(BlockPool::Clock::time_point::max()));
   std::memset(buffer.data, 1, buffer.bytes);
@@ -206,13 +209,34 @@ TEST(BlockPool, TrimKeepsTheYoungestOfASize) {
   EXPECT_EQ(pool->allocate(Device{}, kMiB).data, young);
 }
 
+TEST(TrimmedPool, GivesUnusedBlocksBackByItself) {
+  const auto loop = std::make_shared<base::EventLoop>("trims");
+  const auto pool = make_trimmed_pool(kGiB, loop, std::chrono::milliseconds(20));
+  for (int round = 0; round < 2; ++round) {  // the timer starts again
+    for (const std::size_t bytes : {kMiB, 3 * kMiB})
+      static_cast<void>(pool->allocate(Device{}, bytes));
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (pool->statistics().kept_bytes > 0 && std::chrono::steady_clock::now() < give_up)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(pool->statistics().kept_bytes, 0U);
+  }
+}
+
+TEST(TrimmedPool, OutlivesItsLoop) {
+  auto loop = std::make_shared<base::EventLoop>("trims");
+  const auto pool = make_trimmed_pool(kGiB, loop);
+  loop.reset();
+  static_cast<void>(pool->allocate(Device{}, kMiB));
+  EXPECT_EQ(pool->statistics().kept_bytes, kMiB);
+}
+
 TEST(BlockPool, BuffersOutliveThePoolsOwner) {
   Buffer last;
   std::weak_ptr<BlockPool> watch;
   {
     auto pool = make_pool();
     watch = pool;
-    static_cast<void>(pool->allocate(Device{}, 3 * kMiB));  // one lies unused in it
+    static_cast<void>(pool->allocate(Device{}, 3 * kMiB));  // one unused block
     last = pool->allocate(Device{}, 5 * kMiB);
   }
   EXPECT_FALSE(watch.expired());
@@ -235,7 +259,7 @@ TEST(BlockPool, OtherDevicesAreRefused) {
   EXPECT_EQ(pool->statistics().used_bytes, 0U);
 }
 
-TEST(BlockPool, WhatNoMachineHasIsRefused) {
+TEST(BlockPool, MoreMemoryThanAnyMachineHasIsRefused) {
   const auto pool = make_pool();
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   for (const std::size_t bytes : {kMost, kMost - 1, kMost - kMost / 32, kMost / 4 * 3,
@@ -251,7 +275,7 @@ TEST(BlockPool, WhatNoMachineHasIsRefused) {
   }
 }
 
-TEST(BlockPool, SeveralThreadsTakeAndReturnAtOnce) {
+TEST(BlockPool, SeveralThreadsAllocateAndFree) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 2000;
   std::atomic<int> asked{0};

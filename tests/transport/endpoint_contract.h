@@ -14,7 +14,7 @@
 #include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 #include "tests/transport/recorder.h"
 
-// What every endpoint must do, whatever carries its bytes. The tests are in
+// The contract of every endpoint, run over each of them. The tests are in
 // endpoint_contract_test.cc (messages) and endpoint_contract_ends_test.cc (opening and closing).
 namespace stitch::transport {
 

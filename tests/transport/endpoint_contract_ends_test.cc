@@ -1,4 +1,4 @@
-// How connections of every endpoint open, are refused and end.
+// Opening, refusal and end of connections, for every endpoint.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -42,10 +42,10 @@ TEST_P(EndpointContract, ConnectingToNothingReportsTheAddress) {
   EXPECT_TRUE(recorder->faults().empty());
 }
 
-TEST_P(EndpointContract, NonsenseAddressesAreReportedLikeDeadOnes) {
+TEST_P(EndpointContract, MalformedAddressesAreReportedLikeUnreachableOnes) {
   auto endpoint = make(options(1, "alone"));
   for (const std::string address :
-       {"", "nonsense", "uv://", "shm://", "uv://localhost", "uv://127.0.0.1",
+       {"", "malformed", "uv://", "shm://", "uv://localhost", "uv://127.0.0.1",
         "uv://127.0.0.1:99999999999", "uv://[::1", "ibv://127.0.0.1:4", "loopback:", "loopback:x",
         "shm://no\nsuch", "tcp://", "tcp://127.0.0.1", "tcp://localhost:1"}) {
     const auto recorder = std::make_shared<Recorder>();
@@ -123,7 +123,7 @@ TEST_P(EndpointContract, ACallbackThatThrowsEndsItsConnection) {
   join_pair(*pair);
   pair->to_server->send(make_message("m"), pair->client->done());
   ASSERT_TRUE(pair->client->wait_closed());
-  // The recorder was left in the middle of a callback: that is this test's doing.
+  // The exception has left the recorder in the middle of a callback, which it reports as a fault.
   ASSERT_TRUE(pair->server->wait_closed());
   EXPECT_EQ(pair->server->closed_code(), ErrorCode::internal);
   EXPECT_NE(pair->server->closed_text().find("oh no"), std::string::npos);
@@ -156,7 +156,7 @@ TEST_P(EndpointContract, AClosedEndpointTakesNothingNew) {
   }
 }
 
-TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
+TEST_P(EndpointContract, EndpointsMayEndWithMessagesInFlight) {
   const Buffer large = make_filled_buffer(kMiB, 1);
   for (int round = 0; round < 4; ++round) {
     auto pair = connected();
@@ -178,7 +178,7 @@ TEST_P(EndpointContract, EndpointsGoWithTrafficUnderway) {
   }
 }
 
-TEST_P(EndpointContract, EndpointsGoWhileConnecting) {
+TEST_P(EndpointContract, EndpointsMayEndWhileConnecting) {
   for (int round = 0; round < 10; ++round) {
     auto pair = make_pair();
     join_pair(*pair);
@@ -289,7 +289,7 @@ TEST_P(EndpointContract, MessagesOverTheLimitsCloseOnlyTheirConnection) {
   }
 }
 
-TEST_P(EndpointContract, NamesThatAreTooLongAreRefusedAtOnce) {
+TEST_P(EndpointContract, NamesThatAreTooLongAreRefusedWhenTheEndpointIsMade) {
   EXPECT_THROW(static_cast<void>(make(options(1, std::string(600, 'n')))), Error);
 }
 

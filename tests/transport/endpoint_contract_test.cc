@@ -1,4 +1,4 @@
-// What every endpoint must do with messages.
+// Messages, for every endpoint.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ TEST_P(EndpointContract, CarriesEmptyAndLargeFrames) {
       "", "x", "", std::string(3 * kMiB + 5, 'y'), std::string(40 * kMiB, 'z'), "end"};
   for (const auto& text : texts) pair->to_server->send(make_message(text), pair->client->done());
   ASSERT_TRUE(pair->server->wait_messages(texts.size())) << pair->server->closed_text();
-  // Large ones may come later than small ones that were sent after them; each kind keeps its order.
+  // Small messages may overtake large ones; each kind keeps its order.
   const auto came = pair->server->take_texts();
   for (const bool large : {false, true}) {
     std::vector<std::string> of_sent, of_came;
@@ -200,8 +200,7 @@ TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {
 }
 
 TEST_P(EndpointContract, CallbacksMaySendAndCallersMaySendUnderALock) {
-  // Senders hold a lock that the callbacks need as well: whoever ran callbacks inside send() would
-  // deadlock here.
+  // Senders hold a lock that the callbacks take, too: callbacks inside send() would deadlock here.
   auto pair = make_pair();
   std::mutex mutex;
   std::atomic<int> pongs{0};
@@ -261,9 +260,9 @@ TEST_P(EndpointContract, OneEndpointHoldsManyConnections) {
 INSTANTIATE_TEST_SUITE_P(
     Endpoints, EndpointContract,
     testing::Values(EndpointKind{"loopback", "loopback:999999"},
-                    EndpointKind{"tensorpipe_shm", "tensorpipe-shm://stitch_nobody_listens_here"},
+                    EndpointKind{"tensorpipe_shm", "tensorpipe-shm://stitch_without_listener"},
                     EndpointKind{"tensorpipe_uv", "uv://127.0.0.1:1"},
-                    EndpointKind{"stream_shm", "shm://stitch_nobody_listens_here"},
+                    EndpointKind{"stream_shm", "shm://stitch_without_listener"},
                     EndpointKind{"stream_tcp", "tcp://127.0.0.1:1"},
                     EndpointKind{"stream_tcp_integrity", "tcp://127.0.0.1:1"},
                     EndpointKind{"stream_tcp_sealed", "tcp://127.0.0.1:1"}),

@@ -82,7 +82,7 @@ TEST_F(FileStoreTest, ProcessesCountTogether) {
   for (const pid_t child : children) EXPECT_EQ(status_of(child), 0);
 }
 
-TEST_F(FileStoreTest, AKilledWriterHurtsNobody) {
+TEST_F(FileStoreTest, AKilledWriterLeavesTheFileUsable) {
   const auto store = make_file_store(path_);
   std::int64_t before = 0;
   for (int round = 0; round < 6; ++round) {
@@ -153,7 +153,7 @@ TEST_F(FileStoreTest, DamageIsFound) {
                 " is damaged at byte 16: a record claims 4294967295 bytes, the limit is 8392704");
 }
 
-TEST_F(FileStoreTest, WhatIsNoStoreIsRefusedAndLeftAlone) {
+TEST_F(FileStoreTest, AFileThatIsNoStoreIsRefusedAndNotChanged) {
   const std::string text = "Dear diary,\n";
   write(text);
   const auto error = error_of([&] { (void)make_file_store(path_); });
@@ -177,7 +177,7 @@ TEST_F(FileStoreTest, WhatIsNoStoreIsRefusedAndLeftAlone) {
             ErrorCode::invalid_argument);
 }
 
-TEST_F(FileStoreTest, AFileThatOthersMayUseIsRefused) {
+TEST_F(FileStoreTest, AFileThatOtherUsersMayAccessIsRefused) {
   const auto refusal = [&] {
     const auto error = error_of([&] { (void)make_file_store(path_); });
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);

@@ -26,7 +26,7 @@ Buffer make_buffer(std::size_t bytes, unsigned char fill) {
   return buffer;
 }
 
-// A frame with one of everything.
+// A frame with every kind of content.
 Message make_full_message(const std::string& body = "the body") {
   FrameBuilder builder(7);
   builder.body().append(body.data(), body.size());
@@ -257,7 +257,7 @@ TEST(FrameChecks, RefuseEveryTruncation) {
     cut.frame.append(good.frame.data(), size);
     cut.buffers = good.buffers;
     EXPECT_NE(problem_of(cut), "none") << size;
-    // Also when the header agrees with the number of bytes that came.
+    // Also when the header has the size of the truncated frame.
     if (size >= FrameBuilder::kHeaderBytes) {
       poke<std::uint64_t>(cut, 8, size);
       EXPECT_NE(problem_of(cut), "none") << size;
@@ -265,8 +265,7 @@ TEST(FrameChecks, RefuseEveryTruncation) {
   }
 }
 
-// Reads everything a view offers: under a sanitizer this finds any view that reaches outside the
-// message.
+// Reads everything in a view: under a sanitizer this detects views that reach outside the message.
 std::uint64_t read_all(const Message& message) {
   std::uint64_t sum = 0;
   const auto add = [&sum](std::span<const std::byte> bytes) {
@@ -282,7 +281,7 @@ std::uint64_t read_all(const Message& message) {
 
 TEST(FrameChecks, SurviveRandomMutations) {
   const Message good =
-      make_full_message(std::string(600, 'b'));  // long enough that its memory has no slack
+      make_full_message(std::string(600, 'b'));  // so long that its memory has no spare bytes
   const unsigned seed = 20240611;
   std::mt19937 random(seed);
   const std::vector<std::uint64_t> edges{0,
@@ -298,7 +297,7 @@ TEST(FrameChecks, SurviveRandomMutations) {
                                          good.frame.size()};
   std::size_t refused = 0;
   for (int round = 0; round < 100000; ++round) {
-    // An exact heap copy, so that one byte too far is noticed.
+    // An exact heap copy, so that a sanitizer detects a read of one byte too many.
     std::size_t size = good.frame.size();
     if (random() % 4 == 0) size = random() % (size + 1);
     Message mutant;
@@ -307,7 +306,7 @@ TEST(FrameChecks, SurviveRandomMutations) {
     const std::size_t buffers = peek<std::uint64_t>(good, 40);
     const int changes = static_cast<int>(random() % 5);
     for (int i = 0; i < changes && size > 0; ++i) {
-      // Mostly the header and the tables: that is where a lie can do harm.
+      // Mostly the header and the tables, where a wrong value can do harm.
       const std::size_t at = random() % 3 == 0   ? random() % size
                              : random() % 2 == 0 ? random() % 64
                                                  : buffers - 32 + random() % 80;

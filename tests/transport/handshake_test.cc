@@ -1,5 +1,5 @@
-// The handshake of workers without any I/O: what opens, what does not, and what a stranger can
-// learn or achieve with what it has heard.
+// The handshake of workers without any I/O: success, refusals, and attacks by peers without the
+// secret.
 #include "stitch/transport/wire/handshake.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
-// The connecting and the accepting side, and what each has said.
+// The connecting and the accepting side, and the messages of each.
 struct Sides {
   Sides(Handshake::Terms of_connecting, Handshake::Terms of_accepting,
         Handshake::Check check = nullptr)
@@ -51,7 +51,7 @@ struct Sides {
   std::vector<std::string> said_by_accepting;
 
   using Change = std::function<void(bool by_connecting, std::size_t index, std::string& message)>;
-  // Messages alternate until nobody has anything to say; each passes `change` on its way.
+  // Exchanges messages until neither side has any; each is passed to `change` on its way.
   void exchange(const Change& change = nullptr) {
     std::vector<std::string> to_accepting{text(connecting.greeting())};
     std::vector<std::string> to_connecting{text(accepting.greeting())};
@@ -132,13 +132,13 @@ TEST(Handshake, TakesAFreshNonceAndKeyEveryTime) {
   EXPECT_NE(first.public_key, second.public_key);
 }
 
-TEST(Handshake, AStrangerLearnsNeitherNameNorProof) {
+TEST(Handshake, AnUnauthenticatedPeerLearnsNeitherNameNorProof) {
   Handshake self(make_hello(0x5a5a5a5a, "parameter-server"), Role::accepting, terms("s"));
   Handshake stranger(make_hello(2, "thief"), Role::connecting, terms("guess"));
   std::string heard = Sides::text(self.greeting());
   for (const base::Bytes& answer : self.receive(stranger.greeting().span()))
     heard += Sides::text(answer);
-  EXPECT_EQ(heard.size(), Greeting::kBytes);  // it answers nothing to a greeting
+  EXPECT_EQ(heard.size(), Greeting::kBytes);  // a greeting is not answered
   for (const base::Bytes& proof : stranger.receive(bytes_of(heard.substr(0, Greeting::kBytes)))) {
     for (const base::Bytes& answer : self.receive(proof.span())) heard += Sides::text(answer);
   }
@@ -200,20 +200,20 @@ TEST(Handshake, OtherWorldsAreRefusedNamingBoth) {
                "peer \"left\" (id 1) belongs to world 42, worker \"right\" to world 43");
 }
 
-TEST(Handshake, TheConnectingSideLetsNobodyInWhomItDoesNotWant) {
+TEST(Handshake, TheConnectingSideRefusesAPeerThatFailsItsCheck) {
   Sides sides(terms("s"), terms("s"), [](const Hello& peer) {
     EXPECT_EQ(peer.name, "right");
-    throw Error(ErrorCode::unauthenticated, "somebody else is wanted");
+    throw Error(ErrorCode::unauthenticated, "another worker is wanted");
   });
   sides.exchange();
   ASSERT_EQ(sides.connecting.state(), State::refused);
   ASSERT_EQ(sides.accepting.state(), State::refused);
   EXPECT_STREQ(sides.accepting.error().what(),
-               "connection refused by the peer: somebody else is wanted");
+               "connection refused by the peer: another worker is wanted");
   EXPECT_FALSE(sides.connecting.keys() || sides.accepting.keys());
 }
 
-TEST(Handshake, ARefusalReachesThePeerInWords) {
+TEST(Handshake, ARefusalReachesThePeerWithItsText) {
   Handshake left(make_hello(1, "left"), Role::connecting, terms(""));
   std::vector<base::Bytes> answer;
   {
@@ -230,13 +230,13 @@ TEST(Handshake, ARefusalReachesThePeerInWords) {
                "this worker is");
 }
 
-TEST(Handshake, AMirrorDoesNotPassForAPeer) {
+TEST(Handshake, AReflectionDoesNotPassForAPeer) {
   for (const Role role : {Role::connecting, Role::accepting}) {
     Handshake self(make_hello(1, "self"), role, terms("secret"));
     static_cast<void>(self.receive(self.greeting().span()));
     EXPECT_EQ(self.state(), State::refused);
     EXPECT_EQ(self.error().code(), ErrorCode::unauthenticated);
-    // One that also changes what a mirror can change.
+    // Also with changes to the unauthenticated fields.
     for (const std::size_t at : {6UL, 16UL}) {  // the flags (role), the nonce
       Handshake again(make_hello(1, "self"), role, terms("secret"));
       std::string words = Sides::text(again.greeting());
@@ -248,8 +248,8 @@ TEST(Handshake, AMirrorDoesNotPassForAPeer) {
   }
 }
 
-// What opened both connections before there were roles: the words of one answer the other.
-TEST(Handshake, CrossedWordsOfOneWorkerOpenNothing) {
+// Opened both connections before there were roles: the messages of one answer the other.
+TEST(Handshake, CrossedMessagesOfOneWorkerOpenNothing) {
   for (const bool as_connecting : {false, true}) {
     const Role role = as_connecting ? Role::connecting : Role::accepting;
     Handshake first(make_hello(1, "self"), role, terms("s"));
@@ -304,7 +304,7 @@ TEST(Handshake, ARecordedSessionDoesNotOpenAgain) {
   EXPECT_EQ(connecting.error().code(), ErrorCode::unauthenticated);
 }
 
-// Each byte of each message, changed on its way, in both directions: versions, flags (roles, use of
+// Each byte of each message, changed in transit, in both directions: versions, flags (roles, use of
 // a secret, encryption, AES), features, nonces, keys, names, ids, epochs, worlds, proofs.
 TEST(Handshake, AByteChangedAnywhereOpensNeitherSide) {
   Sides good(terms("s"), terms("s"));
@@ -320,7 +320,7 @@ TEST(Handshake, AByteChangedAnywhereOpensNeitherSide) {
             if (by == by_connecting && number == index)
               message[at] = static_cast<char>(message[at] ^ bit);
           });
-          // The last word opens the side that says it, until it hears that the other one does not.
+          // The side that sends the last message is open until it receives the refusal.
           EXPECT_EQ(sides.connecting.state(), State::refused) << index << " " << at;
           EXPECT_EQ(sides.accepting.state(), State::refused) << index << " " << at;
           for (const Handshake* side : {&sides.connecting, &sides.accepting}) {
@@ -401,7 +401,7 @@ TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
   EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 2");
 }
 
-TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
+TEST(Greeting, RefusesOtherProtocolsTruncationsAndUnknownFlags) {
   const base::Bytes good = encode(Greeting{});
   EXPECT_EQ(error_of([] {
               static_cast<void>(decode_greeting(bytes_of("GET / HTTP/1.1\r\n\r\n")));
@@ -411,7 +411,7 @@ TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
     EXPECT_EQ(error_of([&] { static_cast<void>(decode_greeting(good.span().first(size))); }).code(),
               ErrorCode::protocol);
   }
-  for (const char flags : {'\x20', '\x0c'}) {  // an unknown one; an encryption that is none
+  for (const char flags : {'\x20', '\x0c'}) {  // an unknown flag; an invalid encryption
     std::string words = Sides::text(good);
     words[6] = flags;
     EXPECT_EQ(error_of([&] { static_cast<void>(decode_greeting(bytes_of(words))); }).code(),
@@ -419,7 +419,7 @@ TEST(Greeting, RefusesStrangersTruncationsAndUnknownFlags) {
   }
 }
 
-TEST(Introduction, HasOneSizeAndNothingBehindTheName) {
+TEST(Introduction, HasOneSizeAndZerosAfterTheName) {
   base::Bytes words = Introduction::encode(make_hello(1, "a"));
   words.append(Key().data(), Key::kBytes);
   EXPECT_EQ(words.size(), Introduction::kBytes);

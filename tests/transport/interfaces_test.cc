@@ -44,20 +44,20 @@ INSTANTIATE_TEST_SUITE_P(
                     Row{"eth01", false, "10.1.0.7"},        //
                     Row{"=eth0", false, "10.0.0.7"},        // exact
                     Row{"=eth01", false, "10.1.0.7"},       //
-                    Row{"ib,eth", false, "10.9.1.7"},       // in the order asked for; ib0 is down
+                    Row{"ib,eth", false, "10.9.1.7"},       // in the order of the list; ib0 is down
                     Row{" eth01 , ib", false, "10.1.0.7"},  // blanks
                     Row{"ib0,eth", false, "10.0.0.7"},      // down: the next wanted one
-                    Row{"docker", false, "172.17.0.1"},     // asked for by name
+                    Row{"docker", false, "172.17.0.1"},     // wanted by name
                     Row{"^eth", false, "10.9.1.7"},         // all but
                     Row{"^eth,ib", false, "172.17.0.1"},    // the ^ holds for the list
                     Row{"^=eth0", false, "10.1.0.7"},       //
                     Row{"eth,^=eth0", false, "10.1.0.7"},   // both
-                    Row{"eth", true, "10.0.0.7"},       // one host, but something else asked for
-                    Row{"lo", true, "127.0.0.1"},       //
-                    Row{"^docker", true, "127.0.0.1"},  // does not speak against loopback
-                    Row{"^lo,docker", true, "10.0.0.7"}));  // does
+                    Row{"eth", true, "10.0.0.7"},           // one host, but another one is wanted
+                    Row{"lo", true, "127.0.0.1"},           //
+                    Row{"^docker", true, "127.0.0.1"},      // allows loopback
+                    Row{"^lo,docker", true, "10.0.0.7"}));  // excludes it
 
-TEST(ChooseAddressErrors, SayWhyEachInterfaceWasPassedOver) {
+TEST(ChooseAddressErrors, NameTheReasonForEachInterface) {
   try {
     (void)choose_address({{"lo", "127.0.0.1", true, true},
                           {"eth0", "10.0.0.7", true, false},

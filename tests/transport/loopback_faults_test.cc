@@ -1,4 +1,4 @@
-// What only the loopback endpoint can do: faults on demand.
+// Faults that the loopback endpoint injects.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Line {
   void send(const std::string& text) { to_server->send(make_message(text), client->done()); }
 };
 
-TEST(LoopbackFaults, ADroppedMessageVanishesForTheReceiverOnly) {
+TEST(LoopbackFaults, ADroppedMessageIsLostForTheReceiverOnly) {
   for (std::uint64_t k = 0; k < 5; ++k) {
     Line line;
     line.network->set_judge([k](std::uint32_t, std::uint32_t, std::uint64_t sequence,
@@ -186,7 +186,7 @@ TEST(Loopback, WorkersOfAProcessShareANetworkUnlessGivenAnother) {
   EXPECT_TRUE(in->wait_messages(1));
 }
 
-TEST(Loopback, AnIdleNetworkUsesNoProcessor) {
+TEST(Loopback, AnIdleNetworkUsesNoCpu) {
   Line line;
   std::vector<std::unique_ptr<Endpoint>> endpoints;
   for (std::uint32_t i = 3; i < 20; ++i)

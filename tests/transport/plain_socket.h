@@ -20,7 +20,8 @@
 
 namespace stitch::transport {
 
-// A plain socket, for strangers and for clients that misbehave. Reads give up after 30 s.
+// A plain TCP socket, for foreign peers and for clients that violate the protocol. Reads time out
+// after 30 s.
 class Socket {
  public:
   Socket() : file_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -35,7 +36,7 @@ class Socket {
     if (file_ >= 0) ::close(file_);
   }
 
-  // Takes a free port of 127.0.0.1.
+  // Binds a free port of 127.0.0.1.
   std::uint16_t bind() {
     sockaddr_in address = loopback(0);
     EXPECT_EQ(::bind(file_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
@@ -58,7 +59,7 @@ class Socket {
     bytes.append(reinterpret_cast<const char*>(frame.data()), frame.size());
     send(bytes);
   }
-  // Exactly `bytes`, or fewer when the other side hangs up.
+  // Exactly `bytes`, or fewer when the other side closes the connection.
   std::string receive(std::size_t bytes) {
     std::string text(bytes, '\0');
     std::size_t got = 0;
@@ -77,7 +78,7 @@ class Socket {
     std::memcpy(&length, prefix.data(), sizeof(length));
     return receive(length);
   }
-  // True when the other side hung up, after whatever it sent.
+  // True when the other side has closed the connection; drops the bytes before that.
   bool hung_up() {
     std::string rest(65536, '\0');
     ssize_t got = 0;
@@ -85,8 +86,7 @@ class Socket {
     }
     return got == 0 || errno == ECONNRESET;
   }
-  // How long a read waits before it gives up.
-  void set_receive_limit(timeval limit) {
+  void set_receive_timeout(timeval limit) {
     ::setsockopt(file_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   }
   void close() { ::close(std::exchange(file_, -1)); }
@@ -103,14 +103,14 @@ class Socket {
   int file_;
 };
 
-// The first thing that each side of a store's connection says.
+// The first bytes of each side of a store's connection.
 inline constexpr std::string_view kStoreMagic = "stitchKV";
 
 inline std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
-// A client of a store without a secret that has shaken hands.
+// A client of a store without a secret whose handshake has succeeded.
 inline Socket raw_client(const TcpStoreOptions& options, std::uint16_t port) {
   Socket socket;
   socket.connect(port);

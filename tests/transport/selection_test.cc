@@ -1,4 +1,4 @@
-// Which transports a worker uses, and what it says of those that it does not.
+// The transports that a worker uses, and its reports on those that it does not.
 #include "stitch/transport/selection/make_endpoints.h"
 #include "stitch/transport/self_transfer.h"
 
@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// An endpoint that listens, or says why it cannot, and never carries anything.
+// An endpoint that listens, or fails to, and never transfers anything.
 class MuteEndpoint final : public Endpoint {
  public:
   explicit MuteEndpoint(
@@ -37,11 +37,11 @@ class MuteEndpoint final : public Endpoint {
 
  private:
   struct MuteConnection final : Connection {
-    [[nodiscard]] const Hello& peer() const override { return nobody; }
+    [[nodiscard]] const Hello& peer() const override { return hello_; }
     void send(Message, SendDone) override {}
     void close(const Error&) override {}
     [[nodiscard]] std::string describe() const override { return "mute"; }
-    Hello nobody;
+    Hello hello_;
   };
   const std::string refusal_;
   const std::function<void()> ending_;
@@ -58,7 +58,7 @@ TEST(Selection, ATransferThatSucceedsHasNoError) {
     EXPECT_FALSE(try_self_transfer(make_stream(transport), milliseconds(5000))) << transport;
 }
 
-// An endpoint that `stranger` is at before it connects to itself.
+// An endpoint to which `stranger` connects before it connects to itself.
 class VisitedEndpoint final : public Endpoint {
  public:
   using Stranger = std::function<void(const std::string& address)>;
@@ -90,7 +90,7 @@ class VisitedEndpoint final : public Endpoint {
   const std::unique_ptr<Endpoint> endpoint_;
 };
 
-TEST(Selection, AStrangerWhoConnectsDuringATransferDoesNotMakeItFail) {
+TEST(Selection, AnotherPeerThatConnectsDuringATransferDoesNotMakeItFail) {
   for (const std::string transport : {"shm", "tcp"}) {
     const auto error_with = [&](VisitedEndpoint::Stranger stranger) {
       const auto error = try_self_transfer(
@@ -105,7 +105,7 @@ TEST(Selection, AStrangerWhoConnectsDuringATransferDoesNotMakeItFail) {
               }),
               "")
         << transport;
-    // One who speaks the protocol, but is not this endpoint.
+    // A peer with the right protocol that is not this endpoint.
     EXPECT_EQ(
         error_with([&](const std::string& address) {
           const auto other = make_stream_endpoint(options(2), {{transport}, "127.0.0.1"});
@@ -125,7 +125,7 @@ TEST(Selection, ATransferThatFailsKeepsItsError) {
   EXPECT_STREQ(error->what(), "no such device");
 }
 
-TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedElsewhere) {
+TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedByAnotherThread) {
   std::atomic<bool> ended{false};
   std::binary_semaphore may_end{0};
   const auto start = steady_clock::now();
@@ -145,8 +145,8 @@ TEST(Selection, AnEndpointThatDoesNotAnswerIsEndedElsewhere) {
   EXPECT_TRUE(stitch::testing::eventually([&] { return ended.load(); }));
 }
 
-TEST(Selection, AFailedTrialIsSaidOnceAndCounted) {
-  static int round = 0;  // what was said is remembered, also when tests are repeated
+TEST(Selection, AFailedTrialIsReportedOnceAndCounted) {
+  static int round = 0;  // reports are remembered, also when tests are repeated
   const std::string name = "paper" + std::to_string(++round);
   const auto try_once = [&](const std::string& refusal) {
     return passes_once(name + " 127.0.0.1",
@@ -163,12 +163,12 @@ TEST(Selection, AFailedTrialIsSaidOnceAndCounted) {
   EXPECT_EQ(failed_trials().at(name), 3);
 }
 
-TEST(Selection, WhatFailsIsLeftOutWithItsReason) {
+TEST(Selection, FailedTransportsAreLeftOutWithTheirReason) {
   EndpointOptions options;
   options.self.name = "worker0";
   TransportChoice choice;
-  static int round = 0;  // what was said is remembered, also when tests are repeated
-  // For documentation: no host has it.
+  static int round = 0;  // reports are remembered, also when tests are repeated
+  // Reserved for documentation: no host has it.
   const std::string address = "192.0.2." + std::to_string(round++ % 254 + 1);
   choice.bind_address = address;
   ::testing::internal::CaptureStderr();

@@ -1,4 +1,4 @@
-// The key of a secret, the keys of a session and sealed records, attacked one by one.
+// The key of a secret, the keys of a session and sealed records, and attacks on them.
 #include "stitch/transport/wire/session_seal.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST(KeyAgreement, BothSidesFindTheSameSecret) {
                    .equals(left.shared_with(left.public_key().span()).span()));
 }
 
-TEST(KeyAgreement, RefusesKeysThatMakeTheSecretKnown) {
+TEST(KeyAgreement, RefusesKeysOfLowOrder) {
   const KeyAgreement self;
   Key low_order;  // zero, and one
   for (int i = 0; i < 2; ++i) {
@@ -86,7 +86,7 @@ TEST(KeyAgreement, RefusesKeysThatMakeTheSecretKnown) {
             ErrorCode::unauthenticated);
 }
 
-TEST(SessionKeys, DependOnAllThatWentBefore) {
+TEST(SessionKeys, DependOnAllInputs) {
   const auto secret = SecretKey::from_random("s");
   const auto other = SecretKey::from_random("t");
   const auto keys = [](const auto& key, const char* label, const char* transcript,
@@ -142,7 +142,7 @@ class SealedRecords : public ::testing::TestWithParam<Way> {
                   reinterpret_cast<std::byte*>(out.data()));
     return out;
   }
-  // What arrives; throws what is wrong with it.
+  // Opens a record; throws the error.
   [[nodiscard]] std::string open(Opener& opener, std::string record) {
     auto* const at = reinterpret_cast<std::byte*>(record.data());
     const std::size_t bytes = opener.open_header(at);
@@ -235,7 +235,7 @@ TEST_P(SealedRecords, GoOnWithANewKeyAfterManyRecords) {
   EXPECT_EQ(opener_->records(), SealedRecord::kRecordsPerKey + 3);
 }
 
-// NIST's test case 14 of GCM, so that every library that may be behind it gives the same bytes.
+// NIST's test case 14 of GCM, so that every library gives the same bytes.
 TEST(AesGcm, GivesTheBytesOfTheStandard) {
   if (!has_aes_instructions()) GTEST_SKIP() << "this processor has no AES instructions";
   constexpr std::array<unsigned char, 16> kSealed{0xce, 0xa7, 0x40, 0x3d, 0x4d, 0x60, 0x6b, 0x6e,
@@ -255,7 +255,7 @@ TEST(AesGcm, GivesTheBytesOfTheStandard) {
   text = kSealed;
   tag[15] ^= 1;
   EXPECT_FALSE(aes.open(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data()));
-  EXPECT_EQ(text, (std::array<unsigned char, 16>{}));  // nothing of it is left to be used
+  EXPECT_EQ(text, (std::array<unsigned char, 16>{}));  // no plain text is left
 }
 
 TEST(SealedRecord, CannotBeMadeWithoutEncryption) {

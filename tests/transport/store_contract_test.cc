@@ -1,4 +1,4 @@
-// What every store promises, run over each of them and over a prefix of each of them.
+// The contract of every store, run over each of them and over a prefix of each.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::error_of;
 
-// One store as several clients see it: open() gives another view of the same map.
+// One store with several clients: open() returns another view of the same map.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -89,7 +89,7 @@ std::unique_ptr<Backend> make_under_prefix() {
 struct Kind {
   const char* name;
   std::unique_ptr<Backend> (*make)();
-  const char* shown_prefix;  // what errors put before the key
+  const char* shown_prefix;  // before the key in error texts
 };
 
 class StoreContract : public ::testing::TestWithParam<Kind> {
@@ -104,7 +104,7 @@ class StoreContract : public ::testing::TestWithParam<Kind> {
   std::shared_ptr<Store> store_ = open();
 };
 
-TEST_P(StoreContract, WhatIsSetIsGot) {
+TEST_P(StoreContract, GetReturnsWhatWasSet) {
   store_->set("a", "1");
   store_->set("a", "2");
   store_->set("empty", "");
@@ -196,7 +196,7 @@ TEST_P(StoreContract, AddCounts) {
   EXPECT_EQ(store_->add("n", 2), 42);
 }
 
-TEST_P(StoreContract, AddRefusesWhatIsNoNumber) {
+TEST_P(StoreContract, AddRefusesAValueThatIsNoNumber) {
   store_->set("n", "12 apples");
   const auto error = error_of([&] { store_->add("n", 1); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
@@ -269,7 +269,7 @@ TEST_P(StoreContract, CompareAndSetWakesWaiters) {
   EXPECT_EQ(value.get(), "v");
 }
 
-TEST_P(StoreContract, EraseSaysWhetherThereWasSomething) {
+TEST_P(StoreContract, EraseReturnsWhetherThereWasAValue) {
   EXPECT_FALSE(store_->erase("k"));
   store_->set("k", "v");
   EXPECT_TRUE(store_->erase("k"));

@@ -1,5 +1,5 @@
-// The TCP store with a secret, attacked by somebody who does not know it: on the way between a
-// client and the server, and as either of them.
+// Attacks on the TCP store without knowledge of its secret: between a client and the server, and as
+// either of them.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <atomic>
@@ -24,10 +24,10 @@ using stitch::testing::error_of;
 
 enum Way : std::size_t { to_server, to_client };
 
-// Stands between a client and a server, one connection after the other, and keeps what they said.
+// A relay between a client and a server, for one connection at a time, that records the bytes.
 class Relay {
  public:
-  // What it does with the bytes that begin at `offset` of what goes one way; false: hang up both.
+  // Changes the bytes at `offset` of one direction; false: close both connections.
   using Meddle = std::function<bool(Way way, std::size_t offset, std::string& bytes)>;
 
   explicit Relay(std::uint16_t server) : server_(server), port_(listener_.bind()) {
@@ -44,7 +44,7 @@ class Relay {
     const base::MutexLock lock(mutex_);
     meddle_ = std::move(meddle);
   }
-  // What went that way over the last connection, before it was meddled with.
+  // The unchanged bytes of that direction of the last connection.
   [[nodiscard]] std::string said(Way way) {
     const base::MutexLock lock(mutex_);
     return said_[way];
@@ -111,7 +111,7 @@ class TcpStoreAttacks : public ::testing::Test {
     options.one_round = true;
     return make_tcp_store(loop_, options);
   }
-  // A session over the relay; what goes wrong.
+  // A session over the relay; returns its error.
   std::optional<Error> session() {
     try {
       const auto store = client(relay_.port());
@@ -121,7 +121,7 @@ class TcpStoreAttacks : public ::testing::Test {
       return error;
     }
   }
-  // Only what the client itself asked for may have happened.
+  // Only the client's own requests may have had an effect.
   void expect_nothing_else() {
     const auto value = direct_->try_get("key");
     EXPECT_TRUE(!value || *value == "value") << *value;
@@ -178,7 +178,7 @@ TEST_F(TcpStoreAttacks, ACutConnectionIsNoticedWhereverItIsCut) {
       });
       const auto error = session();
       ASSERT_TRUE(error.has_value()) << at;
-      // Nobody can tell a peer that died between two messages from one that was cut off.
+      // A peer that died between two messages cannot be distinguished from a cut connection.
       EXPECT_TRUE(is_refusal(*error) || error->code() == ErrorCode::disconnected)
           << at << ": " << error->what();
       if (way == to_client && at >= kStoreMagic.size() &&
@@ -197,7 +197,7 @@ TEST_F(TcpStoreAttacks, ARecordedSessionCannotBeReplayed) {
   }
   const std::string to_the_server = relay_.said(to_server);
   const std::string to_the_client = relay_.said(to_client);
-  // To the server: its fresh key makes the recorded proof worthless.
+  // To the server: the recorded proof does not fit its fresh key.
   Socket client;
   client.connect(server_.port());
   client.send(to_the_server);
@@ -233,7 +233,7 @@ TEST_F(TcpStoreAttacks, ARequestOnTheWayCannotBeRepeatedLeftOutOrMoved) {
     const auto store = client(relay_.port());
     const std::string key = repeated ? "repeated" : "left out";
     EXPECT_EQ(store->add(key, 1), 1);
-    std::jthread second([&] {  // it gets its answer, or none
+    std::jthread second([&] {  // with or without a reply
       try {
         store->add(key, 1);
       } catch (const Error&) {
@@ -266,7 +266,7 @@ TEST_F(TcpStoreAttacks, HellosAndProofsOfTwoConnectionsCannotBeCrossed) {
   EXPECT_EQ(
       error_of([&] { (void)decode_answer(bytes_of(connections[1].receive_frame()), 32); }).code(),
       ErrorCode::unauthenticated);
-  // The server has no proof for whoever repeats its own words.
+  // The server does not prove itself to a peer that reflects its hello.
   connections[0].send_frame(honest.proof());
   const std::string proof = connections[0].receive_frame();
   Socket mirror;
@@ -282,8 +282,8 @@ TEST_F(TcpStoreAttacks, HellosAndProofsOfTwoConnectionsCannotBeCrossed) {
   EXPECT_STREQ(error.what(), "it talks to clients of stores only");
 }
 
-// Answers a client with its own words.
-TEST_F(TcpStoreAttacks, AMirrorIsNoServer) {
+// Answers a client with its own messages.
+TEST_F(TcpStoreAttacks, AReflectedHelloIsRefused) {
   for (const bool plainly : {true, false}) {
     Socket listener;
     const std::uint16_t port = listener.bind();
@@ -307,7 +307,7 @@ TEST_F(TcpStoreAttacks, AMirrorIsNoServer) {
   }
 }
 
-// A server that does not know the secret, but whose hello is in order.
+// A server without the secret whose hello is valid.
 TEST_F(TcpStoreAttacks, AServerThatCannotProveTheSecretIsRefused) {
   Socket listener;
   const std::uint16_t port = listener.bind();
@@ -347,7 +347,7 @@ TEST_F(TcpStoreAttacks, NothingIsReadFromAClientBeforeItsProof) {
 }
 
 // The flags of both hellos, one bit at a time: the role, the secret, the cipher and unknown ones.
-TEST_F(TcpStoreAttacks, NoFlagCanBeTakenAwayOrAdded) {
+TEST_F(TcpStoreAttacks, NoFlagCanBeClearedOrSet) {
   constexpr std::size_t kFlagsOfClient = 8 + 4 + 6;
   constexpr std::size_t kFlagsOfServer = 8 + 4 + 1 + 6;
   for (int way = 0; way < 3; ++way) {  // the client's, the server's, both

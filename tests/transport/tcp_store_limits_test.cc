@@ -1,4 +1,4 @@
-// What clients of a TCP store cannot make it do: hold ever more memory, and end with an exception.
+// Limits of a TCP store: its clients can neither exhaust its memory nor end it with an exception.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -79,11 +79,11 @@ TEST_F(TcpStoreLimits, WaitsHaveABudget) {
   keys.pop_back();
   EXPECT_EQ(error_of([&] { store->wait(keys, 10ms); }).code(), ErrorCode::overloaded);
   keys.resize(1000);
-  for (int round = 0; round < 20; ++round)  // what has ended is given back
+  for (int round = 0; round < 20; ++round)  // ended waits free their share
     EXPECT_EQ(error_of([&] { store->wait(keys, 0ms); }).code(), ErrorCode::timeout);
 }
 
-TEST_F(TcpStoreLimits, RepliesThatNobodyTakesHaveABudget) {
+TEST_F(TcpStoreLimits, UnreadRepliesHaveABudget) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{32} << 20});
   Socket greedy = raw_client({}, server.port());
   for (std::uint64_t id = 1; id <= 1000; ++id) greedy.send_frame(get_request(id, "large"));
@@ -96,17 +96,17 @@ TEST_F(TcpStoreLimits, RepliesThatNobodyTakesHaveABudget) {
   EXPECT_EQ(store->get("k", 10s), "v");
 }
 
-TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotCalledRefused) {
+TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotReportedAsRefused) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{4} << 20});
   const std::string large(std::size_t{3} << 20, 'x');
-  // The reply holds the value again, while most of the request still counts.
+  // The reply has the value again, while most of the request still counts.
   const auto lost =
       error_of([&] { (void)client(server)->compare_and_set("k", std::nullopt, large); });
   EXPECT_EQ(lost.code(), ErrorCode::disconnected) << lost.what();
   EXPECT_EQ(client(server)->try_get("k"), large);
 }
 
-TEST_F(TcpStoreLimits, FramesThatDoNotEndHaveABudget) {
+TEST_F(TcpStoreLimits, IncompleteFramesHaveABudget) {
   TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{8} << 20});
   std::vector<Socket> halfway;
   const std::uint32_t announced = 8 << 20;
@@ -117,9 +117,9 @@ TEST_F(TcpStoreLimits, FramesThatDoNotEndHaveABudget) {
   }
   int ended = 0;
   for (Socket& socket : halfway) {
-    // Those that were taken whole wait for more for ever.
+    // The complete ones wait for further bytes.
     timeval limit{0, 200'000};
-    socket.set_receive_limit(limit);
+    socket.set_receive_timeout(limit);
     ended += socket.hung_up() ? 1 : 0;
   }
   EXPECT_GE(ended, 8);
@@ -140,7 +140,7 @@ TEST_F(TcpStoreLimits, ClientsAreCounted) {
       << error.what();
   second.reset();
   std::shared_ptr<Store> third;
-  while (third == nullptr) {  // the server learns of it a moment later
+  while (third == nullptr) {  // the server notices a moment later
     try {
       third = client(server);
     } catch (const Error& still) {
@@ -151,7 +151,7 @@ TEST_F(TcpStoreLimits, ClientsAreCounted) {
   EXPECT_EQ(first->get("k", 10s), "v");
 }
 
-TEST_F(TcpStoreLimits, StrangersCannotKeepClientsOut) {
+TEST_F(TcpStoreLimits, UnauthenticatedConnectionsCannotKeepClientsOut) {
   TcpStoreServer server(server_loop_, {.max_handshakes = 4});
   std::vector<Socket> strangers(64);
   for (Socket& stranger : strangers) stranger.connect(server.port());
@@ -161,7 +161,7 @@ TEST_F(TcpStoreLimits, StrangersCannotKeepClientsOut) {
   for (std::size_t i = 0; i < 32; ++i) EXPECT_TRUE(strangers[i].hung_up());
 }
 
-// A receiver that throws, as for want of memory.
+// A receiver that throws, as when out of memory.
 class Thrower final : public FrameReceiver {
  public:
   explicit Thrower(std::promise<Error>& closed) : closed_(closed) {}

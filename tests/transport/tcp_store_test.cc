@@ -1,5 +1,5 @@
-// What only the TCP store can do wrong: connecting, strangers, secrets, a server that dies. The
-// rest is in store_contract_test.
+// Behaviour of the TCP store only: connecting, foreign peers, secrets, a server that dies. The rest
+// is in store_contract_test.
 #include "stitch/transport/store/tcp_store.h"
 
 #include <gtest/gtest.h>
@@ -62,13 +62,13 @@ class TcpStoreTest : public ::testing::Test {
 
 TEST_F(TcpStoreTest, AServerThatIsNotThereIsNamedWithTheCause) {
   Socket taken;
-  const std::uint16_t port = taken.bind();  // bound, but nobody listens
+  const std::uint16_t port = taken.bind();  // bound, but not listening
   const auto error = error_of([&] { client({.connect_timeout = 200ms}, port); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_EQ(error.what(), at(port) + " cannot be reached within 200 ms: connection refused");
 }
 
-TEST_F(TcpStoreTest, AHostWithoutAnAddressIsNamed) {
+TEST_F(TcpStoreTest, AHostThatCannotBeResolvedIsNamed) {
   const auto error =
       error_of([&] { client({.host = std::string(300, 'a'), .connect_timeout = 100ms}, 1); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
@@ -120,7 +120,7 @@ TEST_F(TcpStoreTest, EveryCallFailsWhenTheServerDies) {
   const auto later = error_of([&] { store->set("k", "v"); });
   EXPECT_EQ(later.code(), ErrorCode::disconnected);
   EXPECT_TRUE(std::string(later.what()).starts_with(at(port) + " is gone: ")) << later.what();
-  TcpStoreServer again(server_loop_, {.port = port});  // the port is free at once
+  TcpStoreServer again(server_loop_, {.port = port});  // the port is free immediately
   client({}, port)->set("k", "v");
 }
 
@@ -156,7 +156,7 @@ TEST_F(TcpStoreTest, WrongSecretsAreRefusedBothWays) {
   client({.key = key_of("right")}, guarded.port())->set("k", "v");
 }
 
-TEST_F(TcpStoreTest, AnotherJobIsRefusedInWords) {
+TEST_F(TcpStoreTest, AnotherJobIsRefusedWithBothNames) {
   TcpStoreServer server(server_loop_, {.job = "theirs"});
   const auto error = error_of([&] { client({.job = "ours"}, server.port()); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
@@ -175,8 +175,8 @@ TEST_F(TcpStoreTest, AServerWithASecretDoesNotNameItsJob) {
   }
 }
 
-// Another process, which does not know the secret, was first at one of the store's ports.
-TEST_F(TcpStoreTest, AStrangerThatRefusesTheSecretIsPassedOver) {
+// Another process without the secret listens on one of the store's ports.
+TEST_F(TcpStoreTest, AnotherServerThatRefusesTheSecretIsSkipped) {
   for (const bool with_secret : {true, false}) {
     const auto other = with_secret ? key_of("wrong") : nullptr;
     TcpStoreServer squatter(server_loop_, {.job = "ours", .key = other});
@@ -190,7 +190,7 @@ TEST_F(TcpStoreTest, AStrangerThatRefusesTheSecretIsPassedOver) {
   }
 }
 
-TEST_F(TcpStoreTest, AWrongSecretIsToldSoonAlsoWhenThereAreOtherPorts) {
+TEST_F(TcpStoreTest, AWrongSecretIsReportedSoonAlsoWhenThereAreOtherPorts) {
   const TcpStoreOptions options{.port_span = 16, .job = "ours", .key = key_of("right")};
   TcpStoreServer server(server_loop_, options);
   TcpStoreOptions mistaken = options;
@@ -205,7 +205,7 @@ TEST_F(TcpStoreTest, AWrongSecretIsToldSoonAlsoWhenThereAreOtherPorts) {
             at(server.port()) + " refuses this client of job \"ours\": the secrets differ");
 }
 
-TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
+TEST_F(TcpStoreTest, AnotherVersionIsRefusedWithBothNumbers) {
   TcpStoreServer server(server_loop_, {});
   Socket socket;
   socket.connect(server.port());
@@ -219,7 +219,7 @@ TEST_F(TcpStoreTest, AnotherVersionIsRefusedInWords) {
   EXPECT_TRUE(socket.hung_up());
 }
 
-TEST_F(TcpStoreTest, APortThatCannotBeHadIsNamed) {
+TEST_F(TcpStoreTest, APortThatCannotBeBoundIsNamed) {
   Socket foreign;
   const std::uint16_t port = foreign.bind();
   foreign.listen();
@@ -228,7 +228,7 @@ TEST_F(TcpStoreTest, APortThatCannotBeHadIsNamed) {
   EXPECT_EQ(error.what(), at(port) + " cannot listen: address already in use");
 }
 
-TEST_F(TcpStoreTest, AForeignListenerOnTheFirstPortIsPassedOver) {
+TEST_F(TcpStoreTest, AForeignListenerOnTheFirstPortIsSkipped) {
   for (const bool talks : {false, true}) {
     Socket foreign;
     const std::uint16_t port = foreign.bind();
@@ -263,7 +263,7 @@ TEST_F(TcpStoreTest, JobsThatShareASpanOfPortsFindTheirOwnServers) {
   EXPECT_EQ(make_tcp_store(loop_, ours)->describe(), at(second.port()));
 }
 
-TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
+TEST_F(TcpStoreTest, AMalformedMessageClosesOnlyItsOwnConnection) {
   TcpStoreServer server(server_loop_, {});
   const auto good = client({}, server.port());
   good->set("k", "v");
@@ -309,7 +309,7 @@ TEST_F(TcpStoreTest, WhatIsMalformedClosesOnlyItsOwnConnection) {
   EXPECT_EQ(good->get("k", 10s), "v");
 }
 
-TEST_F(TcpStoreTest, WaitsCostNoThread) {
+TEST_F(TcpStoreTest, WaitsNeedNoThread) {
   TcpStoreServer server(server_loop_, {});
   const auto store = client({}, server.port());
   std::vector<Socket> waiters;
@@ -322,7 +322,7 @@ TEST_F(TcpStoreTest, WaitsCostNoThread) {
               std::string::npos);  // so the others wait
   }
   EXPECT_EQ(threads_here(), before);
-  waiters.resize(50);  // half of them hang up
+  waiters.resize(50);  // half of them close
   store->set("later", "here");
   for (Socket& waiter : waiters) {
     std::vector<bool> answered(10);

@@ -1,12 +1,9 @@
-// What only TensorPipe's endpoint can show: addresses, processes that die, strangers at the door.
+// Behaviour of TensorPipe's endpoint only: addresses, processes that die, foreign connections.
 #include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +16,7 @@
 
 #include "stitch/transport/ip_address.h"
 #include "tests/support/error_of.h"
+#include "tests/transport/plain_socket.h"
 #include "tests/transport/recorder.h"
 
 extern char** environ;  // NOLINT: declared by POSIX
@@ -37,25 +35,6 @@ TensorPipeOptions over(std::vector<std::string> transports,
   tensorpipe.channels = std::move(channels);
   return tensorpipe;
 }
-
-// A plain TCP socket, for what a stranger may do.
-struct Tcp {
-  int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  ~Tcp() { ::close(fd); }
-  [[nodiscard]] std::uint16_t listen() const {
-    const auto ip = IpAddress::parse("127.0.0.1", 0);
-    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
-    EXPECT_EQ(::listen(fd, 8), 0);
-    sockaddr_in bound{};
-    socklen_t bytes = sizeof(bound);
-    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &bytes), 0);
-    return ntohs(bound.sin_port);
-  }
-  [[nodiscard]] bool connect(const std::string& address) const {
-    const auto ip = IpAddress::parse_with_port(address.substr(std::string("uv://").size()));
-    return ip && ::connect(fd, reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0;
-  }
-};
 
 TEST(TensorPipeEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
   auto server = make_tensorpipe_endpoint(options(1), {});
@@ -113,7 +92,7 @@ TEST(TensorPipeEndpoint, UnknownNamesAreRefusedWithTheKnownOnes) {
 
 TEST(TensorPipeEndpoint, AnAddressOfAnotherHostIsNotUsed) {
   TensorPipeOptions tensorpipe = over({"uv"});
-  tensorpipe.bind_address = "192.0.2.1";  // reserved for documentation: nobody has it
+  tensorpipe.bind_address = "192.0.2.1";  // reserved for documentation: no host has it
   const Error error =
       error_of([&] { static_cast<void>(make_tensorpipe_endpoint(options(1), tensorpipe)); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
@@ -185,8 +164,9 @@ TEST(TensorPipeEndpoint, RefusesToSendDeviceMemory) {
 }
 
 TEST(TensorPipeEndpoint, AHandshakeThatIsNotAnsweredTimesOut) {
-  const Tcp silent;
-  const std::string address = "uv://127.0.0.1:" + std::to_string(silent.listen());
+  Socket silent;
+  const std::string address = "uv://127.0.0.1:" + std::to_string(silent.bind());
+  silent.listen();
   EndpointOptions impatient = options(1);
   impatient.handshake_timeout = std::chrono::milliseconds(100);
   auto endpoint = make_tensorpipe_endpoint(impatient, over({"uv"}));
@@ -199,13 +179,15 @@ TEST(TensorPipeEndpoint, AHandshakeThatIsNotAnsweredTimesOut) {
   EXPECT_TRUE(recorder->wait_sends_done());
 }
 
-TEST(TensorPipeEndpoint, StrangersThatHangUpDoNotStopIt) {
+TEST(TensorPipeEndpoint, ConnectionsThatAreClosedImmediatelyDoNotStopIt) {
   auto server = make_tensorpipe_endpoint(options(1), over({"uv"}));
   const auto addresses = server->listen([] { return ConnectionEvents{}; });
+  const auto port =
+      static_cast<std::uint16_t>(std::stoi(addresses[0].substr(addresses[0].rfind(':') + 1)));
   auto client = make_tensorpipe_endpoint(options(2), over({"uv"}));
   for (int round = 0; round < 3; ++round) {
-    { EXPECT_TRUE(Tcp().connect(addresses[0])); }
-    // The first tries may fall into the moment in which the listener recovers.
+    Socket().connect(port);
+    // The first attempts may come while the listener is being opened again.
     bool opened = false;
     for (int attempt = 0; attempt < 200 && !opened; ++attempt) {
       const auto recorder = std::make_shared<Recorder>();
@@ -217,8 +199,8 @@ TEST(TensorPipeEndpoint, StrangersThatHangUpDoNotStopIt) {
   }
 }
 
-// The other process of the tests below: connects to the address it is given, sends its process id,
-// and stays until killed.
+// The other process of the test below: connects to the address in its environment, sends its
+// process id, and runs until it is killed.
 TEST(TensorPipeProcess, DISABLED_Peer) {
   const char* address = std::getenv(kAddressVariable);
   if (address == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
@@ -244,7 +226,7 @@ TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
     ::unsetenv(kAddressVariable);
     const bool came = in->wait_messages(1);
     EXPECT_TRUE(came) << in->closed_text();
-    // Traffic underway when it dies: large messages that it will not take any more.
+    // In flight when it dies: large messages that it will not receive completely.
     if (came) {
       EXPECT_EQ(in->take_texts().front(), std::to_string(pid));
       for (int i = 0; i < 20; ++i)

@@ -9,7 +9,9 @@
 #include "stitch/base/mutex.h"
 #include "stitch/base/task_thread.h"
 #include "stitch/transport/connection_set.h"
+#include "stitch/transport/endpoint_shell.h"
 #include "stitch/transport/handshaking_connection.h"
+#include "stitch/transport/message_limits.h"
 
 namespace stitch::transport {
 
@@ -19,11 +21,11 @@ class LoopbackConnection;
 
 constexpr const char* kScheme = "loopback:";
 
-// What an endpoint's connections share. Kept alive by the endpoint, its connections and those of
+// What a loopback endpoint and its connections share. Kept alive by these and by the connections of
 // its peers. Thread contract: any thread.
-class Hub : public std::enable_shared_from_this<Hub> {
+class LoopbackEndpointState : public std::enable_shared_from_this<LoopbackEndpointState> {
  public:
-  Hub(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
+  LoopbackEndpointState(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
       : options(std::move(options)), network(std::move(network)) {}
 
   const EndpointOptions options;
@@ -41,7 +43,7 @@ class Hub : public std::enable_shared_from_this<Hub> {
   }
 
  private:
-  // On this hub's thread: makes the accepting half for `from` and joins the two.
+  // On this endpoint's thread: makes the accepting half for `from` and joins the two.
   void accept(const std::shared_ptr<LoopbackConnection>& from);
 
   ConnectionSet<LoopbackConnection> connections_;
@@ -56,26 +58,27 @@ class Hub : public std::enable_shared_from_this<Hub> {
 
 }  // namespace
 
-// Who listens where, and who decides about faults. Thread contract: any thread.
+// The listening endpoints by address, and the judge that injects faults. Thread contract: any
+// thread.
 class LoopbackNetwork::Impl {
  public:
-  [[nodiscard]] std::string add(const std::shared_ptr<Hub>& hub) {
+  [[nodiscard]] std::string add(const std::shared_ptr<LoopbackEndpointState>& endpoint) {
     base::MutexLock lock(mutex_);
     const std::string address = kScheme + std::to_string(++last_port_);
-    listeners_[address] = hub;
+    listeners_[address] = endpoint;
     return address;
   }
   void remove(const std::string& address) {
     base::MutexLock lock(mutex_);
     listeners_.erase(address);
   }
-  [[nodiscard]] std::shared_ptr<Hub> find(const std::string& address) {
+  [[nodiscard]] std::shared_ptr<LoopbackEndpointState> find(const std::string& address) {
     base::MutexLock lock(mutex_);
     const auto found = listeners_.find(address);
     return found == listeners_.end() ? nullptr : found->second.lock();
   }
   void set_judge(Judge judge) {
-    // Holds the old judge afterwards, which goes without the lock.
+    // After the swap: the old judge, destroyed after the lock is released.
     auto shared = judge ? std::make_shared<const Judge>(std::move(judge)) : nullptr;
     base::MutexLock lock(mutex_);
     judge_.swap(shared);
@@ -95,28 +98,29 @@ class LoopbackNetwork::Impl {
   std::atomic<std::uint64_t> messages_{0};
   base::Mutex mutex_;
   std::uint64_t last_port_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, std::weak_ptr<Hub>> listeners_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::string, std::weak_ptr<LoopbackEndpointState>> listeners_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<const Judge> judge_ STITCH_GUARDED_BY(mutex_);
 };
 
 namespace {
 
-// One half of a loopback connection. Everything that arrives is a task on its hub's thread, in
+// One half of a loopback connection. Everything that arrives is a task on its endpoint's thread, in
 // order.
 class LoopbackConnection final : public HandshakingConnection {
  public:
-  LoopbackConnection(std::shared_ptr<Hub> hub, std::shared_ptr<Hub> peer_hub, Role role,
+  LoopbackConnection(std::shared_ptr<LoopbackEndpointState> endpoint,
+                     std::shared_ptr<LoopbackEndpointState> peer_endpoint, Role role,
                      std::string name, ConnectionEvents events)
-      : HandshakingConnection(hub->options, role, std::move(events), hub->thread),
-        hub_(std::move(hub)),
-        peer_hub_(std::move(peer_hub)),
+      : HandshakingConnection(endpoint->options, role, std::move(events), endpoint->thread),
+        endpoint_(std::move(endpoint)),
+        peer_endpoint_(std::move(peer_endpoint)),
         name_(std::move(name)) {}
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
-  [[nodiscard]] Hub& hub() noexcept { return *hub_; }
+  [[nodiscard]] LoopbackEndpointState& endpoint() noexcept { return *endpoint_; }
 
-  // Joins two halves; false when one was shut before.
+  // Connects two halves; false when one has been shut.
   static bool link(const std::shared_ptr<LoopbackConnection>& connecting,
                    const std::shared_ptr<LoopbackConnection>& accepting);
 
@@ -124,7 +128,7 @@ class LoopbackConnection final : public HandshakingConnection {
   void begin() {
     if (reading_) start();
   }
-  void hear(std::span<const std::byte> message) {
+  void handshake_arrived(std::span<const std::byte> message) {
     if (reading_) static_cast<void>(received_handshake(message));
   }
   void deliver(Message message) {
@@ -138,15 +142,15 @@ class LoopbackConnection final : public HandshakingConnection {
   void transmit_handshake(base::Bytes message) override;
   void shut() override;
   void finished() override {
-    hub_->remove(std::static_pointer_cast<LoopbackConnection>(shared_from_this()));
+    endpoint_->remove(std::static_pointer_cast<LoopbackConnection>(shared_from_this()));
   }
 
  private:
-  // A message on its way: one copy of it per delivery, in memory of the receiver.
+  // A message in flight: one copy of it per delivery, in memory of the receiver.
   struct Parcel {
     Fate fate;
     std::vector<Message> copies;
-    std::optional<Error> violation;  // why the receiver will not have it
+    std::optional<Error> violation;  // the reason for which the receiver refuses it
   };
   void pack(const Message& message, Parcel& parcel) const;
   void transmit(Parcel parcel, SendDone done);
@@ -158,8 +162,9 @@ class LoopbackConnection final : public HandshakingConnection {
     return other_.lock();
   }
 
-  const std::shared_ptr<Hub> hub_;
-  const std::shared_ptr<Hub> peer_hub_;  // null when the address led nowhere
+  const std::shared_ptr<LoopbackEndpointState> endpoint_;
+  const std::shared_ptr<LoopbackEndpointState>
+      peer_endpoint_;  // null when no endpoint listens at the address
   const std::string name_;
   bool reading_ = true;  // on this half's thread only
 
@@ -171,7 +176,7 @@ class LoopbackConnection final : public HandshakingConnection {
 bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connecting,
                               const std::shared_ptr<LoopbackConnection>& accepting) {
   {
-    // The accepting half is new and unknown to others until the connecting one knows it.
+    // No other thread has the accepting half until the connecting one refers to it.
     base::MutexLock lock(accepting->link_mutex_);
     accepting->other_ = connecting;
   }
@@ -183,9 +188,9 @@ bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connect
 
 void LoopbackConnection::send(Message message, SendDone done) {
   Parcel parcel;
-  if (peer_hub_ != nullptr && !closed()) {
-    parcel.fate =
-        hub_->network->impl().judge(hub_->options.self.id, peer_hub_->options.self.id, message);
+  if (peer_endpoint_ != nullptr && !closed()) {
+    parcel.fate = endpoint_->network->impl().judge(endpoint_->options.self.id,
+                                                   peer_endpoint_->options.self.id, message);
     if (!parcel.fate.drop && !parcel.fate.fail) pack(message, parcel);
   }
   when_open([self = self(), parcel = std::move(parcel),
@@ -199,24 +204,11 @@ void LoopbackConnection::send(Message message, SendDone done) {
 }
 
 void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
-  const EndpointOptions& to = peer_hub_->options;
-  if (message.frame.size() > to.max_frame_bytes) {
-    parcel.violation =
-        Error(ErrorCode::protocol, "frame of " + std::to_string(message.frame.size()) +
-                                       " bytes from " + name_ + " exceeds the limit of " +
-                                       std::to_string(to.max_frame_bytes) + " bytes");
-    return;
-  }
-  for (const Buffer& buffer : message.buffers) {
-    if (buffer.bytes > to.max_buffer_bytes) {
-      parcel.violation =
-          Error(ErrorCode::protocol, "buffer of " + std::to_string(buffer.bytes) + " bytes from " +
-                                         name_ + " exceeds the limit of " +
-                                         std::to_string(to.max_buffer_bytes) + " bytes");
-      return;
-    }
-  }
+  const EndpointOptions& to = peer_endpoint_->options;
   try {
+    check_size("frame", message.frame.size(), to.max_frame_bytes, name_);
+    for (const Buffer& buffer : message.buffers)
+      check_size("buffer", buffer.bytes, to.max_buffer_bytes, name_);
     for (int i = 0; i < parcel.fate.copies; ++i) {
       Message copy;
       copy.frame.append(message.frame.data(), message.frame.size());
@@ -245,7 +237,7 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
   if (!failure && !to)
     failure = Error(ErrorCode::disconnected, "connection " + name_ + " has lost its peer");
   if (!failure && parcel.violation) {
-    peer_hub_->thread->post(
+    peer_endpoint_->thread->post(
         [to, violation = std::move(*parcel.violation)] { to->close(violation); });
   } else if (!failure) {
     const bool delayed = parcel.fate.delay.count() > 0;
@@ -256,9 +248,9 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
         to->deliver(std::move(message));
       };
       if (delayed) {
-        peer_hub_->thread->post_at(due, std::move(delivery));
+        peer_endpoint_->thread->post_at(due, std::move(delivery));
       } else {
-        peer_hub_->thread->post(std::move(delivery));
+        peer_endpoint_->thread->post(std::move(delivery));
       }
     }
   }
@@ -269,7 +261,8 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
 
 void LoopbackConnection::transmit_handshake(base::Bytes message) {
   if (const auto to = other()) {
-    peer_hub_->thread->post([to, message = std::move(message)] { to->hear(message.span()); });
+    peer_endpoint_->thread->post(
+        [to, message = std::move(message)] { to->handshake_arrived(message.span()); });
   }
 }
 
@@ -285,14 +278,14 @@ void LoopbackConnection::shut() {
         Error(ErrorCode::disconnected, "connection " + self->name_ + " is closed"));
   });
   if (to) {
-    peer_hub_->thread->post([to] {
+    peer_endpoint_->thread->post([to] {
       to->finish_reading(
           Error(ErrorCode::disconnected, "connection " + to->name_ + " was closed by the peer"));
     });
   }
 }
 
-std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
+std::vector<std::string> LoopbackEndpointState::listen(Endpoint::Accept accept) {
   base::MutexLock lock(mutex_);
   if (connections_.closed()) throw closed_endpoint_error();
   if (!address_.empty())
@@ -302,8 +295,9 @@ std::vector<std::string> Hub::listen(Endpoint::Accept accept) {
   return {address_};
 }
 
-std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionEvents events) {
-  std::shared_ptr<Hub> to = network->impl().find(address);
+std::shared_ptr<Connection> LoopbackEndpointState::connect(const std::string& address,
+                                                           ConnectionEvents events) {
+  std::shared_ptr<LoopbackEndpointState> to = network->impl().find(address);
   auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, Role::connecting,
                                                          address, std::move(events));
   if (!connections_.add(connection)) {
@@ -320,13 +314,13 @@ std::shared_ptr<Connection> Hub::connect(const std::string& address, ConnectionE
   return connection;
 }
 
-void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
+void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& from) {
   std::shared_ptr<const Endpoint::Accept> accept;
   {
     base::MutexLock lock(mutex_);
     accept = accept_;
   }
-  Hub& other = from->hub();
+  LoopbackEndpointState& other = from->endpoint();
   if (accept == nullptr) {
     other.thread->post([from] {
       from->finish_reading(
@@ -347,19 +341,19 @@ void Hub::accept(const std::shared_ptr<LoopbackConnection>& from) {
                                                      "\" failed: the endpoint there is closed"));
     return;
   }
-  // Each half must have said hello before it hears one: it answers at once. `from` is heard on this
-  // thread, so after begin().
+  // Each half must have sent its hello before it receives one, as it answers immediately. Messages
+  // of `from` arrive on this thread, and so after begin().
   other.thread->post([from] { from->begin(); });
   half->begin();
 }
 
-void Hub::close() {
+void LoopbackEndpointState::close() {
   const auto open = connections_.close();
   if (!open) return;
   std::string address;
   std::shared_ptr<const Endpoint::Accept> accept;
   {
-    // Whoever starts to listen says so under this lock, unless it finds the endpoint closed.
+    // listen() stores the address under this lock, unless the endpoint is closed.
     base::MutexLock lock(mutex_);
     address = address_;
     accept = std::move(accept_);
@@ -368,31 +362,11 @@ void Hub::close() {
   for (const auto& connection : *open) connection->close(closed_endpoint_error());
 }
 
-void Hub::join() {
+void LoopbackEndpointState::join() {
   close();
   connections_.wait_until_empty();
   thread->join();
 }
-
-class LoopbackEndpoint final : public Endpoint {
- public:
-  LoopbackEndpoint(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
-      : hub_(std::make_shared<Hub>(std::move(options), std::move(network))) {}
-  ~LoopbackEndpoint() override { hub_->join(); }
-
-  std::vector<std::string> listen(Accept accept) override {
-    return hub_->listen(std::move(accept));
-  }
-  std::shared_ptr<Connection> connect(const std::string& address,
-                                      ConnectionEvents events) override {
-    return hub_->connect(address, std::move(events));
-  }
-  void close() override { hub_->close(); }
-  void join() override { hub_->join(); }
-
- private:
-  const std::shared_ptr<Hub> hub_;
-};
 
 }  // namespace
 
@@ -408,10 +382,11 @@ std::shared_ptr<LoopbackNetwork> LoopbackNetwork::process_wide() {
 
 std::unique_ptr<Endpoint> make_loopback_endpoint(EndpointOptions options,
                                                  std::shared_ptr<LoopbackNetwork> network) {
-  // A name that is too long is the caller's mistake: say so now.
+  // Reports a name that is too long now, to the caller.
   static_cast<void>(Introduction::encode(options.self));
   if (network == nullptr) network = LoopbackNetwork::process_wide();
-  return std::make_unique<LoopbackEndpoint>(std::move(options), std::move(network));
+  return std::make_unique<EndpointShell<LoopbackEndpointState>>(
+      std::make_shared<LoopbackEndpointState>(std::move(options), std::move(network)));
 }
 
 }  // namespace stitch::transport

@@ -10,9 +10,9 @@
 
 namespace stitch::transport {
 
-// What happens to one message on its way through a LoopbackNetwork.
+// A fault to inject into the delivery of one message.
 struct Fate {
-  bool drop = false;  // it vanishes; the sender thinks it was sent
+  bool drop = false;  // lost, while its send succeeds
   bool fail = false;  // the connection breaks instead, at both ends
   int copies = 1;     // more than 1: duplicated
   std::chrono::microseconds delay{
@@ -23,9 +23,9 @@ struct Fate {
 // Thread contract: any thread.
 class LoopbackNetwork {
  public:
-  // Decides the fate of the `sequence`-th message (from 0, counted over the whole network) from one
-  // worker id to another. Handshakes are not shown to it. Called on the sending thread, no lock
-  // held.
+  // Decides on the fault of the `sequence`-th message (from 0, counted over the whole network) from
+  // one worker id to another. Not called for handshakes. Called on the sending thread without a
+  // lock.
   using Judge = std::function<Fate(std::uint32_t from, std::uint32_t to, std::uint64_t sequence,
                                    const Message& message)>;
 
@@ -44,8 +44,8 @@ class LoopbackNetwork {
   std::shared_ptr<Impl> impl_;
 };
 
-// An endpoint for workers of one process: same contract as the others, bytes copied at send (so the
-// sender may change them once send() returns), one reader thread per endpoint. Addresses look like
+// An endpoint for workers of one process, with the contract of every endpoint. send() copies the
+// bytes, so that they may be changed once it returns. One thread per endpoint. Addresses look like
 // "loopback:17".
 [[nodiscard]] std::unique_ptr<Endpoint> make_loopback_endpoint(
     EndpointOptions options, std::shared_ptr<LoopbackNetwork> network);

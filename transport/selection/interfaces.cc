@@ -62,8 +62,8 @@ bool is_link_local(const std::string& address) {
   return inet_pton(AF_INET6, address.c_str(), &parsed) == 1 && IN6_IS_ADDR_LINKLOCAL(&parsed);
 }
 
-// Bridges and pairs for containers and virtual machines of this host: other hosts rarely reach
-// them.
+// Bridges and virtual interfaces for containers and virtual machines of this host, which other
+// hosts can rarely reach.
 bool is_virtual(const std::string& name) {
   static constexpr std::array<std::string_view, 8> kPrefixes{"docker", "br-", "veth", "virbr",
                                                              "vmnet",  "cni", "lxc",  "podman"};
@@ -71,8 +71,8 @@ bool is_virtual(const std::string& name) {
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-// The place of `interface` among the wanted ones, 0 when nothing is asked for; nothing when it is
-// not wanted.
+// The rank of `interface` among the wanted ones, 0 when there is no list; nothing when it is not
+// wanted.
 std::optional<std::size_t> place(const Interface& interface, const std::vector<Pattern>& patterns) {
   bool any_included = false;
   std::optional<std::size_t> found;
@@ -126,15 +126,15 @@ std::string choose_address(const std::vector<Interface>& interfaces, const std::
                            bool loopback_world) {
   const std::vector<Pattern> patterns = parse_patterns(wanted);
   if (loopback_world) {
-    // A list that only excludes other interfaces does not speak against it.
+    // A list that only excludes other interfaces allows it.
     const bool only_excludes = std::all_of(patterns.begin(), patterns.end(),
                                            [](const Pattern& pattern) { return pattern.exclude; });
     const Interface loopback{"lo", "127.0.0.1", true, true};
     if (only_excludes && place(loopback, patterns)) return loopback.address;
   }
 
-  using Rank =
-      std::tuple<std::size_t, bool, bool>;  // place in `wanted`, virtual, IPv6: the smallest wins
+  using Rank = std::tuple<std::size_t, bool,
+                          bool>;  // rank in `wanted`, virtual, IPv6: the smallest is chosen
   std::optional<Rank> best_rank;
   const Interface* best = nullptr;
   std::string passed_over;

@@ -17,9 +17,9 @@ struct Interface {
 
 // The address to listen on and advertise. `wanted` is a comma-separated list of interface name
 // prefixes ("eth,ib", "=eth0" exact, "^docker" excludes) as in NCCL_SOCKET_IFNAME, or empty. With
-// `loopback_world` all workers are on this host and the answer is 127.0.0.1 unless `wanted` says
-// otherwise; otherwise never a loopback or link-local address. Throws Error(invalid_argument)
-// listing every interface tried and why it was passed over.
+// `loopback_world` all workers are on this host and the result is 127.0.0.1 unless `wanted` selects
+// another; without it the result is never a loopback or link-local address. Throws
+// Error(invalid_argument) listing every interface tried and why it was rejected.
 [[nodiscard]] std::string choose_address(const std::vector<Interface>& interfaces,
                                          const std::string& wanted, bool loopback_world);
 

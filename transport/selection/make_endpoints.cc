@@ -40,7 +40,7 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
       endpoints.push_back(make_tensorpipe_endpoint(options, std::move(tensorpipe)));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::disconnected || endpoints.empty()) throw;
-      // The others do. Which of its transports failed, and why, has been said.
+      // The other endpoints are used. The self-transfer has reported the failure on stderr.
     }
   }
   if (endpoints.empty()) {

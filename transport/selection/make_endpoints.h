@@ -17,9 +17,9 @@ struct TransportChoice {
   std::string bind_address = "127.0.0.1";
 };
 
-// The endpoints for `choice`, without the transports that fail a self-transfer; stderr says which
-// those are and why. Throws Error(invalid_argument) for unknown names, Error(disconnected) with the
-// reasons when nothing is left. Any thread.
+// The endpoints for `choice`, without the transports that fail a self-transfer, which are reported
+// on stderr with the reason. Throws Error(invalid_argument) for unknown names, Error(disconnected)
+// with the reasons when nothing is left. Any thread.
 [[nodiscard]] std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& options,
                                                                     TransportChoice choice);
 

@@ -10,12 +10,12 @@
 
 namespace stitch::transport {
 
-// The bytes that all clients of one store together may have it hold, for one purpose. Thread
-// contract: none of its own; the store's loop thread only.
+// A limit for the bytes that a store keeps for all its clients together, for one purpose. Thread
+// contract: not thread-safe; the store's loop thread only.
 class ByteBudget {
  public:
   explicit ByteBudget(std::size_t limit) : limit_(limit) {}
-  // Throws Error(overloaded) when that is more than is left.
+  // Throws Error(overloaded) when less is left.
   void take(std::size_t bytes) {
     if (bytes > limit_ - used_) {
       throw Error(ErrorCode::overloaded,
@@ -33,7 +33,7 @@ class ByteBudget {
   std::size_t used_ = 0;
 };
 
-// What one thing takes of a budget, given back when it goes. Without a budget it counts nothing.
+// Bytes taken of a budget, given back by the destructor. Without a budget it does nothing.
 class BudgetShare {
  public:
   BudgetShare() = default;
@@ -48,7 +48,7 @@ class BudgetShare {
   ~BudgetShare() {
     if (budget_) budget_->give(bytes_);
   }
-  // Throws Error(overloaded), and stays as it was, when there is not enough left.
+  // Throws Error(overloaded), without a change, when there is not enough left.
   void resize(std::size_t bytes) {
     if (!budget_) return;
     if (bytes > bytes_) budget_->take(bytes - bytes_);

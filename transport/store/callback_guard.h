@@ -7,8 +7,8 @@
 
 namespace stitch::transport {
 
-// Runs `work` in a callback of a C library, through which no exception may pass. What it throws is
-// handed to `on_error` as an Error; what that throws has nowhere to go.
+// Runs `work` in a callback of a C library, which exceptions must not leave. An exception of `work`
+// is passed to `on_error` as an Error; one of `on_error` is dropped.
 template <class Work, class OnError>
 void guard_callback(Work work, OnError on_error) noexcept {
   try {

@@ -43,7 +43,7 @@ std::string octal(mode_t mode) {
   return text.str();
 }
 
-// Finds damage, not forgery: the key is no secret.
+// Detects damage, not forgery: the key is not secret.
 std::uint64_t checksum(std::string_view payload) {
   static constexpr std::array<unsigned char, crypto_shorthash_KEYBYTES> kKey{'s', 't', 'i',
                                                                              't', 'c', 'h'};
@@ -70,7 +70,7 @@ FileLog::FileLog(const std::string& path, Replay replay)
     struct stat state {};
     if (::fstat(file_, &state) != 0) throw refuse(reason(errno));
     if (!S_ISREG(state.st_mode)) throw refuse("it is not a regular file");
-    // Whoever may write here decides which addresses the workers connect to.
+    // A user who may write to the file decides which addresses the workers connect to.
     if (state.st_uid != ::geteuid()) {
       throw refuse("it belongs to user " + std::to_string(state.st_uid) +
                    ", this process runs as " + std::to_string(::geteuid()));
@@ -97,7 +97,7 @@ void FileLog::open_header() {
   std::array<char, kMagic.size()> header{};
   const std::size_t there = std::min<std::size_t>(size, header.size());
   read_at(0, header.data(), there);
-  // A creator that died may have left part of the header.
+  // A process that died while it created the file may have left part of the header.
   if (std::string_view(header.data(), there) != kMagic.substr(0, there)) {
     throw Error(
         ErrorCode::invalid_argument,
@@ -108,8 +108,7 @@ void FileLog::open_header() {
 }
 
 void FileLog::catch_up(Deadline deadline) {
-  // Every record that was complete when this began is seen: end_ only ever stands after a complete
-  // one.
+  // Sees every record that was complete when this began: end_ is always the end of a complete one.
   if (size_checked() == end_) return;
   lock(LOCK_SH, deadline);
   try {
@@ -169,8 +168,8 @@ void FileLog::Writer::append(std::string_view payload) {
   std::memcpy(record.data(), &length, sizeof(length));
   std::memcpy(record.data() + sizeof(length), &sum, sizeof(sum));
   record += payload;
-  // What stands after the last good record was torn by a writer that died: it held the lock that we
-  // hold.
+  // Bytes after the last good record were written by a process that died: it held the lock that we
+  // hold now.
   if (log_.size_checked() != log_.end_ &&
       ::ftruncate(log_.file_, static_cast<off_t>(log_.end_)) != 0) {
     throw Error(ErrorCode::disconnected, log_.name_ + " cannot be written: " + reason(errno));
@@ -181,8 +180,8 @@ void FileLog::Writer::append(std::string_view payload) {
 }
 
 void FileLog::lock(int operation, Deadline deadline) {
-  // A lock is held for one short operation, unless its holder is stopped: so this waits, but not
-  // for ever.
+  // The lock is held for one short operation, unless its holder is stopped: so this waits, with a
+  // limit.
   const auto began = std::chrono::steady_clock::now();
   const auto give_up = std::clamp(deadline, began + kShortestLockWait, began + kLockTimeout);
   std::chrono::microseconds pause{20};
@@ -243,7 +242,7 @@ void FileLog::write_at(std::uint64_t offset, std::string_view bytes) {
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) {
       const std::string why = reason(errno);
-      // A part of a record is torn for every reader; this only saves the next writer the work.
+      // Readers skip a part of a record; this only saves the next writer from cutting it off.
       if (::ftruncate(file_, static_cast<off_t>(offset)) != 0) at = offset;
       throw Error(ErrorCode::disconnected, name_ + " cannot be written: " + why);
     }

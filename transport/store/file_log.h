@@ -11,13 +11,13 @@ namespace stitch::transport {
 
 // The file of a FileStore: a header, then records of {u32 length, u64 checksum, payload}, all
 // little-endian, appended under an exclusive flock. A writer that dies in the middle leaves a torn
-// last record: readers stop before it, the next writer cuts it off. Each process reads only what
-// was added since it last looked. The file is made for its owner only; one that is a symbolic link,
-// belongs to another user or lets others read or write is refused: who writes here tells the
-// workers whom to connect to. Errors name the path: Error(invalid_argument) from the
-// constructor, Error(disconnected) when the file is deleted, shortened or cannot be read or written
-// later, Error(protocol) when it is damaged, Error(timeout) when its lock cannot be had. Thread
-// contract: none of its own; its owner locks. Not to be used on both sides of a fork().
+// last record: readers stop before it, the next writer truncates it. Each process reads only what
+// was added since its last read. Only the file's owner has access to it; one that is a symbolic
+// link, belongs to another user or lets others read or write is refused, as a writer decides where
+// the workers connect to. Errors name the path: Error(invalid_argument) from the constructor,
+// Error(disconnected) when the file is deleted, shortened or cannot be read or written later,
+// Error(protocol) when it is damaged, Error(timeout) when its lock is not released. Thread
+// contract: not thread-safe; its owner locks. Not to be used on both sides of a fork().
 class FileLog {
  public:
   static constexpr std::size_t kMaxPayloadBytes = (std::size_t{8} << 20) + 4096;
@@ -29,7 +29,7 @@ class FileLog {
   FileLog& operator=(const FileLog&) = delete;
 
   using Deadline = std::chrono::steady_clock::time_point;
-  // Replays the records that are new. Waits for the lock hardly longer than `deadline`.
+  // Replays the new records. Waits for the lock until about `deadline`.
   void catch_up(Deadline deadline);
   // Locks the file against all other processes, replays what is new, and lets one record be
   // appended, until it is destroyed.

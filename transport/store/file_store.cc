@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/store/file_log.h"
 #include "stitch/transport/store/store_map.h"
@@ -102,7 +103,7 @@ class FileStore final : public Store {
     changed_.notify_all();
   }
 
-  // Called by log_, which is only used under mutex_; the analysis cannot see through the callback.
+  // Called by log_, which is only used under mutex_; the analysis cannot follow the callback.
   void replay(std::string_view record) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     std::uint32_t length = 0;
     if (record.size() < 1 + sizeof(length)) throw damaged();
@@ -124,11 +125,11 @@ class FileStore final : public Store {
     return Error(ErrorCode::protocol, name_ + " is damaged: a record makes no sense");
   }
 
-  // Threads of this process are told of changes; those of other processes are looked for, less and
-  // less often.
+  // Changes by threads of this process are signalled; for those by other processes the file is
+  // polled at growing intervals.
   void wait_for(const std::vector<std::string>& keys, Timeout timeout) STITCH_REQUIRES(mutex_) {
     using std::chrono::milliseconds;
-    const auto deadline = deadline_after(timeout);
+    const auto deadline = base::deadline_after(timeout);
     milliseconds pause{1};
     for (;;) {
       log_.catch_up(deadline);

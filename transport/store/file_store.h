@@ -9,7 +9,7 @@ namespace stitch::transport {
 
 // A store in one file, shared by processes of one host or over a file system with working locks
 // (flock). An append-only log of checksummed records: a writer that dies leaves at most a torn last
-// record, which the next writer cuts off. Throws Error(invalid_argument) naming the path when it
+// record, which the next writer truncates. Throws Error(invalid_argument) naming the path when it
 // cannot be opened or is not a stitch store.
 [[nodiscard]] std::shared_ptr<Store> make_file_store(const std::string& path);
 

@@ -13,7 +13,7 @@ namespace stitch::transport {
 
 namespace {
 
-// The first byte is no message type of other stores, so that a foreign server hangs up at once.
+// The first byte is not a message type of other stores, so that their servers close immediately.
 constexpr std::string_view kMagic = "stitchKV";
 constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
 
@@ -25,7 +25,7 @@ FramedStream* stream_of(void* handle) {
 
 struct FramedStream::Write {
   uv_write_t request{};
-  std::uint32_t length = 0;  // in the wire's order
+  std::uint32_t length = 0;  // in wire order
   bool magic = false;        // the magic bytes instead of a frame
   bool sealed = false;       // the frame has its own length
   bool last = false;
@@ -37,7 +37,7 @@ struct FramedStream::Write {
 std::shared_ptr<FramedStream> FramedStream::create(uv_loop_t* loop) {
   std::shared_ptr<FramedStream> stream(new FramedStream());
   uv_tcp_init(loop,
-              &stream->tcp_);  // without a family it only fills in the handle, and cannot fail
+              &stream->tcp_);  // without a family it only initializes the handle and cannot fail
   stream->tcp_.data = stream.get();
   stream->self_ = stream;
   return stream;
@@ -76,7 +76,7 @@ void FramedStream::read() {
       reinterpret_cast<uv_stream_t*>(&tcp_),
       [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
         FramedStream& stream = *stream_of(handle);
-        *buffer = uv_buf_init(nullptr, 0);  // libuv reports that it cannot read then
+        *buffer = uv_buf_init(nullptr, 0);  // libuv then reports ENOBUFS
         guard_callback(
             [&] {
               stream.input_.resize(stream.filled_ + kChunkBytes);

@@ -17,25 +17,25 @@ namespace stitch::transport {
 
 class FramedStream;
 
-// What the owner of a stream hears. Called on the loop's thread.
+// The callbacks of a stream's owner. Called on the loop's thread.
 class FrameReceiver {
  public:
   virtual ~FrameReceiver() = default;
   // May throw: that ends the stream as on_error() says.
   virtual void on_frame(FramedStream& stream, std::span<const std::byte> frame) = 0;
-  // What arrived is not a frame (`protocol`), was not sealed by the other side (`unauthenticated`),
-  // or could not be handled. The stream is closed with `error` after this call, unless this sends a
-  // last frame.
+  // The received bytes are not a frame (`protocol`), were not sealed by the other side
+  // (`unauthenticated`), or on_frame() has thrown. The stream is closed with the error after this
+  // call, unless this sends a last frame.
   virtual void on_error(FramedStream&, const Error&) {}
   // The stream ended: exactly once, the last call, also after close().
   virtual void on_closed(FramedStream& stream, const Error& why) = 0;
 };
 
 // A TCP connection of the store: eight magic bytes each way, then frames of {u32 length,
-// little-endian; bytes}, and sealed records instead of frames once it was told the keys. A length
-// is compared with the limits before memory is taken, and memory then grows with what really
-// arrives. No exception leaves a callback of libuv's: whatever is thrown ends this one stream.
-// Keeps itself alive from creation until it is closed. Thread contract: the loop's thread only.
+// little-endian; bytes}, or sealed records instead of frames after seal(). A length is compared
+// with the limits before memory is taken, and memory then grows with the bytes that arrive.
+// Exceptions do not leave callbacks of libuv: each ends this one stream. Keeps itself alive from
+// creation until it is closed. Thread contract: the loop's thread only.
 class FramedStream : public std::enable_shared_from_this<FramedStream> {
  public:
   static constexpr std::size_t kNoLimit = ~std::size_t{0};
@@ -50,22 +50,22 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
   // Sends the magic bytes and begins to read. REQUIRES: connected.
   void start(std::shared_ptr<FrameReceiver> receiver, std::size_t frame_bytes);
   void set_receiver(std::shared_ptr<FrameReceiver> receiver) { receiver_ = std::move(receiver); }
-  // Only frames of this size are taken; at first those that start() names.
+  // Only frames of this size are accepted; start() sets the first size.
   void expect_frames_of(std::size_t bytes) { least_frame_bytes_ = most_frame_bytes_ = bytes; }
   void expect_frames_up_to(std::size_t bytes) {
     least_frame_bytes_ = 0;
     most_frame_bytes_ = bytes;
   }
-  // From now on what is sent is sealed, and what arrives must be.
+  // From now on frames are sealed, and received ones must be.
   void seal(std::unique_ptr<Sealer> sealer, std::unique_ptr<Opener> opener);
-  // What is incomplete or unsent counts against `budget` from now on.
+  // Incomplete and unsent frames count against `budget` from now on.
   void set_budget(std::shared_ptr<ByteBudget> budget);
-  // While more than this waits to be sent, nothing is read: the other side must take its answers
-  // before it asks for more.
+  // While more than this is unsent, nothing is read: the other side must read its replies before it
+  // sends further requests.
   void set_max_unsent_bytes(std::size_t bytes) { max_unsent_bytes_ = bytes; }
   // May throw Error(overloaded): nothing was sent then.
   void send(base::Bytes frame) { write(std::move(frame), false); }
-  // Closes once the frame is sent; what arrives meanwhile is dropped.
+  // Closes once the frame is sent; frames that arrive meanwhile are dropped.
   void send_last(base::Bytes frame) { write(std::move(frame), true); }
   void close(const Error& why) noexcept;
   [[nodiscard]] std::size_t unsent_bytes() const;
@@ -82,7 +82,7 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
   void on_written(bool last, int status);
   void on_closed() noexcept;
   void take_frames();
-  // The next frame at `at`, which then stands behind it; nothing when it has not come whole.
+  // The frame at `at`, which is moved to its end; nothing when it is incomplete.
   [[nodiscard]] std::optional<std::span<const std::byte>> next_frame(std::size_t& at);
   void take_magic(std::size_t& at);
   void fail(const Error& error);
@@ -102,7 +102,7 @@ class FramedStream : public std::enable_shared_from_this<FramedStream> {
   bool greeted_ = false;
   bool paused_ = false;  // too much is unsent
   bool taking_ = false;  // inside take_frames()
-  bool ending_ = false;  // the last frame is on its way
+  bool ending_ = false;  // the last frame is being sent
   bool closing_ = false;
   Error why_;
 };

@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/store/store_map.h"
 
@@ -24,7 +25,7 @@ class HashStore final : public Store {
   std::string get(const std::string& key, Timeout timeout) override {
     return in_store(describe(), [&] {
       check_key(key);
-      const auto deadline = deadline_after(timeout);
+      const auto deadline = base::deadline_after(timeout);
       const base::MutexLock lock(mutex_);
       const std::string* value = nullptr;
       while ((value = map_.find(key)) == nullptr) wait_for({key}, timeout, deadline);
@@ -45,7 +46,7 @@ class HashStore final : public Store {
   void wait(const std::vector<std::string>& keys, Timeout timeout) override {
     in_store(describe(), [&] {
       check_keys(keys);
-      const auto deadline = deadline_after(timeout);
+      const auto deadline = base::deadline_after(timeout);
       const base::MutexLock lock(mutex_);
       wait_for(keys, timeout, deadline);
     });
@@ -106,7 +107,7 @@ class HashStore final : public Store {
   base::CondVar became_ready_;
   StoreMap map_ STITCH_GUARDED_BY(mutex_);
   std::unordered_set<StoreMap::WaitId> ready_
-      STITCH_GUARDED_BY(mutex_);  // waits that came true, until their threads see it
+      STITCH_GUARDED_BY(mutex_);  // waits that are over, until their threads see it
 };
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace stitch::transport {
 
-// A store inside one process, for whole clusters in one program.
+// A store inside one process, for clusters within one program.
 [[nodiscard]] std::shared_ptr<Store> make_hash_store();
 
 }  // namespace stitch::transport

@@ -39,8 +39,8 @@ class PrefixStore final : public Store {
   std::string describe() const override { return store_->describe(); }
 
  private:
-  // An empty key would look fine to the other store. Messages name the full key, so describe() need
-  // not name the prefix.
+  // An empty key would be valid in the other store. Error texts have the full key, so describe()
+  // does not need the prefix.
   std::string full(const std::string& key) const {
     if (key.empty()) {
       throw Error(ErrorCode::invalid_argument,

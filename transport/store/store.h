@@ -9,7 +9,7 @@
 
 namespace stitch::transport {
 
-// A small shared map from keys to byte strings, where workers find one another. Implementations:
+// A small shared map from keys to byte strings, for the rendezvous of workers. Implementations:
 // HashStore (in process), FileStore (one file, one host or a shared file system), TcpStore (a
 // server and its clients), PrefixStore (a view of another). Thread contract: every method may be
 // called from any thread; those with a timeout block the caller for at most that long. Errors:
@@ -36,14 +36,14 @@ class Store {
   // atomically. Error(invalid_argument) when the value is not a number.
   virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
   // When the value of `key` is `expected` (nullopt: when there is none), stores `desired`. Returns
-  // the value afterwards, so the caller won exactly when that is what it wanted. Atomic.
+  // the value afterwards: `desired` exactly when it has been stored or was there before. Atomic.
   virtual std::string compare_and_set(const std::string& key,
                                       const std::optional<std::string>& expected,
                                       const std::string& desired) = 0;
   // Removes `key`; false when there was none.
   virtual bool erase(const std::string& key) = 0;
 
-  // What this store is, for messages: "tcp store at 127.0.0.1:29500".
+  // The name of this store for error texts: "tcp store at 127.0.0.1:29500".
   [[nodiscard]] virtual std::string describe() const = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/random.h"
 
 namespace stitch::transport {
 
@@ -18,7 +19,7 @@ constexpr std::uint16_t kAesFlag = 4;
 constexpr std::uint16_t kKnownFlags = kServerFlag | kSecretFlag | kAesFlag;
 
 std::array<std::byte, Key::kBytes> hash_of(const std::string& job) {
-  start_sodium();
+  base::start_sodium();
   std::array<std::byte, Key::kBytes> hash{};
   crypto_generichash(reinterpret_cast<unsigned char*>(hash.data()), hash.size(),
                      reinterpret_cast<const unsigned char*>(job.data()), job.size(), nullptr, 0);
@@ -91,7 +92,7 @@ void StoreHandshake::take_hello(std::span<const std::byte> bytes) {
   const auto job = reader.take(Key::kBytes);
   const auto ours = hash_of(job_);
   if (!std::equal(job.begin(), job.end(), ours.begin())) {
-    // With a secret the name is not for strangers, and the peer has proved nothing yet.
+    // With a secret the name is not disclosed, as the peer is not authenticated yet.
     constexpr std::size_t kShown = 256;
     if (role_ == Role::client) throw Error(ErrorCode::protocol, "it answers for another job");
     throw Error(ErrorCode::protocol, authenticated()
@@ -150,11 +151,11 @@ std::unique_ptr<Opener> StoreHandshake::make_opener() const {
       role_ == Role::client ? both.from_accepting : both.from_connecting);
 }
 
-base::Bytes encode_answer(std::span<const std::byte> brought) {
+base::Bytes encode_answer(std::span<const std::byte> content) {
   base::Bytes bytes;
   base::ByteWriter writer(bytes);
   writer.write(std::uint8_t{0});
-  writer.write_bytes(brought);
+  writer.write_bytes(content);
   return padded(std::move(bytes));
 }
 
@@ -172,9 +173,9 @@ std::span<const std::byte> decode_answer(std::span<const std::byte> answer, std:
   base::ByteReader reader(answer, "answer of a tcp store");
   const auto status = reader.read<std::uint8_t>();
   if (status == 0) {
-    const auto brought = reader.take(expected);
+    const auto content = reader.take(expected);
     expect_zeros(reader);
-    return brought;
+    return content;
   }
   const std::string text = printable(reader.read_string());
   expect_zeros(reader);

@@ -14,25 +14,25 @@
 
 namespace stitch::transport {
 
-// One side's part in opening a connection to a TCP store, without any I/O. What is said, in frames
-// of FramedStream:
+// One side of the handshake that opens a connection to a TCP store, without any I/O. The messages,
+// in frames of FramedStream:
 //
 //   client   hello
 //   server   answer: its hello
 //            with a secret only:
-//   client   proof                 (first, so that a stranger learns nothing from the server)
-//   server   answer: its proof; whatever follows is sealed, in both directions
+//   client   proof                 (first, so that an attacker gets no proof of the server)
+//   server   answer: its proof; everything after it is sealed, in both directions
 //
 // A hello is {u32 "STST", u16 version, u16 flags, 32 bytes hash of the job, 32 bytes public key}.
-// The key is a fresh one of X25519 and so serves as challenge, too; zeros without a secret. An
-// answer is {u8 0, what it brings} or {u8 ErrorCode, u32 length, text}, then zeros up to its fixed
-// size. Every message has a fixed size: a length that was changed on the way is noticed at once,
-// and nobody waits for bytes that never come.
+// The key is a fresh one of X25519, which serves as challenge, too; zeros without a secret. An
+// answer is {u8 0, its content} or {u8 ErrorCode, u32 length, text}, then zeros up to its fixed
+// size. Every message has a fixed size: a length changed in transit is detected immediately,
+// instead of making the reader wait for bytes that never come.
 //
 // A proof is a hash keyed with the secret over both hellos and the X25519 secret, under a label for
-// each role, so that neither can be used as the other; the keys of the session are made from the
-// same. Both hellos say their role, and with whom the flags say there is a secret there is one:
-// they cannot be crossed, mirrored, replayed or weakened. Owned by its session. Not thread-safe.
+// each role, so that neither can be used as the other; the keys of the session are derived from the
+// same. The proofs cover the role and the flags of both hellos: these cannot be swapped, reflected,
+// replayed or downgraded. Owned by its session. Not thread-safe.
 class StoreHandshake {
  public:
   static constexpr std::uint16_t kVersion = 2;
@@ -72,14 +72,15 @@ class StoreHandshake {
   Cipher cipher_ = Cipher::chacha20_poly1305;
 };
 
-[[nodiscard]] base::Bytes encode_answer(std::span<const std::byte> brought);
+[[nodiscard]] base::Bytes encode_answer(std::span<const std::byte> content);
 [[nodiscard]] base::Bytes encode_refusal(ErrorCode code, const std::string& text);
-// The first `expected` bytes of what an answer brings. Throws the Error that it says otherwise,
-// with one of the codes that a refusal may have, or Error(protocol).
+// The first `expected` bytes of an answer's content. Throws the Error of a refusal, with one of the
+// codes that it may have, or Error(protocol).
 [[nodiscard]] std::span<const std::byte> decode_answer(std::span<const std::byte> answer,
                                                        std::size_t expected);
 
-// Printable, as it may come from a stranger and may end up on a terminal.
+// `text` without unprintable characters: it may come from an unauthenticated peer and be printed on
+// a terminal.
 [[nodiscard]] std::string printable(std::string text);
 
 }  // namespace stitch::transport

@@ -8,7 +8,7 @@ namespace stitch::transport {
 
 namespace {
 
-// Enough of a key or value for a message.
+// The beginning of a key or value, for an error text.
 std::string quoted(const std::string& text) {
   constexpr std::size_t kShown = 128;
   return text.size() <= kShown
@@ -87,7 +87,7 @@ std::vector<std::string> StoreMap::missing(const std::vector<std::string>& keys)
 }
 
 bool StoreMap::enqueue(WaitId id, Wait& wait) {
-  // All keys are looked at, from the last one waited for: another may have been erased meanwhile.
+  // Checks all keys, from the last one waited for: another may have been erased meanwhile.
   for (std::size_t step = 0; step < wait.keys.size(); ++step) {
     const std::size_t index = (wait.at + step) % wait.keys.size();
     if (values_.contains(wait.keys[index])) continue;
@@ -112,7 +112,7 @@ void StoreMap::cancel(WaitId wait) {
   const auto found = waits_.find(wait);
   if (found == waits_.end()) return;
   const auto queue = queues_.find(found->second.keys[found->second.at]);
-  if (queue != queues_.end()) {  // it is not there when memory ran out in the middle of a set()
+  if (queue != queues_.end()) {  // missing when memory ran out inside a set()
     queue->second.erase(wait);
     if (queue->second.empty()) queues_.erase(queue);
   }
@@ -164,12 +164,6 @@ Error not_set_error(const std::vector<std::string>& missing, Store::Timeout time
 
 Error in_store(const Error& error, const std::string& store) {
   return Error(error.code(), error.what() + (" in " + store));
-}
-
-std::chrono::steady_clock::time_point deadline_after(Store::Timeout timeout) {
-  constexpr std::chrono::hours kNoLimit{24 * 365 * 10};
-  if (timeout >= kNoLimit) return std::chrono::steady_clock::time_point::max();
-  return std::chrono::steady_clock::now() + std::max(timeout, Store::Timeout::zero());
 }
 
 }  // namespace stitch::transport

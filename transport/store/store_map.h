@@ -14,9 +14,9 @@
 
 namespace stitch::transport {
 
-// What every store does with its keys, whatever carries them: the map, its rules, and who waits for
-// which key. Errors here do not name the store; in_store() adds that. Thread contract: none of its
-// own; its owner locks, or keeps it on one thread.
+// The part that every store has: the map, the rules for keys and values, and the waits for keys.
+// Errors here do not name the store; in_store() adds that. Thread contract: not thread-safe; its
+// owner locks, or uses it on one thread.
 class StoreMap {
  public:
   using WaitId = std::uint64_t;  // never 0
@@ -38,19 +38,19 @@ class StoreMap {
                               const std::string& desired);
 
   [[nodiscard]] std::vector<std::string> missing(const std::vector<std::string>& keys) const;
-  // Waits for a moment at which all of `keys` have values; 0 when this is one. take_ready() names
-  // the wait then, once.
+  // Registers a wait until all of `keys` have values; 0 when they have now. take_ready() returns
+  // the wait once they do.
   WaitId wait(std::vector<std::string> keys);
   void cancel(WaitId wait);
-  // The waits that have come true since the last call.
+  // The waits that have ended since the last call.
   [[nodiscard]] std::vector<WaitId> take_ready();
 
  private:
-  // A wait stands in the queue of one key that is missing; when that comes it moves on to the next
+  // A wait is in the queue of one missing key; when that is set it moves to the queue of the next
   // missing one.
   struct Wait {
     std::vector<std::string> keys;
-    std::size_t at = 0;  // index of the key in whose queue it stands
+    std::size_t at = 0;  // index of the key in whose queue it is
   };
   // Puts `wait` into the queue of a missing key; false when none is missing.
   bool enqueue(WaitId id, Wait& wait);
@@ -74,7 +74,7 @@ void check_compare(const std::string& key, const std::optional<std::string>& exp
 [[nodiscard]] Error not_set_error(const std::vector<std::string>& missing, Store::Timeout timeout);
 // The same error with " in tcp store at …" after its text.
 [[nodiscard]] Error in_store(const Error& error, const std::string& store);
-// operation(), whose errors name the store.
+// Runs operation(); its errors name the store.
 template <class Operation>
 auto in_store(const std::string& store, Operation operation) -> decltype(operation()) {
   try {
@@ -83,8 +83,5 @@ auto in_store(const std::string& store, Operation operation) -> decltype(operati
     throw in_store(error, store);
   }
 }
-
-// `timeout` from now; without overflow, and without a limit for a very long one.
-[[nodiscard]] std::chrono::steady_clock::time_point deadline_after(Store::Timeout timeout);
 
 }  // namespace stitch::transport

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/store/callback_guard.h"
 #include "stitch/transport/store/framed_stream.h"
@@ -17,17 +18,17 @@ namespace {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// The server watches the time of a get or wait and names what is missing; this much later the
-// client stops waiting for it.
+// The server ends a get or wait at its timeout and names the missing keys; the client waits this
+// much longer for that.
 constexpr std::chrono::milliseconds kGrace{500};
 
 Deadline later(Deadline deadline, std::chrono::milliseconds by) {
-  return deadline == Deadline::max() ? deadline : deadline + by;
+  return deadline < Deadline::max() - by ? deadline + by : Deadline::max();
 }
 
 // The connection and the calls that wait for replies. Shared by the store and its stream.
-// Thread contract: connect() and call() block and are for any thread but the loop's; the rest is on
-// the loop's thread.
+// Thread contract: connect() and call() block, any thread but the loop's; the rest is called on the
+// loop's thread.
 class Calls final : public FrameReceiver, public std::enable_shared_from_this<Calls> {
  public:
   Calls(base::EventLoop& loop, const TcpStoreOptions& options) : loop_(loop), options_(options) {}
@@ -49,8 +50,8 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     });
     if (!posted)
       throw Error(ErrorCode::disconnected, name() + " cannot be reached: its event loop is closed");
-    // The connector has its own time limit; this one is for a loop that is closed meanwhile.
-    const Deadline deadline = later(deadline_after(options_.connect_timeout), 2 * kGrace);
+    // The connector has its own timeout; this one is for a loop that is closed meanwhile.
+    const Deadline deadline = later(base::deadline_after(options_.connect_timeout), 2 * kGrace);
     const base::MutexLock lock(mutex_);
     while (!connected_ && !failure_) {
       if (changed_.wait_until(mutex_, deadline) || connected_ || failure_) continue;
@@ -60,7 +61,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     if (failure_) throw Error(*failure_);
   }
 
-  // Sends a request and waits for its result. `write` writes what follows the id.
+  // Sends a request and waits for its result. `write` writes the request after its id.
   template <class WriteRequest>
   base::Bytes call(Deadline deadline, WriteRequest write) STITCH_EXCLUDES(mutex_) {
     if (loop_.on_loop_thread())
@@ -163,7 +164,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     }
   };
 
-  // A call that waits for its reply, for as long as it does, however it ends.
+  // Registers a call that waits for its reply, until the end of its scope.
   class Registered {
    public:
     Registered(Calls& calls, std::uint64_t id, Pending& pending) : calls_(calls), id_(id) {
@@ -219,7 +220,7 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
   base::Mutex mutex_;
   base::CondVar changed_;
   bool connected_ STITCH_GUARDED_BY(mutex_) = false;
-  std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);  // of every call from now on
+  std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);  // of all later calls
   std::uint64_t next_id_ STITCH_GUARDED_BY(mutex_) = 1;
   std::unordered_map<std::uint64_t, Pending*> pending_ STITCH_GUARDED_BY(mutex_);
 };
@@ -310,7 +311,7 @@ class TcpStore final : public Store {
 
   template <class WriteArguments>
   base::Bytes call(StoreOperation operation, WriteArguments write) {
-    return calls_->call(deadline_after(calls_->options().connect_timeout),
+    return calls_->call(base::deadline_after(calls_->options().connect_timeout),
                         [&](base::ByteWriter& writer) {
                           writer.write(operation);
                           write(writer);
@@ -319,11 +320,12 @@ class TcpStore final : public Store {
 
   template <class WriteArguments>
   base::Bytes call_waiting(StoreOperation operation, Timeout timeout, WriteArguments write) {
-    return calls_->call(later(deadline_after(timeout), kGrace), [&](base::ByteWriter& writer) {
-      writer.write(operation);
-      write(writer);
-      writer.write(static_cast<std::int64_t>(timeout.count()));
-    });
+    return calls_->call(later(base::deadline_after(timeout), kGrace),
+                        [&](base::ByteWriter& writer) {
+                          writer.write(operation);
+                          write(writer);
+                          writer.write(static_cast<std::int64_t>(timeout.count()));
+                        });
   }
 
   const std::shared_ptr<Calls> calls_;

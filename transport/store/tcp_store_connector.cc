@@ -4,8 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/transport/store/callback_guard.h"
-#include "stitch/transport/store/store_map.h"
+#include "stitch/transport/store/listen_addresses.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
 
 namespace stitch::transport {
@@ -17,7 +18,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConnectLimit{3000};
 constexpr milliseconds kAnswerLimitOfMany{1000};  // when there are other ports to try
 constexpr milliseconds kAnswerLimitOfOne{10'000};
-// For each step at the ports that are left when one has refused the secret: it is to be told soon.
+// For each step at the remaining ports when one has refused the secret: that error is reported
+// soon.
 constexpr milliseconds kLimitOnceRefused{500};
 constexpr milliseconds kFirstPause{25};
 constexpr milliseconds kLongestPause{1000};
@@ -56,7 +58,7 @@ void TcpStoreConnector::guard(Work work) noexcept {
 void TcpStoreConnector::start() {
   guard([this] {
     overall_timer_ =
-        loop_.call_at(deadline_after(options_.connect_timeout), [self = shared_from_this()] {
+        loop_.call_at(base::deadline_after(options_.connect_timeout), [self = shared_from_this()] {
           self->guard([&] {
             const Error& last = self->refusal_ ? *self->refusal_ : self->cause_;
             self->finish(
@@ -78,7 +80,7 @@ void TcpStoreConnector::call_in(base::EventLoop::Clock::duration delay, Then the
 }
 
 void TcpStoreConnector::resolve() {
-  // libuv looks names up on four threads that then stay for good; an address needs none.
+  // libuv resolves names on four threads that it then keeps; an address needs none.
   addrinfo numeric{};
   numeric.ai_socktype = SOCK_STREAM;
   numeric.ai_flags = AI_NUMERICHOST;
@@ -123,8 +125,7 @@ void TcpStoreConnector::on_resolved(int status, const addrinfo* found) {
     for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
       Target target{{}, port};
       std::memcpy(&target.address, each->ai_addr, each->ai_addrlen);
-      // The port has the same place in both families.
-      reinterpret_cast<sockaddr_in&>(target.address).sin_port = htons(port);
+      set_port(target.address, port);
       targets_.push_back(target);
     }
   }
@@ -151,7 +152,7 @@ void TcpStoreConnector::try_next() {
         mine->connector->guard([&] { mine->connector->on_connected(*mine->stream, connected); });
       });
   if (status < 0) {
-    // Not from here: that could go round and round on the stack.
+    // Not directly: the recursion could be deep.
     call_in({}, [status](TcpStoreConnector& self) {
       self.attempt_failed(Error(ErrorCode::disconnected, uv_strerror(status)));
     });
@@ -206,7 +207,7 @@ void TcpStoreConnector::on_refused(const Error& refusal) {
   const std::string job = options_.job.empty() ? "" : " of job \"" + options_.job + '"';
   const Error error(refusal.code(), "tcp store at " + store_address(options_.host, port) +
                                         " refuses this client" + job + ": " + refusal.what());
-  // It may be ours or a stranger on its port: that shows when the other ports have been tried.
+  // It may be our server or another program on its port: the other ports have to be tried first.
   refusing_ports_.insert(port);
   if (!wrong_secret()) refusal_ = error;
   attempt_failed(error);
@@ -215,7 +216,7 @@ void TcpStoreConnector::on_refused(const Error& refusal) {
 void TcpStoreConnector::on_closed(FramedStream& stream, const Error& why) {
   if (finished_ || stream_.get() != &stream) return;
   guard([&] {
-    // A store that has begun to talk says why it hangs up.
+    // A store that has sent its magic bytes sends the reason before it closes.
     attempt_failed(stream.greeted() && why.code() == ErrorCode::disconnected
                        ? Error(ErrorCode::protocol,
                                why.what() + std::string(" in the middle of the handshake"))
@@ -239,7 +240,7 @@ void TcpStoreConnector::end_round() {
     finish(Error(cause_.code(), name_ + " cannot be reached: " + cause_.what()));
     return;
   }
-  // Clients that were started together do not come back together.
+  // Jitter, so that clients that were started together do not retry together.
   const auto jitter = std::uniform_int_distribution<milliseconds::rep>(
       pause_.count() / 2, pause_.count() * 3 / 2)(random_);
   pause_ = std::min(2 * pause_, kLongestPause);

@@ -20,16 +20,16 @@
 
 namespace stitch::transport {
 
-// Finds and reaches the server of a TCP store: resolves the host, tries every address of every port
-// in turn, shakes hands, and begins again after a pause until the time is over. A server that
-// has another secret ends it when no other port of that round has ours; so does one of another job
-// or version when all ports refuse like that. Kept alive by what it waits for. Thread contract: the
+// Connects to the server of a TCP store: resolves the host, tries every address of every port in
+// turn with a handshake, and starts again after a pause until the timeout. It fails early when a
+// server has another secret and no other port of that round has ours, and when all ports refuse for
+// another job or version. Kept alive by the callbacks that it waits for. Thread contract: the
 // loop's thread only.
 class TcpStoreConnector final : public FrameReceiver,
                                 public std::enable_shared_from_this<TcpStoreConnector> {
  public:
   struct Connected {
-    std::shared_ptr<FramedStream> stream;  // whoever gets it sets another receiver
+    std::shared_ptr<FramedStream> stream;  // the new owner sets another receiver
     std::uint16_t port;
   };
   using Result = std::variant<Connected, Error>;
@@ -56,16 +56,16 @@ class TcpStoreConnector final : public FrameReceiver,
   void on_connected(FramedStream& stream, int status);
   void on_refused(const Error& refusal);
   void attempt_failed(const Error& why);
-  // Whether a port has refused our secret, or not proved it, in this round.
+  // Whether a port has refused our proof, or sent a wrong one, in this round.
   [[nodiscard]] bool wrong_secret() const {
     return refusal_ && refusal_->code() == ErrorCode::unauthenticated;
   }
   void end_round();
   void finish(Result result);
-  // Runs `work`; what it throws, which is no fault of the server's, ends the connecting.
+  // Runs `work`; an exception, which is not the server's fault, ends the attempts.
   template <class Work>
   void guard(Work work) noexcept;
-  // Calls `then` in `delay`, instead of what was to be called so before.
+  // Calls `then` in `delay`, and drops an earlier call that is still due.
   template <class Then>
   void call_in(base::EventLoop::Clock::duration delay, Then then);
 
@@ -84,13 +84,13 @@ class TcpStoreConnector final : public FrameReceiver,
   std::size_t next_ = 0;
   std::set<std::uint16_t> refusing_ports_;
   std::optional<Error> refusal_;
-  // Why the last attempt failed; of this round or the one before.
+  // The error of the last attempt; of this round or the one before.
   Error cause_{ErrorCode::disconnected, "no answer"};
 
   // This attempt.
   std::shared_ptr<FramedStream> stream_;
   std::optional<StoreHandshake> handshake_;
-  bool proving_ = false;  // the server's hello has come
+  bool proving_ = false;  // the server's hello has arrived
 };
 
 }  // namespace stitch::transport

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/transport/message_limits.h"
 
 namespace stitch::transport {
 
@@ -112,11 +113,7 @@ std::size_t RecordReader::size_at(std::size_t index) const noexcept {
 
 void RecordReader::check(const RecordHeader& header) const {
   const Limits limits = limits_();
-  if (header.bytes > limits.frame_bytes) {
-    throw Error(ErrorCode::protocol, "frame of " + std::to_string(header.bytes) +
-                                         " bytes exceeds the limit of " +
-                                         std::to_string(limits.frame_bytes) + " bytes");
-  }
+  check_size("frame", header.bytes, limits.frame_bytes);
   if (limits.is_size != nullptr && !limits.is_size(header.bytes))
     malformed("no message of a handshake has " + std::to_string(header.bytes) + " bytes");
   if (!limits.buffers_allowed && (header.buffers > 0 || header.kind != RecordKind::message)) {
@@ -134,13 +131,7 @@ void RecordReader::check(const RecordHeader& header) const {
 void RecordReader::check_buffers(const RecordHeader& header) const {
   if (header.buffers == 0) return;
   const std::size_t limit = limits_().buffer_bytes;
-  for (std::uint32_t i = 0; i < header.buffers; ++i) {
-    const std::size_t size = size_at(i);
-    if (size <= limit) continue;
-    throw Error(ErrorCode::protocol, "buffer of " + std::to_string(size) +
-                                         " bytes exceeds the limit of " + std::to_string(limit) +
-                                         " bytes");
-  }
+  for (std::uint32_t i = 0; i < header.buffers; ++i) check_size("buffer", size_at(i), limit);
 }
 
 bool RecordReader::take_record() {

@@ -47,7 +47,7 @@ class StreamConnection final : public HandshakingConnection, public PollSource {
   [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override {
     return poller_->on_this_thread() && poller_->defer(work);
   }
-  void about_to_answer() override { poller_->reclaim(); }
+  void blocking_work_done() override { poller_->reclaim(); }
   void pause_reading(bool paused) override;
 
   // The link is there. Does nothing but drop it when the connection was closed meanwhile.

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <sodium.h>
 #include <sys/epoll.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,7 +13,9 @@
 #include <utility>
 
 #include "stitch/base/name_list.h"
+#include "stitch/base/random.h"
 #include "stitch/transport/connection_set.h"
+#include "stitch/transport/endpoint_shell.h"
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/stream/descriptor_reserve.h"
 #include "stitch/transport/stream/half_open.h"
@@ -248,10 +249,8 @@ std::string StreamHub::open_listener(const std::string& transport) {
   SocketAddress address;
   std::string text;
   if (transport == "shm") {
-    if (sodium_init() < 0) throw Error(ErrorCode::internal, "libsodium cannot be initialised");
-    std::uint64_t number = 0;
-    randombytes_buf(&number, sizeof(number));
-    const std::string name = "stitch-" + std::to_string(::getpid()) + '-' + std::to_string(number);
+    const std::string name =
+        "stitch-" + std::to_string(::getpid()) + '-' + std::to_string(base::random_number());
     address = abstract_address(name);
     text = std::string(kShmScheme) + name;
   } else {
@@ -533,31 +532,6 @@ void StreamHub::join() {
   accept.swap(accept_);
 }
 
-class StreamEndpoint final : public Endpoint {
- public:
-  StreamEndpoint(EndpointOptions options, StreamOptions stream)
-      : hub_(std::make_shared<StreamHub>(std::move(options), std::move(stream))) {}
-  ~StreamEndpoint() override { hub_->join(); }
-
-  std::vector<std::string> listen(Accept accept) override {
-    return hub_->listen(std::move(accept));
-  }
-  std::shared_ptr<Connection> connect(const std::string& address,
-                                      ConnectionEvents events) override {
-    return hub_->connect(address, std::move(events));
-  }
-  bool help(const std::atomic<bool>& done,
-            std::chrono::steady_clock::time_point deadline) override {
-    return hub_->help(done, deadline);
-  }
-  std::map<std::string, std::int64_t> counters() const override { return hub_->counters(); }
-  void close() override { hub_->close(); }
-  void join() override { hub_->join(); }
-
- private:
-  const std::shared_ptr<StreamHub> hub_;
-};
-
 }  // namespace
 
 std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream) {
@@ -565,7 +539,8 @@ std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOp
   static_cast<void>(Introduction::encode(options.self));
   base::check_names("transport", stream.transports, {"shm", "tcp"});
   check_bind_address(stream.bind_address);
-  return std::make_unique<StreamEndpoint>(std::move(options), std::move(stream));
+  return std::make_unique<EndpointShell<StreamHub>>(
+      std::make_shared<StreamHub>(std::move(options), std::move(stream)));
 }
 
 }  // namespace stitch::transport

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "stitch/transport/message_limits.h"
+#include "stitch/transport/tensorpipe/inside_call.h"
+
 namespace stitch::transport {
 
 namespace {
@@ -16,12 +19,10 @@ namespace {
 
 }  // namespace
 
-thread_local bool InsideCall::current = false;
-
-void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
+void TensorPipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
   bool shut = false;
   {
-    std::shared_ptr<void> busy = hub_->busy();
+    std::shared_ptr<void> busy = endpoint_->busy();
     base::MutexLock lock(stream_mutex_);
     stream_ = {pipe, std::move(busy)};
     shut = shut_;
@@ -34,7 +35,7 @@ void PipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
   read_next();
 }
 
-void PipeConnection::send(Message message, SendDone done) {
+void TensorPipeConnection::send(Message message, SendDone done) {
   auto outgoing =
       std::make_shared<Outgoing>(Outgoing{std::move(message), std::move(done), self(), nullptr});
   when_open([outgoing = std::move(outgoing)](const std::optional<Error>& error) {
@@ -46,12 +47,12 @@ void PipeConnection::send(Message message, SendDone done) {
   });
 }
 
-void PipeConnection::transmit_handshake(base::Bytes message) {
+void TensorPipeConnection::transmit_handshake(base::Bytes message) {
   write(std::make_shared<Outgoing>(
       Outgoing{Message{std::move(message), {}}, nullptr, self(), nullptr}));
 }
 
-void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
+void TensorPipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
   const auto [pipe, busy] = stream();
   if (pipe == nullptr) return written(*outgoing, reason());
   outgoing->busy = busy;
@@ -66,19 +67,19 @@ void PipeConnection::write(const std::shared_ptr<Outgoing>& outgoing) {
                            "buffer on device cuda:" + std::to_string(buffer.device.index) +
                                " cannot be sent over " + name_ + ": it moves CPU memory only"));
     }
-    // With a target device named, TensorPipe need not ask the receiver for one.
+    // With a target device, TensorPipe does not ask the receiver for one.
     message.tensors.push_back(
         {tp::CpuBuffer{buffer.data}, buffer.bytes, tp::Device{tp::kCpuDeviceType, 0}, ""});
   }
   InsideCall call;
   pipe->write(std::move(message), [outgoing](const tp::Error& error) {
-    PipeConnection& connection = *outgoing->connection;
+    TensorPipeConnection& connection = *outgoing->connection;
     connection.written(
         *outgoing, error ? std::optional<Error>(connection.translate(error, false)) : std::nullopt);
   });
 }
 
-void PipeConnection::written(Outgoing& outgoing, const std::optional<Error>& error) {
+void TensorPipeConnection::written(Outgoing& outgoing, const std::optional<Error>& error) {
   outgoing.message = {};
   if (!outgoing.done) return;
   std::optional<Error> reported = error;
@@ -94,7 +95,7 @@ void PipeConnection::written(Outgoing& outgoing, const std::optional<Error>& err
   }
 }
 
-void PipeConnection::read_next() {
+void TensorPipeConnection::read_next() {
   const std::shared_ptr<tp::Pipe> pipe = stream().pipe;
   InsideCall call;
   pipe->readDescriptor([self = self()](const tp::Error& error, const tp::Descriptor& descriptor) {
@@ -102,50 +103,37 @@ void PipeConnection::read_next() {
   });
 }
 
-std::optional<Error> PipeConnection::violation_of(const tp::Descriptor& descriptor) const {
-  const auto violation = [this](const std::string& what) {
-    return Error(ErrorCode::protocol, what + " from " + name_);
+void TensorPipeConnection::check(const tp::Descriptor& descriptor) const {
+  const auto refuse = [this](const std::string& what) {
+    throw Error(ErrorCode::protocol, what + " from " + name_);
   };
   if (descriptor.payloads.size() > 1)
-    return violation("message with " + std::to_string(descriptor.payloads.size()) +
-                     " payloads instead of 1");
+    refuse("message with " + std::to_string(descriptor.payloads.size()) + " payloads instead of 1");
   const std::size_t frame = descriptor.payloads.empty() ? 0 : descriptor.payloads[0].length;
   if (in_handshake()) {
     if (!descriptor.tensors.empty())
-      return violation("handshake message with " + std::to_string(descriptor.tensors.size()) +
-                       " buffers");
-    if (frame > Handshake::kMaxBytes) {
-      return violation("handshake message of " + std::to_string(frame) +
-                       " bytes exceeds the limit of " + std::to_string(Handshake::kMaxBytes) +
-                       " bytes");
-    }
-    return std::nullopt;
+      refuse("handshake message with " + std::to_string(descriptor.tensors.size()) + " buffers");
+    check_size("handshake message", frame, Handshake::kMaxBytes, name_);
+    return;
   }
-  if (frame > hub_->options.max_frame_bytes) {
-    return violation("frame of " + std::to_string(frame) + " bytes exceeds the limit of " +
-                     std::to_string(hub_->options.max_frame_bytes) + " bytes");
-  }
+  check_size("frame", frame, endpoint_->options.max_frame_bytes, name_);
   for (const auto& tensor : descriptor.tensors) {
-    if (tensor.length > hub_->options.max_buffer_bytes) {
-      return violation("buffer of " + std::to_string(tensor.length) +
-                       " bytes exceeds the limit of " +
-                       std::to_string(hub_->options.max_buffer_bytes) + " bytes");
-    }
+    check_size("buffer", tensor.length, endpoint_->options.max_buffer_bytes, name_);
     const tp::Device cpu{tp::kCpuDeviceType, 0};
     if (!(tensor.sourceDevice == cpu) || !tensor.targetDevice.has_value() ||
         !(*tensor.targetDevice == cpu)) {
-      return violation("buffer from or for another device than the CPU");
+      refuse("buffer from or for another device than the CPU");
     }
   }
-  return std::nullopt;
 }
 
-void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descriptor& descriptor) {
+void TensorPipeConnection::descriptor_came(const tp::Error& error,
+                                           const tp::Descriptor& descriptor) {
   if (error) return ended(translate(error, in_handshake()));
   auto message = std::make_shared<Message>();
   tp::Allocation allocation;
   try {
-    if (const auto violation = violation_of(descriptor)) throw *violation;
+    check(descriptor);
     if (!descriptor.payloads.empty()) {
       message->frame.resize(descriptor.payloads[0].length);
       allocation.payloads.push_back({message->frame.data()});
@@ -153,11 +141,11 @@ void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descripto
     message->buffers.reserve(descriptor.tensors.size());
     allocation.tensors.reserve(descriptor.tensors.size());
     for (const auto& tensor : descriptor.tensors) {
-      message->buffers.push_back(hub_->options.allocator(Device{}, tensor.length));
+      message->buffers.push_back(endpoint_->options.allocator(Device{}, tensor.length));
       allocation.tensors.push_back({tp::CpuBuffer{message->buffers.back().data}});
     }
   } catch (...) {
-    // The message stays unread: nothing more can come from this pipe.
+    // The message stays unread, so the pipe cannot be read any more.
     const Error problem = to_error(std::current_exception());
     close(problem);
     ended(problem);
@@ -176,22 +164,22 @@ void PipeConnection::descriptor_came(const tp::Error& error, const tp::Descripto
              });
 }
 
-void PipeConnection::message_came(Message message) {
+void TensorPipeConnection::message_came(Message message) {
   if (in_handshake()) {
     if (!received_handshake(message.frame.span())) shut();
   } else {
     received(std::move(message));
   }
-  read_next();  // also of a stream that has been shut: this is how its end is heard
+  read_next();  // also after shut(): the failure of this read reports the end
 }
 
-Error PipeConnection::translate(const tp::Error& error, bool connecting) const {
+Error TensorPipeConnection::translate(const tp::Error& error, bool connecting) const {
   const std::string start = connecting && !accepted_ ? "connect to \"" + name_ + "\" failed: "
                                                      : "connection " + name_ + " ended: ";
   return Error(ErrorCode::disconnected, start + text_of(error));
 }
 
-void PipeConnection::shut() {
+void TensorPipeConnection::shut() {
   std::shared_ptr<tp::Pipe> pipe;
   {
     base::MutexLock lock(stream_mutex_);
@@ -203,7 +191,7 @@ void PipeConnection::shut() {
   pipe->close();
 }
 
-void PipeConnection::finished() {
+void TensorPipeConnection::finished() {
   Stream ended;
   {
     base::MutexLock lock(stream_mutex_);
@@ -213,7 +201,7 @@ void PipeConnection::finished() {
     InsideCall call;
     ended.pipe.reset();
   }
-  hub_->remove(self());
+  endpoint_->remove(self());
 }
 
 }  // namespace stitch::transport

@@ -1,296 +1,33 @@
 #include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 
-#include <tensorpipe/tensorpipe.h>
-
-#include <algorithm>
-#include <string_view>
 #include <utility>
 
-#include "stitch/transport/connection_set.h"
-#include "stitch/transport/ip_address.h"
+#include "stitch/transport/endpoint_shell.h"
+#include "stitch/transport/handshaking_connection.h"
 #include "stitch/transport/self_transfer.h"
-#include "stitch/transport/tensorpipe/blocked_signal.h"
-#include "stitch/transport/tensorpipe/tensorpipe_connection.h"
+#include "stitch/transport/tensorpipe/tensorpipe_endpoint_state.h"
 #include "stitch/transport/tensorpipe/tensorpipe_selection.h"
 
 namespace stitch::transport {
 
 namespace {
 
-constexpr std::string_view kUvScheme = "uv://";
-
-[[nodiscard]] std::shared_ptr<tp::transport::Context> make_transport(const std::string& name) {
-  return name == "tensorpipe-shm" ? tp::transport::shm::create() : tp::transport::uv::create();
+[[nodiscard]] std::unique_ptr<Endpoint> make_endpoint(EndpointOptions options,
+                                                      TensorPipeOptions tensorpipe) {
+  return std::make_unique<EndpointShell<TensorPipeEndpointState>>(
+      TensorPipeEndpointState::make(std::move(options), std::move(tensorpipe)));
 }
-[[nodiscard]] std::shared_ptr<tp::channel::Context> make_channel(const std::string& name) {
-  return name == "cma" ? tp::channel::cma::create() : tp::channel::basic::create();
-}
-[[nodiscard]] std::string listen_url(const std::string& transport,
-                                     const std::string& bind_address) {
-  if (transport == "tensorpipe-shm") return "tensorpipe-shm://";
-  return bind_address.find(':') == std::string::npos ? "uv://" + bind_address
-                                                     : "uv://[" + bind_address + "]";
-}
-
-}  // namespace
-
-PipeHub::PipeHub(EndpointOptions options, TensorPipeOptions tensorpipe)
-    : options(std::move(options)), tensorpipe_(std::move(tensorpipe)) {
-  const SigpipeBlocked blocked;  // TensorPipe's threads start here
-  auto context = std::make_shared<tp::Context>();
-  // The higher number is preferred. One that is not viable is left out, and listen() then fails
-  // over it.
-  int priority = 0;
-  for (const auto& transport : tensorpipe_.transports)
-    context->registerTransport(--priority, transport, make_transport(transport));
-  priority = 0;
-  for (const auto& channel : tensorpipe_.channels)
-    context->registerChannel(--priority, channel, make_channel(channel));
-  base::MutexLock lock(mutex_);
-  context_ = std::move(context);
-}
-
-std::shared_ptr<PipeHub> PipeHub::make(EndpointOptions options, TensorPipeOptions tensorpipe) {
-  auto hub = std::make_shared<PipeHub>(std::move(options), std::move(tensorpipe));
-  base::MutexLock lock(hub->mutex_);
-  hub->busy_ = std::shared_ptr<void>(nullptr, [hub](void*) {
-    base::MutexLock deleter_lock(hub->mutex_);
-    hub->idle_ = true;
-    hub->idle_changed_.notify_all();
-  });
-  return hub;
-}
-
-std::shared_ptr<tp::Listener> PipeHub::open_listener(const std::vector<std::string>& urls) {
-  std::shared_ptr<tp::Context> context;
-  {
-    base::MutexLock lock(mutex_);
-    if (connections_.closed()) throw closed_error();
-    context = context_;
-  }
-  for (const auto& url : urls) {
-    if (!url.starts_with(kUvScheme)) continue;
-    auto ip = IpAddress::parse_with_port(std::string_view(url).substr(kUvScheme.size()));
-    if (!ip) ip = IpAddress::parse(tensorpipe_.bind_address, 0);
-    if (ip) ip->check_bindable(url);
-  }
-  try {
-    InsideCall call;
-    return context->listen(urls);
-  } catch (const std::exception& error) {
-    throw Error(ErrorCode::disconnected,
-                "address " + urls.front() + " could not be bound: " + error.what());
-  }
-}
-
-std::vector<std::string> PipeHub::listen(Endpoint::Accept accept) {
-  std::vector<std::string> urls;
-  for (const auto& transport : tensorpipe_.transports)
-    urls.push_back(listen_url(transport, tensorpipe_.bind_address));
-  {
-    base::MutexLock lock(mutex_);
-    if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
-  }
-  std::shared_ptr<tp::Listener> listener = open_listener(urls);
-  std::vector<std::string> addresses;
-  for (const auto& transport : tensorpipe_.transports)
-    addresses.push_back(listener->url(transport));
-  {
-    base::MutexLock lock(mutex_);
-    if (connections_.closed()) throw closed_error();
-    accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
-    listener_ = listener;
-    addresses_ = addresses;
-  }
-  accept_next(listener);
-  return addresses;
-}
-
-void PipeHub::accept_next(const std::shared_ptr<tp::Listener>& listener) {
-  InsideCall call;
-  listener->accept([self = shared_from_this(), busy = busy(), listener](
-                       const tp::Error& error, std::shared_ptr<tp::Pipe> pipe) {
-    // Always on the reader thread: it is where Accept and all that follows are expected, and
-    // accepting is rare.
-    if (error) {
-      self->thread->post([self] { self->reopen_listener(0); });
-    } else {
-      self->thread->post(
-          [self, listener, busy, pipe = std::move(pipe)] { self->accepted(listener, pipe); });
-    }
-  });
-}
-
-void PipeHub::accepted(const std::shared_ptr<tp::Listener>& listener,
-                       std::shared_ptr<tp::Pipe> pipe) {
-  std::shared_ptr<const Endpoint::Accept> accept;
-  std::string name;
-  {
-    base::MutexLock lock(mutex_);
-    if (connections_.closed()) return;
-    accept = accept_;
-    name = addresses_.front() + "#" + std::to_string(++accepted_count_);
-  }
-  auto connection =
-      std::make_shared<PipeConnection>(shared_from_this(), std::move(name), true, (*accept)());
-  if (connections_.add(connection)) {
-    connection->begin(std::move(pipe));
-  } else {
-    connection->fail(closed_error());
-  }
-  accept_next(listener);
-}
-
-void PipeHub::reopen_listener(int attempt) {
-  // Its socket may take a moment to go. When somebody else has the port, it is asked for now and
-  // then: to give up would keep all later peers out without a word.
-  constexpr int kQuickAttempts = 200;
-  constexpr std::chrono::milliseconds kPause{50};
-  constexpr std::chrono::milliseconds kLongPause{1000};
-  std::vector<std::string> addresses;
-  std::shared_ptr<tp::Listener> broken;
-  std::shared_ptr<void> busy;  // the context must not go meanwhile
-  {
-    base::MutexLock lock(mutex_);
-    if (connections_.closed()) return;
-    busy = busy_;
-    broken.swap(listener_);
-    addresses = addresses_;
-  }
-  {
-    InsideCall call;
-    broken.reset();
-  }
-  try {
-    const std::shared_ptr<tp::Listener> listener = open_listener(addresses);
-    {
-      base::MutexLock lock(mutex_);
-      if (connections_.closed()) return;
-      listener_ = listener;
-    }
-    accept_next(listener);
-  } catch (const Error&) {
-    listener_failures_.fetch_add(1);
-    const bool quick = attempt < kQuickAttempts;
-    thread->post_at(std::chrono::steady_clock::now() + (quick ? kPause : kLongPause),
-                    [weak = weak_from_this(), next = quick ? attempt + 1 : attempt] {
-                      if (const auto self = weak.lock()) self->reopen_listener(next);
-                    });
-  }
-}
-
-std::shared_ptr<Connection> PipeHub::connect(const std::string& address, ConnectionEvents events) {
-  auto connection =
-      std::make_shared<PipeConnection>(shared_from_this(), address, false, std::move(events));
-  if (!connections_.add(connection)) {
-    thread->post([connection] { connection->fail(closed_error()); });
-    return connection;
-  }
-  std::string problem = problem_with_address(address, tensorpipe_.transports);
-  std::shared_ptr<tp::Pipe> pipe;
-  if (problem.empty()) {
-    std::shared_ptr<tp::Context> context;
-    {
-      base::MutexLock lock(mutex_);
-      context = context_;  // there until the last connection is gone
-    }
-    try {
-      InsideCall call;
-      pipe = context->connect(address);
-      context.reset();
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-  }
-  if (pipe == nullptr) {
-    thread->post([connection, problem = std::move(problem)] {
-      connection->fail(Error(ErrorCode::disconnected,
-                             "connect to \"" + connection->describe() + "\" failed: " + problem));
-    });
-  } else {
-    connection->begin(std::move(pipe));
-  }
-  return connection;
-}
-
-void PipeHub::close() {
-  const auto open = connections_.close();
-  if (!open) return;
-  std::shared_ptr<tp::Listener> listener;
-  {
-    // Whoever opens a listener keeps it under this lock, unless it finds the endpoint closed.
-    base::MutexLock lock(mutex_);
-    listener.swap(listener_);
-  }
-  for (const auto& connection : *open) connection->close(closed_error());
-  if (listener != nullptr) {
-    InsideCall call;
-    listener->close();
-    listener.reset();
-  }
-}
-
-void PipeHub::join() {
-  close();
-  connections_.wait_until_empty();
-  std::shared_ptr<void> busy;
-  std::shared_ptr<tp::Context> context;
-  {
-    base::MutexLock lock(mutex_);
-    busy.swap(busy_);
-    lock.unlock();
-    busy.reset();
-    lock.lock();
-    while (!idle_) idle_changed_.wait(mutex_);
-    context.swap(context_);
-  }
-  if (context != nullptr) {
-    InsideCall call;
-    context->join();
-    context.reset();
-  }
-  thread->join();
-  std::shared_ptr<const Endpoint::Accept> accept;
-  base::MutexLock lock(mutex_);
-  accept.swap(accept_);
-}
-
-namespace {
-
-class TensorPipeEndpoint final : public Endpoint {
- public:
-  TensorPipeEndpoint(EndpointOptions options, TensorPipeOptions tensorpipe)
-      : hub_(PipeHub::make(std::move(options), std::move(tensorpipe))) {}
-  ~TensorPipeEndpoint() override { hub_->join(); }
-
-  std::vector<std::string> listen(Accept accept) override {
-    return hub_->listen(std::move(accept));
-  }
-  std::shared_ptr<Connection> connect(const std::string& address,
-                                      ConnectionEvents events) override {
-    return hub_->connect(address, std::move(events));
-  }
-  std::map<std::string, std::int64_t> counters() const override {
-    return {{"transport.listener_failures", hub_->listener_failures()}};
-  }
-  void close() override { hub_->close(); }
-  void join() override { hub_->join(); }
-
- private:
-  const std::shared_ptr<PipeHub> hub_;
-};
 
 }  // namespace
 
 std::unique_ptr<Endpoint> make_tensorpipe_endpoint(EndpointOptions options,
                                                    TensorPipeOptions tensorpipe) {
-  // A name that is too long is the caller's mistake: say so now.
+  // Reports a name that is too long now, to the caller.
   static_cast<void>(Introduction::encode(options.self));
-  TensorPipeOptions usable =
-      select_usable(std::move(tensorpipe), [](const TensorPipeOptions& trial) {
-        return std::make_unique<TensorPipeEndpoint>(self_transfer_options(), trial);
-      });
-  return std::make_unique<TensorPipeEndpoint>(std::move(options), std::move(usable));
+  TensorPipeOptions usable = select_usable(
+      std::move(tensorpipe),
+      [](const TensorPipeOptions& trial) { return make_endpoint(self_transfer_options(), trial); });
+  return make_endpoint(std::move(options), std::move(usable));
 }
 
 }  // namespace stitch::transport

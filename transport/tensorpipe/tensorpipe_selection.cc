@@ -65,7 +65,7 @@ std::string problem_with_address(const std::string& address,
   if (transport == "tensorpipe-shm" && (rest.empty() || rest.size() > kMaxAbstractName)) {
     return "its name is empty or longer than " + std::to_string(kMaxAbstractName) + " characters";
   }
-  // TensorPipe ends the process over an address that it cannot parse.
+  // TensorPipe aborts the process for an address that it cannot parse.
   if (transport == "uv" && !IpAddress::parse_with_port(rest))
     return "it is not a numeric address with a port";
   return {};

@@ -19,8 +19,8 @@ using MakeEndpoint = std::function<std::unique_ptr<Endpoint>(const TensorPipeOpt
 // addresses, Error(disconnected) when nothing is left. Any thread.
 [[nodiscard]] TensorPipeOptions select_usable(TensorPipeOptions wanted, const MakeEndpoint& make);
 
-// What is wrong with `address` for an endpoint that uses `transports`, in words; empty when it can
-// be tried.
+// The reason for which `address` is not usable for an endpoint that uses `transports`, as text;
+// empty when it can be tried.
 [[nodiscard]] std::string problem_with_address(const std::string& address,
                                                const std::vector<std::string>& transports);
 

@@ -21,13 +21,13 @@ void check(int result) {
 }
 
 // libcrypto counts in int.
-constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;
+constexpr std::size_t kMaxStepBytes = std::size_t{1} << 30;
 
 template <class Update>
 void update_all(Update update, EVP_CIPHER_CTX* context, const unsigned char* from,
                 std::size_t bytes, unsigned char* out) {
   for (std::size_t done = 0; done < bytes;) {
-    const std::size_t step = std::min(bytes - done, kMostAtOnce);
+    const std::size_t step = std::min(bytes - done, kMaxStepBytes);
     int written = 0;
     check(update(context, out == nullptr ? nullptr : out + done, &written, from + done,
                  static_cast<int>(step)));

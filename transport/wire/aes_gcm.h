@@ -8,7 +8,7 @@ namespace stitch::transport {
 
 // AES-256-GCM (NIST SP 800-38D) with nonces of 12 bytes and tags of 16, under one key. By libcrypto
 // where the build has found it, since that uses the vector AES instructions of newer processors and
-// is two to three times as quick; else by libsodium. Both give the same bytes. Not thread-safe.
+// is two to three times as fast; else by libsodium. Both give the same bytes. Not thread-safe.
 // REQUIRES: has_aes_instructions().
 class AesGcm {
  public:
@@ -24,8 +24,8 @@ class AesGcm {
   // `plain` or `known`, which is covered by the tag only, is empty.
   void seal(const unsigned char* nonce, const unsigned char* plain, std::size_t bytes,
             std::span<const unsigned char> known, unsigned char* out, unsigned char* tag);
-  // The reverse, likewise in place. False when the tag is not right; nothing of the text is in
-  // `out` then.
+  // The reverse, likewise in place. False when the tag does not match; `out` has no plain text
+  // then.
   [[nodiscard]] bool open(const unsigned char* nonce, const unsigned char* sealed,
                           std::size_t bytes, std::span<const unsigned char> known,
                           unsigned char* out, const unsigned char* tag);

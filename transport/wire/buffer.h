@@ -9,15 +9,15 @@ namespace stitch::transport {
 
 enum class DeviceType : std::uint8_t { cpu = 0, cuda = 1 };
 
-// Where memory lives. Index 0 for the CPU.
+// Where memory is. Index 0 for the CPU.
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::uint8_t index = 0;
   friend bool operator==(Device, Device) = default;
 };
 
-// A run of bytes on a device and what keeps it alive. Copies share the bytes; the last copy frees
-// them, on whichever thread drops it. While a send holds a Buffer nobody may write to its bytes.
+// Bytes on a device and what keeps them alive. Copies share the bytes; the last copy frees them, on
+// the thread that drops it. The bytes must not be written to while a send holds the Buffer.
 struct Buffer {
   Device device;
   void* data = nullptr;
@@ -25,8 +25,8 @@ struct Buffer {
   std::shared_ptr<const void> keep_alive;
 };
 
-// Gives memory for `bytes` received bytes, aligned to 64. Called on reader threads; must not block
-// on the network.
+// Allocates memory for `bytes` received bytes, aligned to 64. Called on reader threads; must not
+// block on the network.
 using Allocator = std::function<Buffer(Device device, std::size_t bytes)>;
 
 // Plain memory aligned to 64 bytes, uninitialised. Throws Error(overloaded) when there is none, and

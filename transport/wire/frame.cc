@@ -13,7 +13,7 @@ namespace stitch::transport {
 
 namespace {
 
-// The layout of WIRE.md. Every field is little-endian and stands at a multiple of its size.
+// The layout of WIRE.md. Every field is little-endian and at a multiple of its size.
 constexpr std::array<char, 4> kMagic{'S', 'T', 'C', 'H'};
 constexpr std::uint16_t kVersion = 1;
 constexpr std::size_t kAtVersion = 4;
@@ -53,7 +53,7 @@ template <class T>
   return std::string(what) + " " + std::to_string(index);
 }
 
-// True when [offset, offset + bytes) does not lie within `total`. Cannot overflow.
+// True when [offset, offset + bytes) is not within `total`. Cannot overflow.
 [[nodiscard]] bool outside(std::uint64_t offset, std::uint64_t bytes,
                            std::uint64_t total) noexcept {
   return offset > total || bytes > total - offset;
@@ -254,15 +254,15 @@ FrameView::FrameView(const Message& message) {
                                                  " is not aligned to " +
                                                  std::to_string(base::Bytes::kAlignment));
         }
-        // Readers copy such buffers: one that may be named twice would multiply what arrived.
+        // Readers copy such buffers: overlapping ones could take many times the memory of the
+        // frame.
         if (offset < last_end) {
           malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
                                                  " overlaps the one before it, which ends at " +
                                                  std::to_string(last_end));
         }
         last_end = offset + bytes;
-        // The view hands out plain Buffers; a reader copies what lies in the frame before it
-        // writes.
+        // The view returns plain Buffers; readers copy those inside the frame before they write.
         void* data = const_cast<std::byte*>(frame + offset);
         buffers_.push_back(
             BufferView{Buffer{device, data, static_cast<std::size_t>(bytes), nullptr}, true});

@@ -12,15 +12,14 @@
 
 namespace stitch::transport {
 
-// What travels as one unit: a frame of bytes that FrameBuilder lays out, and the large buffers that
-// go beside it. The layout is written down in WIRE.md.
+// The unit of transfer: a frame of bytes that FrameBuilder lays out, and the large buffers that are
+// sent beside it. WIRE.md has the layout.
 struct Message {
   base::Bytes frame;
   std::vector<Buffer> buffers;
 };
 
-// Buffers up to this size are copied into the frame, unless the builder is told another one: one
-// transfer instead of two.
+// Buffers up to this size are copied into the frame by default: one transfer instead of two.
 inline constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
 
 // Lays out one frame: kind, body, sections (small typed byte runs that layers attach), buffers.
@@ -37,12 +36,12 @@ class FrameBuilder {
   // Where the body starts inside body().
   [[nodiscard]] static constexpr std::size_t body_offset() noexcept { return kHeaderBytes; }
   void end_body();
-  // Up to which size buffers on the CPU are copied into the frame from now on.
+  // The size up to which buffers on the CPU are copied into the frame from now on.
   void set_inline_bytes(std::size_t bytes) noexcept { inline_bytes_ = bytes; }
   [[nodiscard]] std::size_t inline_bytes() const noexcept { return inline_bytes_; }
 
-  // Attaches a section. REQUIRES: end_body(). Section kinds belong to the layers above; unknown
-  // ones are skipped by readers.
+  // Attaches a section. REQUIRES: end_body(). Section kinds are defined by the layers above;
+  // readers skip unknown ones.
   void add_section(std::uint16_t kind, std::span<const std::byte> bytes);
   // Attaches a buffer and returns its index: copied into the frame when it is small and on the CPU,
   // else shared until sent. REQUIRES: end_body().
@@ -76,7 +75,8 @@ class FrameBuilder {
   std::vector<Buffer> beside_;
 };
 
-// What can be told of a frame before its buffers are there; nothing when that is malformed.
+// The part of a frame that can be read before its buffers have arrived; nothing when it is
+// malformed.
 struct FrameHead {
   std::uint16_t kind = 0;
   std::span<const std::byte> body;
@@ -84,8 +84,8 @@ struct FrameHead {
 [[nodiscard]] std::optional<FrameHead> peek_frame(const base::Bytes& frame) noexcept;
 
 // A checked reader of a received message. The constructor checks every offset, length and count
-// against the bytes that are there, and throws Error(protocol) naming the field; afterwards nothing
-// here can fail. Views live as long as the message.
+// against the size of the frame, and throws Error(protocol) naming the field; afterwards nothing
+// here can fail. Views are valid as long as the message.
 class FrameView {
  public:
   explicit FrameView(const Message& message);
@@ -99,8 +99,8 @@ class FrameView {
   };
   [[nodiscard]] const std::vector<Section>& sections() const noexcept { return sections_; }
   [[nodiscard]] const Section* section(std::uint16_t kind) const noexcept;
-  // Buffers by index. One that came inside the frame has no keep_alive: copy it before the frame
-  // goes.
+  // Buffers by index. One inside the frame has no keep_alive: copy it before the frame is
+  // destroyed.
   struct BufferView {
     Buffer buffer;
     bool in_frame = false;

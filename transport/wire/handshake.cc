@@ -1,21 +1,21 @@
 #include "stitch/transport/wire/handshake.h"
 
-#include <sodium.h>
-
 #include <algorithm>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
+
+#include "stitch/base/random.h"
 
 namespace stitch::transport {
 
 Handshake::Handshake(Hello self, Role role, Terms terms, Check check)
     : self_(std::move(self)), terms_(std::move(terms)), check_(std::move(check)) {
-  start_sodium();
   ours_.version = self_.version;
   ours_.role = role;
   ours_.features = self_.features;
-  randombytes_buf(ours_.nonce.data(), ours_.nonce.size());
+  base::fill_random(std::as_writable_bytes(std::span(ours_.nonce)));
   if (!terms_.secret) return;
   ours_.authenticated = true;
   ours_.encryption = terms_.encryption;
@@ -46,19 +46,19 @@ void Handshake::take_greeting(std::span<const std::byte> message,
   if (connecting) answer.push_back(introduce());
 }
 
-// Of a side of that role, which has just said `introduction`. Each role's proof has a label of its
-// own, so neither can be used as the other.
+// Of a side of that role, whose last message is `introduction`. Each role has a label of its own,
+// so that neither's proof can be used as the other's.
 Key Handshake::proof_of(Role role, std::span<const std::byte> introduction) const {
   return terms_.secret->hash("stitch worker proof of the " + std::string(name_of(role)) + " side",
                              {transcript_.span(), introduction, shared_.span()});
 }
 
 base::Bytes Handshake::introduce() {
-  base::Bytes words = Introduction::encode(self_);
-  const Key proof = terms_.secret ? proof_of(ours_.role, words.span()) : Key();
-  words.append(proof.data(), Key::kBytes);
-  append(words.span());
-  return words;
+  base::Bytes message = Introduction::encode(self_);
+  const Key proof = terms_.secret ? proof_of(ours_.role, message.span()) : Key();
+  message.append(proof.data(), Key::kBytes);
+  append(message.span());
+  return message;
 }
 
 void Handshake::take_introduction(std::span<const std::byte> message,

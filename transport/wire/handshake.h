@@ -16,60 +16,60 @@
 
 namespace stitch::transport {
 
-// One side's part in opening a connection, without any I/O: what to say, what was heard, whether it
-// is done. The exchange is written down in WIRE.md, and what it is worth in docs/security.md:
+// One side of the handshake that opens a connection, without any I/O. WIRE.md has the exchange byte
+// by byte, docs/security.md what it protects:
 //
-//   both         greeting       versions, what is wanted, a nonce, a public key; nothing about who
-//   connecting   introduction   who it is, and its proof
-//   accepting    introduction   likewise, once it believes the connecting side
-//   connecting   acceptance     once it believes the accepting side and wants it
+//   both         greeting       version, features, encryption, a nonce, a public key; no identity
+//   connecting   introduction   its identity and proof
+//   accepting    introduction   likewise, once it has verified the connecting side
+//   connecting   acceptance     once it has verified the accepting side
 //
-// Proofs and session keys are made from the secret, all words before them, and the X25519 secret.
+// Proofs and session keys are derived from the secret, all messages before them, and the X25519
+// secret.
 // Owned by its connection. Not thread-safe: used by one reader at a time.
 class Handshake {
  public:
-  // No message of a handshake is longer; a longer one is refused before memory is taken for it.
+  // The longest message of a handshake; a longer one is refused before memory is taken for it.
   static constexpr std::size_t kMaxBytes = 512;
   static_assert(Introduction::kBytes <= kMaxBytes && kRefusalBytes <= kMaxBytes);
 
   enum class State : std::uint8_t {
     greeting,      // waits for the peer's greeting
     introduction,  // waits for the peer's introduction
-    acceptance,    // accepting side: has introduced itself, waits to be let in
+    acceptance,    // accepting side: has introduced itself, waits for the acceptance
     open,          // both have accepted
-    refused,       // over; error() says why
+    refused,       // ended with error()
   };
-  // Whether the peer, which has proved who it is, may come in: throws the Error when not.
+  // Decides whether a peer that has authenticated itself is accepted: throws the Error if not.
   using Check = std::function<void(const Hello& peer)>;
   struct Terms {
-    std::shared_ptr<const SecretKey> secret{};  // null: nothing is proved and nothing protected
+    std::shared_ptr<const SecretKey> secret{};  // null: no authentication, no encryption
     Encryption encryption = Encryption::on;     // with a secret
   };
 
-  // Takes a fresh nonce and, with a secret, a fresh pair of keys.
+  // Makes a fresh nonce and, with a secret, a fresh key pair.
   Handshake(Hello self, Role role, Terms terms, Check check = nullptr);
 
-  // What to send first.
+  // The first message to send.
   [[nodiscard]] base::Bytes greeting() const;
-  // Takes the peer's next message and returns what to send in answer, in order. Never throws for
-  // what the peer said: it then ends in `refused`, and the answer tells the peer why (unless the
-  // peer refused us). Once refused, further messages are ignored but for the peer's own refusal.
+  // Takes the peer's next message and returns the messages to send in answer, in order. Never
+  // throws for what the peer sent: it then ends in `refused`, and the answer has the reason (unless
+  // the peer refused us). Once refused, further messages except the peer's own refusal are ignored.
   [[nodiscard]] std::vector<base::Bytes> receive(std::span<const std::byte> message);
 
-  // Ends in `refused` and returns what to tell the peer.
+  // Ends in `refused` and returns the message with the reason.
   [[nodiscard]] base::Bytes refuse(const Error& error);
 
   [[nodiscard]] State state() const noexcept { return state_; }
   // Also within the check. REQUIRES: state() is `open`.
   [[nodiscard]] const Hello& peer() const noexcept { return peer_; }
-  // What protects everything that follows; nothing when nothing does. REQUIRES: state() is `open`.
+  // The keys for everything that follows; nothing without encryption. REQUIRES: state() is `open`.
   [[nodiscard]] const std::optional<SessionKeys>& keys() const noexcept { return keys_; }
   void forget_keys() noexcept { keys_.reset(); }
   [[nodiscard]] Role role() const noexcept { return ours_.role; }
   // REQUIRES: state() is `refused`.
   [[nodiscard]] const Error& error() const noexcept { return *error_; }
-  // True when the peer is known to be done with the connection: no use in waiting for it to read
-  // our refusal.
+  // True when the peer has refused us: there is no point in waiting until it reads our refusal.
   [[nodiscard]] bool peer_refused() const noexcept { return peer_refused_; }
 
  private:
@@ -77,7 +77,9 @@ class Handshake {
   void take_introduction(std::span<const std::byte> message, std::vector<base::Bytes>& answer);
   [[nodiscard]] base::Bytes introduce();
   [[nodiscard]] Key proof_of(Role role, std::span<const std::byte> introduction) const;
-  void append(std::span<const std::byte> words) { transcript_.append(words.data(), words.size()); }
+  void append(std::span<const std::byte> message) {
+    transcript_.append(message.data(), message.size());
+  }
   void derive_keys();
 
   const Hello self_;

@@ -69,8 +69,8 @@ Greeting decode_greeting(std::span<const std::byte> bytes) {
                 "hello does not start with \"STHI\": the peer is not a stitch worker");
   }
   Greeting greeting;
-  // The fields up to here have the same place in every version, so that strangers can be told apart
-  // from other versions.
+  // The fields up to here have the same place in every version, so that another version can be
+  // distinguished from another protocol.
   greeting.version = reader.read<std::uint16_t>();
   if (greeting.version != Hello::kVersion) {
     throw Error(ErrorCode::protocol,

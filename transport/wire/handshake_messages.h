@@ -12,18 +12,19 @@
 #include "stitch/transport/wire/secret_key.h"
 #include "stitch/transport/wire/session_seal.h"
 
-// The messages with which a connection between workers opens; WIRE.md has them byte by byte.
+// The messages of the handshake that opens a connection between workers; WIRE.md has them byte by
+// byte.
 namespace stitch::transport {
 
-// Which end of a connection somebody is: the one that connected, or the one that listened.
+// The two ends of a connection: the one that connected, and the one that listened.
 enum class Role : std::uint8_t { connecting, accepting };
 [[nodiscard]] std::string_view name_of(Role role) noexcept;
 
-// The first thing each side says. It is said to anybody, so it tells nothing about who says it.
+// The first message of each side. Any peer gets it, so it does not identify the sender.
 struct Greeting {
   std::uint16_t version = Hello::kVersion;
   Role role = Role::connecting;
-  bool authenticated = false;               // proves, and demands proof of, the secret
+  bool authenticated = false;               // has a secret, and requires it of the peer
   Encryption encryption = Encryption::off;  // of what follows the handshake over a network
   bool aes = false;                         // has AES instructions
   std::uint64_t features = 0;               // as Hello::features
@@ -33,14 +34,15 @@ struct Greeting {
   static constexpr std::size_t kBytes = 80;
 };
 [[nodiscard]] base::Bytes encode(const Greeting& greeting);
-// Throws Error(protocol): not ours, a version we do not speak (naming both), or malformed.
+// Throws Error(protocol): another protocol, another version (naming both), or malformed.
 [[nodiscard]] Greeting decode_greeting(std::span<const std::byte> bytes);
-// Whether the two fit: opposite roles, the same encryption (else `protocol`), the same use of a
-// secret, and a nonce that is not our own (else `unauthenticated`). The texts may go to a stranger.
+// Throws unless the two are compatible: opposite roles, the same encryption (else `protocol`), the
+// same use of a secret, and a nonce that is not our own (else `unauthenticated`). The texts may be
+// sent to an unauthenticated peer.
 void check_greeting(const Greeting& self, const Greeting& peer);
 
-// Who a side is, and, with a secret, the proof that it knows it: 32 bytes, 0 without one. Said by
-// the connecting side first. As long for every name.
+// The identity of a side and, with a secret, the proof that it knows it: 32 bytes, 0 without one.
+// The connecting side sends it first. Its size does not depend on the name.
 struct Introduction {
   static constexpr std::size_t kProofBytes = Key::kBytes;
   static constexpr std::size_t kMaxNameBytes = 440;
@@ -59,21 +61,21 @@ struct Introduction {
 };
 [[nodiscard]] bool is_introduction(std::span<const std::byte> bytes) noexcept;
 
-// "I let you in": ends the handshake.
+// The connecting side accepts the other: ends the handshake.
 inline constexpr std::size_t kAcceptanceBytes = 4;
 [[nodiscard]] base::Bytes encode_acceptance();
 [[nodiscard]] bool is_acceptance(std::span<const std::byte> bytes) noexcept;
 
-// Why a side does not let the other one in; as long for every text.
+// The reason for which a side refuses the other. Its size does not depend on the text.
 inline constexpr std::size_t kRefusalBytes = 5 + 400;
 [[nodiscard]] base::Bytes encode_refusal(const Error& error);
 [[nodiscard]] bool is_refusal(std::span<const std::byte> bytes) noexcept;
-// The peer may have proved nothing: only known codes and printable text are kept. REQUIRES:
+// The peer may be unauthenticated: only known codes and printable text are kept. REQUIRES:
 // is_refusal().
 [[nodiscard]] Error decode_refusal(std::span<const std::byte> bytes);
 
-// Each message has one size, so a size that was changed on its way is noticed at once, instead of
-// making the reader wait for what never comes.
+// Each message has a fixed size, so that a size changed in transit is detected immediately, instead
+// of making the reader wait for bytes that never come.
 [[nodiscard]] constexpr bool is_handshake_size(std::size_t bytes) noexcept {
   return bytes == Greeting::kBytes || bytes == Introduction::kBytes || bytes == kAcceptanceBytes ||
          bytes == kRefusalBytes;

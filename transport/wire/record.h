@@ -7,24 +7,24 @@
 
 namespace stitch::transport {
 
-// What a stream connection's bytes are made of; see WIRE.md. A record is a header, `buffers` sizes
-// of 8 bytes each (message and bulk), and then the bytes it announces (message: the frame and the
-// buffers, data: a piece of the bulk message under way).
+// The records of a stream connection; see WIRE.md. A record is a header, `buffers` sizes of 8 bytes
+// each (message and bulk), and then the bytes it announces (message: the frame and the buffers,
+// data: a piece of the bulk message in flight).
 enum class RecordKind : std::uint8_t {
   message = 1,  // a whole small message
-  bulk = 2,     // a large message begins: its bytes follow in data records, other messages may come
-                // between
+  bulk = 2,  // the start of a large message: its bytes follow in data records, with other messages
+             // in between
   data = 3,
 };
 
 struct RecordHeader {
   RecordKind kind = RecordKind::message;
-  std::uint32_t buffers = 0;  // message and bulk: how many buffers beside the frame
+  std::uint32_t buffers = 0;  // message and bulk: the number of buffers beside the frame
   std::uint64_t bytes = 0;    // message and bulk: of the frame; data: of the piece
 
   static constexpr std::size_t kBytes = 16;
   void encode(std::byte* at) const noexcept;
-  // Throws Error(protocol) when the bytes are no header.
+  // Throws Error(protocol) when the bytes are not a header.
   [[nodiscard]] static RecordHeader decode(const std::byte* at);
 };
 

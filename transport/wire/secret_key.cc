@@ -10,6 +10,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
+#include "stitch/base/random.h"
 
 namespace stitch::transport {
 
@@ -29,7 +30,7 @@ void check_not_empty(std::string_view secret) {
   }
 }
 
-// Once: what this process may lock does not change.
+// Once: the limit of this process does not change.
 void say_not_locked(int error) {
   static std::atomic<bool> said{false};
   if (said.exchange(true)) return;
@@ -41,11 +42,6 @@ void say_not_locked(int error) {
 
 }  // namespace
 
-void start_sodium() {
-  static const int started = sodium_init();
-  if (started < 0) throw Error(ErrorCode::internal, "libsodium could not be initialised");
-}
-
 Key::~Key() { sodium_memzero(bytes_.data(), bytes_.size()); }
 
 bool Key::equals(std::span<const std::byte> other) const noexcept {
@@ -53,7 +49,7 @@ bool Key::equals(std::span<const std::byte> other) const noexcept {
 }
 
 SecretKey::SecretKey()
-    : key_((start_sodium(), static_cast<unsigned char*>(sodium_malloc(Key::kBytes)))) {
+    : key_((base::start_sodium(), static_cast<unsigned char*>(sodium_malloc(Key::kBytes)))) {
   if (key_ == nullptr) {
     throw Error(ErrorCode::overloaded,
                 "there are no guarded pages of memory for the key of the secret");
@@ -65,7 +61,7 @@ SecretKey::~SecretKey() { sodium_free(key_); }  // which wipes it
 std::shared_ptr<const SecretKey> SecretKey::stretch(std::string_view secret) {
   check_not_empty(secret);
   const std::shared_ptr<SecretKey> made(new SecretKey());
-  // sodium_malloc() has tried this, and says nothing when it fails.
+  // sodium_malloc() has tried this, but does not report a failure.
   if (sodium_mlock(made->key_, Key::kBytes) != 0) say_not_locked(errno);
   constexpr std::string_view kSaltLabel = "stitch secret 1";
   std::array<unsigned char, crypto_pwhash_SALTBYTES> salt{};

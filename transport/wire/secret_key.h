@@ -9,7 +9,7 @@
 
 namespace stitch::transport {
 
-// The bytes of a key, a proof or a hash; wiped when it goes.
+// The bytes of a key, a proof or a hash; wiped by the destructor.
 class Key {
  public:
   static constexpr std::size_t kBytes = 32;
@@ -29,13 +29,13 @@ class Key {
   std::array<std::byte, kBytes> bytes_{};
 };
 
-// The key that all who know the user's secret have: stretched once, at start, by argon2id
-// (libsodium crypto_pwhash, interactive limits), so that whoever records a proof pays for each
-// guess of a weak secret. The salt is the same everywhere: workers that have only the secret in
-// common must get the same key. It lies between guard pages in memory that is not dumped, cannot be
-// written, and is wiped; it is locked where the system allows it, else stretch() says so once on
-// stderr. Shared by all endpoints and stores of a worker; it has no way to be printed. Thread
-// contract: any thread.
+// The key derived from the user's secret: stretched once, at start, by argon2id (libsodium
+// crypto_pwhash, interactive limits), which makes each guess of a weak secret expensive for an
+// attacker who has recorded a proof. The salt is the same everywhere: workers that have only the
+// secret in common must get the same key. It is kept between guard pages in read-only memory that
+// is not dumped and is wiped at the end; it is locked where the system allows it, otherwise
+// stretch() reports that once on stderr. Shared by all endpoints and stores of a worker; it cannot
+// be printed. Thread contract: any thread.
 class SecretKey {
  public:
   // Takes 64 MiB and in the order of 0.1 s. Throws Error(invalid_argument) for an empty secret,
@@ -57,8 +57,5 @@ class SecretKey {
   SecretKey();
   unsigned char* key_;  // of sodium_malloc
 };
-
-// Makes libsodium ready; any number of times, any thread. Throws Error(internal) when it refuses.
-void start_sodium();
 
 }  // namespace stitch::transport

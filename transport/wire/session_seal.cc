@@ -10,6 +10,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
+#include "stitch/base/random.h"
 #include "stitch/transport/wire/aes_gcm.h"
 
 namespace stitch::transport {
@@ -28,7 +29,7 @@ static_assert(Key::kBytes == crypto_kdf_KEYBYTES);
 static_assert(Key::kBytes == crypto_scalarmult_BYTES);
 static_assert(Key::kBytes == crypto_scalarmult_SCALARBYTES);
 
-// What crypto_kdf makes of a direction's key.
+// The subkeys that crypto_kdf derives from a direction's key.
 enum Subkey : std::uint64_t { kBytesKey = 1, kHeaderKey = 2, kNextKey = 3 };
 constexpr char kKdfContext[] = "stitchrc";
 static_assert(sizeof(kKdfContext) == crypto_kdf_CONTEXTBYTES + 1);
@@ -68,7 +69,7 @@ std::optional<Encryption> encryption_named(std::string_view name) noexcept {
 }
 
 bool has_aes_instructions() {
-  start_sodium();
+  base::start_sodium();
   return crypto_aead_aes256gcm_is_available() != 0;
 }
 
@@ -88,8 +89,7 @@ SessionKeys derive_session_keys(const SecretKey& secret, std::string_view label,
 }
 
 KeyAgreement::KeyAgreement() {
-  start_sodium();
-  randombytes_buf(private_.data(), Key::kBytes);
+  base::fill_random({private_.data(), Key::kBytes});
   crypto_scalarmult_base(raw(public_.data()), raw(private_.data()));
 }
 
@@ -97,7 +97,7 @@ KeyAgreement::~KeyAgreement() = default;
 
 Key KeyAgreement::shared_with(std::span<const std::byte> peer_public_key) const {
   Key shared;
-  // A key of low order would make the result known to everybody; libsodium refuses it.
+  // A key of low order would make the result predictable; libsodium refuses it.
   if (peer_public_key.size() != Key::kBytes ||
       crypto_scalarmult(raw(shared.data()), raw(private_.data()), raw(peer_public_key.data())) !=
           0) {
@@ -119,7 +119,7 @@ struct RecordCipher::State {
 
 RecordCipher::RecordCipher(Encryption encryption, Cipher cipher, const Key& key)
     : encryption_(encryption), cipher_(cipher) {
-  start_sodium();
+  base::start_sodium();
   if (encryption == Encryption::off)
     throw Error(ErrorCode::internal, "records without encryption are not sealed");
   if (cipher == Cipher::aes256_gcm && !has_aes_instructions())
@@ -130,7 +130,7 @@ RecordCipher::RecordCipher(Encryption encryption, Cipher cipher, const Key& key)
 RecordCipher::~RecordCipher() = default;
 
 void RecordCipher::use_key(const Key& key) {
-  // The whole new state first, as making it can fail: the one that is in use stays as it was then.
+  // The whole new state first: where that fails, the current one stays in use.
   auto next = std::make_unique<State>();
   crypto_kdf_derive_from_key(next->bytes_key.data(), next->bytes_key.size(), kBytesKey, kKdfContext,
                              raw(key.data()));
@@ -144,7 +144,7 @@ void RecordCipher::use_key(const Key& key) {
 void RecordCipher::next_record() {
   if (number_ == std::numeric_limits<std::uint64_t>::max())
     throw Error(ErrorCode::internal, "a session has no number left for another record");
-  ++number_;  // first, so that it is not used again whatever fails below
+  ++number_;  // first, so that the number is not used again if anything below fails
   if (number_ % SealedRecord::kRecordsPerKey != 0) return;
   Key next;
   crypto_kdf_derive_from_key(raw(next.data()), Key::kBytes, kNextKey, kKdfContext,

@@ -11,19 +11,19 @@
 
 namespace stitch::transport {
 
-// How what travels over a network is protected, once both sides have proved the secret.
+// The protection of network traffic, once both sides have proved that they know the secret.
 enum class Encryption : std::uint8_t {
-  off = 0,        // not at all
-  integrity = 1,  // readable, but nothing can be changed, repeated, left out or put in
-  on = 2,         // not readable either
+  off = 0,        // none
+  integrity = 1,  // not encrypted, but changed, repeated, dropped or inserted records are detected
+  on = 2,         // encrypted, too
 };
 [[nodiscard]] std::string_view name_of(Encryption encryption) noexcept;
-// Nothing for a name that is none of "off", "integrity", "on".
+// Nothing for a name other than "off", "integrity", "on".
 [[nodiscard]] std::optional<Encryption> encryption_named(std::string_view name) noexcept;
 
-// Both sides use the first one where both processors have AES instructions.
+// The first is used where both processors have AES instructions.
 enum class Cipher : std::uint8_t { aes256_gcm, chacha20_poly1305 };
-// Whether this processor has what libsodium's AES-256-GCM needs.
+// Whether this processor has the instructions that libsodium's AES-256-GCM needs.
 [[nodiscard]] bool has_aes_instructions();
 
 // The two keys of a session, one for each direction.
@@ -34,26 +34,26 @@ struct SessionKeys {
   Key from_accepting;
 };
 
-// Keys from the secret and everything that the two sides have said, so that sides which have not
-// heard the same words have different keys. `label` tells the protocol; `shared` is the X25519
-// secret of the session, empty where there is none.
+// Keys from the secret and all handshake messages: sides that have not seen the same messages have
+// different keys. `label` is different for each protocol; `shared` is the X25519 secret of the
+// session, empty where there is none.
 [[nodiscard]] SessionKeys derive_session_keys(const SecretKey& secret, std::string_view label,
                                               std::span<const std::byte> transcript,
                                               std::span<const std::byte> shared,
                                               Encryption encryption, Cipher cipher);
 
-// One side's part of an X25519 agreement, which makes sessions stay secret when the shared secret
-// gets known later.
+// One side of an X25519 key agreement, which keeps sessions secret when the shared secret becomes
+// known later (forward secrecy).
 class KeyAgreement {
  public:
-  KeyAgreement();  // takes a fresh pair
+  KeyAgreement();  // makes a fresh key pair
   ~KeyAgreement();
   KeyAgreement(const KeyAgreement&) = delete;
   KeyAgreement& operator=(const KeyAgreement&) = delete;
-  // What the other side is to be told.
+  // To be sent to the other side.
   [[nodiscard]] const Key& public_key() const noexcept { return public_; }
-  // What both sides have in common. Throws Error(unauthenticated) for a public key that no honest
-  // side has, or one of another size.
+  // The secret that both sides compute. Throws Error(unauthenticated) for a public key that no
+  // honest side has (one of low order), or one of another size.
   [[nodiscard]] Key shared_with(std::span<const std::byte> peer_public_key) const;
 
  private:
@@ -61,16 +61,16 @@ class KeyAgreement {
   Key public_;
 };
 
-// A sealed record: a header of 12 bytes, as many bytes as it says, and a tag of 16.
+// A sealed record: a header of 12 bytes, the bytes whose size it has, and a tag of 16.
 //
 //   u32 size, little-endian; SipHash-2-4 of {number of the record, size}; bytes; tag
 //
 // The tag is that of an AEAD over the bytes, with the number of the record as nonce: records count
-// from 0 in each direction and carry no number, so one that was repeated, left out or moved does
-// not open. `on`: the bytes are encrypted; `integrity`: they are the additional data of an empty
-// text. The header's own tag is there so that a changed size is noticed at once, instead of making
-// the reader wait for bytes that never come. After each kRecordsPerKey records a direction goes on
-// with a new key, made from the old one, which is forgotten.
+// from 0 in each direction and carry no number, so one that was repeated, dropped or moved does not
+// open. `on`: the bytes are encrypted; `integrity`: they are the additional data of an empty
+// text. The header has a tag of its own so that a changed size is detected immediately, instead of
+// making the reader wait for bytes that never come. After each kRecordsPerKey records a direction
+// changes to a new key, derived from the old one, which is wiped.
 struct SealedRecord {
   static constexpr std::size_t kHeaderBytes = 12;
   static constexpr std::size_t kTagBytes = 16;
@@ -78,7 +78,7 @@ struct SealedRecord {
   static constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 20;
 };
 
-// What Sealer and Opener have in common: the keys of one direction and the number of its next
+// The common part of Sealer and Opener: the keys of one direction and the number of its next
 // record. Not thread-safe.
 class RecordCipher {
  public:
@@ -86,7 +86,7 @@ class RecordCipher {
   ~RecordCipher();
   RecordCipher(const RecordCipher&) = delete;
   RecordCipher& operator=(const RecordCipher&) = delete;
-  // How many records have been sealed or opened.
+  // The number of records sealed or opened.
   [[nodiscard]] std::uint64_t records() const noexcept { return number_; }
 
  protected:
@@ -101,7 +101,7 @@ class RecordCipher {
   std::unique_ptr<State> state_;
 
  private:
-  // Strong guarantee: when it throws, the key before it is still in use.
+  // Strong guarantee: when it throws, the previous key is still in use.
   void use_key(const Key& key);
 };
 
@@ -116,13 +116,12 @@ class Sealer : public RecordCipher {
 class Opener : public RecordCipher {
  public:
   using RecordCipher::RecordCipher;
-  // How many bytes the record has that begins with these kHeaderBytes. Throws
-  // Error(unauthenticated) when the header is not the next one of the peer's; nothing can be opened
-  // then.
+  // The size of the record that begins with these kHeaderBytes. Throws Error(unauthenticated) when
+  // the header is not that of the peer's next record; nothing can be opened then.
   [[nodiscard]] std::size_t open_header(const std::byte* header) const;
-  // Opens the next record: `sealed` has what follows the header, bytes + kTagBytes. Writes `bytes`
+  // Opens the next record: `sealed` is what follows the header, bytes + kTagBytes. Writes `bytes`
   // bytes to `plain`, which may be `sealed`, else it does not overlap. Throws
-  // Error(unauthenticated) when it is not what the peer sealed; nothing of it is in `plain` then.
+  // Error(unauthenticated) when it is not what the peer sealed; `plain` has none of it then.
   void open(const std::byte* sealed, std::size_t bytes, std::byte* plain);
 };
 

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <csignal>
+
+namespace stitch::base {
+
+// Blocks signals on this thread for a block of code. A thread that is started in it inherits the
+// blocked signals and keeps them: for threads that must not run the program's signal handlers, and
+// those of libraries that write to sockets without MSG_NOSIGNAL (with SIGPIPE blocked they get
+// EPIPE, and the program keeps its own handling of the signal). Thread contract: used by the thread
+// that makes it; blocks may nest.
+class SignalsBlocked {
+ public:
+  // All signals.
+  SignalsBlocked() noexcept {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  // One signal.
+  explicit SignalsBlocked(int signal) noexcept {
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, signal);
+    pthread_sigmask(SIG_BLOCK, &one, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace stitch::base
