@@ -20,6 +20,7 @@
 #include "stitch/transport/stream/half_open.h"
 #include "stitch/transport/stream/poller.h"
 #include "stitch/transport/stream/shm_link.h"
+#include "stitch/transport/stream/shm_memory.h"
 #include "stitch/transport/stream/stream_connection.h"
 #include "stitch/transport/stream/tcp_link.h"
 
