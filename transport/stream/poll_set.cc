@@ -61,8 +61,7 @@ void PollSet::changed(SourceId id) noexcept {
 void PollSet::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
   const bool cheap = source->cheap() || source->passive();
   base::MutexLock lock(mutex_);
-  const auto added =
-      watched_.emplace(id, Watched{fd, false, false, true, std::move(source)}).first;
+  const auto added = watched_.emplace(id, Watched{fd, false, false, true, std::move(source)}).first;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = id;

@@ -45,9 +45,7 @@ class PollSet {
   [[nodiscard]] bool any_expensive() const noexcept { return expensive_.load() > 0; }
 
   // Held by the thread that polls.
-  [[nodiscard]] base::Mutex& role() STITCH_THREAD_ANNOTATION(lock_returned(role_)) {
-    return role_;
-  }
+  [[nodiscard]] base::Mutex& role() STITCH_THREAD_ANNOTATION(lock_returned(role_)) { return role_; }
   // Calls poll() of the active sources, and asks the kernel about all of them every so many rounds,
   // or now when `ask_kernel_now`. True when something moved.
   bool poll_once(bool ask_kernel_now) STITCH_REQUIRES(role_);

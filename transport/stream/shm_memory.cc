@@ -41,8 +41,8 @@ struct Offer {
 }
 
 // Allocates the memory's pages where the system counts them: there, the first touch of a page that
-// is not granted would end the process (SIGBUS), in either of the two. Elsewhere that cannot happen,
-// and a connection that carries little should not hold 2 MiB.
+// is not granted would end the process (SIGBUS), in either of the two. Elsewhere that cannot
+// happen, and a connection that carries little should not hold 2 MiB.
 void allocate_pages(int memory) {
   static const bool counted = pages_are_counted();
   if (!counted) return;
@@ -110,8 +110,7 @@ void offer_shm_memory(int socket, const base::Descriptor& memory) {
   rights->cmsg_type = SCM_RIGHTS;
   rights->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-  if (sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(sizeof(offer)))
+  if (sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(offer)))
     fail("handing it over");
 }
 
@@ -161,7 +160,8 @@ base::Descriptor accept_shm_memory(int socket) {
            std::to_string(ShmLayout::kRingBytes));
   if (descriptors != 1) refuse("came with " + std::to_string(descriptors) + " descriptors, not 1");
   struct stat status {};
-  if (fstat(memory.get(), &status) != 0 || status.st_size != static_cast<off_t>(ShmLayout::kMemoryBytes))
+  if (fstat(memory.get(), &status) != 0 ||
+      status.st_size != static_cast<off_t>(ShmLayout::kMemoryBytes))
     refuse("has another size than it says");
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
