@@ -14,29 +14,29 @@
 
 namespace stitch::transport {
 
-// What a thread is to the poller that it polls or works for.
+// What a thread is to the poller that it polls or works for. Own threads:
 //
-//   own thread                                          any other thread
+//             woken               idle, work deferred           reclaim()
+//   asleep ----------> owned ------------------------> working ----------> reclaimed
+//     ^                | ^ ^                              |                   |
+//     '----------------' | '-----------work done----------'                   |
+//           idle         '------------work done: the role is kept-------------'
 //
-//   asleep <-----------------------------------.        none
-//     | woken, role free           nothing left|          | help(), role free
-//     v                                        |          v
-//   owned --------- idle: releases role -------+        helping
-//     ^ |                                      |          | done, idle or deadline
-//     | | idle with deferred work:             |          v
-//     | v releases role                        |        none, or working again
-//     | working ------- work done -------------'
-//     |   | reclaim(), role free
-//     |   v
-//     '-- reclaimed (work done: the role is kept)
+// Other threads, and own ones that wait within their work:
 //
-//   state      holds the role   in sources   does deferred work   wakes up by
-//   none       no               no           -                    -
-//   asleep     no               no           no                   sockets (armed), doorbell
-//   owned      yes              yes          no                   -
-//   helping    yes              yes          may be below it      -
-//   working    no               no           yes                  -
-//   reclaimed  yes              may be       yes, at its end      -
+//                       help()              done, idle or deadline
+//   none, working ----------------> helping ----------------------> none, working
+//
+// owned, helping and reclaimed are entered only when the role is free: a thread that is woken, or
+// whose work is done, sleeps otherwise; help() and reclaim() return.
+//
+//   state      holds the role   calls sources   does deferred work   is woken by
+//   none       no               no              no                   -
+//   asleep     no               no              no                   armed sockets, doorbell
+//   owned      yes              yes             no                   -
+//   helping    yes              yes             when it was working  -
+//   working    no               no              yes                  -
+//   reclaimed  yes              not yet         yes, its end         -
 //
 // Invariants:
 // 1. At most one thread holds the role (owned, helping, reclaimed). It alone calls sources.

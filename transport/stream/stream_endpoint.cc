@@ -252,7 +252,7 @@ void StreamEndpointState::expect_first_record(const std::shared_ptr<StreamConnec
       std::chrono::steady_clock::now() + timeout,
       [weak = std::weak_ptr(connection), timeout, expire = std::move(expire)] {
         const auto silent = weak.lock();
-        if (!silent || silent->has_spoken() || !silent->half_open()) return;
+        if (!silent || silent->has_received_record() || !silent->half_open()) return;
         expire(Error(ErrorCode::disconnected, "connection " + silent->describe() +
                                                   " did not finish its handshake within " +
                                                   std::to_string(timeout.count()) + " ms"));
