@@ -167,7 +167,8 @@ TEST_F(SpinPolicyTest, YieldsNowAndThenWhileBusy) {
   EXPECT_TRUE(policy.busy_yield_due(begin, begin + nanoseconds(1))) << "the first busy round";
   policy.yielded_while_busy(begin, begin + kAlone);
   EXPECT_FALSE(policy.busy_yield_due(begin, begin + SpinPolicy::kBusyYieldInterval));
-  EXPECT_TRUE(policy.busy_yield_due(begin, begin + SpinPolicy::kBusyYieldInterval + nanoseconds(1)));
+  EXPECT_TRUE(
+      policy.busy_yield_due(begin, begin + SpinPolicy::kBusyYieldInterval + nanoseconds(1)));
 }
 
 TEST_F(SpinPolicyTest, YieldsRarelyWhileBusyOnceThatHasCostMuch) {
@@ -177,7 +178,8 @@ TEST_F(SpinPolicyTest, YieldsRarelyWhileBusyOnceThatHasCostMuch) {
   EXPECT_TRUE(policy.busy_yield_due(
       begin, begin + SpinPolicy::kContendedBusyYieldInterval + nanoseconds(1)));
   policy.yielded_while_busy(begin, begin + kAlone);
-  EXPECT_TRUE(policy.busy_yield_due(begin, begin + SpinPolicy::kBusyYieldInterval + nanoseconds(1)));
+  EXPECT_TRUE(
+      policy.busy_yield_due(begin, begin + SpinPolicy::kBusyYieldInterval + nanoseconds(1)));
 }
 
 }  // namespace
