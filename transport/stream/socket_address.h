@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <string>
 
+#include "stitch/base/descriptor.h"
+
 namespace stitch::transport {
 
 // A socket's address in the form of the system calls. Thread contract: a value.
@@ -23,7 +25,13 @@ inline constexpr std::size_t kMaxAbstractName = 100;
 // `name` has at most kMaxAbstractName characters.
 [[nodiscard]] SocketAddress abstract_address(const std::string& name);
 
-// "127.0.0.1:4711" or "[::1]:4711": the address that a TCP socket is bound to.
-[[nodiscard]] std::string bound_tcp_address(int socket);
+struct ListeningSocket {
+  base::Descriptor socket;
+  std::string address;  // "shm://name" or "tcp://127.0.0.1:4711", for peers
+};
+// Listens for `transport`, "shm" or "tcp": under a random name, or on a free port of
+// `bind_address`. Throws Error(disconnected) when the address cannot be bound.
+[[nodiscard]] ListeningSocket listen_on_new_address(const std::string& transport,
+                                                    const std::string& bind_address);
 
 }  // namespace stitch::transport

@@ -1,8 +1,6 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 
-#include <sodium.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,11 +24,6 @@ namespace stitch::transport {
 
 namespace {
 
-constexpr std::string_view kShmScheme = "shm://";
-constexpr std::string_view kTcpScheme = "tcp://";
-// Connections that the kernel keeps until they are accepted: a whole cluster may connect in one
-// moment.
-constexpr int kBacklog = 1024;
 // Milliseconds. Accepting pauses this long when there is no descriptor left, so that some can come
 // free; until then the kernel keeps the connections in its backlog.
 constexpr std::chrono::milliseconds kExhaustedPause{50};
@@ -129,35 +122,13 @@ std::vector<std::string> StreamEndpointState::listen(Endpoint::Accept accept) {
 }
 
 std::string StreamEndpointState::open_listener(const std::string& transport) {
-  SocketAddress address;
-  std::string text;
-  if (transport == "shm") {
-    if (sodium_init() < 0) throw Error(ErrorCode::internal, "libsodium cannot be initialised");
-    std::uint64_t number = 0;
-    randombytes_buf(&number, sizeof(number));
-    const std::string name = "stitch-" + std::to_string(::getpid()) + '-' + std::to_string(number);
-    address = abstract_address(name);
-    text = std::string(kShmScheme) + name;
-  } else {
-    const auto ip = IpAddress::parse(stream_.bind_address, 0);
-    address = {ip->address, ip->bytes};
-    text = std::string(kTcpScheme) + stream_.bind_address;
-  }
-  base::Descriptor socket(
-      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0) {
-    throw Error(ErrorCode::disconnected,
-                "address " + text + " could not be bound: " + text_of_errno(errno));
-  }
-  if (transport == "tcp") {
-    text = std::string(kTcpScheme) + bound_tcp_address(socket.get());
-  }
+  ListeningSocket listening = listen_on_new_address(transport, stream_.bind_address);
   reserve_.fill();
   const Poller::SourceId id = poller_->new_id();
   const auto listener = std::make_shared<SocketListener>(
-      std::move(socket), reserve_,
-      [weak = weak_from_this(), transport, text](base::Descriptor accepted_socket) {
+      std::move(listening.socket), reserve_,
+      [weak = weak_from_this(), transport,
+       text = listening.address](base::Descriptor accepted_socket) {
         const auto self = weak.lock();
         if (!self) return;
         try {
@@ -180,7 +151,7 @@ std::string StreamEndpointState::open_listener(const std::string& transport) {
     poller_->remove(id);  // close() may have run before it was added
     throw closed_error();
   }
-  return text;
+  return listening.address;
 }
 
 void StreamEndpointState::exhausted(Poller::SourceId listener) {
