@@ -24,8 +24,8 @@ inline std::size_t below(Random& random, std::size_t end) {
   return static_cast<std::size_t>(random() % end);
 }
 
-// A pipe in memory: what is written comes out. With a seed it takes and gives random amounts of at
-// most `most`, sometimes nothing.
+// A pipe in memory: what is written can be read. With a seed it takes and gives random amounts of
+// at most `most`, sometimes nothing.
 class Pipe final : public Link {
  public:
   explicit Pipe(std::size_t capacity) : capacity_(capacity) {}
@@ -84,7 +84,7 @@ class Pipe final : public Link {
   std::deque<std::byte> bytes_;
 };
 
-// A reader and all that it hands out and takes.
+// A reader, the messages it passes on and the memory it asks for.
 struct Receiver {
   explicit Receiver(RecordReader::Limits limits = {64 * kMiB, 64 * kMiB, true})
       : reader(
@@ -96,7 +96,7 @@ struct Receiver {
             },
             [limits] { return limits; },
             [this](Message message) { messages.push_back(std::move(message)); }) {}
-  // Reads until nothing is left, or returns what is wrong with it.
+  // Reads until nothing is left, or returns the error.
   std::optional<Error> drain(Pipe& pipe) {
     try {
       while (!pipe.empty()) reader.read(pipe);

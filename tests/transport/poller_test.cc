@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A source over an eventfd that counts what it is told.
+// A source over an eventfd that counts the calls it gets.
 class Source final : public PollSource {
  public:
   explicit Source(bool is_cheap = false) : cheap_(is_cheap) {}
@@ -71,7 +71,7 @@ class Source final : public PollSource {
   const bool cheap_;
 };
 
-// A poller whose threads end with the test, also when that is left early.
+// A poller whose threads end with the test, also when that returns early.
 struct Joined {
   const std::shared_ptr<Poller> poller = Poller::start("test");
   ~Joined() { poller->join(); }
@@ -97,10 +97,10 @@ TEST(Poller, CallsASourceWhenItsDescriptorIsReady) {
         << "the thread sleeps when nothing comes";
     poller.remove(id);
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-TEST(Poller, LetsGoOfARemovedSource) {
+TEST(Poller, DropsARemovedSource) {
   const Joined started;
   Poller& poller = *started.poller;
   auto source = std::make_shared<Source>();
@@ -112,7 +112,7 @@ TEST(Poller, LetsGoOfARemovedSource) {
   poller.remove(id);
   source.reset();
   EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
 TEST(Poller, ASourceMayRemoveItselfAndOthers) {
@@ -142,7 +142,7 @@ TEST(Poller, ASourceMayRemoveItselfAndOthers) {
   }
   EXPECT_EQ(first->signals.load(), 1);
   EXPECT_EQ(second->signals.load(), 0);
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
 TEST(Poller, APausedSourceWaits) {
@@ -161,7 +161,7 @@ TEST(Poller, APausedSourceWaits) {
   EXPECT_EQ(paused->signals.load(), 0);
   poller.pause(id, false);
   EXPECT_TRUE(paused->wait_signals(1));
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
 TEST(Poller, WhatIsDeliveredWakesAThreadThatHelps) {
@@ -180,7 +180,7 @@ TEST(Poller, WhatIsDeliveredWakesAThreadThatHelps) {
     EXPECT_TRUE(
         wait_until([&] { return poller.help(done, Clock::now() + seconds(5)); }, seconds(10)));
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
 TEST(Poller, ABusySourceDoesNotKeepTheOthersWaiting) {
@@ -198,30 +198,30 @@ TEST(Poller, ABusySourceDoesNotKeepTheOthersWaiting) {
     ASSERT_TRUE(quiet->wait_signals(1));
     busy_now = true;
     const int before = busy->polls.load();
-    // The quiet one is not hot any more after so many rounds, and still to be heard.
+    // After so many rounds the quiet one is not active any more, and must still be noticed.
     ASSERT_TRUE(wait_until([&] {
       busy->signal();
       return busy->polls.load() > before + 100'000;
     }));
     quiet->signal();
     EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 2; }, seconds(3)))
-        << "it waits for as long as the other one is busy";
+        << "it waits while the other one is busy";
     // And a thread that helps does not, either.
     const std::atomic<bool> never{false};
     std::thread helper([&] { static_cast<void>(poller.help(never, Clock::now() + seconds(3))); });
     quiet->signal();
     EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3)))
-        << "it waits for as long as a thread helps";
+        << "it waits while a thread helps";
     busy_now = false;
     helper.join();
     EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3)));
-    poller.join();  // before what its sources refer to goes
+    poller.join();  // before what its sources refer to is destroyed
   }
 }
 
 // What a callback asks for is done although its own source brought nothing, as when it failed while
 // it was being read.
-TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
+TEST(Poller, PollsAfterDeliveryEvenIfTheDelivererMovedNothing) {
   const Joined started;
   Poller& poller = *started.poller;
   std::atomic<bool> ask{false};
@@ -246,11 +246,11 @@ TEST(Poller, PollsAfterDeliveryWhateverTheDelivererSays) {
     ASSERT_TRUE(wait_until([&] { return asked->polls.load() > before; }, seconds(2)))
         << "forgotten in round " << i;
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// A thread that was woken to look around must not take away what is to wake both for good.
-TEST(Poller, JoinsWhileItsThreadsAreToldToLookAround) {
+// A thread that is woken for a change must not clear the doorbell that ends both.
+TEST(Poller, JoinsWhileItsThreadsAreWoken) {
   constexpr int kRounds = 2000;
   for (int round = 0; round < kRounds; ++round) {
     const auto poller = Poller::start("test");
@@ -263,16 +263,16 @@ TEST(Poller, JoinsWhileItsThreadsAreToldToLookAround) {
   }
 }
 
-// Who is woken to look around while another thread gives polling up finds the role taken. What it
-// was woken for must not be forgotten.
-TEST(Poller, PollsSoonWhoeverGivesPollingUpMeanwhile) {
+// A thread that is woken while another one releases the role finds the role taken. What it was
+// woken for must not be forgotten.
+TEST(Poller, PollsSoonWhenAThreadReleasesTheRoleMeanwhile) {
   std::atomic<bool> hold{false};
   std::atomic<bool> held{false};
   const Joined started;
   Poller& poller = *started.poller;
   const auto source = std::make_shared<Source>(true);
   source->on_sleep = [&] {
-    // It has said that it may sleep; the thread that asks goes on only later.
+    // It has agreed to sleep; the thread that asks continues only later.
     if (hold.load() && !held.exchange(true)) static_cast<void>(wait_until([&] { return !hold; }));
     return true;
   };
@@ -285,15 +285,15 @@ TEST(Poller, PollsSoonWhoeverGivesPollingUpMeanwhile) {
     ASSERT_TRUE(wait_until([&] { return held.load(); }));
     const int before = source->polls.load();
     poller.poll_soon(id);
-    std::this_thread::sleep_for(milliseconds(30));  // the other thread hears it, and sleeps again
+    std::this_thread::sleep_for(milliseconds(30));  // the other thread is woken, and sleeps again
     hold = false;
     ASSERT_TRUE(wait_until([&] { return source->polls.load() > before; }, seconds(5)))
         << "forgotten in round " << round;
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// A thread that helps has a deadline of its own, however much there is to move.
+// A helping thread keeps its own deadline, however much there is to move.
 TEST(Poller, AHelpingThreadKeepsItsDeadlineUnderTraffic) {
   std::atomic<bool> busy{true};
   std::atomic<int> here{0};
@@ -320,10 +320,10 @@ TEST(Poller, AHelpingThreadKeepsItsDeadlineUnderTraffic) {
   EXPECT_GT(here.load(), 0);
   busy = false;
   watch.join();
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// What rests costs nothing, however much of it there is.
+// Sources that sleep cost nothing, however many there are.
 TEST(Poller, SourcesThatRestAreNotVisited) {
   const Joined started;
   Poller& poller = *started.poller;
@@ -352,11 +352,11 @@ TEST(Poller, SourcesThatRestAreNotVisited) {
     each->signal();
     ASSERT_TRUE(each->wait_signals(1));
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// An exception of a source is that source's end, not the process's.
-TEST(Poller, LetsGoOfASourceThatThrows) {
+// An exception of a source ends that source, not the process.
+TEST(Poller, RemovesASourceThatThrows) {
   const Joined started;
   Poller& poller = *started.poller;
   auto bad = std::make_shared<Source>();
@@ -370,10 +370,10 @@ TEST(Poller, LetsGoOfASourceThatThrows) {
   EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
   good->signal();
   EXPECT_TRUE(good->wait_signals(1));
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// A thread that has polling back after deferred work asks for a poll that no delivery follows.
+// A thread that has reclaimed the role after deferred work asks for a poll; no delivery follows.
 TEST(Poller, PollsWhatAReclaimingThreadAsksFor) {
   const Joined started;
   Poller& poller = *started.poller;
@@ -383,7 +383,7 @@ TEST(Poller, PollsWhatAReclaimingThreadAsksFor) {
   source->on_ready = [&] {
     Poller::Work work = [&](bool here) {
       if (!here) return false;
-      std::this_thread::sleep_for(milliseconds(5));  // meanwhile the source goes to rest
+      std::this_thread::sleep_for(milliseconds(5));  // meanwhile the source falls asleep
       poller.reclaim();
       if (poller.on_this_thread() && poller.poll_after_delivery(asked)) reclaimed.fetch_add(1);
       return false;
@@ -402,10 +402,10 @@ TEST(Poller, PollsWhatAReclaimingThreadAsksFor) {
         << "forgotten in round " << i;
   }
   EXPECT_GT(reclaimed.load(), 0);
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// A thread that is stuck in the work that a message brought holds nobody up.
+// A thread that is stuck in the work that a message brought does not delay the end.
 TEST(Poller, DoesNotWaitLongForAThreadInDeferredWork) {
   const auto release = std::make_shared<std::atomic<bool>>(false);
   const auto working = std::make_shared<std::atomic<bool>>(false);
@@ -431,7 +431,7 @@ TEST(Poller, DoesNotWaitLongForAThreadInDeferredWork) {
   EXPECT_TRUE(wait_until([&] { return poller.use_count() == 1; })) << "its thread has not ended";
 }
 
-// A source that says that something has come instead of sleeping is polled.
+// A source that refuses to sleep because something has arrived is polled.
 TEST(Poller, DoesNotSleepOverASourceThatIsAwake) {
   const Joined started;
   Poller& poller = *started.poller;
@@ -450,11 +450,11 @@ TEST(Poller, DoesNotSleepOverASourceThatIsAwake) {
     source->signal();
     EXPECT_TRUE(wait_until([&] { return refusals.load() == 0; }));
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
-// Threads that help take the role from an own thread that the bell has woken: whoever arms last,
-// what comes afterwards is heard without any help.
+// Helping threads take the role from an own thread that the doorbell has woken: whichever arms
+// last, what arrives afterwards is noticed without any help.
 TEST(Poller, HandingTheRoleOverLeavesTheSocketsWatched) {
   const Joined started;
   Poller& poller = *started.poller;
@@ -473,13 +473,13 @@ TEST(Poller, HandingTheRoleOverLeavesTheSocketsWatched) {
     std::thread second(help);
     while (ready.load() < 2) std::this_thread::yield();
     ready.fetch_add(1);
-    poller.poll_soon(id);  // rings the bell when all are asleep
+    poller.poll_soon(id);  // rings the doorbell when all are asleep
     first.join();
     second.join();
     source->signal();
     ASSERT_TRUE(source->wait_signals(i)) << i;
   }
-  poller.join();  // before what its sources refer to goes
+  poller.join();  // before what its sources refer to is destroyed
 }
 
 double cpu_seconds() {
@@ -529,7 +529,7 @@ TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
   EXPECT_LT(idle_share(), kIdle) << "after a thread has helped";
 }
 
-TEST_P(StreamIdle, StrangersThatSayNothingCostNothing) {
+TEST_P(StreamIdle, SilentStrangersCostNothing) {
   const auto server = make(1);
   const auto addresses = server->listen([] { return std::make_shared<Recorder>()->events(); });
   std::vector<base::Descriptor> strangers;

@@ -30,10 +30,11 @@
 
 namespace stitch::transport {
 
-// Waits for something that nobody tells about. False when it has not come for long.
+// Polls for a condition that no event reports. False when `timeout` has passed.
 template <class Condition>
-[[nodiscard]] bool wait_until(Condition condition, std::chrono::milliseconds patience = kPatience) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+[[nodiscard]] bool wait_until(Condition condition,
+                              std::chrono::milliseconds timeout = kTestTimeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return condition();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -72,8 +73,9 @@ inline void send_raw(int socket, std::string_view bytes) {
 }
 
 // Reads and drops until the other side ends the connection. False when it does not.
-[[nodiscard]] inline bool wait_hung_up(int socket, std::chrono::milliseconds patience = kPatience) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+[[nodiscard]] inline bool wait_hung_up(int socket,
+                                       std::chrono::milliseconds timeout = kTestTimeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   std::array<char, 4096> dropped;
   while (std::chrono::steady_clock::now() < deadline) {
     pollfd event{socket, POLLIN, 0};
@@ -91,11 +93,11 @@ struct RawOffer {
   off_t bytes = 4096 + 2 * 1048576;
   int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   bool sealable = true;
-  // What stands in the memory when it is handed over: offsets and words.
+  // Contents of the memory when it is handed over: offsets and words.
   std::vector<std::pair<off_t, std::uint64_t>> words_in_memory;
 };
 
-// Makes the memory that the offer says and sends it; gives back its descriptor.
+// Makes the memory that the offer describes and sends it; returns its descriptor.
 inline base::Descriptor send_offer(int socket, const RawOffer& offer) {
   base::Descriptor memory(
       ::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
@@ -134,7 +136,7 @@ inline base::Descriptor send_offer(int socket, const RawOffer& offer) {
          std::string(content);
 }
 
-// The connecting side of a connection, made by hand from what WIRE.md says: it can do what no
+// The connecting side of a connection, written from WIRE.md by hand: it can do what no
 // endpoint does. One thread.
 class RawPeer {
  public:
@@ -156,7 +158,7 @@ class RawPeer {
   [[nodiscard]] int socket() const { return socket_.get(); }
   void hang_up() { socket_ = base::Descriptor(); }
 
-  // Writes everything; false when the other side takes nothing for long or has gone.
+  // Writes everything; false when the other side takes nothing for long or has ended.
   bool write(std::string_view bytes) {
     return wait_until([&] {
              const ssize_t count = memory_ != nullptr
@@ -168,7 +170,7 @@ class RawPeer {
            }) &&
            bytes.empty();
   }
-  // Reads as many bytes; fewer when the other side says nothing for long.
+  // Reads as many bytes; fewer when the other side sends nothing for long.
   std::string read(std::size_t bytes) {
     std::string all;
     static_cast<void>(wait_until([&] {
@@ -197,7 +199,7 @@ class RawPeer {
     const base::Bytes greeting = Handshake(named(), Role::connecting, {}).greeting();
     return std::string(reinterpret_cast<const char*>(greeting.data()), greeting.size());
   }
-  // False when the other side does not let us in.
+  // False when the other side refuses.
   bool shake_hands() {
     Handshake handshake(named(), Role::connecting, {});
     const auto say = [this](const base::Bytes& words) {
@@ -219,7 +221,7 @@ class RawPeer {
   [[nodiscard]] std::atomic_ref<T> at(bool ours, Field field) {
     return std::atomic_ref<T>(*reinterpret_cast<T*>(memory_ + (ours ? 0 : 256) + field));
   }
-  void ring_bell() {
+  void ring_doorbell() {
     static_cast<void>(!::send(socket_.get(), "", 1, MSG_NOSIGNAL | MSG_DONTWAIT));
   }
 
@@ -244,7 +246,7 @@ class RawPeer {
     for (std::size_t i = 0; i < step; ++i)
       memory_[4096 + (before + i) % kRing] = static_cast<std::byte>(bytes[i]);
     count.store(before + step);
-    if (at<std::uint32_t>(true, reader_sleeps).exchange(0) != 0) ring_bell();
+    if (at<std::uint32_t>(true, reader_sleeps).exchange(0) != 0) ring_doorbell();
     return static_cast<ssize_t>(step);
   }
   ssize_t read_ring(std::string& into) {
@@ -262,7 +264,7 @@ class RawPeer {
       into[i] = static_cast<char>(memory_[4096 + kRing + (before + i) % kRing]);
     count.store(before + step);
     if (there - step <= kRing / 4 && at<std::uint32_t>(false, writer_waits).exchange(0) != 0)
-      ring_bell();
+      ring_doorbell();
     return static_cast<ssize_t>(step);
   }
 

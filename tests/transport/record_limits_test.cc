@@ -1,5 +1,5 @@
-// What records may cost: memory for what has come and not for what is announced, a fair share of
-// the link, and no waiting for a link that lies.
+// What records may cost: memory for what has arrived and not for what is announced, a fair share of
+// the link, and no waiting for a link that takes nothing.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -162,14 +162,14 @@ TEST(RecordLimits, NothingIsReadWhileALargeMessageWaitsForTheBudget) {
   EXPECT_EQ(given_back, 1U);
 }
 
-// Small messages pass large ones, but not for ever.
+// Small messages pass large ones, but not without limit.
 TEST(RecordLimits, ALargeMessageMovesHoweverManySmallOnesThereAre) {
   Pipe pipe(256 * kKiB);
   Receiver receiver;
   RecordWriter writer;
   RecordWriter::Finished finished;
   const auto message_of = [](std::size_t bytes) {
-    return RecordWriter::Outgoing{make_message(std::string(bytes, 'm')), nullptr};
+    return RecordWriter::QueuedSend{make_message(std::string(bytes, 'm')), nullptr};
   };
   static_cast<void>(writer.send(message_of(kMiB), nullptr));
   std::size_t small_bytes = 0;
@@ -185,10 +185,10 @@ TEST(RecordLimits, ALargeMessageMovesHoweverManySmallOnesThereAre) {
     receiver.messages.clear();
   }
   EXPECT_TRUE(large) << "nothing of it in " << small_bytes << " bytes of small ones";
-  EXPECT_GT(small_bytes, RecordWriter::kSmallPerPiece) << "small ones are to go first";
+  EXPECT_GT(small_bytes, RecordWriter::kSmallPerPiece) << "small ones are to pass first";
 }
 
-// A link that says that there is room and takes nothing: a peer that lies about what it has read.
+// A link that claims to have room and takes nothing: its peer reports wrong read positions.
 TEST(RecordLimits, AWriterGivesUpOnALinkThatTakesNothing) {
   class Liar final : public Link {
    public:
@@ -217,7 +217,7 @@ TEST(RecordLimits, AWriterGivesUpOnALinkThatTakesNothing) {
   }
 }
 
-TEST(ReceiveBudget, LetsInWhatFitsAndTheRestInOrder) {
+TEST(ReceiveBudget, AdmitsWhatFitsAndTheRestInOrder) {
   ReceiveBudget budget(100);
   std::string order;
   const auto note = [&order](char name) { return [&order, name] { order += name; }; };
@@ -232,7 +232,7 @@ TEST(ReceiveBudget, LetsInWhatFitsAndTheRestInOrder) {
   budget.give_back(1);
   EXPECT_EQ(order, "34");
   budget.give_back(3);
-  EXPECT_EQ(order, "34") << "what is larger than all comes in alone";
+  EXPECT_EQ(order, "34") << "what is larger than the budget is received alone";
   budget.give_back(4);
   EXPECT_EQ(order, "345");
   EXPECT_EQ(budget.used(), 1000U);
@@ -243,7 +243,7 @@ TEST(ReceiveBudget, LetsInWhatFitsAndTheRestInOrder) {
   EXPECT_EQ(budget.used(), 0U);
 }
 
-TEST(ReceiveBudget, WhoLeavesMakesRoomForThoseBehindIt) {
+TEST(ReceiveBudget, LeavingMakesRoomForTheNext) {
   ReceiveBudget budget(100);
   std::string order;
   const auto note = [&order](char name) { return [&order, name] { order += name; }; };
@@ -260,7 +260,7 @@ TEST(ReceiveBudget, WhoLeavesMakesRoomForThoseBehindIt) {
   EXPECT_EQ(budget.used(), 110U);
 }
 
-// The timer of a wait that is over came a little later and let the next message in at once.
+// The timer of a wait that had ended fired later and admitted the next message immediately.
 TEST(ReceiveBudget, InsistingOnAnEarlierWaitDoesNotHelpALaterOne) {
   ReceiveBudget budget(100);
   std::string order;

@@ -63,7 +63,7 @@ bool equal(const Message& left, const Message& right) {
 
 std::size_t random_size(Random& random) {
   constexpr std::array<std::size_t, 6> kAround{0, 1, 8 * kKiB, 32 * kKiB, 100 * kKiB, kMiB};
-  // Most are small, as in life; the largest ones are rare.
+  // Most are small, as in practice; the largest ones are rare.
   const std::size_t around =
       kAround[below(random, 8) < 6 ? below(random, 3) : below(random, kAround.size())];
   const std::size_t size = around + below(random, 3);
@@ -104,7 +104,7 @@ constexpr unsigned kMessage = 1;
 constexpr unsigned kBulk = 2;
 constexpr unsigned kData = 3;
 
-TEST(Record, HeadersAreAsTheProtocolSays) {
+TEST(Record, HeadersMatchTheProtocol) {
   RecordHeader header{RecordKind::bulk, 0x01020304, 0x1122334455667788};
   std::array<std::byte, RecordHeader::kBytes> at{};
   header.encode(at.data());
@@ -126,17 +126,17 @@ void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
   std::deque<Message> small;  // what is due, in order
   std::deque<Message> large;
   std::map<std::uint32_t, int> through;
-  const auto account = [&](RecordWriter::Outgoing& outgoing) { outgoing.done(std::nullopt); };
+  const auto account = [&](RecordWriter::QueuedSend& outgoing) { outgoing.done(std::nullopt); };
   std::uint32_t sent = 0;
   std::uint32_t came = 0;
   for (std::size_t step = 0; came < count; ++step) {
-    ASSERT_LT(step, 20'000'000U) << "nothing moves any more";
+    ASSERT_LT(step, 20'000'000U) << "nothing moves";
     if (sent < count && below(random, 4) == 0) {
       // The same seed gives the same message twice: one to send, one to compare with.
       const std::uint64_t own = random();
       Random first(own);
       Random second(own);
-      RecordWriter::Outgoing outgoing{
+      RecordWriter::QueuedSend outgoing{
           random_message(first, sent),
           [&through, sent](const std::optional<Error>&) { ++through[sent]; }};
       Message due = random_message(second, sent);
@@ -275,8 +275,8 @@ TEST(Record, EveryMessageIsAccountedForOnceWhereverTheLinkEnds) {
     std::vector<std::uint32_t> small_left;
     std::vector<std::uint32_t> large_left;
     std::multiset<std::uint32_t> seen;
-    // Every frame says its number.
-    const auto number_of = [](const RecordWriter::Outgoing& outgoing) {
+    // Every frame contains its number.
+    const auto number_of = [](const RecordWriter::QueuedSend& outgoing) {
       std::uint32_t number = 0;
       std::memcpy(&number, outgoing.message.frame.data(), sizeof(number));
       return number;

@@ -15,8 +15,7 @@
 
 namespace stitch::transport {
 
-inline constexpr std::chrono::seconds kPatience{
-    30};  // nothing waits that long unless something is broken
+inline constexpr std::chrono::seconds kTestTimeout{30};  // reached only when something is broken
 
 // Of an endpoint for the worker of that id.
 inline EndpointOptions options(std::uint32_t id) {
@@ -51,12 +50,12 @@ inline bool is_filled(const Buffer& buffer, std::size_t bytes, unsigned char see
          (bytes == 0 || std::memcmp(buffer.data, expected.data, bytes) == 0);
 }
 
-// Writes down what a connection reports, and everything that the contract forbids.
+// Records what a connection reports, and every violation of the contract.
 // Shared between the test and the callbacks, which may outlive the test's interest. Thread
 // contract: any thread.
 class Recorder : public std::enable_shared_from_this<Recorder> {
  public:
-  // Called for every message instead of keeping it, when set. Set it before the connection is made.
+  // When set, called for every message instead of keeping it. Set it before the connection is made.
   std::function<void(const std::shared_ptr<Connection>&, Message)> handle;
 
   [[nodiscard]] ConnectionEvents events() {
@@ -100,7 +99,7 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
     return events;
   }
 
-  // A `done` that is counted. Every one made must fire exactly once.
+  // A `done` that is counted. Each one must be called exactly once.
   [[nodiscard]] SendDone done() {
     {
       base::MutexLock lock(mutex_);
@@ -120,7 +119,7 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
 
   template <class Condition>
   [[nodiscard]] bool wait(Condition condition) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kTestTimeout;
     base::MutexLock lock(mutex_);
     while (!condition(*this)) {
       if (!changed_.wait_until(mutex_, deadline)) return condition(*this);

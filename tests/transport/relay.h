@@ -20,12 +20,12 @@
 
 namespace stitch::transport {
 
-// A stranger on the way between two workers: listens on a port of its own, connects to `target` for
-// each connection that comes, and passes bytes on both ways, one connection at a time. It keeps
+// A stranger between two workers: listens on a port of its own, connects to `target` for
+// each connection it accepts, and passes bytes on both ways, one connection at a time. It keeps
 // what it has passed, and can change it.
 class Relay {
  public:
-  // A byte on its way: `at` counts from 0 in each direction of each connection. False: the stream
+  // One byte passed on: `at` counts from 0 in each direction of each connection. False: the stream
   // is cut here.
   using Change = std::function<bool(bool from_connecting, std::size_t at, char& byte)>;
 
@@ -49,12 +49,12 @@ class Relay {
   Relay& operator=(const Relay&) = delete;
 
   [[nodiscard]] const std::string& address() const { return address_; }
-  // For the connections to come.
+  // For later connections.
   void change_by(Change change) {
     base::MutexLock lock(mutex_);
     change_ = std::move(change);
   }
-  // What the last connection carried, as it came.
+  // What the last connection carried, as it arrived.
   [[nodiscard]] std::string carried(bool from_connecting) const {
     base::MutexLock lock(mutex_);
     return carried_[from_connecting ? 0 : 1];

@@ -92,7 +92,7 @@ TEST(SealedLink, CarriesMessagesOfAllSizesInPiecesOfAllSizes) {
         static_cast<void>(writer.flush(*from, finished));
       }
       reader.read(*to);
-      EXPECT_FALSE(to->holds_input());  // the poller would not know
+      EXPECT_FALSE(to->holds_input());  // the poller would not be notified
     }
     ASSERT_EQ(got.size(), sizes.size());
     EXPECT_FALSE(from->holds_output());
@@ -131,7 +131,7 @@ TEST(SealedLink, BeginsBehindWhatIsPlainAndWithWhatWasReadBefore) {
   std::vector<std::byte> bytes = there.take();
   ASSERT_EQ(bytes.size(), whole.iov_len + SealedRecord::kOverhead);
   EXPECT_EQ(std::memcmp(bytes.data(), "plaintext", 9), 0);
-  // The reader had read half of what is sealed when it heard of that.
+  // The reader had read half of what is sealed when the link was sealed.
   bytes.erase(bytes.begin(), bytes.begin() + 9);
   const std::vector<std::byte> early(bytes.begin(), bytes.begin() + 20);
   Pipe rest(kMiB);
@@ -143,7 +143,7 @@ TEST(SealedLink, BeginsBehindWhatIsPlainAndWithWhatWasReadBefore) {
   EXPECT_EQ(got, "then something sealed");
 }
 
-TEST(SealedLink, AStreamThatEndsWithinARecordSaysSo) {
+TEST(SealedLink, AStreamThatEndsWithinARecordReportsIt) {
   Pipe there(kMiB);
   Pipe back(kMiB);
   const auto from = sealed(back, there, Role::connecting, Encryption::on);
@@ -167,8 +167,8 @@ TEST(SealedLink, AStreamThatEndsWithinARecordSaysSo) {
   }
 }
 
-TEST(SealedLink, RefusesRecordsOfSizesThatNobodySeals) {
-  for (const std::size_t size : {std::size_t{0}, kMostPlainBytes + 1}) {
+TEST(SealedLink, RefusesRecordsOfImpossibleSizes) {
+  for (const std::size_t size : {std::size_t{0}, kMaxPlainBytes + 1}) {
     const SessionKeys session = keys(Encryption::on);
     Sealer sealer(session.encryption, session.cipher, session.from_connecting);
     const std::vector<std::byte> plain(size);

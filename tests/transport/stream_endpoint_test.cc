@@ -81,7 +81,7 @@ TEST(StreamEndpoint, WrongAddressesAreReportedWithTheReason) {
       {"shm://" + std::string(101, 'n'), "empty or longer than 100"},
       {"shm://" + std::string(5000, 'n'), "empty or longer than 100"},
       {"shm://" + std::string(100, 'n'), "refused"},
-      {"shm://nobody", "refused"},
+      {"shm://unused", "refused"},
   };
   for (const auto& [address, expected] : cases) {
     const auto recorder = std::make_shared<Recorder>();
@@ -110,7 +110,7 @@ TEST(StreamEndpoint, WrongOptionsAreRefused) {
 
 TEST(StreamEndpoint, AnAddressOfAnotherHostCannotBeBound) {
   const auto endpoint = make_stream_endpoint(
-      options(1), over({"tcp"}, "192.0.2.1"));  // reserved for documentation: nobody has it
+      options(1), over({"tcp"}, "192.0.2.1"));  // reserved for documentation: no host has it
   const Error error =
       error_of([&] { static_cast<void>(endpoint->listen([] { return ConnectionEvents{}; })); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
@@ -132,9 +132,9 @@ TEST(StreamEndpoint, SpeaksIpv6) {
   EXPECT_TRUE(in->wait_messages(1));
 }
 
-// The system tells an error of a socket once: to the writer, if that comes first. The reader, which
-// ends the connection, must know it, too.
-TEST(StreamEndpoint, AConnectionThatIsResetSaysSoWhoeverHeardItFirst) {
+// The system reports an error of a socket once: to the writer, if that asks first. The reader,
+// which ends the connection, must report it, too.
+TEST(StreamEndpoint, AResetIsReportedWhicheverThreadSeesItFirst) {
   const auto ip = IpAddress::parse("127.0.0.1", 0);
   const base::Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
@@ -166,7 +166,7 @@ TEST(StreamEndpoint, AConnectionThatIsResetSaysSoWhoeverHeardItFirst) {
   }
 }
 
-// Where nobody listens, a connecting socket may be given the very port that it connects to.
+// When no process listens, a connecting socket may be given the very port that it connects to.
 TEST(StreamEndpoint, ASocketThatMeetsItselfIsNoPeer) {
   const auto ip = IpAddress::parse("127.0.0.1", 0);
   const base::Descriptor self(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -287,14 +287,14 @@ TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
   }
   quiet->send(make_message("hear me"), nullptr);
   EXPECT_TRUE(wait_until([&] { return idle->received() == 1; }, milliseconds(4000)))
-      << "an idle connection was not heard while another one was busy";
+      << "an idle connection was not read while another one was busy";
   stop = true;
   sender.join();
   EXPECT_TRUE(wait_until([&] { return under_way->load() == 0; }));
 }
 
-// Whoever sends while another thread writes leaves the message to that one: it must go even if
-// nothing is sent after it.
+// A thread that sends while another one writes leaves the message to that one: it must be written
+// even if nothing is sent after it.
 TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
   constexpr std::size_t kThreads = 6;
   constexpr std::uint32_t kRounds = 4000;
@@ -336,8 +336,8 @@ TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
                            [](const auto& each) { return each.load() == kRounds; });
       },
       milliseconds(60000)))
-      << "a message was sent and never came";
-  if (::testing::Test::HasFailure()) std::abort();  // the threads wait for ever
+      << "a message was sent and never arrived";
+  if (::testing::Test::HasFailure()) std::abort();  // the threads would never end
   for (auto& thread : threads) thread.join();
   // The first one's large messages may be passed by its small ones, but it waits for each.
   EXPECT_TRUE(in_order.load());

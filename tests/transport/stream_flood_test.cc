@@ -1,5 +1,5 @@
-// More strangers at the door than an endpoint can hold: they get a few places, and its own peers
-// and connections do not notice.
+// More strangers connect than an endpoint can hold: few are kept, and its own peers and connections
+// are not affected.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -63,7 +63,7 @@ struct Besieged {
 // Each of them takes a descriptor here and, until it is dropped, one in the endpoint.
 std::size_t strangers_that_fit() {
   constexpr std::size_t kMany = 3000;
-  constexpr std::size_t kOthers = HalfOpen::kMostSilent + 250;
+  constexpr std::size_t kOthers = HalfOpen::kMaxSilent + 250;
   rlimit limit{};
   EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   if (limit.rlim_cur < kMany + kOthers) {
@@ -93,20 +93,20 @@ TEST_P(StreamFlood, ThousandsOfHalfOpenConnectionsHaveAFewPlaces) {
     const std::size_t before = good->received();
     connection->send(make_message("still there"), nullptr);
     ASSERT_TRUE(good->wait_messages(before + 1)) << good->closed_text();
-    // And somebody new comes in between.
+    // And a new peer connects in between.
     const auto late = std::make_shared<Recorder>();
     const auto own = client->connect(server.address, late->events());
     EXPECT_TRUE(late->wait_open()) << late->closed_text();
     own->close(Error(ErrorCode::cancelled, "enough"));
   }
   ASSERT_TRUE(wait_until([&] { return server.count() >= wanted; }));
-  EXPECT_TRUE(wait_until([&] { return server.living() <= HalfOpen::kMostSilent + 2; }))
+  EXPECT_TRUE(wait_until([&] { return server.living() <= HalfOpen::kMaxSilent + 2; }))
       << server.living() << " connections are kept";
   EXPECT_TRUE(wait_hung_up(strangers.front().get(), seconds(5)));
   EXPECT_TRUE(wait_hung_up(strangers[wanted / 2].get(), seconds(5)));
 }
 
-TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
+TEST_P(StreamFlood, SilentConnectionsDoNotPushOutOthers) {
   Besieged server(GetParam());
   RawPeer spoken(server.address);
   ASSERT_TRUE(spoken.write_message(RawPeer::hello()));
@@ -114,7 +114,7 @@ TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
   const std::string answer = spoken.read_message();
   EXPECT_FALSE(answer.empty());
   std::vector<base::Descriptor> strangers;
-  for (std::size_t i = 0; i < HalfOpen::kMostSilent + 20; ++i)
+  for (std::size_t i = 0; i < HalfOpen::kMaxSilent + 20; ++i)
     strangers.push_back(connect_raw(server.address));
   ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
   std::this_thread::sleep_for(HalfOpen::kGrace);
@@ -127,12 +127,12 @@ TEST_P(StreamFlood, WhoHasSpokenIsNotPushedOutByThoseWhoHaveNot) {
   EXPECT_FALSE(server.recorder(strangers.size())->closed().has_value());
 }
 
-TEST(StreamFloodTcp, WhoIsPushedOutIsTold) {
+TEST(StreamFloodTcp, APushedOutPeerIsSentTheReason) {
   Besieged server("tcp");
   const base::Descriptor first = connect_raw(server.address);
   ASSERT_TRUE(wait_until([&] { return server.count() == 1; }));
   std::vector<base::Descriptor> strangers;
-  for (std::size_t i = 0; i < HalfOpen::kMostSilent; ++i)
+  for (std::size_t i = 0; i < HalfOpen::kMaxSilent; ++i)
     strangers.push_back(connect_raw(server.address));
   ASSERT_TRUE(wait_until([&] { return server.count() == strangers.size() + 1; }));
   std::this_thread::sleep_for(HalfOpen::kGrace);
@@ -163,20 +163,20 @@ TEST(HalfOpen, ManyThatComeAtTheSameMomentAreKept) {
         connections.back(), [](const Error&) {}, now);
   };
   const HalfOpen::Clock::time_point begin{};
-  for (std::size_t i = 0; i < HalfOpen::kMost; ++i) add(begin);
+  for (std::size_t i = 0; i < HalfOpen::kMax; ++i) add(begin);
   EXPECT_EQ(half_open.dropped(), 0);
   add(begin);
   EXPECT_EQ(half_open.dropped(), 1) << "there is a limit all the same";
   add(begin + HalfOpen::kGrace);
   EXPECT_EQ(half_open.dropped(),
-            static_cast<std::int64_t>(2 + HalfOpen::kMost - HalfOpen::kMostSilent))
-      << "those that have had their time make room";
+            static_cast<std::int64_t>(2 + HalfOpen::kMax - HalfOpen::kMaxSilent))
+      << "those past the grace period make room";
   poller->join();
   thread->join();
 }
 
-// The handshake may take its time; the first word may not.
-TEST_P(StreamFlood, WhoSaysNothingIsClosedSooner) {
+// The handshake may take longer; the first record may not.
+TEST_P(StreamFlood, ASilentConnectionIsClosedSooner) {
   Besieged server(GetParam());
   const auto begin = Clock::now();
   const base::Descriptor silent = connect_raw(server.address);
@@ -189,7 +189,7 @@ TEST_P(StreamFlood, WhoSaysNothingIsClosedSooner) {
   EXPECT_FALSE(server.recorder(1)->closed().has_value());
 }
 
-// Several large messages at once: those that do not fit into the budget wait, and nobody else does.
+// Several large messages at a time: those that do not fit into the budget wait, and no others.
 TEST_P(StreamFlood, LargeMessagesWaitForTheReceiveBudget) {
   EndpointOptions few = options(1);
   few.max_receiving_bytes = 1'000'000;
@@ -250,7 +250,7 @@ TEST_P(StreamFlood, APausedConnectionIsNotReadAndGoesOn) {
     std::this_thread::sleep_for(milliseconds(100));
     EXPECT_LT(in->received(), before + 2);
     EXPECT_LT(out->done_count(), out->sends());
-    // The other direction goes on.
+    // The other direction continues.
     const std::size_t back = out->received();
     accepted->send(make_message("back"), nullptr);
     EXPECT_TRUE(out->wait_messages(back + 1));
@@ -258,7 +258,7 @@ TEST_P(StreamFlood, APausedConnectionIsNotReadAndGoesOn) {
     ASSERT_TRUE(in->wait_messages(before + kCount)) << in->closed_text();
     EXPECT_TRUE(out->wait_sends_done());
   }
-  // What a peer that goes has left behind is delivered, and its end is seen.
+  // What a peer sent before it ended is delivered, and its end is seen.
   accepted->pause_reading(true);
   const std::size_t before = in->received();
   connection->send(make_message("the last one"), out->done());

@@ -59,7 +59,7 @@ struct Echo {
 bool await(Endpoint& endpoint, std::atomic<bool>& done, bool& helped) {
   helped = false;
   return wait_until([&] {
-    if (endpoint.help(done, Clock::now() + kPatience)) helped = true;
+    if (endpoint.help(done, Clock::now() + kTestTimeout)) helped = true;
     return done.load();
   });
 }
@@ -132,7 +132,7 @@ TEST_P(StreamHelp, DoesNothingInsideACallback) {
   Endpoint* client = nullptr;
   Echo echo(GetParam(), [&](const std::shared_ptr<Connection>&, const Message&) {
     const auto begin = Clock::now();
-    EXPECT_FALSE(client->help(never, begin + kPatience));
+    EXPECT_FALSE(client->help(never, begin + kTestTimeout));
     EXPECT_LT(Clock::now() - begin, seconds(2));
     calls.fetch_add(1);
   });
@@ -159,7 +159,7 @@ TEST_P(StreamHelp, SeveralThreadsHelpWhileTrafficFlowsBothWays) {
     }
   });
   std::atomic<bool> stop{false};
-  // What nobody waits for: small and large, from the other side.
+  // Messages that no thread waits for: small and large, from the other side.
   std::thread pusher([&] {
     const auto back = echo.in->connection();
     for (int i = 0; !stop.load(); ++i) {
@@ -246,7 +246,7 @@ TEST_P(StreamHelp, ConnectionsMayComeAndGoMeanwhile) {
     const auto connection = echo.client->connect(addresses.front(), out->events());
     connection->send(make_message("m"), out->done());
     ASSERT_TRUE(out->wait_messages(1)) << out->closed_text();
-    connection->close(Error(ErrorCode::cancelled, "enough"));
+    connection->close(Error(ErrorCode::cancelled, "done"));
     ASSERT_TRUE(out->wait_closed());
   }
   stop = true;

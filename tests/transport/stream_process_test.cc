@@ -78,7 +78,7 @@ Message make_large() {
   return message;
 }
 
-// Connects to the address it is given, says its process id, does its task, and stays until killed.
+// Connects to the address it is given, sends its process id, does its task, and stays until killed.
 TEST(StreamProcess, DISABLED_Peer) {
   const char* address = std::getenv(kAddressVariable);
   const char* task = std::getenv(kTaskVariable);
@@ -89,7 +89,7 @@ TEST(StreamProcess, DISABLED_Peer) {
   const auto connection = endpoint->connect(address, recorder->events());
   connection->send(make_message(std::to_string(::getpid())), recorder->done());
   if (task == std::string("writes")) {
-    // The next one goes when the one before has gone: it is always in the middle of one.
+    // Each is sent when the one before has been written: it is always in the middle of one.
     const Message large = make_large();
     while (!recorder->closed()) {
       Message copy = make_message("large");
@@ -144,7 +144,7 @@ TEST(StreamProcess, AKilledPeerIsNoticed) {
   }
 }
 
-// Takes few descriptors, echoes what comes, and tells its addresses over a connection.
+// Takes few descriptors, echoes what comes, and sends its addresses over a connection.
 TEST(StreamProcess, DISABLED_PoorEcho) {
   const char* address = std::getenv(kAddressVariable);
   const char* transport = std::getenv(kTaskVariable);
@@ -181,7 +181,7 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
     before->send(make_message("1"), nullptr);
     ASSERT_TRUE(first->wait_messages(1)) << first->closed_text();
     for (int round = 1; round <= 3; ++round) {
-      // More strangers than it has descriptors for: they wait in the kernel's queue.
+      // More strangers than it has descriptors for: they wait in the kernel's backlog.
       std::vector<base::Descriptor> strangers;
       for (int i = 0; i < 60; ++i) strangers.push_back(connect_raw(address));
       const std::size_t done = first->received();
@@ -203,7 +203,7 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
   }
 }
 
-// As PoorEcho; then connects to the address that it is sent, and says how that went.
+// As PoorEcho; then connects to the address that it is sent, and sends the result.
 TEST(StreamProcess, DISABLED_PoorClient) {
   const char* address = std::getenv(kAddressVariable);
   const char* transport = std::getenv(kTaskVariable);

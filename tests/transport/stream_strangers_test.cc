@@ -1,5 +1,5 @@
-// Strangers at the door of stitch's own endpoint, and peers that break its rules: each ends its own
-// connection and nothing else.
+// Strangers that connect to stitch's own endpoint, and peers that break its rules: each ends its
+// own connection and nothing else.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -29,7 +29,7 @@ StreamOptions over(std::vector<std::string> transports,
 }
 
 // An endpoint that listens, a Recorder for each connection that comes, and one good connection to
-// it that must go on working.
+// it that must keep working.
 class Server {
  public:
   explicit Server(const std::string& transport, EndpointOptions self = options(1)) {
@@ -141,7 +141,7 @@ TEST_P(Strangers, StrangersThatHangUpAreForgotten) {
   const std::string hello = RawPeer::hello();
   for (int round = 0; round < 60; ++round) {
     if (round % 3 == 0) {
-      const base::Descriptor stranger = connect_raw(server.address);  // says nothing
+      const base::Descriptor stranger = connect_raw(server.address);  // sends nothing
     } else {
       RawPeer peer(server.address);
       const std::string words = record_text(RecordKind::message, 0, hello.size(), hello);
@@ -182,7 +182,7 @@ TEST_P(Strangers, ASilentConnectionIsClosedInTime) {
   server.expect_alive();
 }
 
-TEST_P(Strangers, AServerThatSaysNothingIsGivenUp) {
+TEST_P(Strangers, ConnectingToASilentServerFails) {
   EndpointOptions impatient = options(1);
   impatient.handshake_timeout = milliseconds(100);
   const auto endpoint = make_stream_endpoint(impatient, over({GetParam()}));
@@ -312,7 +312,7 @@ TEST(StrangersShm, AFileInsteadOfSharedMemoryIsRefused) {
   server.expect_alive();
 }
 
-// Memory that cannot be mapped for writing is the peer's fault, and nobody else's trouble.
+// Memory that cannot be mapped for writing ends that peer's connection only.
 TEST(StrangersShm, MemoryThatCannotBeWrittenIsRefused) {
   Server server("shm");
   RawOffer offer;
@@ -324,7 +324,7 @@ TEST(StrangersShm, MemoryThatCannotBeWrittenIsRefused) {
   server.expect_alive();
 }
 
-TEST(StrangersShm, NonsensePositionsEndTheConnection) {
+TEST(StrangersShm, CorruptWritePositionsEndTheConnection) {
   Server server("shm");
   constexpr std::uint64_t kRing = RawPeer::kRing;
   for (const std::uint64_t ahead : {kRing + 1, 2 * kRing, ~std::uint64_t{0},
@@ -335,19 +335,19 @@ TEST(StrangersShm, NonsensePositionsEndTheConnection) {
     peer.write_message("a good one");
     ASSERT_TRUE(seen->wait_messages(1));
     peer.at<std::uint64_t>(true, RawPeer::written).fetch_add(ahead);
-    peer.ring_bell();
+    peer.ring_doorbell();
     ASSERT_TRUE(seen->wait_closed()) << ahead;
     EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
-    EXPECT_NE(seen->closed_text().find("nonsense"), std::string::npos) << seen->closed_text();
+    EXPECT_NE(seen->closed_text().find("ring is corrupt"), std::string::npos)
+        << seen->closed_text();
     EXPECT_EQ(seen->received(), 1U);
     EXPECT_TRUE(wait_hung_up(peer.socket()));
     server.expect_alive();
   }
 }
 
-// Before anybody has proved anything: the memory comes with lies in each word of its control
-// blocks.
-TEST(StrangersShm, NonsenseInTheOfferedMemoryHarmsNobody) {
+// Before the handshake: the memory arrives with a wrong value in each word of its control blocks.
+TEST(StrangersShm, CorruptOfferedMemoryEndsOnlyItsConnection) {
   Server server("shm");
   for (const off_t word : {0, 64, 128, 192, 256, 320, 384, 448}) {
     for (const std::uint64_t value : {std::uint64_t{1}, std::uint64_t{RawPeer::kRing} + 1,
@@ -358,21 +358,21 @@ TEST(StrangersShm, NonsenseInTheOfferedMemoryHarmsNobody) {
       const base::Descriptor stranger = connect_raw(server.address);
       const base::Descriptor memory = send_offer(stranger.get(), offer);
       const auto seen = server.next();
-      // What the accepting side writes first meets a count of taken bytes that cannot be. (One byte
-      // less than none can: it looks like a byte that was not taken.)
+      // The accepting side's first write finds an impossible read position. (One that is behind by
+      // one byte is possible: it looks like a byte that was not taken.)
       if (word == 256 + RawPeer::taken && value != ~std::uint64_t{0}) {
         EXPECT_TRUE(wait_hung_up(stranger.get(), milliseconds(5000)));
         ASSERT_TRUE(seen->wait_closed());
         EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
       }
       server.expect_alive();
-      if (HasFatalFailure()) std::abort();  // its poller hangs, and nothing could end it
+      if (HasFatalFailure()) std::abort();  // its poller hangs, and could not be ended
     }
   }
 }
 
-// Likewise when the liar is the one who was connected to.
-TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
+// Likewise when the accepting side corrupts the ring.
+TEST(StrangersShm, ACorruptRingOfTheAcceptingSideEndsTheConnection) {
   const std::string name = "stitch-test-liar-" + std::to_string(::getpid());
   const base::Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un at{};
@@ -400,7 +400,7 @@ TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
     const base::Descriptor memory(fd);
     ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), RawPeer::taken), 8);
     ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), 256 + RawPeer::written), 8);
-    // The other side may have seen the nonsense already, and be gone.
+    // The other side may have seen the corrupt ring already and ended.
     static_cast<void>(::send(socket.get(), "", 1, MSG_NOSIGNAL));
     ASSERT_TRUE(recorder->wait_closed());
     EXPECT_EQ(recorder->closed_code(), ErrorCode::protocol) << recorder->closed_text();
@@ -408,7 +408,7 @@ TEST(StrangersShm, NonsenseOfTheAcceptingSideEndsTheConnection) {
   }
 }
 
-TEST(StrangersShm, NonsenseCountsOfTakenBytesEndTheConnection) {
+TEST(StrangersShm, CorruptReadPositionsEndTheConnection) {
   Server server("shm");
   constexpr std::uint64_t kRing = RawPeer::kRing;
   for (const std::uint64_t ahead : {std::uint64_t{1}, kRing, 2 * kRing, std::uint64_t{1} << 63}) {
@@ -418,10 +418,10 @@ TEST(StrangersShm, NonsenseCountsOfTakenBytesEndTheConnection) {
     ASSERT_TRUE(seen->wait_open());
     peer.at<std::uint64_t>(false, RawPeer::taken).fetch_add(ahead);
     seen->connection()->send(make_message("not taken"), seen->done());
-    peer.ring_bell();
+    peer.ring_doorbell();
     const bool ended = seen->wait([](Recorder&) { return true; }) &&
                        wait_until([&] { return seen->closed().has_value(); }, milliseconds(3000));
-    EXPECT_TRUE(ended) << "taken is ahead of written by " << ahead << ": a send waits for ever";
+    EXPECT_TRUE(ended) << "taken is ahead of written by " << ahead << ": a send never completes";
     if (ended) {
       EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
     }
@@ -457,7 +457,7 @@ TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
           peer.at<std::uint32_t>(ours, RawPeer::writer_waits)
               .store(static_cast<std::uint32_t>(value));
       }
-      peer.ring_bell();
+      peer.ring_doorbell();
     }
     peer.hang_up();
     ASSERT_TRUE(seen->wait_closed());
@@ -466,9 +466,9 @@ TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
   }
 }
 
-// The link by itself: whoever is about to sleep must not overlook nonsense that came since it last
-// looked.
-TEST(StrangersShm, NonsenseIsNotSleptOver) {
+// The link by itself: a side that is about to sleep must see a ring that was corrupted since it
+// last looked.
+TEST(StrangersShm, ACorruptRingIsSeenBeforeSleeping) {
   std::array<int, 2> pair{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()), 0);
   const base::Descriptor peer(pair[0]);
@@ -481,12 +481,12 @@ TEST(StrangersShm, NonsenseIsNotSleptOver) {
   const iovec part{bytes.data(), bytes.size()};
   EXPECT_EQ(link->read({&part, 1}), 0U);
   EXPECT_EQ(link->ended(), std::nullopt);
-  const std::uint64_t nonsense = 3 * RawPeer::kRing;
-  ASSERT_EQ(::pwrite(memory.get(), &nonsense, sizeof(nonsense), 0), 8);
-  EXPECT_FALSE(link->sleep()) << "the peer saw it awake and rang no bell";
+  const std::uint64_t out_of_range = 3 * RawPeer::kRing;
+  ASSERT_EQ(::pwrite(memory.get(), &out_of_range, sizeof(out_of_range), 0), 8);
+  EXPECT_FALSE(link->sleep()) << "the peer saw it awake and sent no wake-up";
 }
 
-TEST(StrangersShm, BellsWithoutEndDoNotStopOthers) {
+TEST(StrangersShm, EndlessWakeUpsDoNotStopOthers) {
   Server server("shm");
   RawPeer peer(server.address);
   ASSERT_TRUE(peer.shake_hands());
@@ -511,7 +511,7 @@ TEST(StrangersShm, BellsWithoutEndDoNotStopOthers) {
   const auto time = std::chrono::steady_clock::now() - begin;
   watch.join();
   flood.join();
-  EXPECT_LT(time, milliseconds(4500)) << "only when the bells had ended";
+  EXPECT_LT(time, milliseconds(4500)) << "only when the wake-ups had ended";
 }
 
 }  // namespace

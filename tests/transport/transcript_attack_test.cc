@@ -1,6 +1,6 @@
 // Strangers that do not know the secret against workers that do, over real sockets: what they can
-// hear, repeat, change and cut off. Nothing they do opens a connection of theirs or delivers a word
-// that was not said.
+// read, repeat, change and cut off. Nothing they do opens a connection of theirs or delivers a
+// message that was not sent.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -75,7 +75,7 @@ struct Session {
 const std::string kQuestion = "how much is the loss?";
 const std::string kAnswer = "more than before";
 
-// Says the question, hears the answer, and then both sides hang up; or whatever comes of it.
+// Sends the question, receives the answer, and then both sides close; unless the relay prevents it.
 Session hold_session(Listening& server, std::size_t number, Endpoint& client,
                      const std::string& address) {
   Session session;
@@ -100,7 +100,7 @@ Session hold_session(Listening& server, std::size_t number, Endpoint& client,
   return session;
 }
 
-// Nothing was delivered but what was said, and the side that was lied to says so.
+// Only what was sent was delivered, and the side that received changed bytes reports that.
 void expect_unharmed(const Session& session, bool to_server) {
   for (const auto& text : session.heard_by_server) EXPECT_EQ(text, kQuestion);
   for (const auto& text : session.heard_by_client) EXPECT_EQ(text, kAnswer);
@@ -152,7 +152,7 @@ TEST_P(TranscriptAttacks, AByteChangedAtAnyPositionOfASessionEndsIt) {
 }
 
 // A stream that is cut between two records looks like a worker that died: `disconnected`. What
-// matters is that nothing but what was said is delivered.
+// matters is that nothing but what was sent is delivered.
 TEST_P(TranscriptAttacks, ASessionCutAtAnyPositionDeliversNothingElse) {
   Listening server(with_secret(1, GetParam()));
   const auto client = make_stream_endpoint(with_secret(2, GetParam()), {{"tcp"}, "127.0.0.1"});
@@ -195,7 +195,7 @@ TEST_P(TranscriptAttacks, ARecordedSessionOpensNothingWhenItIsRepeated) {
   EXPECT_EQ(seen->received(), 0U);
 }
 
-// Once it is open: a record again, one left out, two in the other order, and what a side said
+// Once it is open: a record again, one left out, two in the other order, and what a side sent
 // itself.
 TEST_P(TranscriptAttacks, RecordsRepeatedLeftOutOrReflectedEndTheSession) {
   Listening server(with_secret(1, GetParam()));
@@ -259,7 +259,7 @@ TEST_P(TranscriptAttacks, RecordsRepeatedLeftOutOrReflectedEndTheSession) {
 }
 
 // The attack of before there were roles: a stranger opens two connections, to one worker or to two,
-// and lets what is said on each answer the other.
+// and passes what is sent on each to the other.
 TEST(CrossedHellos, OpenNothing) {
   for (const bool two_workers : {false, true}) {
     Listening first(with_secret(1));
@@ -346,7 +346,7 @@ TEST(Encryptions, MustBeEqualOnBothSides) {
   }
 }
 
-TEST(WhoIsWanted, IsComparedBeforeAnythingIsSent) {
+TEST(ExpectedPeer, IsComparedBeforeAnythingIsSent) {
   Listening server(with_secret(1));
   const auto client = make_stream_endpoint(with_secret(2), {{"tcp"}, "127.0.0.1"});
   const auto in_client = std::make_shared<Recorder>();
@@ -356,7 +356,7 @@ TEST(WhoIsWanted, IsComparedBeforeAnythingIsSent) {
     throw Error(ErrorCode::unauthenticated, "worker \"other\" is wanted");
   };
   const auto connection = client->connect(server.address, std::move(events));
-  connection->send(make_message("for somebody else"), in_client->done());
+  connection->send(make_message("for another worker"), in_client->done());
   const auto in_server = server.recorder(0);
   for (const auto& seen : {in_client, in_server}) {
     ASSERT_TRUE(seen->wait_closed());
@@ -367,7 +367,7 @@ TEST(WhoIsWanted, IsComparedBeforeAnythingIsSent) {
   EXPECT_NE(in_server->closed_text().find("worker \"other\" is wanted"), std::string::npos);
 }
 
-TEST(WhoIsWanted, OurOwnIdIsRefusedFromTheNetwork) {
+TEST(ExpectedPeer, OurOwnIdIsRefusedFromTheNetwork) {
   EndpointOptions self = with_secret(1);
   self.refuse_own_id = true;
   Listening server(std::move(self));
@@ -382,7 +382,7 @@ TEST(WhoIsWanted, OurOwnIdIsRefusedFromTheNetwork) {
   ASSERT_TRUE(in_client->wait_closed());
 }
 
-// What was parsed, with a timer for each message, as long as a stranger liked.
+// These were parsed, with a timer for each message, as long as a stranger kept sending.
 TEST(RefusedStrangers, AreNotReadFromForLong) {
   Listening server(with_secret(1));
   RawPeer stranger(server.address);
@@ -390,7 +390,7 @@ TEST(RefusedStrangers, AreNotReadFromForLong) {
   static_cast<void>(stranger.read_message());  // its greeting
   stranger.write_message("GET / HTTP/1.1");
   static_cast<void>(stranger.read_message());  // its refusal
-  // One who is quiet has a second to read why: the time of fifty messages.
+  // A silent one has a second to read the reason: the time of fifty messages.
   const std::string more = record_text(RecordKind::message, 0, 4, "STHI");
   int sent = 0;
   while (sent < 500 && ::send(stranger.socket(), more.data(), more.size(), MSG_NOSIGNAL) > 0) {

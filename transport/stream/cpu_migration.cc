@@ -4,7 +4,7 @@
 
 namespace stitch::transport {
 
-bool leave_processor() noexcept {
+bool migrate_to_other_cpu() noexcept {
   const int here = sched_getcpu();
   cpu_set_t allowed;
   if (here < 0 || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return false;

@@ -12,11 +12,12 @@
 
 namespace stitch::transport {
 
-// A few descriptors that an endpoint holds back from those who knock, so that it can connect to its
-// peers itself when strangers have all others. Owned by an endpoint. Thread contract: any thread.
+// A few descriptors that an endpoint holds back from accepted connections, so that it can connect
+// to its peers itself when strangers hold all others. Owned by an endpoint. Thread contract: any
+// thread; no lock is held between calls.
 class DescriptorReserve {
  public:
-  // What `make` makes. When the process has no descriptor left, one of the reserve makes room for
+  // What `make` returns. When the process has no descriptor left, one of the reserve is closed for
   // it. Empty, with errno, when `make` fails.
   template <class Make>
   [[nodiscard]] base::Descriptor take(Make make) STITCH_EXCLUDES(mutex_) {
@@ -28,7 +29,7 @@ class DescriptorReserve {
     }
     return made;
   }
-  // Likewise for others: empty, with errno EMFILE, as long as the reserve is not whole.
+  // Likewise for accepted connections: empty, with errno EMFILE, while the reserve is not whole.
   template <class Make>
   [[nodiscard]] base::Descriptor take_for_others(Make make) STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
@@ -36,17 +37,18 @@ class DescriptorReserve {
     errno = EMFILE;
     return base::Descriptor();
   }
-  // Sees to it that one more descriptor can be had, for a call that cannot be repeated: when the
-  // process has none left, one of the reserve goes.
+  // Makes one more descriptor available, for a call that cannot be repeated: when the process has
+  // none left, one of the reserve is closed.
   void make_room() STITCH_EXCLUDES(mutex_) {
     static_cast<void>(take([] { return base::Descriptor(::eventfd(0, EFD_CLOEXEC)); }));
   }
-  // Takes what is missing, as far as there is any.
+  // Opens the missing descriptors, as far as the process has any left.
   void fill() STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
     static_cast<void>(whole());
   }
 
+  // Descriptors held back: a connection being made needs two at a time.
   static constexpr std::size_t kSpare = 8;
 
  private:

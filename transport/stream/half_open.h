@@ -16,36 +16,36 @@
 
 namespace stitch::transport {
 
-// The accepted connections of an endpoint whose handshakes are not through: strangers may have a
-// few of them, and not all descriptors and memory there are. When there are too many, the oldest
-// one goes, those first that have not said a word: a worker speaks as soon as it has connected, and
-// is through in a moment. Many workers may connect at the same moment: as long as there are fewer
-// than kMost, those that came just now are given kGrace. Not thread-safe: used by the thread that
-// polls.
+// The accepted connections of an endpoint whose handshakes are not finished: strangers may hold a
+// few of them, but not all descriptors and memory. When there are too many, the oldest is dropped,
+// first those that have sent no record: a worker sends its first record as soon as it has
+// connected, and its handshake takes a moment. Many workers may connect at the same moment: while
+// there are fewer than kMax, a connection is not dropped within kGrace. Not thread-safe but for
+// dropped(): used by the thread that polls.
 class HalfOpen {
  public:
-  // Drops a connection, telling the peer why if that is possible.
+  // Drops a connection, and sends the peer the reason if that is possible.
   using Drop = std::function<void(const Error& why)>;
   using Clock = std::chrono::steady_clock;
 
-  // Takes note of one more, at `now`; before that, some go if there are too many.
+  // Adds one, at `now`, after dropping some if there are too many.
   void add(const std::shared_ptr<StreamConnection>& connection, Drop drop,
            Clock::time_point now = Clock::now()) {
-    forget_those_through();
+    forget_finished();
     auto silent = static_cast<std::size_t>(std::count_if(
         entries_.begin(), entries_.end(), [](const Entry& each) { return each.silent; }));
-    for (; silent >= kMostSilent; --silent) {
+    for (; silent >= kMaxSilent; --silent) {
       const auto oldest = std::find_if(entries_.begin(), entries_.end(),
                                        [](const Entry& each) { return each.silent; });
       if (oldest == entries_.end() || now - oldest->since < kGrace) break;
       drop_oldest();
     }
-    if (entries_.size() >= kMost) drop_oldest();
+    if (entries_.size() >= kMax) drop_oldest();
     entries_.push_back({connection, std::move(drop), true, now});
   }
   // Drops the oldest one, if any.
   void drop_oldest() {
-    forget_those_through();
+    forget_finished();
     if (entries_.empty()) return;
     auto oldest = std::find_if(entries_.begin(), entries_.end(),
                                [](const Entry& each) { return each.silent; });
@@ -60,8 +60,11 @@ class HalfOpen {
   // How many have been dropped. Any thread.
   [[nodiscard]] std::int64_t dropped() const noexcept { return dropped_.load(); }
 
-  static constexpr std::size_t kMostSilent = 64;
-  static constexpr std::size_t kMost = 256;
+  // Connections that have sent no record.
+  static constexpr std::size_t kMaxSilent = 64;
+  // All half-open connections.
+  static constexpr std::size_t kMax = 256;
+  // Milliseconds in which a worker has sent its first record, even on a busy machine.
   static constexpr std::chrono::milliseconds kGrace{100};
 
  private:
@@ -71,11 +74,11 @@ class HalfOpen {
     bool silent;
     Clock::time_point since;
   };
-  void forget_those_through() {
+  void forget_finished() {
     std::erase_if(entries_, [](Entry& each) {
       const auto connection = each.connection.lock();
       if (!connection || !connection->half_open()) return true;
-      each.silent = !connection->has_spoken();
+      each.silent = !connection->has_received_record();
       return false;
     });
   }

@@ -28,27 +28,27 @@ class Link {
   // Whether many small writes should be gathered because each costs a system call.
   [[nodiscard]] bool gathers() const noexcept { return !cheap(); }
 
-  // Fills the parts in order with what has arrived. Returns the number of bytes, 0 when there is
-  // nothing now or nothing any more.
+  // Fills the parts in order with what has arrived. Returns the number of bytes: 0 when there is
+  // nothing now, or at the end of the stream.
   virtual std::size_t read(std::span<const iovec> parts) = 0;
   // Takes bytes from the parts in order, as many as there is room for; 0 when there is none, or
-  // nobody to take them.
+  // when the stream has ended.
   virtual std::size_t write(std::span<const iovec> parts) = 0;
-  // How many bytes of a large transfer may be written now: few when there are small messages about,
+  // How many bytes of a large transfer may be written now: few when small messages are expected,
   // which would wait behind them.
   [[nodiscard]] virtual std::size_t bulk_room(bool few) = 0;
   // Asks to be polled when there is room again. False when there is room already.
   virtual bool await_room() = 0;
-  // Why nothing can come any more; nothing while the stream lives. After a read() that returned 0.
+  // Why the stream has ended; nothing while it has not. After a read() that returned 0.
   [[nodiscard]] virtual std::optional<Error> ended() = 0;
-  // Whether somebody else than the two processes and their user may read or change what goes over
-  // it, so that it is to be sealed when there is a secret.
+  // Whether others than the two processes and their user may read or change its bytes, so that it
+  // must be sealed when there is a secret.
   [[nodiscard]] virtual bool exposed() const noexcept { return true; }
-  // Whether write() has taken bytes that have not gone yet. flush_output() sends them, as far as
-  // there is room: true when all have gone. As write().
+  // Whether write() has taken bytes that are not sent yet. flush_output() sends them, as far as
+  // there is room: true when all are sent. Threads as write().
   [[nodiscard]] virtual bool holds_output() const noexcept { return false; }
   virtual bool flush_output() { return true; }
-  // Whether read() has something although the kernel may have nothing. As read().
+  // Whether read() has something although the kernel may have nothing. Threads as read().
   [[nodiscard]] virtual bool holds_input() { return false; }
   // The descriptor has something for the link itself.
   virtual void on_descriptor() {}
@@ -56,8 +56,8 @@ class Link {
   // As PollSource's.
   virtual bool sleep() { return true; }
   virtual void wake() {}
-  // What comes is not read for now, or again: sleep() does not mind it meanwhile. For links that
-  // are cheap; the others' descriptors are not watched then.
+  // Reading is suspended, or resumed: sleep() ignores what arrives meanwhile. For links that are
+  // cheap; the descriptors of the others are not watched then.
   virtual void hold(bool held) {}
   // Ends the stream both ways; what was written can still be read by the peer.
   virtual void close() noexcept = 0;

@@ -2,16 +2,9 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <new>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -26,62 +19,43 @@ namespace stitch::transport {
 
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::nanoseconds;
-
-// Empty rounds before a spinning thread begins to offer the processor to others.
-constexpr int kRoundsBeforeYield = 8;
-constexpr int kPausesPerRound = 8;
-// Every so many rounds the kernel is asked about all descriptors, not only those that were busy
-// lately.
-constexpr int kRoundsPerKernelLook = 16;
-// A source that costs a system call is polled without asking for this long after it moved
-// something.
-constexpr microseconds kHot{500};
-// A yield that takes longer ran somebody else: processors are wanted.
-constexpr microseconds kYieldRanOthers{200};
-// One that takes longer than this ran somebody else for a moment.
-constexpr microseconds kYieldSwitched{4};
-constexpr int kCrowdedYields = 3;
-constexpr microseconds kMinSpin{5};
-// A processor that was not crowded for this long was well chosen.
-constexpr std::chrono::milliseconds kCalm{2};
-constexpr std::chrono::milliseconds kMinMovePause{1};
-constexpr microseconds kSecondThoughts{50};
-constexpr std::chrono::seconds kMaxMovePause{1};
-// How often a thread gives way while it moves much, and how often when that has cost it much.
-constexpr microseconds kFrequentYields{50};
-constexpr microseconds kRareYields{4000};
-// Rounds that may bring more before deferred work is given to other threads.
-constexpr int kWorkDelays = 2;
-// A sleep shorter than this would have been worth spinning through.
-constexpr microseconds kShortSleep{150};
-// One may be busy with what a message brought; the other one polls meanwhile.
+// One may be busy with deferred work; the other one polls meanwhile.
 constexpr int kThreads = 2;
-// A waiting thread spins for about what it costs to put it to sleep and to wake it: never much
-// worse than sleeping at once. After it has seen that processors are wanted, the next few waits
-// sleep at once.
-constexpr microseconds kHelpSpin{60};
-constexpr int kShortHelps = 16;
+// Characters of a thread's name; the system allows 15.
+constexpr std::size_t kMaxThreadName = 15;
+// Rounds that may bring more messages before deferred work is handed to other threads: work does
+// not wait for a stream of messages to end.
+constexpr int kMaxWorkDelays = 2;
+// Rounds in which a helping thread, done, still polls for sources that are not ready to sleep. More
+// traffic than that is left to the own threads.
 constexpr int kRoundsAfterHelp = 2;
-// How long a thread that wants to help waits for the one that polls to make room.
-constexpr microseconds kTakeOver{20};
+// Microseconds. How long a thread in help() waits for the holder of the role to release it: a few
+// rounds of polling, less than the sleep it would save costs.
+constexpr std::chrono::microseconds kTakeOverTimeout{20};
+// Milliseconds. join() waits for a thread that is just leaving its deferred work, not for one that
+// is stuck in it: the caller has waited for that work already.
+constexpr std::chrono::milliseconds kDeferredWorkTimeout{50};
 
-thread_local const Poller* polling = nullptr;
-thread_local const Poller* own_thread_of = nullptr;
-// Of a thread that does deferred work: whose, and whether it has become the one that polls again.
-thread_local Poller* working_for = nullptr;
-thread_local bool reclaimed = false;
+struct ThisThread {
+  const Poller* owner = nullptr;   // the poller whose own thread this is
+  const Poller* polled = nullptr;  // the one whose role it holds
+  PollRole role = PollRole::none;
+};
+constinit thread_local ThisThread this_thread;
 
-class PollingHere {
+// Marks a block in which this thread holds the role of a poller.
+class RoleScope {
  public:
-  explicit PollingHere(const Poller* poller) : before_(std::exchange(polling, poller)) {}
-  ~PollingHere() { polling = before_; }
-  PollingHere(const PollingHere&) = delete;
-  PollingHere& operator=(const PollingHere&) = delete;
+  RoleScope(const Poller* poller, PollRole role) : before_(this_thread) {
+    this_thread.polled = poller;
+    this_thread.role = role;
+  }
+  ~RoleScope() { this_thread = before_; }
+  RoleScope(const RoleScope&) = delete;
+  RoleScope& operator=(const RoleScope&) = delete;
 
  private:
-  const Poller* const before_;
+  const ThisThread before_;
   const base::CallbackScope callbacks_;
 };
 
@@ -93,30 +67,7 @@ void relax() noexcept {
 #endif
 }
 
-[[nodiscard]] int checked(int result, const char* what) {
-  if (result < 0)
-    throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
-  return result;
-}
-
 }  // namespace
-
-Poller::Poller()
-    : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      sleeper_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      stop_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-  epoll_event event{};
-  event.events = 0;
-  event.data.fd = sockets_.get();
-  static_cast<void>(
-      checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
-  event.events = EPOLLIN;
-  event.data.fd = stop_.get();
-  static_cast<void>(
-      checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, stop_.get(), &event), "epoll_ctl"));
-}
-
-Poller::~Poller() = default;
 
 std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
   auto poller = std::make_shared<Poller>();
@@ -126,7 +77,7 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
       ++poller->threads_;
     }
     try {
-      std::thread([poller, name = thread_name.substr(0, 15)] {
+      std::thread([poller, name = thread_name.substr(0, kMaxThreadName)] {
         pthread_setname_np(pthread_self(), name.c_str());
         poller->run();
         base::MutexLock lock(poller->mutex_);
@@ -147,101 +98,79 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
 }
 
 void Poller::join() {
-  // A thread that is just leaving its work is worth waiting for; one that is stuck in it is not:
-  // whoever joins has waited for that work already.
-  constexpr std::chrono::milliseconds kPatience{50};
   stopping_.store(true);
-  ring();
+  set_.ring_doorbell();
   {
     base::MutexLock lock(mutex_);
     while (threads_ > working_) thread_changed_.wait(mutex_);
-    const auto give_up = Clock::now() + kPatience;
+    const auto give_up = Clock::now() + kDeferredWorkTimeout;
     while (threads_ > 0 && thread_changed_.wait_until(mutex_, give_up)) {
     }
   }
-  std::unordered_map<SourceId, Polled> polled;  // destroyed without the role
-  if (working_for == this && reclaimed) {
-    // Deferred work of this thread had the last reference to the endpoint, and the role is back.
-    role_.assert_held();
-    drop_sources(polled);
+  PollSet::Dropped polled;  // destroyed without the role
+  if (this_thread.role == PollRole::reclaimed && this_thread.owner == this) {
+    // Deferred work of this thread had the last reference to the endpoint.
+    set_.role().assert_held();
+    set_.drop_polled(polled);
   } else {
-    base::MutexLock role(role_);
-    drop_sources(polled);
+    base::MutexLock role(set_.role());
+    set_.drop_polled(polled);
   }
-  std::unordered_map<SourceId, Watched> watched;
-  base::MutexLock lock(mutex_);
-  watched.swap(watched_);
+  set_.drop_watched();
 }
 
-void Poller::drop_sources(std::unordered_map<SourceId, Polled>& into) {
-  active_.clear();
-  into.swap(polled_);
+void Poller::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
+  set_.add(id, fd, std::move(source));
+  wake_a_thread();
 }
 
-void Poller::ring() noexcept {
-  const std::uint64_t one = 1;
-  static_cast<void>(!::write(stop_.get(), &one, sizeof(one)));
+void Poller::poll_soon(SourceId id) noexcept {
+  if (set_.poll_soon(id)) wake_a_thread();
 }
 
-void Poller::entered_work(int change) {
+void Poller::remove(SourceId id) noexcept {
+  const auto source = set_.remove(id);
+  if (source) wake_a_thread();  // the thread that polls drops it, too
+}
+
+void Poller::wake_a_thread() noexcept {
+  if (on_this_thread()) return;
+  doorbell_pending_.store(true);
+  set_.ring_doorbell();
+}
+
+void Poller::count_working(int change) {
   base::MutexLock lock(mutex_);
   working_ += change;
   thread_changed_.notify_all();
 }
 
-// Makes the thread look at its sources again, unless that is what this thread is doing.
-void Poller::nudge() noexcept {
-  if (on_this_thread()) return;
-  nudged_.store(true);
-  ring();
-}
-
-bool Poller::on_this_thread() const noexcept { return polling == this; }
+bool Poller::on_this_thread() const noexcept { return this_thread.polled == this; }
 
 bool Poller::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
-  role_.assert_held();
-  for (const auto& each : after_delivery_) {
-    if (each == source) return true;
-  }
-  try {
-    after_delivery_.push_back(std::move(source));
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-  return true;
+  set_.role().assert_held();
+  return set_.poll_after_delivery(std::move(source));
 }
 
 bool Poller::defer(Work& work) {
-  role_.assert_held();
-  // A thread that does such work already, and only helps meanwhile, has to go back to it.
-  if (own_thread_of != this || working_for != nullptr || sleepers_.load() == 0) return false;
+  set_.role().assert_held();
+  if (this_thread.role != PollRole::owned || asleep_.load() == 0) return false;
   if (!deferred_) deferred_ = std::move(work);
   return true;
 }
 
 void Poller::reclaim() {
-  if (working_for != this || polling != nullptr || reclaimed || !role_.try_lock()) return;
-  role_.assert_held();
-  reclaimed = true;
-  polling = this;
+  if (this_thread.role != PollRole::working || this_thread.owner != this || !set_.role().try_lock())
+    return;
+  set_.role().assert_held();
+  this_thread.role = PollRole::reclaimed;
+  this_thread.polled = this;
   took_role();
-  if (expensive_.load() > 0) arm(false);
-  all_awake();
+  if (set_.any_expensive()) set_.arm(false);
+  set_.wake_sources();
 }
 
-void Poller::after_delivery() noexcept {
-  while (!after_delivery_.empty()) {
-    const auto source = std::move(after_delivery_.back());
-    after_delivery_.pop_back();
-    try {
-      source->poll();
-    } catch (...) {
-      // It is still watched, and throws again where it can be let go of.
-    }
-  }
-}
-
-void Poller::give_deferred_away() noexcept {
+void Poller::hand_off_deferred() noexcept {
   try {
     if (deferred_) std::exchange(deferred_, nullptr)(false);
   } catch (...) {
@@ -249,282 +178,168 @@ void Poller::give_deferred_away() noexcept {
   }
 }
 
-bool Poller::poll_source(Polled& polled) noexcept {
-  try {
-    return polled.source->poll();
-  } catch (...) {
-    remove(polled.id);
-    return true;
-  }
-}
-
-bool Poller::poll_once(bool ask_kernel) {
-  refresh();
-  after_delivery();  // of a thread that has polling back after deferred work: nobody delivers then
-  bool moved = false;
-  bool any_expensive = false;
-  Clock::time_point now{};
-  for (std::size_t i = 0; i < active_.size();) {
-    Polled& polled = *active_[i];
-    if (!polled.cheap) {
-      if (now == Clock::time_point{}) now = Clock::now();
-      if (polled.source->blocked() ||
-          (now - polled.last_moved > kHot && !polled.source->pending())) {
-        // From now on the kernel reports it, or whoever makes it pending. Its place is another's.
-        if (polled.source->sleep()) {
-          deactivate(polled);
-        } else {
-          ++i;
-        }
-        continue;
-      }
-      any_expensive = true;
-    }
-    ++i;
-    const bool source_moved = poll_source(polled);
-    after_delivery();
-    if (!source_moved) continue;
-    moved = true;
-    polled.last_moved = now == Clock::time_point{} ? Clock::now() : now;
-  }
-  // With nothing hot that costs a system call, the kernel's own look is the only one. However busy
-  // some sources are, others get one.
-  const bool only_look = !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
-  if (ask_kernel || only_look || ++rounds_since_look_ >= kRoundsPerKernelLook) {
-    rounds_since_look_ = 0;
-    if (take_events(0)) moved = true;
-  }
-  return moved;
-}
-
-Poller::Spun Poller::spin(const std::atomic<bool>* done, nanoseconds limit,
-                          Clock::time_point deadline) {
-  Clock::time_point last = Clock::now();
-  Clock::time_point now = last;
-  Clock::time_point idle = last;  // when a round last moved nothing
+Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Duration limit,
+                                Clock::time_point deadline) {
+  const auto result = [done] {
+    return done != nullptr && done->load(std::memory_order_acquire) ? SpinResult::done
+                                                                    : SpinResult::idle;
+  };
+  Clock::time_point last_moved = Clock::now();
+  Clock::time_point last_empty = last_moved;  // the last round that moved nothing, or busy yield
   int delays = 0;
   for (int round = 0;; ++round) {
     if (done != nullptr ? done->load(std::memory_order_acquire)
                         : helpers_.load() > 0 || stopping_.load()) {
-      return done != nullptr ? Spun::done : Spun::wanted;
+      return done != nullptr ? SpinResult::done : SpinResult::role_wanted;
     }
-    if (poll_once(false)) {
-      last = Clock::now();
+    if (set_.poll_once(false)) {
+      last_moved = Clock::now();
       round = 0;
-      // A thread that only helps has something else to do by then, however much there is to move.
-      if (last >= deadline)
-        return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done
-                                                                        : Spun::nothing_came;
-      if (last - idle > give_way_after_) {
-        give_way(last);
-        idle = Clock::now();
+      // A helping thread keeps its deadline, however much there is to move.
+      if (last_moved >= deadline) return result();
+      if (policy_.busy_yield_due(last_empty, last_moved)) {
+        sched_yield();
+        last_empty = Clock::now();
+        policy_.yielded_while_busy(last_moved, last_empty);
       }
-      // Work does not wait for a stream of messages to end.
-      if (deferred_ && ++delays > kWorkDelays) give_deferred_away();
+      if (deferred_ && ++delays > kMaxWorkDelays) hand_off_deferred();
       continue;
     }
-    if (deferred_) return Spun::work;
-    now = idle = Clock::now();
-    if (now - last >= limit || now >= deadline) return Spun::nothing_came;
-    if (round < kRoundsBeforeYield) {
-      for (int i = 0; i < kPausesPerRound; ++i) relax();
+    if (deferred_) return SpinResult::work_deferred;
+    const auto now = last_empty = Clock::now();
+    if (now - last_moved >= limit || now >= deadline) return SpinResult::idle;
+    if (round < SpinPolicy::kRoundsBeforeYield) {
+      for (int i = 0; i < SpinPolicy::kPausesPerRound; ++i) relax();
       continue;
     }
     sched_yield();
-    const auto after = Clock::now();
-    yielded(now, after);
-    if (after - now > kYieldRanOthers) {
-      spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
-      short_helps_ = kShortHelps;
-      if (!poll_once(true))
-        return done != nullptr && done->load(std::memory_order_acquire) ? Spun::done
-                                                                        : Spun::nothing_came;
-      if (deferred_) return Spun::work;
-      last = Clock::now();
-    }
+    const auto after = policy_.yielded(now, Clock::now(), this_thread.owner == this);
+    if (after.migrate) migrate_to_other_cpu();
+    if (!after.contended) continue;
+    if (!set_.poll_once(true)) return result();
+    if (deferred_) return SpinResult::work_deferred;
+    last_moved = Clock::now();
   }
 }
 
-// When much moves: who waits for this processor, perhaps for an answer that was just read, would
-// otherwise have it at the next tick of the system's clock, milliseconds later. Those that keep it
-// once they have it are not asked again for a while.
-void Poller::give_way(Clock::time_point now) {
-  sched_yield();
-  give_way_after_ = Clock::now() - now > kYieldRanOthers ? kRareYields : kFrequentYields;
-}
-
-// If somebody else runs whenever this thread gives way, this processor is not the one to poll on.
-void Poller::yielded(Clock::time_point since, Clock::time_point until) {
-  yields_that_switched_ = until - since > kYieldSwitched ? yields_that_switched_ + 1 : 0;
-  if (yields_that_switched_ < kCrowdedYields) return;
-  if (since - std::exchange(last_crowded_, until) > kCalm) move_pause_ = kMinMovePause;
-  // Threads of the user's stay where they are.
-  if (own_thread_of != this || until < next_move_) return;
-  // Not both of two that have found each other: a coin is tossed, with what the clock's last bits
-  // are.
-  const bool stay = (until.time_since_epoch().count() / 32) % 2 == 0;
-  if (stay) {
-    next_move_ = until + kSecondThoughts;
-    return;
-  }
-  leave_processor();
-  next_move_ = until + move_pause_;
-  move_pause_ = std::min<nanoseconds>(move_pause_ * 2, kMaxMovePause);
-}
-
-void Poller::all_awake() {
-  if (awake_.exchange(true)) return;
-  for (Polled* const each : active_) each->source->wake();
-}
-
-bool Poller::all_asleep() {
-  awake_.store(false);
-  refresh();
-  bool asleep = !any_changes_.load() && after_delivery_.empty();
-  for (std::size_t i = 0; asleep && i < active_.size(); ++i) asleep = active_[i]->source->sleep();
-  if (!asleep) all_awake();
-  return asleep;
-}
-
-// Whoever has given the role up arms while the next one may already disarm: without the lock,
-// armed_ could end up true although the kernel was told last to watch nothing. The change alone
-// need not look under the lock: who sees the state it wants while the other one changes it is
-// either about to arm again, as the holder of the role, or awake and about to poll.
-void Poller::arm(bool armed) {
-  if (armed_.load() == armed) return;
-  base::MutexLock lock(arm_mutex_);
-  if (armed_.exchange(armed) == armed) return;
-  epoll_event event{};
-  event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;
-  event.data.fd = sockets_.get();
-  epoll_ctl(sleeper_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
-}
-
-Poller::Pause Poller::poll_until_idle() {
-  all_awake();
+Poller::Handover Poller::poll_until_idle() {
+  set_.wake_sources();
   for (;;) {
-    const Spun spun = spin(nullptr, spin_limit_, Clock::time_point::max());
-    const bool quiet = all_asleep();
-    keeps_role_.store(!quiet);
-    if (spun == Spun::work) return {std::exchange(deferred_, nullptr), quiet};
-    give_deferred_away();
-    if (quiet) return {nullptr, true};
-    poll_once(true);  // however many want to take over: each round moves something
+    const SpinResult spun = spin(nullptr, policy_.interval(), Clock::time_point::max());
+    const bool sources_asleep = set_.put_sources_to_sleep();
+    role_pinned_.store(!sources_asleep);
+    if (spun == SpinResult::work_deferred) {
+      return {std::exchange(deferred_, nullptr), sources_asleep};
+    }
+    hand_off_deferred();
+    if (sources_asleep) return {nullptr, true};
+    set_.poll_once(true);  // although helpers may want the role: each round moves something
   }
+}
+
+Poller::Handover Poller::poll_as_owner(WakeUps& since) {
+  const RoleScope scope(this, PollRole::owned);
+  // How long nothing came, whichever thread slept through it.
+  if (since.traffic) policy_.woken_by_traffic(Clock::now());
+  if (since.any) set_.ask_kernel_next();
+  since = {};
+  Handover handover = poll_until_idle();
+  policy_.went_idle(Clock::now());
+  role_pinned_.store(false);
+  return handover;
+}
+
+bool Poller::do_deferred(Work& work, std::uint32_t forks) {
+  this_thread.role = PollRole::working;
+  count_working(1);
+  try {
+    while (work(true)) {
+      if (this_thread.role != PollRole::reclaimed) continue;
+      work(false);
+      break;
+    }
+  } catch (...) {
+    // What is left is queued where other threads find it.
+  }
+  if (forks != base::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
+  work = nullptr;
+  count_working(-1);
+  const bool has_role = this_thread.role == PollRole::reclaimed;
+  this_thread.role = PollRole::none;
+  this_thread.polled = nullptr;
+  return has_role;
+}
+
+void Poller::sleep(WakeUps& since) {
+  this_thread.role = PollRole::asleep;
+  asleep_.fetch_add(1);
+  const PollSet::WakeUp wake_up = set_.wait();
+  asleep_.fetch_sub(1);
+  this_thread.role = PollRole::none;
+  since.any = true;
+  since.traffic = since.traffic || wake_up.traffic;
+  if (!wake_up.doorbell || stopping_.load()) return;
+  set_.clear_doorbell();
+  if (stopping_.load()) set_.ring_doorbell();  // join()'s may have been cleared: it is for all
 }
 
 void Poller::run() {
-  own_thread_of = this;
-  const auto fork = base::fork_count();
-  bool came = false;  // something has, which woke this thread
-  bool held = false;  // the role, from the last round
-  bool woken = false;
-  while (held || !stopping_.load()) {
-    if (held || role_.try_lock()) {
-      role_.assert_held();
+  this_thread.owner = this;
+  const auto forks = base::fork_count();
+  WakeUps since;
+  bool has_role = false;  // kept from the last round
+  while (has_role || !stopping_.load()) {
+    if (has_role || set_.role().try_lock()) {
+      set_.role().assert_held();
       took_role();
-      Pause pause;
-      {
-        const PollingHere here(this);
-        // How long nothing came, whichever thread slept through it.
-        if (came && Clock::now() - idle_since_ > kShortSleep) {
-          spin_limit_ = std::max<nanoseconds>(spin_limit_ / 2, kMinSpin);
-        } else if (came) {
-          spin_limit_ = std::min<nanoseconds>(spin_limit_ * 2, kMaxSpin);
-        }
-        came = false;
-        if (woken)
-          rounds_since_look_ = kRoundsPerKernelLook;  // it was the kernel that woke this thread
-        woken = false;
-        pause = poll_until_idle();
-        idle_since_ = Clock::now();
-        keeps_role_.store(false);
-      }
-      held = false;
-      give_up_role(pause.quiet);
-      if (Work& work = pause.work) {
-        working_for = this;
-        reclaimed = false;
-        entered_work(1);
-        try {
-          while (work(true)) {
-            if (!reclaimed) continue;
-            work(false);
-            break;
-          }
-        } catch (...) {
-          // What is left is queued where other threads find it.
-        }
-        if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
-        work = nullptr;
-        entered_work(-1);
-        working_for = nullptr;
-        held = reclaimed;
-        polling = nullptr;
+      Handover handover = poll_as_owner(since);
+      has_role = false;
+      release_role(handover.sources_asleep);
+      if (handover.work) {
+        has_role = do_deferred(handover.work, forks);
         continue;
       }
     }
-    std::array<epoll_event, 2> events;
-    sleepers_.fetch_add(1);
-    const int count =
-        epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
-    sleepers_.fetch_sub(1);
-    woken = true;
-    for (int i = 0; i < count; ++i) {
-      if (events[static_cast<std::size_t>(i)].data.fd == sockets_.get()) {
-        armed_.store(false);
-        came = true;
-      } else if (!stopping_.load()) {
-        std::uint64_t value = 0;
-        static_cast<void>(!::read(stop_.get(), &value, sizeof(value)));
-        if (stopping_.load())
-          ring();  // what was read may have been join()'s: it is for all threads
-      }
-    }
+    sleep(since);
   }
 }
 
-// Whoever polled has to leave things so that nothing that comes goes unseen: the sources asleep and
-// the sockets watched, or another thread woken that polls on.
-void Poller::give_up_role(bool quiet) {
-  role_.unlock();
-  // After unlocking: the other thread may just have found the role taken and gone to sleep. It may
-  // have done so in vain, too, for a source that had been asked already whether it may sleep.
-  arm(true);
-  if (!quiet || nudged_.load()) ring();
+void Poller::release_role(bool sources_asleep) {
+  set_.role().unlock();
+  set_.arm(true);
+  if (!sources_asleep || doorbell_pending_.load()) set_.ring_doorbell();
 }
 
 bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
-  if (polling != nullptr || stopping_.load()) return false;
+  if (this_thread.polled != nullptr || stopping_.load()) return false;
   helpers_.fetch_add(1);
-  const auto give_up = Clock::now() + kTakeOver;
-  for (int round = 0; !role_.try_lock(); ++round) {
-    if (done.load(std::memory_order_acquire) || keeps_role_.load() || Clock::now() > give_up) {
+  const auto give_up = Clock::now() + kTakeOverTimeout;
+  for (int round = 0; !set_.role().try_lock(); ++round) {
+    if (done.load(std::memory_order_acquire) || role_pinned_.load() || Clock::now() > give_up) {
       helpers_.fetch_sub(1);
       return done.load(std::memory_order_acquire);
     }
-    // The one that polls may be waiting for this very processor.
-    round < kRoundsBeforeYield ? relax() : static_cast<void>(sched_yield());
+    // The holder of the role may be waiting for this very CPU.
+    round < SpinPolicy::kRoundsBeforeYield ? relax() : static_cast<void>(sched_yield());
   }
   bool finished = false;
-  bool quiet = false;
+  bool sources_asleep = false;
   {
-    const PollingHere here(this);
+    const RoleScope scope(this, PollRole::helping);
     took_role();
-    keeps_role_.store(true);
-    if (expensive_.load() > 0) arm(false);
-    refresh();
-    all_awake();
-    const nanoseconds limit = short_helps_ > 0 ? kMinSpin : kHelpSpin;
-    if (short_helps_ > 0) --short_helps_;
-    finished = spin(&done, limit, deadline) == Spun::done;
-    // What goes on and on is not this thread's to see through.
-    for (int round = 0; !(quiet = all_asleep()) && round < kRoundsAfterHelp; ++round)
-      poll_once(false);
-    idle_since_ = Clock::now();
-    keeps_role_.store(false);
+    role_pinned_.store(true);
+    if (set_.any_expensive()) set_.arm(false);
+    set_.refresh();
+    set_.wake_sources();
+    finished = spin(&done, policy_.next_help_interval(), deadline) == SpinResult::done;
+    // Traffic that does not end is left to the own threads.
+    for (int round = 0; !(sources_asleep = set_.put_sources_to_sleep()) && round < kRoundsAfterHelp;
+         ++round)
+      set_.poll_once(false);
+    policy_.went_idle(Clock::now());
+    role_pinned_.store(false);
   }
-  give_up_role(quiet);
+  release_role(sources_asleep);
   helpers_.fetch_sub(1);
   return finished || done.load(std::memory_order_acquire);
 }

@@ -8,13 +8,13 @@
 namespace stitch::transport {
 
 namespace {
-// More than any memory; so few that sums do not wrap.
-constexpr std::size_t kMost = std::size_t{1} << 56;
+// Bytes: more than any memory, but so few that sums do not wrap.
+constexpr std::size_t kMaxBytes = std::size_t{1} << 56;
 }  // namespace
 
 bool ReceiveBudget::take(Id id, std::size_t bytes, base::UniqueFunction<void()> granted) {
   base::MutexLock lock(mutex_);
-  bytes = std::min(bytes, kMost);
+  bytes = std::min(bytes, kMaxBytes);
   if (!waiting_.empty() || !fits(bytes)) {
     waiting_.push_back({id, ++waits_, bytes, std::move(granted)});
     return false;
@@ -60,10 +60,10 @@ void ReceiveBudget::give_back(Id id) {
       used_ -= found->second;
       taken_.erase(found);
     } else {
-      const auto wish = std::find_if(waiting_.begin(), waiting_.end(),
-                                     [id](const Waiting& each) { return each.id == id; });
-      if (wish == waiting_.end()) return;
-      waiting_.erase(wish);
+      const auto waiting_entry = std::find_if(waiting_.begin(), waiting_.end(),
+                                              [id](const Waiting& each) { return each.id == id; });
+      if (waiting_entry == waiting_.end()) return;
+      waiting_.erase(waiting_entry);
     }
     while (!waiting_.empty() && fits(waiting_.front().bytes)) {
       Waiting& first = waiting_.front();
@@ -71,7 +71,7 @@ void ReceiveBudget::give_back(Id id) {
         granted.reserve(granted.size() + 1);
         taken_.emplace(first.id, first.bytes);
       } catch (const std::bad_alloc&) {
-        break;  // it waits on: for the next one that gives back, or until it insists
+        break;  // it waits for the next give_back(), or until it insists
       }
       granted.push_back(std::move(first.granted));
       used_ += first.bytes;

@@ -10,26 +10,26 @@
 
 namespace stitch::transport {
 
-// How much memory the large messages take together that are on their way into an endpoint. One that
-// does not fit waits for its turn, in order of asking; one that is larger than everything comes in
-// alone. Shared by an endpoint's connections. Thread contract: any thread; no lock is held while
-// `granted` is called.
+// Limits the memory that the large messages being received by an endpoint take together. One that
+// does not fit waits, first come first served; one larger than the whole budget is received alone.
+// Shared by an endpoint's connections. Thread contract: any thread; no lock is held while `granted`
+// is called.
 class ReceiveBudget {
  public:
   using Id = std::uint64_t;
 
   explicit ReceiveBudget(std::size_t limit) : limit_(limit) {}
   // True when `id` may take `bytes`. False when it has to wait: `granted` is called when it may,
-  // unless it gives back before. REQUIRES: `id` has nothing and does not wait.
+  // unless give_back() comes first. REQUIRES: `id` has nothing and does not wait.
   [[nodiscard]] bool take(Id id, std::size_t bytes, base::UniqueFunction<void()> granted)
       STITCH_EXCLUDES(mutex_);
-  // Lets `id` in if it waits and is the next, whatever there is room for: those that have all of it
-  // may never get on. False when others wait before it.
-  // Does nothing, and is true, when `wait` is not the number of the wait that `id` is in.
+  // Admits `id` if it is the first that waits, whether there is room or not: those that hold the
+  // budget may never finish. False when others wait before it. Does nothing, and returns true, when
+  // `wait` is not the number of the wait that `id` is in.
   bool insist(Id id, std::uint64_t wait) STITCH_EXCLUDES(mutex_);
-  // The number of the wait that `id` is in; 0 when it does not wait (any more).
+  // The number of the wait that `id` is in; 0 when it does not wait.
   [[nodiscard]] std::uint64_t wait_of(Id id) const STITCH_EXCLUDES(mutex_);
-  // What `id` has, and its wish for more. Does nothing when there is neither.
+  // Returns what `id` has, or ends its wait. Does nothing when there is neither.
   void give_back(Id id) STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::size_t used() const STITCH_EXCLUDES(mutex_);

@@ -11,10 +11,11 @@
 namespace stitch::transport {
 
 namespace {
+// Bytes that are read ahead between pieces of a large message: a record header and a little more.
 constexpr std::size_t kStagedInBulk = 1024;
 static_assert(RecordReader::kStagedBytes >=
               kSmallMessageBytes + RecordHeader::kBytes + kSmallMessageBuffers * 8);
-// About what a received buffer costs beside its bytes.
+// Bytes that a received buffer costs beside its contents, about.
 constexpr std::size_t kPerBuffer = 128;
 
 [[noreturn]] void malformed(const std::string& what) {
@@ -48,15 +49,15 @@ bool RecordReader::read(Link& link) {
     std::size_t count = 0;
     std::size_t direct = 0;
     if (piece_left_ > 0) {
-      // Nothing is staged then: what comes next belongs into the message's own memory.
+      // Nothing is staged then: the next bytes belong into the message's own memory.
       parts[0] = target();
       parts[0].iov_len = direct = std::min(parts[0].iov_len, piece_left_);
       ++count;
     }
-    // A piece that goes on behind this target is not to be staged.
+    // A piece that continues after this target must not be staged.
     const bool more_of_piece = direct > 0 && direct < piece_left_;
-    // Between pieces of a large message little is staged: what follows had better go straight to
-    // its place.
+    // Between pieces of a large message little is staged, so that what follows is read straight
+    // into its place.
     const std::size_t stage =
         bulk_ ? std::min(kStagedInBulk, staged_.size() - end_) : staged_.size() - end_;
     if (!more_of_piece) parts[count++] = {staged_.data() + end_, stage};
@@ -86,8 +87,8 @@ std::vector<std::byte> RecordReader::give_up_rest() {
   return rest;
 }
 
-// Room for `bytes` more, but never for much more than has come: a size that is announced costs
-// nothing.
+// Makes room for `bytes` more, but never for much more than has arrived: an announced size alone
+// takes no memory.
 void RecordReader::make_room(std::size_t bytes) {
   if (!open_) open_ = limits_().buffers_allowed;
   const std::size_t usual = open_ ? kStagedBytes : kStagedInHandshake;
@@ -226,8 +227,8 @@ bool RecordReader::begin_bulk(const RecordHeader& header) {
   return true;
 }
 
-// Goes on to the part that the next byte belongs to. Where a buffer lies may depend on what the
-// frame says; it gets memory when the bytes before it have come.
+// Moves on to the part that the next byte belongs to. The memory of a buffer may depend on the
+// frame's contents; it is allocated when the bytes before it have arrived.
 void RecordReader::advance() {
   Bulk& bulk = *bulk_;
   std::size_t bytes =
@@ -240,7 +241,7 @@ void RecordReader::advance() {
   }
 }
 
-// REQUIRES: something is missing of the message.
+// REQUIRES: the message is incomplete.
 iovec RecordReader::target() noexcept {
   Bulk& bulk = *bulk_;
   const bool frame = bulk.part == 0;

@@ -14,8 +14,8 @@ namespace stitch::transport {
 
 // The receiving half of a stream connection: reads records from the link and hands out the messages
 // that are complete. Every length is checked before memory is taken for it, and the buffers of a
-// large message get theirs one after the other, each when the bytes before it have come. Not
-// thread-safe. The sink is called with no state of the reader in use but for what comes after.
+// large message get theirs one after the other, each when the bytes before it have arrived. Not
+// thread-safe. The reader holds no reference to a message once it has been passed to the sink.
 class RecordReader {
  public:
   struct Limits {
@@ -28,52 +28,53 @@ class RecordReader {
   // Asked before each record, since what is allowed grows with the handshake.
   using LimitsNow = std::function<Limits()>;
   using Sink = std::function<void(Message)>;
-  // Gives memory for a buffer that comes beside `frame`, which is there already.
+  // Returns memory for a buffer of the message whose frame, `frame`, has arrived.
   using Memory = std::function<Buffer(const base::Bytes& frame, std::size_t bytes)>;
 
-  // Who says when a large message may begin. Without it: at once.
+  // Decides when a large message may begin. Without it: immediately.
   struct Budget {
     // Whether there is room for a message that will take so much memory. When not, nothing more is
-    // read until read() is called again and it answers yes.
+    // read until read() is called again and this returns true.
     std::function<bool(std::size_t bytes)> take;
-    // The message is complete: it is its receiver's from now on.
+    // The message is complete and owned by its receiver from now on.
     std::function<void()> give_back;
   };
 
   RecordReader(Memory memory, LimitsNow limits, Sink sink, Budget budget = {});
 
-  // Reads what is there, at most about kReadBytes, and hands out what is complete. Returns whether
-  // bytes came. Throws Error(protocol) when they make no sense, and what asking for memory throws;
-  // nothing more can be read then.
+  // Reads what has arrived, at most about kReadBytes, and passes complete messages to the sink.
+  // Returns whether bytes arrived. Throws Error(protocol) when they are malformed, and what
+  // allocating memory throws; nothing more can be read then.
   bool read(Link& link);
   // Whether a large message waits for the budget.
   [[nodiscard]] bool waiting() const noexcept { return waiting_; }
   // Drops what is incomplete, and the memory.
   void clear() noexcept;
 
-  // What is read ahead: less until buffers are allowed, which is when the handshake is through.
+  // Bytes that are read ahead: fewer until buffers are allowed, at the end of the handshake.
   static constexpr std::size_t kStagedBytes = std::size_t{64} << 10;
   static constexpr std::size_t kStagedInHandshake = 1024;
-  // Of memory it holds for what has been read ahead.
+  // Memory held for what has been read ahead.
   [[nodiscard]] std::size_t staging_bytes() const noexcept { return staged_.size(); }
 
-  // From within the sink: what has been read and not been handed out, which the reader forgets. The
-  // read() under way ends: what comes next is to be read from another link.
+  // From within the sink: moves out what has been read ahead of the message. The read() under way
+  // ends: what follows is to be read from another link.
   [[nodiscard]] std::vector<std::byte> give_up_rest();
 
+  // Bytes of one read(): then other sources have their turn.
   static constexpr std::size_t kReadBytes = std::size_t{512} << 10;
 
  private:
-  // A bulk message on its way in.
+  // A bulk message that is being received.
   struct Bulk {
     Message message;
     std::vector<std::size_t> sizes;  // of the buffers, with memory or without
     std::size_t part = 0;            // 0: the frame, then the buffers
     std::size_t offset = 0;          // in it
-    std::size_t left = 0;            // of the whole message
+    std::size_t left = 0;            // bytes missing of the whole message
   };
 
-  // Takes one record, or what there is of it, from the staged bytes. False when more must come
+  // Takes one record, or what there is of it, from the staged bytes. False when more must arrive
   // first.
   bool take_record();
   void take_message(const RecordHeader& header);

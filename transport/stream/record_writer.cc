@@ -9,10 +9,11 @@
 namespace stitch::transport {
 
 namespace {
+// Pieces of memory in one write: few enough for the stack.
 constexpr std::size_t kMaxParts = 64;
-// So long after a small message more of them are expected.
+// Bytes of large messages after a small one during which more small ones are expected.
 constexpr std::size_t kSmallAboutBytes = std::size_t{4} << 20;
-// Of one write: what small messages queue up to is written together.
+// Bytes of queued small messages that are written together.
 constexpr std::size_t kGatherBytes = std::size_t{256} << 10;
 
 void put_sizes(const Message& message, std::byte* at) noexcept {
@@ -48,8 +49,8 @@ class RecordWriter::Parts {
   std::size_t bytes_ = 0;
 };
 
-RecordWriter::Small::Small(Outgoing&& what, std::size_t message_bytes) : outgoing(std::move(what)) {
-  const Message& message = outgoing.message;
+RecordWriter::Small::Small(QueuedSend&& what, std::size_t message_bytes) : queued(std::move(what)) {
+  const Message& message = queued.message;
   RecordHeader header;
   header.buffers = static_cast<std::uint32_t>(message.buffers.size());
   header.bytes = message.frame.size();
@@ -59,11 +60,11 @@ RecordWriter::Small::Small(Outgoing&& what, std::size_t message_bytes) : outgoin
   put_sizes(message, head.data() + RecordHeader::kBytes);
 }
 
-RecordWriter::Bulk::Bulk(Outgoing&& what, std::size_t message_bytes)
+RecordWriter::Bulk::Bulk(QueuedSend&& what, std::size_t message_bytes)
     : head(RecordHeader::kBytes + what.message.buffers.size() * 8),
-      outgoing(std::move(what)),
+      queued(std::move(what)),
       total_bytes(message_bytes) {
-  const Message& message = outgoing.message;
+  const Message& message = queued.message;
   RecordHeader header;
   header.kind = RecordKind::bulk;
   header.buffers = static_cast<std::uint32_t>(message.buffers.size());
@@ -72,28 +73,28 @@ RecordWriter::Bulk::Bulk(Outgoing&& what, std::size_t message_bytes)
   put_sizes(message, head.data() + RecordHeader::kBytes);
 }
 
-std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing&& outgoing, Link* link) {
-  const Message& message = outgoing.message;
+std::optional<RecordWriter::QueuedSend> RecordWriter::send(QueuedSend&& queued, Link* link) {
+  const Message& message = queued.message;
   std::size_t bytes = message.frame.size();
   for (const Buffer& buffer : message.buffers) bytes += buffer.bytes;
   if (bytes > kSmallMessageBytes || message.buffers.size() > kSmallMessageBuffers) {
-    bulk_.emplace_back(std::move(outgoing), bytes);
+    bulk_.emplace_back(std::move(queued), bytes);
     return std::nullopt;
   }
   bulk_since_small_ = 0;
   if (link == nullptr || !empty()) {
-    small_.emplace_back(std::move(outgoing), bytes);
+    small_.emplace_back(std::move(queued), bytes);
     return std::nullopt;
   }
-  Small small(std::move(outgoing), bytes);
+  Small small(std::move(queued), bytes);
   Parts parts;
   add_small(small, 0, parts);
   const std::size_t written = link->write(parts.span());
-  if (written == small.total_bytes) return std::move(small.outgoing);
+  if (written == small.total_bytes) return std::move(small.queued);
   try {
     small_.push_back(std::move(small));
   } catch (...) {
-    outgoing = std::move(small.outgoing);
+    queued = std::move(small.queued);
     throw;
   }
   small_written_ = written;
@@ -101,7 +102,7 @@ std::optional<RecordWriter::Outgoing> RecordWriter::send(Outgoing&& outgoing, Li
 }
 
 void RecordWriter::add_small(const Small& small, std::size_t skip, Parts& parts) const {
-  const Message& message = small.outgoing.message;
+  const Message& message = small.queued.message;
   parts.add(small.head.data(), small.head_bytes, skip);
   parts.add(message.frame.data(), message.frame.size(), skip);
   for (const Buffer& buffer : message.buffers) parts.add(buffer.data, buffer.bytes, skip);
@@ -127,7 +128,7 @@ void RecordWriter::add_bulk(Link& link, Parts& parts) {
   }
   skip = piece_head_written_;
   parts.add(piece_head_.data(), piece_head_.size(), skip);
-  const Message& message = bulk.outgoing.message;
+  const Message& message = bulk.queued.message;
   std::size_t left = piece_left_;
   skip = bulk_written_ - bulk_part_begin_;
   for (std::size_t part = bulk_part_; left > 0 && parts.room_for(1); ++part) {
@@ -156,12 +157,11 @@ RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
     if (small) {
       std::size_t skip = small_written_;
       for (const Small& each : small_) {
-        if (!parts.room_for(2 + each.outgoing.message.buffers.size()) ||
-            parts.bytes() > kGatherBytes)
+        if (!parts.room_for(2 + each.queued.message.buffers.size()) || parts.bytes() > kGatherBytes)
           break;
         add_small(each, skip, parts);
         skip = 0;
-        if (due) break;  // only what is under way
+        if (due) break;  // only the record under way
       }
     } else {
       add_bulk(link, parts);
@@ -175,7 +175,7 @@ RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
       written_bulk(written, finished);
     }
     flushed.full = short_write && link.await_room();
-    // A link that has room and takes nothing is asked again once, not for ever.
+    // A link that claims to have room and takes nothing is asked again once, not endlessly.
     idle_turns = written == 0 ? idle_turns + 1 : 0;
     if (idle_turns == 2) flushed.full = true;
     if (flushed.full) break;
@@ -191,7 +191,7 @@ void RecordWriter::written_small(std::size_t bytes, Finished& finished) {
     small_written_ += step;
     if (!bulk_.empty()) small_since_bulk_ += step;
     if (small_written_ < first.total_bytes) return;
-    finished.push_back(std::move(first.outgoing));
+    finished.push_back(std::move(first.queued));
     small_.pop_front();
     small_written_ = 0;
   }
@@ -210,7 +210,7 @@ void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
     bulk_since_small_ += bytes;
     piece_left_ -= bytes;
     while (bulk_written_ < bulk.total_bytes) {
-      const std::size_t of_part = part_of(bulk.outgoing.message, bulk_part_).size();
+      const std::size_t of_part = part_of(bulk.queued.message, bulk_part_).size();
       if (bulk_written_ - bulk_part_begin_ < of_part) break;
       bulk_part_begin_ += of_part;
       ++bulk_part_;
@@ -218,7 +218,7 @@ void RecordWriter::written_bulk(std::size_t bytes, Finished& finished) {
     if (piece_left_ == 0 && piece_head_written_ == piece_head_.size()) piece_bytes_ = 0;
   }
   if (bulk_head_written_ < bulk.head.size() || bulk_written_ < bulk.total_bytes) return;
-  finished.push_back(std::move(bulk.outgoing));
+  finished.push_back(std::move(bulk.queued));
   bulk_.pop_front();
   bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ = piece_bytes_ = piece_left_ =
       0;
@@ -230,10 +230,10 @@ std::size_t RecordWriter::small_bytes() const noexcept {
   return bytes - small_written_;
 }
 
-std::vector<RecordWriter::Outgoing> RecordWriter::take_all() {
-  std::vector<Outgoing> all;
-  for (Bulk& each : bulk_) all.push_back(std::move(each.outgoing));
-  for (Small& each : small_) all.push_back(std::move(each.outgoing));
+std::vector<RecordWriter::QueuedSend> RecordWriter::take_all() {
+  std::vector<QueuedSend> all;
+  for (Bulk& each : bulk_) all.push_back(std::move(each.queued));
+  for (Small& each : small_) all.push_back(std::move(each.queued));
   small_.clear();
   bulk_.clear();
   small_written_ = bulk_head_written_ = bulk_written_ = bulk_part_ = bulk_part_begin_ =

@@ -15,52 +15,53 @@
 
 namespace stitch::transport {
 
-// The sending half of a stream connection: lays messages out as records and writes as much as the
-// link takes. Large messages go in pieces, one large message at a time; small ones that come later
-// pass between the pieces, but a piece goes at least after every kSmallPerPiece bytes of them.
-// Small ones keep their order among themselves, and so do large ones. Not thread-safe. No
-// callbacks: who is through is handed back.
+// Lays messages out as records and writes as much as the link takes. Large messages are written in
+// pieces, one large message at a time; small ones that are sent later pass between the pieces, but
+// a piece is written at least after every kSmallPerPiece bytes of them. Small ones keep their order
+// among themselves, and so do large ones. Not thread-safe. Invokes no callbacks; completed sends
+// are returned to the caller.
 class RecordWriter {
  public:
-  struct Outgoing {
+  struct QueuedSend {
     Message message;
     SendDone done;
   };
-  using Finished = std::vector<Outgoing, base::RecyclingAllocator<Outgoing>>;
+  using Finished = std::vector<QueuedSend, base::RecyclingAllocator<QueuedSend>>;
 
-  // Writes a message at once when nothing is before it and `link` (which may be null) has room, and
-  // hands it back; otherwise queues it or the rest of it. When there is no memory for that,
-  // `outgoing` is as it was. REQUIRES: its buffers are on the CPU.
-  [[nodiscard]] std::optional<Outgoing> send(Outgoing&& outgoing, Link* link);
+  // Writes a message immediately when nothing is queued before it and `link` (which may be null)
+  // has room, and returns it; otherwise queues it or the rest of it. When there is no memory for
+  // that, `queued` is unchanged. REQUIRES: its buffers are on the CPU.
+  [[nodiscard]] std::optional<QueuedSend> send(QueuedSend&& queued, Link* link);
   struct Flushed {
-    std::size_t bytes = 0;  // that went
-    bool full = false;      // whether the link had no room for more, or says so and takes nothing
+    std::size_t bytes = 0;  // written
+    bool full = false;      // the link had no room for more, or takes nothing although it has room
   };
-  // Writes what there is room for, until at least `enough_bytes` have gone. What has gone
+  // Writes what there is room for, until at least `enough_bytes` are written. What is written
   // completely is moved to `finished`.
   Flushed flush(Link& link, Finished& finished,
                 std::size_t enough_bytes = std::numeric_limits<std::size_t>::max());
   [[nodiscard]] bool empty() const noexcept { return small_.empty() && bulk_.empty(); }
-  // How many bytes of small messages wait to be written.
+  // Bytes of small messages that are queued.
   [[nodiscard]] std::size_t small_bytes() const noexcept;
-  // Everything that has not gone: the large messages, then the small ones, each in order of
+  // Everything that is still queued: the large messages, then the small ones, each in order of
   // sending.
-  [[nodiscard]] std::vector<Outgoing> take_all();
+  [[nodiscard]] std::vector<QueuedSend> take_all();
 
+  // Bytes of small messages that may pass a large one before its next piece.
   static constexpr std::size_t kSmallPerPiece = std::size_t{512} << 10;
 
  private:
   struct Small {
-    Small(Outgoing&& what, std::size_t message_bytes);
-    Outgoing outgoing;
+    Small(QueuedSend&& what, std::size_t message_bytes);
+    QueuedSend queued;
     std::array<std::byte, RecordHeader::kBytes + kSmallMessageBuffers * 8> head;
     std::size_t head_bytes = 0;
     std::size_t total_bytes = 0;
   };
   struct Bulk {
-    Bulk(Outgoing&& what, std::size_t message_bytes);
+    Bulk(QueuedSend&& what, std::size_t message_bytes);
     std::vector<std::byte> head;  // made before the message is taken
-    Outgoing outgoing;
+    QueuedSend queued;
     std::size_t total_bytes = 0;  // of the message
   };
   class Parts;
@@ -72,7 +73,8 @@ class RecordWriter {
   void written_small(std::size_t bytes, Finished& finished);
   void written_bulk(std::size_t bytes, Finished& finished);
 
-  // Whether a record of the first bulk message has been written in part: nothing may come between.
+  // Whether a record of the first bulk message has been written in part: nothing may be written in
+  // between.
   [[nodiscard]] bool bulk_record_under_way() const noexcept {
     return piece_bytes_ > 0 ||
            (bulk_head_written_ > 0 && bulk_head_written_ < bulk_.front().head.size());
@@ -81,7 +83,8 @@ class RecordWriter {
   std::deque<Small, base::RecyclingAllocator<Small>> small_;
   std::size_t small_written_ = 0;  // of the first
   std::deque<Bulk, base::RecyclingAllocator<Bulk>> bulk_;
-  // The first of bulk_: how far its head and its message are, and the piece under way.
+  // The first of bulk_: how much of its head and of its message is written, and the piece under
+  // way.
   std::size_t bulk_head_written_ = 0;
   std::size_t bulk_written_ = 0;
   std::size_t bulk_part_ = 0;        // where bulk_written_ is: 0 the frame, then the buffers
@@ -91,7 +94,7 @@ class RecordWriter {
   std::size_t piece_head_written_ = 0;
   std::size_t piece_left_ = 0;
   std::size_t bulk_since_small_ = 0;  // bytes of large messages since a small one was sent
-  std::size_t small_since_bulk_ = 0;  // and of small ones that passed since a piece was written
+  std::size_t small_since_bulk_ = 0;  // bytes of small ones since a piece was written
 };
 
 }  // namespace stitch::transport

@@ -10,27 +10,27 @@ namespace stitch::transport {
 
 namespace {
 
-constexpr std::size_t kRecordBytes = kMostPlainBytes + SealedRecord::kOverhead;
-// What goes to, and comes from, the link below at a time. Memory of this size stays untouched, and
-// so unused, beyond what traffic needs.
+constexpr std::size_t kRecordBytes = kMaxPlainBytes + SealedRecord::kOverhead;
+// Bytes of each buffer between this link and the one below. The part of it that traffic does not
+// need is never touched, so the kernel gives it no memory.
 constexpr std::size_t kBufferBytes = 4 * kRecordBytes;
-// A part of this size is sealed from where it lies; smaller ones are put together in one record.
+// Bytes. A part of at least this size is sealed in place; smaller ones are copied into one record.
 constexpr std::size_t kDirectBytes = std::size_t{16} << 10;
 
-// Walks over pieces of memory.
+// A position in a sequence of memory pieces.
 class Cursor {
  public:
-  explicit Cursor(std::span<const iovec> parts) : parts_(parts) { settle(); }
+  explicit Cursor(std::span<const iovec> parts) : parts_(parts) { skip_empty(); }
   [[nodiscard]] bool at_end() const noexcept { return index_ == parts_.size(); }
   [[nodiscard]] std::byte* data() const noexcept {
     return static_cast<std::byte*>(parts_[index_].iov_base) + offset_;
   }
-  // Of the part where it stands.
+  // Bytes left of the current piece.
   [[nodiscard]] std::size_t left() const noexcept { return parts_[index_].iov_len - offset_; }
   // REQUIRES: bytes <= left().
   void advance(std::size_t bytes) noexcept {
     offset_ += bytes;
-    settle();
+    skip_empty();
   }
   void skip(std::size_t bytes) noexcept {
     while (bytes > 0) {
@@ -41,7 +41,7 @@ class Cursor {
   }
 
  private:
-  void settle() noexcept {
+  void skip_empty() noexcept {
     while (index_ < parts_.size() && offset_ == parts_[index_].iov_len) {
       ++index_;
       offset_ = 0;
@@ -52,7 +52,7 @@ class Cursor {
   std::size_t offset_ = 0;
 };
 
-// Bytes from `begin` to `end` of memory that is not filled with zeros before.
+// A buffer that is not zero-filled; bytes [begin, end) are in use.
 struct Staged {
   std::unique_ptr<std::byte[]> memory = std::make_unique_for_overwrite<std::byte[]>(kBufferBytes);
   std::size_t begin = 0;
@@ -136,7 +136,7 @@ class SealedLink final : public Link {
   }
 
  private:
-  // The rest of the handshake. What does not fit in one write waits, as little as it is.
+  // The rest of the handshake. What does not fit in one write waits for the next one.
   std::size_t write_plain(std::span<const iovec> parts) {
     std::size_t written = 0;
     for (Cursor from(parts); !from.at_end() && plain_output_ > 0;) {
@@ -150,18 +150,18 @@ class SealedLink final : public Link {
     return written;
   }
 
-  // Makes one record of what comes next, at the end of out_, which has room for it.
+  // Seals the next bytes as one record at the end of out_, which has room for it.
   std::size_t seal_next(Cursor& from) {
     std::byte* const record = out_.back();
     std::size_t bytes = 0;
     if (from.left() >= kDirectBytes) {
-      bytes = std::min(from.left(), kMostPlainBytes);
+      bytes = std::min(from.left(), kMaxPlainBytes);
       sealer_.seal(from.data(), bytes, record);
       from.advance(bytes);
     } else {
       std::byte* const body = record + SealedRecord::kHeaderBytes;
       while (!from.at_end() && from.left() < kDirectBytes &&
-             bytes + from.left() <= kMostPlainBytes) {
+             bytes + from.left() <= kMaxPlainBytes) {
         const std::size_t step = from.left();
         std::memcpy(body + bytes, from.data(), step);
         bytes += step;
@@ -173,14 +173,14 @@ class SealedLink final : public Link {
     return bytes;
   }
 
-  // Whether the next record has come as a whole.
+  // Whether the next record has arrived completely.
   bool record_is_there() {
     if (next_bytes_ == 0) {
       if (in_.size() < SealedRecord::kHeaderBytes) return false;
       next_bytes_ = opener_.open_header(in_.front());
-      if (next_bytes_ == 0 || next_bytes_ > kMostPlainBytes) {
+      if (next_bytes_ == 0 || next_bytes_ > kMaxPlainBytes) {
         throw Error(ErrorCode::protocol, "sealed record of " + std::to_string(next_bytes_) +
-                                             " bytes, 1 to " + std::to_string(kMostPlainBytes) +
+                                             " bytes, 1 to " + std::to_string(kMaxPlainBytes) +
                                              " are allowed");
       }
     }

@@ -1,10 +1,8 @@
 #include "stitch/transport/stream/shm_link.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,14 +10,12 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <limits>
 #include <map>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "stitch/base/mutex.h"
+#include "stitch/transport/stream/shm_memory.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define STITCH_TSAN 1
@@ -33,43 +29,34 @@ namespace stitch::transport {
 
 namespace {
 
-constexpr std::size_t kRingBytes = std::size_t{1} << 20;
-// Progress is published in steps, so that the other side copies at the same time.
+constexpr std::size_t kRingBytes = ShmLayout::kRingBytes;
+// Progress is published in steps of so many bytes, so that the other side copies at the same time.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;
-// Large transfers leave half of the ring free, and most of it when small messages are about: those
-// wait for that much at most.
-constexpr std::size_t kBulkBytes = kRingBytes / 2;
-constexpr std::size_t kFewBulkBytes = kRingBytes / 8;
-constexpr std::size_t kMinBulkBytes = kFewBulkBytes / 2;
-// A writer that waits for room is woken when this much or less is left to read: then a large
-// transfer can go on, too.
-constexpr std::size_t kRoomAgainBytes = kFewBulkBytes - kMinBulkBytes;
-constexpr std::size_t kControlBytes = 4096;
-constexpr std::size_t kMemoryBytes = kControlBytes + 2 * kRingBytes;
+// A large transfer fills at most half of the ring, and an eighth of it while small messages are
+// about: those wait for at most that many bytes.
+constexpr std::size_t kMaxBulkBytes = kRingBytes / 2;
+constexpr std::size_t kMaxBulkBytesBesideSmall = kRingBytes / 8;
+// Smaller pieces of a large transfer cost more than they save waiting.
+constexpr std::size_t kMinBulkBytes = kMaxBulkBytesBesideSmall / 2;
+// A writer that waits for room is woken when at most so many bytes are left to read: then a large
+// transfer can continue, too.
+constexpr std::size_t kRoomAgainBytes = kMaxBulkBytesBesideSmall - kMinBulkBytes;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
-// One direction, as it lies in the shared memory. Positions count bytes since the beginning and
+// One direction, as laid out in the shared memory. Positions count bytes since the beginning and
 // never wrap.
 struct RingControl {
-  alignas(64) std::atomic<std::uint64_t> written;  // by the writer
-  alignas(64) std::atomic<std::uint64_t> taken;    // by the reader
-  alignas(64)
-      std::atomic<std::uint32_t> reader_sleeps;  // set by the reader, cleared by whoever wakes it
-  alignas(64)
-      std::atomic<std::uint32_t> writer_waits;  // set by the writer, cleared by whoever wakes it
+  alignas(64) std::atomic<std::uint64_t> written;        // by the writer
+  alignas(64) std::atomic<std::uint64_t> taken;          // by the reader
+  alignas(64) std::atomic<std::uint32_t> reader_sleeps;  // set by the reader, cleared by its waker
+  alignas(64) std::atomic<std::uint32_t> writer_waits;   // set by the writer, cleared by its waker
 };
-static_assert(sizeof(RingControl) * 2 <= kControlBytes);
-
-// What goes with the descriptor of the memory.
-struct Offer {
-  std::array<char, 8> magic{'S', 'T', 'C', 'H', 'S', 'H', 'M', '1'};
-  std::uint64_t ring_bytes = kRingBytes;
-};
+static_assert(sizeof(RingControl) * 2 <= ShmLayout::kControlBytes);
 
 // ThreadSanitizer cannot see that two mappings are one memory: when both ends live in one process,
-// this orders them, and no other links, whose races would be hidden by that.
+// this orders them. It does so for each link by itself, so that races of others are not hidden.
 #ifdef STITCH_TSAN
 class TsanOrder {
  public:
@@ -105,51 +92,27 @@ struct TsanOrder {
 };
 #endif
 
-[[noreturn]] void fail(const char* what) {
-  throw Error(ErrorCode::disconnected,
-              std::string("shared memory: ") + what + " failed: " + std::strerror(errno));
-}
-
-// Whether the system counts every page of shared memory against a limit when it is first touched
-// (vm.overcommit_memory = 2).
-[[nodiscard]] bool pages_are_counted() {
-  std::ifstream file("/proc/sys/vm/overcommit_memory");
-  int mode = 0;
-  return file >> mode && mode == 2;
-}
-
-// The memory's pages are there from now on. Where they are counted, the first touch of one that is
-// not granted would end the process (SIGBUS), in either of the two. Elsewhere that cannot happen,
-// and a connection that carries little had better not hold 2 MiB.
-void take_pages(int memory) {
-  static const bool counted = pages_are_counted();
-  if (!counted) return;
-  int result = 0;
-  do {
-    result = fallocate(memory, 0, 0, static_cast<off_t>(kMemoryBytes));
-  } while (result != 0 && errno == EINTR);
-  // A kernel that cannot do it in advance is as good as before.
-  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) fail("fallocate");
-}
-
 class ShmLink final : public Link {
  public:
   ShmLink(base::Descriptor socket, const base::Descriptor& memory, bool offered)
       : socket_(std::move(socket)), tsan_order_(memory.get()) {
-    void* at = mmap(nullptr, kMemoryBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-    if (at == MAP_FAILED) fail("mmap");
+    void* at =
+        mmap(nullptr, ShmLayout::kMemoryBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+    if (at == MAP_FAILED)
+      throw Error(ErrorCode::disconnected,
+                  std::string("shared memory: mmap failed: ") + std::strerror(errno));
     memory_ = static_cast<std::byte*>(at);
     auto* controls = reinterpret_cast<RingControl*>(memory_);
     // The first ring carries what the offering side writes.
     out_ = offered ? &controls[0] : &controls[1];
     in_ = offered ? &controls[1] : &controls[0];
-    std::byte* rings = memory_ + kControlBytes;
+    std::byte* rings = memory_ + ShmLayout::kControlBytes;
     out_ring_ = offered ? rings : rings + kRingBytes;
     in_ring_ = offered ? rings + kRingBytes : rings;
-    // Nobody polls yet.
+    // The reader starts asleep: no thread polls yet.
     in_->reader_sleeps.store(1);
   }
-  ~ShmLink() override { munmap(memory_, kMemoryBytes); }
+  ~ShmLink() override { munmap(memory_, ShmLayout::kMemoryBytes); }
   ShmLink(const ShmLink&) = delete;
   ShmLink& operator=(const ShmLink&) = delete;
 
@@ -180,7 +143,7 @@ class ShmLink final : public Link {
     in_->taken.store(taken_, std::memory_order_seq_cst);
     if (in_->writer_waits.load(std::memory_order_seq_cst) != 0 && readable() <= kRoomAgainBytes &&
         in_->writer_waits.exchange(0) != 0) {
-      ring();
+      ring_doorbell();
     }
     return there - left;
   }
@@ -215,12 +178,12 @@ class ShmLink final : public Link {
     publish(std::memory_order_seq_cst);
     if (out_->reader_sleeps.load(std::memory_order_seq_cst) != 0 &&
         out_->reader_sleeps.exchange(0) != 0)
-      ring();
+      ring_doorbell();
     return room - left;
   }
 
   std::size_t bulk_room(bool few) override {
-    const std::size_t most = few ? kFewBulkBytes : kBulkBytes;
+    const std::size_t most = few ? kMaxBulkBytesBesideSmall : kMaxBulkBytes;
     const std::size_t used = unread();
     if (used >= most) return 0;
     const std::size_t room = most - used;
@@ -230,22 +193,22 @@ class ShmLink final : public Link {
   bool await_room() override {
     wants_room_.store(true);
     if (awake_.load()) return true;  // it polls, and looks for room before it sleeps
-    return wait_for_room();          // which is full for good when the peer has broken the rules
+    return wait_for_room();          // true, and never room again, once the ring is corrupt
   }
 
   std::optional<Error> ended() override {
-    if (broken_.load())
-      return Error(ErrorCode::protocol, "the peer wrote nonsense into the shared memory");
+    if (const char* const what = corrupt_.load())
+      return Error(ErrorCode::protocol, std::string("shared-memory ring is corrupt: ") + what);
     if (gone_) return Error(ErrorCode::disconnected, "the peer closed the connection");
     return std::nullopt;
   }
 
   void on_descriptor() override {
-    std::array<char, 64> bells;
-    constexpr int kAtOnce = 16;  // what is left makes the descriptor ready again
-    for (int i = 0; i < kAtOnce; ++i) {
-      const ssize_t count = recv(socket_.get(), bells.data(), bells.size(), MSG_DONTWAIT);
-      if (count == static_cast<ssize_t>(bells.size()) || (count < 0 && errno == EINTR)) continue;
+    std::array<char, 64> wake_ups;
+    constexpr int kMaxReads = 16;  // what is left makes the descriptor ready again
+    for (int i = 0; i < kMaxReads; ++i) {
+      const ssize_t count = recv(socket_.get(), wake_ups.data(), wake_ups.size(), MSG_DONTWAIT);
+      if (count == static_cast<ssize_t>(wake_ups.size()) || (count < 0 && errno == EINTR)) continue;
       if (count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) gone_ = true;
       return;
     }
@@ -254,7 +217,7 @@ class ShmLink final : public Link {
   bool sleep() override {
     awake_.store(false);
     in_->reader_sleeps.store(1, std::memory_order_seq_cst);
-    if ((readable() > 0 && !held_) || broken_.load()) return false;
+    if ((readable() > 0 && !held_) || corrupt_.load() != nullptr) return false;
     return !wants_room_.load() || wait_for_room();
   }
 
@@ -274,35 +237,36 @@ class ShmLink final : public Link {
     if (!socket_) return 0;  // as in write()
     const std::uint64_t there = in_->written.load(std::memory_order_seq_cst) - taken_;
     if (there <= kRingBytes) return static_cast<std::size_t>(there);
-    break_off();
+    found_corrupt("write position out of range");
     return 0;
   }
-  // What the peer has not taken yet. The ring of a peer that lies counts as full. By the thread
-  // that writes.
+  // Bytes that the peer has not taken yet. A corrupt ring counts as full. By the thread that
+  // writes.
   [[nodiscard]] std::size_t unread() {
     const std::uint64_t used =
         written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
     if (used <= kRingBytes) return static_cast<std::size_t>(used);
-    break_off();
+    found_corrupt("read position out of range");
     return kRingBytes;
   }
-  // The peer broke the rules. The end of the socket has the thread that polls look at ended().
-  void break_off() noexcept {
-    if (!broken_.exchange(true)) close();
+  // Closing the socket makes its descriptor ready, so that the thread that polls calls ended().
+  void found_corrupt(const char* what) noexcept {
+    const char* expected = nullptr;
+    if (corrupt_.compare_exchange_strong(expected, what)) close();
   }
-  // By any thread: while another one writes, the two counts may not fit each other, which says
-  // nothing of the peer. Then there is room, or the one that writes asks again.
+  // By any thread: while another one writes, the two positions read here may not match, which does
+  // not mean that the ring is corrupt. Then there is room, or the thread that writes asks again.
   bool wait_for_room() {
-    if (broken_.load()) return true;
+    if (corrupt_.load() != nullptr) return true;
     out_->writer_waits.store(1, std::memory_order_seq_cst);
     const std::uint64_t used =
         written_.load(std::memory_order_relaxed) - out_->taken.load(std::memory_order_seq_cst);
     return used > kRoomAgainBytes && used <= kRingBytes;
   }
-  // Wakes the other side. When its socket is full it has bells to hear already.
-  void ring() noexcept {
-    const char bell = 0;
-    static_cast<void>(!::send(socket_.get(), &bell, 1, MSG_DONTWAIT | MSG_NOSIGNAL));
+  // Wakes the other side. If the socket buffer is full, a wake-up is already pending.
+  void ring_doorbell() noexcept {
+    const char wake_up = 0;
+    static_cast<void>(!::send(socket_.get(), &wake_up, 1, MSG_DONTWAIT | MSG_NOSIGNAL));
   }
 
   const base::Descriptor socket_;
@@ -312,131 +276,25 @@ class ShmLink final : public Link {
   RingControl* out_ = nullptr;
   std::byte* in_ring_ = nullptr;
   std::byte* out_ring_ = nullptr;
-  std::uint64_t taken_ = 0;                // our own copies: the shared ones are for the peer
-  std::atomic<std::uint64_t> written_{0};  // by the thread that writes
-  bool gone_ = false;                      // the thread that polls only
-  bool held_ = false;                      // likewise
-  std::atomic<bool> broken_{false};
+  std::uint64_t taken_ = 0;                    // our own copies: the shared ones are for the peer
+  std::atomic<std::uint64_t> written_{0};      // by the thread that writes
+  bool gone_ = false;                          // the thread that polls only
+  bool held_ = false;                          // likewise
+  std::atomic<const char*> corrupt_{nullptr};  // what is wrong with the ring
   std::atomic<bool> awake_{false};
   std::atomic<bool> wants_room_{false};  // the connection waits for room; cleared by the next write
 };
 
 }  // namespace
 
-namespace {
-
-[[nodiscard]] uid_t overflow_user() {
-  uid_t user = 65534;
-  if (std::ifstream file("/proc/sys/kernel/overflowuid"); file) file >> user;
-  return user;
-}
-
-// Whether this process is in a user namespace that has no numbers for some users.
-[[nodiscard]] bool some_users_are_unmapped() {
-  std::ifstream file("/proc/self/uid_map");
-  std::uint64_t inside = 0;
-  std::uint64_t outside = 0;
-  std::uint64_t count = 0;
-  const bool whole = file >> inside >> outside >> count && inside == 0 && outside == 0 &&
-                     count >= std::numeric_limits<std::uint32_t>::max();
-  return !whole;
-}
-
-}  // namespace
-
-void check_peer_user(int socket) {
-  ucred peer{};
-  socklen_t bytes = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) fail("SO_PEERCRED");
-  // In a user namespace every user who has no number there looks like the overflow user: nobody can
-  // tell whether that is this one.
-  if (peer.uid == geteuid() && !(peer.uid == overflow_user() && some_users_are_unmapped())) return;
-  throw Error(ErrorCode::unauthenticated,
-              "shared memory is for processes of one user: the peer runs as user " +
-                  std::to_string(peer.uid) + ", this process as " + std::to_string(geteuid()));
-}
-
-base::Descriptor open_shm_memory() noexcept {
-  return base::Descriptor(memfd_create("stitch", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-}
-
 std::unique_ptr<Link> offer_shm_link(base::Descriptor socket, const base::Descriptor& memory) {
-  if (ftruncate(memory.get(), static_cast<off_t>(kMemoryBytes)) != 0) fail("ftruncate");
-  take_pages(memory.get());
-  // Of a size for good: neither side can make the other one read past its end.
-  if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    fail("sealing");
-  const int fd = memory.get();
-  Offer offer;
-  iovec part{&offer, sizeof(offer)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* rights = CMSG_FIRSTHDR(&message);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-  if (sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(sizeof(offer)))
-    fail("handing it over");
+  offer_shm_memory(socket.get(), memory);
   return std::make_unique<ShmLink>(std::move(socket), memory, true);
 }
 
 std::unique_ptr<Link> accept_shm_link(base::Descriptor& socket) {
-  Offer offer;
-  offer.magic = {};
-  iovec part{&offer, sizeof(offer)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 4)> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t count = recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return nullptr;
-  if (count == 0)
-    throw Error(ErrorCode::disconnected,
-                "the peer closed the connection before it handed over memory");
-  if (count < 0) fail("recvmsg");
-
-  base::Descriptor memory;
-  std::size_t descriptors = 0;
-  for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr;
-       each = CMSG_NXTHDR(&message, each)) {
-    if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t many = (each->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < many; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(each) + i * sizeof(int), sizeof(int));
-      memory = base::Descriptor(fd);
-      ++descriptors;
-    }
-  }
-  // The kernel drops descriptors for which this process has no number: not the peer's fault.
-  if (descriptors == 0 && (message.msg_flags & MSG_CTRUNC) != 0) {
-    throw Error(ErrorCode::overloaded,
-                "shared memory: this process has no descriptor left for the peer's offer");
-  }
-  const auto refuse = [](const std::string& what) {
-    throw Error(ErrorCode::protocol, "shared memory: the peer's offer " + what);
-  };
-  if (count != static_cast<ssize_t>(sizeof(offer)) || offer.magic != Offer{}.magic)
-    refuse("is not one of stitch");
-  if (offer.ring_bytes != kRingBytes)
-    refuse("has rings of " + std::to_string(offer.ring_bytes) + " bytes, not " +
-           std::to_string(kRingBytes));
-  if (descriptors != 1) refuse("came with " + std::to_string(descriptors) + " descriptors, not 1");
-  struct stat status {};
-  if (fstat(memory.get(), &status) != 0 || status.st_size != static_cast<off_t>(kMemoryBytes))
-    refuse("has another size than it says");
-  const int seals = fcntl(memory.get(), F_GET_SEALS);
-  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
-  if (seals < 0 || (seals & kSeals) != kSeals) refuse("could change its size");
-  take_pages(memory.get());  // the peer may not have
+  const base::Descriptor memory = accept_shm_memory(socket.get());
+  if (!memory) return nullptr;
   return std::make_unique<ShmLink>(std::move(socket), memory, false);
 }
 

@@ -1,19 +1,13 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/epoll.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <utility>
 
 #include "stitch/base/name_list.h"
-#include "stitch/base/random.h"
 #include "stitch/transport/connection_set.h"
 #include "stitch/transport/endpoint_shell.h"
 #include "stitch/transport/ip_address.h"
@@ -21,6 +15,9 @@
 #include "stitch/transport/stream/half_open.h"
 #include "stitch/transport/stream/poller.h"
 #include "stitch/transport/stream/shm_link.h"
+#include "stitch/transport/stream/shm_memory.h"
+#include "stitch/transport/stream/socket_address.h"
+#include "stitch/transport/stream/socket_step.h"
 #include "stitch/transport/stream/stream_connection.h"
 #include "stitch/transport/stream/tcp_link.h"
 
@@ -28,145 +25,24 @@ namespace stitch::transport {
 
 namespace {
 
-constexpr std::string_view kShmScheme = "shm://";
-constexpr std::string_view kTcpScheme = "tcp://";
-constexpr std::size_t kMaxShmName =
-    100;  // of the 107 characters an abstract socket's name can have
-constexpr int kBacklog = 1024;
+// Milliseconds. Accepting pauses this long when there is no descriptor left, so that some can come
+// free; until then the kernel keeps the connections in its backlog.
+constexpr std::chrono::milliseconds kExhaustedPause{50};
+// Half-open connections that are dropped then, oldest first.
+constexpr int kDroppedWhenExhausted = 8;
+// Milliseconds. Time until an accepted connection has sent its first record: a worker sends it as
+// soon as it has connected, and even a slow machine needs no longer.
+constexpr std::chrono::milliseconds kFirstRecordTimeout{2500};
+// Milliseconds between attempts to connect to a Unix socket whose backlog is full.
+constexpr std::chrono::milliseconds kConnectRetryPause{5};
 
 [[nodiscard]] std::string text_of_errno(int error) { return std::strerror(error); }
 
-// A socket's address as the system calls want it.
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t bytes = 0;
-  [[nodiscard]] const sockaddr* get() const noexcept {
-    return reinterpret_cast<const sockaddr*>(&storage);
-  }
-};
-
-// The address of an abstract unix socket: it has no file and goes with its process.
-[[nodiscard]] SocketAddress abstract_address(const std::string& name) {
-  SocketAddress address;
-  auto* unix_address = reinterpret_cast<sockaddr_un*>(&address.storage);
-  unix_address->sun_family = AF_UNIX;
-  std::memcpy(unix_address->sun_path + 1, name.data(), name.size());
-  address.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return address;
-}
-
-[[nodiscard]] std::string tcp_address_text(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = {};
-  if (address.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
-    return std::string(kTcpScheme) + '[' + text + "]:" + std::to_string(ntohs(v6.sin6_port));
-  }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-  inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
-  return std::string(kTcpScheme) + text + ':' + std::to_string(ntohs(v4.sin_port));
-}
-
-// Watches a socket until something can be done with it, which ends the watch: a step of setting up
-// a connection.
-class Step final : public PollSource, public std::enable_shared_from_this<Step> {
+// What an endpoint's connections share. Kept alive by the endpoint and by scheduled tasks. Thread
+// contract: any thread unless said otherwise.
+class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointState> {
  public:
-  // May take the socket. False when it has to be called again later.
-  using Action = std::function<bool(base::Descriptor& socket)>;
-  // It cannot be called, or has thrown.
-  using Failed = std::function<void(const Error&)>;
-
-  Step(Poller& poller, base::Descriptor socket, Action action, Failed failed)
-      : poller_(poller),
-        id_(poller.new_id()),
-        socket_(std::move(socket)),
-        action_(std::move(action)),
-        failed_(std::move(failed)) {}
-  static std::shared_ptr<Step> start(Poller& poller, base::Descriptor socket, bool until_writable,
-                                     Action action, Failed failed) {
-    auto step =
-        std::make_shared<Step>(poller, std::move(socket), std::move(action), std::move(failed));
-    poller.add(step->id_, step->socket_.get(), step);
-    if (until_writable) poller.watch_room(step->id_, true);
-    return step;
-  }
-  // Ends the watch. Any thread.
-  void expire() {
-    expired_.store(true);
-    poller_.remove(id_);
-  }
-  bool poll() override { return false; }
-  bool passive() const noexcept override { return true; }
-  bool ready(std::uint32_t) override {
-    const auto self = shared_from_this();
-    poller_.remove(id_);
-    try {
-      if (action_(socket_)) return true;
-      poller_.add(id_, socket_.get(), self);
-    } catch (...) {
-      failed_(to_error(std::current_exception()));
-    }
-    if (expired_.load()) poller_.remove(id_);
-    return true;
-  }
-
- private:
-  Poller& poller_;
-  const Poller::SourceId id_;
-  base::Descriptor socket_;
-  const Action action_;
-  const Failed failed_;
-  std::atomic<bool> expired_{false};
-};
-
-// Accepts connections. Removed from the poller by the hub.
-class SocketListener final : public PollSource {
- public:
-  using Accepted = std::function<void(base::Descriptor socket)>;
-  // `exhausted` is told when the process has no descriptor left for others. `reserve` outlives it.
-  SocketListener(base::Descriptor socket, DescriptorReserve& reserve, Accepted accepted,
-                 std::function<void()> exhausted)
-      : socket_(std::move(socket)),
-        reserve_(reserve),
-        accepted_(std::move(accepted)),
-        exhausted_(std::move(exhausted)) {}
-  [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
-
-  bool poll() override { return false; }
-  bool passive() const noexcept override { return true; }
-  bool ready(std::uint32_t) override {
-    constexpr int kAtOnce = 16;
-    try {
-      for (int i = 0; i < kAtOnce; ++i) {
-        base::Descriptor socket = reserve_.take_for_others([this] {
-          return base::Descriptor(
-              ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        });
-        if (!socket) {
-          if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            exhausted_();
-          break;
-        }
-        accepted_(std::move(socket));
-      }
-    } catch (...) {
-      // Without memory it goes on later: the poller would let go of a listener that throws.
-    }
-    return false;
-  }
-
- private:
-  const base::Descriptor socket_;
-  DescriptorReserve& reserve_;
-  const Accepted accepted_;
-  const std::function<void()> exhausted_;
-};
-
-// What an endpoint's connections share. Kept alive by the endpoint and by what is scheduled. Thread
-// contract: any thread.
-class StreamHub : public std::enable_shared_from_this<StreamHub> {
- public:
-  StreamHub(EndpointOptions options, StreamOptions stream)
+  StreamEndpointState(EndpointOptions options, StreamOptions stream)
       : options_(std::move(options)), stream_(std::move(stream)) {}
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
@@ -192,19 +68,20 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   [[nodiscard]] std::string open_listener(const std::string& transport);
   // On the thread that polls; throws when there is no memory for one more.
   void accepted(const std::string& transport, const std::string& address, base::Descriptor socket);
-  // On the thread that polls: there is no descriptor for the next one.
+  // On the thread that polls: no descriptor is left for the next connection.
   void exhausted(Poller::SourceId listener);
-  // Ends an accepted connection that does not say a word.
-  void expect_words(const std::shared_ptr<StreamConnection>& connection, HalfOpen::Drop expire);
+  // Calls `expire` when an accepted connection has not sent a record in time.
+  void expect_first_record(const std::shared_ptr<StreamConnection>& connection,
+                           HalfOpen::Drop expire);
   static void begin_tcp(const std::shared_ptr<StreamConnection>& connection,
                         base::Descriptor socket);
-  // Throws what stands in the way.
+  // Throws Error when no attempt to connect can be made.
   void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection,
                  int attempt);
   void start_tcp(const std::string& address, const std::shared_ptr<StreamConnection>& connection);
-  // Ends what `step` was to bring about, unless that has been done by then.
-  void limit(const std::shared_ptr<Step>& step,
-             const std::shared_ptr<StreamConnection>& connection);
+  // Ends `step` and fails `connection` unless it is connected within the handshake's timeout.
+  void expire_later(const std::shared_ptr<SocketStep>& step,
+                    const std::shared_ptr<StreamConnection>& connection);
 
   const EndpointOptions options_;
   const StreamOptions stream_;
@@ -220,12 +97,12 @@ class StreamHub : public std::enable_shared_from_this<StreamHub> {
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::atomic<std::int64_t> accepts_failed_{0};  // for want of memory
+  std::atomic<std::int64_t> accepts_failed_{0};  // no memory
 };
 
-std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepted,
-                                                  ConnectionEvents events) {
-  // Not in one piece with its count: timers that refer to it weakly would keep its memory.
+std::shared_ptr<StreamConnection> StreamEndpointState::make(std::string name, bool accepted,
+                                                            ConnectionEvents events) {
+  // Not make_shared: timers that refer to it weakly would keep its memory.
   return std::shared_ptr<StreamConnection>(new StreamConnection(
       options_, std::move(name), accepted, std::move(events), thread_, poller_, budget_,
       [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) {
@@ -233,7 +110,7 @@ std::shared_ptr<StreamConnection> StreamHub::make(std::string name, bool accepte
       }));
 }
 
-std::vector<std::string> StreamHub::listen(Endpoint::Accept accept) {
+std::vector<std::string> StreamEndpointState::listen(Endpoint::Accept accept) {
   {
     base::MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
@@ -245,43 +122,20 @@ std::vector<std::string> StreamHub::listen(Endpoint::Accept accept) {
   return addresses;
 }
 
-std::string StreamHub::open_listener(const std::string& transport) {
-  SocketAddress address;
-  std::string text;
-  if (transport == "shm") {
-    const std::string name =
-        "stitch-" + std::to_string(::getpid()) + '-' + std::to_string(base::random_number());
-    address = abstract_address(name);
-    text = std::string(kShmScheme) + name;
-  } else {
-    const auto ip = IpAddress::parse(stream_.bind_address, 0);
-    address = {ip->address, ip->bytes};
-    text = std::string(kTcpScheme) + stream_.bind_address;
-  }
-  base::Descriptor socket(
-      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0) {
-    throw Error(ErrorCode::disconnected,
-                "address " + text + " could not be bound: " + text_of_errno(errno));
-  }
-  if (transport == "tcp") {
-    SocketAddress bound;
-    bound.bytes = sizeof(bound.storage);
-    ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.bytes);
-    text = tcp_address_text(bound.storage);
-  }
+std::string StreamEndpointState::open_listener(const std::string& transport) {
+  ListeningSocket listening = listen_on_new_address(transport, stream_.bind_address);
   reserve_.fill();
   const Poller::SourceId id = poller_->new_id();
   const auto listener = std::make_shared<SocketListener>(
-      std::move(socket), reserve_,
-      [weak = weak_from_this(), transport, text](base::Descriptor accepted_socket) {
+      std::move(listening.socket), reserve_,
+      [weak = weak_from_this(), transport,
+       text = listening.address](base::Descriptor accepted_socket) {
         const auto self = weak.lock();
         if (!self) return;
         try {
           self->accepted(transport, text, std::move(accepted_socket));
         } catch (...) {
-          // No memory for one more: whoever knocked sees the end of the connection.
+          // No memory for one more: the peer sees the end of the connection.
           self->accepts_failed_.fetch_add(1);
         }
       },
@@ -295,32 +149,28 @@ std::string StreamHub::open_listener(const std::string& transport) {
   }
   poller_->add(id, listener->descriptor(), listener);
   if (connections_.closed()) {
-    poller_->remove(id);  // whoever closed the endpoint may have come before it was added
+    poller_->remove(id);  // close() may have run before it was added
     throw closed_error();
   }
-  return text;
+  return listening.address;
 }
 
-void StreamHub::exhausted(Poller::SourceId listener) {
-  // Descriptors may come free, those of the oldest half-open connections soon; until then the
-  // kernel keeps who knocks.
-  constexpr std::chrono::milliseconds kPause{50};
-  constexpr int kDropped = 8;
-  for (int i = 0; i < kDropped; ++i) half_open_.drop_oldest();
+void StreamEndpointState::exhausted(Poller::SourceId listener) {
+  for (int i = 0; i < kDroppedWhenExhausted; ++i) half_open_.drop_oldest();
   poller_->pause(listener, true);
   try {
-    thread_->post_at(std::chrono::steady_clock::now() + kPause,
+    thread_->post_at(std::chrono::steady_clock::now() + kExhaustedPause,
                      [weak = weak_from_this(), listener] {
                        if (const auto self = weak.lock()) self->poller_->pause(listener, false);
                      });
   } catch (...) {
-    poller_->pause(listener, false);  // nobody else would
+    poller_->pause(listener, false);  // no timer will
     throw;
   }
 }
 
-void StreamHub::accepted(const std::string& transport, const std::string& address,
-                         base::Descriptor socket) {
+void StreamEndpointState::accepted(const std::string& transport, const std::string& address,
+                                   base::Descriptor socket) {
   std::shared_ptr<const Endpoint::Accept> accept;
   std::string name;
   {
@@ -337,13 +187,13 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
       half_open_.add(connection, [weak_connection](const Error& why) {
         if (const auto open = weak_connection.lock()) open->drop(why);
       });
-      expect_words(connection, [weak_connection](const Error& why) {
+      expect_first_record(connection, [weak_connection](const Error& why) {
         if (const auto silent = weak_connection.lock()) silent->close(why);
       });
       return connection->begin(make_tcp_link(std::move(socket)));
     }
     check_peer_user(socket.get());
-    const auto step = Step::start(
+    const auto step = SocketStep::start(
         *poller_, std::move(socket), false,
         [weak = weak_from_this(), connection](base::Descriptor& ready) {
           if (const auto self = weak.lock()) self->reserve_.make_room();
@@ -353,12 +203,12 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
           return true;
         },
         [connection](const Error& error) { connection->fail(error); });
-    const std::weak_ptr<Step> weak_step = step;
+    const std::weak_ptr<SocketStep> weak_step = step;
     half_open_.add(connection, [weak_connection, weak_step](const Error& why) {
       if (const auto pending = weak_step.lock()) pending->expire();
       if (const auto open = weak_connection.lock()) open->drop(why);
     });
-    expect_words(connection, [weak_connection, weak_step](const Error& why) {
+    expect_first_record(connection, [weak_connection, weak_step](const Error& why) {
       if (const auto pending = weak_step.lock()) pending->expire();
       if (const auto silent = weak_connection.lock()) silent->close(why);
     });
@@ -367,24 +217,22 @@ void StreamHub::accepted(const std::string& transport, const std::string& addres
   }
 }
 
-void StreamHub::expect_words(const std::shared_ptr<StreamConnection>& connection,
-                             HalfOpen::Drop expire) {
-  // Whoever connects speaks at once. Even a slow machine needs no more than this.
-  constexpr std::chrono::milliseconds kPatience{2500};
-  const auto patience = std::min(options_.handshake_timeout, kPatience);
+void StreamEndpointState::expect_first_record(const std::shared_ptr<StreamConnection>& connection,
+                                              HalfOpen::Drop expire) {
+  const auto timeout = std::min(options_.handshake_timeout, kFirstRecordTimeout);
   thread_->post_at(
-      std::chrono::steady_clock::now() + patience,
-      [weak = std::weak_ptr(connection), patience, expire = std::move(expire)] {
+      std::chrono::steady_clock::now() + timeout,
+      [weak = std::weak_ptr(connection), timeout, expire = std::move(expire)] {
         const auto silent = weak.lock();
-        if (!silent || silent->has_spoken() || !silent->half_open()) return;
+        if (!silent || silent->has_received_record() || !silent->half_open()) return;
         expire(Error(ErrorCode::disconnected, "connection " + silent->describe() +
                                                   " did not finish its handshake within " +
-                                                  std::to_string(patience.count()) + " ms"));
+                                                  std::to_string(timeout.count()) + " ms"));
       });
 }
 
-void StreamHub::limit(const std::shared_ptr<Step>& step,
-                      const std::shared_ptr<StreamConnection>& connection) {
+void StreamEndpointState::expire_later(const std::shared_ptr<SocketStep>& step,
+                                       const std::shared_ptr<StreamConnection>& connection) {
   thread_->post_at(
       std::chrono::steady_clock::now() + options_.handshake_timeout,
       [weak = weak_from_this(), weak_connection = std::weak_ptr(connection),
@@ -401,8 +249,8 @@ void StreamHub::limit(const std::shared_ptr<Step>& step,
       });
 }
 
-std::shared_ptr<Connection> StreamHub::connect(const std::string& address,
-                                               ConnectionEvents events) {
+std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& address,
+                                                         ConnectionEvents events) {
   const auto connection = make(address, false, std::move(events));
   if (!connections_.add(connection)) {
     connection->fail(closed_error());
@@ -432,12 +280,12 @@ std::shared_ptr<Connection> StreamHub::connect(const std::string& address,
   return connection;
 }
 
-void StreamHub::start_shm(const std::string& name,
-                          const std::shared_ptr<StreamConnection>& connection, int attempt) {
-  constexpr std::chrono::milliseconds kPause{5};
-  if (name.empty() || name.size() > kMaxShmName) {
-    throw Error(ErrorCode::disconnected,
-                "its name is empty or longer than " + std::to_string(kMaxShmName) + " characters");
+void StreamEndpointState::start_shm(const std::string& name,
+                                    const std::shared_ptr<StreamConnection>& connection,
+                                    int attempt) {
+  if (name.empty() || name.size() > kMaxAbstractName) {
+    throw Error(ErrorCode::disconnected, "its name is empty or longer than " +
+                                             std::to_string(kMaxAbstractName) + " characters");
   }
   const SocketAddress address = abstract_address(name);
   base::Descriptor socket = reserve_.take([] {
@@ -453,10 +301,11 @@ void StreamHub::start_shm(const std::string& name,
     connection->begin(offer_shm_link(std::move(socket), memory));
     return;
   }
-  // A unix socket whose queue of knockers is full does not wait in the background.
-  if (errno != EAGAIN || attempt * kPause >= options_.handshake_timeout)
+  // connect() on a Unix socket with a full backlog fails with EAGAIN instead of completing later:
+  // retry from a timer.
+  if (errno != EAGAIN || attempt * kConnectRetryPause >= options_.handshake_timeout)
     throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  thread_->post_at(std::chrono::steady_clock::now() + kPause,
+  thread_->post_at(std::chrono::steady_clock::now() + kConnectRetryPause,
                    [weak = weak_from_this(), name, connection, attempt] {
                      const auto self = weak.lock();
                      if (!self) return;
@@ -469,8 +318,8 @@ void StreamHub::start_shm(const std::string& name,
                    });
 }
 
-void StreamHub::start_tcp(const std::string& address,
-                          const std::shared_ptr<StreamConnection>& connection) {
+void StreamEndpointState::start_tcp(const std::string& address,
+                                    const std::shared_ptr<StreamConnection>& connection) {
   const auto ip = IpAddress::parse_with_port(address);
   if (!ip) throw Error(ErrorCode::disconnected, "it is not a numeric address with a port");
   base::Descriptor socket = reserve_.take([&ip] {
@@ -481,7 +330,7 @@ void StreamHub::start_tcp(const std::string& address,
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
     return begin_tcp(connection, std::move(socket));
   if (errno != EINPROGRESS) throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  const auto step = Step::start(
+  const auto step = SocketStep::start(
       *poller_, std::move(socket), true,
       [connection](base::Descriptor& ready) {
         int error = 0;
@@ -497,24 +346,25 @@ void StreamHub::start_tcp(const std::string& address,
       [connection](const Error& error) {
         connection->fail(connection->connect_error(error.what()));
       });
-  limit(step, connection);
+  expire_later(step, connection);
 }
 
-void StreamHub::begin_tcp(const std::shared_ptr<StreamConnection>& connection,
-                          base::Descriptor socket) {
+void StreamEndpointState::begin_tcp(const std::shared_ptr<StreamConnection>& connection,
+                                    base::Descriptor socket) {
   if (connects_itself(socket.get())) {
-    connection->fail(connection->connect_error("nobody listens there: it met itself"));
+    connection->fail(
+        connection->connect_error("no process listens there: the socket connected to itself"));
   } else {
     connection->begin(make_tcp_link(std::move(socket)));
   }
 }
 
-void StreamHub::close() {
+void StreamEndpointState::close() {
   const auto open = connections_.close();
   if (!open) return;
   std::vector<Poller::SourceId> listeners;
   {
-    // Whoever opens a listener keeps it under this lock, unless it finds the endpoint closed.
+    // open_listener() adds to listeners_ under this lock unless the endpoint is closed.
     base::MutexLock lock(mutex_);
     listeners.swap(listeners_);
   }
@@ -522,7 +372,7 @@ void StreamHub::close() {
   for (const auto& connection : *open) connection->close(closed_error());
 }
 
-void StreamHub::join() {
+void StreamEndpointState::join() {
   close();
   connections_.wait_until_empty();
   poller_->join();
@@ -535,12 +385,12 @@ void StreamHub::join() {
 }  // namespace
 
 std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream) {
-  // A name that is too long is the caller's mistake: say so now.
+  // Throws for a name that is too long: an error of the caller's, so reported here.
   static_cast<void>(Introduction::encode(options.self));
   base::check_names("transport", stream.transports, {"shm", "tcp"});
   check_bind_address(stream.bind_address);
-  return std::make_unique<EndpointShell<StreamHub>>(
-      std::make_shared<StreamHub>(std::move(options), std::move(stream)));
+  return std::make_unique<EndpointShell<StreamEndpointState>>(
+      std::make_shared<StreamEndpointState>(std::move(options), std::move(stream)));
 }
 
 }  // namespace stitch::transport

@@ -1,0 +1,378 @@
+#include "stitch/transport/stream/poll_set.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "stitch/base/error.h"
+
+namespace stitch::transport {
+
+namespace {
+
+// Rounds of polling between two looks at the kernel's report of all descriptors. More rounds would
+// delay sources that are not active; fewer would spend a system call on most rounds.
+constexpr int kRoundsPerKernelLook = 16;
+// Microseconds. A source that costs a system call stays active for this long after it last moved
+// something: longer than a round trip between two hosts, so that an exchange keeps it active.
+constexpr std::chrono::microseconds kActiveFor{500};
+// Events that one epoll_wait() fetches; the kernel keeps the rest for the next one.
+constexpr std::size_t kEventsPerLook = 32;
+
+[[nodiscard]] int checked(int result, const char* what) {
+  if (result < 0)
+    throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
+  return result;
+}
+
+}  // namespace
+
+PollSet::PollSet()
+    : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      wake_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      sleeper_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
+  epoll_event event{};
+  event.events = 0;
+  event.data.fd = sockets_.get();
+  static_cast<void>(
+      checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
+  event.events = EPOLLIN;
+  event.data.fd = wake_.get();
+  static_cast<void>(
+      checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, wake_.get(), &event), "epoll_ctl"));
+}
+
+void PollSet::changed(SourceId id) noexcept {
+  try {
+    changes_.push_back(id);
+  } catch (const std::bad_alloc&) {
+    changes_lost_ = true;
+  }
+  any_changes_.store(true);
+}
+
+void PollSet::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
+  const bool cheap = source->cheap() || source->passive();
+  base::MutexLock lock(mutex_);
+  const auto added = watched_.emplace(id, Watched{fd, false, false, true, std::move(source)}).first;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = id;
+  if (epoll_ctl(sockets_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    const int error = errno;
+    watched_.erase(added);
+    throw Error(ErrorCode::internal, std::string("epoll_ctl failed: ") + std::strerror(error));
+  }
+  if (!cheap) expensive_.fetch_add(1);
+  changed(id);
+}
+
+void PollSet::update_epoll(const Watched& watched, SourceId id) {
+  epoll_event event{};
+  // A paused source is watched for the end of its stream all the same.
+  event.events = (watched.paused ? std::uint32_t{EPOLLRDHUP} : std::uint32_t{EPOLLIN}) |
+                 (watched.room ? std::uint32_t{EPOLLOUT} : 0);
+  event.data.u64 = id;
+  epoll_ctl(sockets_.get(), EPOLL_CTL_MOD, watched.fd, &event);
+}
+
+void PollSet::watch_room(SourceId id, bool watch) {
+  base::MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end() || found->second.room == watch) return;
+  found->second.room = watch;
+  update_epoll(found->second, id);
+}
+
+void PollSet::pause(SourceId id, bool paused) {
+  base::MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end() || found->second.paused == paused) return;
+  found->second.paused = paused;
+  update_epoll(found->second, id);
+}
+
+// The thread that polls clears awake_ before it looks at the changes for the last time and sleeps;
+// this one enters the change before it reads awake_: one of the two sees what the other one did.
+bool PollSet::poll_soon(SourceId id) noexcept {
+  {
+    base::MutexLock lock(mutex_);
+    const auto found = watched_.find(id);
+    if (found == watched_.end()) return false;
+    if (!found->second.changed) {
+      changed(id);
+      found->second.changed = true;
+    }
+  }
+  return !awake_.load();
+}
+
+std::shared_ptr<PollSource> PollSet::remove(SourceId id) noexcept {
+  base::MutexLock lock(mutex_);
+  const auto found = watched_.find(id);
+  if (found == watched_.end()) return nullptr;
+  std::shared_ptr<PollSource> source = std::move(found->second.source);
+  epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, found->second.fd, nullptr);
+  watched_.erase(found);
+  if (!source->cheap() && !source->passive()) expensive_.fetch_sub(1);
+  changed(id);
+  return source;
+}
+
+void PollSet::take_up_changes() noexcept {
+  try {
+    for (;;) {
+      for (; !changes_taken_.empty(); changes_taken_.pop_back()) take_up(changes_taken_.back());
+      bool look_at_all = false;
+      {
+        base::MutexLock lock(mutex_);
+        look_at_all = std::exchange(changes_lost_, false);
+        if (changes_.empty() && !look_at_all) {
+          any_changes_.store(false);
+          return;
+        }
+        changes_taken_.swap(changes_);
+        for (const SourceId id : changes_taken_) {
+          const auto found = watched_.find(id);
+          if (found != watched_.end()) found->second.changed = false;
+        }
+        // Those that were lost are marked, too, and would not be entered again.
+        if (look_at_all) {
+          for (auto& [id, watched] : watched_) watched.changed = false;
+        }
+      }
+      if (look_at_all) take_up_all();
+    }
+  } catch (const std::bad_alloc&) {
+    base::MutexLock lock(mutex_);
+    changes_lost_ = true;
+  }
+}
+
+void PollSet::take_up(SourceId id) {
+  std::shared_ptr<PollSource> source;
+  {
+    base::MutexLock lock(mutex_);
+    const auto watched = watched_.find(id);
+    if (watched != watched_.end()) source = watched->second.source;
+  }
+  const auto known = polled_.find(id);
+  if (known != polled_.end() && known->second.source != source) {
+    deactivate(known->second);
+    polled_.erase(known);
+  }
+  if (!source) return;
+  const bool cheap = source->cheap();
+  const bool passive = source->passive();
+  activate(
+      polled_.try_emplace(id, Polled{id, std::move(source), cheap, passive, {}, {}}).first->second);
+}
+
+void PollSet::take_up_all() {
+  std::vector<SourceId> all;
+  for (const auto& [id, polled] : polled_) all.push_back(id);
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [id, watched] : watched_) all.push_back(id);
+  }
+  for (const SourceId id : all) take_up(id);
+}
+
+void PollSet::activate(Polled& polled) {
+  if (polled.at || polled.passive) return;
+  active_.push_back(&polled);
+  polled.at = active_.size() - 1;
+  if (awake_) polled.source->wake();
+}
+
+void PollSet::deactivate(Polled& polled) noexcept {
+  if (!polled.at) return;
+  active_[*polled.at] = active_.back();
+  active_[*polled.at]->at = polled.at;
+  active_.pop_back();
+  polled.at.reset();
+}
+
+bool PollSet::poll_source(Polled& polled) noexcept {
+  try {
+    return polled.source->poll();
+  } catch (...) {
+    static_cast<void>(remove(polled.id));
+    return true;
+  }
+}
+
+bool PollSet::source_ready(Polled& polled, std::uint32_t events) noexcept {
+  try {
+    return polled.source->ready(events);
+  } catch (...) {
+    static_cast<void>(remove(polled.id));
+    return true;
+  }
+}
+
+bool PollSet::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
+  for (const auto& each : after_delivery_) {
+    if (each == source) return true;
+  }
+  try {
+    after_delivery_.push_back(std::move(source));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
+void PollSet::after_delivery() noexcept {
+  while (!after_delivery_.empty()) {
+    const auto source = std::move(after_delivery_.back());
+    after_delivery_.pop_back();
+    try {
+      source->poll();
+    } catch (...) {
+      // It is still watched, and throws again in poll_source(), which removes it.
+    }
+  }
+}
+
+bool PollSet::poll_once(bool ask_kernel_now) {
+  refresh();
+  after_delivery();  // requests of a thread in PollRole::reclaimed, which no delivery follows
+  bool moved = false;
+  bool any_expensive = false;
+  Clock::time_point now{};
+  for (std::size_t i = 0; i < active_.size();) {
+    Polled& polled = *active_[i];
+    if (!polled.cheap) {
+      if (now == Clock::time_point{}) now = Clock::now();
+      if (polled.source->blocked() ||
+          (now - polled.last_moved > kActiveFor && !polled.source->pending())) {
+        // From now on the kernel reports it, or poll_soon() is called for it. deactivate() moves
+        // another source to its place.
+        if (polled.source->sleep()) {
+          deactivate(polled);
+        } else {
+          ++i;
+        }
+        continue;
+      }
+      any_expensive = true;
+    }
+    ++i;
+    const bool source_moved = poll_source(polled);
+    after_delivery();
+    if (!source_moved) continue;
+    moved = true;
+    polled.last_moved = now == Clock::time_point{} ? Clock::now() : now;
+  }
+  // When no active source makes system calls, asking the kernel is the only system call of the
+  // round. However busy some sources are, the others are looked at every kRoundsPerKernelLook.
+  const bool kernel_only =
+      !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
+  if (ask_kernel_now || kernel_only || ++rounds_since_kernel_ >= kRoundsPerKernelLook) {
+    rounds_since_kernel_ = 0;
+    if (ask_kernel()) moved = true;
+  }
+  return moved;
+}
+
+void PollSet::ask_kernel_next() { rounds_since_kernel_ = kRoundsPerKernelLook; }
+
+bool PollSet::ask_kernel() {
+  std::array<epoll_event, kEventsPerLook> events;
+  const int count = epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), 0);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    const epoll_event event = events[static_cast<std::size_t>(i)];
+    const SourceId id = event.data.u64;  // a copy: the kernel's struct is packed
+    refresh();                           // an earlier one may have removed this one
+    const auto found = polled_.find(id);
+    if (found == polled_.end()) continue;
+    Polled& polled = found->second;
+    try {
+      activate(polled);
+    } catch (const std::bad_alloc&) {
+      continue;  // the kernel reports it again
+    }
+    const bool source_moved = source_ready(polled, event.events);
+    after_delivery();
+    if (!source_moved) continue;
+    moved = true;
+    polled.last_moved = Clock::now();
+  }
+  return moved;
+}
+
+void PollSet::wake_sources() {
+  if (awake_.exchange(true)) return;
+  for (Polled* const each : active_) each->source->wake();
+}
+
+bool PollSet::put_sources_to_sleep() {
+  awake_.store(false);
+  refresh();
+  bool asleep = !any_changes_.load() && after_delivery_.empty();
+  for (std::size_t i = 0; asleep && i < active_.size(); ++i) asleep = active_[i]->source->sleep();
+  if (!asleep) wake_sources();
+  return asleep;
+}
+
+// The thread that has given up the role arms while the next holder may already disarm: without the
+// lock, armed_ could end up true although the kernel was told last to watch nothing. The first look
+// at armed_ needs no lock: a thread that finds the state it wants while another one changes it is
+// either the holder of the role, which arms again when it gives the role up, or awake and about to
+// poll.
+void PollSet::arm(bool armed) {
+  if (armed_.load() == armed) return;
+  base::MutexLock lock(arm_mutex_);
+  if (armed_.exchange(armed) == armed) return;
+  epoll_event event{};
+  event.events = armed ? EPOLLIN | EPOLLONESHOT : 0;
+  event.data.fd = sockets_.get();
+  epoll_ctl(sleeper_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
+}
+
+void PollSet::ring_doorbell() noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof(one)));
+}
+
+void PollSet::clear_doorbell() noexcept {
+  std::uint64_t value = 0;
+  static_cast<void>(!::read(wake_.get(), &value, sizeof(value)));
+}
+
+PollSet::WakeUp PollSet::wait() {
+  std::array<epoll_event, 2> events;
+  const int count = epoll_wait(sleeper_.get(), events.data(), static_cast<int>(events.size()), -1);
+  WakeUp wake_up;
+  for (int i = 0; i < count; ++i) {
+    if (events[static_cast<std::size_t>(i)].data.fd == sockets_.get()) {
+      armed_.store(false);
+      wake_up.traffic = true;
+    } else {
+      wake_up.doorbell = true;
+    }
+  }
+  return wake_up;
+}
+
+void PollSet::drop_polled(Dropped& into) {
+  active_.clear();
+  into.swap(polled_);
+}
+
+void PollSet::drop_watched() {
+  std::unordered_map<SourceId, Watched> watched;  // destroyed without the lock
+  base::MutexLock lock(mutex_);
+  watched.swap(watched_);
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <string>
+
+#include "stitch/base/descriptor.h"
+
+namespace stitch::transport {
+
+// A socket's address in the form of the system calls. Thread contract: a value.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t bytes = 0;
+  [[nodiscard]] const sockaddr* get() const noexcept {
+    return reinterpret_cast<const sockaddr*>(&storage);
+  }
+};
+
+// Characters of an abstract Unix socket's name; the system allows 107.
+inline constexpr std::size_t kMaxAbstractName = 100;
+
+// The address of an abstract Unix socket: it has no file and ends with its process. REQUIRES:
+// `name` has at most kMaxAbstractName characters.
+[[nodiscard]] SocketAddress abstract_address(const std::string& name);
+
+struct ListeningSocket {
+  base::Descriptor socket;
+  std::string address;  // "shm://name" or "tcp://127.0.0.1:4711", for peers
+};
+// Listens for `transport`, "shm" or "tcp": under a random name, or on a free port of
+// `bind_address`. Throws Error(disconnected) when the address cannot be bound.
+[[nodiscard]] ListeningSocket listen_on_new_address(const std::string& transport,
+                                                    const std::string& bind_address);
+
+}  // namespace stitch::transport

@@ -1,0 +1,280 @@
+#include "stitch/transport/stream/stream_sender.h"
+
+#include <utility>
+
+#include "stitch/transport/stream/sealed_link.h"
+
+namespace stitch::transport {
+
+namespace {
+// Bytes of one connection that are written in one go: then others have their turn, and what has
+// arrived is read.
+constexpr std::size_t kFlushBytes = std::size_t{128} << 10;
+// Turns in a row that a sender writes what other threads have sent meanwhile; the poller continues.
+constexpr int kMaxIntakeTurns = 64;
+// Microseconds. A message sent so soon after the last one is gathered: less than a write to a
+// socket costs.
+constexpr std::chrono::microseconds kGatherWithin{10};
+// Messages gathered before one is written without waiting for more.
+constexpr std::size_t kMaxGathered = 64;
+
+// Releases a mutex that is held.
+class STITCH_SCOPED_CAPABILITY Unlock {
+ public:
+  explicit Unlock(base::Mutex& mutex) STITCH_REQUIRES(mutex) : mutex_(mutex) {}
+  ~Unlock() STITCH_RELEASE() { mutex_.unlock(); }
+  Unlock(const Unlock&) = delete;
+  Unlock& operator=(const Unlock&) = delete;
+
+ private:
+  base::Mutex& mutex_;
+};
+}  // namespace
+
+bool StreamSender::begin(std::unique_ptr<Link> link, Link*& to_read) {
+  base::MutexLock lock(write_mutex_);
+  if (state_ != State::waiting) return false;
+  state_ = State::running;
+  link_ = std::move(link);
+  cheap_ = link_->cheap();
+  to_read = link_.get();
+  return true;
+}
+
+bool StreamSender::give_up(const Error& why) {
+  base::MutexLock lock(write_mutex_);
+  if (state_ != State::waiting) return false;
+  state_ = State::ended;
+  why_ = why;
+  return true;
+}
+
+Link* StreamSender::seal(const SessionKeys& keys, Role role, RecordReader& reader) {
+  base::MutexLock lock(write_mutex_);
+  if (state_ != State::running || !link_->exposed()) return nullptr;
+  take_intake();
+  const std::vector<std::byte> early = reader.give_up_rest();
+  link_ = make_sealed_link(std::move(link_), keys, role, early, writer_.small_bytes());
+  sealed_ = true;
+  return link_.get();
+}
+
+void StreamSender::close_link() {
+  base::MutexLock lock(write_mutex_);
+  if (link_) link_->close();
+}
+
+bool StreamSender::unsent() const {
+  return !writer_.empty() || (sealed_ && link_ && link_->holds_output());
+}
+
+void StreamSender::send(QueuedSend queued) {
+  try {
+    if (write_now(queued)) return;
+    {
+      base::MutexLock lock(intake_mutex_);
+      intake_.push_back(std::move(queued));
+      intake_filled_.store(true);
+    }
+    write_intake();
+  } catch (...) {
+    // No memory: neither this message nor any later one is sent.
+    const Error problem = owner_.sending_failed(std::current_exception());
+    queued.message = {};
+    if (queued.done) queued.done(problem);
+  }
+}
+
+// False when another thread writes.
+bool StreamSender::write_now(QueuedSend& queued) {
+  if (!write_mutex_.try_lock()) return false;
+  Effects effects;
+  {
+    const Unlock unlock(write_mutex_);
+    try {
+      write_locked(queued, effects);
+    } catch (...) {
+      effects.problem = std::current_exception();
+    }
+  }
+  if (effects.problem) {
+    const auto problem = std::exchange(effects.problem, nullptr);
+    apply(effects);
+    std::rethrow_exception(problem);
+  }
+  apply(effects);
+  write_intake();
+  return true;
+}
+
+void StreamSender::write_locked(QueuedSend& queued, Effects& effects) {
+  const bool first = writer_.empty();
+  take_intake();
+  if (state_ == State::ended) {
+    static_cast<void>(writer_.send(std::move(queued), nullptr));
+    abandon(effects);
+  } else if (state_ == State::waiting || (link_->gathers() && should_gather())) {
+    static_cast<void>(writer_.send(std::move(queued), nullptr));
+    pending_.store(true);
+    if (state_ == State::waiting) return;
+    effects.poll_soon =
+        first && !(poller_.on_this_thread() && poller_.poll_after_delivery(owner_.poll_source()));
+  } else if (auto finished = writer_.send(std::move(queued), link_.get())) {
+    effects.finished.push_back(std::move(*finished));
+    if (sealed_ && link_->holds_output()) flush_locked(effects);
+  } else {
+    flush_locked(effects);
+  }
+}
+
+void StreamSender::apply(Effects& effects) {
+  // A source that is visited in each round needs no request when this thread does the rounds.
+  if (effects.poll_soon && !(cheap_ && poller_.on_this_thread())) poller_.poll_soon(source_id_);
+  for (QueuedSend& each : effects.finished) {
+    each.message = {};
+    if (each.done) each.done(effects.error);
+  }
+  if (effects.problem) static_cast<void>(owner_.sending_failed(effects.problem));
+}
+
+// Moves the intake to the writer: what was sent before is written before.
+void StreamSender::take_intake() {
+  if (!intake_filled_.load()) return;
+  std::vector<QueuedSend> taken;
+  {
+    base::MutexLock lock(intake_mutex_);
+    taken.swap(intake_);
+    intake_filled_.store(false);
+  }
+  std::size_t next = 0;
+  try {
+    for (; next < taken.size(); ++next)
+      static_cast<void>(writer_.send(std::move(taken[next]), nullptr));
+  } catch (...) {
+    // The rest is taken, or completed with the error, when the connection ends, which is next.
+    taken.erase(taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(next));
+    base::MutexLock lock(intake_mutex_);
+    if (intake_.empty()) intake_.swap(taken);
+    intake_filled_.store(true);
+    throw;
+  }
+  pending_.store(unsent());
+}
+
+// Of a connection that has ended.
+void StreamSender::abandon(Effects& effects) {
+  for (QueuedSend& each : writer_.take_all()) effects.finished.push_back(std::move(each));
+  pending_.store(false);
+  effects.error = why_;
+}
+
+// A thread that finds write_mutex_ taken fills the intake first and tries again afterwards; a
+// thread that releases write_mutex_ looks at the intake afterwards. One of them sees what the other
+// did.
+void StreamSender::write_intake() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int turn = 0; intake_filled_.load() && write_mutex_.try_lock(); ++turn) {
+    Effects effects;
+    {
+      const Unlock unlock(write_mutex_);
+      try {
+        take_intake();
+        if (state_ == State::running && turn >= kMaxIntakeTurns) {
+          effects.poll_soon = true;  // this thread has written for others long enough
+        } else {
+          flush_or_abandon(effects);
+        }
+      } catch (...) {
+        effects.problem = std::current_exception();
+      }
+    }
+    const bool failed = effects.problem != nullptr;
+    apply(effects);
+    if (failed) return;  // the rest is completed when the connection has ended
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+}
+
+// Whether the message that is sent now waits to be written together with later ones.
+bool StreamSender::should_gather() {
+  if (poller_.on_this_thread()) return true;
+  const auto now = Poller::Clock::now();
+  const bool soon = now - std::exchange(last_send_, now) < kGatherWithin;
+  if (soon && ++gathered_ < kMaxGathered) return true;
+  gathered_ = 0;
+  return false;
+}
+
+void StreamSender::flush_locked(Effects& effects) {
+  std::size_t bytes = 0;
+  bool full = false;
+  bool moved = false;
+  while (unsent() && !full && bytes < kFlushBytes) {
+    if (writer_.empty()) {
+      full = !link_->flush_output();
+      moved = moved || !full;
+      take_intake();
+      continue;
+    }
+    const auto flushed = writer_.flush(*link_, effects.finished, 1);
+    bytes += flushed.bytes;
+    full = flushed.full;
+    take_intake();
+  }
+  effects.moved = moved || bytes > 0;
+  const bool pending = unsent();
+  const bool blocked = pending && full;
+  pending_.store(pending);
+  if (blocked_.exchange(blocked) != blocked && link_->gathers())
+    poller_.watch_room(source_id_, blocked);
+  effects.poll_soon = pending && !blocked;
+}
+
+void StreamSender::flush_or_abandon(Effects& effects) {
+  if (state_ == State::running) flush_locked(effects);
+  if (state_ == State::ended) abandon(effects);
+}
+
+bool StreamSender::flush() {
+  if (!write_mutex_.try_lock()) {
+    // The thread that writes may only queue more, and the poller may not visit this source again.
+    if (!cheap_) poller_.poll_soon(source_id_);
+    return false;
+  }
+  Effects effects;
+  {
+    const Unlock unlock(write_mutex_);
+    try {
+      take_intake();
+      flush_or_abandon(effects);
+    } catch (...) {
+      effects.problem = std::current_exception();
+    }
+  }
+  apply(effects);
+  if (!effects.problem) write_intake();
+  return effects.moved;
+}
+
+bool StreamSender::end(const Error& why, Effects& effects) {
+  base::MutexLock lock(write_mutex_);
+  if (state_ == State::ended) return false;
+  state_ = State::ended;
+  why_ = why;
+  effects.link = std::move(link_);
+  try {
+    take_intake();
+    abandon(effects);
+  } catch (...) {
+    // It ends all the same; complete() tries again.
+  }
+  return true;
+}
+
+void StreamSender::complete(Effects& effects) {
+  effects.link.reset();
+  apply(effects);
+  write_intake();
+}
+
+}  // namespace stitch::transport
