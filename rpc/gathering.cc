@@ -20,7 +20,7 @@ void Posted::load(rpc::InArchive&) {
 
 Future<Posted> fetch_posted(std::string key, std::string type) {
   Promise<Posted> promise;
-  auto posted = rpc::current_agent()->board().fetch(key);
+  auto posted = rpc::current_agent()->gather_exchange().fetch(key);
   posted.on_ready([promise, posted, type = std::move(type)] {
     promise.fulfil([&] {
       Posted found{posted.get()};

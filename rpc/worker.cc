@@ -109,8 +109,8 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
     if (info.id != id()) gathering.others.push_back(info);
   }
   agent_->throw_if_stopped();
-  gathering.key = agent_->board().next_key(names);
-  agent_->board().post(gathering.key, std::move(value), gathering.others.size());
+  gathering.key = agent_->gather_exchange().next_key(names);
+  agent_->gather_exchange().post(gathering.key, std::move(value), gathering.others.size());
   return gathering;
 }
 

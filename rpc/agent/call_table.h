@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -14,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/base/hash.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/deadline_heap.h"
@@ -22,146 +20,85 @@
 
 namespace stitch::rpc {
 
-class IncomingCall;
-
-// Someone waiting for the outcome of a call. Exactly one of the two is called, once, on a reader
-// thread, the timer thread or the thread that made the call; it must not block.
+// What waits for the outcome of a call. Exactly one of on_reply() and on_error() is called, once,
+// on a reader thread, the event loop or the thread that made the call; it must not block.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;
-  // The reply; its tensors have been decoded. May throw: the error goes to on_error.
+  // The reply; its tensors have been decoded. May throw: the error goes to on_error().
   virtual void on_reply(InMessage& message) = 0;
   virtual void on_error(const Error& error) = 0;
-  // Where `bytes` bytes of the reply's tensors shall lie; without data for anywhere. On a reader
-  // thread, before on_reply().
+  // Memory for the `bytes` bytes of the reply's tensors; without data for no preference. On a
+  // reader thread, before on_reply().
   [[nodiscard]] virtual transport::Buffer place(std::size_t bytes) noexcept { return {}; }
 };
 
-// The calls this worker has made and that are not answered. Thread contract: any thread.
+// A call that this worker has made and that is not completed.
+struct OutstandingCall {
+  using Clock = std::chrono::steady_clock;
+  std::shared_ptr<PendingCall> pending;
+  const WorkerInfo* to = nullptr;  // the peer table's
+  std::string_view function;       // the registry's
+  std::chrono::nanoseconds timeout{0};
+  Clock::time_point deadline = Clock::time_point::max();
+  std::uint64_t id = 0;  // set by CallTable::add()
+  // Set by note_queued() and note_sent(); neither for a request that was written immediately.
+  bool queued = false;
+  std::optional<Clock::time_point> sent{};
+  std::size_t heap_place = DeadlineHeap<OutstandingCall>::kNowhere;  // the table's
+};
+
+// The outstanding calls of one worker. Removing a call from the table gives the right, and the
+// duty, to complete it. Thread contract: any thread.
 class CallTable {
  public:
-  using Clock = std::chrono::steady_clock;
-  struct Record {
-    std::shared_ptr<PendingCall> pending;
-    const WorkerInfo* to = nullptr;  // the peer table's
-    std::string_view function;       // the registry's
-    std::chrono::nanoseconds timeout{0};
-    Clock::time_point deadline = Clock::time_point::max();
-    std::uint64_t id = 0;  // set by add()
-    // Set by note_queued() and note_sent(): neither for a request that was written at once.
-    bool queued = false;
-    std::optional<Clock::time_point> sent{};
-    std::size_t heap_place = DeadlineHeap<Record>::kNowhere;  // the table's
-  };
+  using Clock = OutstandingCall::Clock;
   // Returns the call's id, never 0. At its deadline take_expired() is to be called.
-  std::uint64_t add(Record record) STITCH_EXCLUDES(mutex_);
+  std::uint64_t add(OutstandingCall call) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
-  // The request was not written at once; the request has been written.
+  // The request was not written immediately; it has been written now. Calls that have completed are
+  // ignored.
   void note_queued(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   void note_sent(std::uint64_t id, Clock::time_point when) STITCH_EXCLUDES(mutex_);
-  // Removes a call: whoever gets the record completes it.
-  [[nodiscard]] std::optional<Record> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
-  // The same, only if it was made to `from`: nobody else can answer it.
-  [[nodiscard]] std::optional<Record> take(std::uint64_t id, const WorkerInfo& from)
+  // Removes a call.
+  [[nodiscard]] std::optional<OutstandingCall> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
+  // The same for an answer: only the worker that was called may answer.
+  [[nodiscard]] std::optional<OutstandingCall> take(std::uint64_t id, const WorkerInfo& from)
       STITCH_EXCLUDES(mutex_);
-  // Who waits for an answer from `from`; null when nobody does.
+  // What waits for an answer from `from`; null if the call is not outstanding.
   [[nodiscard]] std::shared_ptr<PendingCall> find(std::uint64_t id, const WorkerInfo& from) const
       STITCH_EXCLUDES(mutex_);
   // Removes all calls, or all to one worker.
-  [[nodiscard]] std::vector<Record> take_all() STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::vector<Record> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::vector<OutstandingCall> take_all() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::vector<OutstandingCall> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
   // Removes those whose deadline has passed. `next` is when to call this again, max() for never.
   struct Expired {
-    std::vector<Record> records;
+    std::vector<OutstandingCall> calls;
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
  private:
-  using Records =
-      std::unordered_map<std::uint64_t, Record, std::hash<std::uint64_t>, std::equal_to<>,
-                         base::RecyclingAllocator<std::pair<const std::uint64_t, Record>>>;
-  [[nodiscard]] Record extract(Records::iterator at) STITCH_REQUIRES(mutex_);
+  using Calls =
+      std::unordered_map<std::uint64_t, OutstandingCall, std::hash<std::uint64_t>, std::equal_to<>,
+                         base::RecyclingAllocator<std::pair<const std::uint64_t, OutstandingCall>>>;
+  [[nodiscard]] OutstandingCall extract(Calls::iterator at) STITCH_REQUIRES(mutex_);
 
   mutable base::Mutex mutex_;
-  std::atomic<std::size_t> size_{0};  // of records_
+  std::atomic<std::size_t> size_{0};  // of calls_
   std::uint64_t next_ STITCH_GUARDED_BY(mutex_) = 1;
-  Records records_ STITCH_GUARDED_BY(mutex_);
-  DeadlineHeap<Record> deadlines_ STITCH_GUARDED_BY(mutex_);  // of those in records_ that have one
+  Calls calls_ STITCH_GUARDED_BY(mutex_);
+  DeadlineHeap<OutstandingCall> deadlines_ STITCH_GUARDED_BY(mutex_);  // of calls_
 };
 
 // The error of a call that ended with `cause`: "call f() to worker "ps0" (id 7)" and `text`.
-[[nodiscard]] Error about(const CallTable::Record& record, const Error& cause,
-                          const std::string& text);
+[[nodiscard]] Error about(const OutstandingCall& call, const Error& cause, const std::string& text);
 
-// The calls of others that this worker is serving. Thread contract: any thread.
-class IncomingTable {
- public:
-  enum class Added : std::uint8_t { serve, cancelled, duplicate };
-  // Says whether its caller has cancelled it already, or has another call of that id here: then it
-  // is not added.
-  [[nodiscard]] Added add(const std::shared_ptr<IncomingCall>& call) STITCH_EXCLUDES(mutex_);
-  // Does nothing for a call that was not added.
-  void remove(const IncomingCall& call) STITCH_EXCLUDES(mutex_);
-  // The call that its caller cancels. Null when it is not here: then it is over, or has been
-  // overtaken by the word that cancels it, and that is remembered. Of each caller the last
-  // kEarlyCancels of these are.
-  [[nodiscard]] std::shared_ptr<IncomingCall> cancel(WorkerId caller, std::uint64_t call_id)
-      STITCH_EXCLUDES(mutex_);
-  static constexpr std::size_t kEarlyCancels = 256;
-  // Those whose deadline has passed, each once; they stay in the table. `next` is when to call this
-  // again, max() for never.
-  struct Expired {
-    std::vector<std::shared_ptr<IncomingCall>> calls;
-    std::chrono::steady_clock::time_point next = std::chrono::steady_clock::time_point::max();
-  };
-  [[nodiscard]] Expired expired(std::chrono::steady_clock::time_point now) STITCH_EXCLUDES(mutex_);
-  // Those of one caller, or all.
-  [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list(
-      std::optional<WorkerId> caller) const STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::size_t size() const STITCH_EXCLUDES(mutex_);
-
- private:
-  struct Key {
-    WorkerId caller;
-    std::uint64_t id = 0;
-    friend bool operator==(const Key&, const Key&) = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const noexcept {
-      return base::hash_of(key.id, key.caller.value());
-    }
-  };
-  struct Entry {
-    const IncomingCall* at = nullptr;
-    std::weak_ptr<IncomingCall> call;
-    std::size_t heap_place = DeadlineHeap<Entry>::kNowhere;
-  };
-  // The ids of calls that were cancelled and were not here, the oldest overwritten first.
-  struct EarlyCancels {
-    std::array<std::uint64_t, kEarlyCancels> ids{};
-    std::size_t next = 0;
-    std::uint64_t highest = 0;
-  };
-  [[nodiscard]] bool cancelled_early(const Key& key) const STITCH_REQUIRES(mutex_);
-
-  mutable base::Mutex mutex_;
-  // One-way calls have no id; they are told apart by address.
-  std::unordered_map<Key, Entry, Hash, std::equal_to<>,
-                     base::RecyclingAllocator<std::pair<const Key, Entry>>>
-      calls_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<const IncomingCall*, Entry, std::hash<const IncomingCall*>, std::equal_to<>,
-                     base::RecyclingAllocator<std::pair<const IncomingCall* const, Entry>>>
-      one_way_ STITCH_GUARDED_BY(mutex_);
-  DeadlineHeap<Entry> deadlines_ STITCH_GUARDED_BY(mutex_);  // of those above
-  std::unordered_map<WorkerId, EarlyCancels> early_ STITCH_GUARDED_BY(mutex_);
-};
-
-// Completes one of several calls with the error that `make` gives, or with why there is none: an
-// exception must not keep the others from theirs.
+// Completes one of several calls with the error that `make` returns. If making or reporting it
+// throws, the remaining calls are still completed.
 template <class Make>
-void complete_with_error(const CallTable::Record& record, Make make) noexcept {
+void complete_with_error(const OutstandingCall& call, Make make) noexcept {
   const auto error = [&]() noexcept -> std::optional<Error> {
     try {
       return make();
@@ -170,9 +107,9 @@ void complete_with_error(const CallTable::Record& record, Make make) noexcept {
     }
   }();
   try {
-    record.pending->on_error(error ? *error : Error(ErrorCode::overloaded, "out of memory"));
+    call.pending->on_error(error ? *error : Error(ErrorCode::overloaded, "out of memory"));
   } catch (...) {
-    // No memory to tell it either: the others may have more luck.
+    // Out of memory while reporting that.
   }
 }
 

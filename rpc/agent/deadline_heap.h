@@ -7,72 +7,71 @@
 
 namespace stitch::rpc {
 
-// Entries ordered by deadline, each of which knows its place, so that it can be taken out at any
-// time. T has a member `std::size_t heap_place`, is neither copied nor moved while it is in here,
-// and belongs to somebody else. Adding deadlines in ascending order and taking out of a small heap
-// cost next to nothing; memory is kept for later entries. Not thread-safe.
+// A binary heap of objects ordered by deadline. Each object knows its place in the heap, so it can
+// be removed at any time. T has a member `std::size_t heap_place`, is neither copied nor moved
+// while it is in here, and is not owned. Adding deadlines in ascending order and removing from a
+// small heap are cheap; memory is kept for later use. Not thread-safe.
 template <class T>
 class DeadlineHeap {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
 
-  [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
+  [[nodiscard]] bool empty() const noexcept { return nodes_.empty(); }
   // max() when there is none.
   [[nodiscard]] Time first_deadline() const noexcept {
-    return entries_.empty() ? Time::max() : entries_.front().deadline;
+    return nodes_.empty() ? Time::max() : nodes_.front().deadline;
   }
   // REQUIRES: not empty.
-  [[nodiscard]] T& first() const noexcept { return *entries_.front().what; }
-  void add(T& what, Time deadline) {
-    entries_.push_back({deadline, &what});
-    rise(entries_.size() - 1);
+  [[nodiscard]] T& first() const noexcept { return *nodes_.front().object; }
+  void add(T& object, Time deadline) {
+    nodes_.push_back({deadline, &object});
+    rise(nodes_.size() - 1);
   }
-  // Does nothing for one that is not in here.
-  void remove(T& what) noexcept {
-    const std::size_t place = std::exchange(what.heap_place, kNowhere);
+  // Does nothing for an object that is not in here.
+  void remove(T& object) noexcept {
+    const std::size_t place = std::exchange(object.heap_place, kNowhere);
     if (place == kNowhere) return;
-    const Entry last = entries_.back();
-    entries_.pop_back();
-    if (place == entries_.size()) return;
-    entries_[place] = last;
+    const Node last = nodes_.back();
+    nodes_.pop_back();
+    if (place == nodes_.size()) return;
+    nodes_[place] = last;
     rise(sink(place));
   }
 
  private:
-  struct Entry {
+  struct Node {
     Time deadline;
-    T* what;
+    T* object;
   };
-  void put(std::size_t place, const Entry& entry) noexcept {
-    entries_[place] = entry;
-    entry.what->heap_place = place;
+  void put(std::size_t place, const Node& node) noexcept {
+    nodes_[place] = node;
+    node.object->heap_place = place;
   }
   void rise(std::size_t place) noexcept {
-    const Entry entry = entries_[place];
-    while (place > 0 && entry.deadline < entries_[(place - 1) / 2].deadline) {
-      put(place, entries_[(place - 1) / 2]);
+    const Node node = nodes_[place];
+    while (place > 0 && node.deadline < nodes_[(place - 1) / 2].deadline) {
+      put(place, nodes_[(place - 1) / 2]);
       place = (place - 1) / 2;
     }
-    put(place, entry);
+    put(place, node);
   }
-  // Returns where the entry has come to.
+  // Returns the new place.
   std::size_t sink(std::size_t place) noexcept {
-    const Entry entry = entries_[place];
+    const Node node = nodes_[place];
     for (;;) {
       std::size_t child = 2 * place + 1;
-      if (child >= entries_.size()) break;
-      if (child + 1 < entries_.size() && entries_[child + 1].deadline < entries_[child].deadline)
-        ++child;
-      if (!(entries_[child].deadline < entry.deadline)) break;
-      put(place, entries_[child]);
+      if (child >= nodes_.size()) break;
+      if (child + 1 < nodes_.size() && nodes_[child + 1].deadline < nodes_[child].deadline) ++child;
+      if (!(nodes_[child].deadline < node.deadline)) break;
+      put(place, nodes_[child]);
       place = child;
     }
-    put(place, entry);
+    put(place, node);
     return place;
   }
 
-  std::vector<Entry> entries_;
+  std::vector<Node> nodes_;
 };
 
 }  // namespace stitch::rpc

@@ -9,14 +9,14 @@ void DeadlineWatch::watch(Time when) {
   if (!loop) return;
   base::MutexLock lock(mutex_);
   if (at >= at_.load()) return;
-  // It may throw: then the old timer stands.
+  // If it throws, the old timer stays.
   const auto timer = loop->call_at(when, [self = shared_from_this(), when] { self->due(when); });
   if (timer_ != 0) static_cast<void>(loop->cancel(timer_));
   at_.store(at);
   timer_ = timer;
 }
 
-// A timer that was replaced, but had begun to run, finds another time and does nothing.
+// A timer that was replaced after it had begun to run finds another time here and does nothing.
 void DeadlineWatch::due(Time when) {
   {
     base::MutexLock lock(mutex_);

@@ -11,17 +11,17 @@
 
 namespace stitch::rpc {
 
-// One timer for many deadlines: set at the earliest of them, never more than one at a time. Its
-// task looks for what is due and asks for the next time. Shared, because the timer may outlive its
-// owner. Thread contract: any thread; `fire` runs on the loop's thread, no lock held.
+// One timer for many deadlines, set to the earliest of them. When it fires, `fire` handles what is
+// due and calls watch() with the next deadline. Shared, because the timer may outlive the owner.
+// Thread contract: any thread; `fire` runs on the event loop, no lock held.
 class DeadlineWatch : public std::enable_shared_from_this<DeadlineWatch> {
  public:
   using Time = std::chrono::steady_clock::time_point;
   DeadlineWatch(std::weak_ptr<base::EventLoop> loop, std::function<void()> fire)
       : loop_(std::move(loop)), fire_(std::move(fire)) {}
 
-  // `fire` will be called at `when` or soon after, at the latest. Takes no lock when that is
-  // certain already.
+  // Has `fire` called at `when` at the latest, or soon after. Takes no lock if the timer is set to
+  // `when` or earlier already.
   void watch(Time when) STITCH_EXCLUDES(mutex_);
 
  private:

@@ -18,11 +18,11 @@ void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t
   {
     base::MutexLock lock(mutex_);
     if (closed_) return;
-    Entry& entry = entries_[key];
-    waiting.swap(entry.waiting);
-    entry.value = value;
-    entry.left = times - std::min(times, waiting.size());
-    if (entry.left == 0) entries_.erase(key);
+    Contribution& contribution = contributions_[key];
+    waiting.swap(contribution.waiting);
+    contribution.value = value;
+    contribution.left = times - std::min(times, waiting.size());
+    if (contribution.left == 0) contributions_.erase(key);
   }
   for (auto& promise : waiting) promise.set_value(value);
 }
@@ -30,25 +30,25 @@ void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t
 Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
   base::MutexLock lock(mutex_);
   if (closed_) return make_failed<OwnedObject>(*closed_);
-  Entry& entry = entries_[key];
-  if (entry.left == 0) {
-    entry.waiting.emplace_back();
-    return entry.waiting.back().future();
+  Contribution& contribution = contributions_[key];
+  if (contribution.left == 0) {
+    contribution.waiting.emplace_back();
+    return contribution.waiting.back().future();
   }
-  OwnedObject value = entry.value;
-  if (--entry.left == 0) entries_.erase(key);
+  OwnedObject value = contribution.value;
+  if (--contribution.left == 0) contributions_.erase(key);
   return make_ready(std::move(value));
 }
 
 void GatherExchange::close(const Error& why) {
-  std::map<std::string, Entry> entries;
+  std::map<std::string, Contribution> contributions;
   {
     base::MutexLock lock(mutex_);
     closed_ = why;
-    entries.swap(entries_);
+    contributions.swap(contributions_);
   }
-  for (auto& [key, entry] : entries) {
-    for (auto& promise : entry.waiting) promise.set_error(why);
+  for (auto& [key, contribution] : contributions) {
+    for (auto& promise : contribution.waiting) promise.set_error(why);
   }
 }
 

@@ -12,30 +12,32 @@
 
 namespace stitch::rpc {
 
-// Where a worker puts up what it gives to a barrier or all_gather, for the others to fetch. A value
-// comes down when each of the other participants has fetched it. Thread contract: any thread.
+// Publishes this worker's contributions to barriers and all_gathers; the other participants fetch
+// them. A contribution is erased once each of them has fetched it. Thread contract: any thread;
+// futures are completed without a lock.
 class GatherExchange {
  public:
-  // Names one gathering of this worker: the same on all participants, which call in the same order.
+  // The key of this worker's next gathering among these workers. All participants get the same
+  // keys, because they call in the same order.
   [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_names)
       STITCH_EXCLUDES(mutex_);
-  // Puts up a value that will be fetched `times` times.
+  // Publishes a value that will be fetched `times` times.
   void post(const std::string& key, OwnedObject value, std::size_t times) STITCH_EXCLUDES(mutex_);
-  // The value, once it is up.
+  // Completes once the value is published.
   [[nodiscard]] Future<OwnedObject> fetch(const std::string& key) STITCH_EXCLUDES(mutex_);
-  // Takes everything down, for good: who waits, and whoever fetches later, gets `why`.
+  // Erases everything: pending and later fetches fail with `why`.
   void close(const Error& why) STITCH_EXCLUDES(mutex_);
 
  private:
-  struct Entry {
+  struct Contribution {
     OwnedObject value;
-    std::size_t left = 0;  // 0: not up yet
+    std::size_t left = 0;  // fetches to come; 0: not published yet
     std::vector<Promise<OwnedObject>> waiting;
   };
   base::Mutex mutex_;
   std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, std::uint64_t> generations_ STITCH_GUARDED_BY(mutex_);
-  std::map<std::string, Entry> entries_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::string, Contribution> contributions_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::rpc

@@ -12,8 +12,8 @@ namespace stitch::rpc {
 using std::chrono::steady_clock;
 
 namespace {
-// How long nothing must come before what may have got lost is said again.
-constexpr std::chrono::seconds kAgain{1};
+// Without an answer, a message that may be lost is repeated after this time.
+constexpr std::chrono::seconds kRepeatInterval{1};
 }  // namespace
 
 std::set<WorkerId> GracefulShutdown::live() const {
@@ -36,7 +36,7 @@ void GracefulShutdown::send(WorkerId to, Step step, std::uint64_t round, Status 
   try {
     agent_.send_control(agent_.peers().find(to), std::move(message));
   } catch (const Error&) {
-    // It is lost, or will be spoken to again: no reason not to go on with the others.
+    // The peer is lost, or the message will be repeated: continue with the others.
   }
 }
 
@@ -48,15 +48,15 @@ GracefulShutdown::Status GracefulShutdown::own_status() const {
 bool GracefulShutdown::follows(WorkerId from, const char* what) {
   base::MutexLock lock(mutex_);
   if (leader_ == from) return true;
-  if (told_.contains(from)) return false;
-  throw Error(ErrorCode::protocol, std::string("leave message: \"") + what + "\" from " +
+  if (ready_sent_.contains(from)) return false;
+  throw Error(ErrorCode::protocol, std::string("shutdown message: \"") + what + "\" from " +
                                        to_string(agent_.peers().find(from)) +
-                                       ", which does not lead the leaving of " +
+                                       ", which does not lead the shutdown of " +
                                        to_string(agent_.self()));
 }
 
 void GracefulShutdown::on_message(InMessage message) {
-  base::ByteReader in(message.view.body(), "leave message");
+  base::ByteReader in(message.view.body(), "shutdown message");
   const auto step = in.read<Step>();
   const auto round = in.read<std::uint64_t>();
   const Status status{in.read<std::uint64_t>(), in.read<std::uint64_t>(), in.read<std::uint64_t>(),
@@ -77,7 +77,7 @@ void GracefulShutdown::on_message(InMessage message) {
       base::MutexLock lock(mutex_);
       if (round == 0 || round > round_) {
         throw Error(ErrorCode::protocol,
-                    "leave message: a status of round " + std::to_string(round) +
+                    "shutdown message: a status of round " + std::to_string(round) +
                         " when the last round asked for was " + std::to_string(round_));
       }
       if (round == round_) statuses_.insert_or_assign(from, status);
@@ -89,21 +89,21 @@ void GracefulShutdown::on_message(InMessage message) {
       agent_.peers().expect_closing();
       send(from, Step::gone, round, {});
       base::MutexLock lock(mutex_);
-      go_ = true;
+      go_received_ = true;
       changed_.notify_all();
       return;
     }
     case Step::gone: {
       base::MutexLock lock(mutex_);
-      if (!released_)
-        throw Error(ErrorCode::protocol, "leave message: \"gone\" before anybody was let go");
+      if (!go_sent_)
+        throw Error(ErrorCode::protocol, "shutdown message: \"gone\" before \"go\" was sent");
       gone_.insert(from);
       changed_.notify_all();
       return;
     }
   }
   throw Error(ErrorCode::protocol,
-              "leave message: step " + std::to_string(static_cast<int>(step)) + " is unknown");
+              "shutdown message: step " + std::to_string(static_cast<int>(step)) + " is unknown");
 }
 
 void GracefulShutdown::on_peer_lost() {
@@ -112,7 +112,8 @@ void GracefulShutdown::on_peer_lost() {
   changed_.notify_all();
 }
 
-Error GracefulShutdown::late(const std::string& what, const std::set<WorkerId>& missing) const {
+Error GracefulShutdown::timed_out(const std::string& what,
+                                  const std::set<WorkerId>& missing) const {
   std::vector<std::string> names;
   for (const auto id : missing) names.push_back(to_string(agent_.peers().find(id)));
   return Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) +
@@ -122,7 +123,7 @@ Error GracefulShutdown::late(const std::string& what, const std::set<WorkerId>& 
 
 std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
   for (;;) {
-    // Before anything that may bring a loss: one that comes while READY is being sent must count.
+    // Read first: a loss that is noticed while READY is being sent must count.
     std::uint64_t losses = 0;
     {
       base::MutexLock lock(mutex_);
@@ -134,27 +135,27 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
     {
       base::MutexLock lock(mutex_);
       leader_ = leads ? std::nullopt : std::optional(leader);
-      if (!leads) told_.insert(leader);
+      if (!leads) ready_sent_.insert(leader);
     }
     if (leads) {
       others.erase(leader);
       return lead(deadline, others);
     }
     send(leader, Step::ready, 0, {});
-    auto again_at = steady_clock::now() + kAgain;
+    auto repeat_at = steady_clock::now() + kRepeatInterval;
     base::MutexLock lock(mutex_);
-    while (!go_ && losses_ == losses && steady_clock::now() < deadline) {
-      changed_.wait_until(mutex_, std::min(deadline, again_at));
-      if (go_ || losses_ != losses || steady_clock::now() < again_at) continue;
+    while (!go_received_ && losses_ == losses && steady_clock::now() < deadline) {
+      changed_.wait_until(mutex_, std::min(deadline, repeat_at));
+      if (go_received_ || losses_ != losses || steady_clock::now() < repeat_at) continue;
       lock.unlock();
       send(leader, Step::ready, 0, {});
-      again_at = steady_clock::now() + kAgain;
+      repeat_at = steady_clock::now() + kRepeatInterval;
       lock.lock();
     }
-    if (go_) return std::nullopt;
+    if (go_received_) return std::nullopt;
     if (losses_ == losses) {
       lock.unlock();
-      return late("no word to go within the time limit from", {leader});
+      return timed_out("no GO within the time limit from", {leader});
     }
   }
 }
@@ -168,19 +169,19 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
                           std::inserter(others, others.begin()));
     return others;
   };
-  // Waits until everyone still live is in `arrived`; returns who is missing at the deadline. Those
-  // that are late are spoken to again.
-  const auto wait_for = [&](auto&& arrived, auto&& speak_again) {
-    constexpr std::chrono::milliseconds kLate{100};
+  // Waits until every worker still live has `arrived`; returns those missing at the deadline.
+  // Meanwhile the message to the missing ones is repeated.
+  const auto wait_for = [&](auto&& arrived, auto&& repeat) {
+    constexpr std::chrono::milliseconds kFirstInterval{100};
     std::set<WorkerId> missing;
-    std::chrono::milliseconds pause = kLate;
-    auto again_at = steady_clock::now() + pause;
+    std::chrono::milliseconds interval = kFirstInterval;
+    auto repeat_at = steady_clock::now() + interval;
     for (;;) {
       const auto others = still_live();
-      if (!missing.empty() && steady_clock::now() >= again_at) {
-        for (const auto id : missing) speak_again(id);
-        pause = std::min<std::chrono::milliseconds>(pause * 2, kAgain);
-        again_at = steady_clock::now() + pause;
+      if (!missing.empty() && steady_clock::now() >= repeat_at) {
+        for (const auto id : missing) repeat(id);
+        interval = std::min<std::chrono::milliseconds>(interval * 2, kRepeatInterval);
+        repeat_at = steady_clock::now() + interval;
       }
       base::MutexLock lock(mutex_);
       missing.clear();
@@ -188,20 +189,21 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
         if (!arrived(id)) missing.insert(id);
       }
       if (missing.empty()) return missing;
-      // A loss between still_live() and here only costs this short wait.
-      const auto until = std::min(deadline, steady_clock::now() + kLate);
+      // A loss between still_live() and here costs only this short wait.
+      const auto until = std::min(deadline, steady_clock::now() + kFirstInterval);
       changed_.wait_until(mutex_, until);
       if (steady_clock::now() >= deadline) return missing;
     }
   };
-  // One that was never spoken to may be gone without a word to us: a connection tells.
+  // A worker without a connection to this one may be gone unnoticed: connecting will tell.
   auto missing =
       wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); },
                [this](WorkerId id) { agent_.peers().reach(id); });
-  if (!missing.empty()) return late("these did not want to leave within the time limit:", missing);
+  if (!missing.empty())
+    return timed_out("no shutdown was called within the time limit on", missing);
 
   std::map<WorkerId, Status> previous;
-  auto pause = std::chrono::microseconds(200);
+  auto interval = std::chrono::microseconds(200);
   for (std::uint64_t round = 1;; ++round) {
     const auto others = still_live();
     {
@@ -214,7 +216,7 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
     missing = wait_for([this](WorkerId id)
                            STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); },
                        poll);
-    if (!missing.empty()) return late("these did not answer within the time limit:", missing);
+    if (!missing.empty()) return timed_out("no answer within the time limit from", missing);
     std::map<WorkerId, Status> statuses;
     {
       base::MutexLock lock(mutex_);
@@ -229,33 +231,34 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
       sum.received += status.received;
       sum.lost += std::min<std::uint64_t>(status.lost, agent_.world_size());
     }
-    // Messages that a lost connection took along are in the sums of one side only, and the two may
-    // both be live for the leader: equal rounds must do once anybody has lost a peer.
+    // Messages on a lost connection are in the sums of one side only, and to the leader both sides
+    // may be live: once a worker has lost a peer, equal rounds have to suffice.
     const bool balanced = sum.sent == sum.received || sum.lost > 0;
     if (busy.empty() && balanced && statuses == previous) break;
     previous = busy.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
     base::MutexLock lock(mutex_);
-    changed_.wait_until(mutex_, std::min(deadline, steady_clock::now() + pause));
+    changed_.wait_until(mutex_, std::min(deadline, steady_clock::now() + interval));
     if (steady_clock::now() >= deadline) {
       lock.unlock();
       return busy.empty()
                  ? Error(ErrorCode::timeout, "shutdown of " + to_string(agent_.self()) +
                                                  " was not graceful: messages are still in flight")
-                 : late("calls are still running on", busy);
+                 : timed_out("calls are still running on", busy);
     }
-    pause = std::min(pause * 2, std::chrono::microseconds(20'000));
+    interval = std::min(interval * 2, std::chrono::microseconds(20'000));
   }
   agent_.peers().expect_closing();
   {
     base::MutexLock lock(mutex_);
-    released_ = true;
+    go_sent_ = true;
   }
-  const auto let_go = [this](WorkerId id) { send(id, Step::go, 0, {}); };
+  const auto send_go = [this](WorkerId id) { send(id, Step::go, 0, {}); };
   const auto others = still_live();
-  std::for_each(others.begin(), others.end(), let_go);
-  // Close only when all have heard; a worker that closes after its answer counts as gone too.
+  std::for_each(others.begin(), others.end(), send_go);
+  // Close only when all have answered; a worker that has closed after its answer is lost, and not
+  // waited for.
   wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return gone_.contains(id); },
-           let_go);
+           send_go);
   return std::nullopt;
 }
 

@@ -15,47 +15,51 @@ namespace stitch::rpc {
 
 class Agent;
 
-// Graceful shutdown: nobody closes before everybody wants to leave and nothing is in flight
-// anywhere. The live worker with the lowest id leads. When all live workers have said READY to it,
-// it polls them in rounds; each answers with how many calls it still has to do with and how many
-// messages it has sent and received. Two rounds in a row that agree, with nobody busy and as many
-// messages received as sent, prove that nothing is in flight (Mattern's four counters); then it
-// says GO, and closes when every GO has been acknowledged. A worker that is lost meanwhile is no
-// longer waited for. What may have got lost with a connection is said again after a while: READY,
-// a poll of the same round and GO may come twice.
+// Graceful shutdown: no worker closes before all live workers have called shutdown and nothing is
+// in flight between them. The live worker with the lowest id leads:
 //
-// Why two equal rounds are enough. Assumptions about each worker that has said READY:
-//   A1 while it is idle it sends nothing, and it becomes busy only by a message: the program's own
-//      threads can begin no call any more (Agent::throw_if_stopped). The exception are
-//      continuations that nobody waits for, which count as nothing until they make a call;
-//   A2 a message is counted as sent before it leaves, and as received only when what it brought
-//      about is counted as busy, or is over;
+//   follower                          leader
+//   READY   ------------------------>            shutdown was called here
+//           <------------------------ POLL r     once all live workers are READY: round r
+//   STATUS r ----------------------->            operations pending, messages sent and received
+//           <------------------------ GO         nothing is in flight: close
+//   GONE    ------------------------>            the leader closes when it has all of these
+//
+// Two successive rounds with equal answers, no operation pending, and as many messages received as
+// sent, prove that nothing is in flight (Mattern's four counters). A worker that is lost is not
+// waited for any longer. READY, POLL and GO are repeated after a while, because they may be lost
+// with a connection.
+//
+// Why two equal rounds suffice. Assumptions about each worker that has sent READY:
+//   A1 while it is idle it sends nothing, and only a message makes it busy: the program's own
+//      threads can begin no call any more (AgentState::throw_if_stopped). The exception are
+//      continuations that are not waited for; they count as nothing until they make a call;
+//   A2 a message is counted as sent before it is sent, and as received only when what it started is
+//      counted as busy, or is over;
 //   A3 it reads its busy count before its message counts.
-// Let r1 and r2 be a worker's two equal answers. Between the reading of r1 and of r2 it counted no
-// message, and it was not busy at some moment in between (A3): so from that moment on it was idle
-// until r2 (A1, A2). Every worker's second answer is read after every first one, because a round
-// begins when the last one is complete. At the moment between the rounds, then, all counters stand
-// as reported, and as many messages were received as sent: none was on its way, nobody was busy,
-// and nobody can become busy again. With a connection lost, between whichever two workers, messages
-// over it are in the sums of one side only: the sums are not compared when anybody has lost a peer,
-// and what is on its way between two others for
-// longer than a round is missed.
+// Let r1 and r2 be a worker's two equal answers. Between reading r1 and r2 it counted no message,
+// and at some moment in between it was not busy (A3): from then until r2 it was idle (A1, A2).
+// Every second answer is read after every first one, because a round begins when the previous one
+// is complete. So at the moment between the rounds all counters are as reported, and as many
+// messages were received as sent: none was in flight, no worker was busy, and none can become busy
+// again. Messages over a connection that was lost, between any two workers, are in the sums of one
+// side only: the sums are not compared once a worker has lost a peer, and a message that is in
+// flight between two others for longer than a round is then missed.
 //
-// Who is obeyed. A poll and GO are for the worker alone to which this one has said READY last. A
-// leader polls only those whose READY it has, so one that comes from anybody else is no mistake of
-// timing: it ends its connection with `protocol`. One from a former leader, which this worker takes
-// for lost, is ignored. GO makes the loss of peers silent, which is why it must not be had by
-// asking.
+// Who is obeyed. POLL and GO are accepted only from the worker to which this one has sent READY
+// last. A leader polls only workers whose READY it has, so POLL or GO from any other worker is not
+// a matter of timing: its connection is closed with `protocol`. From a former leader, which this
+// worker takes for lost, they are ignored. This matters because GO makes the loss of peers silent.
 //
-// Thread contract: on_message and on_peer_lost on reader threads; run() on the thread that shuts
-// down.
+// Part of its Agent. Thread contract: on_message and on_peer_lost on reader threads; run() on the
+// thread that shuts down. Sends without its lock.
 class GracefulShutdown {
  public:
   explicit GracefulShutdown(Agent& agent) : agent_(agent) {}
 
-  // Takes part until GO or the deadline; the error says who was waited for.
+  // Takes part until GO or the deadline. The error names the workers that were waited for.
   std::optional<Error> run(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
-  // Throws Error(protocol) for what nobody may say, or not now.
+  // Throws Error(protocol) for a message that is malformed, or not allowed now.
   void on_message(InMessage message) STITCH_EXCLUDES(mutex_);
   void on_peer_lost() STITCH_EXCLUDES(mutex_);
 
@@ -69,24 +73,24 @@ class GracefulShutdown {
     friend bool operator==(const Status&, const Status&) = default;
   };
   [[nodiscard]] std::set<WorkerId> live() const;
-  // Whether `from` is the worker that this one follows. Throws when it never was.
+  // Whether `from` is this worker's leader. Throws if it never was.
   [[nodiscard]] bool follows(WorkerId from, const char* what) STITCH_EXCLUDES(mutex_);
   void send(WorkerId to, Step step, std::uint64_t round, Status status);
   [[nodiscard]] Status own_status() const;
   std::optional<Error> lead(std::chrono::steady_clock::time_point deadline,
                             const std::set<WorkerId>& others) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] Error late(const std::string& what, const std::set<WorkerId>& missing) const;
+  [[nodiscard]] Error timed_out(const std::string& what, const std::set<WorkerId>& missing) const;
 
   Agent& agent_;
   base::Mutex mutex_;
   base::CondVar changed_;
-  bool go_ STITCH_GUARDED_BY(mutex_) = false;
+  bool go_received_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t losses_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::set<WorkerId> told_ STITCH_GUARDED_BY(mutex_);         // READY, by this worker
+  std::set<WorkerId> ready_sent_ STITCH_GUARDED_BY(mutex_);   // to these
   std::optional<WorkerId> leader_ STITCH_GUARDED_BY(mutex_);  // the last of those
-  std::set<WorkerId> ready_ STITCH_GUARDED_BY(mutex_);
-  bool released_ STITCH_GUARDED_BY(mutex_) = false;  // GO has been said, by this worker
-  std::set<WorkerId> gone_ STITCH_GUARDED_BY(mutex_);
+  std::set<WorkerId> ready_ STITCH_GUARDED_BY(mutex_);        // READY received from these
+  bool go_sent_ STITCH_GUARDED_BY(mutex_) = false;
+  std::set<WorkerId> gone_ STITCH_GUARDED_BY(mutex_);  // GONE likewise
   std::uint64_t round_ STITCH_GUARDED_BY(mutex_) = 0;
   std::map<WorkerId, Status> statuses_ STITCH_GUARDED_BY(mutex_);
 };

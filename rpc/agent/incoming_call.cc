@@ -11,7 +11,7 @@ namespace stitch::rpc {
 
 namespace {
 
-// The call whose function this thread runs, the innermost one.
+// The call whose function this thread is running, the innermost one.
 thread_local const IncomingCall* running_here = nullptr;
 
 }  // namespace
@@ -26,21 +26,21 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
       bytes_(total_bytes(message_.raw)),
       function_(header.function_id == 0 ? nullptr
                                         : FunctionRegistry::instance().find(header.function_id)) {
-  ambient_.runtime = agent_;
-  ambient_.deadline = base::deadline_or_none(std::chrono::nanoseconds(header.timeout_ns));
-  ambient_.stop = stop_;
+  context_.runtime = agent_;
+  context_.deadline = base::deadline_or_none(std::chrono::nanoseconds(header.timeout_ns));
+  context_.stop = stop_;
 }
 
 IncomingCall::~IncomingCall() {
   if (!answered_.load())
     fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
-  agent_->forget(*this);
+  agent_->served_calls().forget(*this);
 }
 
 void IncomingCall::prepare() {
   if (prepared_) return;
   prepared_ = true;
-  if (Clock::now() >= ambient_.deadline)
+  if (Clock::now() >= context_.deadline)
     throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
   if (agent_->stopped())
     throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
@@ -48,7 +48,7 @@ void IncomingCall::prepare() {
     throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
   decode_tensors(message_);
   agent_->for_each_extension(
-      [&](Extension& extension) { extension.on_decode(message_, ambient_); });
+      [&](Extension& extension) { extension.on_decode(message_, context_); });
 }
 
 void IncomingCall::run(void* object) {
@@ -64,12 +64,12 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
     sink({}, std::make_exception_ptr(CallRefused(to_error(std::current_exception()))));
     return;
   }
-  const ExecutionContextScope scope(ambient_);
+  const ExecutionContextScope scope(context_);
   function_->keep(shared_from_this(), object, std::move(sink));
 }
 
 void IncomingCall::request_stop() {
-  if (auto source = stop_->raise()) agent_->stop_callbacks().run(std::move(*source));
+  if (auto source = stop_->raise()) agent_->served_calls().stop_callbacks().run(std::move(*source));
 }
 
 void IncomingCall::begin_reply(OutArchive& archive) const {
@@ -80,10 +80,10 @@ void IncomingCall::begin_reply(OutArchive& archive) const {
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
   if (agent_->forked()) return;  // a handler that forked has returned in the child, too
   for (const auto& each : message_.attachments) each->on_answer(error);
-  // Only at the end of what this thread does: it is about to read again, and will not block before.
-  if (running_here == this && polls_after_answer_ && !agent_->calls_queued())
+  // If this thread reads again right after the answer, and does not block before.
+  if (running_here == this && polls_after_answer_ && !agent_->served_calls().queued())
     connection_->blocking_work_done();
-  agent_->send_reply(caller(), connection_, std::move(message));
+  agent_->sender().send_reply(caller(), connection_, std::move(message));
 }
 
 void IncomingCall::fail(const Error& error) {
@@ -99,18 +99,18 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
     send_error(refused);
     return;
   } catch (...) {
-    // The function's own, told below.
+    // The function's own exception.
   }
   send_error(Error(ErrorCode::remote_exception, describe(exception)));
 }
 
 void IncomingCall::send_error(const Error& error) {
   if (one_way()) return;
-  const auto send_text = [&](std::size_t most) {
+  const auto send_text = [&](std::size_t max_bytes) {
     OutMessage message(wire::kErrorReply);
     OutArchive archive(message);
     begin_reply(archive);
-    archive(Error(error.code(), std::string(error.what()).substr(0, most))
+    archive(Error(error.code(), std::string(error.what()).substr(0, max_bytes))
                 .with_remote(error.remote())
                 .with_worker(error.worker())
                 .with_function(error.function()));
@@ -120,9 +120,9 @@ void IncomingCall::send_error(const Error& error) {
     send_text(std::string::npos);
   } catch (const std::exception&) {
     try {
-      send_text(256);  // a text longer than a frame may be
+      send_text(256);  // the text may exceed max_frame_bytes
     } catch (...) {
-      // The caller must not wait for ever.
+      // The caller must not wait without end.
       connection_->close(
           to_error(std::current_exception()).with_prefix("an error could not be reported"));
     }

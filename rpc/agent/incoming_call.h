@@ -18,15 +18,16 @@ class Agent;
 // The fixed fields at the start of a request's body.
 struct CallHeader {
   std::uint64_t call_id = 0;      // chosen by the caller; 0 for a one-way call
-  std::uint64_t function_id = 0;  // 0: none, an extension knows what is wanted
-  std::int64_t timeout_ns = 0;    // what is left of the deadline; 0: none
+  std::uint64_t function_id = 0;  // 0: none, an extension handles the request
+  std::int64_t timeout_ns = 0;    // time left until the deadline; 0: none
   static constexpr std::size_t kBytes = 24;
 };
 
-// A call that a peer made to this worker: its arguments, what it runs under, and the way back.
-// Shared by whoever runs it; answered exactly once (with an error if everybody lets go of it
-// unanswered). Its message, with what layers above hung on it, lives until then. Thread contract:
-// run() and answer on any thread, one at a time; request_stop() on any.
+// A call that a peer made to this worker: its arguments, its execution context and the connection
+// for the answer. Shared by what runs it; answered exactly once, with an error if the last
+// reference is dropped before. Its message and the attachments of that live as long. Keeps the
+// agent alive. Thread contract: run() and answer on any thread, one at a time; request_stop() on
+// any.
 class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  public:
   IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection,
@@ -40,28 +41,30 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] InMessage& message() noexcept { return message_; }
   [[nodiscard]] std::uint64_t id() const noexcept { return header_.call_id; }
   [[nodiscard]] bool one_way() const noexcept { return header_.call_id == 0; }
+  // Null if the request names none, or one that is not registered here.
   [[nodiscard]] const Function* function() const noexcept { return function_; }
-  [[nodiscard]] Clock::time_point deadline() const noexcept { return ambient_.deadline; }
+  [[nodiscard]] bool names_function() const noexcept { return header_.function_id != 0; }
+  [[nodiscard]] Clock::time_point deadline() const noexcept { return context_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
-  // As Connection::defer, at the connection it came by.
+  // As Connection::defer, on the connection that brought the request.
   [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) {
     return connection_->defer(work);
   }
 
-  // Decodes the tensors, lets the extensions see them, then runs the function under this call's
-  // ambient: the result is the answer. Anything that goes wrong is the answer too; nothing is
-  // thrown. REQUIRES: function() is not null.
+  // Decodes the tensors, shows them to the extensions, runs the function under this call's
+  // execution context and answers with its result. Errors become the answer; nothing is thrown.
+  // REQUIRES: function() is not null.
   void run(void* object = nullptr);
-  // As run(), but the result goes to `sink` and the call stays unanswered.
+  // As run(), but passes the result to `sink` and does not answer.
   void run_keeping(void* object, KeepResult sink);
-  // Runs `task` under this call's ambient, its tensors decoded; what it throws answers the call
-  // with fail().
+  // Runs `task` under this call's execution context, its tensors decoded. If it throws, the call is
+  // answered by fail().
   template <class Task>
   void run_task(Task&& task) {
     try {
       prepare();
-      const ExecutionContextScope scope(ambient_);
+      const ExecutionContextScope scope(context_);
       task();
     } catch (...) {
       fail(to_error(std::current_exception()));
@@ -73,14 +76,14 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
     return InArchive(message_, message_.view.body().subspan(CallHeader::kBytes));
   }
 
-  // Answers with what `encode(OutArchive&)` writes. A one-way call's answer goes nowhere. The first
-  // answer counts.
+  // Answers with what `encode(OutArchive&)` writes. Does nothing for one-way calls and for calls
+  // that were answered before.
   template <class Encode>
   void reply(Encode&& encode) {
     if (answered_.exchange(true)) return;
     if (one_way()) return;
     try {
-      const ExecutionContextScope scope(ambient_);
+      const ExecutionContextScope scope(context_);
       OutMessage message(wire::kReply);
       OutArchive archive(message);
       begin_reply(archive);
@@ -90,18 +93,18 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
       send_error(to_error(std::current_exception()).with_prefix("its result cannot be sent"));
     }
   }
-  // Answers with an error as it is.
+  // Answers with an error, unchanged.
   void fail(const Error& error);
-  // Answers with what the user's function threw: `remote_exception` with the type and text.
+  // Answers with an exception of the user's function: `remote_exception` with its type and text.
   void fail_in_handler(const std::exception_ptr& exception);
 
-  // What follows the answer on this thread may wait for something: other threads are to poll then.
-  // Before the answer, on the thread in run().
+  // What this thread does after the answer may block: it must not take up polling again. Before the
+  // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // Tells the handler through its stop token. Its stop callbacks run on a thread of their own.
+  // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
   void request_stop();
-  // Nobody is to hear of it any more.
+  // The call will not be answered.
   void leave_unanswered() noexcept { answered_.store(true); }
   [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
@@ -119,9 +122,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const Function* function_ = nullptr;
   const std::shared_ptr<StopFlag> stop_ =
       std::allocate_shared<StopFlag>(base::RecyclingAllocator<StopFlag>());
-  ExecutionContext ambient_;
+  ExecutionContext context_;
   bool prepared_ = false;
-  bool polls_after_answer_ = true;  // by the thread in run()
+  bool polls_after_answer_ = true;  // the thread in run()
   std::atomic<bool> answered_{false};
 };
 

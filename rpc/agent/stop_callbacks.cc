@@ -15,7 +15,7 @@ void StopCallbacks::run(std::stop_source source) {
     if (!pool_ && !closed_) pool_ = std::make_shared<ThreadPool>(threads_, name_);
     pool = pool_;
   } catch (const std::exception&) {
-    // The system has no thread for it: then here.
+    // No thread can be created: it runs here.
   }
   if (!pool || !pool->post(task)) task();
 }

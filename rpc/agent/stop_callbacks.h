@@ -11,19 +11,20 @@
 
 namespace stitch::rpc {
 
-// Runs the stop callbacks of handlers on threads that are there for nothing else: the handlers that
-// they are to stop may hold every user-function thread, and whoever learns that a handler is to
-// stop (a reader, a timer) must not wait for the user's code. There is no thread before the first
-// one is needed. Owned by its Agent. Thread contract: any thread.
+// Runs the stop callbacks of handlers on dedicated threads: the handlers to be stopped may hold
+// every user-function thread, and the reader or timer thread that requests the stop must not wait
+// for user code. Threads are created when first needed. Part of ServedCalls. Thread contract: any
+// thread.
 class StopCallbacks {
  public:
   // At most `threads` at a time, and more while some of them wait for futures.
   StopCallbacks(int threads, std::string name) : threads_(threads), name_(std::move(name)) {}
 
-  // Requests the stop there; here when no thread can be had, or after close_until().
+  // Requests the stop on such a thread, or on this one if none can be created or after
+  // close_until().
   void run(std::stop_source source) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool on_this_thread() const STITCH_EXCLUDES(mutex_);
-  // Waits for those that run. False when `deadline` passed first.
+  // Waits for running callbacks. False when `deadline` passed first.
   bool close_until(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
 
  private:

@@ -1,4 +1,4 @@
-// Deadlines, cancellation and what a timeout says.
+// Deadlines, cancellation and the texts of timeouts.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ struct Item {
   std::size_t heap_place = DeadlineHeap<Item>::kNowhere;
 };
 
-TEST(DeadlineHeap, GivesTheEarliestWhateverIsTakenOut) {
+TEST(DeadlineHeap, GivesTheEarliestAfterAnyRemovals) {
   std::mt19937 random(7);
   std::vector<Item> items(500);
   DeadlineHeap<Item> heap;
@@ -63,7 +63,7 @@ TEST(DeadlineHeap, GivesTheEarliestWhateverIsTakenOut) {
       const auto [from, to] = expected.equal_range(item.deadline);
       expected.erase(
           std::find_if(from, to, [&](const auto& each) { return each.second == &item; }));
-      heap.remove(item);  // it is not in there any more
+      heap.remove(item);  // it has been removed already
     }
     ASSERT_EQ(heap.first_deadline(), expected.empty() ? Time::max() : expected.begin()->first);
     if (!heap.empty()) {
@@ -118,11 +118,11 @@ class Deadlines : public testing::Test {
     saw_stop = false;
   }
 };
-// Over loopback only, which delays, repeats and loses messages.
+// Over loopback only, which can delay, repeat and drop messages.
 using DeadlineFaults = Deadlines;
 
-// As a large request is, which small messages pass.
-TEST_F(DeadlineFaults, ARequestThatItsCancellationOvertakesDoesNotRun) {
+// Like a large request, which small messages overtake.
+TEST_F(DeadlineFaults, ARequestOvertakenByItsCancelDoesNotRun) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
   {
@@ -140,7 +140,7 @@ TEST_F(DeadlineFaults, ARequestThatItsCancellationOvertakesDoesNotRun) {
   EXPECT_EQ(runs, 2);
 }
 
-TEST_F(DeadlineFaults, StopTheHandlerOfACallerThatSaysNothing) {
+TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {
   Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
   {
     const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
@@ -154,7 +154,7 @@ TEST_F(DeadlineFaults, StopTheHandlerOfACallerThatSaysNothing) {
               ErrorCode::timeout);
     EXPECT_TRUE(eventually([] { return saw_stop.load(); }, 10s));
   }
-  // The words that were lost are missing in the books of a graceful shutdown.
+  // A graceful shutdown would wait for the dropped messages.
   for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
 }
 
@@ -177,7 +177,7 @@ TEST_F(Deadlines, StopCallbacksMayWaitForCalls) {
   EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
 }
 
-// One that is being served when the next message is read.
+// It is still being served when the next message is read.
 std::optional<stitch::Promise<int>> kept;
 std::stop_token token_of_kept;
 Future<int> keep_waiting() {
@@ -211,7 +211,7 @@ std::string timeout_text(const Error& error) {
 TEST_F(Deadlines, TimeoutsSayWhetherTheWorkerIsAlive) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
-  // A machine that does something else meanwhile may let a call wait for some milliseconds.
+  // On a busy machine a call may be queued for some milliseconds.
   const std::string sent = ", call was (sent at once|queued [0-9.]+ ms)";
   const auto matches = [](const std::string& text, const std::string& expected) {
     return std::regex_match(text, std::regex(expected));
@@ -240,7 +240,7 @@ void wait_with(const at::Tensor&) { wait_for_stop(); }
 
 TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
   Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
-  const auto large = at::zeros({8 << 20});  // more than a ring holds
+  const auto large = at::zeros({8 << 20});  // more than the ring holds
   const auto waiting = stitch::rpc_async<stop_reading>("worker1");
   inline_blocked.acquire();
   EXPECT_EQ(timeout_text(error_of(
@@ -257,7 +257,7 @@ TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
   EXPECT_GE(std::stod(time[1]) * (time[2] == "s" ? 1000 : 1), 100) << text;
 }
 
-TEST_F(Deadlines, ShortOnesComeInTime) {
+TEST_F(Deadlines, ShortOnesExpireInTime) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
   auto best = std::chrono::steady_clock::duration::max();
@@ -269,7 +269,7 @@ TEST_F(Deadlines, ShortOnesComeInTime) {
   }
   EXPECT_GE(best, 500us);
   EXPECT_LT(best, 2ms) << "the timer counts whole milliseconds";
-  // One that is long enough to run in any case.
+  // A timeout that is long enough for the call to complete.
   static_cast<void>(
       error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); }));
   EXPECT_TRUE(eventually([] { return saw_stop.load(); }));

@@ -110,8 +110,8 @@ TEST(Errors, WhatExceedsTheInflightLimitIsRefusedOnEitherSide) {
   Cluster cluster(3, [&](stitch::Options& options) {
     options.max_inflight_bytes = limits.at(static_cast<std::size_t>(options.rank));
   });
-  // A message counts until its transport is through with it, which may be after the answer has
-  // come.
+  // A message is counted until its transport has completed it, possibly after the answer has
+  // arrived.
   const auto all_through = [&] {
     return eventually([&] {
       std::int64_t bytes = 0;
@@ -172,8 +172,7 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
       << error.what();
 }
 
-// What a callee says that does not know the function: near names, and as many others before or
-// behind them.
+// The answer of a callee without that function: near names, and many others before or after them.
 Future<int> lists_names(bool near_first) {
   const std::string near = "(anonymous namespace)::lists_name\n";
   std::string names;
@@ -236,7 +235,7 @@ TEST(Errors, DeadlinesPass) {
   const Error error =
       error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
-  // How long a busy machine let it wait is not known.
+  // On a busy machine it may have been queued.
   EXPECT_TRUE(std::regex_match(
       error.what(),
       std::regex("call \\(anonymous namespace\\)::wait_for_stop\\(\\) to worker \"worker1\" "
@@ -283,13 +282,13 @@ TEST(Errors, CancellingReachesACalleeThatHoldsTheOnlyThread) {
   EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
 }
 
-TEST(Errors, AForcedLeaverFailsCallsToItAndNoOthers) {
+TEST(Errors, AForcedShutdownFailsCallsToThatWorkerOnly) {
   Cluster cluster(3);
   blocked = 0;
   auto waiting = cluster[0].rpc_async<block>("worker2");
   ASSERT_TRUE(eventually([&] { return blocked == 1; }));
   cluster[2].shutdown(
-      {.graceful = false, .timeout = 1ms});  // it leaves the handler behind, and says so
+      {.graceful = false, .timeout = 1ms});  // it reports that the handler still runs
   release_blocked.release();
   const Error error = error_of([&] { waiting.get(); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
@@ -348,15 +347,15 @@ TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
   }
 }
 
-// A port of 127.0.0.1 with some room behind it, free a moment ago.
+// A port of 127.0.0.1 that was free a moment ago, with some ports above it.
 std::string free_tcp_method() {
   stitch::base::EventLoop loop("test");
   const stitch::transport::TcpStoreServer server(loop, {});
   return "tcp://127.0.0.1:" + std::to_string(std::min<int>(server.port(), 65535 - 16));
 }
 
-// Who hosts the store is wrong, too: it stays until the others know.
-TEST(Errors, DuplicatesAreToldOverTcpToo) {
+// The host of the store fails, too: it keeps the store until the others have been told.
+TEST(Errors, DuplicatesAreReportedOverTcpToo) {
   for (int round = 0; round < 10; ++round) {
     std::vector<stitch::Options> workers;
     std::string expected;
@@ -412,7 +411,7 @@ TEST(Errors, NearNamesLookIntoNamespaces) {
             std::vector<std::string>{"store::embed"});
 }
 
-TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
+TEST(Errors, AnIncompleteWorldNamesTheWorkersThatArrived) {
   const Error error = error_of([] {
     auto worker = stitch::init({.name = "early",
                                 .rank = 0,
@@ -428,8 +427,8 @@ TEST(Errors, AWorldThatDoesNotFillUpNamesWhoCame) {
       << error.what();
 }
 
-// What a stranger, or another program, may have left in the store.
-TEST(Errors, AnEntryThatMakesNoSenseIsRefused) {
+// What another program may have left in the store.
+TEST(Errors, AMalformedStoreEntryIsRefused) {
   using stitch::base::ByteWriter;
   const auto start_beside = [](const std::string& entry, const std::string& world) {
     const auto store = stitch::transport::make_hash_store();
@@ -467,14 +466,14 @@ TEST(Errors, AnEntryThatMakesNoSenseIsRefused) {
   }
 }
 
-TEST(Errors, AStartThatGetsNoThreadIsAnError) {
+TEST(Errors, AStartWithoutAThreadFails) {
   const stitch::testing::NoMoreThreads none;
   const Error error = error_of([] { auto worker = stitch::init({.rank = 0, .world_size = 1}); });
   EXPECT_EQ(error.code(), ErrorCode::overloaded);
   EXPECT_NE(std::string(error.what()).find("thread"), std::string::npos) << error.what();
 }
 
-TEST(Errors, AStoreThatIsNotThereIsNamed) {
+TEST(Errors, AnUnreachableStoreIsNamed) {
   const Error error = error_of([] {
     auto worker = stitch::init(
         {.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms});

@@ -1,5 +1,5 @@
-// What layers above may rely on: a message that never leaves is taken back, control frames arrive,
-// and a message that cannot be handled costs its own call only.
+// What extensions rely on: they are told of messages that are never sent, control frames arrive,
+// and a message that cannot be handled fails its own call only.
 #include "stitch/rpc/agent/extension.h"
 
 #include <ATen/ATen.h>
@@ -34,12 +34,12 @@ using stitch::testing::eventually;
 
 constexpr std::uint16_t kTestFrame = 0x7e57;
 
-// What the extension below does, in all workers of this process.
+// What the extension below does on all workers of this process.
 struct Steering {
   std::atomic<std::uint16_t> notes{0};               // the kind of messages that get an attachment
-  std::atomic<bool> refuses{false};                  // them, then
+  std::atomic<bool> refuses{false};                  // throws for them
   std::atomic<std::size_t> adds{0};                  // bytes of a section to them
-  std::atomic<std::uint16_t> runs_out_of_memory{0};  // when a message of that kind comes
+  std::atomic<std::uint16_t> runs_out_of_memory{0};  // when a message of that kind arrives
   std::atomic<int> made{0};
   std::atomic<int> sent{0};
   std::atomic<int> unsent{0};
@@ -88,7 +88,7 @@ class Extensions : public testing::Test {
  protected:
   Extensions() { steering = &steering_; }
   ~Extensions() override { steering = nullptr; }
-  // All that were made have heard, once.
+  // All attachments were told, once.
   void expect_told(int sent, int unsent) {
     EXPECT_TRUE(eventually([&] { return steering_.sent + steering_.unsent >= steering_.made; }));
     EXPECT_EQ(steering_.sent, sent);
@@ -101,7 +101,7 @@ int same(int i) { return i; }
 std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
 std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
 
-TEST_F(Extensions, HearThatAMessageHasLeft) {
+TEST_F(Extensions, AreToldThatAMessageWasSent) {
   Cluster cluster(2);
   steering_.notes = stitch::rpc::wire::kRequest;
   EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
@@ -179,13 +179,13 @@ void stop_reading() {
 }
 STITCH_INLINE(stop_reading);
 
-// Over shared memory, where a message counts until it is in the ring.
+// Over shared memory, where a message is counted until it is in the ring.
 std::unique_ptr<Cluster> shm_cluster() {
   return std::make_unique<Cluster>(2,
                                    [](stitch::Options& options) { options.transports = {"shm"}; });
 }
 
-TEST_F(Extensions, APeerThatLetsControlFramesPileUpIsGivenUp) {
+TEST_F(Extensions, APeerThatDoesNotReadControlFramesIsGivenUp) {
   const auto cluster = shm_cluster();
   const auto waiting = stitch::rpc_async<stop_reading>("worker1");
   inline_blocked.acquire();
@@ -194,7 +194,7 @@ TEST_F(Extensions, APeerThatLetsControlFramesPileUpIsGivenUp) {
   constexpr std::size_t kBytes = 256 << 10;
   std::optional<Error> refusal;
   std::size_t accepted = 0;
-  while (!refusal && accepted <= 2 * Agent::kMostControlBytes / kBytes) {
+  while (!refusal && accepted <= 2 * stitch::rpc::Sender::kMaxControlBytes / kBytes) {
     try {
       agent->send_control(to, frame_of(kBytes));
       ++accepted;
@@ -206,13 +206,13 @@ TEST_F(Extensions, APeerThatLetsControlFramesPileUpIsGivenUp) {
   EXPECT_EQ(refusal->code(), ErrorCode::overloaded);
   EXPECT_STREQ(refusal->what(),
                "worker \"worker1\" (id 1) does not read: control messages of 64 MiB wait for it");
-  EXPECT_TRUE(eventually([&] { return steering_.losses >= 1; })) << "every extension hears of it";
+  EXPECT_TRUE(eventually([&] { return steering_.losses >= 1; })) << "every extension is told";
   EXPECT_EQ(error_of([&] { waiting.get(); }).code(), ErrorCode::disconnected);
   go_on.release();
   for (int rank = 0; rank < 2; ++rank) (*cluster)[rank].shutdown({.graceful = false});
 }
 
-// Small requests must not grow to large answers for one who sends and does not read.
+// A caller that sends small requests and does not read must not make large answers pile up.
 TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
   std::size_t names = 0;
   for (const auto& name : stitch::rpc::FunctionRegistry::instance().names())
@@ -239,7 +239,7 @@ TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
   waiting.get();
 }
 
-TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledCostsItsOwnCallOnly) {
+TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledFailsItsOwnCallOnly) {
   Cluster cluster(2);
   for (const auto kind : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {
     steering_.runs_out_of_memory = kind;

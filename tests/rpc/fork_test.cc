@@ -1,5 +1,4 @@
-// What is left of a worker in a forked child: nothing that works, and nothing that harms the
-// parent.
+// A worker in a forked child cannot be used, and does not affect the parent.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -14,7 +13,8 @@
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 
-// Functions are told by their names, which other files of this program use, too.
+// Functions are registered under their full names; other files of this program have functions of
+// the same names.
 namespace fork_test {
 namespace {
 
@@ -26,12 +26,12 @@ using stitch::testing::Cluster;
 
 int one() { return 1; }
 
-// Runs `check` in a forked child, which is killed when it hangs. What it returned.
+// Runs `check` in a forked child, which is killed if it hangs. Returns its result.
 int in_a_child(const std::function<int()>& check) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(30);
-    ::_exit(check());  // nothing of the parent's is destroyed
+    ::_exit(check());  // without destroying objects of the parent
   }
   int status = 0;
   EXPECT_EQ(::waitpid(child, &status, 0), child);
@@ -50,7 +50,7 @@ int refused(const std::function<void()>& call) {
   return 1;
 }
 
-TEST(Fork, AWorkerInAChildIsAnErrorAndItsEndDoesTheParentNoHarm) {
+TEST(Fork, UsingAWorkerInAChildFailsAndDoesNotAffectTheParent) {
   for (const char* transport : {"loopback", "shm", "tcp"}) {
     SCOPED_TRACE(transport);
     Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
@@ -101,7 +101,7 @@ int fork_in_a_handler() {
   if (::waitpid(child, &status, 0) != child) return -1;
   return WIFEXITED(status) && WEXITSTATUS(status) == 1 ? 1 : status;  // docs/running.md
 }
-TEST(Fork, AHandlerThatReturnsInTheChildAnswersNobody) {
+TEST(Fork, AHandlerThatReturnsInTheChildSendsNoAnswer) {
   for (const char* transport : {"shm", "tcp"}) {
     Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
     EXPECT_EQ(stitch::rpc_sync<fork_in_a_handler>("worker1"), 1) << "status of the child";
@@ -118,7 +118,7 @@ TEST(Fork, AHandlerThatReturnsInTheChildAnswersNobody) {
 #endif
 #endif
 #if defined(STITCH_MAY_FORK)
-TEST(Fork, WhatIsForkedWhenNoWorkerLivesMayStartOne) {
+TEST(Fork, AChildForkedWithoutALivingWorkerMayStartOne) {
   { const auto ended = stitch::init({.rank = 0, .world_size = 1}); }
   EXPECT_EQ(in_a_child([] {
               const auto self = stitch::init({.name = "child", .rank = 0, .world_size = 1});
@@ -136,7 +136,7 @@ TEST(Fork, ADescriptorIsClosedInTheChildAndItsNumberIsLeftAlone) {
               if (::fcntl(number, F_GETFD) >= 0) return 1;
               if (descriptor || descriptor.get() != -1) return 2;
               if (::fcntl(0, F_DUPFD_CLOEXEC, number) != number) return 3;
-              Descriptor(std::move(descriptor));  // ended here
+              Descriptor(std::move(descriptor));  // closed here
               return ::fcntl(number, F_GETFD) >= 0 ? 0 : 4;
             }),
             0);

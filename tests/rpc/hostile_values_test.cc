@@ -327,7 +327,7 @@ TEST(HostileBytes, BytesThatArriveDoNotMakeAnyAmountOfMemory) {
   EXPECT_TRUE(has_text(error_of([&] { read_into(list, body); }), ErrorCode::protocol, text));
   EXPECT_LE(list.size() * sizeof(Slot), most);
 
-  // Whoever is honest hears of it before anything is sent.
+  // An honest sender gets the error before anything is sent.
   Cluster cluster(2);
   EXPECT_TRUE(has_text(error_of([] {
                          stitch::rpc_sync<size_of<std::vector<Slot>>>("worker1",
@@ -484,7 +484,7 @@ void survive(const T& value, std::mt19937& random, int& refused, int rounds = 15
     damaged.frame.append(original.frame.data(), size);
     damaged.buffers = original.buffers;
     for (int i = 0; i <= round % 4; ++i) {
-      // Most of it behind the header: what is wrong there is found at once.
+      // Most of it behind the header: what is wrong there is found immediately.
       const std::size_t at = round % 8 == 0 ? random() % size : 64 + random() % (size - 64);
       constexpr std::array<std::uint8_t, 6> kTelling{0x00, 0x01, 0x02, 0x7f, 0x80, 0xff};
       const std::uint32_t which = random() % 12;

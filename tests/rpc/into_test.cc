@@ -1,5 +1,4 @@
-// Results received into the caller's own tensors, and where the line between frame and buffer is
-// drawn.
+// Results received into the caller's own tensors, and the limit between frame and buffer.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +59,7 @@ TEST_P(Into, ReceivesResultsOfEverySize) {
 
 TEST_P(Into, IsReadIntoWithoutOtherMemory) {
   if (std::string(GetParam()) == "loopback" || std::string(GetParam()) == "uv")
-    GTEST_SKIP() << "it has the memory before the frame is there, and the result is copied";
+    GTEST_SKIP() << "it takes the memory before the frame has arrived, and copies the result";
   const auto world = cluster();
   const at::Tensor out = at::empty({300'000, 4});
   const auto fresh = [&] {
@@ -77,7 +76,7 @@ TEST_P(Into, IsReadIntoWithoutOtherMemory) {
   EXPECT_EQ(fresh(), before + 1);
 }
 
-TEST_P(Into, ManyAtOnceEachFindTheirPlace) {
+TEST_P(Into, ConcurrentResultsGoToTheirOwnTensors) {
   const auto world = cluster();
   std::vector<at::Tensor> out;
   std::vector<stitch::Future<at::Tensor>> results;
@@ -125,7 +124,7 @@ TEST_P(Into, NamesWhatDoesNotFit) {
                         ", 4], the tensor to receive it into is Float [" + n + ", 5]"),
               std::string::npos)
         << sizes.what();
-    // As many bytes, but not the same.
+    // As many bytes, but another type.
     EXPECT_EQ(call(at::empty({rows, 4}, at::kInt), rows).code(), ErrorCode::invalid_argument);
     EXPECT_EQ(call(at::empty({4, rows}), rows).code(), ErrorCode::invalid_argument);
   }
@@ -146,7 +145,7 @@ TEST_P(Into, NamesWhatDoesNotFit) {
       << no_tensor.what();
   EXPECT_EQ(error_of([&] { stitch::notify<into_number>({.to = "worker1", .into = out}); }).code(),
             ErrorCode::invalid_argument);
-  // Everything goes on.
+  // The worker is still usable.
   EXPECT_TRUE(at::equal(stitch::rpc_sync<counted_up>({.to = "worker1", .into = out}, 10, 5),
                         counted_up(10, 5)));
 }

@@ -1,4 +1,4 @@
-// Which connection two workers use, and when a peer counts as lost.
+// Which connection two workers use, and when a peer is lost.
 #include "stitch/rpc/agent/peer_table.h"
 
 #include <gtest/gtest.h>
@@ -54,12 +54,12 @@ transport::EndpointOptions options_of(std::uint32_t id) {
   return options;
 }
 
-// A connection that never comes about.
+// A connection that is never established.
 class NoConnection final : public transport::Connection {
  public:
   [[nodiscard]] const transport::Hello& peer() const override { return hello_; }
   void send(transport::Message, transport::SendDone) override {
-    ADD_FAILURE() << "nothing is to be sent before BIND";
+    ADD_FAILURE() << "sent before BIND";
   }
   void close(const Error&) override {}
   [[nodiscard]] std::string describe() const override { return "nowhere"; }
@@ -68,15 +68,15 @@ class NoConnection final : public transport::Connection {
   transport::Hello hello_;
 };
 
-// What is tried, and what becomes of it. Shared with the endpoint below.
+// The attempts to connect, and how they end. Shared with the endpoint below.
 struct Tries {
   std::atomic<int> begun{0};
   std::atomic<int> closed{0};
-  std::function<std::optional<Error>(int)> fails;  // by number; set before start
-  int cut = 0;  // so many end with `protocol` as soon as they are open; set before start
+  std::function<std::optional<Error>(int)> fails;  // by the number of the attempt; set before start
+  int cut = 0;  // number of connections that end with `protocol` once open; set before start
 };
 
-// Counts connections, and has some fail as a real endpoint would.
+// Counts connections, and makes some fail as a real endpoint would.
 class Watched final : public transport::Endpoint {
  public:
   Watched(std::unique_ptr<transport::Endpoint> inner, std::shared_ptr<Tries> tries,
@@ -117,14 +117,14 @@ class Watched final : public transport::Endpoint {
   base::EventLoop loop_{"tries"};
 };
 
-// A peer table with everything around it that a worker has.
+// A peer table with what a worker has around it.
 class Node {
  public:
   Node(std::uint32_t id, std::shared_ptr<transport::LoopbackNetwork> network) : id_(id) {
     addresses_ = table_.listen(std::make_unique<Watched>(
         transport::make_loopback_endpoint(options_of(id), std::move(network)), tries, ""));
   }
-  // One that the other workers know an address of where nothing can be had.
+  // An endpoint whose address is known to the other workers, where every attempt fails.
   std::shared_ptr<Tries> add_useless_endpoint(
       const std::shared_ptr<transport::LoopbackNetwork>& network, const std::string& scheme,
       Error error) {
@@ -208,7 +208,7 @@ class PeerTables : public testing::Test {
     for (const auto& text : texts) lines.push_back(name_of(id) + ": " + text);
     return lines;
   }
-  // A stranger's endpoint, or a defective worker's.
+  // The endpoint of a program that is no worker, or of a defective worker.
   [[nodiscard]] std::unique_ptr<transport::Endpoint> raw(std::uint32_t id) {
     return transport::make_loopback_endpoint(options_of(id), network);
   }
@@ -226,7 +226,7 @@ class PeerTables : public testing::Test {
 const Error kNoDescriptors(ErrorCode::disconnected,
                            "connect to \"loopback:2\" failed: Too many open files");
 
-TEST_F(PeerTables, AShortageWhileConnectingDoesNotEndThePeer) {
+TEST_F(PeerTables, AShortageOfResourcesWhileConnectingIsRetried) {
   nodes[0]->tries->fails = [](int number) {
     return number < 4 ? std::optional(kNoDescriptors) : std::nullopt;
   };
@@ -259,7 +259,7 @@ TEST_F(PeerTables, APeerThatCannotBeReachedIsLostAfterAboutASecond) {
   EXPECT_EQ(nodes[0]->failures()[2].code(), ErrorCode::disconnected);
 }
 
-TEST_F(PeerTables, ARefusalIsNotTriedAgain) {
+TEST_F(PeerTables, ARefusalIsNotRetried) {
   nodes[0]->tries->fails = [](int) {
     return Error(ErrorCode::unauthenticated, "the secrets differ");
   };
@@ -270,7 +270,7 @@ TEST_F(PeerTables, ARefusalIsNotTriedAgain) {
   EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::unauthenticated);
 }
 
-TEST_F(PeerTables, APeerThatIsOverloadedLivesAndIsTriedForLonger) {
+TEST_F(PeerTables, AnOverloadedPeerIsRetriedForLonger) {
   const auto free_again = std::chrono::steady_clock::now() + 1500ms;
   nodes[0]->tries->fails = [free_again](int) {
     return std::chrono::steady_clock::now() < free_again
@@ -286,7 +286,7 @@ TEST_F(PeerTables, APeerThatIsOverloadedLivesAndIsTriedForLonger) {
   EXPECT_TRUE(nodes[0]->failures().empty());
 }
 
-TEST_F(PeerTables, AConnectionThatIsCutOnceOpenIsNoRefusal) {
+TEST_F(PeerTables, AConnectionCutOnceOpenIsNotARefusal) {
   nodes[0]->tries->cut = 2;
   start();
   nodes[0]->send(1, "a");
@@ -327,7 +327,7 @@ TEST_F(PeerTables, TheErrorNamesAllAddressesThatWereTried) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-TEST_F(PeerTables, AnAddressThatNoTransportServesIsNoLoss) {
+TEST_F(PeerTables, AnAddressWithoutATransportDoesNotLoseThePeer) {
   members[1].addresses = {"ib:4"};
   start();
   nodes[0]->send(1, "a");
@@ -338,7 +338,7 @@ TEST_F(PeerTables, AnAddressThatNoTransportServesIsNoLoss) {
   EXPECT_TRUE(nodes[0]->lost().empty());
 }
 
-TEST_F(PeerTables, OfTwoThatConnectAtOnceTheConnectionOfTheLowerIdStays) {
+TEST_F(PeerTables, OfTwoSimultaneousConnectionsTheOneOfTheLowerIdIsKept) {
   for (int round = 0; round < 50; ++round) {
     const auto own = std::make_shared<transport::LoopbackNetwork>();
     Node a(0, own);
@@ -372,7 +372,7 @@ TEST_F(PeerTables, OfTwoThatConnectAtOnceTheConnectionOfTheLowerIdStays) {
   }
 }
 
-// What a connection that was opened to `node` by hand reports.
+// What a connection that the test opened to `node` reports.
 struct Outcome {
   std::atomic<bool> open{false};
   std::atomic<bool> closed{false};
@@ -408,7 +408,7 @@ TEST_F(PeerTables, AnotherWorkerAtThePeersAddressIsRefusedBeforeItIsOpen) {
   EXPECT_EQ(outcome.messages, 0);
 }
 
-TEST_F(PeerTables, AnotherLifeOfThePeerIsRefusedBeforeItIsOpen) {
+TEST_F(PeerTables, AnotherEpochOfThePeerIsRefusedBeforeItIsOpen) {
   auto options = options_of(1);
   options.self.epoch = 7;
   std::atomic<int> opened{0};
@@ -416,10 +416,10 @@ TEST_F(PeerTables, AnotherLifeOfThePeerIsRefusedBeforeItIsOpen) {
   const auto later = transport::make_loopback_endpoint(options, network);
   members[1].addresses = later->listen([&] {
     auto events = outcome.events();
-    events.on_closed = nullptr;  // of each try
+    events.on_closed = nullptr;  // of each attempt
     events.on_open = [&](const auto& connection) {
       ++opened;
-      connection->close(Error(ErrorCode::disconnected, "it hangs up"));
+      connection->close(Error(ErrorCode::disconnected, "closed by the test"));
     };
     return events;
   });
@@ -453,11 +453,11 @@ TEST_F(PeerTables, ASecondConnectionCannotTakeTheNameOfAPeerThatIsConnected) {
   EXPECT_TRUE(nodes[0]->lost().empty());
 }
 
-TEST_F(PeerTables, ADuplicateThatEndsTakesNothingWithIt) {
+TEST_F(PeerTables, TheEndOfADuplicateDoesNotAffectTheBoundConnection) {
   start();
   {
     Outcome outcome;
-    const auto other = raw(1);  // opened first, says nothing, and goes
+    const auto other = raw(1);  // opened first, sends nothing, is closed
     const auto connection = other->connect(members[0].addresses[0], outcome.events());
     EXPECT_TRUE(eventually([&] { return outcome.open.load(); }));
     nodes[1]->send(0, "a");
@@ -468,12 +468,12 @@ TEST_F(PeerTables, ADuplicateThatEndsTakesNothingWithIt) {
   EXPECT_TRUE(nodes[0]->lost().empty());
 }
 
-TEST_F(PeerTables, WhatComesBeforeTheConnectionIsBoundEndsIt) {
+TEST_F(PeerTables, AMessageBeforeBindClosesTheConnection) {
   start();
   Outcome outcome;
   const auto hasty = raw(1);
   const auto connection = hasty->connect(members[0].addresses[0], outcome.events());
-  connection->send(message_of("at once"), nullptr);
+  connection->send(message_of("before BIND"), nullptr);
   EXPECT_TRUE(eventually([&] { return outcome.closed.load(); }));
   EXPECT_TRUE(nodes[0]->heard().empty());
   EXPECT_TRUE(nodes[0]->lost().empty());
@@ -481,16 +481,16 @@ TEST_F(PeerTables, WhatComesBeforeTheConnectionIsBoundEndsIt) {
   EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"a"}); }));
 }
 
-TEST_F(PeerTables, AConnectionThatCameBeforeTheStartIsAnsweredThen) {
+TEST_F(PeerTables, AConnectionOpenedBeforeStartIsAnsweredAtStart) {
   nodes[1]->start(members);
   nodes[1]->send(0, "early");
-  std::this_thread::sleep_for(20ms);  // it may well be open by then
+  std::this_thread::sleep_for(20ms);  // it should be open by then
   EXPECT_TRUE(nodes[0]->heard().empty());
   nodes[0]->start(members);
   EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"early"}); }));
 }
 
-TEST_F(PeerTables, AnEndOfTheBoundConnectionIsALoss) {
+TEST_F(PeerTables, TheEndOfTheBoundConnectionLosesThePeer) {
   start();
   nodes[0]->send(1, "a");
   ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
@@ -519,12 +519,12 @@ TEST_F(PeerTables, ARequestThatIsNotWantedAnyMoreIsNotSent) {
   EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::cancelled);
 }
 
-TEST_F(PeerTables, WorkersReachThemselvesButNobodyElsePassesForThem) {
+TEST_F(PeerTables, OnlyTheWorkerItselfMayConnectUnderItsName) {
   start();
   nodes[0]->send(0, "to myself");
   EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(0, {"to myself"}); }));
 
-  // Over the network its own name is an impostor's.
+  // Over the network, its own name is used by an impostor.
   const auto make = [](std::uint32_t id) {
     transport::TransportChoice tcp;
     tcp.transports = {"tcp"};

@@ -28,19 +28,19 @@ void expect_clean(const std::vector<std::string>& command, const std::string& li
 TEST(Processes, CallOneAnotherOverEachTransport) {
   for (const char* transport : {"shm,tcp", "tcp", "shm", "tensorpipe-shm,uv", "uv", "shm,uv"}) {
     setenv("STITCH_TRANSPORTS", transport, 1);
-    expect_clean(under_stitch_run(3, "calls"), "[worker0] everybody has called");
+    expect_clean(under_stitch_run(3, "calls"), "[worker0] all workers have called");
   }
   unsetenv("STITCH_TRANSPORTS");
 }
 
 TEST(Processes, CallOneAnotherWithASecret) {
   setenv("STITCH_SECRET", "it is a secret", 1);
-  expect_clean(under_stitch_run(2, "calls"), "[worker0] everybody has called");
+  expect_clean(under_stitch_run(2, "calls"), "[worker0] all workers have called");
   // Over TCP, where it also encrypts.
   setenv("STITCH_TRANSPORTS", "tcp", 1);
   for (const char* encryption : {"on", "integrity", "off"}) {
     setenv("STITCH_ENCRYPTION", encryption, 1);
-    expect_clean(under_stitch_run(2, "calls"), "[worker0] everybody has called");
+    expect_clean(under_stitch_run(2, "calls"), "[worker0] all workers have called");
   }
   for (const char* name : {"STITCH_SECRET", "STITCH_TRANSPORTS", "STITCH_ENCRYPTION"})
     unsetenv(name);
@@ -64,7 +64,7 @@ TEST(Processes, MeetOverATcpStore) {
 TEST(Processes, RunUnderMpirun) {
   expect_clean(
       {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", WORLD_PROGRAM, "calls"},
-      "everybody has called");
+      "all workers have called");
 }
 
 TEST(Processes, RunWithPlainVariables) {

@@ -1,4 +1,4 @@
-// Who serves a call, over each way messages come in: the thread that reads, or one of the pool.
+// Which thread serves a call, over each transport: the one that reads, or one of the pool.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -33,7 +33,7 @@ int serve_counted(int i) {
   return i;
 }
 
-// A wait that the pool knows nothing of.
+// A wait that the pool does not notice.
 std::unique_ptr<std::binary_semaphore> gate;
 void wait_at_gate() { gate->acquire(); }
 std::binary_semaphore at_gate{0};
@@ -66,7 +66,7 @@ class Serving : public testing::TestWithParam<const char*> {
   }
 };
 
-// Such a result is decoded on the pool, whose only thread waits until it is there.
+// Such a result is decoded on the pool, whose only thread waits for it.
 TEST_P(Serving, ALargeResultDoesNotWaitForTheCallersHandlers) {
   gate = std::make_unique<std::binary_semaphore>(0);
   const auto cluster = this->cluster(2, 1);
@@ -89,7 +89,7 @@ TEST_P(Serving, AWorkerOfOneThreadServesOneCallAtATime) {
   EXPECT_EQ(most_serving, 1);
 }
 
-TEST_P(Serving, AHandlerThatWaitsForAnotherCallIsNotInItsWay) {
+TEST_P(Serving, AHandlerThatWaitsForAnotherCallDoesNotBlockIt) {
   for (int round = 0; round < 50; ++round) {
     gate = std::make_unique<std::binary_semaphore>(0);
     const auto world = cluster(2, 2);
@@ -99,8 +99,8 @@ TEST_P(Serving, AHandlerThatWaitsForAnotherCallIsNotInItsWay) {
   }
 }
 
-TEST_P(Serving, WhatCameInOneBatchIsSharedOut) {
-  // The first of the batch waits for the last: whoever serves the batch must not keep it to itself.
+TEST_P(Serving, OneBatchIsServedBySeveralThreads) {
+  // The first of the batch waits for the last: the thread that serves the batch must share it.
   gate = std::make_unique<std::binary_semaphore>(0);
   const auto world = cluster(2, 2);
   for (int round = 0; round < 100; ++round) {
@@ -166,7 +166,7 @@ TEST_P(Serving, AThreadThatWaitsServesOthersWithoutItsGuards) {
   EXPECT_FALSE(stitch::rpc_sync<doubled>("worker1", at::ones({4})).is_inference());
 }
 
-TEST_P(Serving, ManyThreadsWaitAtOnce) {
+TEST_P(Serving, ManyThreadsWaitConcurrently) {
   const auto world = cluster(3, 2);
   std::vector<std::jthread> threads;
   std::atomic<int> wrong{0};

@@ -53,11 +53,11 @@ TEST(Worker, ABarrierEndsWhenAParticipantIsGone) {
   const auto start = std::chrono::steady_clock::now();
   std::jthread leaving([&] {
     std::this_thread::sleep_for(
-        50ms);  // it is found missing while the others wait, though before would do as well
+        50ms);  // the loss is usually detected while the others wait; before is fine, too
     cluster[2].shutdown({.graceful = false});
   });
   const auto error =
-      stitch::testing::error_of([&] { cluster[0].barrier(); });  // worker1 does not come
+      stitch::testing::error_of([&] { cluster[0].barrier(); });  // worker1 does not take part
   EXPECT_NE(std::string(error.what()).find("no answer from worker \"worker2\" (id 2)"),
             std::string::npos)
       << error.what();
@@ -70,7 +70,7 @@ TEST(Worker, NotifiesOneWay) {
   {
     Cluster cluster(2);
     for (int i = 0; i < 100; ++i) stitch::notify<note>("worker1", 2);
-  }  // a graceful shutdown waits for what is under way
+  }  // a graceful shutdown waits for what is in flight
   EXPECT_EQ(notified, 200);
 }
 
@@ -83,7 +83,7 @@ void pass_on(int hops) {
   stitch::notify<pass_on>(WorkerId(next), hops - 1);
 }
 
-TEST(Worker, WaitsForChainsOfNotificationsBeforeItLeaves) {
+TEST(Worker, WaitsForChainsOfNotificationsBeforeItShutsDown) {
   for (int round = 0; round < 20; ++round) {
     notified = 0;
     {
@@ -99,7 +99,7 @@ TEST(Worker, RunsInlineAndRenamedFunctions) {
   EXPECT_EQ(stitch::rpc_sync<inline_square>("worker1", 7), 49);
   EXPECT_EQ(stitch::rpc_sync<exported>("worker1", 7), -7);
   EXPECT_EQ(stitch::kFunction<exported>.name, "negate");
-  // By every name that was exported, and by no other.
+  // Under every exported name, and no other.
   const auto call = [&](std::string_view name) {
     auto message = stitch::rpc::Agent::begin_request(stitch::rpc::function_id(name));
     stitch::rpc::OutArchive archive(message);
@@ -129,7 +129,7 @@ TEST(Worker, BlockedHandlersDoNotUseUpThePool) {
   EXPECT_EQ(stitch::rpc_sync<walk_blocking>("worker1", 40), 40);
 }
 
-TEST(Worker, BarriersHoldUntilAllHaveCome) {
+TEST(Worker, BarriersWaitForAllWorkers) {
   Cluster cluster(4);
   std::atomic<int> arrived{0};
   std::vector<std::jthread> threads;
@@ -159,7 +159,7 @@ TEST(Worker, ALateWorkerFailsTheBarrierByName) {
   }
 }
 
-TEST(Worker, GathersEverybodysValue) {
+TEST(Worker, GathersTheValueOfEveryWorker) {
   Cluster cluster(3);
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < 3; ++rank) {
@@ -173,7 +173,7 @@ TEST(Worker, GathersEverybodysValue) {
   }
 }
 
-TEST(Worker, TellsWhoIsThere) {
+TEST(Worker, ListsTheWorkers) {
   Cluster cluster(2);
   EXPECT_EQ(cluster[1].name(), "worker1");
   EXPECT_EQ(cluster[1].rank(), 1);
@@ -237,7 +237,8 @@ TEST(Worker, IsConnectedByItsFirstMessage) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
   EXPECT_EQ(connections(0), 1);
   EXPECT_EQ(connections(1), 1);
-  EXPECT_EQ(cluster[1].rpc_sync<unity>("worker0"), 1);  // the same one, the other way
+  EXPECT_EQ(cluster[1].rpc_sync<unity>("worker0"),
+            1);  // the same connection, in the other direction
   EXPECT_EQ(connections(0), 1);
   EXPECT_EQ(connections(1), 1);
   EXPECT_EQ(connections(2), 0);
@@ -245,9 +246,9 @@ TEST(Worker, IsConnectedByItsFirstMessage) {
 
 // Sockets of this process that other processes may connect to over a network.
 int open_ports() {
-  constexpr int kMostDescriptors = 4096;
+  constexpr int kMaxDescriptors = 4096;
   int ports = 0;
-  for (int file = 0; file < kMostDescriptors; ++file) {
+  for (int file = 0; file < kMaxDescriptors; ++file) {
     int listens = 0;
     int family = 0;
     socklen_t size = sizeof(int);
@@ -270,7 +271,7 @@ TEST(Worker, ListensOnNoPortWhereAllMeetInSharedMemory) {
     EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
     EXPECT_EQ(open_ports() - before, ports);
   }
-  // One who cannot meet the others there is called over TCP, and so are they.
+  // A worker that cannot share memory with the others communicates with them over TCP.
   Cluster cluster(2, [&](stitch::Options& options) {
     if (options.rank == 0) {
       options.transports = {"shm", "tcp"};
@@ -283,8 +284,8 @@ TEST(Worker, ListensOnNoPortWhereAllMeetInSharedMemory) {
   EXPECT_EQ(open_ports() - before, 2);
 }
 
-// Nobody has a connection to it, so nobody is told.
-TEST(Worker, AGracefulShutdownFindsOutThatAWorkerItNeverSpokeToIsGone) {
+// No worker has a connection to it, so none is told.
+TEST(Worker, AGracefulShutdownDetectsTheLossOfAWorkerWithoutAConnection) {
   for (const int leaver : {0, 1, 2}) {
     Cluster cluster(3);
     try {

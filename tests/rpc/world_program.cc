@@ -26,21 +26,21 @@ void sleep_until_stopped() {
 }
 
 // Every worker calls every other, with tensors inside and beside the frame.
-int everybody_calls(const stitch::Worker& self) {
+int all_call(const stitch::Worker& self) {
   for (const auto& peer : self.workers()) {
     for (const std::int64_t size : {1, 5'000, 3'000'000}) {
       const auto sum = stitch::rpc_sync<add>(peer, at::ones({size}), at::ones({size}));
       if (!at::equal(sum, at::full({size}, 2.0))) return 1;
     }
   }
-  if (self.rank() == 0) std::printf("everybody has called\n");
+  if (self.rank() == 0) std::printf("all workers have called\n");
   return 0;
 }
 
-// A child that neither execs nor ends holds what it has inherited for longer than anybody waits.
+// A child that neither execs nor ends holds what it has inherited for longer than any time limit.
 void die_and_leave_a_child() {
   if (fork() == 0) {
-    for (const int fd : {0, 1, 2}) close(fd);  // whoever reads our output is not to wait for it
+    for (const int fd : {0, 1, 2}) close(fd);  // what reads our output must not wait for it
     sleep(10);
     _exit(0);
   }
@@ -119,7 +119,7 @@ int main(int argc, char** argv) try {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "forks") return forked_children_call_each_other(argv[2]);
   const auto self = stitch::init();
-  if (what == "calls") return everybody_calls(self);
+  if (what == "calls") return all_call(self);
   if (what == "death") return survive_a_death<die>(self);
   if (what == "death with a child") return survive_a_death<die_and_leave_a_child>(self);
   if (what == "throughput") return throughput(self);

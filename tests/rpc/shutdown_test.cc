@@ -1,4 +1,4 @@
-// Leaving: from where it may be asked for, who is obeyed, what it waits for.
+// Shutdown: which threads may call it, what it waits for, and which protocol messages are obeyed.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,8 +17,9 @@
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
-// Functions are told by their names, which other files of this program use, too.
-namespace leave_test {
+// Functions are registered under their full names; other files of this program have functions of
+// the same names.
+namespace shutdown_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -31,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 int one() { return 1; }
 
-// The worker that the functions below shut down, and what came of it.
+// The worker that the functions below shut down. They return the error text.
 std::atomic<stitch::Worker*> victim{nullptr};
 std::string shut_down_victim(bool graceful) {
   const auto start = Clock::now();
@@ -69,10 +70,10 @@ constexpr const char* kFromCallback =
     "shutdown of worker \"worker1\" (id 1) was called from an inline function, an on_ready or a "
     "stop callback, which must not wait";
 
-class Leaving : public testing::Test {
+class Shutdown : public testing::Test {
  protected:
-  Leaving() { victim = &cluster[1]; }
-  // The victim is as good as new.
+  Shutdown() { victim = &cluster[1]; }
+  // Nothing has happened to the victim.
   void expect_usable() {
     EXPECT_EQ(cluster[1].rpc_sync<one>("worker0"), 1);
     EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
@@ -80,7 +81,7 @@ class Leaving : public testing::Test {
   Cluster cluster{2};
 };
 
-TEST_F(Leaving, FromAHandlerOrContinuationIsAnErrorAtOnceAndChangesNothing) {
+TEST_F(Shutdown, FromAHandlerOrContinuationFailsImmediatelyAndChangesNothing) {
   for (const bool graceful : {true, false}) {
     EXPECT_EQ(stitch::rpc_sync<from_a_handler>("worker1", graceful), kFromHandler);
     EXPECT_EQ(stitch::rpc_sync<from_a_coroutine>("worker1", graceful), kFromHandler);
@@ -92,7 +93,7 @@ TEST_F(Leaving, FromAHandlerOrContinuationIsAnErrorAtOnceAndChangesNothing) {
   expect_usable();
 }
 
-TEST_F(Leaving, FromAHandlerOfANeighbourIsAnErrorWhenItWouldWaitForThat) {
+TEST_F(Shutdown, FromAHandlerOfAnotherWorkerFailsIfItWouldWaitForThatWorker) {
   const std::string expected =
       "shutdown of worker \"worker1\" (id 1) was called from a handler of worker \"worker0\" (id "
       "0), which has to leave, too: it would wait for itself";
@@ -104,20 +105,20 @@ TEST_F(Leaving, FromAHandlerOfANeighbourIsAnErrorWhenItWouldWaitForThat) {
   EXPECT_EQ(stitch::rpc_sync<from_a_handler>("worker0", false), "no error");
 }
 
-// A world within a handler leaves before the handler ends.
+// A world within a handler shuts down before the handler ends.
 std::string a_world_of_its_own() {
   auto inner = stitch::init({.name = "worker0", .rank = 0, .world_size = 1});
   inner.shutdown({.timeout = 5s});
-  return "it left";
+  return "shut down";
 }
-TEST_F(Leaving, OfAnotherWorldIsNoBusinessOfAHandlers) {
-  EXPECT_EQ(stitch::rpc_sync<a_world_of_its_own>("worker1"), "it left");
+TEST_F(Shutdown, OfAnotherWorldIsAllowedInAHandler) {
+  EXPECT_EQ(stitch::rpc_sync<a_world_of_its_own>("worker1"), "shut down");
 }
 
-TEST_F(Leaving, FromACallbackIsAnErrorAtOnceAndChangesNothing) {
+TEST_F(Shutdown, FromACallbackFailsImmediatelyAndChangesNothing) {
   for (const bool graceful : {true, false}) {
     EXPECT_EQ(stitch::rpc_sync<from_an_inline_function>("worker1", graceful), kFromCallback);
-    // Where the answer is read.
+    // On the thread that reads the answer.
     stitch::Promise<std::string> said;
     auto waiting = cluster[1].rpc_async<wait_for_release>("worker0");
     waiting.on_ready([&] { said.set_value(shut_down_victim(graceful)); });
@@ -143,7 +144,7 @@ void wait_for_a_stop_callback() {
   stoppable = true;
   stop_callback_ran.acquire();
 }
-TEST_F(Leaving, FromAStopCallbackIsAnErrorAtOnceAndChangesNothing) {
+TEST_F(Shutdown, FromAStopCallbackFailsImmediatelyAndChangesNothing) {
   stoppable = false;
   auto call = stitch::rpc_async<wait_for_a_stop_callback>("worker1");
   ASSERT_TRUE(eventually([] { return stoppable.load(); }));
@@ -153,8 +154,8 @@ TEST_F(Leaving, FromAStopCallbackIsAnErrorAtOnceAndChangesNothing) {
   EXPECT_EQ(said_by_stop_callback, kFromCallback);
 }
 
-// The thread that shuts down runs callbacks, too.
-TEST_F(Leaving, FromACallbackOfShutdownItselfIsAnError) {
+// The thread that shuts down runs callbacks itself.
+TEST_F(Shutdown, FromACallbackOfShutdownItselfIsAnError) {
   auto waiting = cluster[1].rpc_async<outlast_the_caller>("worker0");
   std::string said;
   waiting.on_ready([&] { said = shut_down_victim(false); });
@@ -162,7 +163,7 @@ TEST_F(Leaving, FromACallbackOfShutdownItselfIsAnError) {
   EXPECT_EQ(said, kFromCallback);
 }
 
-TEST_F(Leaving, ASecondCallerWaitsForTheEndOfTheFirst) {
+TEST_F(Shutdown, ASecondCallWaitsForTheFirst) {
   std::atomic<int> ended{0};
   std::jthread first([&] {
     cluster[1].shutdown({.timeout = 20s});
@@ -186,7 +187,7 @@ TEST_F(Leaving, ASecondCallerWaitsForTheEndOfTheFirst) {
 
 std::optional<stitch::Worker> doomed;
 void destroy_the_worker() { doomed.reset(); }
-TEST(LeavingAlone, AWorkerDestroyedByItsOwnHandlerLeavesInTheBackground) {
+TEST(ShutdownAlone, AWorkerDestroyedByItsOwnHandlerShutsDownInTheBackground) {
   std::optional<stitch::Worker> other;
   {
     const auto store = stitch::transport::make_hash_store();
@@ -202,13 +203,13 @@ TEST(LeavingAlone, AWorkerDestroyedByItsOwnHandlerLeavesInTheBackground) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             "stitch: worker \"worker1\" (id 1) is destroyed on a thread that its shutdown would "
             "wait for: it leaves in the background\n");
-  EXPECT_EQ(other->rpc_sync<one>("worker1"), 1);  // until everybody leaves
-  other->shutdown({.timeout = 20s});              // which is graceful
+  EXPECT_EQ(other->rpc_sync<one>("worker1"), 1);  // until both shut down
+  other->shutdown({.timeout = 20s});              // gracefully
 }
 
-// ---- what leaving waits for
+// ---- what it waits for
 
-TEST_F(Leaving, AThreadThatKeepsCallingDoesNotKeepAnybody) {
+TEST_F(Shutdown, IsNotDelayedByAThreadThatKeepsCalling) {
   std::optional<ErrorCode> code;
   std::atomic<int> calls{0};
   std::jthread caller([&] {
@@ -228,23 +229,23 @@ TEST_F(Leaving, AThreadThatKeepsCallingDoesNotKeepAnybody) {
 }
 
 std::atomic<int> steps{0};
-void step_and_go_on(int left) {
+void step_and_continue(int left) {
   ++steps;
   std::this_thread::sleep_for(1ms);
   if (left > 0)
-    stitch::rpc_sync<step_and_go_on>(
+    stitch::rpc_sync<step_and_continue>(
         stitch::rpc::current_agent()->self().id.value() == 0 ? "worker1" : "worker0", left - 1);
 }
-TEST_F(Leaving, HandlersGoOnCallingUntilTheyAreDone) {
+TEST_F(Shutdown, WaitsForHandlersThatMakeFurtherCalls) {
   steps = 0;
-  auto chain = stitch::rpc_async<step_and_go_on>("worker1", 100);
+  auto chain = stitch::rpc_async<step_and_continue>("worker1", 100);
   EXPECT_TRUE(cluster.shutdown().empty());
   EXPECT_EQ(steps, 101);
   EXPECT_TRUE(chain.ready() && !chain.has_error());
 }
 
-// What has been read but is not yet counted as a call being served. A worker hears itself over
-// loopback, so another thread answers the polls meanwhile.
+// Holds a request that has been read but is not yet counted as a call being served. The worker
+// calls itself over loopback, so another thread answers the polls meanwhile.
 std::atomic<bool> gate_armed{false};
 std::binary_semaphore gate_entered{0};
 class Gate final : public stitch::rpc::Extension {
@@ -260,7 +261,7 @@ class Gate final : public stitch::rpc::Extension {
     });
 std::atomic<int> arrivals{0};
 void arrive() { ++arrivals; }
-TEST(LeavingAlone, AMessageIsReceivedWhenItIsBeingServed) {
+TEST(ShutdownAlone, AMessageCountsAsReceivedOnceItIsBeingServed) {
   Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
   arrivals = 0;
   gate_armed = true;
@@ -270,9 +271,9 @@ TEST(LeavingAlone, AMessageIsReceivedWhenItIsBeingServed) {
   EXPECT_EQ(arrivals, 1);
 }
 
-// What got lost with their connection is missing in the sums for ever, and the leader has lost
-// nobody.
-TEST(LeavingFaults, TwoFollowersThatHaveLostEachOtherKeepNobody) {
+// The messages lost with their connection make the sums differ permanently, and the leader has lost
+// no peer.
+TEST(ShutdownFaults, TwoFollowersThatHaveLostEachOtherDoNotBlockIt) {
   const auto network = stitch::transport::LoopbackNetwork::process_wide();
   Cluster cluster(3);
   EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);
@@ -304,7 +305,7 @@ void block_in_a_handler() {
   entered.release();
   release.acquire();
 }
-TEST_F(Leaving, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
+TEST_F(Shutdown, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
   auto call = stitch::rpc_async<block_in_a_handler>("worker1");
   entered.acquire();
   testing::internal::CaptureStderr();
@@ -317,7 +318,7 @@ TEST_F(Leaving, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
   EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
 }
 
-TEST_F(Leaving, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
+TEST_F(Shutdown, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
   auto call = stitch::rpc_async<block_inline>("worker1");
   entered.acquire();
   testing::internal::CaptureStderr();
@@ -332,17 +333,17 @@ TEST_F(Leaving, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
   EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
 }
 
-// A result whose destructor, on the worker that made it, waits for what comes later.
-struct SlowToGo {
+// A result whose destructor, on the worker that made it, waits for a later event.
+struct SlowToDestroy {
   bool here = false;
-  SlowToGo() = default;
-  explicit SlowToGo(bool made_here) : here(made_here) {}
-  SlowToGo(SlowToGo&& other) noexcept : here(std::exchange(other.here, false)) {}
-  SlowToGo& operator=(SlowToGo&& other) noexcept {
+  SlowToDestroy() = default;
+  explicit SlowToDestroy(bool made_here) : here(made_here) {}
+  SlowToDestroy(SlowToDestroy&& other) noexcept : here(std::exchange(other.here, false)) {}
+  SlowToDestroy& operator=(SlowToDestroy&& other) noexcept {
     here = std::exchange(other.here, false);
     return *this;
   }
-  ~SlowToGo() {
+  ~SlowToDestroy() {
     if (!here) return;
     entered.release();
     release.acquire();
@@ -353,9 +354,9 @@ struct SlowToGo {
     archive(nothing);
   }
 };
-SlowToGo make_slow() { return SlowToGo(true); }
-stitch::Future<SlowToGo> make_slow_later() { co_return SlowToGo(true); }
-TEST(LeavingAlone, ADestructorThatWaitsStopsNobody) {
+SlowToDestroy make_slow() { return SlowToDestroy(true); }
+stitch::Future<SlowToDestroy> make_slow_later() { co_return SlowToDestroy(true); }
+TEST(ShutdownAlone, ADestructorThatWaitsBlocksNoOtherCall) {
   for (const char* transport : {"shm", "tcp"}) {
     Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
     for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
@@ -370,7 +371,7 @@ TEST(LeavingAlone, ADestructorThatWaitsStopsNobody) {
   }
 }
 
-// ---- who is obeyed
+// ---- which messages are obeyed
 
 enum class Step : std::uint8_t { ready = 1, poll, status, go, gone };
 void forge(stitch::Worker& from, std::string_view to, std::uint8_t step,
@@ -386,13 +387,13 @@ void forge(stitch::Worker& from, std::string_view to, Step step) {
   forge(from, to, static_cast<std::uint8_t>(step));
 }
 
-TEST(LeaveMessages, OutOfTurnEndTheirConnection) {
-  const auto expect_refused = [](const std::string& what, const std::string& why, auto&& say) {
+TEST(ShutdownMessages, OutOfTurnCloseTheConnection) {
+  const auto expect_refused = [](const std::string& what, const std::string& why, auto&& send) {
     Cluster cluster(2);
     auto waiting = cluster[1].rpc_async<outlast_the_caller>("worker0");
-    say(cluster[1]);
+    send(cluster[1]);
     EXPECT_TRUE(waiting.wait_for(20s) && waiting.has_error()) << what;
-    // The loss of a peer is `disconnected` whatever the cause; the text has that.
+    // The loss of a peer is always `disconnected`; the text has the cause.
     const auto lost = [&] { return cluster[0].agent()->peers().lost(stitch::WorkerId(1)); };
     ASSERT_TRUE(eventually([&] { return lost().has_value(); })) << what;
     const std::string text = lost()->what();
@@ -400,23 +401,24 @@ TEST(LeaveMessages, OutOfTurnEndTheirConnection) {
     waiting.cancel();
   };
   for (const auto& [step, why] :
-       {std::pair(Step::poll, "leave message: \"poll\" from worker \"worker1\" (id 1)"),
-        std::pair(Step::status, "leave message: a status of round 1 when the last round asked for"),
-        std::pair(Step::go, "leave message: \"go\" from worker \"worker1\" (id 1)"),
-        std::pair(Step::gone, "leave message: \"gone\" before anybody was let go")}) {
+       {std::pair(Step::poll, "shutdown message: \"poll\" from worker \"worker1\" (id 1)"),
+        std::pair(Step::status,
+                  "shutdown message: a status of round 1 when the last round asked for"),
+        std::pair(Step::go, "shutdown message: \"go\" from worker \"worker1\" (id 1)"),
+        std::pair(Step::gone, "shutdown message: \"gone\" before \"go\" was sent")}) {
     expect_refused("step " + std::to_string(static_cast<int>(step)), why,
                    [step = step](stitch::Worker& from) { forge(from, "worker0", step); });
   }
   for (const std::uint8_t step : {0, 6, 255}) {
     expect_refused("an unknown step",
-                   "leave message: step " + std::to_string(int{step}) + " is unknown",
+                   "shutdown message: step " + std::to_string(int{step}) + " is unknown",
                    [&](stitch::Worker& from) { forge(from, "worker0", step); });
   }
-  expect_refused("a long one", "leave message",
+  expect_refused("a long one", "shutdown message",
                  [](stitch::Worker& from) { forge(from, "worker0", 1, 1); });
 }
 
-TEST(LeaveMessages, AGoFromAnybodyDoesNotMakeTheLossOfPeersSilent) {
+TEST(ShutdownMessages, AGoFromANonLeaderDoesNotSilenceTheLossOfPeers) {
   Cluster cluster(3);
   auto waiting = cluster[1].rpc_async<wait_for_release>("worker0");
   forge(cluster[2], "worker1", Step::go);
@@ -424,13 +426,13 @@ TEST(LeaveMessages, AGoFromAnybodyDoesNotMakeTheLossOfPeersSilent) {
       [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(2)).has_value(); }));
   cluster[0].shutdown({.graceful = false, .timeout = 1ms});
   EXPECT_TRUE(waiting.wait_for(20s));
-  // It hears of the end: by the connection, or by the last word of the worker that ends.
+  // It learns of the end from the connection, or from the last message of the worker that ends.
   const ErrorCode code = error_of([&] { waiting.get(); }).code();
   EXPECT_TRUE(code == ErrorCode::disconnected || code == ErrorCode::shutting_down);
   release.release();
 }
 
-TEST(LeaveMessages, AGoFromAnybodyDoesNotPassForTheLeaders) {
+TEST(ShutdownMessages, AGoFromANonLeaderDoesNotEndTheShutdown) {
   Cluster cluster(3);
   forge(cluster[2], "worker1", Step::go);
   EXPECT_TRUE(eventually(
@@ -439,11 +441,11 @@ TEST(LeaveMessages, AGoFromAnybodyDoesNotPassForTheLeaders) {
   EXPECT_EQ(error.code(), ErrorCode::timeout);
 }
 
-TEST(LeaveMessages, ReadyMayBeSaidTwice) {
+TEST(ShutdownMessages, ReadyMayBeRepeated) {
   Cluster cluster(3);
   for (int i = 0; i < 3; ++i) forge(cluster[1], "worker0", Step::ready);
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
 }
 
 }  // namespace
-}  // namespace leave_test
+}  // namespace shutdown_test

@@ -1,0 +1,46 @@
+#include "stitch/rpc/agent/agent_state.h"
+
+#include "stitch/base/callback_scope.h"
+#include "stitch/base/error.h"
+#include "stitch/rpc/future/thread_pool.h"
+
+namespace stitch::rpc {
+
+void AgentState::throw_if_stopped() const {
+  if (forked()) {
+    throw Error(ErrorCode::invalid_argument,
+                to_string(self_) +
+                    " belongs to the process that this one was forked from: a forked child can "
+                    "only exec, or do without stitch")
+        .with_worker(self_.name);
+  }
+  if (!shutting_down_.load(std::memory_order_acquire)) return;
+  if (stopped()) {
+    throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down")
+        .with_worker(self_.name);
+  }
+  if (ThreadPool::on_any_pool_thread() || base::CallbackScope::on_this_thread()) return;
+  throw Error(ErrorCode::shutting_down,
+              to_string(self_) + " is shutting down: only its handlers can begin something new")
+      .with_worker(self_.name);
+}
+
+bool AgentState::ended() const {
+  base::MutexLock lock(mutex_);
+  return ended_;
+}
+
+bool AgentState::begin_shutdown() {
+  base::MutexLock lock(mutex_);
+  if (!shutting_down_.exchange(true)) return true;
+  while (!ended_) ended_changed_.wait(mutex_);
+  return false;
+}
+
+void AgentState::end() {
+  base::MutexLock lock(mutex_);
+  ended_ = true;
+  ended_changed_.notify_all();
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "stitch/base/forked.h"
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::rpc {
+
+// Whether a worker still runs:
+//
+//   running --begin_shutdown()--> shutting down --stop()--> stopped --end()--> ended
+//
+// While it shuts down, only its handlers, continuations and callbacks may begin something new. An
+// agent inherited through fork() is unusable in the child. Part of its Agent. Thread contract: any
+// thread.
+class AgentState {
+ public:
+  // Keeps a reference to `self`.
+  explicit AgentState(const WorkerInfo& self) noexcept : self_(self) {}
+
+  // The agent belongs to the process that this one was forked from.
+  [[nodiscard]] bool forked() const noexcept { return fork_ != base::fork_count(); }
+  [[nodiscard]] bool stopped() const noexcept {
+    return stopped_.load(std::memory_order_acquire) || forked();
+  }
+  [[nodiscard]] bool ended() const STITCH_EXCLUDES(mutex_);
+  // Throws `shutting_down` when the worker has stopped, and from begin_shutdown() on when this
+  // thread runs no handler, continuation or callback. Throws `invalid_argument` in a forked child.
+  void throw_if_stopped() const;
+
+  // True for the first caller. Later ones wait for end() and get false.
+  [[nodiscard]] bool begin_shutdown() STITCH_EXCLUDES(mutex_);
+  void stop() noexcept { stopped_.store(true, std::memory_order_release); }
+  void end() STITCH_EXCLUDES(mutex_);
+
+ private:
+  const WorkerInfo& self_;
+  const std::uint32_t fork_ = base::fork_count();
+  std::atomic<bool> shutting_down_{false};  // set under mutex_
+  std::atomic<bool> stopped_{false};
+  mutable base::Mutex mutex_;
+  base::CondVar ended_changed_;
+  bool ended_ STITCH_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace stitch::rpc

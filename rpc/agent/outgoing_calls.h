@@ -1,0 +1,95 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "stitch/rpc/agent/agent_state.h"
+#include "stitch/rpc/agent/call_table.h"
+#include "stitch/rpc/agent/deadline_watch.h"
+#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/agent/sender.h"
+#include "stitch/rpc/future/runtime.h"
+#include "stitch/rpc/future/thread_pool.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/rpc/options/options.h"
+
+namespace stitch::rpc {
+
+// The calls that one worker makes, from the request to the outcome: a reply, an error reply, a
+// timeout, a cancellation, the loss of the peer, or shutdown. The first of these to remove the call
+// from the table completes it, so each call completes exactly once. Part of its Agent, which every
+// request in flight keeps alive. Thread contract: any thread once start() has been called; no lock
+// of its own.
+class OutgoingCalls {
+ public:
+  // Keeps references to all of them.
+  OutgoingCalls(const Options& options, const AgentState& state, const Extensions& extensions,
+                Sender& sender, ThreadPool& pool)
+      : options_(options), state_(state), extensions_(extensions), sender_(sender), pool_(pool) {}
+  // `owner` holds this; it and `peers` may still have to be started.
+  void start(const std::shared_ptr<Runtime>& owner, PeerTable& peers,
+             const std::shared_ptr<base::EventLoop>& loop);
+
+  // ---- making calls: see Agent
+  [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
+  [[nodiscard]] std::chrono::nanoseconds effective_timeout(
+      std::optional<std::chrono::nanoseconds> timeout) const;
+  std::uint64_t start_call(const WorkerInfo& to, std::string_view function,
+                           std::chrono::nanoseconds timeout, OutMessage message,
+                           std::shared_ptr<PendingCall> pending);
+  void start_notify(const WorkerInfo& to, OutMessage message);
+  bool abandon_call(std::uint64_t call_id);
+
+  // ---- how calls end
+  // A reply or an error reply. A large one is decoded on a free user-function thread.
+  void on_answer(InMessage message);
+  // Where the caller wants the tensors of the reply with this frame; see PendingCall::place.
+  [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const base::Bytes& frame,
+                                        std::size_t bytes) noexcept;
+  // An answer to the call came from `from` and could not be handled.
+  void fail_answered(std::uint64_t call_id, const WorkerInfo& from, const Error& error);
+  void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  // Fails all calls with `shutting_down`. After AgentState::stop().
+  void stop();
+
+  // ---- what is pending
+  [[nodiscard]] bool contains(std::uint64_t call_id) const { return table_.contains(call_id); }
+  [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
+  // Calls pending and answers being decoded.
+  [[nodiscard]] std::uint64_t busy() const noexcept {
+    const std::uint64_t pending = table_.size();
+    return pending +
+           decoding_.load();  // read last: an answer is counted here before it leaves there
+  }
+
+ private:
+  // Removes the call from the table, if it is still pending, and completes it with the answer.
+  void take_and_complete(std::uint64_t call_id, InMessage& message);
+  void complete_call(const OutstandingCall& call, InMessage& message);
+  void fail_call(std::uint64_t call_id, const Error& error, const std::string& text) noexcept;
+  // The transport has completed the request, or dropped it.
+  void on_request_sent(std::uint64_t call_id, const std::optional<Error>& error);
+  void send_cancel(const WorkerInfo& to, std::uint64_t call_id) noexcept;
+  // Fails the calls whose deadline has passed. On the event loop.
+  void expire();
+  [[nodiscard]] std::string timeout_text(const OutstandingCall& call) const;
+
+  const Options& options_;
+  const AgentState& state_;
+  const Extensions& extensions_;
+  Sender& sender_;
+  ThreadPool& pool_;
+  std::weak_ptr<Runtime> owner_;          // constant after start()
+  PeerTable* peers_ = nullptr;            // likewise
+  std::shared_ptr<DeadlineWatch> watch_;  // likewise
+  CallTable table_;
+  std::atomic<std::uint64_t> decoding_{0};  // answers, on user-function threads
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "stitch/rpc/agent/agent_state.h"
+#include "stitch/rpc/agent/deadline_watch.h"
+#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/agent/incoming_table.h"
+#include "stitch/rpc/agent/sender.h"
+#include "stitch/rpc/agent/stop_callbacks.h"
+#include "stitch/rpc/future/thread_pool.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/rpc/options/options.h"
+
+namespace stitch::rpc {
+
+class Agent;
+
+// The calls of peers that one worker serves: accepts or refuses requests, schedules their handlers
+// on the user-function threads, stops handlers that were cancelled, whose deadline has passed or
+// whose caller is lost. Part of its Agent, which every IncomingCall keeps alive. Thread contract:
+// any thread once start() has been called; no lock of its own. Messages come on reader threads.
+class ServedCalls {
+ public:
+  // Keeps references to all but the last.
+  ServedCalls(const Options& options, const AgentState& state, const WorkerInfo& self,
+              const Extensions& extensions, Sender& sender, ThreadPool& pool,
+              std::string thread_name);
+  // `agent` holds this.
+  void start(const std::shared_ptr<Agent>& agent, const std::shared_ptr<base::EventLoop>& loop);
+
+  // ---- messages of callers
+  void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
+  void on_cancel(const InMessage& message);
+  // A request could not be handled: the caller gets `error`.
+  void refuse(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
+              std::uint64_t call_id, const Error& error);
+  void on_peer_lost(const WorkerInfo& peer);
+
+  // ---- running calls
+  // Queues `task` on the pool, or runs it here for an inline function. Fails the call when the pool
+  // has closed.
+  void dispatch(const std::shared_ptr<IncomingCall>& call, base::UniqueFunction<void()> task);
+  // The call is being destroyed.
+  void forget(const IncomingCall& call);
+  // Whether handlers wait for a thread.
+  [[nodiscard]] bool queued() const { return pool_.queued() > 0; }
+  [[nodiscard]] StopCallbacks& stop_callbacks() noexcept { return stop_callbacks_; }
+  [[nodiscard]] bool on_stop_callback_thread() const { return stop_callbacks_.on_this_thread(); }
+  // Requests stop of every handler.
+  void stop_all();
+
+  // ---- what is pending
+  [[nodiscard]] std::size_t size() const { return table_.size(); }
+  // The memory that messages of calls being served take.
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_.load(); }
+  // Calls that were not asked to stop; the callers of the others have given up.
+  [[nodiscard]] std::uint64_t busy() const;
+  // "f(), g()": the functions being run.
+  [[nodiscard]] std::string running() const;
+
+ private:
+  // Why a request cannot be served; nothing if it can.
+  [[nodiscard]] std::optional<Error> refusal(const IncomingCall& call, std::size_t waiting) const;
+  // Stops the handlers of calls whose deadline has passed: their callers may be unable to. On the
+  // event loop.
+  void expire();
+  void watch(Clock::time_point deadline);
+
+  const Options& options_;
+  const AgentState& state_;
+  const WorkerInfo& self_;
+  const Extensions& extensions_;
+  Sender& sender_;
+  ThreadPool& pool_;
+  StopCallbacks stop_callbacks_;
+  std::weak_ptr<Agent> agent_;            // constant after start()
+  std::shared_ptr<DeadlineWatch> watch_;  // likewise
+  IncomingTable table_;
+  std::atomic<std::size_t> bytes_{0};
+};
+
+}  // namespace stitch::rpc

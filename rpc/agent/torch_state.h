@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+
+#include <optional>
+
+namespace stitch::rpc {
+
+// libtorch keeps state per thread: grad mode, inference mode, dispatch keys, guards. Callbacks and
+// messages that are handled on a thread of the user must not run under that user's guards.
+//
+// Thread contract: each function and object concerns the calling thread only.
+
+// Whether this thread has the state of a new thread, as far as code that runs on it would notice.
+// Throws std::system_error when the first call finds no thread to take that state from.
+[[nodiscard]] bool has_fresh_torch_state();
+
+// Gives this thread the state of a new thread for a block. Does nothing if no thread can be created
+// to take that state from: a callback must run even then.
+class FreshTorchState {
+ public:
+  FreshTorchState();
+  FreshTorchState(const FreshTorchState&) = delete;
+  FreshTorchState& operator=(const FreshTorchState&) = delete;
+
+ private:
+  std::optional<at::ThreadLocalStateGuard> guard_;
+};
+
+}  // namespace stitch::rpc
