@@ -7,7 +7,11 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/live_runtimes.h"
+#include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/rendezvous.h"
 #include "stitch/rpc/world/slow_blas.h"
@@ -83,6 +87,16 @@ Worker::~Worker() {
   }
 }
 
+const WorkerInfo& Worker::info() const { return agent_->self(); }
+
+const std::vector<WorkerInfo>& Worker::workers() const { return agent_->peers().infos(); }
+
+const WorkerInfo& Worker::worker(std::string_view name) const { return agent_->peers().find(name); }
+
+const WorkerInfo& Worker::worker(WorkerId id) const { return agent_->peers().find(id); }
+
+std::map<std::string, std::int64_t> Worker::debug_info() const { return agent_->debug_info(); }
+
 void Worker::shutdown(ShutdownOptions options) {
   const auto agent = agent_;  // a second caller may outlast the Worker
   if (auto refusal = why_not_here(agent, options.graceful)) throw std::move(*refusal);
@@ -132,6 +146,18 @@ void Worker::barrier(const std::vector<std::string>& names) {
       begin_gathering(names, rpc::OwnedObject::of(std::make_shared<detail::Presence>())),
       "barrier"));
 }
+
+namespace {
+
+rpc::ExecutionContext context_of(const Worker& worker) {
+  rpc::ExecutionContext context;
+  context.runtime = worker.agent();
+  return context;
+}
+
+}  // namespace
+
+WorkerScope::WorkerScope(const Worker& worker) : scope_(context_of(worker)) {}
 
 Worker init(Options options) {
   const rpc::SecretWiper wiper(options.secret);

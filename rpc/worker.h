@@ -5,19 +5,21 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <typeinfo>
+#include <utility>
 #include <vector>
 
-#include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rpc/gathering.h"
+#include "stitch/rpc/message/owned_object.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch {
 
 struct ShutdownOptions {
-  bool graceful = true;  // wait until everybody leaves and nothing is in flight
+  bool graceful = true;  // wait until all workers leave and nothing is in flight
   std::optional<std::chrono::nanoseconds> timeout{};  // default Options::shutdown_timeout
 };
 
@@ -33,17 +35,15 @@ class Worker {
   Worker& operator=(Worker&& other) noexcept;
   ~Worker();
 
-  [[nodiscard]] const std::string& name() const { return agent_->self().name; }
-  [[nodiscard]] int rank() const { return static_cast<int>(agent_->self().id.value()); }
-  [[nodiscard]] WorkerId id() const { return agent_->self().id; }
-  [[nodiscard]] int world_size() const { return static_cast<int>(agent_->world_size()); }
-  [[nodiscard]] const WorkerInfo& info() const { return agent_->self(); }
-  [[nodiscard]] const std::vector<WorkerInfo>& workers() const { return agent_->peers().infos(); }
+  [[nodiscard]] const std::string& name() const { return info().name; }
+  [[nodiscard]] int rank() const { return static_cast<int>(id().value()); }
+  [[nodiscard]] WorkerId id() const { return info().id; }
+  [[nodiscard]] int world_size() const { return static_cast<int>(workers().size()); }
+  [[nodiscard]] const WorkerInfo& info() const;
+  [[nodiscard]] const std::vector<WorkerInfo>& workers() const;
   // Throws Error(invalid_argument) naming what was looked for, and near names.
-  [[nodiscard]] const WorkerInfo& worker(std::string_view name) const {
-    return agent_->peers().find(name);
-  }
-  [[nodiscard]] const WorkerInfo& worker(WorkerId id) const { return agent_->peers().find(id); }
+  [[nodiscard]] const WorkerInfo& worker(std::string_view name) const;
+  [[nodiscard]] const WorkerInfo& worker(WorkerId id) const;
 
   // Leaves the world; the worker can do nothing afterwards. From here on the program's own threads
   // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
@@ -61,15 +61,14 @@ class Worker {
   // them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
-  // Gives `value` to all workers and returns everybody's, by worker name. T must be sendable, and
-  // the same on all workers. Errors as barrier(); other types are invalid_argument, naming them.
+  // Gives `value` to all workers and returns the values of all, by worker name. T must be sendable,
+  // and the same on all workers. Errors as barrier(); other types are invalid_argument, naming
+  // them.
   template <class T>
   [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
 
   // Named numbers about calls, queues, references, contexts: for tests and for people.
-  [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const {
-    return agent_->debug_info();
-  }
+  [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const;
 
   // The free functions of the same names, with this worker as the caller.
   template <auto F, class... Args>
@@ -139,32 +138,45 @@ class Worker {
 // Makes a worker current on this thread for a block.
 class WorkerScope {
  public:
-  explicit WorkerScope(const Worker& worker) : scope_(with_agent(worker.agent())) {}
+  explicit WorkerScope(const Worker& worker);
 
  private:
-  static rpc::ExecutionContext with_agent(std::shared_ptr<rpc::Agent> agent) {
-    rpc::ExecutionContext ambient;
-    ambient.runtime = std::move(agent);
-    return ambient;
-  }
   rpc::ExecutionContextScope scope_;
 };
 
 namespace detail {
-// Until all are complete or one has failed for another reason than that its time is up, which is
-// everybody's.
+// Waits until all are complete, or until one has failed for another reason than a timeout, which
+// all of them share.
 template <class T>
-void wait_until_settled(const std::vector<Future<T>>& futures) {
+void wait_until_all_complete(const std::vector<Future<T>>& futures) {
   if (futures.empty()) return;
-  const Promise<void> settled;
+  const Promise<void> completed;
   const auto left = std::make_shared<std::atomic<std::size_t>>(futures.size());
   for (const auto& future : futures) {
-    future.on_ready([settled, left, future] {
+    future.on_ready([completed, left, future] {
       const bool failed = future.has_error() && future.error().code() != ErrorCode::timeout;
-      if (left->fetch_sub(1) == 1 || failed) settled.set_value();
+      if (left->fetch_sub(1) == 1 || failed) completed.set_value();
     });
   }
-  settled.future().get();
+  completed.future().get();
+}
+
+// The request for what another worker gives to a gathering, as a T (fetch_posted()).
+struct FetchRequest {
+  std::string_view function;  // its registered name
+  rpc::OutMessage message;
+};
+[[nodiscard]] FetchRequest begin_fetch(const std::string& key, const std::type_info& type);
+
+template <class T>
+Future<T> fetch_gathered(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo& to,
+                         const std::string& key) {
+  try {
+    auto request = begin_fetch(key, typeid(T));
+    return start_call<T>(agent, to, request.function, std::nullopt, std::move(request.message));
+  } catch (...) {
+    return make_failed<T>(to_error(std::current_exception()));
+  }
 }
 }  // namespace detail
 
@@ -173,7 +185,7 @@ std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::str
   std::vector<Future<T>> futures;
   for (const auto& other : gathering.others)
     futures.push_back(detail::fetch_gathered<T>(agent_, other, gathering.key));
-  detail::wait_until_settled(futures);
+  detail::wait_until_all_complete(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
     if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());

@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rref/rref_agent.h"
 

@@ -264,8 +264,4 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::atomic<std::size_t> incoming_bytes_{0};
 };
 
-// The worker that code on this thread belongs to: that of the running handler, continuation or
-// WorkerScope, else the process's only one. Throws as LiveRuntimes::only().
-[[nodiscard]] std::shared_ptr<Agent> current_agent();
-
 }  // namespace stitch::rpc

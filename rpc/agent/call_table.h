@@ -16,25 +16,13 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/agent/deadline_heap.h"
 #include "stitch/rpc/message/message.h"
 
 namespace stitch::rpc {
 
 class IncomingCall;
-
-// Someone waiting for the outcome of a call. Exactly one of the two is called, once, on a reader
-// thread, the timer thread or the thread that made the call; it must not block.
-class PendingCall {
- public:
-  virtual ~PendingCall() = default;
-  // The reply; its tensors have been decoded. May throw: the error goes to on_error.
-  virtual void on_reply(InMessage& message) = 0;
-  virtual void on_error(const Error& error) = 0;
-  // Where `bytes` bytes of the reply's tensors shall lie; without data for anywhere. On a reader
-  // thread, before on_reply().
-  [[nodiscard]] virtual transport::Buffer place(std::size_t bytes) noexcept { return {}; }
-};
 
 // The calls this worker has made and that are not answered. Thread contract: any thread.
 class CallTable {

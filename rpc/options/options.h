@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/store/store.h"
-#include "stitch/transport/wire/session_seal.h"
+#include "stitch/transport/wire/encryption.h"
 
 namespace stitch {
 
+namespace transport {
+class Store;
+}  // namespace transport
 using transport::Encryption;
 
 // How a worker joins its world. Every field has a default and an environment variable

@@ -1,6 +1,7 @@
 // What layers above may rely on: a message that never leaves is taken back, control frames arrive,
 // and a message that cannot be handled costs its own call only.
 #include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/agent.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

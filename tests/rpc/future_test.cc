@@ -1,4 +1,5 @@
 #include "stitch/rpc/future/future.h"
+#include "stitch/rpc/agent/agent.h"
 
 #include <gtest/gtest.h>
 
