@@ -13,7 +13,7 @@
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options/security_options.h"
-#include "stitch/rpc/world/rendezvous.h"
+#include "stitch/rpc/world/join_world.h"
 #include "stitch/rpc/world/slow_blas.h"
 
 namespace stitch {
