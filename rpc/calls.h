@@ -89,7 +89,7 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
       archive(result);
       archive.check_seal();
       archive.expect_end();
-      if constexpr (kIntoTensor) result = into_.settle(std::move(result));
+      if constexpr (kIntoTensor) result = into_.store_result(std::move(result));
       this->set_value(std::move(result));
     }
   }
@@ -154,8 +154,7 @@ template <auto F, class... Args>
 void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&... args) {
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
   target.expect_no_into("notify()");
-  rpc::throw_if_stopped(agent);  // before the target is looked for, which may be unknown for that
-                                 // very reason
+  rpc::throw_if_stopped(agent);  // first: after shutdown the target may be unknown
   const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
   rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
   encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);

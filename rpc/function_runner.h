@@ -24,8 +24,8 @@ struct ReplyDelivery {
     constexpr bool kMoves = std::is_nothrow_move_constructible_v<Result>;
     if constexpr (!kMoves) rpc::others_poll(*call);
     rpc::reply(*call, [&](rpc::OutArchive& archive) {
-      // Gone before the answer leaves: its destructor may wait for something, and the thread that
-      // has sent the answer polls.
+      // Destroyed before the answer is sent: its destructor may block, and the thread that has sent
+      // the answer polls.
       std::conditional_t<kMoves, Result, const Result&> result(std::forward<V>(value));
       archive(result);
       archive.seal();
@@ -77,8 +77,8 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
 template <class Result, class Arguments, class Invoke, class Delivery>
 void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
                   Delivery delivery) {
-  // Shared only when the function may go on after it returned: a coroutine can hold references to
-  // its arguments.
+  // Shared only when the function may continue after it returned: a coroutine can hold references
+  // to its arguments.
   std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::optional<Arguments>>
       arguments;
   try {
@@ -98,7 +98,8 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
   };
   try {
     if constexpr (kIsFuture<Result>) {
-      rpc::others_poll(*call);  // what the future and its arguments hold goes after the answer
+      rpc::others_poll(
+          *call);  // what the future and its arguments hold is destroyed after the answer
       Result future = apply();
       if (!future.valid()) {
         arguments.reset();
@@ -107,7 +108,7 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       }
       future.on_ready(
           [future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
-            arguments.reset();  // what they keep is gone when the answer leaves
+            arguments.reset();  // what they hold is destroyed before the answer is sent
             try {
               if constexpr (std::is_void_v<UnwrapT<Result>>) {
                 future.get();
@@ -127,7 +128,7 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       delivery.value();
     } else {
       Result result = apply();
-      arguments.reset();  // what they keep is gone when the answer leaves
+      arguments.reset();  // what they hold is destroyed before the answer is sent
       delivery.value(std::move(result));
     }
   } catch (...) {

@@ -67,7 +67,7 @@ Worker& Worker::operator=(Worker&& other) noexcept {
 Worker::~Worker() {
   if (!agent_) return;
   if (agent_->forked()) {
-    // The parent's. Its threads are not here to end it, and its locks may be held for ever.
+    // It belongs to the parent process: its threads do not exist here, and its locks may stay held.
     static_cast<void>(new std::shared_ptr<rpc::Agent>(std::move(agent_)));
     return;
   }
@@ -130,7 +130,7 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
 void Worker::fail_gathering(const std::string& what,
                             const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
   const std::string here = what + " on " + to_string(info()) + " failed: ";
-  for (const auto& [info, error] : failures) {  // whoever is in another one did answer
+  for (const auto& [info, error] : failures) {  // a worker in another gathering did answer
     if (error.code() == ErrorCode::invalid_argument)
       throw Error(error.code(), here + error.what()).with_worker(error.worker());
   }

@@ -49,9 +49,9 @@ class Worker {
   // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
   // flight. Everything ends within the timeout (plus at most a second); throws Error(timeout)
   // naming who was waited for when it could not be graceful. A second call waits for the end of the
-  // first and does nothing else. Throws Error(invalid_argument), and the worker goes on as before,
-  // on a thread that it would have to wait for: in a handler, continuation or coroutine of this
-  // worker, or, if graceful, of any worker of its world; in an inline function, an on_ready
+  // first and does nothing else. Throws Error(invalid_argument), and the worker continues as
+  // before, on a thread that it would have to wait for: in a handler, continuation or coroutine of
+  // this worker, or, if graceful, of any worker of its world; in an inline function, an on_ready
   // callback, a stop callback or a canceller that one of stitch's threads runs.
   void shutdown(ShutdownOptions options = {});
 
@@ -67,7 +67,7 @@ class Worker {
   template <class T>
   [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
 
-  // Named numbers about calls, queues, references, contexts: for tests and for people.
+  // Named numbers about calls, queues, references, contexts, for tests and diagnosis.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const;
 
   // The free functions of the same names, with this worker as the caller.

@@ -64,8 +64,8 @@ template <class Encode>
 void reply(IncomingCall& call, Encode&& encode) {
   using Function = std::remove_reference_t<Encode>;
   reply(
-      call,
-      [](void* what, OutArchive& archive) { (*static_cast<Function*>(what))(archive); }, &encode);
+      call, [](void* what, OutArchive& archive) { (*static_cast<Function*>(what))(archive); },
+      &encode);
 }
 
 }  // namespace stitch::rpc

@@ -222,7 +222,7 @@ Options resolve_options(Options options) {
   if (options.rank >= options.world_size) {
     throw Error(ErrorCode::invalid_argument,
                 "rank " + std::to_string(options.rank) + " does not fit a world of " +
-                    std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
+                    std::to_string(options.world_size) + "; ranks are 0 to world_size - 1");
   }
   if (options.init_method == "env://" && !options.store && options.world_size > 1) {
     if (!launch || launch->init_method.empty()) {
@@ -261,8 +261,8 @@ Options resolve_options(Options options) {
   }
   options.init_timeout =
       std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
-  constexpr std::size_t kMostInlineBytes = std::size_t{1} << 20;
-  if (options.inline_bytes > kMostInlineBytes)
+  constexpr std::size_t kMaxInlineBytes = std::size_t{1} << 20;
+  if (options.inline_bytes > kMaxInlineBytes)
     refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
   if (options.max_frame_bytes < 4096)
     refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");

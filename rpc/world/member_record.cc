@@ -108,8 +108,8 @@ MemberRecord MemberRecord::decode(const std::string& text) {
 }
 
 MemberRecord describe_this_worker(const Options& options) {
-  return {options.name, options.rank,          options.world_size,     0, process_token(),
-          host_token(), memory_token(options), prefers_memory(options)};
+  return {options.name,    options.rank, options.world_size,    0,
+          process_token(), host_token(), memory_token(options), prefers_memory(options)};
 }
 
 bool within_reach(const std::string& address, const MemberRecord& self, const MemberRecord& other) {

@@ -42,10 +42,9 @@ std::vector<MemberRecord> Rendezvous::meet(MemberRecord self) {
   store_.set("member/" + std::to_string(slot), self.encode());
   if (slot >= options_.world_size) {
     tell_the_others({});
-    throw Error(ErrorCode::invalid_argument, "worker \"" + self.name +
-                                                 "\" is one too many: the world of " +
-                                                 std::to_string(options_.world_size) + " at " +
-                                                 store_.describe() + " is full");
+    throw Error(ErrorCode::invalid_argument,
+                "worker \"" + self.name + "\" is one too many: the world of " +
+                    std::to_string(options_.world_size) + " at " + store_.describe() + " is full");
   }
   std::vector<MemberRecord> records;
   try {

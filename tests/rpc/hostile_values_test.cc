@@ -327,7 +327,7 @@ TEST(HostileBytes, BytesThatArriveDoNotMakeAnyAmountOfMemory) {
   EXPECT_TRUE(has_text(error_of([&] { read_into(list, body); }), ErrorCode::protocol, text));
   EXPECT_LE(list.size() * sizeof(Slot), most);
 
-  // Whoever is honest hears of it before anything is sent.
+  // An honest sender gets the error before anything is sent.
   Cluster cluster(2);
   EXPECT_TRUE(has_text(error_of([] {
                          stitch::rpc_sync<size_of<std::vector<Slot>>>("worker1",
@@ -426,7 +426,7 @@ TEST(HostileBytes, ATensorIsHandedOutOnce) {
                        ErrorCode::invalid_argument, "tensor 0 is wanted, the next one is 1"));
 }
 
-// --- what a reader's time goes to
+// --- what takes a reader's time
 
 std::atomic<bool> reading{false};
 std::atomic<bool> may_go_on{false};
