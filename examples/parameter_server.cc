@@ -17,7 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Shows how training goes until all trainers have finished; throws what stopped one of them.
+// Shows the progress of training until all trainers have finished; throws the error of one that
+// failed.
 LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> finished,
                std::int64_t total) {
   LossPlot plot("Fashion-MNIST training loss");
@@ -76,8 +77,8 @@ int main(int argc, char** argv) try {
                                 " trainers were started: stitch-run -n " +
                                 std::to_string(*line.workers + 1));
   }
-  // A trainer's main() has nothing more to do: it serves in ~Worker until the server is through or
-  // gone, however long that takes.
+  // A trainer's main() has nothing more to do: it serves in ~Worker until the server has finished
+  // or is lost, however long that takes.
   if (options.rank > 0) options.shutdown_timeout = std::chrono::hours(24 * 365);
   const auto self = stitch::init(options);
   if (self.rank() == 0) serve(line, self);

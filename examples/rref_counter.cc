@@ -1,5 +1,5 @@
-// One object, many references. worker0 keeps a counter on the last worker; everybody counts on it;
-// it goes when the last reference does.
+// One object, many references. worker0 keeps a counter on the last worker; all workers
+// count on it; it is destroyed with the last reference.
 //
 //   stitch-run -n 3 ./rref_counter
 
@@ -51,7 +51,7 @@ int main() {
       for (auto& each : counting) each.get();
       std::cout << "counted to " << counter.rpc_sync<&Counter::add>(0) << " on "
                 << counter.owner().name << std::endl;
-    }  // the last reference goes here, and with it the counter, over there
+    }  // the last reference is dropped here, and the counter destroyed over there
   }
   self.barrier();
 }

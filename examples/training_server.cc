@@ -94,7 +94,7 @@ void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& pl
 
 void train(stitch::RRef<TrainingServer> server, TrainingPlan plan) {
   const auto data = read_fashion_mnist(plan.data, FashionMnistSplit::train);
-  torch::manual_seed(plan.seed);  // the same on all trainers: each takes every so-manieth image of
+  torch::manual_seed(plan.seed);  // the same on all trainers: each takes every n-th image of
                                   // one common order
   std::vector<torch::Tensor> order;
   for (int epoch = 0; epoch < plan.epochs; ++epoch)

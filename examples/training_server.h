@@ -5,8 +5,8 @@
 #include <mutex>
 #include <vector>
 
-// What the parameter-server process owns: the parameters that all trainers share, and how training
-// goes. Thread contract: any thread.
+// What the parameter-server process owns: the parameters that all trainers share, and the
+// progress of training. Thread contract: any thread.
 class TrainingServer {
  public:
   TrainingServer(std::int64_t hidden, std::uint64_t seed);

@@ -21,7 +21,7 @@ class Layer {
 
 int main() {
   auto self = stitch::init();
-  if (self.rank() != 0) return 0;  // worker1 serves until everybody leaves
+  if (self.rank() != 0) return 0;  // worker1 serves until all workers leave
 
   const auto layer = stitch::remote<Layer>("worker1", 4, 2);
   const std::vector<stitch::RRef<torch::Tensor>> parameters{layer.rpc_sync<&Layer::weight>()};

@@ -25,10 +25,10 @@ struct ShutdownOptions {
 
 // A member of a world: makes calls and serves them. Several may live in one process, each
 // independent. Owned by value; moving it moves the membership. Its destructor shuts down
-// gracefully, within Options::shutdown_timeout, and says on stderr when that could not be graceful.
-// Where shutdown() would throw, the destructor says so and the worker leaves in the background, on
-// a thread of its own. In a forked child it does nothing. Thread contract: all methods from any
-// thread but shutdown(), which see.
+// gracefully, within Options::shutdown_timeout, and reports on stderr when that was not graceful.
+// Where shutdown() would throw, the destructor reports that and the worker leaves in the
+// background, on a thread of its own. In a forked child it does nothing. Thread contract: all
+// methods from any thread but shutdown(), which see.
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
@@ -57,8 +57,8 @@ class Worker {
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
   // of names counts its barriers and all_gathers by itself. Throws Error(timeout) naming the
-  // workers that did not come within Options::rpc_timeout, and Error(invalid_argument), on each of
-  // them, when one called all_gather() instead.
+  // workers that did not arrive within Options::rpc_timeout, and Error(invalid_argument), on each
+  // of them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
   // Gives `value` to all workers and returns the values of all, by worker name. T must be sendable,
@@ -96,7 +96,7 @@ class Worker {
     detail::notify<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...);
   }
   // remote<f>(target, args...) and remote<T>(target, args...): the result stays on the target, an
-  // RRef to it comes back. Defined by rref/rref.h.
+  // RRef to it is returned. Defined in rref/rref.h.
   template <auto F, class... Args>
   auto remote(Target target, Args&&... args);
   template <auto F, class... Args>

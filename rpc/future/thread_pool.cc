@@ -19,8 +19,8 @@ namespace stitch::rpc {
 
 struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   State(int threads, std::string thread_name, std::chrono::nanoseconds idle_time)
-      : wanted(threads), name(std::move(thread_name)), linger(idle_time) {}
-  const int wanted;
+      : max_running(threads), name(std::move(thread_name)), linger(idle_time) {}
+  const int max_running;  // threads at a time, blocked ones not counted
   const std::string name;
   const std::chrono::nanoseconds linger;
 
@@ -47,10 +47,12 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
                     : std::chrono::steady_clock::time_point::max();
   }
   // There is one thread too many: one that was replaced while it was blocked runs again.
-  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
+  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) {
+    return alive - blocked > max_running;
+  }
   // A task has ended or is blocked: another one may begin. `self`: this thread looks for one, too.
   void make_room(bool self) STITCH_REQUIRES(mutex) {
-    if (running + (self ? 1 : 0) < wanted) wake_one();
+    if (running + (self ? 1 : 0) < max_running) wake_one();
   }
   // One at a time: each wakes the next as long as there is work. Avoids a thundering herd for short
   // tasks.
@@ -59,7 +61,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
     if (idle > 0) {
       waking = true;
       work.notify_one();
-    } else if (alive - blocked < wanted) {
+    } else if (alive - blocked < max_running) {
       add_thread();
     }
   }
@@ -69,20 +71,20 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   [[nodiscard]] base::UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(begun.front());
     begun.pop_front();
-    if (running < wanted) wake_one();  // this thread may have been woken for what is queued
+    if (running < max_running) wake_one();  // this thread may have been woken for what is queued
     return task;
   }
   [[nodiscard]] base::UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
     ++running;
-    if (running < wanted) wake_one();
+    if (running < max_running) wake_one();
     return task;
   }
 };
 
 void ThreadPool::State::add_thread() {
-  if (alive >= wanted + kMaxExtra) {
+  if (alive >= max_running + kMaxExtra) {
     return miss_thread(std::to_string(kMaxExtra) + " of its handlers wait for something, and no " +
                        "more threads are added");
   }
@@ -147,7 +149,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   state->waking = false;
   for (bool expired = false;;) {
     while (!expired && state->begun.empty() && !state->surplus() &&
-           (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
+           (state->queue.empty() ? !state->closed : state->running >= state->max_running)) {
       ++state->idle;
       const bool woken = state->work.wait_until(state->mutex, state->idle_deadline());
       // Only if another idle thread stays.
@@ -189,10 +191,10 @@ bool ThreadPool::post(base::UniqueFunction<void()>& task) {
 bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
   State& state = *state_;
   base::MutexLock lock(state.mutex);
-  if (state.closed || !state.queue.empty() || state.running >= state.wanted) return false;
+  if (state.closed || !state.queue.empty() || state.running >= state.max_running) return false;
   if (static_cast<std::size_t>(state.idle) <= state.begun.size()) {
     const int before = state.alive;
-    if (before - state.blocked < state.wanted) state.add_thread();
+    if (before - state.blocked < state.max_running) state.add_thread();
     if (state.alive == before) return false;
   }
   state.begun.push_back(std::move(task));
@@ -219,7 +221,7 @@ bool ThreadPool::run_one_here() {
   {
     base::MutexLock lock(state.mutex);
     if (state.queue.empty() || serving != nullptr) return false;
-    if (state.running >= state.wanted) return false;  // the next thread to end a task takes it
+    if (state.running >= state.max_running) return false;  // the next thread to end a task takes it
     task = state.begin_task();
     ++state.guests;
   }

@@ -56,8 +56,8 @@ inline constexpr int kMaxNesting = 256;
 inline constexpr std::size_t kMaxElementsWithoutBytes = 65536;
 // How much memory the elements of containers may take, all together: so much for each byte of the
 // body, and the rest whatever its size. Elements that take no bytes or few take the most: a set of
-// chars 33 for each, a vector of optional numbers 16. Beyond both comes only a value that is mostly
-// empty places for large elements, such as std::optional of a large array; a std::unique_ptr serves
+// chars 33 for each, a vector of optional numbers 16. Only a value that is mostly empty places for
+// large elements, such as std::optional of a large array, exceeds both; use a std::unique_ptr
 // there. Strings and vectors of numbers are not counted: all their bytes arrive.
 inline constexpr std::size_t kMaxElementMemoryForEachByte = 64;
 inline constexpr std::size_t kMaxElementMemoryInAnyCase = std::size_t{64} << 20;
@@ -162,7 +162,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
     }
   }
   // How many elements follow; each takes at least `bytes_each` bytes. With 0 the caller reads them
-  // by read_element() and takes memory as they come.
+  // by read_element() and takes memory as it reads.
   [[nodiscard]] std::size_t read_count(std::size_t bytes_each);
   // Reads one element of a container.
   template <class... Parts>

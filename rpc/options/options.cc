@@ -207,7 +207,7 @@ Options resolve_options(Options options) {
   if (launch && options.rank == kUnset) options.rank = launch->rank;
   if (launch && options.world_size == kUnset) options.world_size = launch->world_size;
   if (options.world_size == 1 && options.rank == kUnset) options.rank = 0;
-  // -1 may come of a number that could not be read: to take it for "not set" would hide that.
+  // -1 may be a number that could not be read: treating it as "not set" would hide that.
   if (options.rank < 0 && options.rank != kUnset)
     refuse("rank", std::to_string(options.rank), "a number from 0 on");
   if (options.world_size < 1 && options.world_size != kUnset)
