@@ -4,10 +4,14 @@
 include(CMakePackageConfigHelpers)
 set(stitch_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/stitch")
 
-foreach(folder IN LISTS STITCH_FOLDERS)
-  install(DIRECTORY "${folder}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/stitch/${folder}" FILES_MATCHING PATTERN "*.h")
+include(StitchPublicHeaders)
+stitch_header_closure(stitch_headers "${CMAKE_CURRENT_SOURCE_DIR}" ${STITCH_PUBLIC_HEADERS})
+# An edited #include changes the list: it is made anew before the next build.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${stitch_headers})
+foreach(header IN LISTS stitch_headers)
+  get_filename_component(folder "stitch/${header}" DIRECTORY)
+  install(FILES "${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${folder}")
 endforeach()
-install(FILES stitch.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/stitch")
 get_property(stitch_libraries GLOBAL PROPERTY STITCH_LIBRARIES)
 install(TARGETS stitch ${stitch_libraries} EXPORT stitchTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT stitchTargets NAMESPACE stitch:: DESTINATION "${stitch_package_dir}")

@@ -10,7 +10,7 @@ namespace stitch::dist_autograd {
 namespace {
 
 std::shared_ptr<const Carried> carried() {
-  return std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().carried);
+  return std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().autograd_context);
 }
 
 std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
@@ -82,21 +82,23 @@ Context::Context() : Context(usable_agent()) {}
 
 Context::Context(std::shared_ptr<rpc::Agent> agent)
     : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
-  outer_ = std::exchange(rpc::ExecutionContext::current().carried, carry(state_));
+  outer_ = std::exchange(rpc::ExecutionContext::current().autograd_context, carry(state_));
 }
 
 Context::~Context() {
-  auto& slot = rpc::ExecutionContext::current().carried;
+  auto& slot = rpc::ExecutionContext::current().autograd_context;
   if (slot && carried()->context == state_) slot = not_ended(outer_);
   Engine::of(*agent_).end_context(state_);
 }
 
 ContextScope::ContextScope(const ContextId& id) {
-  outer_ = std::exchange(rpc::ExecutionContext::current().carried,
+  outer_ = std::exchange(rpc::ExecutionContext::current().autograd_context,
                          carry(find_state(*rpc::current_agent(), id)));
 }
 
-ContextScope::~ContextScope() { rpc::ExecutionContext::current().carried = not_ended(outer_); }
+ContextScope::~ContextScope() {
+  rpc::ExecutionContext::current().autograd_context = not_ended(outer_);
+}
 
 bool has_current_context() noexcept {
   const auto current = carried();

@@ -95,7 +95,7 @@ std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent, const Contex
                           const std::vector<at::Tensor>& roots) {
   rpc::ExecutionContext plain = rpc::ExecutionContext::current();
   plain.runtime = agent;
-  plain.carried = nullptr;  // asking must not become part of the answer
+  plain.autograd_context = nullptr;  // asking must not become part of the answer
   const rpc::ExecutionContextScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};
   GraphPart part = describe(*agent, context, roots);

@@ -103,7 +103,7 @@ void Engine::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
     return;
   }
   const auto carried =
-      std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().carried);
+      std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().autograd_context);
   if (!carried) return;
   const auto& context = carried->context;
   // A peer that is told the id will be told of the end; once ended, nobody is told any more.
@@ -168,7 +168,7 @@ void Engine::on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) 
   if (request) {
     const std::string function = function_name(message.view.body());
     call = "an argument of " + function;
-    ambient.carried =
+    ambient.autograd_context =
         std::make_shared<const Carried>(Carried{context, call_text(function, agent_.self())});
   }
   if (section.link == 0) return;

@@ -10,7 +10,7 @@ using namespace std::chrono_literals;
 
 std::atomic<int> notes{0};
 
-// Counts a note here and sends the next one back: one-way calls, which nobody waits for.
+// Counts a note here and sends the next one back: one-way calls, which no worker waits for.
 void pass_note(int left, std::string here, std::string other) {
   ++notes;
   if (left > 1) stitch::notify<pass_note>(other, left - 1, other, here);

@@ -17,7 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Shows how training goes until all trainers have finished; throws what stopped one of them.
+// Shows the progress of training until all trainers have finished; throws the error of one that
+// failed.
 LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> finished,
                std::int64_t total) {
   LossPlot plot("Fashion-MNIST training loss");

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/function_runner.h"
 #include "stitch/rpc/message/into_tensor.h"
 #include "stitch/rpc/target.h"
@@ -89,7 +89,7 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
       archive(result);
       archive.check_seal();
       archive.expect_end();
-      if constexpr (kIntoTensor) result = into_.settle(std::move(result));
+      if constexpr (kIntoTensor) result = into_.store_result(std::move(result));
       this->set_value(std::move(result));
     }
   }
@@ -101,10 +101,9 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
   }
 
  private:
-  // Before the call is under way there is nobody to tell.
+  // A call that has not started has no id, and no peer to tell.
   void ask_to_stop() override {
-    const auto agent = agent_.lock();
-    if (agent) agent->abandon_call(call_id_.load(std::memory_order_acquire));
+    rpc::abandon_call(agent_, call_id_.load(std::memory_order_acquire));
   }
   static constexpr bool kIntoTensor = std::is_same_v<R, at::Tensor>;
   struct Nothing {};
@@ -121,8 +120,8 @@ Future<R> start_call(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo&
                      rpc::OutMessage message, const at::Tensor& into = {}) {
   auto state = make_state<CallState<R>>(agent);
   if (into.defined()) state->receive_into(into);
-  state->started(
-      agent->start_call(to, name, agent->effective_timeout(timeout), std::move(message), state));
+  state->started(rpc::start_call(agent, to, name, rpc::effective_timeout(agent, timeout),
+                                 std::move(message), state));
   return Future<R>(std::move(state));
 }
 
@@ -135,10 +134,10 @@ auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&
                 "stitch: the result type of this remote function cannot be sent; keep it on the "
                 "callee with remote<f>()");
   const rpc::Function& function = kFunction<F>;
-  agent->throw_if_stopped();
+  rpc::throw_if_stopped(agent);
   try {
-    const WorkerInfo& to = target.resolve(agent->peers());
-    rpc::OutMessage message = rpc::Agent::begin_request(function.id);
+    const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
+    rpc::OutMessage message = rpc::begin_request(function.id);
     try {
       encode_arguments<Traits>(message, std::forward<Args>(args)...);
     } catch (...) {
@@ -155,12 +154,11 @@ template <auto F, class... Args>
 void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&... args) {
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
   target.expect_no_into("notify()");
-  agent->throw_if_stopped();  // before the target is looked for, which may be unknown for that very
-                              // reason
-  const WorkerInfo& to = target.resolve(agent->peers());
-  rpc::OutMessage message = rpc::Agent::begin_request(kFunction<F>.id);
+  rpc::throw_if_stopped(agent);  // first: after shutdown the target may be unknown
+  const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
+  rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
   encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
-  agent->start_notify(to, std::move(message));
+  rpc::start_notify(agent, to, std::move(message));
 }
 
 }  // namespace detail

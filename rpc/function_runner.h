@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "stitch/base/demangle.h"
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/function/registry.h"
 
 // From a function named at compile time to a registry entry that can be called from bytes.
@@ -16,23 +16,23 @@ namespace stitch::detail {
 struct ReplyDelivery {
   std::shared_ptr<rpc::IncomingCall> call;
   void value() {
-    call->reply([](rpc::OutArchive&) {});
+    rpc::reply(*call, [](rpc::OutArchive&) {});
   }
   template <class V>
   void value(V&& value) {
     using Result = std::remove_cvref_t<V>;
     constexpr bool kMoves = std::is_nothrow_move_constructible_v<Result>;
-    if constexpr (!kMoves) call->others_poll();
-    call->reply([&](rpc::OutArchive& archive) {
-      // Gone before the answer leaves: its destructor may wait for something, and the thread that
-      // has sent the answer polls.
+    if constexpr (!kMoves) rpc::others_poll(*call);
+    rpc::reply(*call, [&](rpc::OutArchive& archive) {
+      // Destroyed before the answer is sent: its destructor may block, and the thread that has sent
+      // the answer polls.
       std::conditional_t<kMoves, Result, const Result&> result(std::forward<V>(value));
       archive(result);
       archive.seal();
     });
   }
-  void error(const std::exception_ptr& exception) { call->fail_in_handler(exception); }
-  void refused(const Error& error) { call->fail(error); }
+  void error(const std::exception_ptr& exception) { rpc::fail_in_handler(*call, exception); }
+  void refused(const Error& error) { rpc::fail(*call, error); }
 };
 
 struct KeepDelivery {
@@ -49,7 +49,7 @@ struct KeepDelivery {
 
 template <class... Params>
 void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments) {
-  rpc::InArchive archive = call.arguments();
+  rpc::InArchive archive = rpc::arguments_of(call);
   std::size_t position = 0;
   const auto decode_one = [&]<class P>(P& argument) {
     static_assert(Sendable<P>,
@@ -77,8 +77,8 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
 template <class Result, class Arguments, class Invoke, class Delivery>
 void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
                   Delivery delivery) {
-  // Shared only when the function may go on after it returned: a coroutine can hold references to
-  // its arguments.
+  // Shared only when the function may continue after it returned: a coroutine can hold references
+  // to its arguments.
   std::conditional_t<kIsFuture<Result>, std::shared_ptr<Arguments>, std::optional<Arguments>>
       arguments;
   try {
@@ -98,7 +98,8 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
   };
   try {
     if constexpr (kIsFuture<Result>) {
-      call->others_poll();  // what the future and its arguments hold goes after the answer
+      rpc::others_poll(
+          *call);  // what the future and its arguments hold is destroyed after the answer
       Result future = apply();
       if (!future.valid()) {
         arguments.reset();
@@ -107,7 +108,7 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       }
       future.on_ready(
           [future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
-            arguments.reset();  // what they keep is gone when the answer leaves
+            arguments.reset();  // what they hold is destroyed before the answer is sent
             try {
               if constexpr (std::is_void_v<UnwrapT<Result>>) {
                 future.get();
@@ -127,7 +128,7 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       delivery.value();
     } else {
       Result result = apply();
-      arguments.reset();  // what they keep is gone when the answer leaves
+      arguments.reset();  // what they hold is destroyed before the answer is sent
       delivery.value(std::move(result));
     }
   } catch (...) {
@@ -161,10 +162,10 @@ struct FunctionRunner {
     if constexpr (std::is_void_v<typename Traits::Result> || Sendable<typename Traits::Result>) {
       run(call, object, ReplyDelivery{call});
     } else {
-      call->fail(Error(ErrorCode::invalid_argument,
-                       "its result of type " +
-                           base::demangle(typeid(typename Traits::Result).name()) +
-                           " cannot be sent; use remote<>"));
+      rpc::fail(*call, Error(ErrorCode::invalid_argument,
+                             "its result of type " +
+                                 base::demangle(typeid(typename Traits::Result).name()) +
+                                 " cannot be sent; use remote<>"));
     }
   }
   static void keep(const std::shared_ptr<rpc::IncomingCall>& call, void* object,

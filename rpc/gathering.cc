@@ -1,8 +1,11 @@
 #include "stitch/rpc/gathering.h"
 
+#include <utility>
+
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/worker.h"
 
 namespace stitch::detail {
 
@@ -15,7 +18,7 @@ std::string gathering_of(const std::type_info& given) {
 }
 
 void Posted::load(rpc::InArchive&) {
-  throw Error(ErrorCode::internal, "what is on a board cannot be read without its type");
+  throw Error(ErrorCode::internal, "what is in the exchange cannot be read without its type");
 }
 
 Future<Posted> fetch_posted(std::string key, std::string type) {
@@ -32,6 +35,13 @@ Future<Posted> fetch_posted(std::string key, std::string type) {
     });
   });
   return promise.future();
+}
+
+FetchRequest begin_fetch(const std::string& key, const std::type_info& type) {
+  const rpc::Function& function = kFunction<&fetch_posted>;
+  FetchRequest request{function.name, rpc::begin_request(function.id)};
+  encode_arguments<rpc::TraitsOf<&fetch_posted>>(request.message, key, std::string(type.name()));
+  return request;
 }
 
 }  // namespace stitch::detail

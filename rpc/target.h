@@ -9,11 +9,14 @@
 #include <type_traits>
 #include <variant>
 
-#include "stitch/rpc/agent/peer_table.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/message/worker_info.h"
 
 namespace stitch {
 
+namespace rpc {
+class PeerTable;
+}  // namespace rpc
 struct TargetOptions;
 
 // Whom to call and for how long to wait: implicit from a name, a WorkerId, a WorkerInfo, or
@@ -44,10 +47,7 @@ class Target {
   = delete;  // NOLINT
 
   // The worker meant. Throws Error(invalid_argument) when there is none of that name or id.
-  [[nodiscard]] const WorkerInfo& resolve(const rpc::PeerTable& peers) const {
-    return std::visit([&](const auto& to) -> const WorkerInfo& { return peers.find(to); }, to_);
-  }
-  // Of calls to this target; none: Options::rpc_timeout.
+  [[nodiscard]] const WorkerInfo& resolve(const rpc::PeerTable& peers) const;
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {
     return timeout_;
   }

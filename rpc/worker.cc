@@ -8,9 +8,13 @@
 #include <utility>
 
 #include "stitch/base/name_list.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/live_runtimes.h"
+#include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options/security_options.h"
-#include "stitch/rpc/world/rendezvous.h"
+#include "stitch/rpc/world/join_world.h"
 #include "stitch/rpc/world/slow_blas.h"
 
 namespace stitch {
@@ -64,7 +68,7 @@ Worker& Worker::operator=(Worker&& other) noexcept {
 Worker::~Worker() {
   if (!agent_) return;
   if (agent_->forked()) {
-    // The parent's. Its threads are not here to end it, and its locks may be held for ever.
+    // It belongs to the parent process: its threads do not exist here, and its locks may stay held.
     static_cast<void>(new std::shared_ptr<rpc::Agent>(std::move(agent_)));
     return;
   }
@@ -83,6 +87,16 @@ Worker::~Worker() {
                  error.what());
   }
 }
+
+const WorkerInfo& Worker::info() const { return agent_->self(); }
+
+const std::vector<WorkerInfo>& Worker::workers() const { return agent_->peers().infos(); }
+
+const WorkerInfo& Worker::worker(std::string_view name) const { return agent_->peers().find(name); }
+
+const WorkerInfo& Worker::worker(WorkerId id) const { return agent_->peers().find(id); }
+
+std::map<std::string, std::int64_t> Worker::debug_info() const { return agent_->debug_info(); }
 
 void Worker::shutdown(ShutdownOptions options) {
   const auto agent = agent_;  // a second caller may outlast the Worker
@@ -117,7 +131,7 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
 void Worker::fail_gathering(const std::string& what,
                             const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
   const std::string here = what + " on " + to_string(info()) + " failed: ";
-  for (const auto& [info, error] : failures) {  // whoever is in another one did answer
+  for (const auto& [info, error] : failures) {  // a worker in another gathering did answer
     if (error.code() == ErrorCode::invalid_argument)
       throw Error(error.code(), here + error.what()).with_worker(error.worker());
   }
@@ -134,6 +148,18 @@ void Worker::barrier(const std::vector<std::string>& names) {
       begin_gathering(names, rpc::OwnedObject::of(std::make_shared<detail::Presence>())),
       "barrier"));
 }
+
+namespace {
+
+rpc::ExecutionContext context_of(const Worker& worker) {
+  rpc::ExecutionContext context;
+  context.runtime = worker.agent();
+  return context;
+}
+
+}  // namespace
+
+WorkerScope::WorkerScope(const Worker& worker) : scope_(context_of(worker)) {}
 
 Worker init(Options options) {
   const rpc::SecretWiper wiper(options.secret);

@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <typeinfo>
+#include <utility>
 #include <vector>
 
-#include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rpc/gathering.h"
+#include "stitch/rpc/message/owned_object.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch {
@@ -24,10 +26,10 @@ struct ShutdownOptions {
 
 // A member of a world: makes calls and serves them. Several may live in one process, each
 // independent. Owned by value; moving it moves the membership. Its destructor shuts down
-// gracefully, within Options::shutdown_timeout, and says on stderr when that could not be graceful.
-// Where shutdown() would throw, the destructor says so and the worker leaves in the background, on
-// a thread of its own. In a forked child it does nothing. Thread contract: all methods from any
-// thread but shutdown(), which see.
+// gracefully, within Options::shutdown_timeout, and reports on stderr when that was not graceful.
+// Where shutdown() would throw, the destructor reports that and the worker leaves in the
+// background, on a thread of its own. In a forked child it does nothing. Thread contract: all
+// methods from any thread but shutdown(), which see.
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
@@ -36,37 +38,35 @@ class Worker {
   ~Worker();
 
   // "worker<rank>" unless Options::name says otherwise.
-  [[nodiscard]] const std::string& name() const { return agent_->self().name; }
+  [[nodiscard]] const std::string& name() const { return info().name; }
   // 0 to world_size() - 1.
-  [[nodiscard]] int rank() const { return static_cast<int>(agent_->self().id.value()); }
+  [[nodiscard]] int rank() const { return static_cast<int>(id().value()); }
   // The rank as a WorkerId.
-  [[nodiscard]] WorkerId id() const { return agent_->self().id; }
+  [[nodiscard]] WorkerId id() const { return info().id; }
   // How many workers there are.
-  [[nodiscard]] int world_size() const { return static_cast<int>(agent_->world_size()); }
+  [[nodiscard]] int world_size() const { return static_cast<int>(workers().size()); }
   // Name, id and epoch of this worker.
-  [[nodiscard]] const WorkerInfo& info() const { return agent_->self(); }
+  [[nodiscard]] const WorkerInfo& info() const;
   // Those of all workers, this one among them, by rank.
-  [[nodiscard]] const std::vector<WorkerInfo>& workers() const { return agent_->peers().infos(); }
+  [[nodiscard]] const std::vector<WorkerInfo>& workers() const;
   // Those of one worker. Throws Error(invalid_argument) naming what was looked for, and near names.
-  [[nodiscard]] const WorkerInfo& worker(std::string_view name) const {
-    return agent_->peers().find(name);
-  }
-  [[nodiscard]] const WorkerInfo& worker(WorkerId id) const { return agent_->peers().find(id); }
+  [[nodiscard]] const WorkerInfo& worker(std::string_view name) const;
+  [[nodiscard]] const WorkerInfo& worker(WorkerId id) const;
 
   // Leaves the world; the worker can do nothing afterwards. From here on the program's own threads
   // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
   // flight. Everything ends within the timeout (plus at most a second); throws Error(timeout)
   // naming who was waited for when it could not be graceful. A second call waits for the end of the
-  // first and does nothing else. Throws Error(invalid_argument), and the worker goes on as before,
-  // on a thread that it would have to wait for: in a handler, continuation or coroutine of this
-  // worker, or, if graceful, of any worker of its world; in an inline function, an on_ready
+  // first and does nothing else. Throws Error(invalid_argument), and the worker continues as
+  // before, on a thread that it would have to wait for: in a handler, continuation or coroutine of
+  // this worker, or, if graceful, of any worker of its world; in an inline function, an on_ready
   // callback, a stop callback or a canceller that one of stitch's threads runs.
   void shutdown(ShutdownOptions options = {});
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
   // of names counts its barriers and all_gathers by itself. Throws Error(timeout) naming the
-  // workers that did not come within Options::rpc_timeout, and Error(invalid_argument), on each of
-  // them, when one called all_gather() instead.
+  // workers that did not arrive within Options::rpc_timeout, and Error(invalid_argument), on each
+  // of them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
   // Gives `value` to all workers and returns the values of all, by worker name. T must be sendable,
@@ -75,10 +75,8 @@ class Worker {
   template <class T>
   [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
 
-  // Named numbers about calls, queues, references, contexts: for tests and for people.
-  [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const {
-    return agent_->debug_info();
-  }
+  // Named numbers about calls, queues, references, contexts, for tests and diagnosis.
+  [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const;
 
   // As stitch::rpc_sync(), with this worker as the caller.
   template <auto F, class... Args>
@@ -152,32 +150,45 @@ class Worker {
 class WorkerScope {
  public:
   // Until the scope ends; scopes nest.
-  explicit WorkerScope(const Worker& worker) : scope_(with_agent(worker.agent())) {}
+  explicit WorkerScope(const Worker& worker);
 
  private:
-  static rpc::ExecutionContext with_agent(std::shared_ptr<rpc::Agent> agent) {
-    rpc::ExecutionContext ambient;
-    ambient.runtime = std::move(agent);
-    return ambient;
-  }
   rpc::ExecutionContextScope scope_;
 };
 
 namespace detail {
-// Until all are complete or one has failed for another reason than that its time is up, which is
-// everybody's.
+// Waits until all are complete, or until one has failed for another reason than a timeout, which
+// all of them share.
 template <class T>
-void wait_until_settled(const std::vector<Future<T>>& futures) {
+void wait_until_all_complete(const std::vector<Future<T>>& futures) {
   if (futures.empty()) return;
-  const Promise<void> settled;
+  const Promise<void> completed;
   const auto left = std::make_shared<std::atomic<std::size_t>>(futures.size());
   for (const auto& future : futures) {
-    future.on_ready([settled, left, future] {
+    future.on_ready([completed, left, future] {
       const bool failed = future.has_error() && future.error().code() != ErrorCode::timeout;
-      if (left->fetch_sub(1) == 1 || failed) settled.set_value();
+      if (left->fetch_sub(1) == 1 || failed) completed.set_value();
     });
   }
-  settled.future().get();
+  completed.future().get();
+}
+
+// The request for what another worker gives to a gathering, as a T (fetch_posted()).
+struct FetchRequest {
+  std::string_view function;  // its registered name
+  rpc::OutMessage message;
+};
+[[nodiscard]] FetchRequest begin_fetch(const std::string& key, const std::type_info& type);
+
+template <class T>
+Future<T> fetch_gathered(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo& to,
+                         const std::string& key) {
+  try {
+    auto request = begin_fetch(key, typeid(T));
+    return start_call<T>(agent, to, request.function, std::nullopt, std::move(request.message));
+  } catch (...) {
+    return make_failed<T>(to_error(std::current_exception()));
+  }
 }
 }  // namespace detail
 
@@ -186,7 +197,7 @@ std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::str
   std::vector<Future<T>> futures;
   for (const auto& other : gathering.others)
     futures.push_back(detail::fetch_gathered<T>(agent_, other, gathering.key));
-  detail::wait_until_settled(futures);
+  detail::wait_until_all_complete(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {
     if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());

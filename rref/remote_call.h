@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "stitch/base/deadline.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rref/rref_agent.h"
 

@@ -147,8 +147,8 @@ Starts N processes of one program on this host as workers 0 to N-1 of a group.
   --name PREFIX   worker i is called PREFIX<i> (default: worker)
   --timeout S     stop everything after S seconds, with status 124
   --grace S       time between asking processes to stop and killing them (default: 5)
-  --no-prefix     no "[worker0] " in front of each line, and stdout handed to the processes as it is, so
-                  that a program can draw a progress bar on the terminal
+  --no-prefix     no "[worker0] " in front of each line; the processes get stdout itself, so that a
+                  program can draw a progress bar on the terminal
   --help          this text
   --version       the version
 
@@ -161,9 +161,10 @@ Each process finds in its environment:
   OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
 Standard input is empty.
 
-When one process fails, the others are asked to stop (SIGTERM) and killed after the grace time; the failure is
-printed last, and its status is stitch-run's: the exit status, or 128 + the number of the signal. Ctrl-C and
-SIGTERM are passed on to the processes; a second one kills them. No process is left behind.
+When one process fails, the others are asked to stop (SIGTERM) and killed after the grace time; the
+failure is printed last, and its status is stitch-run's: the exit status, or 128 + the number of the
+signal. Ctrl-C and SIGTERM are passed on to the processes; a second one kills them. No process is
+left behind.
 )";
 }
 

@@ -289,8 +289,4 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
   return numbers;
 }
 
-std::shared_ptr<Agent> current_agent() {
-  return std::static_pointer_cast<Agent>(current_runtime());
-}
-
 }  // namespace stitch::rpc

@@ -180,8 +180,4 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::atomic<std::uint64_t> received_{0};  // messages, not counting those of graceful shutdown
 };
 
-// The worker of the code on this thread: that of the running handler, continuation or WorkerScope,
-// else the process's only one. Throws as LiveRuntimes::only().
-[[nodiscard]] std::shared_ptr<Agent> current_agent();
-
 }  // namespace stitch::rpc

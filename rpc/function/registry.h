@@ -15,14 +15,14 @@
 namespace stitch::rpc {
 
 class IncomingCall;
-// Why a call was not run at all, or could not be for what its caller gave it: what a KeepResult
-// gets instead of an exception of the user's function. Thrown by a function, it reaches the caller
+// Why a call was not run, or was refused for its arguments: what a KeepResult gets instead of an
+// exception of the user's function. Thrown by a function, it reaches the caller
 // as it is.
 class CallRefused : public Error {
  public:
   explicit CallRefused(const Error& error) : Error(error) {}
 };
-// Takes the result of a function that was asked to keep it: a Value, or the exception it threw.
+// Takes the result of a function that was asked to keep it: an object, or the exception it threw.
 using KeepResult = base::UniqueFunction<void(OwnedObject value, std::exception_ptr exception)>;
 
 // A function that peers may call. Constant after static initialisation.
@@ -31,7 +31,7 @@ struct Function {
   std::string name;              // for people
   std::uint64_t default_id = 0;  // without STITCH_EXPORT_AS
   std::string default_name{};
-  bool name_wanted = false;        // somebody named it so by STITCH_EXPORT or STITCH_EXPORT_AS
+  bool name_wanted = false;        // STITCH_EXPORT or STITCH_EXPORT_AS named it so
   const void* identity = nullptr;  // differs between different functions
   const std::type_info* object_type =
       nullptr;              // of the object a member function needs; null for a free function
@@ -56,7 +56,7 @@ class FunctionRegistry {
   // The function can be called by its default name, also when it has others.
   void export_function(const Function& function) STITCH_EXCLUDES(mutex_);
   // Gives a registered function another name and wire id, by which this program calls it from now
-  // on. That name must be its alone. Names that were exported before go on to work.
+  // on. The name must be unique. Earlier names keep working.
   void export_as(const Function& function, const std::string& name) STITCH_EXCLUDES(mutex_);
   void mark_inline(const Function& function) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] const Function* find(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
@@ -78,7 +78,7 @@ class FunctionRegistry {
       STITCH_GUARDED_BY(mutex_);  // names that are not the latest
   std::unordered_map<const void*, const Function*> by_identity_ STITCH_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Function>> refused_ STITCH_GUARDED_BY(mutex_);
-  std::vector<std::string> clashes_ STITCH_GUARDED_BY(mutex_);  // names that two functions want
+  std::vector<std::string> clashes_ STITCH_GUARDED_BY(mutex_);  // names of two different functions
 };
 
 }  // namespace stitch::rpc

@@ -34,8 +34,8 @@ class FutureAwaiter {
   Future<T> future_;
 };
 
-// Where a coroutine ends: publishes its outcome when its frame is gone, parameters and all. So
-// whoever waits for the outcome may destroy what the coroutine worked on.
+// Where a coroutine ends: publishes its outcome after its frame, parameters included, is destroyed.
+// So code that waits for the outcome may destroy what the coroutine worked on.
 struct PublishOutcome {
   [[nodiscard]] static constexpr bool await_ready() noexcept { return false; }
   template <class P>
@@ -71,7 +71,7 @@ class CoroutinePromise : public CoroutinePromiseBase<T> {
   requires std::is_constructible_v<T, U>
   void return_value(U&& value) { value_.emplace(std::forward<U>(value)); }
 
-  // Not inlined: what it keeps must not lie in the frame that it destroys.
+  // Not inlined: its locals must not be in the frame that it destroys.
   [[gnu::noinline]] static void finish(std::coroutine_handle<CoroutinePromise> coroutine) noexcept {
     CoroutinePromise& ended = coroutine.promise();
     const Promise<T> promise = std::move(ended.promise_);
@@ -85,7 +85,7 @@ class CoroutinePromise : public CoroutinePromiseBase<T> {
         promise.set_value(std::move(*value));
       }
     } catch (...) {
-      // Of a callback, which must not throw: the outcome is there all the same.
+      // Thrown by a callback, which must not throw: the outcome is published all the same.
     }
   }
 
@@ -118,7 +118,7 @@ class CoroutinePromise<void> : public CoroutinePromiseBase<void> {
         promise.set_value();
       }
     } catch (...) {
-      // Of a callback, which must not throw: the outcome is there all the same.
+      // Thrown by a callback, which must not throw: the outcome is published all the same.
     }
   }
 };

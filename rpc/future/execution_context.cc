@@ -9,14 +9,14 @@
 namespace stitch::rpc {
 
 ExecutionContext& ExecutionContext::current() noexcept {
-  thread_local ExecutionContext ambient;
-  return ambient;
+  thread_local ExecutionContext context;
+  return context;
 }
 
 ExecutionContext ExecutionContext::captured() {
-  ExecutionContext ambient = current();
-  if (!ambient.runtime) ambient.runtime = LiveRuntimes::of_this_process().sole();
-  return ambient;
+  ExecutionContext context = current();
+  if (!context.runtime) context.runtime = LiveRuntimes::of_this_process().sole();
+  return context;
 }
 
 bool turn_grad_off() noexcept {
@@ -27,15 +27,15 @@ bool turn_grad_off() noexcept {
 
 void turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
 
-void run_continuation(ExecutionContext ambient, base::UniqueFunction<void()> task) {
-  const auto runtime = ambient.runtime ? ambient.runtime : LiveRuntimes::of_this_process().any();
+void run_continuation(ExecutionContext context, base::UniqueFunction<void()> task) {
+  const auto runtime = context.runtime ? context.runtime : LiveRuntimes::of_this_process().any();
   if (!runtime) {
-    const ExecutionContextScope scope(std::move(ambient));
+    const ExecutionContextScope scope(std::move(context));
     task();
     return;
   }
-  runtime->post([ambient = std::move(ambient), task = std::move(task)]() mutable {
-    const ExecutionContextScope scope(std::move(ambient));
+  runtime->post([context = std::move(context), task = std::move(task)]() mutable {
+    const ExecutionContextScope scope(std::move(context));
     task();
   });
 }

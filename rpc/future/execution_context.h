@@ -13,14 +13,14 @@
 
 namespace stitch::rpc {
 
-// Whether somebody was asked to stop. The std::stop_source behind it is made when its token is
-// first wanted: most calls never are asked, and never ask. Shared. Thread contract: any thread;
+// Whether a call was asked to stop. The std::stop_source behind it is made when its token is first
+// taken: most calls are never cancelled and never look. Shared. Thread contract: any thread;
 // request() runs stop callbacks, under no lock.
 class StopFlag {
  public:
   void request() STITCH_EXCLUDES(mutex_);
   // As request(), but leaves it to the caller to request the stop of the source, which runs the
-  // stop callbacks. Nothing when that is not needed: nobody has a token, or it was asked before.
+  // stop callbacks. Empty when that is not needed: no token was taken, or it was requested before.
   [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool requested() const noexcept {
     return requested_.load(std::memory_order_acquire);
@@ -34,15 +34,15 @@ class StopFlag {
 };
 
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
-// learns of cancellation, what one layer above hangs on it (the autograd context), and whether its
-// caller had turned libtorch's grad mode off. Handlers
-// start with that of their call; continuations and coroutines keep that under which they were made,
-// on whatever thread they run.
+// learns of cancellation, the autograd context, and whether its caller had turned libtorch's grad
+// mode off. Handlers start with that of their call; continuations and coroutines keep the one under
+// which they were made, on any thread.
 struct ExecutionContext {
   std::shared_ptr<Runtime> runtime;  // the worker's; null: none is current
   Clock::time_point deadline = Clock::time_point::max();
-  std::shared_ptr<StopFlag> stop;  // null: nobody can ask it to stop
-  std::shared_ptr<const void> carried;
+  std::shared_ptr<StopFlag> stop;  // null: it cannot be asked to stop
+  // Untyped: only the layer of distributed autograd, far above, knows what it is.
+  std::shared_ptr<const void> autograd_context;
   bool no_grad = false;  // false leaves the thread's grad mode as it is
 
   // This thread's. A plain thread-local: only its own thread touches it.
@@ -58,8 +58,8 @@ void turn_grad_on() noexcept;
 // Makes an ExecutionContext current on this thread for a block. Blocks nest.
 class ExecutionContextScope {
  public:
-  explicit ExecutionContextScope(ExecutionContext ambient)
-      : outer_(std::exchange(ExecutionContext::current(), std::move(ambient))),
+  explicit ExecutionContextScope(ExecutionContext context)
+      : outer_(std::exchange(ExecutionContext::current(), std::move(context))),
         turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {}
   ~ExecutionContextScope() {
     if (turned_grad_off_) turn_grad_on();
@@ -73,16 +73,17 @@ class ExecutionContextScope {
   bool turned_grad_off_;
 };
 
-// Runs `task` under `ambient`: on the thread pool of its worker; without one, on that of any worker
-// of this process, so that it may wait; here and now when there is none or it has stopped.
-void run_continuation(ExecutionContext ambient, base::UniqueFunction<void()> task);
+// Runs `task` under `context`: on the thread pool of its worker; without one, on that of any worker
+// of this process, so that it may wait; on this thread, before returning, when there is none or it
+// has stopped.
+void run_continuation(ExecutionContext context, base::UniqueFunction<void()> task);
 
 }  // namespace stitch::rpc
 
 namespace stitch {
 
-// Tells the handler running on this thread that its caller has cancelled the call or is gone, or
-// that its deadline has passed. A std::stop_callback on it runs on a thread that is there for such
+// Tells the handler running on this thread that its caller has cancelled the call or is lost, or
+// that its deadline has passed. A std::stop_callback on it runs on a thread reserved for such
 // callbacks, however busy the handlers are; it may wait for futures.
 [[nodiscard]] std::stop_token current_stop_token();
 

@@ -116,24 +116,23 @@ class [[nodiscard]] Future {
   // Nothing happens when it is complete.
   void cancel() const { state("cancel()").cancel(); }
 
-  // Calls `fn` with the value when it is there; an error skips `fn` and goes to the returned
-  // future. A `fn` that takes a Future<T> is called in both cases. Returns the future of fn's
-  // result (a returned Future is followed); what fn throws becomes its error.
+  // Calls `fn` with the value once there is one; an error skips `fn` and becomes that of the
+  // returned future. A `fn` that takes a Future<T> is called in both cases. Returns the future of
+  // fn's result (a returned Future is followed); what fn throws becomes its error.
   template <class F>
   auto then(F&& fn) const {
     static_cast<void>(state("then()"));
     using Fn = std::decay_t<F>;
-    using Result =
-        std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // what a reference refers to may
-                                                                  // be gone by then
+    using Result = std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // a reference could
+                                                                             // dangle by then
     Promise<detail::UnwrapT<Result>> promise;
     auto result = promise.future();
     result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
       if (auto source = weak.lock()) source->cancel();
     });
-    state_->on_ready([ambient = rpc::ExecutionContext::captured(), source = *this,
+    state_->on_ready([context = rpc::ExecutionContext::captured(), source = *this,
                       fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
-      rpc::run_continuation(std::move(ambient), [source = std::move(source), fn = std::move(fn),
+      rpc::run_continuation(std::move(context), [source = std::move(source), fn = std::move(fn),
                                                  promise = std::move(promise)]() mutable {
         Future done = std::move(source);
         promise.fulfil(
@@ -144,9 +143,9 @@ class [[nodiscard]] Future {
     return result;
   }
 
-  // Runs `callback` on the thread that completes the future, at once when it is complete; inside
-  // another such callback, after that one. For short work that must not wait for a pool thread: it
-  // must neither block nor throw.
+  // Runs `callback` on the thread that completes the future, immediately when it is complete;
+  // inside another such callback, after that one. For short work that must not wait for a pool
+  // thread: it must neither block nor throw.
   void on_ready(base::UniqueFunction<void()> callback) const {
     state("on_ready()").on_ready(std::move(callback));
   }
@@ -154,7 +153,7 @@ class [[nodiscard]] Future {
   // For the layers below: a future of an outcome that `state` will hold.
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
-  // co_await: suspends the coroutine until the outcome is there; it goes on as a continuation does.
+  // co_await: suspends the coroutine until the future completes; it resumes as a continuation does.
   detail::FutureAwaiter<T> operator co_await() const& {
     static_cast<void>(state("co_await"));
     return detail::FutureAwaiter<T>(*this);
@@ -205,9 +204,9 @@ class [[nodiscard]] Future {
 };
 
 // The writing end of a Future. Copies share it; the first completion counts, later ones return
-// false. A promise whose last copy goes without completing completes its future with `cancelled`
-// ("promise was dropped"). One that was moved from throws Error(invalid_argument). Thread contract:
-// any thread; continuations of the future are started by the completing thread.
+// false. When the last copy is destroyed without completing, the future completes with
+// `cancelled` ("promise was dropped"). One that was moved from throws Error(invalid_argument).
+// Thread contract: any thread; continuations of the future are started by the completing thread.
 template <class T>
 class Promise {
  public:

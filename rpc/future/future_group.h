@@ -145,8 +145,7 @@ template <class... Ts>
 
 namespace detail {
 
-// Completes `promise` with what `make` makes of the member unless another was first, whose value
-// alone is taken.
+// Completes `promise` with what `make` makes of the member, unless another member was first.
 template <class Value, class T, class Make>
 void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken,
                   const Future<T>& member, Make make) {
@@ -168,7 +167,7 @@ Variant alternative_of(const Future<T>& member) {
 }  // namespace detail
 
 // Completes with the first of `futures` that completes: its index and value, or its error. At least
-// one must be given. Cancelling it cancels them all; without that the others go on.
+// one must be given. Cancelling it cancels them all; without that the others continue.
 template <class T>
 [[nodiscard]] auto when_any(std::vector<Future<T>> futures) {
   using Value = std::conditional_t<std::is_void_v<T>, std::size_t,

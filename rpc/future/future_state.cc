@@ -24,6 +24,7 @@ std::optional<std::string> reason_of_torch_error(const std::exception& exception
 [[maybe_unused]] const bool reader_is_set = (set_reason_reader(&reason_of_torch_error), true);
 
 // What waits for the callback that runs on this thread, which brought it about.
+// Callbacks that became due while another one runs on this thread; they run after it.
 class Waiting {
  public:
   void add(base::UniqueFunction<void()> callback) { callbacks_.push_back(std::move(callback)); }
@@ -35,12 +36,12 @@ class Waiting {
   }
 
  private:
-  std::list<base::UniqueFunction<void()>> callbacks_;  // takes no memory as long as it is empty
+  std::list<base::UniqueFunction<void()>> callbacks_;  // a list takes no memory while it is empty
 };
 thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or it waits itself
 
-// Runs callbacks one after another, never one inside another. All of them, even if some throw what
-// they should not; then throws the first of that.
+// Runs callbacks one after another, never one inside another. A callback should not throw; if one
+// does, the others run all the same, and the first exception is rethrown at the end.
 void run_in_turn(std::span<base::UniqueFunction<void()>> callbacks) {
   if (callbacks.empty()) return;
   if (behind_callback != nullptr) {
@@ -56,7 +57,7 @@ void run_in_turn(std::span<base::UniqueFunction<void()>> callbacks) {
   } catch (...) {
     thrown = std::current_exception();
   }
-  callbacks.front() = nullptr;  // what it held may bring callbacks, too
+  callbacks.front() = nullptr;  // destroying what it held may add callbacks
   while (!waiting.empty()) {
     try {
       waiting.run_one();
@@ -69,7 +70,7 @@ void run_in_turn(std::span<base::UniqueFunction<void()>> callbacks) {
 }
 
 // For a chain of cancellers, each of which cancels the next.
-constexpr int kMostNestedCancellers = 64;
+constexpr int kMaxNestedCancellers = 64;
 thread_local int cancellers_running = 0;
 class CancellerRunning {
  public:
@@ -79,7 +80,7 @@ class CancellerRunning {
   CancellerRunning& operator=(const CancellerRunning&) = delete;
 };
 
-// A callback that waits, perhaps for what waits for it.
+// A callback waits for a future, which a callback queued behind it may complete: runs those first.
 class WaitingInside {
  public:
   WaitingInside() {
@@ -139,7 +140,7 @@ void FutureStateBase::on_ready(base::UniqueFunction<void()> callback) {
 
 bool FutureStateBase::set_exception(std::exception_ptr exception) {
   if (!claim()) return false;
-  // Null would pass for a value that is not there.
+  // A null exception would make the state look as if it had a value.
   exception_ = exception ? std::move(exception)
                          : std::make_exception_ptr(Error(ErrorCode::invalid_argument,
                                                          "promise was given a null exception"));
@@ -168,7 +169,7 @@ void FutureStateBase::cancel() {
     canceller = std::move(canceller_);
   }
   if (canceller) {
-    if (cancellers_running < kMostNestedCancellers) {
+    if (cancellers_running < kMaxNestedCancellers) {
       const CancellerRunning running;
       canceller();
     } else {

@@ -18,8 +18,8 @@
 
 namespace stitch::detail {
 
-// Whether a T can be copied. std::is_copy_constructible takes a container's word for it, whatever
-// is in it.
+// Whether a T can be copied. std::is_copy_constructible is true even for
+// std::vector<std::unique_ptr<T>>; this looks at the element type.
 template <class T>
 struct IsCopyable : std::is_copy_constructible<T> {};
 template <class... Ts>
@@ -44,10 +44,10 @@ inline constexpr bool kCopyable = IsCopyable<T>::value;
 
 // The part of a future's shared state that does not depend on its type: completion, waiting,
 // callbacks, cancelling. Thread contract: any thread. Callbacks run exactly once, in the order they
-// were added, on the thread that completes the state or, when it is complete, at once on the thread
-// that adds them; never under the lock. What a callback completes or finds complete has its own
-// callbacks run after that one, so that a long chain needs no deep stack, or when that one waits
-// for a future.
+// were added, on the thread that completes the state or, when it is complete, immediately on the
+// thread that adds them; never under the lock. Callbacks of a state that a callback completes or
+// finds complete run after that callback returns (a long chain needs no deep stack), or when it
+// waits for a future.
 class FutureStateBase {
  public:
   FutureStateBase() = default;
@@ -65,10 +65,10 @@ class FutureStateBase {
   // REQUIRES: ready().
   [[nodiscard]] const std::exception_ptr& exception() const noexcept { return exception_; }
 
-  // Asks whoever is working on it to stop, then completes it with `cancelled`. Does nothing when it
-  // is complete.
+  // Calls the canceller and ask_to_stop(), then completes the state with `cancelled`. Does nothing
+  // when it is complete.
   void cancel() STITCH_EXCLUDES(mutex_);
-  // What cancel() asks; dropped at completion.
+  // What cancel() calls; dropped at completion.
   void set_canceller(base::UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
 
  protected:
@@ -77,7 +77,7 @@ class FutureStateBase {
     return !claimed_.exchange(true, std::memory_order_acq_rel);
   }
   void publish() STITCH_EXCLUDES(mutex_);
-  // As the canceller, for states that know by themselves whom to ask.
+  // As the canceller, for kinds of states that know how to stop their own work.
   virtual void ask_to_stop() {}
 
   std::exception_ptr exception_;  // written between claim() and publish(), constant after

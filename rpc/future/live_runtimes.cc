@@ -15,7 +15,7 @@ LiveRuntimes& LiveRuntimes::of_this_process() {
   static std::atomic<LiveRuntimes*> current{new LiveRuntimes(base::fork_count(), false)};
   LiveRuntimes* known = current.load();
   while (known->fork_ != base::fork_count()) {
-    // The lock of the parent's list may be held for ever: only its count is read.
+    // The lock of the parent's list may stay held in this process: only its count is read.
     auto* const fresh = new LiveRuntimes(base::fork_count(),
                                          known->forked_from_workers_ || known->count_.load() > 0);
     if (current.compare_exchange_strong(known, fresh)) return *fresh;

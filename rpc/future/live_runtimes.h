@@ -36,7 +36,7 @@ class LiveRuntimes {
     const Runtime* runtime;  // compared, never followed
     std::weak_ptr<Runtime> owner;
   };
-  const std::uint32_t fork_;  // transport::fork_count() of its process
+  const std::uint32_t fork_;  // base::fork_count() of its process
   const bool forked_from_workers_;
   base::Mutex mutex_;
   std::vector<Record> records_ STITCH_GUARDED_BY(mutex_);

@@ -19,8 +19,8 @@ namespace stitch::rpc {
 
 struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   State(int threads, std::string thread_name, std::chrono::nanoseconds idle_time)
-      : wanted(threads), name(std::move(thread_name)), linger(idle_time) {}
-  const int wanted;
+      : max_running(threads), name(std::move(thread_name)), linger(idle_time) {}
+  const int max_running;  // threads at a time, blocked ones not counted
   const std::string name;
   const std::chrono::nanoseconds linger;
 
@@ -29,62 +29,62 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   base::CondVar ended;
   std::deque<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>
       queue STITCH_GUARDED_BY(mutex);
-  // Counted as running already: for each there is a thread that is idle or is just starting, and
-  // every thread looks here first. So they wait for nobody, whatever else begins meanwhile.
+  // Counted as running already: for each there is a thread that is idle or just starting, and every
+  // thread looks here first. So none of them waits for another task to end.
   std::deque<base::UniqueFunction<void()>> begun STITCH_GUARDED_BY(mutex);
   int alive STITCH_GUARDED_BY(mutex) = 0;
   int idle STITCH_GUARDED_BY(mutex) = 0;
   int blocked STITCH_GUARDED_BY(mutex) = 0;      // own threads that wait inside a task
-  int running STITCH_GUARDED_BY(mutex) = 0;      // tasks, but for blocked ones
-  int guests STITCH_GUARDED_BY(mutex) = 0;       // threads of others inside run_here()
-  bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread has been woken and has not come yet
+  int running STITCH_GUARDED_BY(mutex) = 0;      // tasks, blocked ones not counted
+  int guests STITCH_GUARDED_BY(mutex) = 0;       // other threads inside run_one_here()
+  bool waking STITCH_GUARDED_BY(mutex) = false;  // a thread was woken and does not run yet
   bool closed STITCH_GUARDED_BY(mutex) = false;
-  std::uint64_t missed STITCH_GUARDED_BY(mutex) = 0;  // threads that could not be had
+  std::uint64_t missed STITCH_GUARDED_BY(mutex) = 0;  // threads that could not be added
 
   // Until when an idle thread waits for work.
-  [[nodiscard]] std::chrono::steady_clock::time_point patience() const STITCH_REQUIRES(mutex) {
+  [[nodiscard]] std::chrono::steady_clock::time_point idle_deadline() const STITCH_REQUIRES(mutex) {
     return idle > 1 ? std::chrono::steady_clock::now() + linger
                     : std::chrono::steady_clock::time_point::max();
   }
-  // A thread too many, since one that was replaced while it was blocked has come back.
-  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) { return alive - blocked > wanted; }
-  // A task has ended or got blocked: somebody else may begin one. `self` when this thread looks for
-  // one, too.
-  void make_room(bool self) STITCH_REQUIRES(mutex) {
-    if (running + (self ? 1 : 0) < wanted) wake_one();
+  // There is one thread too many: one that was replaced while it was blocked runs again.
+  [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) {
+    return alive - blocked > max_running;
   }
-  // One at a time: each wakes the next as long as there is work. So short tasks are not worth a
-  // crowd.
+  // A task has ended or is blocked: another one may begin. `self`: this thread looks for one, too.
+  void make_room(bool self) STITCH_REQUIRES(mutex) {
+    if (running + (self ? 1 : 0) < max_running) wake_one();
+  }
+  // One at a time: each wakes the next as long as there is work. Avoids a thundering herd for short
+  // tasks.
   void wake_one() STITCH_REQUIRES(mutex) {
     if (queue.empty() || waking) return;
     if (idle > 0) {
       waking = true;
       work.notify_one();
-    } else if (alive - blocked < wanted) {
+    } else if (alive - blocked < max_running) {
       add_thread();
     }
   }
-  // A thread is made when it is first wanted. Does nothing when the system has none: those that
-  // there are go on.
+  // Adds a thread. When the system has none, only counts that: the existing threads serve on.
   void add_thread() STITCH_REQUIRES(mutex);
   void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
   [[nodiscard]] base::UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(begun.front());
     begun.pop_front();
-    if (running < wanted) wake_one();  // this thread may have been woken for what is queued
+    if (running < max_running) wake_one();  // this thread may have been woken for what is queued
     return task;
   }
   [[nodiscard]] base::UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
     ++running;
-    if (running < wanted) wake_one();
+    if (running < max_running) wake_one();
     return task;
   }
 };
 
 void ThreadPool::State::add_thread() {
-  if (alive >= wanted + kMaxExtra) {
+  if (alive >= max_running + kMaxExtra) {
     return miss_thread(std::to_string(kMaxExtra) + " of its handlers wait for something, and no " +
                        "more threads are added");
   }
@@ -92,7 +92,7 @@ void ThreadPool::State::add_thread() {
   waking = true;
   try {
     start_thread(shared_from_this());
-  } catch (const std::exception& error) {  // for want of a thread, or of memory
+  } catch (const std::exception& error) {  // no thread, or no memory
     --alive;
     waking = false;
     miss_thread(std::string("the system has no thread for it: ") + error.what());
@@ -107,7 +107,7 @@ void ThreadPool::State::miss_thread(const std::string& why) {
 namespace {
 thread_local ThreadPool::State* serving = nullptr;
 thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
-thread_local bool guest = false;  // it serves inside run_here()
+thread_local bool guest = false;  // it serves inside run_one_here()
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger)
@@ -117,7 +117,7 @@ ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds l
     state_->alive = 1;
   }
   try {
-    start_thread(state_);  // the first one for sure, or nobody would run anything
+    start_thread(state_);  // one thread has to exist, or no task would ever run
   } catch (const std::system_error& error) {
     throw Error(ErrorCode::overloaded, "thread pool \"" + state_->name +
                                            "\" cannot start a thread: " + error.code().message());
@@ -126,8 +126,8 @@ ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds l
 
 ThreadPool::~ThreadPool() {
   close();
-  // The last one to hold the pool's owner may be a task that was left behind: it cannot wait for
-  // itself.
+  // The last reference to the pool's owner may be that of a task on this pool, which cannot wait
+  // for itself.
   if (!on_pool_thread()) join_until(std::chrono::steady_clock::time_point::max());
 }
 
@@ -147,17 +147,17 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
   const auto fork = base::fork_count();
   base::MutexLock lock(state->mutex);
   state->waking = false;
-  for (bool tired = false;;) {
-    while (!tired && state->begun.empty() && !state->surplus() &&
-           (state->queue.empty() ? !state->closed : state->running >= state->wanted)) {
+  for (bool expired = false;;) {
+    while (!expired && state->begun.empty() && !state->surplus() &&
+           (state->queue.empty() ? !state->closed : state->running >= state->max_running)) {
       ++state->idle;
-      const bool woken = state->work.wait_until(state->mutex, state->patience());
-      // Another idle one stays.
-      tired = !woken && state->queue.empty() && state->begun.empty() && state->idle > 1;
+      const bool woken = state->work.wait_until(state->mutex, state->idle_deadline());
+      // Only if another idle thread stays.
+      expired = !woken && state->queue.empty() && state->begun.empty() && state->idle > 1;
       --state->idle;
       state->waking = false;
     }
-    if (tired) break;
+    if (expired) break;
     if (state->begun.empty() && (state->queue.empty() || state->surplus())) {
       if (state->queue.empty() || !state->closed)
         break;  // closed and drained, or surplus after a blocked thread came back
@@ -166,8 +166,8 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
         state->begun.empty() ? state->begin_task() : state->take_begun();
     lock.unlock();
     task();
-    // It has come back in a child, too, where even destroying it may wait for ever: for a mutex
-    // that another thread held at the fork.
+    // The task forked and has returned in the child, where even destroying it may block forever: on
+    // a mutex that another thread held at the fork.
     if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);
     task = nullptr;  // destroyed before the next wait, outside the lock
     lock.lock();
@@ -175,7 +175,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     state->make_room(true);
   }
   --state->alive;
-  // A surplus thread may have swallowed a wake-up meant for a task.
+  // A surplus thread may have consumed a wake-up meant for a task.
   state->wake_one();
   state->ended.notify_all();
 }
@@ -191,10 +191,10 @@ bool ThreadPool::post(base::UniqueFunction<void()>& task) {
 bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
   State& state = *state_;
   base::MutexLock lock(state.mutex);
-  if (state.closed || !state.queue.empty() || state.running >= state.wanted) return false;
+  if (state.closed || !state.queue.empty() || state.running >= state.max_running) return false;
   if (static_cast<std::size_t>(state.idle) <= state.begun.size()) {
     const int before = state.alive;
-    if (before - state.blocked < state.wanted) state.add_thread();
+    if (before - state.blocked < state.max_running) state.add_thread();
     if (state.alive == before) return false;
   }
   state.begun.push_back(std::move(task));
@@ -221,7 +221,7 @@ bool ThreadPool::run_one_here() {
   {
     base::MutexLock lock(state.mutex);
     if (state.queue.empty() || serving != nullptr) return false;
-    if (state.running >= state.wanted) return false;  // whoever ends a task takes the next
+    if (state.running >= state.max_running) return false;  // the next thread to end a task takes it
     task = state.begin_task();
     ++state.guests;
   }

@@ -10,10 +10,10 @@
 namespace stitch::rpc {
 
 // The user-function threads of one worker: a queue served in order by at most a fixed number of
-// threads at a time. A thread is made when it is first wanted, and ends when nobody has wanted it
-// for a while, but for the last one. A thread that says it is blocked (waiting for a future inside
+// threads at a time. A thread is started when there is work for it and ends when it has been idle
+// for a while; one always stays. A thread that says it is blocked (waiting for a future inside
 // a handler) is replaced while it waits, so nested calls cannot use up the pool. Thread contract:
-// any thread. A task must not throw. join() runs what is queued, then ends the threads.
+// any thread. A task must not throw. join_until() runs what is queued, then ends the threads.
 class ThreadPool {
  public:
   // REQUIRES: threads > 0. At most `kMaxExtra` threads are added for blocked ones. One that has
@@ -26,16 +26,16 @@ class ThreadPool {
 
   // False, and the task is left untouched, when the pool has been closed.
   bool post(base::UniqueFunction<void()>& task);
-  // For a task that must not wait for others to end, and does not block itself: it is begun at once
-  // by a thread that has nothing else to do, ahead of what is queued, and no other task is begun in
-  // its place. False, and the task is left untouched, when there is no such thread.
+  // For a task that must not wait for others to end and does not block itself: an idle thread
+  // begins it immediately, ahead of what is queued, and no other task takes its place. False, and
+  // the task is left untouched, when no thread is idle.
   bool post_if_free(base::UniqueFunction<void()>& task);
   // As post(), but wakes no thread: run_one_here() or wake() is to follow.
   bool post_quietly(base::UniqueFunction<void()>& task);
   // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the
   // pool is woken for what else is queued. Does nothing when every thread is busy. True when more
-  // is queued then. On a thread of this framework: a task that comes back in a forked child ends
-  // that process.
+  // is queued then. REQUIRES: a thread of this framework: a task that returns in a forked child
+  // ends that process.
   bool run_one_here();
   // Wakes a thread for what is queued.
   void wake();
@@ -50,8 +50,8 @@ class ThreadPool {
   [[nodiscard]] static bool on_any_pool_thread() noexcept;
   [[nodiscard]] std::size_t queued() const;
   [[nodiscard]] int threads() const;
-  // How often a thread was wanted and could not be had: because kMaxExtra were there already, or
-  // because the system has none. Both are said on stderr, once.
+  // How often a thread was needed and could not be added: kMaxExtra existed already, or the system
+  // had none. Either is reported on stderr, once.
   [[nodiscard]] std::uint64_t threads_missed() const;
 
   static constexpr int kMaxExtra = 256;

@@ -18,7 +18,7 @@ void fail_elements_without_bytes() {
 
 void fail_element_memory(ErrorCode code, std::size_t body_bytes) {
   throw Error(code, "elements of containers take more than " +
-                        std::to_string(most_element_memory(body_bytes)) +
+                        std::to_string(max_element_memory(body_bytes)) +
                         " bytes of memory, for a message of " + std::to_string(body_bytes) +
                         " bytes");
 }

@@ -48,16 +48,16 @@ class FieldFingerprint {
   std::uint32_t hash_ = 2166136261u;
 };
 
-// How many structs, containers and pointers may lie inside one another: what contains itself is
-// written and read recursively, and a stack has an end.
+// How deep structs, containers and pointers may nest: a value that contains itself is written and
+// read recursively, and a stack is finite.
 inline constexpr int kMaxNesting = 256;
 // How many elements of containers may take no bytes in a message, all together: bytes that arrive
 // do not bound their number.
 inline constexpr std::size_t kMaxElementsWithoutBytes = 65536;
 // How much memory the elements of containers may take, all together: so much for each byte of the
 // body, and the rest whatever its size. Elements that take no bytes or few take the most: a set of
-// chars 33 for each, a vector of optional numbers 16. Beyond both comes only a value that is mostly
-// empty places for large elements, such as std::optional of a large array; a std::unique_ptr serves
+// chars 33 for each, a vector of optional numbers 16. Only a value that is mostly empty places for
+// large elements, such as std::optional of a large array, exceeds both; use a std::unique_ptr
 // there. Strings and vectors of numbers are not counted: all their bytes arrive.
 inline constexpr std::size_t kMaxElementMemoryForEachByte = 64;
 inline constexpr std::size_t kMaxElementMemoryInAnyCase = std::size_t{64} << 20;
@@ -65,7 +65,7 @@ inline constexpr std::size_t kMaxElementMemoryInAnyCase = std::size_t{64} << 20;
 [[noreturn]] void fail_nesting();
 [[noreturn]] void fail_elements_without_bytes();
 [[noreturn]] void fail_element_memory(ErrorCode code, std::size_t body_bytes);
-[[nodiscard]] constexpr std::size_t most_element_memory(std::size_t body_bytes) noexcept {
+[[nodiscard]] constexpr std::size_t max_element_memory(std::size_t body_bytes) noexcept {
   return kMaxElementMemoryForEachByte * body_bytes + kMaxElementMemoryInAnyCase;
 }
 // Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding.
@@ -116,7 +116,7 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   }
   // So much memory InArchive will take for the elements of a container.
   void count_memory(std::size_t bytes) noexcept { element_memory_ += bytes; }
-  // Around everything that may contain itself.
+  // Around every value that may contain itself.
   void enter() {
     if (++nesting_ > kMaxNesting) fail_nesting();
   }
@@ -125,7 +125,7 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   // Error(invalid_argument) when the elements would take too much memory.
   void seal() {
     const std::size_t bytes = message_.frame.body().size();
-    if (element_memory_ > most_element_memory(bytes))
+    if (element_memory_ > max_element_memory(bytes))
       fail_element_memory(ErrorCode::invalid_argument, bytes);
     const auto value = base::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
     message_.frame.body().append(&value, sizeof(value));
@@ -162,7 +162,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
     }
   }
   // How many elements follow; each takes at least `bytes_each` bytes. With 0 the caller reads them
-  // by read_element() and takes memory as they come.
+  // by read_element() and takes memory as it reads.
   [[nodiscard]] std::size_t read_count(std::size_t bytes_each);
   // Reads one element of a container.
   template <class... Parts>
@@ -176,7 +176,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
   // much for the bytes that arrived: OutArchive does not write such values.
   void count_memory(std::size_t bytes) {
     element_memory_ += bytes;
-    if (element_memory_ > most_element_memory(body_.size()))
+    if (element_memory_ > max_element_memory(body_.size()))
       fail_element_memory(ErrorCode::protocol, body_.size());
   }
   template <class T>

@@ -17,8 +17,8 @@
 
 // How the containers of the standard library are written and read; included by archive.h. cereal
 // would do it, too, but makes room for as many elements as a message announces, and an element may
-// be a thousand times as large as its bytes. Here elements come into being as their bytes are read.
-// The bytes are cereal's: a count, then the elements.
+// be a thousand times as large as its bytes. Here each element is constructed when its bytes are
+// read. The bytes are cereal's: a count, then the elements.
 namespace stitch::rpc {
 
 // Room that is made ahead of the elements.

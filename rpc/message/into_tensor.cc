@@ -49,7 +49,7 @@ transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
   }
 }
 
-at::Tensor IntoTensor::settle(at::Tensor result) {
+at::Tensor IntoTensor::store_result(at::Tensor result) {
   if (!is_set()) return result;
   if (!result.defined() || result.layout() != at::kStrided ||
       result.scalar_type() != tensor_.scalar_type() || result.sizes() != tensor_.sizes()) {
@@ -63,7 +63,7 @@ at::Tensor IntoTensor::settle(at::Tensor result) {
   if (there) {
     tensor_.unsafeGetTensorImpl()->bump_version();
   } else {
-    // A transposed result, say, that lies in the memory where it is to go.
+    // A transposed result, say, that is in the destination memory already.
     tensor_.copy_(placed_ ? result.detach().clone() : result.detach());
   }
   return result.requires_grad() ? result : tensor_;

@@ -7,20 +7,21 @@
 namespace stitch::rpc {
 
 // A caller's tensor that the result of a call is to be received into (Target::into). Belongs to one
-// call. Thread contract: set() before the call starts; place() and settle() by the thread that
-// reads, one at a time.
+// call. Thread contract: set() before the call starts; place() and store_result() by the
+// thread that reads, one at a time.
 class IntoTensor {
  public:
-  // Throws Error(invalid_argument) when nothing can be received into it: it must be a dense tensor
-  // on the CPU without requires_grad.
+  // Throws Error(invalid_argument) when no result can be received into it: it must be a dense
+  // tensor on the CPU without requires_grad.
   void set(at::Tensor tensor);
   [[nodiscard]] bool is_set() const noexcept { return tensor_.defined(); }
-  // Its memory, when that is in one piece of `bytes` bytes and not taken yet; else without data.
+  // Its memory, when that is contiguous, of `bytes` bytes and not handed out yet; else an empty
+  // Buffer.
   [[nodiscard]] transport::Buffer place(std::size_t bytes) noexcept;
-  // Makes the tensor hold the result, which may lie in its memory already, and returns it; the
+  // Makes the tensor hold the result, which may be in its memory already, and returns it; the
   // result itself when that carries autograd history. Throws Error(invalid_argument) naming both
   // when they differ in dtype or sizes.
-  [[nodiscard]] at::Tensor settle(at::Tensor result);
+  [[nodiscard]] at::Tensor store_result(at::Tensor result);
 
  private:
   at::Tensor tensor_;

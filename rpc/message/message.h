@@ -32,24 +32,24 @@ enum SectionKind : std::uint16_t {
 };
 }  // namespace wire
 
-// What a layer above hangs on a message: on an outgoing one between encoding and sending, on an
-// incoming one until it has been dealt with completely (its handler has replied, its arguments are
-// gone). Any thread may destroy it; no lock is held.
+// What a layer above attaches to a message: to an outgoing one between encoding and sending, to an
+// incoming one until its handling is complete (its handler has replied, its arguments are
+// destroyed). Any thread may destroy it; no lock is held.
 class Attachment {
  public:
   virtual ~Attachment() = default;
-  // Outgoing only: the message was handed to the transport (nullopt) or certainly never will be.
+  // Outgoing only: the message was handed to the transport (nullopt) or never will be.
   // Called exactly once after on_send(), also when another extension or a limit refused the
-  // message, and before the error of its call shows. Must not throw.
+  // message, and before its call fails. Must not throw.
   virtual void on_sent(const std::optional<Error>& error) {}
-  // Incoming requests only: the answer, or the error that it is, is complete and about to be shown
-  // to on_send(); the arguments are gone. May be called again when that answer then could not be
-  // sent.
+  // Incoming requests only: the answer, or the error that it is, is complete and about to be passed
+  // to on_send(); the arguments are destroyed. May be called again when that answer then could not
+  // be sent.
   virtual void on_answer(const std::optional<Error>& error) {}
 };
 
-// The attachments of a message that is about to leave: each is told once what became of it, with an
-// error when everybody lets go of them without a word. Not thread-safe.
+// The attachments of a message that is about to be sent. on_sent() of each is called once: by
+// tell(), else by the destructor with an error. Not thread-safe.
 class DepartingAttachments {
  public:
   DepartingAttachments() = default;
@@ -64,7 +64,7 @@ class DepartingAttachments {
   std::vector<std::unique_ptr<Attachment>> attachments_;
 };
 
-// What it takes in memory: the frame and the buffers beside it.
+// Its size in memory: the frame and the buffers beside it.
 [[nodiscard]] std::size_t total_bytes(const transport::Message& message);
 
 // The lines of a text, each ended by a newline or by the text's end.
@@ -95,7 +95,7 @@ struct OutMessage {
 };
 
 // A received message, its frame checked. Tensors are made by decode_tensors(), off the reader
-// thread where possible. Owned by whoever handles it. Not thread-safe.
+// thread where possible. Owned by the code that handles it. Not thread-safe.
 struct InMessage {
   InMessage(transport::Message message, WorkerInfo sender);
 

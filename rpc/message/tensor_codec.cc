@@ -322,7 +322,7 @@ at::Tensor read_tensor(BufferQueue& buffers, ByteReader& in) {
 }
 
 // Whether decoding looks at every element of a tensor in this table; others beside the frame are
-// used where they lie.
+// used in place.
 bool looks_at_elements(ByteReader in) {
   const auto count = in.read_count(1);
   for (std::uint32_t i = 0; i < count; ++i) {

@@ -7,8 +7,8 @@ namespace stitch::rpc {
 // Tensors on the wire. Dense tensors keep their strides and travel as the bytes they cover, never
 // their whole storage; expanded dimensions are not materialised; sparse COO tensors travel as
 // indices and values; undefined and zero-size tensors take no bytes. requires_grad travels,
-// autograd history does not. A dense tensor of at most kSnapshotBytes is copied at once, so the
-// caller may change it right away; a larger one is sent from its own memory and must not be changed
+// autograd history does not. A dense tensor of at most kSnapshotBytes is copied immediately, so
+// the caller may change it; a larger one is sent from its own memory and must not be changed
 // until the call completes.
 inline constexpr std::size_t kSnapshotBytes = std::size_t{64} << 10;
 
@@ -19,11 +19,12 @@ void encode_tensors(OutMessage& message);
 // Fills message.tensors. Descriptors are checked against the buffers that arrived, each of which is
 // used once; Error(protocol) when they disagree. Large dense tensors use the received memory
 // without a copy, so that the time is that of copying the frame and, for sparse and bool tensors,
-// of looking at what arrived.
+// of inspecting what arrived.
 void decode_tensors(InMessage& message);
 
-// Whether decoding the message, its tensors and its body, may take longer than a thread that reads
-// for everybody should be busy with one message: more than kQuicklyDecodedBytes are looked at.
+// Whether decoding the message (tensors and body) may take longer than a reader thread, which
+// serves all connections, should spend on one message: it has to look at more than
+// kQuicklyDecodedBytes.
 inline constexpr std::size_t kQuicklyDecodedBytes = std::size_t{256} << 10;
 [[nodiscard]] bool takes_long_to_decode(const InMessage& message) noexcept;
 

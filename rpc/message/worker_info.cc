@@ -10,8 +10,8 @@ std::string to_string(const WorkerInfo& info) {
 }
 
 bool is_worker_name(const std::string& name) {
-  constexpr std::size_t kMostCharacters = 127;
-  return !name.empty() && name.size() <= kMostCharacters &&
+  constexpr std::size_t kMaxCharacters = 127;
+  return !name.empty() && name.size() <= kMaxCharacters &&
          std::all_of(name.begin(), name.end(), [](char c) {
            return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' ||
                   c == ':' || c == '.';

@@ -31,8 +31,8 @@ class WorkerId {
   std::uint32_t value_ = 0;
 };
 
-// A worker's name, id, and which life of it this is: a worker that comes back under its name has a
-// higher epoch. Sendable.
+// A worker's name, id and epoch: a worker that is restarted under its name has a higher epoch.
+// Sendable.
 struct WorkerInfo {
   std::string name;         // unique in its world
   WorkerId id;              // the rank

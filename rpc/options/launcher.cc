@@ -35,17 +35,16 @@ int require_number(const Environment& environment, const std::string& name,
   return *value;
 }
 
-// Whether nobody else can put a file there. The environment may come from another host, where the
-// folder exists.
+// Whether other users cannot create files there. The environment may come from another host, where
+// the folder exists.
 bool is_private_folder(const std::string& path) {
   struct stat state {};
   return path.starts_with('/') && stat(path.c_str(), &state) == 0 && S_ISDIR(state.st_mode) &&
          state.st_uid == geteuid() && (state.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-// A file that only the processes of one job on this host, started by one user, agree on. In a
-// folder that is shared with other users somebody else may make it first; the file store then
-// refuses it.
+// A file on which only the processes of one job on this host, started by one user, agree. In a
+// folder shared with other users another user may create it first; the file store then refuses it.
 std::string job_file(const Environment& environment, const std::string& job) {
   std::string safe;
   for (const char c : job) safe += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '-';

@@ -207,7 +207,7 @@ Options resolve_options(Options options) {
   if (launch && options.rank == kUnset) options.rank = launch->rank;
   if (launch && options.world_size == kUnset) options.world_size = launch->world_size;
   if (options.world_size == 1 && options.rank == kUnset) options.rank = 0;
-  // -1 may come of a number that could not be read: to take it for "not set" would hide that.
+  // -1 may be a number that could not be read: treating it as "not set" would hide that.
   if (options.rank < 0 && options.rank != kUnset)
     refuse("rank", std::to_string(options.rank), "a number from 0 on");
   if (options.world_size < 1 && options.world_size != kUnset)
@@ -222,7 +222,7 @@ Options resolve_options(Options options) {
   if (options.rank >= options.world_size) {
     throw Error(ErrorCode::invalid_argument,
                 "rank " + std::to_string(options.rank) + " does not fit a world of " +
-                    std::to_string(options.world_size) + "; ranks go from 0 to world_size - 1");
+                    std::to_string(options.world_size) + "; ranks are 0 to world_size - 1");
   }
   if (options.init_method == "env://" && !options.store && options.world_size > 1) {
     if (!launch || launch->init_method.empty()) {
@@ -261,8 +261,8 @@ Options resolve_options(Options options) {
   }
   options.init_timeout =
       std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
-  constexpr std::size_t kMostInlineBytes = std::size_t{1} << 20;
-  if (options.inline_bytes > kMostInlineBytes)
+  constexpr std::size_t kMaxInlineBytes = std::size_t{1} << 20;
+  if (options.inline_bytes > kMaxInlineBytes)
     refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
   if (options.max_frame_bytes < 4096)
     refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/store/store.h"
-#include "stitch/transport/wire/session_seal.h"
+#include "stitch/transport/wire/encryption.h"
 
 namespace stitch {
 
+namespace transport {
+class Store;
+}  // namespace transport
 using transport::Encryption;
 
 // How a worker joins its world. Every field has a default and an environment variable
@@ -41,7 +43,7 @@ struct Options {
   // Shared by all workers; proved on every connection before anything else is read. Also from the
   // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.
   std::string secret{};
-  // Of what goes over TCP: `on` (encrypted), `integrity` (readable, but nothing can be changed) or
+  // Of traffic over TCP: `on` (encrypted), `integrity` (readable, but nothing can be changed) or
   // `off`; the same on all workers. Default: `on` with a secret, `off` without one.
   std::optional<Encryption> encryption{};
   std::size_t max_frame_bytes = std::size_t{64}
@@ -49,7 +51,8 @@ struct Options {
   std::size_t max_inflight_bytes =
       std::size_t{4} << 30;  // queued here to be sent, or received and not yet handled
   std::size_t inline_bytes =
-      std::size_t{16} << 10;  // tensors up to this size go inside the frame, at most 1 MiB; 0: none
+      std::size_t{16}
+      << 10;  // tensors up to this size are sent inside the frame; at most 1 MiB; 0: none
   std::size_t receive_pool_bytes =
       std::size_t{1} << 30;  // memory of received tensors kept for reuse; returned after 2 s unused
   // Instead of init_method: a store of the caller's own, for whole worlds in one process.

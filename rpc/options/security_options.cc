@@ -19,13 +19,13 @@ namespace stitch::rpc {
 
 namespace {
 
-constexpr std::size_t kMostSecretBytes = 4096;
+constexpr std::size_t kMaxSecretBytes = 4096;
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::invalid_argument, text);
 }
 
-// A secret of blanks only comes from a mistake in a script, not from anybody's choice.
+// A secret of nothing but blanks is a mistake in a script, never a choice.
 void check_not_blank(const std::string& secret, const std::string& what) {
   if (secret.find_first_not_of(" \t\r\n") == std::string::npos) {
     refuse(what + (secret.empty() ? " is set but empty" : " has nothing but blanks") +
@@ -77,7 +77,7 @@ std::string read_secret_file(const std::string& path) {
            ", so that others than its owner can use it; "
            "allowed: 0400, 0600");
   }
-  std::string text(kMostSecretBytes + 1, '\0');
+  std::string text(kMaxSecretBytes + 1, '\0');
   const SecretWiper wiper(text);
   std::size_t size = 0;
   while (size < text.size()) {
@@ -87,8 +87,8 @@ std::string read_secret_file(const std::string& path) {
     if (count == 0) break;
     size += static_cast<std::size_t>(count);
   }
-  if (size > kMostSecretBytes)
-    refuse(what + " has more than " + std::to_string(kMostSecretBytes) + " bytes");
+  if (size > kMaxSecretBytes)
+    refuse(what + " has more than " + std::to_string(kMaxSecretBytes) + " bytes");
   if (size > 0 && text[size - 1] == '\n') --size;
   if (size > 0 && text[size - 1] == '\r') --size;
   std::string secret = text.substr(0, size);
@@ -101,8 +101,8 @@ void check_tensorpipe_address(const std::vector<std::string>& transports,
   const std::string* const found = find_tensorpipe(transports);
   if (found == nullptr || is_loopback(address) || insecure_is_allowed()) return;
   refuse("transport \"" + *found + "\" is refused where " + address +
-         " is listened on: TensorPipe's own protocol trusts whoever reaches its port; use shm and "
-         "tcp, or set STITCH_INSECURE=1");
+         " is listened on: TensorPipe's own protocol trusts any peer that reaches its port; use "
+         "shm and tcp, or set STITCH_INSECURE=1");
 }
 
 void resolve_security(Options& options) {
@@ -136,10 +136,10 @@ void resolve_security(Options& options) {
   }
   const std::string* const tensorpipe = find_tensorpipe(options.transports);
   if (tensorpipe != nullptr && !options.secret.empty() && !insecure_is_allowed()) {
-    refuse(
-        "transport \"" + *tensorpipe +
-        "\" is refused with a secret: TensorPipe's own protocol trusts whoever reaches its port, "
-        "and nothing it carries is encrypted; use shm and tcp, or set STITCH_INSECURE=1");
+    refuse("transport \"" + *tensorpipe +
+           "\" is refused with a secret: TensorPipe's own protocol trusts any peer that reaches "
+           "its port, "
+           "and nothing it carries is encrypted; use shm and tcp, or set STITCH_INSECURE=1");
   }
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 
 namespace {

@@ -6,6 +6,7 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/rref_backward.h"
+#include "stitch/rpc/agent/agent.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
 #include "tests/support/oracle.h"

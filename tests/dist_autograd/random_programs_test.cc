@@ -6,6 +6,7 @@
 #include <string>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/oracle.h"

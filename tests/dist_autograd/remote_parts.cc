@@ -1,4 +1,5 @@
 #include "tests/dist_autograd/remote_parts.h"
+#include "stitch/rpc/agent/agent.h"
 
 #include <map>
 #include <mutex>

@@ -8,6 +8,7 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <type_traits>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "stitch/base/event_loop.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/deadline_heap.h"
 #include "stitch/rpc/agent/deadline_watch.h"
 #include "stitch/rpc/message/message.h"

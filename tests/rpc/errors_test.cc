@@ -11,6 +11,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/event_loop.h"
 #include "stitch/base/name_list.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/tcp_store.h"

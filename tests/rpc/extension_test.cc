@@ -1,6 +1,7 @@
 // What extensions rely on: they are told of messages that are never sent, control frames arrive,
 // and a message that cannot be handled fails its own call only.
 #include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/agent.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 #include "stitch/rpc/future/future.h"
+#include "stitch/rpc/agent/agent.h"
 
 #include <gtest/gtest.h>
 
@@ -343,13 +344,13 @@ TEST(Coroutine, CarriesErrors) {
   EXPECT_EQ(catches().get(), static_cast<int>(ErrorCode::out_of_range));
 }
 
-// Says in its destructor, which takes a while, that it is gone.
-class SlowToGo {
+// Counts in its destructor, which takes a while.
+class SlowToDestroy {
  public:
-  explicit SlowToGo(std::atomic<int>& gone) : gone_(&gone) {}
-  SlowToGo(SlowToGo&& other) noexcept : gone_(std::exchange(other.gone_, nullptr)) {}
-  SlowToGo& operator=(SlowToGo&&) = delete;
-  ~SlowToGo() {
+  explicit SlowToDestroy(std::atomic<int>& gone) : gone_(&gone) {}
+  SlowToDestroy(SlowToDestroy&& other) noexcept : gone_(std::exchange(other.gone_, nullptr)) {}
+  SlowToDestroy& operator=(SlowToDestroy&&) = delete;
+  ~SlowToDestroy() {
     if (gone_ == nullptr) return;
     std::this_thread::sleep_for(20ms);
     ++*gone_;
@@ -358,14 +359,15 @@ class SlowToGo {
  private:
   std::atomic<int>* gone_;
 };
-Future<int> with_locals(SlowToGo, std::atomic<int>& gone, Future<int> gate) {
-  const SlowToGo local(gone);
+Future<int> with_locals(SlowToDestroy, std::atomic<int>& gone, Future<int> gate) {
+  const SlowToDestroy local(gone);
   const int value = co_await gate;
   if (value < 0) throw stitch::Error(ErrorCode::out_of_range, "negative");
   co_return value;
 }
-Future<void> with_locals_and_nothing_to_say(SlowToGo, std::atomic<int>& gone, Future<int> gate) {
-  const SlowToGo local(gone);
+Future<void> with_locals_and_nothing_to_say(SlowToDestroy, std::atomic<int>& gone,
+                                            Future<int> gate) {
+  const SlowToDestroy local(gone);
   co_await gate;
 }
 
@@ -375,8 +377,9 @@ TEST(Coroutine, PublishesItsOutcomeWhenItsLocalsAndParametersAreGone) {
       Promise<int> gate;
       if (ready_before) gate.set_value(value);
       std::atomic<int> gone = 0, gone_too = 0, seen = -1;
-      auto outcome = with_locals(SlowToGo(gone), gone, gate.future());
-      auto nothing = with_locals_and_nothing_to_say(SlowToGo(gone_too), gone_too, gate.future());
+      auto outcome = with_locals(SlowToDestroy(gone), gone, gate.future());
+      auto nothing =
+          with_locals_and_nothing_to_say(SlowToDestroy(gone_too), gone_too, gate.future());
       outcome.on_ready([&] { seen = gone.load(); });
       std::jthread opener([&] { gate.set_value(value); });
       EXPECT_EQ(outcome.then([](Future<int> done) { return done.has_error(); }).get(), value < 0);

@@ -426,7 +426,7 @@ TEST(HostileBytes, ATensorIsHandedOutOnce) {
                        ErrorCode::invalid_argument, "tensor 0 is wanted, the next one is 1"));
 }
 
-// --- what a reader's time goes to
+// --- what takes a reader's time
 
 std::atomic<bool> reading{false};
 std::atomic<bool> may_go_on{false};

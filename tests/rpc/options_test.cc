@@ -101,7 +101,7 @@ TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({}, {.name = "a b", .rank = 0, .world_size = 1}),
             "name is \"a b\"; allowed: 1 to 127 of letters, digits, '-', '_', ':', '.'");
   EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}),
-            "rank 2 does not fit a world of 2; ranks go from 0 to world_size - 1");
+            "rank 2 does not fit a world of 2; ranks are 0 to world_size - 1");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "http://x"}),
             "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path; did you "
             "mean tcp://?");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/agent/incoming_call.h"

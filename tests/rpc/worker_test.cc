@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
 #include "tests/support/cluster.h"

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
 

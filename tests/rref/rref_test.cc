@@ -1,6 +1,7 @@
 // What an RRef does for its user, over whole worlds in one process.
 
 #include "stitch/rref/rref.h"
+#include "stitch/rpc/agent/agent.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "stitch/transport/wire/encryption.h"
 #include "stitch/transport/wire/secret_key.h"
 
 namespace stitch::transport {

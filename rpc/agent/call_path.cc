@@ -1,0 +1,54 @@
+#include "stitch/rpc/agent/call_path.h"
+
+#include <utility>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/future/live_runtimes.h"
+
+namespace stitch::rpc {
+
+std::shared_ptr<Agent> current_agent() {
+  return std::static_pointer_cast<Agent>(current_runtime());
+}
+
+void throw_if_stopped(const std::shared_ptr<Agent>& agent) { agent->throw_if_stopped(); }
+
+const PeerTable& peers_of(const std::shared_ptr<Agent>& agent) { return agent->peers(); }
+
+OutMessage begin_request(std::uint64_t function_id) { return Agent::begin_request(function_id); }
+
+std::chrono::nanoseconds effective_timeout(const std::shared_ptr<Agent>& agent,
+                                           std::optional<std::chrono::nanoseconds> timeout) {
+  return agent->effective_timeout(timeout);
+}
+
+std::uint64_t start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+                         std::string_view function, std::chrono::nanoseconds timeout,
+                         OutMessage message, std::shared_ptr<PendingCall> pending) {
+  return agent->start_call(to, function, timeout, std::move(message), std::move(pending));
+}
+
+void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, OutMessage message) {
+  agent->start_notify(to, std::move(message));
+}
+
+void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id) {
+  if (const auto alive = agent.lock()) alive->abandon_call(call_id);
+}
+
+InArchive arguments_of(IncomingCall& call) { return call.arguments(); }
+
+void fail(IncomingCall& call, const Error& error) { call.fail(error); }
+
+void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception) {
+  call.fail_in_handler(exception);
+}
+
+void others_poll(IncomingCall& call) noexcept { call.others_poll(); }
+
+void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what) {
+  call.reply([&](OutArchive& archive) { encode(what, archive); });
+}
+
+}  // namespace stitch::rpc

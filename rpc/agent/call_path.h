@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+#include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/worker_info.h"
+
+// What the templates behind calls and handlers need of an Agent and of an IncomingCall. They are
+// compiled into every program that uses stitch; the classes themselves are not. Each function below
+// does what the method of the same name does: errors and thread contracts are stated there.
+namespace stitch::rpc {
+
+class Agent;
+class IncomingCall;
+class PeerTable;
+
+// What waits for the outcome of a call. Exactly one of on_reply() and on_error() is called, once,
+// on a reader thread, the event loop or the thread that made the call; it must not block.
+class PendingCall {
+ public:
+  virtual ~PendingCall() = default;
+  // The reply; its tensors have been decoded. May throw: the error goes to on_error().
+  virtual void on_reply(InMessage& message) = 0;
+  virtual void on_error(const Error& error) = 0;
+  // Memory for the `bytes` bytes of the reply's tensors; without data for no preference. On a
+  // reader thread, before on_reply().
+  [[nodiscard]] virtual transport::Buffer place(std::size_t bytes) noexcept { return {}; }
+};
+
+// ---- the caller's side
+
+// The worker that code on this thread belongs to: that of the running handler, continuation or
+// WorkerScope, else the process's only one. Throws as LiveRuntimes::only().
+[[nodiscard]] std::shared_ptr<Agent> current_agent();
+
+void throw_if_stopped(const std::shared_ptr<Agent>& agent);
+[[nodiscard]] const PeerTable& peers_of(const std::shared_ptr<Agent>& agent);
+[[nodiscard]] OutMessage begin_request(std::uint64_t function_id);
+[[nodiscard]] std::chrono::nanoseconds effective_timeout(
+    const std::shared_ptr<Agent>& agent, std::optional<std::chrono::nanoseconds> timeout);
+std::uint64_t start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+                         std::string_view function, std::chrono::nanoseconds timeout,
+                         OutMessage message, std::shared_ptr<PendingCall> pending);
+void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, OutMessage message);
+// Does nothing when the agent is gone.
+void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
+
+// ---- the callee's side
+
+[[nodiscard]] InArchive arguments_of(IncomingCall& call);
+void fail(IncomingCall& call, const Error& error);
+void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
+void others_poll(IncomingCall& call) noexcept;
+// `encode(what, archive)` writes the result.
+void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
+template <class Encode>
+void reply(IncomingCall& call, Encode&& encode) {
+  using Function = std::remove_reference_t<Encode>;
+  reply(
+      call, [](void* what, OutArchive& archive) { (*static_cast<Function*>(what))(archive); },
+      &encode);
+}
+
+}  // namespace stitch::rpc

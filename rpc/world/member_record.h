@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "stitch/rpc/options/options.h"
+
+namespace stitch::rpc {
+
+// What a worker writes about itself into the store of its world.
+struct MemberRecord {
+  std::string name;
+  std::int64_t rank = 0;
+  std::int64_t world_size = 0;
+  std::uint64_t epoch = 0;
+  std::string process;          // equal for workers of one process, and only for those
+  std::string host;             // equal for workers that reach one another on 127.0.0.1
+  std::string memory;           // equal for workers that can meet over shared memory; empty: cannot
+  bool prefers_memory = false;  // to any transport but loopback within a process
+
+  [[nodiscard]] std::string encode() const;
+  // Throws Error(protocol) when `text` is not a record.
+  [[nodiscard]] static MemberRecord decode(const std::string& text);
+};
+
+// This worker's, with epoch 0. Tries out shared memory where `options` allow it and other workers
+// could share it.
+[[nodiscard]] MemberRecord describe_this_worker(const Options& options);
+
+// Whether `self` can connect to an address of `other`, as far as hosts and users decide.
+[[nodiscard]] bool within_reach(const std::string& address, const MemberRecord& self,
+                                const MemberRecord& other);
+
+}  // namespace stitch::rpc

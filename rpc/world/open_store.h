@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "stitch/base/event_loop.h"
+#include "stitch/rpc/options/options.h"
+#include "stitch/transport/store/store.h"
+#include "stitch/transport/wire/secret_key.h"
+
+namespace stitch::rpc {
+
+// The store where the workers of a world meet.
+struct OpenStore {
+  std::shared_ptr<transport::Store> store;
+  std::shared_ptr<void> server{};  // on the worker that hosts the store; ends with its last owner
+};
+
+// Opens the store that `options` names: Options::store, else that of init_method, which the worker
+// of rank 0 hosts if it is a TCP store. Blocks for at most options.init_timeout; errors as init().
+// `key` (may be null) is stretched from options.secret. REQUIRES: options went through
+// resolve_options().
+[[nodiscard]] OpenStore open_store(const Options& options,
+                                   std::shared_ptr<const transport::SecretKey> key,
+                                   base::EventLoop& loop);
+
+// Throws Error(invalid_argument) when worker `name` would listen on a network without a secret and
+// STITCH_INSECURE is not set: any host that reaches the port could call any registered function.
+void check_open_network(const std::string& name, bool has_secret, const std::string& address);
+
+}  // namespace stitch::rpc

@@ -1,0 +1,64 @@
+cmake_minimum_required(VERSION 3.25)
+
+# Checks with the compiler what a program's unit gets of the library when it includes a public header: no table, ledger, event
+# loop or agent, and no more of stitch's own headers than the limit says.
+#   SOURCE_DIR, INCLUDE_ROOT, COMPILER, SYSTEM_INCLUDES ("a|b|c")
+include("${SOURCE_DIR}/cmake/StitchPublicHeaders.cmake")
+
+# Of stitch.h, itself included. It may be lowered, not raised.
+set(limit 76)
+set(internal
+  "^base/(event_loop|task_thread|descriptor|forked)\\.h$"
+  "^transport/[a-z_]+\\.h$"
+  "^transport/(stream|loopback|tensorpipe|selection)/"
+  "^transport/wire/(session_seal|handshake|hello|record|secret_key)[a-z_]*\\.h$"
+  "^rpc/agent/"
+  "^rpc/world/"
+  "^rpc/future/(thread_pool|live_runtimes)\\.h$"
+  "^rref/(rref_agent|carried_refs)\\.h$"
+  "^rref/lifetime/(lifetime|holder_table|owner_table|ledger|effects|interval_set)\\.h$"
+  "^dist_autograd/(engine|context_state|context_table|pass[a-z_]*|strand|outbox|recording)\\.h$"
+  "^dist_autograd/executor/")
+set(exceptions rpc/agent/call_path.h)
+# Headers that do not keep to the list above yet. One that does has to leave this list.
+set(not_yet stitch.h dist_autograd/rref_backward.h dist_optim/distributed_optimizer.h rref/remote_module.h rref/rref.h)
+
+string(REPLACE "|" ";" SYSTEM_INCLUDES "${SYSTEM_INCLUDES}")
+list(TRANSFORM SYSTEM_INCLUDES PREPEND "-isystem")
+set(violations "")
+foreach(header IN LISTS STITCH_PUBLIC_HEADERS)
+  execute_process(
+    COMMAND "${COMPILER}" -std=c++20 -x c++ -MM "-I${INCLUDE_ROOT}" ${SYSTEM_INCLUDES} "${INCLUDE_ROOT}/stitch/${header}"
+    RESULT_VARIABLE result OUTPUT_VARIABLE rule ERROR_VARIABLE errors)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${header} cannot be included alone:\n${errors}")
+  endif()
+  string(REGEX MATCHALL "include/stitch/[a-z_/]+\\.h" pulled "${rule}")
+  list(TRANSFORM pulled REPLACE "^include/stitch/" "")
+  list(REMOVE_DUPLICATES pulled)
+  set(found "")
+  foreach(each IN LISTS pulled)
+    foreach(pattern IN LISTS internal)
+      if(each MATCHES "${pattern}" AND NOT each IN_LIST exceptions)
+        string(APPEND found "${header}: pulls ${each}, which is internal\n")
+      endif()
+    endforeach()
+  endforeach()
+  if(NOT header IN_LIST not_yet)
+    string(APPEND violations "${found}")
+  elseif(NOT found)
+    string(APPEND violations "${header}: pulls nothing internal any more; take it out of the list `not_yet`\n")
+  endif()
+  list(LENGTH pulled count)
+  if(header STREQUAL "stitch.h")
+    message(STATUS "stitch.h pulls ${count} headers of stitch; the limit is ${limit}")
+    if(count GREATER limit)
+      list(JOIN pulled "\n  " names)
+      string(APPEND violations "${header}: pulls ${count} headers of stitch; the limit is ${limit}:\n  ${names}\n")
+    endif()
+  endif()
+endforeach()
+
+if(violations)
+  message(FATAL_ERROR "\n${violations}")
+endif()
