@@ -1,7 +1,6 @@
 #include "examples/fashion_mnist.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <zlib.h>
 
 #include <cstdint>
@@ -10,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
+
 namespace {
 
 std::string big_endian(std::uint32_t value) {
@@ -17,7 +18,7 @@ std::string big_endian(std::uint32_t value) {
           static_cast<char>(value >> 8), static_cast<char>(value)};
 }
 
-// The bytes of an images file: picture i is filled with the value i.
+// The bytes of an images file: all pixels of image i have the value i.
 std::string images(std::uint32_t count, std::uint32_t rows = 28, std::uint32_t columns = 28) {
   std::string bytes =
       big_endian(0x803) + big_endian(count) + big_endian(rows) + big_endian(columns);
@@ -32,16 +33,13 @@ std::string labels(std::uint32_t count) {
   return bytes;
 }
 
-// A folder with a small valid data set, of which each test breaks something.
+// A folder with a small valid data set, which each test damages in its own way.
 class FashionMnistFiles : public ::testing::Test {
  protected:
   FashionMnistFiles() {
-    std::string path = std::filesystem::temp_directory_path() / "fashion-mnist-test-XXXXXX";
-    folder_ = ::mkdtemp(path.data());
     write(images_, images(20));
     write(labels_, labels(20));
   }
-  ~FashionMnistFiles() override { std::filesystem::remove_all(folder_); }
 
   void write(const std::string& name, const std::string& bytes) const {
     gzFile file = ::gzopen((folder_ / name).c_str(), "wb");
@@ -51,7 +49,7 @@ class FashionMnistFiles : public ::testing::Test {
     ::gzclose(file);
   }
 
-  // The error of reading the folder, the folder's name taken out.
+  // The text of the error of reading the folder, without the folder's name.
   std::string error() const {
     try {
       (void)read_fashion_mnist(folder_, FashionMnistSplit::train);
@@ -65,7 +63,8 @@ class FashionMnistFiles : public ::testing::Test {
     return "no error";
   }
 
-  std::filesystem::path folder_;
+  const stitch::testing::TemporaryFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
   const std::string images_ = "train-images-idx3-ubyte.gz";
   const std::string labels_ = "train-labels-idx1-ubyte.gz";
 };

@@ -10,7 +10,7 @@
 
 namespace {
 
-// The lines printed to a file that is no terminal.
+// The lines printed to a file, which is not a terminal.
 std::vector<std::string> lines_of(std::FILE* file) {
   std::rewind(file);
   std::vector<std::string> lines;

@@ -8,7 +8,7 @@
 
 namespace {
 
-// What a splitter prints for what it is fed, read back from a pipe.
+// The output of a LineSplitter, read back from a pipe.
 class LineOutput : public ::testing::Test {
  protected:
   LineOutput() { EXPECT_EQ(::pipe(pipe_.data()), 0); }

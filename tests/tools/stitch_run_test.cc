@@ -1,7 +1,6 @@
-// stitch-run, driven as a user does, over small shell programs.
+// stitch-run as a user runs it, on small shell programs.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,13 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "tests/tools/running_command.h"
+#include "tests/support/eventually.h"
+#include "tests/support/running_command.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
 using std::chrono::steady_clock;
-using stitch_test::gone;
-using stitch_test::RunningCommand;
+using stitch::testing::eventually;
+using stitch::testing::gone;
+using stitch::testing::RunningCommand;
 
 std::vector<std::string> shell(std::vector<std::string> options, const std::string& script) {
   options.insert(options.begin(), STITCH_RUN);
@@ -45,31 +47,24 @@ std::vector<std::string> sorted_lines(const std::string& text) {
   return lines;
 }
 
-// A folder for the scripts of one test to leave notes in.
+// With a folder to which the scripts of a test write process ids.
 class StitchRun : public ::testing::Test {
  protected:
-  StitchRun() {
-    std::string path = std::filesystem::temp_directory_path() / "stitch-run-test-XXXXXX";
-    folder_ = ::mkdtemp(path.data());
-  }
-  ~StitchRun() override { std::filesystem::remove_all(folder_); }
+  std::string path(const std::string& name) const { return folder_.path() / name; }
 
-  std::string path(const std::string& name) const { return folder_ / name; }
-
-  // The number that a script writes to a file, waited for.
+  // Waits until a script has written a process id to that file, and returns it.
   pid_t noted_pid(const std::string& name) const {
-    const auto deadline = steady_clock::now() + std::chrono::seconds(20);
-    while (steady_clock::now() < deadline) {
-      pid_t pid = 0;
-      if (std::ifstream file(path(name)); file >> pid && file.get() == '\n') return pid;
-      ::usleep(2000);
-    }
-    ADD_FAILURE() << name << " was not written";
-    return -1;
+    pid_t pid = -1;
+    EXPECT_TRUE(eventually([&] {
+      std::ifstream file(path(name));
+      return file >> pid && file.get() == '\n';
+    })) << name
+        << " was not written";
+    return pid;
   }
 
  private:
-  std::filesystem::path folder_;
+  const stitch::testing::TemporaryFolder folder_;
 };
 
 TEST_F(StitchRun, SetsRankAndNameOfEachProcess) {
@@ -206,15 +201,12 @@ TEST_F(StitchRun, LeavesNothingBehindWhenKilled) {
   for (pid_t pid : pids) EXPECT_TRUE(gone(pid));
   std::string store;
   std::ifstream(path("store")) >> store;
-  const auto deadline = steady_clock::now() + std::chrono::seconds(10);
-  while (std::filesystem::exists(std::filesystem::path(store).parent_path()) &&
-         steady_clock::now() < deadline)
-    ::usleep(2000);
-  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(store).parent_path()));
+  const auto folder = std::filesystem::path(store).parent_path();
+  EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(folder); })) << folder;
 }
 
 TEST_F(StitchRun, LeavesNothingBehindWhenKilledByAChild) {
-  // As early as a program can: the launcher is still busy with starting it.
+  // As early as possible: the launcher is still starting the program.
   for (int round = 0; round < 20; ++round) {
     const Result result = run(
         shell({"-n", "1"}, "sleep 1000 & echo $! > " + path("sleep") + "; kill -KILL $PPID; wait"));
