@@ -1,93 +1,43 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/dist_optim/named_values.h"
+#include "stitch/dist_optim/shard.h"
+#include "stitch/dist_optim/shard_reader.h"  // IWYU pragma: export
+#include "stitch/dist_optim/shard_writer.h"  // IWYU pragma: export
 
 namespace stitch::optim {
 
-// A checkpoint is a folder with one file per owner of parameters, "<owner>.optimizer". The format
-// (docs/checkpoints.md) is stitch's own: named, typed values, a version, a checksum over all of it.
-// Files are read and written by the worker that asks for it, on its own file system: no path
-// travels. Errors are Error(invalid_argument) and name the file.
+// A checkpoint is a folder with one shard per owner of parameters, "<owner>.optimizer", in stitch's
+// own format (docs/checkpoints.md). The worker that saves or loads reads and writes all files, on
+// its own file system; paths are never sent. Unless stated otherwise, errors are
+// Error(invalid_argument) and name the file. Thread contract: any thread, but not two saves into
+// one folder at the same time.
 
-// What a file says about itself.
-struct ShardHeader {
-  std::string optimizer;            // its type, "torch::optim::Adam"
-  std::string owner;                // whose parameters these are
-  std::vector<std::string> owners;  // all of the checkpoint: it is complete when all are there
-  std::string save_id;              // equal in all files of one save; later saves have greater ones
-  NamedValues options;
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(optimizer, owner, owners, save_id, options);
-  }
-};
-
-// A parameter as a file has it: its state is absent when it had not been stepped yet.
-struct SavedParameter {
-  std::string name;
-  std::vector<std::int64_t> sizes;
-  std::optional<NamedValues> state;
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(name, sizes, state);
-  }
-};
-
-// A new identity for the files of one save: the time and a random number.
+// A new id for the shards of one save: 32 hexadecimal digits from the time and a random number.
+// Throws Error(internal) without a source of random numbers.
 [[nodiscard]] std::string new_save_id();
 
-// Throws when the folder has the checkpoint of another type of optimizer, which a save would
-// replace.
+// Throws when the folder holds the checkpoint of another type of optimizer, which a save would
+// overwrite.
 void expect_folder_for(const std::filesystem::path& folder, const std::string& optimizer);
 
-// Writes one owner's file, beside the one that may be there already: only publish() puts it in that
-// one's place. What is not finished disappears with the writer. Thread contract: one thread.
-class ShardWriter {
- public:
-  // Makes the folder. `parameters`: how many will be added.
-  ShardWriter(const std::filesystem::path& folder, const ShardHeader& header,
-              std::size_t parameters);
-  ~ShardWriter();
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
-
-  void add(const SavedParameter& parameter);
-  // Everything is on the disk when this returns.
-  void finish();
-
- private:
-  class File;
-  std::unique_ptr<File> file_;
-};
-
-// Puts the finished files of a save in place of the older ones, all or none: should the process die
-// in the middle, find_shards() takes the finished files. Files of owners that the save does not
-// have are removed.
+// Renames the finished shards of a save over the previous ones and removes the shards of all other
+// owners. Atomic for a reader: if the process dies between two renames, find_shards() finds the
+// finished shards under their temporary names.
 void publish(const std::filesystem::path& folder, const std::vector<std::string>& owners);
 
-// The files of the folder's checkpoint, each read once and found undamaged. Throws when there is
-// none, or files of several saves of which none is complete.
+// The shards of the folder's latest complete save, each read once and its checksum verified. Throws
+// when there is none.
 [[nodiscard]] std::vector<std::filesystem::path> find_shards(const std::filesystem::path& folder);
 
-// Reads a file from end to end; `each` gets the parameters as they come, before it is known that
-// the checksum is right. Throws when the file is damaged, cut short, of another version or no
-// checkpoint at all; no memory is taken beyond what the file's size covers.
-ShardHeader read_shard(const std::filesystem::path& file,
-                       const std::function<void(SavedParameter)>& each);
-
-// For loading: throw, naming the file, when it is of another type of optimizer, when a saved
-// parameter is not wanted (`sizes` is null) or has other sizes; and the error for one that no file
-// has.
+// Checks of a load. The first two throw, naming the file: when the shard is of another type of
+// optimizer; when the optimizer does not have the saved parameter (`sizes` is null) or has it with
+// another shape. The third makes the error for a parameter that no shard has.
 void check_optimizer(const std::filesystem::path& file, const ShardHeader& header,
                      const std::string& optimizer);
 void check_saved(const std::filesystem::path& file, const SavedParameter& saved,

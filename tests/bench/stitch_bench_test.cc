@@ -1,5 +1,5 @@
-// What stitch-bench promises whatever the machine does meanwhile: each measure ends and prints
-// numbers, and no process is left. What the numbers are is not for a test.
+// What stitch-bench guarantees on any machine under any load: each measure ends and prints numbers,
+// and no process is left. The numbers themselves are not tested.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -10,16 +10,17 @@
 #include <map>
 #include <set>
 #include <sstream>
-#include <thread>
 
-#include "tests/tools/running_command.h"
+#include "tests/support/eventually.h"
+#include "tests/support/running_command.h"
 
 namespace {
 
 using namespace std::chrono_literals;
-using stitch_test::RunningCommand;
+using stitch::testing::eventually;
+using stitch::testing::RunningCommand;
 
-// Every measure with the smallest of everything.
+// The shortest run of a measure.
 const std::vector<std::string> kSmallest{"--rounds=1", "--seconds=0.02", "--sizes=1,2",
                                          "--load-size=4"};
 
@@ -40,7 +41,7 @@ std::map<std::string, std::pair<double, std::string>> results(const std::string&
   return found;
 }
 
-// Differences of two numbers that may be equal: any finite one will do.
+// Differences of two numbers that may be equal.
 bool may_be_negative(const std::string& key) {
   return key.ends_with(".slowdown") || key.ends_with("_above_libtorch") ||
          key.starts_with("allocs.");
@@ -73,14 +74,15 @@ std::vector<pid_t> children_of(pid_t parent) {
   return children;
 }
 
-// A measure that takes minutes, once both of its processes run.
+// A measure that takes minutes; constructed once both of its processes run.
 struct LongMeasure {
   LongMeasure() : command(bench({"latency", "--no-floors", "--seconds=60"}), 60s) {
-    const auto end = std::chrono::steady_clock::now() + 30s;
-    while (children.size() < 2 && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(10ms);
-      children = children_of(command.pid());
-    }
+    static_cast<void>(eventually(
+        [this] {
+          children = children_of(command.pid());
+          return children.size() >= 2;
+        },
+        30s));
   }
   RunningCommand command;
   std::vector<pid_t> children;
@@ -115,7 +117,7 @@ TEST(StitchBench, AnInterruptEndsItAndItsProcesses) {
   ASSERT_EQ(measure.children.size(), 2u);
   measure.command.send_signal(SIGINT);
   EXPECT_EQ(measure.command.wait(), 128 + SIGINT);
-  for (const pid_t child : measure.children) EXPECT_TRUE(stitch_test::gone(child));
+  for (const pid_t child : measure.children) EXPECT_TRUE(stitch::testing::gone(child));
 }
 
 TEST(StitchBench, ItsProcessesDieWithIt) {
@@ -123,21 +125,15 @@ TEST(StitchBench, ItsProcessesDieWithIt) {
   ASSERT_EQ(measure.children.size(), 2u);
   measure.command.send_signal(SIGKILL);
   EXPECT_EQ(measure.command.wait(), 128 + SIGKILL);
-  for (const pid_t child : measure.children) EXPECT_TRUE(stitch_test::gone(child));
+  for (const pid_t child : measure.children) EXPECT_TRUE(stitch::testing::gone(child));
 }
 
-TEST(StitchBench, AMeasureOfWhichAProcessDiesFailsAndTheNextRuns) {
+TEST(StitchBench, AMeasureWhoseProcessDiesFailsAndTheNextRuns) {
   LongMeasure measure;
   ASSERT_EQ(measure.children.size(), 2u);
   ::kill(measure.children[1], SIGKILL);
-  for (const pid_t child : measure.children) EXPECT_TRUE(stitch_test::gone(child));
-  const auto end = std::chrono::steady_clock::now() + 30s;
-  std::vector<pid_t> next;
-  while (next.size() < 2 && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(10ms);
-    next = children_of(measure.command.pid());
-  }
-  EXPECT_EQ(next.size(), 2u);
+  for (const pid_t child : measure.children) EXPECT_TRUE(stitch::testing::gone(child));
+  EXPECT_TRUE(eventually([&] { return children_of(measure.command.pid()).size() == 2; }, 30s));
   measure.command.send_signal(SIGTERM);
   EXPECT_EQ(measure.command.wait(), 128 + SIGTERM);
   EXPECT_NE(measure.command.err().find("latency same_host: process 1 was killed by signal 9"),
@@ -168,7 +164,7 @@ TEST(StitchBench, RefusesWhatItDoesNotKnow) {
   }
 }
 
-// The script that compares with others; what it compares with is seldom installed where tests run.
+// bench/compare; the frameworks that it compares with are rarely installed where tests run.
 TEST(Compare, ExplainsItselfAndWhatIsMissing) {
   RunningCommand help({COMPARE, "--help"});
   const int status = help.wait();

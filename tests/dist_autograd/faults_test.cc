@@ -6,9 +6,8 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/transport/loopback/loopback_endpoint.h"
-#include "stitch/transport/wire/frame.h"
 #include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -17,26 +16,14 @@ namespace {
 using dist_autograd::Context;
 using dist_autograd::Mode;
 using transport::Fate;
-using transport::LoopbackNetwork;
 using transport::Message;
 
 at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
 bool belongs_to_autograd(const Message& message) {
-  const auto kind = transport::FrameView(message).kind();
+  const auto kind = kind_of(message);
   return kind >= dist_autograd::wire::kMark && kind <= dist_autograd::wire::kHold;
 }
-
-// Decides the fate of the messages of all clusters in this process, until it goes.
-class Weather {
- public:
-  explicit Weather(LoopbackNetwork::Judge judge) {
-    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
-  }
-  ~Weather() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
-  Weather(const Weather&) = delete;
-  Weather& operator=(const Weather&) = delete;
-};
 
 class Faults : public ::testing::TestWithParam<Mode> {};
 
@@ -48,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, Faults, ::testing::Values(Mode::exact, Mode::fas
 TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
   Cluster cluster(4);
   {
-    const Weather weather(
+    const LoopbackFaults faults(
         [](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message& message) {
           std::mt19937_64 random(sequence);
           Fate fate;
@@ -82,7 +69,7 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
     std::atomic<std::uint64_t> count{0};
     std::atomic<bool> broken{false};
     {
-      const Weather weather(
+      const LoopbackFaults faults(
           [&](std::uint32_t, std::uint32_t, std::uint64_t, const Message& message) {
             Fate fate;
             fate.fail = belongs_to_autograd(message) && count++ == k;

@@ -8,6 +8,7 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/blind_to_first.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -90,16 +91,6 @@ TEST_P(Gradients, HaveTheDtypeOfTheirTensorAlsoAfterWorkInPlace) {
   }
 }
 
-// Gives its first input no gradient at all.
-struct BlindToFirst : torch::autograd::Function<BlindToFirst> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) {
-    return a + b;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 torch::autograd::variable_list grads) {
-    return {at::Tensor(), grads[0]};
-  }
-};
 at::Tensor blind_to_first(at::Tensor a, at::Tensor b) { return BlindToFirst::apply(a, b); }
 
 TEST_P(Gradients, ThatAreUndefinedStayUndefinedOverTheWire) {

@@ -1,5 +1,7 @@
 #include "tests/dist_autograd/local_world.h"
 
+#include "tests/support/equal_gradients.h"
+
 #include <algorithm>
 
 namespace stitch::dist_autograd::testing {
@@ -206,16 +208,7 @@ std::vector<at::Tensor> stock_gradients(const std::vector<at::Tensor>& roots,
     return ::testing::AssertionFailure() << (got.defined() ? "a gradient where none was expected"
                                                            : "no gradient where one was expected");
   }
-  if (!got.defined()) return ::testing::AssertionSuccess();
-  const at::Tensor a = (got.is_sparse() ? got.to_dense() : got).detach();
-  const at::Tensor b = (expected.is_sparse() ? expected.to_dense() : expected).detach();
-  if (a.sizes() != b.sizes())
-    return ::testing::AssertionFailure() << "shape " << a.sizes() << ", expected " << b.sizes();
-  if (a.numel() == 0) return ::testing::AssertionSuccess();
-  const double scale = std::max(1.0, at::abs(b).max().item<double>());
-  const double difference = at::abs(a - b).max().item<double>();
-  if (difference <= 1e-12 * scale) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "differs by " << difference << " at scale " << scale;
+  return stitch::testing::equal_gradients(got, expected);
 }
 
 }  // namespace stitch::dist_autograd::testing

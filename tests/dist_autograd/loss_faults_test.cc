@@ -8,10 +8,10 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/transport/loopback/loopback_endpoint.h"
-#include "stitch/transport/wire/frame.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
+#include "tests/support/gate.h"
+#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -21,21 +21,9 @@ using dist_autograd::Context;
 using dist_autograd::Mode;
 using namespace std::chrono_literals;
 using transport::Fate;
-using transport::LoopbackNetwork;
 using transport::Message;
 
 at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
-// Sees every message of this process until it goes.
-class Watch {
- public:
-  explicit Watch(LoopbackNetwork::Judge judge) {
-    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
-  }
-  ~Watch() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-};
 
 void leave_at_once(Worker& worker) {
   try {
@@ -56,11 +44,12 @@ TEST(LossFaults, AContextEndsAtAWorkerThatKnewItThroughALostOne) {
       rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_());
       EXPECT_EQ(count_on(cluster[2], "contexts"), 1);
       // Either the home hears that worker2 has it before its end, or after.
-      const Watch watch([&](std::uint32_t from, std::uint32_t to, std::uint64_t, const Message&) {
-        Fate fate;
-        if (ends_first && from == 2 && to == 0) fate.delay = 200ms;
-        return fate;
-      });
+      const LoopbackFaults faults(
+          [&](std::uint32_t from, std::uint32_t to, std::uint64_t, const Message&) {
+            Fate fate;
+            if (ends_first && from == 2 && to == 0) fate.delay = 200ms;
+            return fate;
+          });
       leave_at_once(cluster[1]);
       if (!ends_first) {
         EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "contexts") == 1; }));
@@ -75,27 +64,23 @@ TEST(LossFaults, AContextEndsAtAWorkerThatKnewItThroughALostOne) {
   }
 }
 
-std::atomic<bool> gate_open{false};
-std::atomic<bool> at_the_gate{false};
-void hold_a_thread() {
-  at_the_gate = true;
-  while (!gate_open) std::this_thread::sleep_for(1ms);
-}
+Gate gate;
+void hold_a_thread() { gate.pass(); }
 
 TEST(LossFaults, AMessageOfAPassThatIsHandledAfterItsSenderWasLostLeavesNoPassOpen) {
   for (const Mode mode : {Mode::exact, Mode::fast}) {
-    gate_open = at_the_gate = false;
+    gate.close();
     Cluster cluster(3, [](Options& options) { options.num_threads = options.rank == 2 ? 1 : 2; });
     {
       Context context;
       const auto x = ones().requires_grad_();
       const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, x).sum();
       auto held = rpc_async<hold_a_thread>("worker2");
-      ASSERT_TRUE(eventually([] { return at_the_gate.load(); }));
+      ASSERT_TRUE(gate.wait_for_arrival());
       std::atomic<bool> arrived{false};
-      const Watch watch(
+      const LoopbackFaults faults(
           [&](std::uint32_t from, std::uint32_t to, std::uint64_t, const Message& message) {
-            const auto kind = transport::FrameView(message).kind();
+            const auto kind = kind_of(message);
             if (from == 1 && to == 2 &&
                 (kind == dist_autograd::wire::kMark || kind == dist_autograd::wire::kGradients))
               arrived = true;
@@ -107,7 +92,7 @@ TEST(LossFaults, AMessageOfAPassThatIsHandledAfterItsSenderWasLostLeavesNoPassOp
       leave_at_once(cluster[1]);
       const auto error = error_of([&] { pass.get(); });
       EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
-      gate_open = true;
+      gate.open();
       held.get();
       EXPECT_TRUE(refuses(cluster[2], context.id(), error.code()));
       EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
@@ -122,14 +107,14 @@ at::Tensor a_large_result() { return at::ones({1 << 14}, at::kDouble); }
 TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
   std::size_t reply_bytes = 0;
   const auto is_large = [](std::uint32_t from, const Message& message) {
-    return from == 1 && transport::FrameView(message).kind() == rpc::wire::kReply &&
-           total_bytes(message) > 100'000;
+    return from == 1 && kind_of(message) == rpc::wire::kReply &&
+           rpc::total_bytes(message) > 100'000;
   };
   {
     Cluster cluster(2);
-    const Watch watch(
+    const LoopbackFaults faults(
         [&](std::uint32_t from, std::uint32_t, std::uint64_t, const Message& message) {
-          if (is_large(from, message)) reply_bytes = total_bytes(message);
+          if (is_large(from, message)) reply_bytes = rpc::total_bytes(message);
           return Fate{};
         });
     rpc_sync<a_large_result>("worker1");
@@ -146,7 +131,7 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
     data.emplace();
     const auto data_loss =
         rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-    const Watch watch(
+    const LoopbackFaults faults(
         [&](std::uint32_t from, std::uint32_t, std::uint64_t, const Message& message) {
           if (is_large(from, message)) {
             under_way = true;

@@ -12,6 +12,7 @@
 #include "stitch/rpc/worker.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
+#include "tests/support/gate.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -26,13 +27,12 @@ namespace autograd_wire = dist_autograd::wire;
 at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
 // Waits in backward.
-std::atomic<bool> waiting{false}, go{false};
+Gate gate;
 struct Waits : torch::autograd::Function<Waits> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 1; }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list grads) {
-    waiting = true;
-    while (!go) std::this_thread::sleep_for(1ms);
+    gate.pass();
     return grads;
   }
 };
@@ -56,12 +56,12 @@ class ForeignWords : public ::testing::Test {
  protected:
   // A pass of worker0 that runs on worker1 and waits on worker2; worker3 knows nothing of it.
   void start() {
-    waiting = go = false;
+    gate.close();
     cluster.emplace(4);
     context.emplace();
     const auto loss = rpc_sync<waits_behind>("worker1", "worker2", ones().requires_grad_()).sum();
     pass = context->backward_async({loss});
-    ASSERT_TRUE(eventually([] { return waiting.load(); }));
+    ASSERT_TRUE(gate.wait_for_arrival());
   }
   autograd_wire::PassHeader header() {
     return {context->id(), {(*cluster)[0].id(), context->id().epoch, 1}, 0};
@@ -70,10 +70,10 @@ class ForeignWords : public ::testing::Test {
     const auto error = error_of([&] { pass.get(); });
     EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-    go = true;
+    gate.open();
   }
   void TearDown() override {
-    go = true;
+    gate.open();
     context.reset();
   }
   std::optional<Cluster> cluster;
@@ -112,7 +112,7 @@ TEST_F(ForeignWords, ReleaseIsHeardFromTheHomeAndFromWhoeverToldOfTheContext) {
   say((*cluster)[3], 2, autograd_wire::kRelease, release);
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(count_on((*cluster)[2], "contexts"), 1);
-  go = true;
+  gate.open();
   pass.get();
   EXPECT_TRUE(
       equal_gradients(gradient_on((*cluster)[2], context->id()), parameter_of((*cluster)[1])));

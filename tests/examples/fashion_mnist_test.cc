@@ -1,7 +1,6 @@
 #include "examples/fashion_mnist.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <zlib.h>
 
 #include <cstdint>
@@ -10,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
+
 namespace {
 
 std::string big_endian(std::uint32_t value) {
@@ -17,7 +18,7 @@ std::string big_endian(std::uint32_t value) {
           static_cast<char>(value >> 8), static_cast<char>(value)};
 }
 
-// The bytes of an images file: picture i is filled with the value i.
+// The bytes of an images file: all pixels of image i have the value i.
 std::string images(std::uint32_t count, std::uint32_t rows = 28, std::uint32_t columns = 28) {
   std::string bytes =
       big_endian(0x803) + big_endian(count) + big_endian(rows) + big_endian(columns);
@@ -32,16 +33,13 @@ std::string labels(std::uint32_t count) {
   return bytes;
 }
 
-// A folder with a small valid data set, of which each test breaks something.
+// A folder with a small valid data set, which each test damages in its own way.
 class FashionMnistFiles : public ::testing::Test {
  protected:
   FashionMnistFiles() {
-    std::string path = std::filesystem::temp_directory_path() / "fashion-mnist-test-XXXXXX";
-    folder_ = ::mkdtemp(path.data());
     write(images_, images(20));
     write(labels_, labels(20));
   }
-  ~FashionMnistFiles() override { std::filesystem::remove_all(folder_); }
 
   void write(const std::string& name, const std::string& bytes) const {
     gzFile file = ::gzopen((folder_ / name).c_str(), "wb");
@@ -51,7 +49,7 @@ class FashionMnistFiles : public ::testing::Test {
     ::gzclose(file);
   }
 
-  // The error of reading the folder, the folder's name taken out.
+  // The text of the error of reading the folder, without the folder's name.
   std::string error() const {
     try {
       (void)read_fashion_mnist(folder_, FashionMnistSplit::train);
@@ -65,12 +63,13 @@ class FashionMnistFiles : public ::testing::Test {
     return "no error";
   }
 
-  std::filesystem::path folder_;
+  const stitch::testing::TemporaryFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
   const std::string images_ = "train-images-idx3-ubyte.gz";
   const std::string labels_ = "train-labels-idx1-ubyte.gz";
 };
 
-TEST_F(FashionMnistFiles, are_read_as_tensors) {
+TEST_F(FashionMnistFiles, AreReadAsTensors) {
   const FashionMnist data = read_fashion_mnist(folder_, FashionMnistSplit::train);
   EXPECT_EQ(data.count(), 20);
   EXPECT_EQ(data.images.sizes(), (std::vector<std::int64_t>{20, 784}));
@@ -80,7 +79,7 @@ TEST_F(FashionMnistFiles, are_read_as_tensors) {
   EXPECT_EQ(data.labels[13].item<std::int64_t>(), 3);
 }
 
-TEST_F(FashionMnistFiles, of_the_debian_package_are_whole) {
+TEST_F(FashionMnistFiles, OfTheDebianPackageAreComplete) {
   const std::filesystem::path folder = "/usr/share/datasets/fashion-mnist";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
   EXPECT_EQ(read_fashion_mnist(folder, FashionMnistSplit::train).count(), 60000);
@@ -91,7 +90,7 @@ TEST_F(FashionMnistFiles, of_the_debian_package_are_whole) {
   EXPECT_TRUE(torch::equal(test.labels.bincount(), torch::full({10}, 1000, torch::kLong)));
 }
 
-TEST_F(FashionMnistFiles, that_are_missing_are_named_with_the_package_that_has_them) {
+TEST_F(FashionMnistFiles, ThatAreMissingAreNamedWithTheirDebianPackage) {
   std::filesystem::remove(folder_ / labels_);
   EXPECT_EQ(error(),
             "cannot open \"train-labels-idx1-ubyte.gz\": No such file or directory (the Debian "
@@ -99,27 +98,27 @@ TEST_F(FashionMnistFiles, that_are_missing_are_named_with_the_package_that_has_t
             "/usr/share/datasets/fashion-mnist)");
 }
 
-TEST_F(FashionMnistFiles, that_are_folders_are_refused) {
+TEST_F(FashionMnistFiles, ThatAreFoldersAreRefused) {
   std::filesystem::remove(folder_ / images_);
   std::filesystem::create_directory(folder_ / images_);
   EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is a folder, not a file");
 }
 
-TEST_F(FashionMnistFiles, of_another_kind_are_refused) {
+TEST_F(FashionMnistFiles, OfAnotherKindAreRefused) {
   write(images_, labels(20));
   EXPECT_EQ(error(),
             "\"train-images-idx3-ubyte.gz\" is not a file of images: it starts with 0x00000801, "
             "expected 0x00000803");
 }
 
-TEST_F(FashionMnistFiles, that_are_empty_are_truncated) {
+TEST_F(FashionMnistFiles, ThatAreEmptyAreReportedAsTruncated) {
   std::ofstream(folder_ / images_, std::ios::trunc);
   EXPECT_EQ(
       error(),
       "\"train-images-idx3-ubyte.gz\" is truncated: it ends within the header, before its kind");
 }
 
-TEST_F(FashionMnistFiles, with_missing_images_are_truncated) {
+TEST_F(FashionMnistFiles, WithMissingImagesAreReportedAsTruncated) {
   const std::string bytes = images(20);
   write(images_, bytes.substr(0, bytes.size() - 1));
   EXPECT_EQ(
@@ -127,7 +126,7 @@ TEST_F(FashionMnistFiles, with_missing_images_are_truncated) {
       "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found 15679");
 }
 
-TEST_F(FashionMnistFiles, whose_compressed_bytes_stop_short_are_truncated) {
+TEST_F(FashionMnistFiles, WithMissingCompressedBytesAreReportedAsTruncated) {
   std::filesystem::resize_file(folder_ / images_,
                                std::filesystem::file_size(folder_ / images_) / 2);
   const std::string text = error();
@@ -136,7 +135,7 @@ TEST_F(FashionMnistFiles, whose_compressed_bytes_stop_short_are_truncated) {
       << text;
 }
 
-TEST_F(FashionMnistFiles, with_flipped_bytes_are_damaged) {
+TEST_F(FashionMnistFiles, WithFlippedBytesAreReportedAsDamaged) {
   std::fstream file(folder_ / images_, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(14);
   file.write("\xff\xff\xff\xff", 4);
@@ -145,25 +144,25 @@ TEST_F(FashionMnistFiles, with_flipped_bytes_are_damaged) {
   EXPECT_TRUE(text.starts_with("\"train-images-idx3-ubyte.gz\" is damaged: ")) << text;
 }
 
-TEST_F(FashionMnistFiles, that_go_on_are_refused) {
+TEST_F(FashionMnistFiles, WithTrailingBytesAreRefused) {
   write(labels_, labels(20) + "x");
   EXPECT_EQ(error(),
             "\"train-labels-idx1-ubyte.gz\" goes on after the 20 bytes of labels that its header "
             "announces");
 }
 
-TEST_F(FashionMnistFiles, that_announce_nonsense_take_no_memory) {
+TEST_F(FashionMnistFiles, WithAnImpossibleCountAreRefusedBeforeMemoryIsAllocated) {
   write(images_, big_endian(0x803) + big_endian(0xffffffff) + big_endian(28) + big_endian(28));
   EXPECT_EQ(error(),
             "\"train-images-idx3-ubyte.gz\" announces 4294967295 images, expected 1 to 1000000");
 }
 
-TEST_F(FashionMnistFiles, with_images_of_another_size_are_refused) {
+TEST_F(FashionMnistFiles, WithImagesOfAnotherSizeAreRefused) {
   write(images_, images(20, 32, 28));
   EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" has images of 32x28, expected 28x28");
 }
 
-TEST_F(FashionMnistFiles, with_an_unknown_label_are_refused) {
+TEST_F(FashionMnistFiles, WithAnUnknownLabelAreRefused) {
   std::string bytes = labels(20);
   bytes[8 + 7] = 77;
   write(labels_, bytes);
@@ -171,7 +170,7 @@ TEST_F(FashionMnistFiles, with_an_unknown_label_are_refused) {
             "\"train-labels-idx1-ubyte.gz\" has the label 77 at position 7, expected 0 to 9");
 }
 
-TEST_F(FashionMnistFiles, that_do_not_belong_together_are_refused) {
+TEST_F(FashionMnistFiles, WithUnequalCountsAreRefused) {
   write(labels_, labels(19));
   EXPECT_EQ(error(),
             "\"train-labels-idx1-ubyte.gz\" has 19 labels, but \"train-images-idx3-ubyte.gz\" has "

@@ -19,7 +19,7 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
-TEST(LossPlot, draws_axes_with_round_ticks_and_a_legend) {
+TEST(LossPlot, DrawsAxesWithRoundTicksAndALegend) {
   LossPlot plot("loss of <two> workers");
   for (int step = 0; step <= 400; ++step) {
     plot.add("worker1", step, 2.3 / (1 + 0.01 * step));
@@ -36,13 +36,13 @@ TEST(LossPlot, draws_axes_with_round_ticks_and_a_legend) {
   EXPECT_EQ(occurrences(svg, "<polyline"), 5u);
 }
 
-TEST(LossPlot, of_many_points_stays_small) {
+TEST(LossPlot, StaysSmallWithManyPoints) {
   LossPlot plot("long");
   for (int step = 0; step < 100000; ++step) plot.add("loss", step, 1.0);
   EXPECT_LT(plot.svg().size(), 60000u);
 }
 
-TEST(LossPlot, leaves_out_what_is_not_a_number) {
+TEST(LossPlot, LeavesOutValuesThatAreNotFinite) {
   LossPlot plot("broken");
   plot.add("loss", 0, 1);
   plot.add("loss", 1, std::numeric_limits<double>::quiet_NaN());
@@ -52,11 +52,11 @@ TEST(LossPlot, leaves_out_what_is_not_a_number) {
   EXPECT_EQ(svg.find("inf"), std::string::npos);
 }
 
-TEST(LossPlot, without_points_is_an_empty_frame) {
+TEST(LossPlot, IsAnEmptyFrameWithoutPoints) {
   EXPECT_TRUE(LossPlot("nothing").svg().ends_with("</svg>\n"));
 }
 
-TEST(LossPlot, is_written_to_a_file) {
+TEST(LossPlot, IsWrittenToAFile) {
   const auto path = std::filesystem::temp_directory_path() /
                     ("loss-plot-test-" + std::to_string(::getpid()) + ".svg");
   LossPlot plot("file");
@@ -67,7 +67,7 @@ TEST(LossPlot, is_written_to_a_file) {
   std::filesystem::remove(path);
 }
 
-TEST(LossPlot, names_a_file_it_cannot_write) {
+TEST(LossPlot, NamesAFileItCannotWrite) {
   try {
     LossPlot("nowhere").write("/nonexistent/loss.svg");
     FAIL() << "no error";

@@ -7,7 +7,7 @@
 
 namespace {
 
-// 100 steps of plain training in one process, on the same images in the same order.
+// 100 steps of training in one process, on the same images in the same order.
 std::vector<torch::Tensor> train_alone(const TrainingPlan& plan, std::int64_t hidden,
                                        const torch::Tensor& images, const torch::Tensor& labels) {
   auto parameters = make_mlp(hidden, plan.seed);

@@ -10,7 +10,7 @@
 
 namespace {
 
-// The lines printed to a file that is no terminal.
+// The lines printed to a file, which is not a terminal.
 std::vector<std::string> lines_of(std::FILE* file) {
   std::rewind(file);
   std::vector<std::string> lines;
@@ -20,7 +20,7 @@ std::vector<std::string> lines_of(std::FILE* file) {
   return lines;
 }
 
-TEST(ProgressBar, prints_a_line_every_few_percent_where_there_is_no_terminal) {
+TEST(ProgressBar, PrintsALineEveryFewPercentWithoutATerminal) {
   std::FILE* file = std::tmpfile();
   ProgressBar bar(10000, file);
   for (int i = 1; i <= 10000; ++i) bar.update(i, 0.5);
@@ -38,7 +38,7 @@ TEST(ProgressBar, prints_a_line_every_few_percent_where_there_is_no_terminal) {
   EXPECT_NE(lines.back().find(" in all"), std::string::npos);
 }
 
-TEST(ProgressBar, ends_with_the_last_state) {
+TEST(ProgressBar, EndsWithTheLastState) {
   std::FILE* file = std::tmpfile();
   ProgressBar bar(1000, file);
   bar.update(1, 2);

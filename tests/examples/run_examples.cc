@@ -1,4 +1,4 @@
-// The examples, run as a user runs them.
+// The examples, as a user runs them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "tests/tools/running_command.h"
+#include "tests/support/running_command.h"
 
 namespace {
 
-using stitch_test::RunningCommand;
+using stitch::testing::RunningCommand;
 
 std::string run(std::vector<std::string> command, int expected_status = 0) {
   RunningCommand running(command, std::chrono::seconds(170));

@@ -9,7 +9,6 @@
 #include <optional>
 #include <random>
 #include <regex>
-#include <semaphore>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -21,10 +20,11 @@
 #include "stitch/rpc/agent/deadline_watch.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
+#include "tests/support/loopback_faults.h"
 
 namespace deadlines_test {  // its functions are registered under their full names
 namespace {
@@ -38,8 +38,10 @@ using stitch::rpc::DeadlineWatch;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
+using stitch::testing::Gate;
+using stitch::testing::kind_of;
+using stitch::testing::LoopbackFaults;
 using stitch::transport::Fate;
-using stitch::transport::LoopbackNetwork;
 using Time = std::chrono::steady_clock::time_point;
 
 struct Item {
@@ -89,27 +91,13 @@ TEST(DeadlineWatch, HasOneTimerHoweverManyDeadlinesThereAre) {
   loop->close();
 }
 
-class Weather {
- public:
-  explicit Weather(LoopbackNetwork::Judge judge) {
-    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
-  }
-  ~Weather() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
-};
-std::uint16_t kind_of(const stitch::transport::Message& message) {
-  return stitch::transport::FrameView(message).kind();
-}
-
 std::atomic<int> runs{0};
 int count_run() { return ++runs; }
 std::atomic<bool> saw_stop{false};
 void wait_for_stop() {
   ++runs;
   const auto token = stitch::current_stop_token();
-  const auto give_up = std::chrono::steady_clock::now() + 20s;
-  while (!token.stop_requested() && std::chrono::steady_clock::now() < give_up)
-    std::this_thread::yield();
-  saw_stop = token.stop_requested();
+  saw_stop = eventually([&] { return token.stop_requested(); });
 }
 
 class Deadlines : public testing::Test {
@@ -127,11 +115,12 @@ TEST_F(DeadlineFaults, ARequestOvertakenByItsCancelDoesNotRun) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
   {
-    const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
-      Fate fate;
-      if (kind_of(message) == stitch::rpc::wire::kRequest) fate.delay = 50ms;
-      return fate;
-    });
+    const LoopbackFaults faults(
+        [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+          Fate fate;
+          if (kind_of(message) == stitch::rpc::wire::kRequest) fate.delay = 50ms;
+          return fate;
+        });
     auto cancelled = stitch::rpc_async<count_run>("worker1");
     cancelled.cancel();
     const auto late = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 10ms});
@@ -144,11 +133,12 @@ TEST_F(DeadlineFaults, ARequestOvertakenByItsCancelDoesNotRun) {
 TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {
   Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
   {
-    const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
-      Fate fate;
-      fate.drop = kind_of(message) == stitch::rpc::wire::kCancel;
-      return fate;
-    });
+    const LoopbackFaults faults(
+        [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+          Fate fate;
+          fate.drop = kind_of(message) == stitch::rpc::wire::kCancel;
+          return fate;
+        });
     EXPECT_EQ(error_of([] {
                 stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 30ms});
               }).code(),
@@ -190,7 +180,7 @@ STITCH_INLINE(keep_waiting);
 
 TEST_F(DeadlineFaults, ARepeatedRequestEndsItsConnection) {
   Cluster cluster(2);
-  const Weather weather([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+  const LoopbackFaults faults([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
     return Fate{.copies = kind_of(message) == stitch::rpc::wire::kRequest ? 2 : 1};
   });
   const Error error = error_of([] { stitch::rpc_sync<keep_waiting>("worker1"); });
@@ -229,27 +219,24 @@ TEST_F(Deadlines, TimeoutsSayWhetherTheWorkerIsAlive) {
       << text;
 }
 
-std::binary_semaphore inline_blocked{0};
-std::binary_semaphore go_on{0};
-void stop_reading() {
-  inline_blocked.release();
-  go_on.acquire();
-}
+Gate gate;
+void stop_reading() { gate.pass(); }
 STITCH_INLINE(stop_reading);
 std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
 void wait_with(const at::Tensor&) { wait_for_stop(); }
 
 TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
   Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
-  const auto large = at::zeros({8 << 20});  // more than the ring holds
+  const auto large = at::zeros({8 << 20});  // more than a ring holds
+  gate.close();
   const auto waiting = stitch::rpc_async<stop_reading>("worker1");
-  inline_blocked.acquire();
+  ASSERT_TRUE(gate.wait_for_arrival());
   EXPECT_EQ(timeout_text(error_of(
                 [&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 60ms}, large); })),
             "timed out after 60 ms; worker is alive, call was never sent");
   const auto queued = stitch::rpc_async<wait_with>({.to = "worker1", .timeout = 2s}, large);
   std::this_thread::sleep_for(200ms);
-  go_on.release();
+  gate.open();
   waiting.get();
   const std::string text = timeout_text(error_of([&] { queued.get(); }));
   std::smatch time;

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <latch>
 #include <regex>
-#include <semaphore>
 #include <thread>
 
 #include "stitch/base/byte_io.h"
@@ -18,6 +17,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 #include "tests/support/no_more_threads.h"
 
 namespace {
@@ -29,6 +29,7 @@ using stitch::Future;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
+using stitch::testing::Gate;
 
 int one() { return 1; }
 int throws_out_of_range(int i) { return std::vector<int>{1, 2}.at(static_cast<std::size_t>(i)); }
@@ -38,21 +39,14 @@ Future<int> fails_later() {
   co_await stitch::rpc_async<one>(stitch::rpc::current_agent()->self());
   throw std::runtime_error("after a while");
 }
-std::binary_semaphore release_blocked{0};
-std::atomic<int> blocked{0};
-void block() {
-  ++blocked;
-  release_blocked.acquire();
-}
+Gate gate;
+void block() { gate.pass(); }
 std::atomic<int> waiting_for_stop{0};
 std::atomic<bool> saw_stop{false};
 void wait_for_stop() {
   ++waiting_for_stop;
   const auto token = stitch::current_stop_token();
-  const auto give_up = std::chrono::steady_clock::now() + 20s;
-  while (!token.stop_requested() && std::chrono::steady_clock::now() < give_up)
-    std::this_thread::yield();
-  saw_stop = token.stop_requested();
+  saw_stop = eventually([&] { return token.stop_requested(); });
 }
 
 TEST(Errors, AHandlersExceptionReachesTheCaller) {
@@ -285,12 +279,12 @@ TEST(Errors, CancellingReachesACalleeThatHoldsTheOnlyThread) {
 
 TEST(Errors, AForcedShutdownFailsCallsToThatWorkerOnly) {
   Cluster cluster(3);
-  blocked = 0;
+  gate.close();
   auto waiting = cluster[0].rpc_async<block>("worker2");
-  ASSERT_TRUE(eventually([&] { return blocked == 1; }));
+  ASSERT_TRUE(gate.wait_for_arrival());
   cluster[2].shutdown(
-      {.graceful = false, .timeout = 1ms});  // it reports that the handler still runs
-  release_blocked.release();
+      {.graceful = false, .timeout = 1ms});  // it leaves the handler behind, and says so
+  gate.open();
   const Error error = error_of([&] { waiting.get(); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
   EXPECT_EQ(error.worker(), "worker2");

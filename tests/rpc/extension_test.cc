@@ -9,7 +9,6 @@
 #include <atomic>
 #include <functional>
 #include <new>
-#include <semaphore>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 
 namespace extension_test {  // its functions are registered under their full names
 namespace {
@@ -32,6 +32,7 @@ using stitch::rpc::OutMessage;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
+using stitch::testing::Gate;
 
 constexpr std::uint16_t kTestFrame = 0x7e57;
 
@@ -172,12 +173,8 @@ TEST_F(Extensions, ControlFramesPassTheOverloadLimit) {
   EXPECT_TRUE(eventually([&] { return cluster[0].debug_info().at("rpc.control_bytes") == 0; }));
 }
 
-std::binary_semaphore inline_blocked{0};
-std::binary_semaphore go_on{0};
-void stop_reading() {
-  inline_blocked.release();
-  go_on.acquire();
-}
+Gate gate;
+void stop_reading() { gate.pass(); }
 STITCH_INLINE(stop_reading);
 
 // Over shared memory, where a message is counted until it is in the ring.
@@ -188,8 +185,9 @@ std::unique_ptr<Cluster> shm_cluster() {
 
 TEST_F(Extensions, APeerThatDoesNotReadControlFramesIsGivenUp) {
   const auto cluster = shm_cluster();
+  gate.close();
   const auto waiting = stitch::rpc_async<stop_reading>("worker1");
-  inline_blocked.acquire();
+  ASSERT_TRUE(gate.wait_for_arrival());
   const auto agent = (*cluster)[0].agent();
   const auto& to = agent->peers().find("worker1");
   constexpr std::size_t kBytes = 256 << 10;
@@ -209,7 +207,7 @@ TEST_F(Extensions, APeerThatDoesNotReadControlFramesIsGivenUp) {
                "worker \"worker1\" (id 1) does not read: control messages of 64 MiB wait for it");
   EXPECT_TRUE(eventually([&] { return steering_.losses >= 1; })) << "every extension is told";
   EXPECT_EQ(error_of([&] { waiting.get(); }).code(), ErrorCode::disconnected);
-  go_on.release();
+  gate.open();
   for (int rank = 0; rank < 2; ++rank) (*cluster)[rank].shutdown({.graceful = false});
 }
 
@@ -220,8 +218,9 @@ TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
     names += name.size() + 1;
   ASSERT_GT(names, std::size_t{3} << 10);
   const auto cluster = shm_cluster();
+  gate.close();
   const auto waiting = (*cluster)[1].rpc_async<stop_reading>("worker0");
-  inline_blocked.acquire();
+  ASSERT_TRUE(gate.wait_for_arrival());
   constexpr std::int64_t kRequests = 2000;
   const auto agent = (*cluster)[0].agent();
   std::vector<stitch::Future<int>> answers;
@@ -233,7 +232,7 @@ TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
   EXPECT_TRUE(eventually(
       [&] { return (*cluster)[1].debug_info().at("rpc.messages_received") >= kRequests; }));
   EXPECT_LT((*cluster)[1].debug_info().at("rpc.control_bytes"), (1 << 20) + kRequests * 1024);
-  go_on.release();
+  gate.open();
   for (auto& each : answers) {
     EXPECT_EQ(error_of([&] { static_cast<void>(each.get()); }).code(), ErrorCode::unimplemented);
   }

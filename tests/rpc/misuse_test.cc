@@ -22,13 +22,7 @@ using stitch::Future;
 using stitch::Promise;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
-
-::testing::AssertionResult has_text(const Error& error, ErrorCode code, const std::string& text) {
-  if (error.code() == code && std::string(error.what()).find(text) != std::string::npos)
-    return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << to_string(error.code()) << ": " << error.what()
-                                       << "\nexpected " << to_string(code) << ": " << text;
-}
+using stitch::testing::has_text;
 
 int one() { return 1; }
 

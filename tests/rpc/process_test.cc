@@ -3,16 +3,22 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tests/tools/running_command.h"
+#include "tests/support/process_world.h"
+#include "tests/support/running_command.h"
+#include "tests/support/sanitizers.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
-using stitch_test::RunningCommand;
+using stitch::testing::kAddressSanitizer;
+using stitch::testing::kThreadSanitizer;
+using stitch::testing::ProcessWorld;
+using stitch::testing::RunningCommand;
+using stitch::testing::TemporaryFolder;
 
 std::vector<std::string> under_stitch_run(int processes, const std::string& what) {
   return {STITCH_RUN, "-n", std::to_string(processes), WORLD_PROGRAM, what};
@@ -68,39 +74,23 @@ TEST(Processes, RunUnderMpirun) {
 }
 
 TEST(Processes, RunWithPlainVariables) {
-  const std::string file =
-      std::filesystem::temp_directory_path() / ("stitch-plain-" + std::to_string(getpid()));
-  std::vector<std::unique_ptr<RunningCommand>> workers;
-  for (int rank = 0; rank < 2; ++rank) {
-    workers.push_back(std::make_unique<RunningCommand>(
-        std::vector<std::string>{"env", "RANK=" + std::to_string(rank), "WORLD_SIZE=2",
-                                 "STITCH_INIT_METHOD=file://" + file, WORLD_PROGRAM, "calls"}));
-  }
-  for (auto& worker : workers) EXPECT_EQ(worker->wait(), 0) << worker->err();
-  std::filesystem::remove(file);
+  ProcessWorld world(2, {WORLD_PROGRAM, "calls"});
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(world[rank].wait(), 0) << world[rank].err();
 }
 
 // Three workers over `transport`, of which worker 1 dies as `what` says.
 void expect_death_noticed(const std::string& transport, const std::string& what) {
   SCOPED_TRACE(transport + ", " + what);
-  const std::string file =
-      std::filesystem::temp_directory_path() / ("stitch-death-" + std::to_string(getpid()));
-  std::vector<std::unique_ptr<RunningCommand>> workers;
-  for (int rank = 0; rank < 3; ++rank) {
-    workers.push_back(std::make_unique<RunningCommand>(std::vector<std::string>{
-        "env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3", "STITCH_INIT_METHOD=file://" + file,
-        "STITCH_TRANSPORTS=" + transport, WORLD_PROGRAM, what}));
-  }
-  EXPECT_EQ(workers[0]->wait(), 0) << workers[0]->err();
-  EXPECT_EQ(workers[1]->wait(), 128 + 9);
-  EXPECT_EQ(workers[2]->wait(), 0) << workers[2]->err();
-  EXPECT_NE(workers[0]->out().find("disconnected after less than 2 s: call (anonymous "
-                                   "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
-                                   "failed: the worker is gone: "),
+  ProcessWorld world(3, {WORLD_PROGRAM, what}, {"STITCH_TRANSPORTS=" + transport});
+  EXPECT_EQ(world[0].wait(), 0) << world[0].err();
+  EXPECT_EQ(world[1].wait(), 128 + 9);
+  EXPECT_EQ(world[2].wait(), 0) << world[2].err();
+  EXPECT_NE(world[0].out().find("disconnected after less than 2 s: call (anonymous "
+                                "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
+                                "failed: the worker is gone: "),
             std::string::npos)
-      << workers[0]->out();
-  EXPECT_NE(workers[0]->out().find("worker2 answers 1"), std::string::npos) << workers[0]->out();
-  std::filesystem::remove(file);
+      << world[0].out();
+  EXPECT_NE(world[0].out().find("worker2 answers 1"), std::string::npos) << world[0].out();
 }
 
 TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
@@ -114,31 +104,15 @@ TEST(Processes, AKilledPeerThatHasForkedIsNoticedAsSoon) {
     expect_death_noticed(transport, "death with a child");
 }
 
-#if !defined(__SANITIZE_THREAD__)
-#define STITCH_MAY_FORK 1
-#if defined(__clang__)
-#if __has_feature(thread_sanitizer)
-#undef STITCH_MAY_FORK  // it ends a process that starts threads after a fork
-#endif
-#endif
-#endif
-#if defined(STITCH_MAY_FORK)
 TEST(Processes, ForkedFromOneThatWasAWorkerAreToldApart) {
-  const std::string file =
-      std::filesystem::temp_directory_path() / ("stitch-forks-" + std::to_string(getpid()));
-  expect_clean({WORLD_PROGRAM, "forks", file}, "the children have called each other");
-  std::filesystem::remove(file);
+  if (kThreadSanitizer) GTEST_SKIP() << "it ends a process that starts threads after a fork";
+  const TemporaryFolder folder;
+  expect_clean({WORLD_PROGRAM, "forks", folder.path() / "store"},
+               "the children have called each other");
 }
-#endif
 
-// A sanitizer build starts ten times slower; the plain one does the whole hundred.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr int kStarts = 10;
-#elif defined(__clang__)
-constexpr int kStarts = __has_feature(address_sanitizer) ? 10 : 100;
-#else
-constexpr int kStarts = 100;
-#endif
+// Processes start ten times more slowly under AddressSanitizer.
+constexpr int kStarts = kAddressSanitizer ? 10 : 100;
 
 TEST(Processes, StartAndEndAHundredTimes) {
   for (int round = 0; round < kStarts; ++round) {

@@ -14,6 +14,7 @@
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::object_lifetime_test {
@@ -22,10 +23,11 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Cluster;
 using testing::eventually;
+using testing::Gate;
 
 int echo(int x) { return x; }
 
-std::atomic<bool> gate_open{false};
+Gate gate;
 std::atomic<int> inside{0};         // methods that stand at the gate
 std::atomic<int> gone{0};           // objects
 std::atomic<int> gone_under_us{0};  // while a method ran on them
@@ -44,7 +46,7 @@ class Shelf {
   int sum_at_the_gate() const {
     const int before = gone;
     ++inside;
-    EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+    gate.pass();
     --inside;
     gone_under_us += gone - before;
     return std::accumulate(numbers_.begin(), numbers_.end(), 0);
@@ -59,7 +61,7 @@ int sum_by_local_value(RRef<Shelf> shelf) { return shelf.local_value().sum_at_th
 class ObjectLifetime : public ::testing::Test {
  protected:
   ObjectLifetime() {
-    gate_open = false;
+    gate.close();
     inside = 0;
     gone = 0;
     gone_under_us = 0;
@@ -82,7 +84,7 @@ TEST_F(ObjectLifetime, AMethodGoesOnWithItsObjectWhenTheCreationOfItsResultTimes
   for (int i = 0; i < 20; ++i) EXPECT_EQ(rpc_sync<&echo>("worker1", i), i);
   EXPECT_EQ(inside, 1);
   EXPECT_EQ(gone, 0);
-  gate_open = true;
+  gate.open();
   EXPECT_TRUE(eventually([] { return gone == 1; }));
   EXPECT_EQ(gone_under_us, 0);
 }
@@ -95,7 +97,7 @@ TEST_F(ObjectLifetime, AShutdownThatIsNotGracefulDestroysObjectsWhenTheirMethods
   ASSERT_TRUE(eventually([] { return inside == 2; }));
   std::jthread opener([] {
     static_cast<void>(eventually([] { return gone > 0; }, 200ms));
-    gate_open = true;
+    gate.open();
   });
   cluster[1].shutdown({.graceful = false, .timeout = 10s});
   EXPECT_EQ(gone_under_us, 0);
@@ -117,7 +119,7 @@ TEST_F(ObjectLifetime, ObjectsOfHandlersThatAreLeftBehindStay) {
     EXPECT_EQ(gone, 0);
   }
   EXPECT_EQ(gone, 0);
-  gate_open = true;
+  gate.open();
   EXPECT_TRUE(eventually([] { return gone == 1; })) << "with the last handler";
   EXPECT_EQ(gone_under_us, 0);
 }
@@ -174,7 +176,7 @@ TEST_F(ObjectLifetime, ACoroutineMethodAnswersWhenItsFrameIsGone) {
 
 TEST_F(ObjectLifetime, ObjectsGoOnUserFunctionThreadsWhoeverLetsGoOfThem) {
   Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
-  gate_open = true;
+  gate.open();
   // Lets go on this thread, and on the thread that reads the DROP; destroyed on neither.
   { const auto mine = make_rref(std::make_unique<Shelf>()); }
   EXPECT_TRUE(eventually([] { return gone == 1; }));

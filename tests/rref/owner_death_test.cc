@@ -1,37 +1,24 @@
 // References when a process dies that owns objects and refers to others.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <memory>
+#include <chrono>
 #include <string>
-#include <vector>
 
-#include "tests/tools/running_command.h"
+#include "tests/support/process_world.h"
 
 namespace {
 
-using stitch_test::RunningCommand;
+using stitch::testing::ProcessWorld;
 
 TEST(OwnerDeath, FailsItsReferencesByNameAndEpochAndHarmsNoObjectOfOthers) {
   for (const char* transport : {"shm", "tcp"}) {
-    const std::string file =
-        std::filesystem::temp_directory_path() / ("stitch-owner-death-" + std::to_string(getpid()));
-    std::vector<std::unique_ptr<RunningCommand>> workers;
-    for (int rank = 0; rank < 3; ++rank) {
-      workers.push_back(std::make_unique<RunningCommand>(
-          std::vector<std::string>{"env", "RANK=" + std::to_string(rank), "WORLD_SIZE=3",
-                                   "STITCH_INIT_METHOD=file://" + file,
-                                   std::string("STITCH_TRANSPORTS=") + transport,
-                                   OWNER_DEATH_PROGRAM},
-          std::chrono::seconds(90)));
-    }
-    EXPECT_EQ(workers[0]->wait(), 0) << workers[0]->err();
-    EXPECT_EQ(workers[1]->wait(), 128 + 9);
-    EXPECT_EQ(workers[2]->wait(), 0) << workers[2]->err();
-    std::filesystem::remove(file);
+    ProcessWorld world(3, {OWNER_DEATH_PROGRAM}, {std::string("STITCH_TRANSPORTS=") + transport},
+                       std::chrono::seconds(90));
+    EXPECT_EQ(world[0].wait(), 0) << world[0].err();
+    EXPECT_EQ(world[1].wait(), 128 + 9);
+    EXPECT_EQ(world[2].wait(), 0) << world[2].err();
 
-    const std::string out = workers[0]->out();
+    const std::string out = world[0].out();
     const std::string before = "owner epoch ";
     const auto at = out.find(before);
     ASSERT_NE(at, std::string::npos) << out;

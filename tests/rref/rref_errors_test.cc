@@ -13,6 +13,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::rref_errors_test {
@@ -22,6 +23,7 @@ using namespace std::chrono_literals;
 using testing::Cluster;
 using testing::error_of;
 using testing::eventually;
+using testing::Gate;
 
 struct Tally {
   int count = 0;
@@ -40,9 +42,9 @@ int catch_and_tell(RRef<Tally> tally) {
 int throws(int) { throw std::runtime_error("no luck"); }
 int fetch_it(RRef<int> number) { return number.to_here(); }
 
-std::atomic<bool> gate_open{false};
+Gate gate;
 int beyond_the_gate(int value) {
-  EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+  gate.pass();
   return value;
 }
 
@@ -100,7 +102,7 @@ TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEp
 }
 
 TEST(RRefErrors, AFailedCreationNamesItsFunctionAndItsWorkerToEveryUser) {
-  gate_open = false;
+  gate.close();
   Cluster cluster(3);
   const std::string origin =
       "throws() to worker \"worker1\" (id 1) failed: std::runtime_error: no luck";
@@ -126,7 +128,7 @@ TEST(RRefErrors, AFailedCreationNamesItsFunctionAndItsWorkerToEveryUser) {
     expect_in(timeout,
               "beyond_the_gate() to worker \"worker1\" (id 1) failed: creation timed out "
               "after 20 ms");
-    gate_open = true;
+    gate.open();
 
     const auto tally = remote<Tally>("worker1");
     const auto rows = tally.remote<&Tally::fail>();
@@ -145,7 +147,7 @@ TEST(RRefErrors, AReferenceThatCameBackToItsCreatorTellsHowTheCreationEnded) {
   Cluster cluster(3);
   for (const bool good : {true, false}) {
     auto number = good ? remote<&beyond_the_gate>("worker1", 5) : remote<&throws>("worker1", 1);
-    gate_open = true;
+    gate.open();
     EXPECT_EQ(number.when_created().then([](Future<void> done) { return done.has_error(); }).get(),
               !good);
     rpc_sync<&keep>("worker2", number);
@@ -161,11 +163,11 @@ TEST(RRefErrors, AReferenceThatCameBackToItsCreatorTellsHowTheCreationEnded) {
       expect_in(created.error(), "std::runtime_error: no luck");
     }
   }
-  gate_open = false;
+  gate.close();
 }
 
 TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
-  gate_open = false;
+  gate.close();
   Cluster cluster(2, [](Options& options) { options.rpc_timeout = 50ms; });
   const auto there = remote<&beyond_the_gate>({.to = "worker1", .timeout = 0s}, 1);
   const auto here = remote<&beyond_the_gate>({.to = "worker0", .timeout = 0s}, 2);
@@ -179,15 +181,15 @@ TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
   EXPECT_EQ(error_of([&] { (void)here.with_timeout(5ms).local_value(); }).code(),
             ErrorCode::timeout);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
-  gate_open = true;
+  gate.open();
   there.with_timeout(20s).when_created().get();
   EXPECT_EQ(here.with_timeout(20s).local_value(), 2);
   EXPECT_EQ(there.to_here(20s), 1) << "a wait that gave up is no outcome";
-  gate_open = false;
+  gate.close();
 }
 
 TEST(RRefErrors, AFetchCanBeCancelled) {
-  gate_open = false;
+  gate.close();
   Cluster cluster(2);
   const auto number = remote<&beyond_the_gate>("worker1", 9);
   const auto fetched = number.to_here_async();
@@ -196,7 +198,7 @@ TEST(RRefErrors, AFetchCanBeCancelled) {
   created.cancel();
   EXPECT_EQ(fetched.error().code(), ErrorCode::cancelled);
   EXPECT_EQ(created.error().code(), ErrorCode::cancelled);
-  gate_open = true;
+  gate.open();
   EXPECT_EQ(number.to_here(), 9);
 }
 

@@ -12,6 +12,7 @@
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::rref_messages_test {
@@ -20,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Cluster;
 using testing::eventually;
+using testing::Gate;
 
 struct Tally {
   std::atomic<int> count = 0;
@@ -41,9 +43,9 @@ Future<int> use_later_by_reference(const RRef<Tally>& tally) {
   co_return tally.valid() ? one : 0;
 }
 
-std::atomic<bool> gate_open{false};
+Gate gate;
 int beyond_the_gate(int value) {
-  EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+  gate.pass();
   return value;
 }
 bool confirmed_there(const RRef<int>& number) { return number.confirmed_by_owner(); }
@@ -141,17 +143,17 @@ TEST(RRefMessages, MethodsCostARequestAndAReplyAndAnOwnersUsesNothing) {
 }
 
 TEST(RRefMessages, ConfirmationComesWithTheCreationAndTravelsWithTheReference) {
-  gate_open = false;
+  gate.close();
   Cluster cluster(3);
   const auto number = remote<&beyond_the_gate>("worker1", 4);
   EXPECT_FALSE(number.confirmed_by_owner());
   EXPECT_FALSE(rpc_sync<&confirmed_there>("worker2", number));
   EXPECT_TRUE(rpc_sync<&confirmed_there>("worker1", number)) << "the owner knows of it";
-  gate_open = true;
+  gate.open();
   number.when_created().get();
   EXPECT_TRUE(number.confirmed_by_owner());
   EXPECT_TRUE(rpc_sync<&confirmed_there>("worker2", number)) << "borrowed";
-  gate_open = false;
+  gate.close();
 }
 
 }  // namespace

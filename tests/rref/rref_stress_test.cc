@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "stitch/rref/rref.h"
-#include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
+#include "tests/support/loopback_faults.h"
 
 namespace stitch {
 namespace {
@@ -22,8 +22,8 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Cluster;
 using testing::eventually;
+using testing::LoopbackFaults;
 using transport::Fate;
-using transport::LoopbackNetwork;
 
 std::atomic<int> objects_made{0};
 std::atomic<int> objects_gone{0};
@@ -126,14 +126,6 @@ void empty_all_drawers(Cluster& cluster) {
   })) << what_is_left(cluster);
 }
 
-class FaultyNetwork {
- public:
-  explicit FaultyNetwork(LoopbackNetwork::Judge judge) {
-    LoopbackNetwork::process_wide()->set_judge(std::move(judge));
-  }
-  ~FaultyNetwork() { LoopbackNetwork::process_wide()->set_judge(nullptr); }
-};
-
 // Nobody waits for an answer or an acknowledgement.
 bool none_waits(Cluster& cluster) {
   for (int rank = 0; rank < cluster.size(); ++rank) {
@@ -160,8 +152,8 @@ TEST(RRefStress, RepeatedAndDelayedLedgerFramesChangeNothing) {
   Cluster cluster(3);
   {
     std::atomic<std::uint64_t> judged{0};
-    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
-                                    const transport::Message& message) {
+    const LoopbackFaults network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
+                                     const transport::Message& message) {
       Fate fate;
       if (transport::FrameView(message).kind() == rref::wire::kLedgerFrame) {
         ++judged;
@@ -181,8 +173,8 @@ TEST(RRefStress, LostLedgerFramesAreSentAgain) {
   Cluster cluster(3);
   {
     std::atomic<std::uint64_t> lost{0};
-    const FaultyNetwork network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
-                                    const transport::Message& message) {
+    const LoopbackFaults network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
+                                     const transport::Message& message) {
       Fate fate;
       // Scattered: when each round of a link has two messages, every second one would be the same
       // one for ever.
@@ -279,8 +271,8 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
       // Counted from here, not from the network's birth.
       auto counted = std::make_shared<std::atomic<std::uint64_t>>(0);
       auto hit = std::make_shared<std::atomic<bool>>(false);
-      const FaultyNetwork network([counted, hit, k](std::uint32_t, std::uint32_t, std::uint64_t,
-                                                    const transport::Message&) {
+      const LoopbackFaults network([counted, hit, k](std::uint32_t, std::uint32_t, std::uint64_t,
+                                                     const transport::Message&) {
         Fate fate;
         if (counted->fetch_add(1) == k) {
           fate.fail = true;
@@ -330,7 +322,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
 TEST(RRefFaults, AMessageThatDidNotLeaveKeepsNoObject) {
   Cluster cluster(3);
   {
-    const FaultyNetwork network(
+    const LoopbackFaults network(
         [](std::uint32_t from, std::uint32_t to, std::uint64_t, const transport::Message&) {
           Fate fate;
           fate.fail = from == 0 && to == 2;

@@ -21,6 +21,7 @@
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 
 namespace stitch {
 namespace {
@@ -28,6 +29,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Cluster;
 using testing::eventually;
+using testing::Gate;
 
 std::atomic<int> live_counters{0};
 
@@ -86,9 +88,9 @@ int slow(int ms) {
   return ms;
 }
 
-std::atomic<bool> gate_open{false};
+Gate gate;
 int beyond_the_gate(int value) {
-  EXPECT_TRUE(eventually([] { return gate_open.load(); }));
+  gate.pass();
   return value;
 }
 
@@ -166,7 +168,7 @@ STITCH_EXPORT_CONSTRUCTOR(Served, int, std::string);
 
 TEST(RRef, AConstructorCanBeExported) {
   const auto id = rpc::function_id(typeid(detail::Constructor<Served, int, std::string>).name());
-  const Function* const function = rpc::FunctionRegistry::instance().find(id);
+  const rpc::Function* const function = rpc::FunctionRegistry::instance().find(id);
   ASSERT_NE(function, nullptr);
   EXPECT_EQ(function->name, "stitch::(anonymous namespace)::Served");
 }
@@ -329,13 +331,13 @@ TEST(RRef, CreationOnAThirdWorkerReachesTheFirst) {
 TEST(RRef, WhatIsAskedOfAnObjectStillBeingCreatedWaitsBehindItsCreation) {
   Cluster cluster(3);
   {
-    gate_open = false;
+    gate.close();
     const auto slow_one = remote<&beyond_the_gate>("worker1", 100);
     const auto fetched = slow_one.to_here_async();
     const auto fetched_elsewhere = rpc_async<&fetch_it>("worker2", slow_one);
     EXPECT_FALSE(fetched.wait_for(20ms));
     EXPECT_FALSE(fetched_elsewhere.ready());
-    gate_open = true;
+    gate.open();
     EXPECT_EQ(fetched_elsewhere.get(), 100);
     EXPECT_EQ(fetched.get(), 100);
   }
@@ -396,10 +398,10 @@ TEST(RRef, TwoCreationsThatTimeOutBothSaySo) {
 TEST(RRef, AFetchGivesUpAtItsTimeoutAndTheObjectComesLater) {
   Cluster cluster(2);
   {
-    gate_open = false;
+    gate.close();
     const auto number = remote<&beyond_the_gate>("worker1", 300);
     EXPECT_THROW((void)number.to_here(20ms), Error);
-    gate_open = true;
+    gate.open();
     EXPECT_EQ(number.to_here(), 300);
   }
   EXPECT_EMPTY(cluster);

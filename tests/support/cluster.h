@@ -10,8 +10,9 @@
 namespace stitch::testing {
 
 // A whole world in one process: n workers "worker0" to "worker<n-1>" that meet at a HashStore and
-// talk over loopback. Ended gracefully by the destructor, which fails the test when that was not
-// graceful. Worker 0 is current on the thread that made the cluster.
+// are connected over loopback. The destructor shuts all down gracefully, and fails the test when
+// one could not. Worker 0 is current on the thread that made the cluster. Thread contract: one
+// thread; the workers themselves are thread-safe.
 class Cluster {
  public:
   // `adjust` may change the options of each worker before it starts.
@@ -22,7 +23,7 @@ class Cluster {
 
   [[nodiscard]] Worker& operator[](int rank) { return workers_.at(static_cast<std::size_t>(rank)); }
   [[nodiscard]] int size() const { return static_cast<int>(workers_.size()); }
-  // Ends all workers now, gracefully; returns their errors.
+  // Shuts all workers down gracefully; returns the texts of their errors.
   std::vector<std::string> shutdown();
 
  private:

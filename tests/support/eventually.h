@@ -5,7 +5,7 @@
 
 namespace stitch::testing {
 
-// Waits until `condition` holds, looking often. False when it does not within `limit`.
+// Polls `condition` until it holds. False when it does not within `limit`.
 template <class Condition>
 [[nodiscard]] bool eventually(
     Condition&& condition, std::chrono::steady_clock::duration limit = std::chrono::seconds(20)) {

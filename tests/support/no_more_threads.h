@@ -6,7 +6,7 @@
 
 namespace stitch::testing {
 
-// While it lives, no thread can be started: each would get a larger stack than there are addresses.
+// While it lives, no thread can be started: the default stack size exceeds the address space.
 class NoMoreThreads {
  public:
   NoMoreThreads() {

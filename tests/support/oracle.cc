@@ -2,8 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-
 namespace stitch::testing {
 
 namespace {
@@ -35,25 +33,6 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
     next += static_cast<std::ptrdiff_t>(each.size());
   }
   return result;
-}
-
-::testing::AssertionResult equal_gradients(const at::Tensor& got, const at::Tensor& expected,
-                                           double tolerance) {
-  if (!got.defined() && !expected.defined()) return ::testing::AssertionSuccess();
-  const at::Tensor shape = expected.defined() ? expected : got;
-  const auto dense = [&](const at::Tensor& tensor) {
-    if (!tensor.defined()) return at::zeros(shape.sizes(), shape.options().layout(c10::kStrided));
-    return (tensor.is_sparse() ? tensor.to_dense() : tensor).detach();
-  };
-  const at::Tensor a = dense(got), b = dense(expected);
-  if (a.sizes() != b.sizes())
-    return ::testing::AssertionFailure() << "shape " << a.sizes() << ", expected " << b.sizes();
-  if (a.numel() == 0) return ::testing::AssertionSuccess();
-  const double scale = std::max(1.0, at::abs(b).max().item<double>());
-  const double difference = at::abs(a - b).max().item<double>();
-  if (difference <= tolerance * scale) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "differs by " << difference << " at scale " << scale
-                                       << (got.defined() ? "" : " (no gradient at all)");
 }
 
 }  // namespace stitch::testing

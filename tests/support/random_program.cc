@@ -4,20 +4,11 @@
 
 #include <random>
 
+#include "tests/support/blind_to_first.h"
+
 namespace stitch::testing {
 
 namespace {
-
-// Gives its first input no gradient at all.
-struct BlindToFirst : torch::autograd::Function<BlindToFirst> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor a, at::Tensor b) {
-    return a + b;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 torch::autograd::variable_list grads) {
-    return {at::Tensor(), grads[0]};
-  }
-};
 
 std::uint64_t hash(std::uint64_t a, std::uint64_t b) {
   std::uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;
@@ -126,7 +117,7 @@ class Block {
     if (pick(2) == 0) {
       take(wait(), used);
     } else {
-      waiting_.emplace_back(std::move(wait), used);  // goes on while that runs
+      waiting_.emplace_back(std::move(wait), used);  // its result is taken at the end of the block
     }
   }
 

@@ -8,16 +8,16 @@
 
 namespace stitch::testing {
 
-// A random differentiable program over several workers, all of it decided by a seed: operations on
-// fp64 (or fp32) tensors, also in place, parameters shared by many calls, calls to other workers
-// that make calls themselves, several calls to one worker, branches, views, tensors of size zero,
-// undefined results and undefined gradients. The same program runs anywhere: how a call reaches a
-// worker and where parameters live is given from outside.
+// A random differentiable program over several workers, determined by its seed: operations on fp64
+// (or fp32) tensors, also in place, parameters shared by many calls, calls to other workers that
+// make calls themselves, several calls to one worker, branches, views, empty tensors, undefined
+// results and undefined gradients. A ProgramHost decides how calls reach workers and where
+// parameters live.
 struct RandomProgram {
   std::uint64_t seed = 0;
   int workers = 2;
-  bool uses_everything = false;  // no result is dropped or detached: what fast mode needs
-  int depth = 3;                 // how deep calls nest
+  bool uses_everything = false;  // no result is dropped or detached, as fast mode requires
+  int depth = 3;                 // of nested calls
   bool single_precision = false;
 
   [[nodiscard]] at::ScalarType dtype() const { return single_precision ? at::kFloat : at::kDouble; }
@@ -30,10 +30,10 @@ struct RandomProgram {
 
 using Tensors = std::vector<at::Tensor>;
 
-// One block of a program: what one call runs.
+// One block of a program: the body of one call.
 struct ProgramBlock {
   RandomProgram program;
-  std::uint64_t path = 0;  // which block: decides everything in it
+  std::uint64_t path = 0;  // identifies the block; seeds its operations
   int level = 0;
 
   template <class Archive>

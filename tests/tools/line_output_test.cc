@@ -8,7 +8,7 @@
 
 namespace {
 
-// What a splitter prints for what it is fed, read back from a pipe.
+// The output of a LineSplitter, read back from a pipe.
 class LineOutput : public ::testing::Test {
  protected:
   LineOutput() { EXPECT_EQ(::pipe(pipe_.data()), 0); }
@@ -27,14 +27,14 @@ class LineOutput : public ::testing::Test {
   std::array<int, 2> pipe_{};
 };
 
-TEST_F(LineOutput, prefixes_each_line) {
+TEST_F(LineOutput, PrefixesEachLine) {
   stitch_run::LineSink sink(fd());
   stitch_run::LineSplitter lines(sink, "[w] ");
   lines.feed("one\ntwo\n\n");
   EXPECT_EQ(printed(), "[w] one\n[w] two\n[w] \n");
 }
 
-TEST_F(LineOutput, prints_nothing_of_a_line_before_its_end) {
+TEST_F(LineOutput, PrintsALineOnlyWhenItIsComplete) {
   stitch_run::LineSink sink(fd());
   stitch_run::LineSplitter a(sink, "[a] ");
   stitch_run::LineSplitter b(sink, "[b] ");
@@ -44,7 +44,7 @@ TEST_F(LineOutput, prints_nothing_of_a_line_before_its_end) {
   EXPECT_EQ(printed(), "[b] whole\n[a] half line\n");
 }
 
-TEST_F(LineOutput, prints_an_unterminated_line_at_the_end) {
+TEST_F(LineOutput, PrintsAnUnterminatedLineAtTheEnd) {
   stitch_run::LineSink sink(fd());
   stitch_run::LineSplitter lines(sink, "[w] ");
   lines.feed("cut");
@@ -52,7 +52,7 @@ TEST_F(LineOutput, prints_an_unterminated_line_at_the_end) {
   EXPECT_EQ(printed(), "[w] cut\n");
 }
 
-TEST_F(LineOutput, prints_carriage_return_updates_as_lines_where_there_is_no_terminal) {
+TEST_F(LineOutput, PrintsCarriageReturnUpdatesAsLinesWithoutATerminal) {
   stitch_run::LineSink sink(fd());
   stitch_run::LineSplitter lines(sink, "[w] ");
   lines.feed("\r10%\r20%");
@@ -60,7 +60,7 @@ TEST_F(LineOutput, prints_carriage_return_updates_as_lines_where_there_is_no_ter
   EXPECT_EQ(printed(), "[w] 10%\n[w] 20%\n[w] 30%\n[w] done\n");
 }
 
-TEST_F(LineOutput, keeps_the_last_lines) {
+TEST_F(LineOutput, KeepsTheLastLines) {
   stitch_run::LineSink sink(fd());
   stitch_run::LineSplitter lines(sink, "");
   for (int i = 0; i < 25; ++i) lines.feed(std::to_string(i) + "\n");

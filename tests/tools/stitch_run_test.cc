@@ -1,7 +1,6 @@
-// stitch-run, driven as a user does, over small shell programs.
+// stitch-run as a user runs it, on small shell programs.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,13 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "tests/tools/running_command.h"
+#include "tests/support/eventually.h"
+#include "tests/support/running_command.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
 using std::chrono::steady_clock;
-using stitch_test::gone;
-using stitch_test::RunningCommand;
+using stitch::testing::eventually;
+using stitch::testing::gone;
+using stitch::testing::RunningCommand;
 
 std::vector<std::string> shell(std::vector<std::string> options, const std::string& script) {
   options.insert(options.begin(), STITCH_RUN);
@@ -45,34 +47,27 @@ std::vector<std::string> sorted_lines(const std::string& text) {
   return lines;
 }
 
-// A folder for the scripts of one test to leave notes in.
+// With a folder to which the scripts of a test write process ids.
 class StitchRun : public ::testing::Test {
  protected:
-  StitchRun() {
-    std::string path = std::filesystem::temp_directory_path() / "stitch-run-test-XXXXXX";
-    folder_ = ::mkdtemp(path.data());
-  }
-  ~StitchRun() override { std::filesystem::remove_all(folder_); }
+  std::string path(const std::string& name) const { return folder_.path() / name; }
 
-  std::string path(const std::string& name) const { return folder_ / name; }
-
-  // The number that a script writes to a file, waited for.
+  // Waits until a script has written a process id to that file, and returns it.
   pid_t noted_pid(const std::string& name) const {
-    const auto deadline = steady_clock::now() + std::chrono::seconds(20);
-    while (steady_clock::now() < deadline) {
-      pid_t pid = 0;
-      if (std::ifstream file(path(name)); file >> pid && file.get() == '\n') return pid;
-      ::usleep(2000);
-    }
-    ADD_FAILURE() << name << " was not written";
-    return -1;
+    pid_t pid = -1;
+    EXPECT_TRUE(eventually([&] {
+      std::ifstream file(path(name));
+      return file >> pid && file.get() == '\n';
+    })) << name
+        << " was not written";
+    return pid;
   }
 
  private:
-  std::filesystem::path folder_;
+  const stitch::testing::TemporaryFolder folder_;
 };
 
-TEST_F(StitchRun, tells_each_process_who_it_is) {
+TEST_F(StitchRun, SetsRankAndNameOfEachProcess) {
   const Result result =
       run(shell({"-n", "3"},
                 "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $STITCH_NAME"));
@@ -83,7 +78,7 @@ TEST_F(StitchRun, tells_each_process_who_it_is) {
                                       "[worker2] 2 2 3 3 127.0.0.1 worker2"}));
 }
 
-TEST_F(StitchRun, names_a_meeting_file_that_is_removed_at_the_end) {
+TEST_F(StitchRun, RemovesTheRendezvousFileAtTheEnd) {
   const Result result =
       run(shell({"-n", "1", "--no-prefix"},
                 "echo ${STITCH_INIT_METHOD#file://}; touch ${STITCH_INIT_METHOD#file://}"));
@@ -93,7 +88,7 @@ TEST_F(StitchRun, names_a_meeting_file_that_is_removed_at_the_end) {
   EXPECT_FALSE(std::filesystem::exists(file.parent_path())) << file;
 }
 
-TEST_F(StitchRun, gives_all_processes_one_port) {
+TEST_F(StitchRun, GivesAllProcessesTheSamePort) {
   const Result result = run(shell({"-n", "2", "--no-prefix"}, "echo $MASTER_PORT"));
   const auto lines = sorted_lines(result.out);
   ASSERT_EQ(lines.size(), 2u);
@@ -101,14 +96,14 @@ TEST_F(StitchRun, gives_all_processes_one_port) {
   EXPECT_GT(std::stoi(lines[0]), 0);
 }
 
-TEST_F(StitchRun, hides_the_variables_of_other_launchers) {
+TEST_F(StitchRun, HidesTheVariablesOfOtherLaunchers) {
   const Result result =
       run({"env", "SLURM_PROCID=7", "OMPI_COMM_WORLD_RANK=7", "RANK=7", STITCH_RUN, "-n", "1", "sh",
            "-c", "echo \"$SLURM_PROCID|$OMPI_COMM_WORLD_RANK|$RANK\""});
   EXPECT_EQ(result.out, "[worker0] ||0\n");
 }
 
-TEST_F(StitchRun, shares_the_processors_unless_told_otherwise) {
+TEST_F(StitchRun, DividesTheProcessorsUnlessOmpNumThreadsIsSet) {
   EXPECT_EQ(run(shell({"-n", "100"}, "exit 0")).status, 0);
   EXPECT_EQ(run({"env", "-u", "OMP_NUM_THREADS", STITCH_RUN, "-n", "64", "sh", "-c",
                  "test $OMP_NUM_THREADS -ge 1"})
@@ -120,18 +115,18 @@ TEST_F(StitchRun, shares_the_processors_unless_told_otherwise) {
       "[worker0] 5\n");
 }
 
-TEST_F(StitchRun, calls_workers_by_the_given_name) {
+TEST_F(StitchRun, NamesWorkersAsTold) {
   const Result result = run(shell({"-n", "2", "--name", "ps"}, "echo $STITCH_NAME"));
   EXPECT_EQ(sorted_lines(result.out), (std::vector<std::string>{"[ps0] ps0", "[ps1] ps1"}));
 }
 
-TEST_F(StitchRun, keeps_stderr_apart) {
+TEST_F(StitchRun, KeepsStderrSeparate) {
   const Result result = run(shell({"-n", "1"}, "echo out; echo err >&2"));
   EXPECT_EQ(result.out, "[worker0] out\n");
   EXPECT_EQ(result.err, "[worker0] err\n");
 }
 
-TEST_F(StitchRun, prints_whole_lines_and_the_unterminated_last_one) {
+TEST_F(StitchRun, PrintsWholeLinesAndTheUnterminatedLastOne) {
   const Result result = run(shell(
       {"-n", "4"},
       "i=0; while [ $i -lt 200 ]; do printf 'a'; printf 'b\\n'; i=$((i+1)); done; printf end"));
@@ -142,13 +137,13 @@ TEST_F(StitchRun, prints_whole_lines_and_the_unterminated_last_one) {
     EXPECT_TRUE(line.substr(10) == "ab" || line.substr(10) == "end") << line;
 }
 
-TEST_F(StitchRun, passes_arguments_on_and_gives_an_empty_stdin) {
+TEST_F(StitchRun, PassesArgumentsAndAnEmptyStdin) {
   const Result result = run({STITCH_RUN, "-n", "1", "--", "sh", "-c", "cat; printf '<%s>' \"$@\"",
                              "name", "-n", "two words"});
   EXPECT_EQ(result.out, "[worker0] <-n><two words>\n");
 }
 
-TEST_F(StitchRun, stops_the_rest_when_one_fails_and_prints_the_failure_last) {
+TEST_F(StitchRun, StopsTheOthersWhenOneFailsAndPrintsTheFailureLast) {
   const auto start = steady_clock::now();
   const Result result = run(shell({"-n", "3"},
                                   "if [ $RANK = 1 ]; then echo first >&2; echo second >&2; exit 3; "
@@ -160,21 +155,21 @@ TEST_F(StitchRun, stops_the_rest_when_one_fails_and_prints_the_failure_last) {
   EXPECT_TRUE(result.err.ends_with(last)) << result.err;
 }
 
-TEST_F(StitchRun, reports_a_signal_as_a_shell_does) {
+TEST_F(StitchRun, ReportsASignalAsAShellDoes) {
   const Result result = run(shell({"-n", "2"}, "[ $RANK = 0 ] && kill -KILL $$; exec sleep 60"));
   EXPECT_EQ(result.status, 128 + SIGKILL);
   EXPECT_TRUE(result.err.ends_with("stitch-run: worker0 was killed by signal 9 (Killed)\n"))
       << result.err;
 }
 
-TEST_F(StitchRun, shows_ten_lines_of_a_failure) {
+TEST_F(StitchRun, ShowsTenLinesOfAFailure) {
   const Result result = run(shell(
       {"-n", "1"}, "i=0; while [ $i -lt 30 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"));
   EXPECT_NE(result.err.find("its last lines:\n  line 20\n"), std::string::npos) << result.err;
   EXPECT_TRUE(result.err.ends_with("  line 29\n")) << result.err;
 }
 
-TEST_F(StitchRun, kills_what_does_not_stop_when_asked) {
+TEST_F(StitchRun, KillsProcessesThatIgnoreSigterm) {
   const Result result = run(shell(
       {"-n", "2", "--grace", "0.3"},
       "[ $RANK = 0 ] || trap '' TERM; echo $$ > " + path("pid") + ".$RANK; while [ ! -s " +
@@ -184,7 +179,7 @@ TEST_F(StitchRun, kills_what_does_not_stop_when_asked) {
   EXPECT_TRUE(gone(noted_pid("pid.1")));
 }
 
-TEST_F(StitchRun, leaves_no_grandchildren_behind) {
+TEST_F(StitchRun, LeavesNoGrandchildrenBehind) {
   const Result result = run(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("plain") +
                                                    ".$RANK; setsid sleep 1000 & echo $! > " +
                                                    path("own") + ".$RANK; exit 0"));
@@ -193,7 +188,7 @@ TEST_F(StitchRun, leaves_no_grandchildren_behind) {
     EXPECT_TRUE(gone(noted_pid(name))) << name;
 }
 
-TEST_F(StitchRun, takes_everything_with_it_when_killed_outright) {
+TEST_F(StitchRun, LeavesNothingBehindWhenKilled) {
   RunningCommand running(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("sleep") +
                                                 ".$RANK; echo $$ > " + path("shell") +
                                                 ".$RANK; echo ${STITCH_INIT_METHOD#file://} > " +
@@ -206,15 +201,12 @@ TEST_F(StitchRun, takes_everything_with_it_when_killed_outright) {
   for (pid_t pid : pids) EXPECT_TRUE(gone(pid));
   std::string store;
   std::ifstream(path("store")) >> store;
-  const auto deadline = steady_clock::now() + std::chrono::seconds(10);
-  while (std::filesystem::exists(std::filesystem::path(store).parent_path()) &&
-         steady_clock::now() < deadline)
-    ::usleep(2000);
-  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(store).parent_path()));
+  const auto folder = std::filesystem::path(store).parent_path();
+  EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(folder); })) << folder;
 }
 
-TEST_F(StitchRun, takes_everything_with_it_when_killed_by_what_it_starts) {
-  // As early as a program can: the launcher is still busy with starting it.
+TEST_F(StitchRun, LeavesNothingBehindWhenKilledByAChild) {
+  // As early as possible: the launcher is still starting the program.
   for (int round = 0; round < 20; ++round) {
     const Result result = run(
         shell({"-n", "1"}, "sleep 1000 & echo $! > " + path("sleep") + "; kill -KILL $PPID; wait"));
@@ -224,7 +216,7 @@ TEST_F(StitchRun, takes_everything_with_it_when_killed_by_what_it_starts) {
   }
 }
 
-TEST_F(StitchRun, goes_on_without_its_guardian) {
+TEST_F(StitchRun, ContinuesWithoutItsGuardian) {
   const Result result = run(shell(
       {"-n", "2"},
       "[ $RANK = 1 ] || for child in $(cat /proc/$PPID/task/$PPID/children); do "
@@ -233,7 +225,7 @@ TEST_F(StitchRun, goes_on_without_its_guardian) {
   EXPECT_EQ(result.out, "[worker0] killed\n");
 }
 
-TEST_F(StitchRun, passes_an_interrupt_on) {
+TEST_F(StitchRun, ForwardsAnInterrupt) {
   RunningCommand running(shell({"-n", "2"}, "trap 'echo interrupted; exit 0' INT; echo $$ > " +
                                                 path("ready") +
                                                 ".$RANK; while :; do sleep 0.02; done"));
@@ -246,7 +238,7 @@ TEST_F(StitchRun, passes_an_interrupt_on) {
   EXPECT_EQ(running.err(), "stitch-run: stopped by Ctrl-C\n");
 }
 
-TEST_F(StitchRun, kills_at_the_second_interrupt) {
+TEST_F(StitchRun, KillsAtTheSecondInterrupt) {
   RunningCommand running(shell({"-n", "1", "--grace", "1000"},
                                "trap 'echo $$ > " + path("asked") + "' TERM; echo $$ > " +
                                    path("ready") + "; while :; do sleep 0.02; done"));
@@ -258,7 +250,7 @@ TEST_F(StitchRun, kills_at_the_second_interrupt) {
   EXPECT_TRUE(gone(pid));
 }
 
-TEST_F(StitchRun, stops_after_the_time_limit) {
+TEST_F(StitchRun, StopsAfterTheTimeLimit) {
   const Result result =
       run(shell({"-n", "2", "--timeout", "0.2"}, "[ $RANK = 1 ] && exit 0; exec sleep 60"));
   EXPECT_EQ(result.status, 124);
@@ -266,7 +258,7 @@ TEST_F(StitchRun, stops_after_the_time_limit) {
             "stitch-run: stopped after 0.2 s (--timeout); still running were: worker0\n");
 }
 
-TEST_F(StitchRun, says_what_is_wrong_with_a_command_line) {
+TEST_F(StitchRun, ExplainsAWrongCommandLine) {
   const auto refused = [](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), STITCH_RUN);
     const Result result = run(arguments);
@@ -296,14 +288,14 @@ TEST_F(StitchRun, says_what_is_wrong_with_a_command_line) {
             "the options)\n");
 }
 
-TEST_F(StitchRun, says_that_a_program_is_not_there) {
+TEST_F(StitchRun, ReportsAMissingProgram) {
   const Result result = run({STITCH_RUN, "-n", "2", "./no-such-program"});
   EXPECT_EQ(result.status, 127);
   EXPECT_EQ(result.err,
             "stitch-run: cannot start \"./no-such-program\": No such file or directory\n");
 }
 
-TEST_F(StitchRun, explains_itself) {
+TEST_F(StitchRun, PrintsHelpAndVersion) {
   const Result help = run({STITCH_RUN, "--help"});
   EXPECT_EQ(help.status, 0);
   for (const char* word : {"-n N", "--name", "--timeout", "--no-prefix", "MASTER_PORT",

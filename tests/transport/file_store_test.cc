@@ -5,33 +5,27 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 
 #include "stitch/base/error.h"
 #include "tests/support/error_of.h"
+#include "tests/support/forked_child.h"
+#include "tests/support/temporary_folder.h"
 
 namespace stitch::transport {
 namespace {
 
 using namespace std::chrono_literals;
 using stitch::testing::error_of;
+using stitch::testing::ForkedChild;
 
 class FileStoreTest : public ::testing::Test {
  protected:
-  FileStoreTest() {
-    char folder[] = "/tmp/stitch-file-store-XXXXXX";
-    folder_ = ::mkdtemp(folder);
-    path_ = folder_ / "store";
-  }
-  ~FileStoreTest() override { std::filesystem::remove_all(folder_); }
-
   std::string read() const {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -41,52 +35,35 @@ class FileStoreTest : public ::testing::Test {
     std::filesystem::permissions(path_, std::filesystem::perms(0600));
   }
 
-  std::filesystem::path folder_;
-  std::string path_;
+  const stitch::testing::TemporaryFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
+  const std::string path_ = folder_ / "store";
 };
-
-// Runs `body` in a child process, which ends with status 0 unless it throws.
-pid_t in_child(const std::function<void()>& body) {
-  const pid_t child = ::fork();
-  if (child != 0) return child;
-  try {
-    body();
-  } catch (...) {
-    ::_exit(1);
-  }
-  ::_exit(0);
-}
-
-int status_of(pid_t child) {
-  int status = -1;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return status;
-}
 
 TEST_F(FileStoreTest, ProcessesCountTogether) {
   constexpr int kAdds = 200;
-  std::vector<pid_t> children;
+  std::vector<ForkedChild> children;
   for (int c = 0; c < 3; ++c) {
-    children.push_back(in_child([&] {
+    children.emplace_back([&] {
       const auto store = make_file_store(path_);
       for (int i = 0; i < kAdds; ++i) store->add("n", 1);
       store->add("done", 1);
-      (void)store->get("go home", 60s);
-    }));
+      (void)store->get("go home", 20s);
+    });
   }
   const auto store = make_file_store(path_);
   for (int i = 0; i < kAdds; ++i) store->add("n", 1);
   while (store->add("done", 0) < 3) (void)store->try_get("n");
   EXPECT_EQ(store->get("n", 0ms), std::to_string(4 * kAdds));
   store->set("go home", "");
-  for (const pid_t child : children) EXPECT_EQ(status_of(child), 0);
+  for (auto& child : children) EXPECT_EQ(child.wait(), 0);
 }
 
 TEST_F(FileStoreTest, AKilledWriterLeavesTheFileUsable) {
   const auto store = make_file_store(path_);
   std::int64_t before = 0;
   for (int round = 0; round < 6; ++round) {
-    const pid_t child = in_child([&] {
+    ForkedChild child([&] {
       const auto mine = make_file_store(path_);
       for (;;) {
         mine->set("big", std::string(20'000, 'x'));
@@ -94,8 +71,8 @@ TEST_F(FileStoreTest, AKilledWriterLeavesTheFileUsable) {
       }
     });
     while (store->add("n", 0) < before + 3) ::usleep(100);
-    ::kill(child, SIGKILL);
-    status_of(child);
+    child.kill();
+    EXPECT_EQ(child.wait(), 128 + SIGKILL);
     before = store->add("n", 1);
     EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(before));
   }

@@ -2,9 +2,7 @@
 // descriptors.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -14,9 +12,8 @@
 #include <vector>
 
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/disabled_test_process.h"
 #include "tests/transport/raw_peer.h"
-
-extern char** environ;  // NOLINT: declared by POSIX
 
 namespace stitch::transport {
 namespace {
@@ -43,33 +40,12 @@ ConnectionEvents echo() {
   return recorder->events();
 }
 
-// This program once more, running one of the disabled tests; killed and reaped with its owner.
-class Process {
+// A process that runs StreamProcess.DISABLED_`test` and is given an address and a task.
+class Process : public testing::DisabledTestProcess {
  public:
-  Process(const std::string& test, const std::string& address, const std::string& task) {
-    ::setenv(kAddressVariable, address.c_str(), 1);
-    ::setenv(kTaskVariable, task.c_str(), 1);
-    std::string program = "/proc/self/exe";
-    std::string filter = "--gtest_filter=StreamProcess.DISABLED_" + test;
-    std::string disabled = "--gtest_also_run_disabled_tests";
-    char* const arguments[] = {program.data(), filter.data(), disabled.data(), nullptr};
-    EXPECT_EQ(::posix_spawn(&pid_, program.c_str(), nullptr, nullptr, arguments, environ), 0);
-    ::unsetenv(kAddressVariable);
-    ::unsetenv(kTaskVariable);
-  }
-  ~Process() { kill(); }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  [[nodiscard]] pid_t id() const { return pid_; }
-  void kill() {
-    if (pid_ == 0) return;
-    EXPECT_EQ(::kill(pid_, SIGKILL), 0);
-    EXPECT_EQ(::waitpid(pid_, nullptr, 0), pid_);
-    pid_ = 0;
-  }
-
- private:
-  pid_t pid_ = 0;
+  Process(const std::string& test, const std::string& address, const std::string& task)
+      : DisabledTestProcess("StreamProcess.DISABLED_" + test,
+                            {{kAddressVariable, address}, {kTaskVariable, task}}) {}
 };
 
 Message make_large() {
@@ -144,23 +120,41 @@ TEST(StreamProcess, AKilledPeerIsNoticed) {
   }
 }
 
-// Takes few descriptors, echoes what comes, and sends its addresses over a connection.
+// What both peers below begin with: an endpoint that echoes, of which the addresses are sent over a
+// control connection, in a process that may open 20 more descriptors.
+class PoorPeer {
+ public:
+  PoorPeer(const char* address, const char* transport)
+      : endpoint_(make_endpoint(2, {transport})), control_(make_endpoint(3, {"tcp"})) {
+    const auto addresses = endpoint_->listen([] { return echo(); });
+    connection_ = control_->connect(address, recorder_->events());
+    EXPECT_TRUE(recorder_->wait_open());
+    const base::Descriptor last(::dup(0));
+    const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    say(addresses[0]);
+  }
+  [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
+  [[nodiscard]] Recorder& heard() { return *recorder_; }
+  void say(const std::string& text) { connection_->send(make_message(text), nullptr); }
+  // Returns when the control connection has been silent for long; usually killed before.
+  void stay() {
+    static_cast<void>(recorder_->wait([](Recorder&) { return false; }));
+  }
+
+ private:
+  const std::unique_ptr<Endpoint> endpoint_;
+  const std::unique_ptr<Endpoint> control_;
+  const std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+  std::shared_ptr<Connection> connection_;
+};
+
 TEST(StreamProcess, DISABLED_PoorEcho) {
   const char* address = std::getenv(kAddressVariable);
   const char* transport = std::getenv(kTaskVariable);
   if (address == nullptr || transport == nullptr)
     GTEST_SKIP() << "runs only as the peer of another test";
-  const auto endpoint = make_endpoint(2, {transport});
-  const auto addresses = endpoint->listen([] { return echo(); });
-  const auto control = make_endpoint(3, {"tcp"});
-  const auto recorder = std::make_shared<Recorder>();
-  const auto connection = control->connect(address, recorder->events());
-  ASSERT_TRUE(recorder->wait_open());
-  const base::Descriptor last(::dup(0));
-  const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  connection->send(make_message(addresses[0]), nullptr);
-  static_cast<void>(recorder->wait([](Recorder&) { return false; }));  // until killed, or for long
+  PoorPeer(address, transport).stay();
 }
 
 TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
@@ -203,33 +197,24 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
   }
 }
 
-// As PoorEcho; then connects to the address that it is sent, and sends the result.
+// Connects to the address that it is sent three times, and sends the outcome.
 TEST(StreamProcess, DISABLED_PoorClient) {
   const char* address = std::getenv(kAddressVariable);
   const char* transport = std::getenv(kTaskVariable);
   if (address == nullptr || transport == nullptr)
     GTEST_SKIP() << "runs only as the peer of another test";
-  const auto endpoint = make_endpoint(2, {transport});
-  const auto addresses = endpoint->listen([] { return echo(); });
-  const auto control = make_endpoint(3, {"tcp"});
-  const auto recorder = std::make_shared<Recorder>();
-  const auto connection = control->connect(address, recorder->events());
-  ASSERT_TRUE(recorder->wait_open());
-  const base::Descriptor last(::dup(0));
-  const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  connection->send(make_message(addresses[0]), nullptr);
-  ASSERT_TRUE(recorder->wait_messages(1));
+  PoorPeer peer(address, transport);
+  ASSERT_TRUE(peer.heard().wait_messages(1));
   std::vector<std::shared_ptr<Recorder>> own(3);
-  const std::string target = recorder->take_texts().front();
+  const std::string target = peer.heard().take_texts().front();
   std::string result = "open";
   for (auto& each : own) {
     each = std::make_shared<Recorder>();
-    endpoint->connect(target, each->events());
+    peer.endpoint().connect(target, each->events());
     if (!each->wait_open()) result = each->closed_text();
   }
-  connection->send(make_message(result), nullptr);
-  static_cast<void>(recorder->wait([](Recorder&) { return false; }));  // until killed, or for long
+  peer.say(result);
+  peer.stay();
 }
 
 // Strangers have every descriptor that they can get; it can connect to its own peers all the same.

@@ -2,9 +2,8 @@
 #include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,11 +14,10 @@
 #include <vector>
 
 #include "stitch/transport/ip_address.h"
+#include "tests/support/disabled_test_process.h"
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 #include "tests/transport/recorder.h"
-
-extern char** environ;  // NOLINT: declared by POSIX
 
 namespace stitch::transport {
 namespace {
@@ -216,25 +214,18 @@ TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
     auto endpoint = make_tensorpipe_endpoint(options(1), over({transport}));
     const auto in = std::make_shared<Recorder>();
     const auto addresses = endpoint->listen([&] { return in->events(); });
-    ASSERT_EQ(::setenv(kAddressVariable, addresses[0].c_str(), 1), 0);
-    std::string program = "/proc/self/exe";
-    std::string filter = "--gtest_filter=TensorPipeProcess.DISABLED_Peer";
-    std::string disabled = "--gtest_also_run_disabled_tests";
-    char* const arguments[] = {program.data(), filter.data(), disabled.data(), nullptr};
-    pid_t pid = 0;
-    ASSERT_EQ(::posix_spawn(&pid, program.c_str(), nullptr, nullptr, arguments, environ), 0);
-    ::unsetenv(kAddressVariable);
+    stitch::testing::DisabledTestProcess peer("TensorPipeProcess.DISABLED_Peer",
+                                              {{kAddressVariable, addresses[0]}});
     const bool came = in->wait_messages(1);
     EXPECT_TRUE(came) << in->closed_text();
     // In flight when it dies: large messages that it will not receive completely.
     if (came) {
-      EXPECT_EQ(in->take_texts().front(), std::to_string(pid));
+      EXPECT_EQ(in->take_texts().front(), std::to_string(peer.id()));
       for (int i = 0; i < 20; ++i)
         in->connection()->send(make_message(std::string(4 << 20, 'x')), in->done());
     }
     const auto killed = std::chrono::steady_clock::now();
-    EXPECT_EQ(::kill(pid, SIGKILL), 0);
-    EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
+    peer.kill();
     ASSERT_TRUE(in->wait_closed());
     EXPECT_EQ(in->closed_code(), ErrorCode::disconnected);
     EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10));

@@ -1,4 +1,4 @@
-#include "tests/tools/running_command.h"
+#include "tests/support/running_command.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include <fstream>
 #include <stdexcept>
 
-namespace stitch_test {
+namespace stitch::testing {
 namespace {
 
 void read_all(int fd, std::string& text) {
@@ -76,4 +76,4 @@ bool gone(pid_t pid, std::chrono::seconds limit) {
   }
 }
 
-}  // namespace stitch_test
+}  // namespace stitch::testing

@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
-namespace stitch_test {
+namespace stitch::testing {
 
-// A command running beside the test, its outputs collected. A command that outlives `limit` is
-// killed and reported as such.
+// A command that runs concurrently with the test, its outputs collected. It is killed when it runs
+// for longer than `limit`. Thread contract: one thread.
 class RunningCommand {
  public:
   explicit RunningCommand(const std::vector<std::string>& command,
@@ -22,7 +22,7 @@ class RunningCommand {
   [[nodiscard]] pid_t pid() const { return pid_; }
   void send_signal(int signal) const;
 
-  // Waits for the end. The exit status, 128 + signal, or -1 when the limit was reached.
+  // Waits for the end. The exit status, 128 + the signal that killed it, or -1 past the limit.
   int wait();
   // What it printed; REQUIRES: wait() has returned.
   [[nodiscard]] const std::string& out() const { return out_; }
@@ -39,8 +39,7 @@ class RunningCommand {
   std::thread err_reader_;
 };
 
-// True once no process has this number any more (or only a zombie has), false when that does not
-// happen within `limit`.
-bool gone(pid_t pid, std::chrono::seconds limit = std::chrono::seconds(10));
+// Waits until no process has this id, or only a zombie. False when that takes longer than `limit`.
+[[nodiscard]] bool gone(pid_t pid, std::chrono::seconds limit = std::chrono::seconds(10));
 
-}  // namespace stitch_test
+}  // namespace stitch::testing
