@@ -31,13 +31,13 @@ constexpr std::string_view kMagic{"stitchos"};
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kChecksumBytes = 32;
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
-constexpr std::size_t kMostDimensions = 64;
+constexpr std::size_t kMaxDimensions = 64;
 constexpr std::string_view kSuffix = ".optimizer";
 constexpr std::string_view kNewSuffix = ".optimizer.new";
 
 using Checksum = std::array<unsigned char, kChecksumBytes>;
 
-// Types of elements by their number in the format, which never changes; new ones go to the end.
+// Element types by their number in the format, which never changes; new ones are appended.
 constexpr std::array kElementTypes{at::kDouble,        at::kFloat,        at::kHalf, at::kBFloat16,
                                    at::kComplexDouble, at::kComplexFloat, at::kLong, at::kInt,
                                    at::kShort,         at::kChar,         at::kByte, at::kBool};
@@ -48,7 +48,7 @@ constexpr std::array kElementTypes{at::kDouble,        at::kFloat,        at::kH
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-// BLAKE2b over what passes through. Finds damage, not forgery.
+// BLAKE2b over all bytes. Detects damage, not forgery.
 class Hasher {
  public:
   Hasher() { crypto_generichash_init(&state_, nullptr, 0, kChecksumBytes); }
@@ -221,7 +221,7 @@ void ShardWriter::finish() { file_->finish(); }
 
 namespace {
 
-// Every length is compared with what is left of the file before memory is taken for it.
+// Every length is compared with the rest of the file before memory is allocated for it.
 class Reader {
  public:
   explicit Reader(const fs::path& path) : path_(path) {
@@ -262,7 +262,7 @@ class Reader {
   }
   std::vector<std::int64_t> read_sizes() {
     const auto dimensions = read_count(sizeof(std::int64_t));
-    if (dimensions > kMostDimensions)
+    if (dimensions > kMaxDimensions)
       refuse(path_, "is damaged: a tensor has " + std::to_string(dimensions) + " dimensions");
     std::vector<std::int64_t> sizes(dimensions);
     for (auto& size : sizes) {

@@ -16,10 +16,10 @@ namespace stitch::optim {
 
 // A checkpoint is a folder with one file per owner of parameters, "<owner>.optimizer". The format
 // (docs/checkpoints.md) is stitch's own: named, typed values, a version, a checksum over all of it.
-// Files are read and written by the worker that asks for it, on its own file system: no path
-// travels. Errors are Error(invalid_argument) and name the file.
+// Files are read and written on the file system of the worker that calls: no path is sent
+// to another worker. Errors are Error(invalid_argument) and name the file.
 
-// What a file says about itself.
+// The header of a file.
 struct ShardHeader {
   std::string optimizer;            // its type, "torch::optim::Adam"
   std::string owner;                // whose parameters these are
@@ -32,7 +32,7 @@ struct ShardHeader {
   }
 };
 
-// A parameter as a file has it: its state is absent when it had not been stepped yet.
+// A parameter in a file. Its state is absent if it had not been stepped yet.
 struct SavedParameter {
   std::string name;
   std::vector<std::int64_t> sizes;
@@ -50,8 +50,8 @@ struct SavedParameter {
 // replace.
 void expect_folder_for(const std::filesystem::path& folder, const std::string& optimizer);
 
-// Writes one owner's file, beside the one that may be there already: only publish() puts it in that
-// one's place. What is not finished disappears with the writer. Thread contract: one thread.
+// Writes one owner's file beside the one that may exist already; only publish() replaces that one.
+// An unfinished file is removed with the writer. Thread contract: one thread.
 class ShardWriter {
  public:
   // Makes the folder. `parameters`: how many will be added.
@@ -62,7 +62,7 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   void add(const SavedParameter& parameter);
-  // Everything is on the disk when this returns.
+  // The file is on the disk when this returns.
   void finish();
 
  private:
@@ -70,18 +70,18 @@ class ShardWriter {
   std::unique_ptr<File> file_;
 };
 
-// Puts the finished files of a save in place of the older ones, all or none: should the process die
-// in the middle, find_shards() takes the finished files. Files of owners that the save does not
+// Puts the finished files of a save in place of the older ones, all or none: if the process dies
+// in between, find_shards() uses the finished files. Files of owners that the save does not
 // have are removed.
 void publish(const std::filesystem::path& folder, const std::vector<std::string>& owners);
 
-// The files of the folder's checkpoint, each read once and found undamaged. Throws when there is
+// The files of the folder's checkpoint, each read once and checked for damage. Throws when there is
 // none, or files of several saves of which none is complete.
 [[nodiscard]] std::vector<std::filesystem::path> find_shards(const std::filesystem::path& folder);
 
-// Reads a file from end to end; `each` gets the parameters as they come, before it is known that
-// the checksum is right. Throws when the file is damaged, cut short, of another version or no
-// checkpoint at all; no memory is taken beyond what the file's size covers.
+// Reads a file from end to end; `each` gets the parameters one by one, before the checksum has been
+// verified. Throws when the file is damaged, truncated, of another version or no checkpoint; memory
+// use is bounded by the file's size.
 ShardHeader read_shard(const std::filesystem::path& file,
                        const std::function<void(SavedParameter)>& each);
 
