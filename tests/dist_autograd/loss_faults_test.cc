@@ -1,4 +1,4 @@
-// Contexts and passes when a worker in the middle is lost, or is too busy to send.
+// Contexts and passes when a worker between two others is lost, or has too much in flight to send.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -26,7 +26,7 @@ using transport::Message;
 
 at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
-// Sees every message of this process until it goes.
+// Sees every message of this process until it is destroyed.
 class Watch {
  public:
   explicit Watch(LoopbackNetwork::Judge judge) {
@@ -55,7 +55,7 @@ TEST(LossFaults, AContextEndsAtAWorkerThatKnewItThroughALostOne) {
       auto context = std::make_unique<Context>();
       rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_());
       EXPECT_EQ(count_on(cluster[2], "contexts"), 1);
-      // Either the home hears that worker2 has it before its end, or after.
+      // HOLD of worker2 reaches the home before the context ends, or after.
       const Watch watch([&](std::uint32_t from, std::uint32_t to, std::uint64_t, const Message&) {
         Fate fate;
         if (ends_first && from == 2 && to == 0) fate.delay = 200ms;
@@ -123,13 +123,13 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
   std::size_t reply_bytes = 0;
   const auto is_large = [](std::uint32_t from, const Message& message) {
     return from == 1 && transport::FrameView(message).kind() == rpc::wire::kReply &&
-           total_bytes(message) > 100'000;
+           rpc::total_bytes(message) > 100'000;
   };
   {
     Cluster cluster(2);
     const Watch watch(
         [&](std::uint32_t from, std::uint32_t, std::uint64_t, const Message& message) {
-          if (is_large(from, message)) reply_bytes = total_bytes(message);
+          if (is_large(from, message)) reply_bytes = rpc::total_bytes(message);
           return Fate{};
         });
     rpc_sync<a_large_result>("worker1");
@@ -161,13 +161,13 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
     // Here worker1 has only marks, acknowledgements and its end to send.
     words->backward({words_loss}, {.mode = mode, .timeout = 10s});
     EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], words->id()), ones()));
-    // Here it has a gradient for worker2, which is refused; that it can say.
+    // Here it has a gradient for worker2, which is refused; ABORT is not.
     const auto error =
         error_of([&] { data->backward({data_loss}, {.mode = mode, .timeout = 10s}); });
     EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
     EXPECT_TRUE(refuses(cluster[1], data->id(), ErrorCode::overloaded));
     EXPECT_TRUE(refuses(cluster[2], data->id(), ErrorCode::overloaded));
-    // It alone tells worker2 of the end.
+    // Only worker1 sends RELEASE to worker2.
     data.reset();
     words.reset();
     EXPECT_TRUE(nothing_is_left(cluster));
