@@ -1,6 +1,7 @@
 #include "stitch/dist_autograd/context.h"
 
 #include "stitch/dist_autograd/context_state.h"
+#include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph_dot.h"
 #include "stitch/rpc/calls.h"
@@ -9,20 +10,18 @@ namespace stitch::dist_autograd {
 
 namespace {
 
-std::shared_ptr<const Carried> carried() {
-  return std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().autograd_context);
+// Makes `state` current on this thread; returns what was current before.
+std::shared_ptr<const void> make_current(std::shared_ptr<ContextState> state) {
+  return std::exchange(rpc::ExecutionContext::current().autograd_context,
+                       std::make_shared<const CurrentContext>(
+                           CurrentContext{std::move(state), {}, CurrentContext::get()}));
 }
 
-std::shared_ptr<const void> carry(std::shared_ptr<ContextState> state) {
-  return std::make_shared<const Carried>(Carried{std::move(state), {}, carried()});
-}
-
-// What becomes current again where a block ends: contexts that have ended in the meantime are
-// skipped.
+// What becomes current again at the end of a block: skips contexts that have ended in the meantime.
 std::shared_ptr<const void> not_ended(const std::shared_ptr<const void>& outer) {
-  auto carried = std::static_pointer_cast<const Carried>(outer);
-  while (carried && carried->context->ended()) carried = carried->outer;
-  return carried;
+  auto current = std::static_pointer_cast<const CurrentContext>(outer);
+  while (current && current->context->ended()) current = current->outer;
+  return current;
 }
 
 Error ended_error(const ContextId& id) {
@@ -58,7 +57,7 @@ Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots,
   return Engine::of(*agent_).backward(state_, std::move(roots), options);
 }
 
-// Looked at first, judged then: what was still whole when the context was usable may be given out.
+// Read first, checked afterwards: if the context is usable now, the gradients were complete then.
 GradientMap ContextHandle::gradients() const {
   GradientMap all = state_->gradients()->snapshot();
   state_->throw_if_unusable();
@@ -82,18 +81,17 @@ Context::Context() : Context(usable_agent()) {}
 
 Context::Context(std::shared_ptr<rpc::Agent> agent)
     : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
-  outer_ = std::exchange(rpc::ExecutionContext::current().autograd_context, carry(state_));
+  outer_ = make_current(state_);
 }
 
 Context::~Context() {
   auto& slot = rpc::ExecutionContext::current().autograd_context;
-  if (slot && carried()->context == state_) slot = not_ended(outer_);
+  if (slot && CurrentContext::get()->context == state_) slot = not_ended(outer_);
   Engine::of(*agent_).end_context(state_);
 }
 
 ContextScope::ContextScope(const ContextId& id) {
-  outer_ = std::exchange(rpc::ExecutionContext::current().autograd_context,
-                         carry(find_state(*rpc::current_agent(), id)));
+  outer_ = make_current(find_state(*rpc::current_agent(), id));
 }
 
 ContextScope::~ContextScope() {
@@ -101,12 +99,12 @@ ContextScope::~ContextScope() {
 }
 
 bool has_current_context() noexcept {
-  const auto current = carried();
+  const auto current = CurrentContext::get();
   return current && !current->context->ended();
 }
 
 ContextHandle current_context() {
-  const auto current = carried();
+  const auto current = CurrentContext::get();
   if (!current) {
     throw Error(ErrorCode::invalid_argument,
                 "no dist_autograd context is current on this thread: make a "

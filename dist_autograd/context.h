@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "stitch/dist_autograd/graph/gradient_store.h"
+#include "stitch/dist_autograd/graph/gradient_map.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future.h"
@@ -23,10 +23,10 @@ class ContextState;
 
 // How a backward pass finds out which calls it has to wait for.
 enum class Mode : std::uint8_t {
-  exact,  // asks first what the loss really used; results that were computed and dropped cost
-          // nothing
+  exact,  // finds out first what the loss really used; results that were computed and dropped
+          // cost nothing
   fast,   // assumes every call of the context was used; an error names those that were not, as far
-          // as workers that got a gradient know of them
+          // as they are results of workers that got a gradient
 };
 
 // Of a backward pass.
@@ -44,9 +44,9 @@ struct Options {
 };
 
 // A context as seen from one worker, without owning it. Copyable; may outlive the context, then
-// everything throws Error(cancelled). Once a pass of the context has failed, everything but id()
+// everything throws Error(cancelled). Once a pass of the context has failed, everything except id()
 // and graph_dot() throws the error that failed it, on every worker of the context: leaves add to
-// the context as they run, so what a failed pass left is partial. Thread contract: any thread.
+// the context as they run, so a failed pass leaves partial sums. Thread contract: any thread.
 class ContextHandle {
  public:
   // For the layers above; others get one from current_context() or find_context().
@@ -56,11 +56,11 @@ class ContextHandle {
   // Sendable; context_scope() and find_context() take it.
   [[nodiscard]] const ContextId& id() const noexcept;
   // Differentiates `roots` (tensors of this worker) with respect to every leaf they depend on, on
-  // all workers, and adds the gradients to this context. Waits until that has ended everywhere.
-  // Throws Error(invalid_argument) for roots or options that make no sense, before anything runs;
+  // all workers, and adds the gradients to this context. Waits until that has ended on all workers.
+  // Throws Error(invalid_argument) for invalid roots or options, before anything runs;
   // else the first error of any worker, and then the context has failed: make a new one and run
-  // forward again. `.grad` stays as it is. Several passes may run at once; when one fails, so do
-  // the others.
+  // forward again. `.grad` is not changed. Several passes may run at the same time; when one
+  // fails, so do the others.
   void backward(std::vector<at::Tensor> roots, const Options& options = {}) const;
   // The same without waiting. Cancelling the future ends the pass; the context has failed then.
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots,
@@ -69,8 +69,8 @@ class ContextHandle {
   [[nodiscard]] GradientMap gradients() const;
   // That of one leaf, undefined when it has none.
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
-  // The graph of all workers as Graphviz, stitched together: all that was sent and what leads from
-  // `roots`. Waits.
+  // The graph of all workers as Graphviz, joined at the links: the graph behind all sent tensors
+  // and `roots`. Waits.
   [[nodiscard]] std::string graph_dot(const std::vector<at::Tensor>& roots = {}) const;
   // Throws Error(cancelled) when the context has ended, and its error when a pass of it has failed.
   void throw_if_unusable() const;
@@ -86,18 +86,17 @@ class ContextHandle {
 // made with grad mode off carry nothing; they run with grad mode off, and what they return does not
 // require grad. Contexts nest per thread; the innermost that has not ended is current.
 // What else libtorch keeps per thread (autocast, saved-tensor hooks) does not travel, neither with
-// calls nor with backward passes. Hooks must be safe to run from several passes at once. A node
-// that runs libtorch's own engine inside (checkpointing) adds to `.grad` there, not to the context.
-// Belongs to the worker that was current when it was made. Its end frees what it holds on every
-// worker that took part. Thread contract: as ContextHandle; made and destroyed by one thread (or
-// one coroutine).
+// calls nor with backward passes. Hooks must be safe to run from several passes concurrently. A
+// node that runs libtorch's own engine inside (checkpointing) adds to `.grad` there, not to the
+// context. Belongs to the worker that was current when it was made. Its end frees what it owns on
+// every worker that took part. Thread contract: as ContextHandle; made and destroyed by one thread
+// (or one coroutine).
 class Context : public ContextHandle {
  public:
   // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut
   // down.
   Context();
-  // Backward passes that still run end with `cancelled`; waits for the node that is just running
-  // here.
+  // Backward passes that still run end with `cancelled`; waits for the node that is running here.
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -125,14 +124,14 @@ class [[nodiscard]] ContextScope {
 [[nodiscard]] inline ContextScope context_scope(const ContextId& id) { return ContextScope(id); }
 
 // The context that is current on this thread. Throws Error(invalid_argument) when there is none,
-// Error(cancelled) when it has ended (in a continuation that started under it, say).
+// Error(cancelled) when it has ended (for example in a continuation that started under it).
 [[nodiscard]] ContextHandle current_context();
 // True when a context is current on this thread and has not ended.
 [[nodiscard]] bool has_current_context() noexcept;
 // A context that the current worker takes part in. Throws Error(invalid_argument) when it does not,
 // Error(cancelled) when it has ended.
 [[nodiscard]] ContextHandle find_context(const ContextId& id);
-// The same for layers that use the numbers of a context: none when it never reached this worker.
+// The same for layers that use the gradients of a context: none when it never reached this worker.
 // Throws Error(cancelled) when it has ended, and its error when a pass of it has failed.
 [[nodiscard]] std::optional<ContextHandle> find_usable_context(const ContextId& id);
 
@@ -142,7 +141,8 @@ class [[nodiscard]] ContextScope {
                                           const Options& options = {});
 
 namespace detail {
-// Makes every agent take part in distributed autograd, whatever else the program uses of it.
+// Makes every agent take part in distributed autograd, also when the program uses nothing else of
+// it.
 int register_engine();
 inline const int kEngineExtension = register_engine();
 }  // namespace detail

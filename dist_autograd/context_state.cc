@@ -138,34 +138,34 @@ std::size_t ContextState::past_passes_remembered() const {
   return runs;
 }
 
-ContextState::Failing ContextState::fail(const Error& error) {
-  Failing failing;
+ContextState::FailEffects ContextState::fail(const Error& error) {
+  FailEffects effects;
   base::MutexLock lock(mutex_);
-  failing.error = failure_.value_or(error);
-  if (ended_ || failure_) return failing;
+  effects.error = failure_.value_or(error);
+  if (ended_ || failure_) return effects;
   failure_ = error;
-  failing.first = true;
-  for (const auto& [id, pass] : passes_) failing.passes.push_back(pass);
-  for (const auto& [id, peer] : peers_) failing.peers.push_back(peer);
-  return failing;
+  effects.first = true;
+  for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
+  for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
+  return effects;
 }
 
-ContextState::Ending ContextState::end() {
-  Ending ending;
+ContextState::EndEffects ContextState::end() {
+  EndEffects effects;
   decltype(sends_) dropped;
   {
     base::MutexLock lock(mutex_);
-    if (ended_) return ending;
+    if (ended_) return effects;
     ended_ = true;
-    ending.first = true;
+    effects.first = true;
     dropped.swap(sends_);
-    for (const auto& [id, pass] : passes_) ending.passes.push_back(pass);
-    for (const auto& [id, peer] : peers_) ending.peers.push_back(peer);
+    for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
+    for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
   }
-  // Gradients made with create_graph hold graphs that hold nodes that hold gradients: such circles
-  // end here.
+  // Gradients made with create_graph hold graphs that hold nodes that hold gradients: this breaks
+  // such cycles.
   gradients_->clear();
-  return ending;
+  return effects;
 }
 
 }  // namespace stitch::dist_autograd

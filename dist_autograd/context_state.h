@@ -21,12 +21,12 @@ namespace stitch::dist_autograd {
 
 class Pass;
 
-// One context on one worker: the links that left it, the gradients that accumulated, the passes
-// that run, whom it told the id and who told it. Shared by the table of contexts, by everything
-// that runs under it, and by its passes. After end() it is empty and stays so. After fail() it goes
-// on to record, but no number in it is given out any more: leaves add to it as they run, so a pass
-// that did not come to its end leaves sums that are partial. Thread contract: any thread. Nodes,
-// gradients and passes are destroyed outside the lock.
+// One context on one worker: the links of messages sent, the accumulated gradients, the running
+// passes, the workers that were told the id and those that told it to this worker. Shared by the
+// table of contexts, by code that runs under it, and by its passes. After end() it is empty and
+// stays so. After fail() it still records, but its gradients cannot be read any more: leaves add to
+// them as they run, so a pass that did not finish leaves partial sums. Thread contract: any thread.
+// Nodes, gradients and passes are destroyed outside the lock.
 class ContextState {
  public:
   explicit ContextState(ContextId id) : id_(id) {}
@@ -38,15 +38,15 @@ class ContextState {
     return gradients_;
   }
   [[nodiscard]] bool ended() const STITCH_EXCLUDES(mutex_);
-  // The error of the pass that failed first, as far as this worker has heard of one.
+  // The error of the pass that failed first, as far as this worker knows.
   [[nodiscard]] std::optional<Error> failure() const STITCH_EXCLUDES(mutex_);
   // Throws Error(cancelled) after end(), and failure() after fail().
   void throw_if_unusable() const STITCH_EXCLUDES(mutex_);
 
-  // Keeps a send node under its link. `of_gradients`: it stands for gradients of a pass with
+  // Keeps a send node under its link. `of_gradients`: its tensors are gradients of a pass with
   // create_graph. False after end().
   bool add_send(LinkId link, NodePtr node, bool of_gradients) STITCH_EXCLUDES(mutex_);
-  // The message of that link never left.
+  // The message of that link was never sent.
   void remove_send(LinkId link) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<NodePtr> sends() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t send_count() const STITCH_EXCLUDES(mutex_);
@@ -55,12 +55,12 @@ class ContextState {
   // Remembers that `peer` has been told the id. False after end(): then it must not be told.
   bool add_peer(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<WorkerInfo> peers() const STITCH_EXCLUDES(mutex_);
-  // Remembers that `worker` has told this one the id, so that it will tell of the end, too. True
-  // the first time.
+  // Remembers that `worker` has told this one the id: RELEASE will come from it, too. True the
+  // first time.
   bool add_teller(WorkerId worker) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool told_by(WorkerId worker) const STITCH_EXCLUDES(mutex_);
 
-  // A number for a new pass that this worker starts.
+  // The number of a new pass that this worker starts.
   [[nodiscard]] std::uint64_t next_pass() STITCH_EXCLUDES(mutex_);
   // The pass of that id; made by `make` when it is new. Null when that pass has ended here. Throws
   // as throw_if_unusable() instead of making one.
@@ -68,30 +68,30 @@ class ContextState {
                                                 const std::function<std::shared_ptr<Pass>()>& make)
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
-  // The pass has ended here: what still comes for it is ignored.
+  // The pass has ended here: later messages for it are ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
-  // How much is remembered of passes that have ended.
+  // The size of the memory of ended passes, in intervals of counters.
   [[nodiscard]] std::size_t past_passes_remembered() const STITCH_EXCLUDES(mutex_);
 
   // A pass of the context has failed. `error` becomes failure() unless there is one. The first call
   // returns the passes, to be aborted, and the peers, to be told.
-  struct Failing {
+  struct FailEffects {
     bool first = false;
     Error error;  // the failure; the error given when the context has ended
     std::vector<std::shared_ptr<Pass>> passes;
     std::vector<WorkerInfo> peers;
   };
-  [[nodiscard]] Failing fail(const Error& error) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] FailEffects fail(const Error& error) STITCH_EXCLUDES(mutex_);
 
   // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be
   // told.
-  struct Ending {
+  struct EndEffects {
     bool first = false;
     std::vector<std::shared_ptr<Pass>> passes;
     std::vector<WorkerInfo> peers;
   };
-  Ending end() STITCH_EXCLUDES(mutex_);
+  EndEffects end() STITCH_EXCLUDES(mutex_);
 
  private:
   using Life = std::pair<WorkerId, std::uint64_t>;
@@ -113,14 +113,6 @@ class ContextState {
   std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = 1;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
   std::map<Life, rref::IntervalSet> past_passes_ STITCH_GUARDED_BY(mutex_);  // by root
-};
-
-// What the ambient of a thread carries: the current context, the call it is part of, in words for
-// error texts, and what was current around it: contexts may end in another order than they nest.
-struct Carried {
-  std::shared_ptr<ContextState> context;
-  std::string call;
-  std::shared_ptr<const Carried> outer = nullptr;
 };
 
 }  // namespace stitch::dist_autograd

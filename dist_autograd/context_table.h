@@ -13,41 +13,41 @@
 
 namespace stitch::dist_autograd {
 
-// The contexts that one worker takes part in, and which have ended, so that a late message cannot
-// bring one back to life. What is remembered of ended ones stays small: each home tells with every
-// release below which counter all have ended. Of this worker's own contexts nothing is remembered:
-// one that is not here has ended. Thread contract: any thread; takes a context's lock under its
-// own, never the other way round.
+// The contexts that one worker takes part in, and the ids of those that have ended, so that a late
+// message cannot revive one. The ids take little memory: every RELEASE of a home carries the
+// counter below which all its contexts have ended. A context of this worker itself that is not in
+// the table has ended. Thread contract: any thread; takes a context's lock under its own, never in
+// the other order.
 class ContextTable {
  public:
   ContextTable(WorkerId self, std::uint64_t epoch) : self_(self), epoch_(epoch) {}
 
   // A new context of this worker.
   [[nodiscard]] std::shared_ptr<ContextState> create() STITCH_EXCLUDES(mutex_);
-  // The context, or null when it is unknown here or has ended: has_ended() tells.
+  // The context, or null when it is unknown here or has ended, which has_ended() distinguishes.
   [[nodiscard]] std::shared_ptr<ContextState> find(const ContextId& id) const
       STITCH_EXCLUDES(mutex_);
-  // True when a context has ended as far as this worker has heard; false for one that is unknown
-  // here.
+  // True when a context has ended as far as this worker knows; false for one that is unknown here.
   [[nodiscard]] bool has_ended(const ContextId& id) const STITCH_EXCLUDES(mutex_);
   // A context of another worker, made known here by a message. Null when it has ended.
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
       STITCH_EXCLUDES(mutex_);
-  // The same, told by `teller`, which is remembered before anybody else sees the context: the word
-  // of its end may come from `teller` at any time. `first`: it had not told it before.
+  // The same, told by `teller`, which is stored before any other thread sees the context: `teller`
+  // may send its RELEASE at any time. `first`: `teller` had not told this worker before.
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id, WorkerId teller,
                                                            bool& first) STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
-  // All contexts of that home below `counter` have ended. Takes out those that are still here: who
-  // was to tell of their end has died.
+  // All contexts of that home below `counter` have ended. Takes out those that are still here: the
+  // worker that would have sent their RELEASE has died.
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> raise_low_water(WorkerId home,
                                                                            std::uint64_t epoch,
                                                                            std::uint64_t counter)
       STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
-  // Takes out all contexts of a life of `home` that is over; none of it will be accepted again.
+  // Takes out all contexts of a life of `home` that is over; none of its contexts will be accepted
+  // again.
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_home(WorkerId home,
                                                                        std::uint64_t epoch)
       STITCH_EXCLUDES(mutex_);
@@ -55,7 +55,7 @@ class ContextTable {
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_all() STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> all() const STITCH_EXCLUDES(mutex_);
-  // How much is remembered of contexts that have ended: runs of counters.
+  // The size of the memory of ended contexts, in intervals of counters.
   [[nodiscard]] std::size_t ended_remembered() const STITCH_EXCLUDES(mutex_);
 
  private:

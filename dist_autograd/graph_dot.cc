@@ -11,7 +11,7 @@ namespace stitch::dist_autograd {
 
 namespace detail {
 
-// One worker's part, and whom else it told of the context.
+// One worker's part, and the workers that it told of the context.
 struct GraphPart {
   std::string dot;
   std::vector<WorkerId> peers;
@@ -82,7 +82,7 @@ GraphPart describe(rpc::Agent& agent, const ContextState& context,
 
 namespace detail {
 
-// What the others ask each worker.
+// Called on each worker.
 GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
   const auto agent = rpc::current_agent();
   const auto context = Engine::of(*agent).contexts().find({home, epoch, counter});
@@ -95,7 +95,7 @@ std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent, const Contex
                           const std::vector<at::Tensor>& roots) {
   rpc::ExecutionContext plain = rpc::ExecutionContext::current();
   plain.runtime = agent;
-  plain.autograd_context = nullptr;  // asking must not become part of the answer
+  plain.autograd_context = nullptr;  // the question itself must not be recorded
   const rpc::ExecutionContextScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};
   GraphPart part = describe(*agent, context, roots);

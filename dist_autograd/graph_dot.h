@@ -15,8 +15,8 @@ class Agent;
 namespace stitch::dist_autograd {
 
 // The autograd graph of a context over all workers that took part, as Graphviz: one cluster per
-// worker, links between workers as dashed edges from a recv node to its send node. Asks every
-// worker in turn; waits; throws the error of one that does not answer.
+// worker, links between workers as dashed edges from a recv node to its send node. Asks all
+// workers one after the other and waits; throws the error of one that does not answer.
 [[nodiscard]] std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent,
                                         const ContextState& context,
                                         const std::vector<at::Tensor>& roots);

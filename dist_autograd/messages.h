@@ -5,25 +5,25 @@
 #include <vector>
 
 #include "stitch/dist_autograd/graph/ids.h"
-#include "stitch/rpc/message/archive.h"
 
-// What workers say to each other about contexts and backward passes. PROTOCOL.md says when and why.
+// The messages between workers about contexts and backward passes. Their use is in PROTOCOL.md.
 namespace stitch::dist_autograd::wire {
 
 enum FrameKind : std::uint16_t {
-  kMark = 0x140,       // exact mode: the loss uses these links
-  kAck = 0x141,        // marks (exact) or gradients (fast) have been dealt with
-  kSettle = 0x142,     // exact: marking has ended, the rest is dead; fast: the pass has ended
-  kGradients = 0x143,  // gradients for the senders' side of links
-  kDone = 0x144,       // this worker has finished its part
-  kAbort = 0x145,      // the pass has failed
-  kRelease = 0x146,    // a context has ended
-  kHold = 0x147,  // to its home: this worker takes part in these contexts, whoever told it is lost
+  kMark = 0x140,          // exact mode: the loss uses these links
+  kAck = 0x141,           // marks (exact) or gradients (fast) have been dealt with
+  kCloseMarking = 0x142,  // exact: marking has ended, the rest is dead; fast: the pass has ended
+  kGradients = 0x143,     // gradients for the senders' side of links
+  kDone = 0x144,          // this worker has finished its part
+  kAbort = 0x145,         // the pass has failed
+  kRelease = 0x146,       // a context has ended
+  kHold = 0x147,          // to their home: this worker takes part in these contexts, and the worker
+                          // that told it so is lost
 };
 // On requests and replies: the context they belong to and the link that their tensors make.
 inline constexpr std::uint16_t kContextSection = 0x140;
 // On a request: it was made with grad mode off, so it runs with grad mode off. On its reply: the
-// caller gets tensors that do not require grad. One byte, without meaning.
+// caller gets tensors that do not require grad. One byte, ignored.
 inline constexpr std::uint16_t kNoGradSection = 0x141;
 
 struct PassHeader {
@@ -48,7 +48,7 @@ struct Mark {
 
 struct Ack {
   std::uint32_t count = 0;
-  std::vector<WorkerId> participants;  // with the last one owed: who took part below
+  std::vector<WorkerId> participants;  // with the last one owed: the workers that took part below
   template <class Archive>
   void serialize(Archive& archive) {
     archive(count, participants);
@@ -79,7 +79,7 @@ struct GradientEntry {
 
 struct Release {
   ContextId context;
-  // All contexts of this home below this counter have ended. Counts when the home itself says so.
+  // All contexts of this home below this counter have ended. Only valid from the home itself.
   std::uint64_t low_water = 0;
   template <class Archive>
   void serialize(Archive& archive) {

@@ -10,11 +10,11 @@
 
 namespace stitch::dist_autograd {
 
-// Gradients of one pass on their way out, gathered per peer: one message carries many links.
-// Touched only on the strand.
+// Outgoing gradients of one pass, batched per peer: one message carries many links. Thread
+// contract: only on the strand.
 class Outbox {
  public:
-  struct Parcel {
+  struct PeerBatch {
     WorkerInfo to;
     std::vector<wire::GradientEntry> entries;
     std::vector<at::Tensor> tensors;  // the defined ones, in the order of the entries
@@ -23,18 +23,18 @@ class Outbox {
   // Adds the gradients of a link. `gradient_link` and `differentiable`: see wire::GradientEntry.
   void add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
            std::vector<bool> differentiable);
-  // True when what waits should leave before the next node runs: it is large, or has waited for
-  // kPatience.
+  // True when the batches should be sent before the next node runs: they hold kFlushBytes, or the
+  // oldest gradient has waited for kFlushDelay.
   [[nodiscard]] bool due() const;
-  [[nodiscard]] bool empty() const noexcept { return parcels_.empty(); }
-  // Takes out everything, one parcel per peer.
-  [[nodiscard]] std::vector<Parcel> take();
+  [[nodiscard]] bool empty() const noexcept { return batches_.empty(); }
+  // Takes out everything, one batch per peer.
+  [[nodiscard]] std::vector<PeerBatch> take();
 
-  static constexpr std::size_t kEnough = std::size_t{256} << 10;
-  static constexpr std::chrono::microseconds kPatience{50};
+  static constexpr std::size_t kFlushBytes = std::size_t{256} << 10;
+  static constexpr std::chrono::microseconds kFlushDelay{50};
 
  private:
-  std::map<WorkerId, Parcel> parcels_;
+  std::map<WorkerId, PeerBatch> batches_;
   std::size_t bytes_ = 0;
   std::chrono::steady_clock::time_point since_;
 };

@@ -4,7 +4,10 @@
 
 #include "stitch/base/name_list.h"
 #include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/plan_graph.h"
+#include "stitch/dist_autograd/received_gradients.h"
 #include "stitch/rpc/future/thread_pool.h"
+#include "stitch/rpc/message/archive.h"
 
 namespace stitch::dist_autograd {
 
@@ -29,7 +32,8 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       agent_(std::move(agent)),
       context_(std::move(context)),
       id_(id),
-      settings_(settings) {}
+      settings_(settings),
+      protocol_(agent_->self().id, id.root, settings.fast) {}
 
 void Pass::prepare(std::vector<Edge> roots) {
   std::call_once(prepared_, [&] {
@@ -38,12 +42,103 @@ void Pass::prepare(std::vector<Edge> roots) {
         plan_, settings_.run, context_->gradients(),
         [agent = agent_](base::UniqueFunction<void()> task) { agent->post(std::move(task)); },
         weak_from_this());
-    {
-      base::MutexLock lock(mutex_);
-      if (!settings_.fast) marks_.emplace(*plan_);
-      delivered_.assign(plan_->size(), false);
-    }
+    auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id, !settings_.fast);
+    base::MutexLock lock(mutex_);
+    protocol_.set_graph(std::move(graph));
   });
+}
+
+void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
+                 rpc::Clock::time_point deadline) {
+  done.on_cancel([weak = weak_from_this()] {
+    if (const auto pass = weak.lock())
+      pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
+  });
+  std::optional<Error> over;
+  {
+    base::MutexLock lock(mutex_);
+    begun_ = rpc::Clock::now();
+    if (!protocol_.running()) over = error_;
+    if (!over) promise_ = done;
+    if (!over && deadline != rpc::Clock::time_point::max()) {
+      timer_ = agent_->loop().call_at(deadline, [weak = weak_from_this()] {
+        if (const auto pass = weak.lock()) pass->expire();
+      });
+    }
+  }
+  if (over) {
+    done.set_error(*over);
+    strand_->start();
+    return;
+  }
+  guard([&] {
+    for (std::size_t i = 0; i < gradients.size(); ++i) strand_->seed(i, std::move(gradients[i]));
+    strand_->start();
+    apply([](PassProtocol& protocol) { return protocol.begin(); });
+  });
+  strand_->start();  // also after an error: a pass that was aborted ends on its strand
+}
+
+// ---- messages
+
+void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
+  guard([&] {
+    const PassEffects effects =
+        apply([&](PassProtocol& protocol) { return protocol.on_mark(from, mark); });
+    if (effects.new_peer) check_new_peer(from);
+  });
+}
+
+void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
+  guard([&] {
+    for (const WorkerId id : ack.participants)
+      static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
+    apply([&](PassProtocol& protocol) { return protocol.on_ack(from, ack); });
+  });
+}
+
+void Pass::on_close_marking(const WorkerInfo& from) {
+  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_close_marking(from); }); });
+}
+
+void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
+  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_done(from, done); }); });
+}
+
+void Pass::on_gradients(const WorkerInfo& from, const std::vector<wire::GradientEntry>& entries,
+                        std::vector<at::Tensor> tensors) {
+  guard([&] {
+    ReceivedGradients received = match_gradients(*plan_, agent_->self().id, context_->id(), from,
+                                                 entries, std::move(tensors));
+    const PassEffects effects =
+        apply([&](PassProtocol& protocol) { return protocol.on_gradients(from, received.sends); });
+    if (effects.deliver) {
+      for (std::size_t i = 0; i < received.sends.size(); ++i)
+        strand_->deliver(received.sends[i], std::move(received.gradients[i]));
+    }
+    if (effects.new_peer) check_new_peer(from);
+  });
+}
+
+template <class Event>
+PassEffects Pass::apply(Event event) {
+  PassEffects effects;
+  {
+    base::MutexLock lock(mutex_);
+    effects = event(protocol_);
+  }
+  perform(effects);
+  return effects;
+}
+
+void Pass::check_new_peer(const WorkerInfo& from) {
+  check_lost(from.id);
+  check_lost(id_.root);  // without the root, no message may ever end this pass
+}
+
+void Pass::check_lost(WorkerId peer) {
+  if (const auto reason = agent_->peers().lost(peer))
+    on_peer_lost(agent_->peers().find(peer), *reason);
 }
 
 void Pass::guard(const std::function<void()>& handle) {
@@ -67,45 +162,10 @@ Error Pass::found_here(const Error& error) const {
       .with_remote(!root());
 }
 
-void Pass::require_own(const RecvNode& node) const {
-  if (node.context() == context_->id()) return;
-  throw Error(ErrorCode::invalid_argument,
-              "the loss uses a result that was received under another context (" +
-                  dist_autograd::to_string(node.context()) + ", from " +
-                  stitch::to_string(node.sender()) + ")");
-}
-
-variable_list Pass::unpack(const WorkerInfo& from, const wire::GradientEntry& entry,
-                           std::uint32_t index, std::vector<at::Tensor>& tensors,
-                           std::size_t& next) const {
-  const SendNode& node = plan_->send(index);
-  const auto wrong = [&](const char* what) {
-    return Error(ErrorCode::protocol,
-                 "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
-  };
-  if (node.receiver().id != from.id) throw wrong("it was sent to another worker");
-  if (entry.defined.size() != node.num_inputs())
-    throw wrong("their number is not that of the tensors sent");
-  variable_list gradients(entry.defined.size());
-  std::vector<at::Tensor> linked;
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    if (!entry.defined[i]) continue;
-    if (next == tensors.size() || !tensors[next].defined()) throw wrong("tensors are missing");
-    gradients[i] = std::move(tensors[next++]);
-    if (!node.input_metadata(i).is_same_shape(gradients[i]))
-      throw wrong("a shape differs from that of the tensor sent");
-    if (gradients[i].requires_grad()) gradients[i].set_requires_grad(false);
-    if (entry.gradient_link != 0 && i < entry.differentiable.size() && entry.differentiable[i])
-      linked.push_back(gradients[i]);
-  }
-  if (!linked.empty())
-    RecvNode::attach({from.id, entry.gradient_link}, from, context_->id(),
-                     "gradient of " + node.call(), linked);
-  return gradients;
-}
+// ---- the strand
 
 void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
-  require_own(node);
+  require_context(node, context_->id());
   std::uint64_t gradient_link = 0;
   std::vector<bool> differentiable;
   if (settings_.run.create_graph) {
@@ -116,7 +176,7 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
     }
     if (!linked.empty()) {
       const LinkId link = engine_.next_link();
-      // Before the message leaves, so that whoever uses the gradient finds its link here.
+      // Before the message leaves: a pass over the gradient must find its link here.
       context_->add_send(
           link, make_node<SendNode>(link, node.sender(), "gradient of " + node.call(), linked),
           true);
@@ -132,14 +192,7 @@ void Pass::before_node() {
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
   flush();
-  Actions actions;
-  {
-    base::MutexLock lock(mutex_);
-    quiet_ = taken == posted_;
-    resolved_ = resolved_ || resolved;
-    advance(actions);
-  }
-  perform(std::move(actions));
+  apply([&](PassProtocol& protocol) { return protocol.strand_quiet(taken, resolved); });
 }
 
 void Pass::failed(Error error) { abort(found_here(error)); }
@@ -154,23 +207,15 @@ void Pass::stopped() {
 }
 
 void Pass::flush() {
-  for (Outbox::Parcel& parcel : outbox_.take()) {
+  for (Outbox::PeerBatch& batch : outbox_.take()) {
     try {
-      rpc::OutMessage out = message(wire::kGradients);
-      rpc::OutArchive archive(out);
-      archive(parcel.entries, parcel.tensors);
+      rpc::OutMessage out = message(wire::kGradients, batch.entries, batch.tensors);
       {
         base::MutexLock lock(mutex_);
-        if (!running()) return;
-        peers_.insert(parcel.to.id);
-        ++writing_;
-        if (settings_.fast) {
-          ++deficit_;
-          ++deficits_[parcel.to.id];
-        }
+        if (!protocol_.sending_gradients(batch.to.id)) return;
       }
-      engine_.count_gradients(parcel.entries.size());
-      send(parcel.to.id, std::move(out), true);
+      engine_.count_gradients(batch.entries.size());
+      send(batch.to.id, std::move(out), true);
     } catch (...) {
       abort(found_here(to_error(std::current_exception())));
       return;
@@ -178,14 +223,30 @@ void Pass::flush() {
   }
 }
 
-rpc::OutMessage Pass::message(std::uint16_t kind) const {
-  rpc::OutMessage out(kind);
-  rpc::OutArchive archive(out);
-  archive(header());
-  return out;
+// ---- effects
+
+void Pass::perform(PassEffects& effects) {
+  for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
+  for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
+  for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking));
+  if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
+  if (effects.fail) abort(*effects.fail);
+  if (effects.succeed) finish(std::nullopt);
+  if (effects.done) {
+    finish(std::nullopt);
+    send_done(*effects.done);
+  }
 }
 
 wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }
+
+template <class... Parts>
+rpc::OutMessage Pass::message(std::uint16_t kind, const Parts&... parts) const {
+  rpc::OutMessage out(kind);
+  rpc::OutArchive archive(out);
+  archive(header(), parts...);
+  return out;
+}
 
 void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   const WorkerInfo& peer = agent_->peers().find(to);
@@ -196,13 +257,7 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
                         "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
                       .with_worker(peer.name));
     } else if (carries_gradients) {
-      Actions actions;
-      {
-        base::MutexLock lock(self->mutex_);
-        --self->writing_;
-        self->advance(actions);
-      }
-      self->perform(std::move(actions));
+      self->apply([](PassProtocol& protocol) { return protocol.gradients_written(); });
     }
   };
   try {
@@ -216,36 +271,14 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   }
 }
 
-void Pass::perform(Actions actions) {
-  for (auto& [to, mark] : actions.marks) {
-    rpc::OutMessage out = message(wire::kMark);
-    rpc::OutArchive archive(out);
-    archive(mark);
-    send(to, std::move(out));
-  }
-  for (auto& [to, ack] : actions.acks) {
-    rpc::OutMessage out = message(wire::kAck);
-    rpc::OutArchive archive(out);
-    archive(ack);
-    send(to, std::move(out));
-  }
-  for (const WorkerId to : actions.settle) send(to, message(wire::kSettle));
-  if (!actions.kill.empty()) strand_->kill(std::move(actions.kill));
-  if (actions.error) abort(*actions.error);
-  if (actions.succeed) finish(std::nullopt);
-  if (actions.done) {
-    finish(std::nullopt);
-    try {
-      rpc::OutMessage out = message(wire::kDone);
-      rpc::OutArchive archive(out);
-      archive(*actions.done);
-      agent_->send_control(agent_->peers().find(id_.root), std::move(out),
-                           [self = shared_from_this()](const std::optional<Error>& error) {
-                             if (error) self->done_not_sent(*error);
-                           });
-    } catch (...) {
-      done_not_sent(to_error(std::current_exception()));
-    }
+void Pass::send_done(const wire::Done& done) {
+  try {
+    agent_->send_control(agent_->peers().find(id_.root), message(wire::kDone, done),
+                         [self = shared_from_this()](const std::optional<Error>& error) {
+                           if (error) self->done_not_sent(*error);
+                         });
+  } catch (...) {
+    done_not_sent(to_error(std::current_exception()));
   }
 }
 
@@ -253,31 +286,24 @@ void Pass::done_not_sent(const Error& error) {
   std::set<WorkerId> told;
   {
     base::MutexLock lock(mutex_);
-    told = concerned();
+    told = protocol_.concerned();
   }
-  const Error unsaid = found_here(error);
-  engine_.spread_failure(*context_, header(), context_->fail(unsaid), std::move(told));
+  const Error unsent = found_here(error);
+  engine_.spread_failure(*context_, header(), context_->fail(unsent), std::move(told));
 }
 
-// Whom this pass must tell that it has failed. The root knows everybody once marking has ended.
-std::set<WorkerId> Pass::concerned() const {
-  std::set<WorkerId> workers = peers_;
-  workers.insert(participants_.begin(), participants_.end());
-  workers.insert(id_.root);
-  return workers;
-}
+// ---- ends
 
 void Pass::abort(const Error& error) {
   std::set<WorkerId> told;
-  ContextState::Failing failing;
+  ContextState::FailEffects failing;
   {
     base::MutexLock lock(mutex_);
-    if (!running()) return;
-    phase_ = Phase::aborted;
-    // Under the lock, so that a pass that ends well here has not failed its context.
+    if (!protocol_.fail()) return;
+    // Under the lock, so that a pass that succeeds here has not failed its context.
     failing = context_->fail(error);
     error_ = failing.error;
-    told = concerned();
+    told = protocol_.concerned();
   }
   engine_.spread_failure(*context_, header(), std::move(failing), std::move(told));
   prepare();
@@ -286,21 +312,13 @@ void Pass::abort(const Error& error) {
 }
 
 void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  bool concerned = false;
   {
     base::MutexLock lock(mutex_);
-    concerned = running() && (peers_.contains(peer.id) || participants_.contains(peer.id) ||
-                              id_.root == peer.id);
+    if (!protocol_.needs(peer.id)) return;
   }
-  if (!concerned) return;
   abort(Error(ErrorCode::disconnected,
               "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what())
             .with_worker(peer.name));
-}
-
-void Pass::check_lost(WorkerId peer) {
-  if (const auto reason = agent_->peers().lost(peer))
-    on_peer_lost(agent_->peers().find(peer), *reason);
 }
 
 void Pass::expire() {
@@ -309,7 +327,7 @@ void Pass::expire() {
   {
     base::MutexLock lock(mutex_);
     begun = begun_;
-    for (const WorkerId id : phase_ == Phase::settled ? not_done_ : peers_) {
+    for (const WorkerId id : protocol_.awaited()) {
       waiting.push_back(stitch::to_string(agent_->peers().find(id)));
     }
   }
@@ -325,19 +343,18 @@ void Pass::wait_until_quiet() {
   if (strand_->running_on_this_thread()) return;
   const rpc::BlockingRegion blocking;
   base::MutexLock lock(mutex_);
-  while (phase_ != Phase::ended) changed_.wait(mutex_);
+  while (!protocol_.ended()) changed_.wait(mutex_);
 }
 
-// Ends the pass on this worker: it is taken out of its context, and at the root the future
-// completes.
+// Ends the pass on this worker: takes it out of its context and, at the root, completes the future.
 void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
   base::EventLoop::TimerId timer = 0;
   context_->close_pass(id_);
-  if (error) context_->gradients()->clear();  // nobody will see them
+  if (error) context_->gradients()->clear();  // no reader gets them
   {
     base::MutexLock lock(mutex_);
-    phase_ = Phase::ended;
+    protocol_.end();
     promise = std::exchange(promise_, std::nullopt);
     timer = std::exchange(timer_, 0);
     changed_.notify_all();

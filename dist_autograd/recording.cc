@@ -1,21 +1,21 @@
+#include "stitch/dist_autograd/recording.h"
+
 #include <algorithm>
 #include <array>
 #include <functional>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/rpc/agent/incoming_call.h"
 
-// How calls and replies become part of the graph. A message of a context carries a section: the
-// context's id, and when some of its tensors require grad, the link they make and which they are.
 namespace stitch::dist_autograd {
 
 namespace {
 
-// The send node of a message that certainly never left stands for nothing: also of one that was
-// refused before anybody tried to send it, which only ends this.
+// Removes the SendNode of a message that certainly never left: sending it failed, or it was
+// destroyed before an attempt to send it.
 class UnsentLink final : public rpc::Attachment {
  public:
   ~UnsentLink() override {
@@ -80,7 +80,8 @@ struct Section {
   }
 };
 
-// A call made with grad mode off runs so, and its result needs no gradients at the caller.
+// Has a call made with grad mode off run with grad mode off; its result requires no grad at the
+// caller.
 void add_no_grad(rpc::OutMessage& message, bool request) {
   const bool matters = request || std::any_of(message.tensors.begin(), message.tensors.end(),
                                               [](const at::Tensor& tensor) {
@@ -93,20 +94,19 @@ void add_no_grad(rpc::OutMessage& message, bool request) {
 
 }  // namespace
 
-void Engine::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
+void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   const auto kind = message.frame.kind();
   const bool request = kind == stitch::rpc::wire::kRequest;
   if (!request && kind != stitch::rpc::wire::kReply) return;
-  // A reply leaves on whatever thread completes it: what that has set means nothing.
+  // A reply leaves on the thread that completes it, whose grad mode means nothing.
   if (request ? !at::GradMode::is_enabled() : rpc::ExecutionContext::current().no_grad) {
     add_no_grad(message, request);
     return;
   }
-  const auto carried =
-      std::static_pointer_cast<const Carried>(rpc::ExecutionContext::current().autograd_context);
-  if (!carried) return;
-  const auto& context = carried->context;
-  // A peer that is told the id will be told of the end; once ended, nobody is told any more.
+  const auto current = CurrentContext::get();
+  if (!current) return;
+  const auto& context = current->context;
+  // A peer that is told the id will be told of the end; after the end no peer is told the id.
   if (request ? !context->add_peer(to) : context->ended()) return;
 
   Section section{context->id(), 0, {}};
@@ -118,12 +118,12 @@ void Engine::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   }
   if (!tensors.empty()) {
     const LinkId link = next_link();
-    std::string call = carried->call;
+    std::string call = current->call;
     if (request)
       call = call_text(function_name(message.frame.body().span().subspan(
                            transport::FrameBuilder::body_offset())),
                        to);
-    // In the table before the message leaves: backward can only start from what has arrived.
+    // Kept before the message leaves: backward can only start from what has arrived.
     if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false))
       return;
     section.link = link.counter;
@@ -136,22 +136,11 @@ void Engine::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   message.frame.add_section(wire::kContextSection, bytes.span());
 }
 
-std::shared_ptr<ContextState> Engine::join(const ContextId& id, const WorkerInfo& from) {
-  expect_life(id.home, id.epoch, "the home of the context of a call");
-  if (id.home == agent_.self().id) return contexts_.find_or_join(id);
-  bool first = false;
-  auto context = contexts_.find_or_join(id, from.id, first);
-  if (!first) return context;
-  // This call has waited while its caller was lost, and on_peer_lost() did not know of it.
-  if (from.id != id.home && agent_.peers().lost(from.id)) hold(id.home, id.epoch, {id.counter});
-  return context;
-}
-
-void Engine::on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) {
+void Recording::on_decode(rpc::InMessage& message, rpc::ExecutionContext& execution) {
   const bool request = message.view.kind() == stitch::rpc::wire::kRequest;
   if (message.view.section(wire::kNoGradSection) != nullptr) {
     if (request) {
-      ambient.no_grad = true;
+      execution.no_grad = true;
     } else {
       for (at::Tensor& tensor : message.tensors) {
         if (tensor.defined() && tensor.requires_grad()) tensor.set_requires_grad(false);
@@ -162,14 +151,14 @@ void Engine::on_decode(rpc::InMessage& message, rpc::ExecutionContext& ambient) 
   if (found == nullptr) return;
   const Section section = Section::read(found->bytes);
   const auto context =
-      request ? join(section.context, message.from) : contexts_.find(section.context);
-  if (!context) return;  // it has ended: what comes late runs without recording
+      request ? release_.join(section.context, message.from) : contexts_.find(section.context);
+  if (!context) return;  // it has ended: a late message is not recorded
   std::string call = "the result of a call";
   if (request) {
     const std::string function = function_name(message.view.body());
     call = "an argument of " + function;
-    ambient.autograd_context =
-        std::make_shared<const Carried>(Carried{context, call_text(function, agent_.self())});
+    execution.autograd_context = std::make_shared<const CurrentContext>(
+        CurrentContext{context, call_text(function, agent_.self())});
   }
   if (section.link == 0) return;
   std::vector<at::Tensor> tensors;

@@ -16,7 +16,7 @@ Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options op
   try {
     const std::vector<at::Tensor> roots(1, co_await root.to_here_async());
     const Future<void> pass = current_context().backward_async(roots, options);
-    // Whoever waits for the pass has gone: it must not go on and add to the context.
+    // The caller no longer waits for the pass, so it must not add to the context any more.
     const std::stop_callback cancel(current_stop_token(), [pass] { pass.cancel(); });
     co_await pass;
   } catch (const Error& error) {
@@ -29,7 +29,7 @@ Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options op
 
 Future<void> backward_async(const RRef<at::Tensor>& root, const ContextHandle& context,
                             const Options& options) {
-  context.throw_if_unusable();  // the owner may not have heard of it
+  context.throw_if_unusable();  // the owner may not know it yet
   const ContextScope scope(context.id());
   const at::AutoGradMode on(true);  // a call made with grad mode off would not carry the context
   // The call itself must not time out: only the pass's own limit counts.

@@ -20,11 +20,11 @@
 
 namespace stitch::optim {
 
-// Steps parameters wherever they live: each owner of parameters has a LocalOptimizer<Optimizer> for
-// its share, and step() tells all of them to step with one context's gradients, side by side. The
+// Steps parameters on the workers that own them: each owner has a LocalOptimizer<Optimizer> for its
+// share, and step() has all of them step with one context's gradients, in parallel. The
 // math and the state are torch::optim's; `.grad` is never touched. A parameter without a gradient
-// in the context (a frozen one, say) is left alone. Steps of different contexts, from whatever
-// worker, are serialized per parameter and by nothing else. A step is not one transaction: when an
+// in the context (for example a frozen one) is not changed. Steps of different contexts,
+// from any workers, are serialized per parameter only. A step is not one transaction: when an
 // owner fails, others have stepped. Belongs to the worker that made it; its destruction frees the
 // parts on the owners. Thread contract: any thread.
 template <class Optimizer>
@@ -88,8 +88,8 @@ class DistributedOptimizer {
   std::int64_t step(const dist_autograd::ContextHandle& context) {
     return step_async(context).get();
   }
-  // The same without waiting. The context must not end before the future is ready: owners that have
-  // heard of its end refuse to step.
+  // The same without waiting. The context must not end before the future is ready: owners that
+  // know of its end refuse to step.
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
     context.throw_if_unusable();
     const dist_autograd::ContextId id = context.id();
@@ -101,7 +101,7 @@ class DistributedOptimizer {
     });
   }
 
-  // New options, a learning rate say, for all parameters from the next step on. Waits.
+  // New options, for example a learning rate, for all parameters from the next step on. Waits.
   void set_options(const Options& options) {
     when_all(on_all<&LocalOptimizer<Optimizer>::set_options>(options_to_values<Optimizer>(options)))
         .get();
@@ -113,17 +113,17 @@ class DistributedOptimizer {
   }
 
   // Writes the options and the state of all parameters (not the parameters) into `folder` on this
-  // worker's own file system, one file per owner: "<owner>.optimizer" (docs/checkpoints.md). A
-  // checkpoint that is there already stays until the new one is complete and on the disk, whatever
-  // happens. Each parameter's state is of one moment; steps that run meanwhile are in it for some
+  // worker's own file system, one file per owner: "<owner>.optimizer" (docs/checkpoints.md). An
+  // existing checkpoint stays until the new one is complete and on the disk, also after a crash.
+  // The state of each parameter is consistent; steps that run meanwhile are included for some
   // parameters and not for others. Throws Error(invalid_argument) when the folder cannot be written
   // or has the checkpoint of another type of optimizer.
   void save(const std::filesystem::path& folder) const;
-  // Reads options and state back, by the parameters' names, whoever owned them then. All or
-  // nothing: everything is read and checked before any owner changes anything, and parameters that
-  // had no state when they were saved have none afterwards. Steps must not run meanwhile. Throws
-  // Error(invalid_argument) naming the file and the parameter when something is damaged, missing,
-  // or of another shape or another type of optimizer.
+  // Reads options and state back, by the parameters' names, also when other workers owned them. All
+  // or nothing: everything is read and checked before any owner changes anything, and parameters
+  // that had no state when they were saved have none afterwards. Steps must not run meanwhile.
+  // Throws Error(invalid_argument) naming the file and the parameter when something is damaged,
+  // missing, or of another shape or another type of optimizer.
   void load(const std::filesystem::path& folder);
 
  private:

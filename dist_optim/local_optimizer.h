@@ -17,12 +17,12 @@
 
 namespace stitch::optim {
 
-// A parameter with the name that its state goes by in checkpoints.
+// A parameter with the name of its state in checkpoints.
 using NamedParameter = std::pair<std::string, RRef<at::Tensor>>;
 
 // The part of a DistributedOptimizer that lives on one owner of parameters: a torch::optim
 // optimizer for each parameter. Made and owned through an RRef. Its methods are called by other
-// workers: what they pass is named, typed values, checked before anything changes. Thread contract:
+// workers with named, typed values, which are checked before anything changes. Thread contract:
 // any thread; a step holds one parameter's lock at a time.
 template <class Optimizer>
 class LocalOptimizer {
@@ -102,9 +102,9 @@ class LocalOptimizer {
     return state_to_values<Optimizer>(*kept);
   }
 
-  // Loading, in three steps so that all owners change or none: stage() puts the new state of a
-  // parameter aside, commit() takes all of it into use, with the options, and discard() forgets it.
-  // `load` names the load; one at a time: what another one staged is forgotten.
+  // Loading, in three steps so that all owners change or none: stage() stores the new state of a
+  // parameter, commit() makes all of it current, with the options, and discard() drops it. `load`
+  // is the load's id; one at a time: what another load staged is dropped.
   void stage(const std::string& load, std::uint64_t position,
              const std::optional<NamedValues>& values) {
     (void)entry_at(position);

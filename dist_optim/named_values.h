@@ -15,8 +15,8 @@
 
 namespace stitch::optim {
 
-// Options and state of an optimizer as plain values with names. This is what travels between
-// workers and what checkpoints hold: no code, no file names, nothing that is interpreted. A tuple
+// Options and state of an optimizer as plain values with names. This is what is sent between
+// workers and saved in checkpoints: no code, no file names, nothing that is interpreted. A tuple
 // of numbers (betas) is a vector of them; an undefined tensor is left out.
 using NamedValue =
     std::variant<bool, std::int64_t, double, std::vector<double>, std::string, at::Tensor>;
@@ -54,7 +54,7 @@ class FieldCollector {
   NamedValues& values_;
 };
 
-// Writes values into the fields of a struct, the other way round. Strict: a value of another type,
+// Writes values back into the fields of a struct. Strict: a value of another type,
 // one that is missing (tensors may be: they become undefined) or, at finish(), one that no field
 // took is an Error(invalid_argument) that names it. Thread contract: one thread.
 class FieldAssigner {

@@ -19,9 +19,9 @@
 
 namespace stitch::optim {
 
-// What a DistributedOptimizer<Optimizer> knows of its optimizer: the types of its options and of
-// the state it keeps for a parameter, and the names of their fields. Options and state travel and
-// are saved as these named values; libtorch's own serialization takes no part. Specialize it for an
+// What DistributedOptimizer<Optimizer> needs to know about its optimizer: the types of its options
+// and of the state it keeps for a parameter, and the names of their fields. Options and state are
+// sent and saved as these named values, not with libtorch's own serialization. Specialize it for an
 // optimizer of your own that derives from torch::optim::Optimizer, is constructed from
 // (parameters, options) and updates each parameter by itself:
 //
@@ -35,7 +35,7 @@ namespace stitch::optim {
 // Fields may be bool, integers, floating-point numbers, std::string, std::vector<double>, tuples of
 // double, and, in the state, tensors. The functions are called with const objects to read them and
 // with others to write them. An optimizer that changes parameters without counting up their version
-// says so by `static constexpr bool kBumpsVersion = false;`.
+// declares `static constexpr bool kBumpsVersion = false;`.
 template <class Optimizer>
 struct OptimizerTraits;
 

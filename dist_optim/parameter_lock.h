@@ -8,10 +8,9 @@
 
 namespace stitch::optim {
 
-// The mutex that every optimizer of this process takes while it steps `parameter`: one for each
-// parameter, shared by however many optimizers and contexts step it, so steps of one parameter
-// follow each other and different parameters do not wait for one another. It lives while somebody
-// holds it. Thread contract: any thread.
+// The mutex that every optimizer of this process takes while it steps `parameter`. There is one per
+// parameter, shared by all optimizers and contexts: steps of one parameter are serialized, those of
+// different parameters are not. It lives as long as its last owner. Thread contract: any thread.
 [[nodiscard]] std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter);
 
 }  // namespace stitch::optim

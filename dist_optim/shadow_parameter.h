@@ -6,12 +6,17 @@
 #include <string_view>
 
 #include "stitch/base/mutex.h"
-#include "stitch/dist_optim/step_policy.h"
 
 namespace stitch::optim {
 
+// What a step does about a forward pass that saved the old parameter and has not run backward yet.
+enum class StalePolicy : unsigned char {
+  detect,  // that backward throws ("modified by an inplace operation"): no silent error
+  allow,   // that backward uses the new values: asynchronous training on shared parameters
+};
+
 // A parameter as a torch::optim optimizer sees it: a leaf of its own (the shadow) that shares the
-// parameter's memory and carries the gradient of one context for the length of one step. So the
+// parameter's memory and carries the gradient of one context for one step. So the
 // parameter's `.grad` is never touched. Thread contract: REQUIRES lock() held, except for lock()
 // itself.
 class ShadowParameter {
@@ -26,8 +31,8 @@ class ShadowParameter {
   void check(const at::Tensor& gradient, std::string_view name) const;
   // Checks `gradient` and puts it on the shadow.
   void begin_step(const at::Tensor& gradient, std::string_view name);
-  // Takes it off again. `bump_version`: the optimizer did not tell libtorch that the parameter
-  // changed.
+  // Takes the gradient off again. `bump_version`: the optimizer did not tell libtorch that the
+  // parameter changed.
   void end_step(bool bump_version);
 
  private:

@@ -22,7 +22,7 @@ struct RunFlags {
 [[nodiscard]] variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags);
 // Runs a leaf: its gradient is added to `store`, `.grad` stays as it is.
 void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store);
-// Runs the hooks of a recv node and returns what must travel.
+// Runs the hooks of a recv node and returns the gradients to send.
 [[nodiscard]] variable_list run_recv(RecvNode& node, variable_list inputs);
 
 // Fits each gradient to the input its edge leads to: sums it down to a broadcast shape, converts

@@ -60,7 +60,7 @@ std::uint32_t Plan::add(Node* node) {
   return index;
 }
 
-// Depth first with a stack of our own: graphs are deeper than thread stacks. A node is finished
+// Depth first with an explicit stack: graphs are deeper than thread stacks. A node is finished
 // after all its targets, which is when leads_to_recv is known.
 std::uint32_t Plan::walk(Node* start) {
   if (const auto seen = indices_.find(start); seen != indices_.end()) return seen->second;

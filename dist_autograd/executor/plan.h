@@ -50,7 +50,7 @@ class Plan {
   [[nodiscard]] std::uint32_t pending(std::uint32_t index) const noexcept {
     return pending_[index];
   }
-  // True when a recv node is reachable from it: what runs earlier makes messages leave earlier.
+  // True when a recv node is reachable from it: running it early sends messages early.
   [[nodiscard]] bool leads_to_recv(std::uint32_t index) const noexcept {
     return leads_to_recv_[index] != 0;
   }
@@ -84,8 +84,7 @@ class Plan {
   std::unordered_map<const Node*, std::uint32_t> indices_;  // only while building
 };
 
-// Which nodes the loss uses, as far as it is known: the set that exact mode finds. Grows only. Not
-// thread-safe.
+// The nodes known to be used by the loss: what exact mode determines. Only grows. Not thread-safe.
 class Marks {
  public:
   explicit Marks(const Plan& plan) : plan_(plan), marked_(plan.size(), 0) {}

@@ -19,7 +19,7 @@ void prepare_thread() {
 
 thread_local const Strand* running_strand = nullptr;
 
-// What the running exception says, with the node that threw it.
+// The current exception as an Error that names the node that threw it.
 Error failure_of(const Node& node) {
   const std::string where = "node " + node.name() + ": ";
   try {
@@ -68,8 +68,7 @@ void Strand::start() {
     base::MutexLock lock(mutex_);
     if (started_) return;
   }
-  // A root whose in-edges all lead from somewhere waits for them like any node; the others are
-  // ready now.
+  // A root with incoming edges waits for them like any other node; the others are ready now.
   for (const Plan::Target& root : plan_->roots()) {
     State& state = states_[root.node];
     if (state.pending != 0) continue;
@@ -131,7 +130,7 @@ void Strand::schedule() {
   });
 }
 
-// Moves what came in to the slice. False when there is nothing to do and the slice must end.
+// Moves the inbox to the slice. False when there is nothing to do and the slice must end.
 bool Strand::take_inbox(bool leave_if_empty) {
   base::MutexLock lock(mutex_);
   if (stop_) return false;
@@ -215,7 +214,7 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
   nodes_run_.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Adds a gradient to an input of a node. An undefined one leaves no trace.
+// Adds a gradient to an input of a node. An undefined one changes nothing.
 void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
   if (!gradient.defined()) return;
   variable_list& slots = slots_[node];
@@ -230,8 +229,8 @@ void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
   accumulate(slots[input], std::move(gradient));
 }
 
-// Counts one delivery. A node that is complete becomes ready, or dead; death runs on through the
-// graph in a loop.
+// Counts one delivery. A node that is complete becomes ready, or dead; dead nodes
+// are propagated through the graph in a loop, not by recursion.
 void Strand::arrive(std::uint32_t index, bool live) {
   const auto count = [this](std::uint32_t node, bool alive) {
     State& state = states_[node];

@@ -17,36 +17,36 @@
 
 namespace stitch::dist_autograd {
 
-// Runs a task later, on a thread of its choice; exactly once, whatever happens to its owner.
+// Runs a task later, on a thread of its choice, exactly once, also if its owner is gone by then.
 using Executor = std::function<void(base::UniqueFunction<void()>)>;
 
 // The pass a strand works for. Called on the strand: one call at a time, never under a lock.
 class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
-  // A node is about to run: the time to let go of what should not wait for it.
+  // A node is about to run: send now what should not wait for it.
   virtual void before_node() {}
-  // A recv node has its complete gradients. They may be undefined. May throw: then the node has
-  // failed.
+  // A recv node has its complete gradients, some of them perhaps undefined. If this throws, the
+  // node has failed.
   virtual void gradients_ready(RecvNode& node, variable_list gradients) = 0;
-  // Nothing is ready to run, and `taken` deliveries and kills have been worked in so far.
+  // Nothing is ready to run, and `taken` deliveries and kills have been processed so far.
   // `resolved`: every node of the plan has run or is known to be dead, so nothing will ever run
   // again. May be called more than once.
   virtual void went_quiet(std::uint64_t taken, bool resolved) = 0;
   // A node threw: nothing more will run. Called at most once; stopped() follows.
   virtual void failed(Error error) = 0;
-  // After stop() or failed(): no node is running, every gradient in work has been dropped. Called
+  // After stop() or failed(): no node is running, all pending gradients have been dropped. Called
   // once.
   virtual void stopped() = 0;
 };
 
 // Runs the nodes of one pass on one worker, each once and only when its inputs are complete, one at
-// a time: in slices that an Executor runs on whatever thread it has. Everything enters through an
-// inbox, so what is known of a node needs no lock. Each delivery to a node is live (a gradient,
+// a time: in slices that an Executor runs. All input enters through an inbox, so the state of nodes
+// needs no lock. Each delivery to a node is live (a gradient,
 // perhaps undefined) or dead (no gradient will ever come that way); a node that got no live
-// delivery is dead itself, does not run and passes death on. Thread contract: deliver(), kill() and
-// stop() from any thread; seed() before start(). Held by its pass and by its slices, which keep the
-// pass alive while they run.
+// delivery is dead itself: it does not run, and its edges are dead deliveries. Thread contract:
+// deliver(), kill() and stop() from any thread; seed() before start(). Held by its pass and by its
+// slices, which keep the pass alive while they run.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
   Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
@@ -57,14 +57,14 @@ class Strand : public std::enable_shared_from_this<Strand> {
 
   // The gradient of root number `root` of the plan. REQUIRES: before start().
   void seed(std::size_t root, at::Tensor gradient);
-  // Lets nodes run. Deliveries that came before wait for it. A second call does nothing.
+  // Lets nodes run. Deliveries that came earlier wait for it. A second call does nothing.
   void start();
   // The gradients of send node `node` have arrived. REQUIRES: once per node, or kill(node), not
   // both.
   void deliver(std::uint32_t node, variable_list gradients);
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes);
-  // Ends the pass here: what runs finishes, nothing else starts. Before start() it takes effect
+  // Ends the pass here: the running node finishes, no other starts. Before start() it takes effect
   // with start().
   void stop();
 
@@ -85,7 +85,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
     bool live = false;
   };
   struct Ready {
-    std::uint32_t rank;  // 3 recv, 2 leads to one, 1 leaf, 0 the rest
+    std::uint32_t rank;  // 3 recv, 2 leads to a recv, 1 leaf, 0 other
     std::uint64_t sequence;
     std::uint32_t node;
     friend bool operator<(const Ready& a, const Ready& b) {

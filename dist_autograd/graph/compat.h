@@ -13,7 +13,6 @@
 
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -33,7 +32,7 @@ using torch::autograd::variable_list;
 using NodePtr = std::remove_cvref_t<decltype(std::declval<Edge&>().function)>;
 inline constexpr bool kSharedNodes = std::is_same_v<NodePtr, std::shared_ptr<Node>>;
 
-// Makes a node whose end does not recurse through a deep graph.
+// Makes a node whose destruction does not recurse through a deep graph.
 template <class T, class... Args>
 [[nodiscard]] auto make_node(Args&&... args) {
   if constexpr (kSharedNodes) {
@@ -100,15 +99,15 @@ void fit_dtype(const Metadata& metadata, at::Tensor& grad) {
   if (grad.scalar_type() != wanted) grad = grad.to(wanted);
 }
 
-// True when nothing but `tensor` can see its memory, so that it may be changed in place.
+// True when only `tensor` refers to its memory, so that it may be changed in place.
 [[nodiscard]] inline bool sole_owner(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !at::isTensorSubclassLike(tensor) &&
          !tensor._is_zerotensor() && !tensor.is_nested() && tensor.is_non_overlapping_and_dense() &&
          tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
 }
 
-// True when nothing but the tensor's own handle holds its memory: what is needed to take a gradient
-// over without a copy.
+// True when only the tensor itself owns its memory: the condition to take a gradient over without a
+// copy.
 [[nodiscard]] inline bool owns_memory(const at::Tensor& tensor) {
   if (tensor.layout() == c10::kStrided)
     return tensor.has_storage() && tensor.storage().use_count() == 1;
@@ -119,7 +118,8 @@ void fit_dtype(const Metadata& metadata, at::Tensor& grad) {
   return false;
 }
 
-// slot += grad, in place only where nobody else can see it. An undefined gradient adds nothing.
+// slot += grad, in place only when no other reference to it exists. An undefined gradient adds
+// nothing.
 inline void accumulate(at::Tensor& slot, at::Tensor&& grad) {
   if (!grad.defined()) return;
   if (!slot.defined()) {
@@ -141,22 +141,6 @@ inline void accumulate_leaf(const at::Tensor& variable, at::Tensor& kept, const 
                             std::size_t references) {
   AccumulateGrad::accumulateGrad(variable, kept, grad, references,
                                  [&kept](at::Tensor&& updated) { kept = std::move(updated); });
-}
-
-// The state an optimizer keeps for `parameter`, or null before its first step.
-template <class Optimizer>
-[[nodiscard]] auto* state_of(Optimizer& optimizer, const at::Tensor& parameter) {
-  auto& states = optimizer.state();
-  using Key = typename std::remove_cvref_t<decltype(states)>::key_type;
-  auto found = states.end();
-  if constexpr (std::is_same_v<Key, std::string>) {
-    std::ostringstream key;
-    key << parameter.unsafeGetTensorImpl();
-    found = states.find(key.str());
-  } else {
-    found = states.find(parameter.unsafeGetTensorImpl());
-  }
-  return found == states.end() ? nullptr : found->second.get();
 }
 
 }  // namespace stitch::dist_autograd

@@ -1,11 +1,12 @@
 #include "stitch/dist_autograd/graph/gradient_store.h"
 
+#include "stitch/dist_autograd/graph/compat.h"
+
 namespace stitch::dist_autograd {
 
 namespace {
 
-// In-place addition would change a gradient that a reader holds, or that a message under way
-// shares.
+// In-place addition would change a gradient that a reader holds or a message in flight shares.
 bool may_change(const at::Tensor& kept) {
   if (kept.use_count() != 1) return false;
   return kept.layout() != c10::kStrided || (kept.has_storage() && kept.storage().use_count() == 1);
@@ -54,7 +55,7 @@ std::size_t GradientStore::size() const {
 
 void GradientStore::clear() {
   for (Shard& shard : shards_) {
-    GradientMap dropped;  // destroyed after the lock: a gradient's end may free a whole graph
+    GradientMap dropped;  // destroyed after unlocking: a gradient may own a whole graph
     base::MutexLock lock(shard.mutex);
     dropped.swap(shard.gradients);
     lock.unlock();

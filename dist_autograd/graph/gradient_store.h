@@ -2,23 +2,11 @@
 
 #include <array>
 #include <cstddef>
-#include <unordered_map>
 
 #include "stitch/base/mutex.h"
-#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/gradient_map.h"
 
 namespace stitch::dist_autograd {
-
-struct TensorHash {
-  std::size_t operator()(const at::Tensor& tensor) const noexcept {
-    return std::hash<const void*>{}(tensor.unsafeGetTensorImpl());
-  }
-};
-struct TensorSame {
-  bool operator()(const at::Tensor& a, const at::Tensor& b) const noexcept { return a.is_same(b); }
-};
-// Parameter -> its gradient. Keys are compared by identity, not by value.
-using GradientMap = std::unordered_map<at::Tensor, at::Tensor, TensorHash, TensorSame>;
 
 // The gradients of one context on one worker: what `.grad` is for a local backward. Passes add,
 // readers take snapshots. Thread contract: any thread; each of 16 shards has its own mutex, held
@@ -30,7 +18,8 @@ class GradientStore {
   // memory. `references`: how many handles the caller knowingly holds on `grad`, this one included.
   void accumulate(const at::Tensor& variable, at::Tensor&& grad, std::size_t references = 1);
 
-  // The gradient so far, or an undefined tensor. What was handed out is never changed afterwards.
+  // The gradient so far, or an undefined tensor. A tensor that was returned is never changed
+  // afterwards.
   [[nodiscard]] at::Tensor find(const at::Tensor& variable) const;
   [[nodiscard]] GradientMap snapshot() const;
   [[nodiscard]] std::size_t size() const;

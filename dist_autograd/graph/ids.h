@@ -11,9 +11,9 @@
 
 namespace stitch::dist_autograd {
 
-// Names one context for ever: the worker that made it, which life of that worker, and a counter.
-// Wider than 64 bits on purpose, so that neither a restart nor a long run can make two contexts
-// meet.
+// Globally unique id of a context, never reused: the worker that made it, which life of that
+// worker, and a counter. Wider than 64 bits, so that neither a restart nor a long run repeats an
+// id.
 struct ContextId {
   WorkerId home;              // the worker that made it
   std::uint64_t epoch = 0;    // which life of that worker
@@ -25,7 +25,7 @@ struct ContextId {
   }
 };
 
-// Names one backward pass within a context: the worker that called backward(), which life of it,
+// Id of a backward pass within a context: the worker that called backward(), which life of it,
 // and a counter of that worker's passes over this context.
 struct PassId {
   WorkerId root;
@@ -34,7 +34,7 @@ struct PassId {
   friend auto operator<=>(const PassId&, const PassId&) = default;
 };
 
-// Names one message that carried tensors requiring grad, within a context: the worker that sent it
+// Id of one message that carried tensors requiring grad, within a context: the worker that sent it
 // and a counter of that worker. The same id names the SendNode there and the RecvNode at the
 // receiver.
 struct LinkId {

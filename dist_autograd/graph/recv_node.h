@@ -9,10 +9,9 @@
 
 namespace stitch::dist_autograd {
 
-// Stands where tensors reached this worker: it is their grad_fn, and a sink of the local graph.
-// When backward reaches it, the gradients go to the SendNode of the same link at the sender. Owned
-// by the tensors made from it; it holds nothing back. Immutable once the tensors are handed to the
-// user.
+// The grad_fn of tensors that were received, a sink of the local graph. When backward reaches it,
+// the gradients are sent to the SendNode of the same link at the sender. Owned by those tensors;
+// owns no tensors or nodes. Immutable once the user has the tensors.
 class RecvNode final : public Node {
  public:
   RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call);
@@ -29,7 +28,7 @@ class RecvNode final : public Node {
                      std::vector<at::Tensor>& tensors);
 
  private:
-  // Reached only by libtorch's own engine, which cannot leave the worker. Throws
+  // Called only by libtorch's own engine, which cannot leave the worker. Throws
   // Error(invalid_argument).
   variable_list apply(variable_list&& gradients) override;
 

@@ -8,7 +8,7 @@
 
 namespace stitch::dist_autograd {
 
-// Stands where tensors left this worker: the autograd graph behind them hangs on its edges, and
+// The node for tensors that were sent: its edges lead to their part of the autograd graph, and
 // backward enters that graph here when the receiver's gradients arrive. Its counterpart at the
 // receiver is the RecvNode of the same link. Owned by the context, which keeps it (and the graph)
 // until it ends. Immutable after construction.

@@ -112,7 +112,7 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
         }
         return true;
       }));
-      // What leaves have added by then is partial: nobody gets it, and no pass adds to it.
+      // What leaves have added by then is partial: it cannot be read, and no pass adds to it.
       behaviour().throws_on = -1;
       const std::string first = "worker " + std::to_string(thrower) + " is touchy";
       for (int i = 0; i < 4; ++i) {

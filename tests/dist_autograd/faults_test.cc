@@ -64,7 +64,7 @@ TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
 TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
   bool all_survived = false;
   for (std::uint64_t k = 0; !all_survived; ++k) {
-    ASSERT_LT(k, 100u) << "the pass never gets through";
+    ASSERT_LT(k, 100u) << "the pass never succeeds";
     Cluster cluster(3);
     std::atomic<std::uint64_t> count{0};
     std::atomic<bool> broken{false};
@@ -82,7 +82,7 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
           rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x).sum();
       try {
         context.backward({loss}, {.mode = GetParam(), .timeout = std::chrono::seconds(20)});
-        // What broke after the last gradient can no longer be seen in the result.
+        // A connection that broke after the last gradient does not change the result.
         const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
         EXPECT_TRUE(equal_gradients(context.gradient(x), p * q * p)) << "message " << k;
       } catch (const Error& error) {
@@ -99,7 +99,7 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
       })) << "message "
           << k;
     }
-    // Releases go on being sent after the context has ended.
+    // RELEASE messages are still sent after the context has ended.
     const bool released = eventually([&] {
       return broken || count_on(cluster[0], "contexts") + count_on(cluster[1], "contexts") +
                                count_on(cluster[2], "contexts") ==
@@ -107,7 +107,7 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
     });
     EXPECT_TRUE(released);
     all_survived = !broken;
-    // With a connection gone for good, leaving cannot be graceful.
+    // With a connection lost, shutdown cannot be graceful.
     for (int i = 0; broken && i < cluster.size(); ++i) cluster[i].shutdown({.graceful = false});
   }
 }

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "stitch/dist_autograd/graph/compat.h"
+
 namespace stitch::dist_autograd::testing {
 namespace {
 
-TEST(GradientStore, TakesAGradientOverWhenNobodyElseSeesItsMemory) {
+TEST(GradientStore, TakesAGradientOverWhenItsMemoryHasNoOtherOwner) {
   const at::NoGradGuard off;
   GradientStore store;
   const auto p = torch::zeros({4});
@@ -16,7 +18,7 @@ TEST(GradientStore, TakesAGradientOverWhenNobodyElseSeesItsMemory) {
   EXPECT_EQ(store.find(p).data_ptr(), memory);
 }
 
-TEST(GradientStore, CopiesAViewOfMemoryThatSomebodyElseHolds) {
+TEST(GradientStore, CopiesAViewOfMemoryThatHasAnotherOwner) {
   const at::NoGradGuard off;
   GradientStore store;
   const auto p = torch::zeros({4});
@@ -61,7 +63,7 @@ TEST(GradientStore, AddsInPlaceWhenItIsTheOnlyHolder) {
   EXPECT_EQ(store.find(p).data_ptr(), memory);
 }
 
-TEST(Accumulate, AddsInPlaceOnlyWhatNobodyElseCanSee) {
+TEST(Accumulate, AddsInPlaceOnlyWithoutOtherReferences) {
   const at::NoGradGuard off;
   at::Tensor slot = torch::ones({3});
   const void* memory = slot.data_ptr();

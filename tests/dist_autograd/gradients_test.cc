@@ -204,7 +204,7 @@ TEST(GradientsOfPasses, FromTwoWorkersAtOnceAddUp) {
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 2 * kTimes * p));
 }
 
-// How many nodes of this kind run at once; waits for `wanted`.
+// The number of nodes of this kind that run at the same time; waits for `wanted`.
 std::atomic<int> inside{0}, most_inside{0}, wanted{0};
 struct Counted : torch::autograd::Function<Counted> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 1; }

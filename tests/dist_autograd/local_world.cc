@@ -35,8 +35,7 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
   LocalWorld::Outcome outcome_ STITCH_GUARDED_BY(mutex_);
 };
 
-// Does not keep the pass: a strand may still say that it has stopped when whoever ran the pass is
-// gone.
+// Does not own the pass: a strand may still report that it has stopped after the pass is destroyed.
 class LocalOwner final : public StrandOwner {
  public:
   LocalOwner(std::weak_ptr<LocalPass> pass, int part) : pass_(std::move(pass)), part_(part) {}

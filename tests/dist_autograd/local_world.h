@@ -15,8 +15,8 @@
 
 namespace stitch::dist_autograd::testing {
 
-// A graph cut into parts that stand for workers, and passes over it, without any network: a cut
-// makes a SendNode in one part and a RecvNode for the tensor that goes on, and a pass hands
+// A graph cut into parts, one per imagined worker, and passes over it without a network: a cut
+// makes a SendNode in one part and a RecvNode for the tensor in the next, and a pass moves
 // gradients from strand to strand.
 class LocalWorld {
  public:

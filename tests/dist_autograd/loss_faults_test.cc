@@ -1,4 +1,4 @@
-// Contexts and passes when a worker in the middle is lost, or is too busy to send.
+// Contexts and passes when a worker between two others is lost, or has too much in flight to send.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -146,13 +146,13 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
     // Here worker1 has only marks, acknowledgements and its end to send.
     words->backward({words_loss}, {.mode = mode, .timeout = 10s});
     EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], words->id()), ones()));
-    // Here it has a gradient for worker2, which is refused; that it can say.
+    // Here it has a gradient for worker2, which is refused; ABORT is not.
     const auto error =
         error_of([&] { data->backward({data_loss}, {.mode = mode, .timeout = 10s}); });
     EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
     EXPECT_TRUE(refuses(cluster[1], data->id(), ErrorCode::overloaded));
     EXPECT_TRUE(refuses(cluster[2], data->id(), ErrorCode::overloaded));
-    // It alone tells worker2 of the end.
+    // Only worker1 sends RELEASE to worker2.
     data.reset();
     words.reset();
     EXPECT_TRUE(nothing_is_left(cluster));

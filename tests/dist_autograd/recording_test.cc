@@ -62,7 +62,7 @@ TEST(GradMode, OffGivesTheCallerResultsThatDoNotRequireGrad) {
   EXPECT_TRUE(rpc_sync<the_parameter>("worker1").requires_grad());
 }
 
-// Answered by whoever has it.
+// The reply comes from the thread that completes it.
 struct Later {
   Promise<at::Tensor> promise;
   at::Tensor value;

@@ -12,8 +12,8 @@
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
 
-// What the tests of contexts and backward passes share: parameters that live on workers, and looks
-// at what is left there.
+// Shared by the tests of contexts and backward passes: parameters on workers, and checks of what is
+// left there.
 namespace stitch::testing {
 
 // The parameter of the worker that runs this: a leaf of shape [3], made on first use, the same for

@@ -1,4 +1,4 @@
-// What one worker says about a pass or a context that is not its own to speak of.
+// Messages about passes and contexts from workers that must not send them.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,6 +9,7 @@
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/worker.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
@@ -42,7 +43,7 @@ at::Tensor waits_behind(std::string next, at::Tensor x) {
 }
 
 template <class... Parts>
-void say(Worker& from, int to, std::uint16_t kind, const Parts&... parts) {
+void send_as(Worker& from, int to, std::uint16_t kind, const Parts&... parts) {
   const WorkerScope scope(from);
   rpc::OutMessage out(kind);
   rpc::OutArchive archive(out);
@@ -54,7 +55,7 @@ void say(Worker& from, int to, std::uint16_t kind, const Parts&... parts) {
 
 class ForeignWords : public ::testing::Test {
  protected:
-  // A pass of worker0 that runs on worker1 and waits on worker2; worker3 knows nothing of it.
+  // A pass of worker0 that runs on worker1 and waits on worker2; worker3 takes no part.
   void start() {
     gate.close();
     cluster.emplace(4);
@@ -81,35 +82,35 @@ class ForeignWords : public ::testing::Test {
   Future<void> pass;
 };
 
-TEST_F(ForeignWords, SettleOfAnotherThanTheRootEndsThePass) {
+TEST_F(ForeignWords, ClosingOfTheMarkingByAnotherThanTheRootEndsThePass) {
   start();
-  say((*cluster)[3], 2, autograd_wire::kSettle, header());
-  expect_protocol_error("settled a pass of another worker");
+  send_as((*cluster)[3], 2, autograd_wire::kCloseMarking, header());
+  expect_protocol_error("closed the marking of another worker's pass");
 }
 
 TEST_F(ForeignWords, DoneOfOneThatIsNotAskedEndsThePass) {
   start();
-  say((*cluster)[3], 0, autograd_wire::kDone, header(), autograd_wire::Done{});
+  send_as((*cluster)[3], 0, autograd_wire::kDone, header(), autograd_wire::Done{});
   expect_protocol_error("is done with a pass that does not wait for it");
 }
 
 TEST_F(ForeignWords, AcknowledgementsOfOneThatWasSentNothingEndThePass) {
   start();
-  say((*cluster)[3], 0, autograd_wire::kAck, header(), autograd_wire::Ack{1, {}});
+  send_as((*cluster)[3], 0, autograd_wire::kAck, header(), autograd_wire::Ack{1, {}});
   expect_protocol_error("acknowledged more messages than it was sent");
 }
 
 TEST_F(ForeignWords, MarksOfALinkThatWentToAnotherEndThePass) {
   start();
   // Worker2's first link leads to worker1.
-  say((*cluster)[3], 2, autograd_wire::kMark, header(), autograd_wire::Mark{{1}});
+  send_as((*cluster)[3], 2, autograd_wire::kMark, header(), autograd_wire::Mark{{1}});
   expect_protocol_error("which was sent to another worker");
 }
 
-TEST_F(ForeignWords, ReleaseIsHeardFromTheHomeAndFromWhoeverToldOfTheContext) {
+TEST_F(ForeignWords, ReleaseIsAcceptedFromTheHomeAndFromAWorkerThatToldOfTheContext) {
   start();
   const autograd_wire::Release release{context->id(), 1000};
-  say((*cluster)[3], 2, autograd_wire::kRelease, release);
+  send_as((*cluster)[3], 2, autograd_wire::kRelease, release);
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(count_on((*cluster)[2], "contexts"), 1);
   gate.open();
@@ -126,7 +127,7 @@ TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
   const auto self = rpc::current_agent();
   for (const ContextId& id :
        {ContextId{WorkerId(77), 0, 1}, ContextId{self->self().id, self->self().epoch + 1, 1}}) {
-    // Made here as if a call had brought it.
+    // Joined here as if a call had carried it.
     const auto made = Engine::of(*self).contexts().find_or_join(id);
     ASSERT_TRUE(made);
     const auto scope = dist_autograd::context_scope(id);
@@ -137,7 +138,7 @@ TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
   }
 }
 
-// Adds what is in it to every request that leaves this process.
+// Adds its section to every request that this process sends.
 base::Bytes& forged_section() {
   static base::Bytes bytes;
   return bytes;

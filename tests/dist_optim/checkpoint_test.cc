@@ -169,8 +169,8 @@ TEST(Checkpoint, AParameterThatHadNoStateHasNoneAfterwards) {
   expect_equal(values_of(weights), values_of(copies));
 }
 
-// Whatever byte is damaged, in whichever owner's file: an error that names the file, and nothing
-// has changed anywhere.
+// Any damaged byte in any owner's file gives an error that names the file, and nothing changes on
+// any owner.
 TEST(Checkpoint, DamageAnywhereIsFoundAndNothingChanges) {
   Cluster cluster(2);
   const Folder folder;

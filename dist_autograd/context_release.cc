@@ -1,0 +1,126 @@
+#include "stitch/dist_autograd/context_release.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "stitch/dist_autograd/control_frames.h"
+#include "stitch/dist_autograd/pass.h"
+#include "stitch/rpc/message/archive.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+constexpr std::size_t kMaxHeldPerFrame = 512;
+
+Error ended_error(const ContextId& id) {
+  return Error(ErrorCode::cancelled, "context " + to_string(id) + " has ended");
+}
+
+}  // namespace
+
+std::shared_ptr<ContextState> ContextRelease::join(const ContextId& id, const WorkerInfo& from) {
+  require_life(agent_, id.home, id.epoch, "the home of the context of a call");
+  if (id.home == agent_.self().id) return contexts_.find_or_join(id);
+  bool first = false;
+  auto context = contexts_.find_or_join(id, from.id, first);
+  if (!first) return context;
+  // The caller may have been lost before this call was handled: hold_contexts_told_by() missed it.
+  if (from.id != id.home && agent_.peers().lost(from.id)) hold(id.home, id.epoch, {id.counter});
+  return context;
+}
+
+void ContextRelease::end_context(const std::shared_ptr<ContextState>& context) {
+  static_cast<void>(contexts_.remove(context->id()));
+  const auto ended = context->end();
+  if (!ended.first) return;
+  for (const auto& pass : ended.passes) pass->abort(ended_error(context->id()));
+  for (const auto& pass : ended.passes) pass->wait_until_quiet();
+  context->gradients()->clear();
+  release(ended.peers, {context->id(), contexts_.low_water()});
+}
+
+// Valid from the home, and from a worker that told this one the id. From others it is valid only if
+// the context is unknown here: then it has overtaken the call that tells the id.
+void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& release_of) {
+  const ContextId& id = release_of.context;
+  const bool from_home = from.id == id.home;
+  const auto known = contexts_.find(id);
+  if (known && !from_home && !known->told_by(from.id)) return;
+  std::vector<std::shared_ptr<ContextState>> over;
+  if (auto context = contexts_.remove(id)) over.push_back(std::move(context));
+  if (from_home) {
+    for (auto& each : contexts_.raise_low_water(id.home, id.epoch, release_of.low_water))
+      over.push_back(std::move(each));
+  }
+  for (const auto& context : over) {
+    auto ended = context->end();
+    for (const auto& pass : ended.passes) pass->abort(ended_error(context->id()));
+    std::erase_if(ended.peers,
+                  [&](const WorkerInfo& peer) { return peer.id == from.id || peer.id == id.home; });
+    release(ended.peers, {context->id(), release_of.low_water});
+  }
+}
+
+// `from` takes part in contexts of this worker, but the worker that told it so has died: from now
+// on this worker tells it of their end.
+void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
+  for (const std::uint64_t counter : hold.contexts) {
+    const ContextId id{agent_.self().id, agent_.self().epoch, counter};
+    const auto context = contexts_.find(id);
+    if (!context || !context->add_peer(from)) {
+      release({from}, {id, contexts_.low_water()});
+    } else if (const auto failure = context->failure()) {
+      send_abort(agent_, from, {id, {}, 0}, *failure);
+    }
+  }
+}
+
+void ContextRelease::end_contexts_of(const WorkerInfo& lost, const Error& error) {
+  for (const auto& context : contexts_.remove_home(lost.id, lost.epoch)) {
+    for (const auto& pass : context->end().passes) pass->abort(error);
+  }
+}
+
+void ContextRelease::hold_contexts_told_by(const WorkerInfo& lost) {
+  std::map<std::pair<WorkerId, std::uint64_t>, std::vector<std::uint64_t>> by_home;
+  for (const auto& context : contexts_.all()) {
+    const ContextId& id = context->id();
+    if (id.home == agent_.self().id || context->told_by(id.home) || !context->told_by(lost.id))
+      continue;
+    by_home[{id.home, id.epoch}].push_back(id.counter);
+  }
+  for (auto& [home, counters] : by_home) {
+    for (std::size_t i = 0; i < counters.size(); i += kMaxHeldPerFrame) {
+      const auto first = counters.begin() + static_cast<std::ptrdiff_t>(i);
+      const auto count = std::min(kMaxHeldPerFrame, counters.size() - i);
+      hold(home.first, home.second, {first, first + static_cast<std::ptrdiff_t>(count)});
+    }
+  }
+}
+
+void ContextRelease::hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts) {
+  send_reliably(agent_, agent_.peers().find(home), [held = wire::Hold{epoch, std::move(contexts)}] {
+    rpc::OutMessage out(wire::kHold);
+    rpc::OutArchive archive(out);
+    archive(held);
+    return out;
+  });
+}
+
+void ContextRelease::release(const std::vector<WorkerInfo>& peers,
+                             const wire::Release& release_of) {
+  if (agent_.stopped()) return;
+  for (const WorkerInfo& peer : peers) {
+    if (peer.id == agent_.self().id) continue;
+    send_reliably(agent_, peer, [release_of] {
+      rpc::OutMessage out(wire::kRelease);
+      rpc::OutArchive archive(out);
+      archive(release_of);
+      return out;
+    });
+  }
+}
+
+}  // namespace stitch::dist_autograd

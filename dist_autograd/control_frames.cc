@@ -1,0 +1,58 @@
+#include "stitch/dist_autograd/control_frames.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "stitch/rpc/message/archive.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+constexpr std::size_t kMinTextBytes = 256;
+constexpr std::chrono::milliseconds kResendDelay{10};
+
+}  // namespace
+
+void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::OutMessage()> make) {
+  try {
+    agent.send_control(to, make());
+  } catch (...) {
+    // Over the limits: it will never fit.
+    if (to_error(std::current_exception()).code() == ErrorCode::out_of_range) return;
+    if (agent.stopped() || agent.peers().lost(to.id)) return;
+    agent.loop().call_at(rpc::Clock::now() + kResendDelay,
+                         [weak = agent.weak_from_this(), to, make = std::move(make)]() mutable {
+                           if (const auto again = weak.lock())
+                             send_reliably(*again, to, std::move(make));
+                         });
+  }
+}
+
+void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader& header,
+                const Error& error) {
+  const std::size_t limit = std::max(kMinTextBytes, agent.options().max_frame_bytes / 2);
+  const std::string text = error.what();
+  const Error sendable = text.size() <= limit ? error
+                                              : Error(error.code(), text.substr(0, limit))
+                                                    .with_worker(error.worker())
+                                                    .with_function(error.function())
+                                                    .with_remote(error.remote());
+  send_reliably(agent, to, [header, sendable] {
+    rpc::OutMessage out(wire::kAbort);
+    rpc::OutArchive archive(out);
+    archive(header, sendable);
+    return out;
+  });
+}
+
+void require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what) {
+  if (worker.value() < agent.world_size() && agent.peers().find(worker).epoch == epoch) return;
+  throw Error(ErrorCode::protocol, std::string(what) + " is worker " +
+                                       std::to_string(worker.value()) + " in epoch " +
+                                       std::to_string(epoch) + ", which does not exist");
+}
+
+}  // namespace stitch::dist_autograd

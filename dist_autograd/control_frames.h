@@ -1,0 +1,24 @@
+#pragma once
+
+#include <functional>
+
+#include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/agent/agent.h"
+
+namespace stitch::dist_autograd {
+
+// Control frames that are sent once and on which other workers rely. Thread contract: any thread.
+
+// Sends what `make` makes. A control frame arrives, or its peer is lost and both sides are told;
+// only a lack of memory can keep it from being made. Then `make` is called again, after a delay.
+void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::OutMessage()> make);
+
+// ABORT: the pass of `header` and its context have failed with `error`. A text that would not fit a
+// frame is cut.
+void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader& header,
+                const Error& error);
+
+// Throws Error(protocol) unless that life of `worker` is in this world; `what` names it.
+void require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what);
+
+}  // namespace stitch::dist_autograd

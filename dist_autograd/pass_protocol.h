@@ -1,0 +1,146 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/messages.h"
+
+namespace stitch::dist_autograd {
+
+// What the protocol of a pass asks about the graph of its pass on this worker. Nodes are numbered;
+// the answers do not change, except that marked() grows with mark() and mark_roots().
+class PassGraph {
+ public:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  virtual ~PassGraph() = default;
+
+  // Every node's number is below this one.
+  [[nodiscard]] virtual std::uint32_t size() const = 0;
+  // All SendNodes.
+  [[nodiscard]] virtual std::span<const std::uint32_t> sends() const = 0;
+  // The SendNode of this worker's link with that counter, or kNone.
+  [[nodiscard]] virtual std::uint32_t find(std::uint64_t link) const = 0;
+  // The worker that got the tensors of a SendNode, and the call they belong to, in words.
+  [[nodiscard]] virtual WorkerId receiver(std::uint32_t send) const = 0;
+  [[nodiscard]] virtual const std::string& call(std::uint32_t send) const = 0;
+
+  // Exact mode: marks what is reachable from a SendNode, or from all roots, and appends the links
+  // of the RecvNodes marked by this call. Throws when one of them belongs to another context.
+  virtual void mark(std::uint32_t send, std::vector<LinkId>& reached) = 0;
+  virtual void mark_roots(std::vector<LinkId>& reached) = 0;
+  [[nodiscard]] virtual bool marked(std::uint32_t send) const = 0;
+};
+
+// What an event of the protocol asks for. Decided under the lock of the pass; done, in this order,
+// once the lock is released.
+struct PassEffects {
+  std::vector<std::pair<WorkerId, wire::Mark>> marks;  // MARK to these
+  std::vector<std::pair<WorkerId, wire::Ack>> acks;    // ACK to these
+  std::vector<WorkerId> close_marking;                 // CLOSE_MARKING to these
+  std::vector<std::uint32_t> kill;                     // SendNodes that get no gradient
+  std::optional<Error> fail;                           // the pass has to fail with this error
+  bool succeed = false;                                // root: all workers are done
+  std::optional<wire::Done> done;                      // other workers: done here, DONE to the root
+  bool deliver = false;  // GRADIENTS: hand its gradients to the strand
+  // The sender of this message is new to the pass. The pass learns only of later losses, so it must
+  // look whether the sender or the root is lost already.
+  bool new_peer = false;
+};
+
+// The protocol of one pass on one worker (PROTOCOL.md): what each event means, and when marking and
+// the pass have ended. No I/O, no locks, no tensors; effects are returned. Events of a pass that is
+// not running any more are ignored. Those named on_...() are messages of `from`; they throw
+// Error(protocol) for what no correct worker sends, and the caller must then fail the pass.
+// Thread contract: none, the pass guards it with its mutex.
+class PassProtocol {
+ public:
+  PassProtocol(WorkerId self, WorkerId root, bool fast) : self_(self), root_(root), fast_(fast) {}
+
+  // The graph, once it has been built. REQUIRES: called once, before every event below.
+  void set_graph(std::unique_ptr<PassGraph> graph);
+
+  // Root: the roots are seeded.
+  [[nodiscard]] PassEffects begin();
+
+  [[nodiscard]] PassEffects on_mark(const WorkerInfo& from, const wire::Mark& mark);
+  [[nodiscard]] PassEffects on_ack(const WorkerInfo& from, const wire::Ack& ack);
+  [[nodiscard]] PassEffects on_close_marking(const WorkerInfo& from);
+  [[nodiscard]] PassEffects on_done(const WorkerInfo& from, const wire::Done& done);
+  // One GRADIENTS message, for these SendNodes.
+  [[nodiscard]] PassEffects on_gradients(const WorkerInfo& from,
+                                         std::span<const std::uint32_t> sends);
+
+  // A GRADIENTS message is about to be sent to that worker. False: the pass is over, do not send.
+  [[nodiscard]] bool sending_gradients(WorkerId to);
+  // One has been written: its tensors may change from now on.
+  [[nodiscard]] PassEffects gradients_written();
+  // The strand has nothing to run and has sent what it had. `taken`: deliveries and kills that it
+  // has processed so far; `resolved`: every node has run or is dead.
+  [[nodiscard]] PassEffects strand_quiet(std::uint64_t taken, bool resolved);
+
+  // The pass has failed. False when it is not running.
+  bool fail();
+  // It has been taken out of its context; nothing of it runs here.
+  void end() { phase_ = Phase::ended; }
+
+  [[nodiscard]] bool running() const noexcept {
+    return phase_ == Phase::marking || phase_ == Phase::marking_closed;
+  }
+  [[nodiscard]] bool ended() const noexcept { return phase_ == Phase::ended; }
+  // The workers that must be told of a failure. The root knows all once marking has ended.
+  [[nodiscard]] std::set<WorkerId> concerned() const;
+  // True when the pass cannot end without that worker.
+  [[nodiscard]] bool needs(WorkerId worker) const;
+  // The workers that this pass may be waiting for.
+  [[nodiscard]] const std::set<WorkerId>& awaited() const noexcept {
+    return phase_ == Phase::marking_closed ? not_done_ : peers_;
+  }
+
+ private:
+  [[nodiscard]] bool is_root() const noexcept { return self_ == root_; }
+  void send_marks(const std::vector<LinkId>& reached, PassEffects& effects);
+  void advance(PassEffects& effects);
+  void disengage(PassEffects& effects);
+  void close_marking(PassEffects& effects);
+  [[nodiscard]] wire::Done unused_links() const;
+  [[nodiscard]] Error unused_error() const;
+
+  // marking: nodes run, it is not known yet which links the loss uses. marking_closed: it is.
+  // failed: the strand is being stopped. ended: done or failed here.
+  enum class Phase : std::uint8_t { marking, marking_closed, failed, ended };
+
+  const WorkerId self_;
+  const WorkerId root_;
+  const bool fast_;
+  std::unique_ptr<PassGraph> graph_;
+  Phase phase_ = Phase::marking;
+  std::set<WorkerId> peers_;  // sent to or received from
+
+  // Dijkstra-Scholten: the worker to acknowledge to when everything this worker has
+  // caused has ended.
+  std::optional<WorkerId> parent_;
+  std::uint64_t deficit_ = 0;                   // messages sent, not yet acknowledged
+  std::map<WorkerId, std::uint64_t> deficits_;  // the same by receiver
+  std::map<WorkerId, std::uint32_t> owed_;      // fast: ACKs to send when quiet, parent's apart
+  std::set<WorkerId> participants_;             // as the ACKs named them
+  bool begun_ = false;                          // root: its own messages are counted
+  std::set<WorkerId> not_done_;                 // root: those that have not said DONE
+  wire::Done unused_;                           // root: from all
+
+  std::vector<bool> delivered_;  // by node: a GRADIENTS came for it
+  std::uint64_t posted_ = 0;     // deliveries and kills handed to the strand
+  bool quiet_ = false;           // the strand has processed all of them and is idle
+  bool resolved_ = false;
+  std::uint64_t writing_ = 0;  // GRADIENTS sent, not yet written
+};
+
+}  // namespace stitch::dist_autograd

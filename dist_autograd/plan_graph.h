@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "stitch/dist_autograd/executor/plan.h"
+#include "stitch/dist_autograd/pass_protocol.h"
+
+namespace stitch::dist_autograd {
+
+// Throws Error(invalid_argument) when the tensors of `node` were received under another context
+// than `context`.
+void require_context(const RecvNode& node, const ContextId& context);
+
+// The plan of a pass of `context` as its protocol sees it. `mark`: whether anything will be marked
+// (exact mode).
+[[nodiscard]] std::unique_ptr<PassGraph> make_pass_graph(std::shared_ptr<const Plan> plan,
+                                                         const ContextId& context, WorkerId self,
+                                                         bool mark);
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,62 @@
+#include "stitch/dist_autograd/received_gradients.h"
+
+#include <utility>
+
+#include "stitch/base/error.h"
+
+namespace stitch::dist_autograd {
+
+namespace {
+
+// The gradients of one entry; moves its tensors out of `tensors`, from `next` on.
+variable_list take_gradients(const SendNode& node, const ContextId& context, const WorkerInfo& from,
+                             const wire::GradientEntry& entry, std::vector<at::Tensor>& tensors,
+                             std::size_t& next) {
+  const auto wrong = [&](const char* what) {
+    return Error(ErrorCode::protocol,
+                 "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
+  };
+  if (node.receiver().id != from.id) throw wrong("it was sent to another worker");
+  if (entry.defined.size() != node.num_inputs())
+    throw wrong("their number is not that of the tensors sent");
+  variable_list gradients(entry.defined.size());
+  std::vector<at::Tensor> linked;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!entry.defined[i]) continue;
+    if (next == tensors.size() || !tensors[next].defined()) throw wrong("tensors are missing");
+    gradients[i] = std::move(tensors[next++]);
+    if (!node.input_metadata(i).is_same_shape(gradients[i]))
+      throw wrong("a shape differs from that of the tensor sent");
+    if (gradients[i].requires_grad()) gradients[i].set_requires_grad(false);
+    if (entry.gradient_link != 0 && i < entry.differentiable.size() && entry.differentiable[i])
+      linked.push_back(gradients[i]);
+  }
+  if (!linked.empty())
+    RecvNode::attach({from.id, entry.gradient_link}, from, context, "gradient of " + node.call(),
+                     linked);
+  return gradients;
+}
+
+}  // namespace
+
+ReceivedGradients match_gradients(const Plan& plan, WorkerId self, const ContextId& context,
+                                  const WorkerInfo& from,
+                                  const std::vector<wire::GradientEntry>& entries,
+                                  std::vector<at::Tensor> tensors) {
+  ReceivedGradients received;
+  received.sends.reserve(entries.size());
+  received.gradients.reserve(entries.size());
+  std::size_t next = 0;
+  for (const wire::GradientEntry& entry : entries) {
+    const std::uint32_t send = plan.find({self, entry.link});
+    if (send == Plan::kNone)
+      throw Error(ErrorCode::protocol,
+                  "a gradient came for a call that is unknown here; is forward still running?");
+    received.sends.push_back(send);
+    received.gradients.push_back(
+        take_gradients(plan.send(send), context, from, entry, tensors, next));
+  }
+  return received;
+}
+
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,63 @@
+// The simulation of the protocol of a pass must find each deliberate mistake.
+
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <string>
+
+#include "tests/dist_autograd/mutations.h"
+#include "tests/dist_autograd/pass_simulation.h"
+
+namespace stitch::dist_autograd {
+namespace {
+
+Mutation turned_on = Mutation::none;
+
+}  // namespace
+
+bool broken(Mutation mutation) { return mutation == turned_on; }
+
+namespace testing {
+namespace {
+
+// What one of up to `passes` random passes finds wrong; empty when nothing.
+std::string found_within(int passes) {
+  const PassSimulation::Options kinds[] = {
+      {},
+      {.fast = true, .all_used = true},
+      {.fast = true},
+      {.deaths = 1},
+      {.node_throws = true},
+      {.fast = true, .all_used = true, .deaths = 1},
+      {.root_aborts = true},
+      {.deaths = 2},
+  };
+  for (int i = 0; i < passes; ++i) {
+    const auto number = static_cast<std::size_t>(i);
+    PassSimulation::Options options = kinds[number % std::size(kinds)];
+    options.workers = 2 + number / std::size(kinds) % 4;
+    options.nodes = 6 + number % 7 * 5;
+    PassSimulation simulation(8'000'000 + static_cast<std::uint64_t>(i), options);
+    simulation.run();
+    if (!simulation.failure().empty()) return simulation.failure();
+  }
+  return {};
+}
+
+TEST(PassMutations, TheSimulationFindsNothingWrongInTheProtocolItself) {
+  turned_on = Mutation::none;
+  EXPECT_EQ(found_within(2000), "");
+}
+
+TEST(PassMutations, TheSimulationFindsEachDeliberateMistake) {
+  for (int number = 1; number <= static_cast<int>(Mutation::last); ++number) {
+    turned_on = static_cast<Mutation>(number);
+    EXPECT_NE(found_within(20'000), "")
+        << "mutation " << number << " of tests/dist_autograd/mutations.h";
+  }
+  turned_on = Mutation::none;
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace stitch::dist_autograd

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/dist_autograd/pass_protocol.h"
+
+namespace stitch::dist_autograd::testing {
+
+// One backward pass over several workers: real PassProtocol objects, an imagined graph and an
+// imagined strand per worker, and a network that delivers every message once, in any order. Effects
+// are performed some time after they were decided, as on other threads. Workers die, nodes throw
+// and the root gives up at random points; others learn of a death at different times, and what a
+// dead worker sent may arrive before that, after it, or never. Everything follows from the seed.
+// The first broken promise is kept in failure(); empty means that all held.
+class PassSimulation {
+ public:
+  struct Options {
+    std::size_t workers = 4;
+    std::size_t nodes = 20;
+    bool fast = false;
+    bool all_used = false;  // every link leads from a root
+    int deaths = 0;
+    bool node_throws = false;  // one of the nodes that run
+    bool root_aborts = false;  // at a random point: cancelled, or timed out
+    double self_links = 0.0;   // how many links lead to the worker itself
+  };
+  PassSimulation(std::uint64_t seed, Options options);
+  ~PassSimulation();
+
+  // Runs until nothing more happens, then looks at what is left.
+  void run();
+  [[nodiscard]] const std::string& failure() const { return failure_; }
+  // What the run has exercised.
+  [[nodiscard]] bool succeeded() const { return succeeded_; }
+  [[nodiscard]] std::uint64_t gradients_sent() const { return gradients_sent_; }
+
+ private:
+  struct Graph;
+  enum class NodeKind { plain, send, recv };
+  struct Node {
+    std::size_t worker = 0;
+    NodeKind kind = NodeKind::plain;
+    std::vector<std::size_t> edges;  // to earlier nodes of the same worker
+    std::size_t pair = 0;            // recv: its send, whose number is also that of the link
+    std::size_t receiver = 0;        // send
+    bool used = false;               // a root leads to it
+    std::size_t live_inputs = 0;     // of those, edges from used nodes, and the link
+  };
+  enum class Kind { mark, ack, close_marking, gradients, done, abort };
+  struct Message {
+    Kind kind = Kind::mark;
+    std::size_t from = 0, to = 0;
+    wire::Mark mark;
+    wire::Ack ack;
+    wire::Done done;
+    std::vector<std::uint32_t> sends;
+  };
+  struct Task {  // effects that are decided but not performed
+    std::size_t worker = 0;
+    std::size_t from = 0;  // of the message that caused them
+    PassEffects effects;
+    std::vector<std::uint32_t> deliveries;
+  };
+  struct NodeState {
+    std::size_t pending = 0, live_inputs = 0;
+    bool planned = false, live = false, resolved = false, ran = false, received = false;
+  };
+  struct Worker {
+    bool alive = true;
+    bool context_failed = false;
+    bool participant = false;  // the root, or it got a MARK or GRADIENTS
+    bool said_done = false, failed = false;
+    std::unique_ptr<PassProtocol> protocol;  // once the pass is open here
+    bool removed = false;                    // the pass has been taken out of its context
+    // The strand.
+    std::vector<std::pair<std::size_t, bool>> inbox;
+    std::vector<std::size_t> ready;
+    std::uint64_t taken = 0;
+    std::size_t unresolved = 0;
+    bool scheduled = false, stop = false;
+    std::map<std::size_t, std::vector<std::uint32_t>> outbox;
+  };
+
+  void make_graph();
+  void open(std::size_t at);
+  void begin();
+  bool step();
+  void deliver(std::size_t index);
+  void handle(const Message& message);
+  template <class Event>
+  void apply(std::size_t at, std::size_t from, std::vector<std::uint32_t> deliveries, Event event);
+  void perform(Task task);
+  void say_done(std::size_t at, const wire::Done& done);
+  void finish(std::size_t at, bool well);
+  void send(Message message);
+  void written(std::size_t index);
+
+  void post(std::size_t at, std::size_t node, bool live);
+  void run_strand(std::size_t at);
+  void run_node(std::size_t at, std::size_t node);
+  void flush(std::size_t at);
+  void arrive(std::size_t node, bool live);
+
+  void abort(std::size_t at);
+  void tell_abort(std::size_t at);
+  void kill(std::size_t victim);
+  void hear(std::size_t at, std::size_t victim);
+  void check_lost(std::size_t at, std::size_t peer);
+  void check_rest();
+
+  [[nodiscard]] WorkerInfo info(std::size_t worker) const {
+    return {"w" + std::to_string(worker), WorkerId(static_cast<std::uint32_t>(worker)), 1};
+  }
+  [[nodiscard]] std::string name(std::size_t worker) const {
+    return "worker " + std::to_string(worker);
+  }
+  void fail(const std::string& what) {
+    if (failure_.empty()) failure_ = what;
+  }
+  std::size_t pick(std::size_t count) {
+    return std::uniform_int_distribution<std::size_t>(0, count - 1)(random_);
+  }
+  bool chance(double p) { return std::bernoulli_distribution(p)(random_); }
+
+  const Options options_;
+  std::mt19937_64 random_;
+  std::vector<Node> nodes_;
+  std::vector<NodeState> states_;
+  std::size_t root_ = 0;
+  std::vector<std::size_t> roots_;
+  std::vector<Worker> workers_;
+  std::vector<Message> messages_;
+  std::vector<Task> tasks_;
+  std::vector<std::pair<std::size_t, std::size_t>> writes_;  // GRADIENTS: from, to
+  std::set<std::pair<std::size_t, std::size_t>> heard_;      // (who, of whose death)
+  std::vector<std::pair<std::size_t, std::size_t>> news_;    // the same, still to be heard
+  std::size_t deaths_left_ = 0, steps_ = 0, next_fault_ = 0;
+  std::size_t throwing_node_ = 0;
+  bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may
+  bool succeeded_ = false;
+  std::uint64_t gradients_sent_ = 0;
+  std::string failure_;
+};
+
+}  // namespace stitch::dist_autograd::testing

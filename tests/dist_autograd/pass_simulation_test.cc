@@ -1,0 +1,80 @@
+// The protocol of a pass on random graphs, with random orders of events. A failure prints its seed:
+// PassSimulation(seed, options).run() repeats it.
+
+#include <gtest/gtest.h>
+
+#include "tests/dist_autograd/pass_simulation.h"
+
+namespace stitch::dist_autograd::testing {
+namespace {
+
+struct Totals {
+  int succeeded = 0;
+  std::uint64_t gradients_sent = 0;
+};
+
+// Runs `count` passes over 2 to 5 workers.
+Totals run(std::uint64_t first_seed, int count, PassSimulation::Options options) {
+  Totals totals;
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(i);
+    options.workers = 2 + static_cast<std::size_t>(i % 4);
+    options.nodes = 6 + static_cast<std::size_t>(i % 7) * 5;
+    PassSimulation simulation(seed, options);
+    simulation.run();
+    EXPECT_EQ(simulation.failure(), "") << "seed " << seed;
+    if (!simulation.failure().empty()) break;
+    totals.succeeded += simulation.succeeded() ? 1 : 0;
+    totals.gradients_sent += simulation.gradients_sent();
+  }
+  return totals;
+}
+
+TEST(PassSimulation, ExactPassesSucceedWhateverTheLossUses) {
+  const Totals totals = run(1'000'000, 4000, {});
+  EXPECT_EQ(totals.succeeded, 4000);
+  EXPECT_GT(totals.gradients_sent, 4000u);
+}
+
+TEST(PassSimulation, FastPassesSucceedWhenEveryResultIsUsed) {
+  const Totals totals = run(2'000'000, 4000, {.fast = true, .all_used = true});
+  EXPECT_EQ(totals.succeeded, 4000);
+  EXPECT_GT(totals.gradients_sent, 4000u);
+}
+
+TEST(PassSimulation, FastPassesEndAndReportUnusedResultsOfParticipants) {
+  const Totals totals = run(3'000'000, 4000, {.fast = true});
+  EXPECT_GT(totals.succeeded, 100);
+  EXPECT_LT(totals.succeeded, 3900);
+}
+
+TEST(PassSimulation, CallsOfAWorkerToItselfTakePart) {
+  EXPECT_EQ(run(4'000'000, 1000, {.self_links = 0.3}).succeeded, 1000);
+  EXPECT_EQ(run(4'500'000, 1000, {.fast = true, .all_used = true, .self_links = 0.3}).succeeded,
+            1000);
+}
+
+TEST(PassSimulation, DeathsEndThePassOnAllWorkersOrItSucceeds) {
+  const Totals one = run(5'000'000, 4000, {.deaths = 1});
+  EXPECT_GT(one.succeeded, 100);
+  EXPECT_LT(one.succeeded, 3900);
+  run(5'300'000, 3000, {.deaths = 2});
+  run(5'600'000, 3000, {.fast = true, .all_used = true, .deaths = 1});
+  run(5'900'000, 2000, {.fast = true, .deaths = 2});
+}
+
+TEST(PassSimulation, AnErrorOfANodeReachesAllParticipants) {
+  EXPECT_EQ(run(6'000'000, 3000, {.node_throws = true}).succeeded, 0);
+  EXPECT_EQ(run(6'500'000, 3000, {.fast = true, .all_used = true, .node_throws = true}).succeeded,
+            0);
+}
+
+TEST(PassSimulation, ACancelledOrTimedOutPassEndsOnAllParticipants) {
+  const Totals totals = run(7'000'000, 3000, {.root_aborts = true});
+  EXPECT_GT(totals.succeeded, 0);
+  EXPECT_LT(totals.succeeded, 3000);
+  run(7'500'000, 3000, {.fast = true, .all_used = true, .deaths = 1, .root_aborts = true});
+}
+
+}  // namespace
+}  // namespace stitch::dist_autograd::testing
