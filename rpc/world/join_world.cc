@@ -24,7 +24,7 @@ namespace {
 constexpr const char* kLoopback = "loopback";
 constexpr const char* kSharedMemory = "shm";
 
-using Members = std::vector<MemberRecord>;
+using MemberRecords = std::vector<MemberRecord>;
 
 // Which workers are reached over loopback: this one itself always, others of this process unless
 // the user names transports and loopback is not among them.
@@ -46,14 +46,14 @@ class LoopbackRule {
 
 // Whether all workers can meet in shared memory and prefer it. Any user of this host could connect
 // to a port, so there is none then.
-bool memory_is_enough(const Members& members, const MemberRecord& self) {
+bool memory_is_enough(const MemberRecords& members, const MemberRecord& self) {
   return !self.memory.empty() &&
          std::all_of(members.begin(), members.end(), [&](const MemberRecord& member) {
            return member.memory == self.memory && member.prefers_memory;
          });
 }
 
-transport::TransportChoice choose_transports(const Options& options, const Members& members,
+transport::TransportChoice choose_transports(const Options& options, const MemberRecords& members,
                                              const MemberRecord& self) {
   transport::TransportChoice choice;
   if (!options.transports.empty()) choice.transports = options.transports;
@@ -74,7 +74,8 @@ transport::TransportChoice choose_transports(const Options& options, const Membe
 
 // Listens only where some worker will connect from. Appends the addresses to advertise.
 void listen(PeerTable& peers, transport::EndpointOptions endpoint_options, const Options& options,
-            const Members& members, const MemberRecord& self, std::vector<std::string>& addresses) {
+            const MemberRecords& members, const MemberRecord& self,
+            std::vector<std::string>& addresses) {
   auto choice = choose_transports(options, members, self);
   if (!memory_is_enough(members, self)) {
     check_open_network(options.name, endpoint_options.secret != nullptr, choice.bind_address);
@@ -87,7 +88,7 @@ void listen(PeerTable& peers, transport::EndpointOptions endpoint_options, const
 }
 
 // The members as the agent knows them, each with those of its addresses that `self` can reach.
-std::vector<Member> known_members(const Members& records, const MemberRecord& self,
+std::vector<Member> known_members(const MemberRecords& records, const MemberRecord& self,
                                   const std::vector<std::vector<std::string>>& addresses,
                                   const LoopbackRule& by_loopback) {
   std::vector<Member> members;
@@ -120,7 +121,7 @@ std::shared_ptr<Agent> join_world(Options options) {
   OpenStore opened = open_store(options, key, *loop);
   const auto store = transport::make_prefix_store("stitch", opened.store);
   Rendezvous rendezvous(options, *store, opened.server != nullptr);
-  const Members records = rendezvous.meet(describe_this_worker(options));
+  const MemberRecords records = rendezvous.meet(describe_this_worker(options));
   const MemberRecord& self = records[static_cast<std::size_t>(options.rank)];
 
   transport::EndpointOptions endpoint_options;

@@ -12,17 +12,7 @@
 
 namespace stitch::transport {
 
-// The protection of network traffic, once both sides have proved that they know the secret.
-enum class Encryption : std::uint8_t {
-  off = 0,        // none
-  integrity = 1,  // not encrypted, but changed, repeated, dropped or inserted records are detected
-  on = 2,         // encrypted, too
-};
-[[nodiscard]] std::string_view name_of(Encryption encryption) noexcept;
-// Nothing for a name other than "off", "integrity", "on".
-[[nodiscard]] std::optional<Encryption> encryption_named(std::string_view name) noexcept;
-
-// The first is used where both processors have AES instructions.
+// Both sides use the first one where both processors have AES instructions.
 enum class Cipher : std::uint8_t { aes256_gcm, chacha20_poly1305 };
 // Whether this processor has the instructions that libsodium's AES-256-GCM needs.
 [[nodiscard]] bool has_aes_instructions();
