@@ -34,7 +34,7 @@ std::int64_t kept() { return Kept::count; }
 void wait_until_none_is_kept(stitch::WorkerId there) {
   const auto end = after(60);
   while (stitch::rpc_sync<&kept>(there) > 0) {
-    if (Clock::now() > end) throw std::runtime_error("objects without references are still kept");
+    if (Clock::now() > end) throw std::runtime_error("objects are kept that nobody refers to");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }

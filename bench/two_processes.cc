@@ -229,7 +229,7 @@ std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& argum
       failure = std::string("was interrupted (") + ::strsignal(interrupted_) + ")";
     } else {
       failure = children.reap();
-      // A pipe that has hung up would wake poll() again and again; only the end of the processes
+      // A pipe that has hung up would wake poll() for ever; the end of the processes is all there
       // is left to wait for.
       if ((ready[1].revents & (POLLIN | POLLHUP)) == POLLHUP) ::usleep(1000);
     }

@@ -12,7 +12,7 @@ namespace stitch_bench {
 
 namespace {
 
-// A TCP port of 127.0.0.1 that is not in use now.
+// A TCP port of 127.0.0.1 that nobody uses just now.
 int free_port() {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

@@ -23,7 +23,7 @@ constexpr pid_t kDismissed = 0;
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // The reader of stitch-run's output waits for its end, and must not wait for this process.
+  // Whoever reads stitch-run's output waits for its end, and must not wait for us.
   const int null = ::open("/dev/null", O_RDWR);
   for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, fd);
 
@@ -68,7 +68,7 @@ Guardian::~Guardian() {
 void Guardian::watch(pid_t group) { tell(group); }
 
 void Guardian::tell(pid_t word) {
-  // A guardian that was killed is no reason to fail, nor to die of SIGPIPE.
+  // A guardian that somebody killed is not worth failing for, nor dying of SIGPIPE.
   ssize_t sent = 0;
   do {
     sent = ::send(socket_, &word, sizeof(word), MSG_NOSIGNAL);

@@ -213,7 +213,7 @@ std::string Launcher::running_names() const {
 }
 
 void Launcher::sweep() {
-  // What is left belongs to processes that have ended, and is not waited for.
+  // What is left belongs to processes that have ended: nobody waits for it any more.
   send_to_groups(SIGKILL);
   for (const auto& worker : workers_) ::waitpid(worker->process.pid, nullptr, 0);
   // Whatever left its process group has become our child. Each one's end may hand us its own
@@ -230,7 +230,7 @@ void Launcher::sweep() {
     }
     if (!any) break;
   }
-  // All writers have ended: the pipes hold all there will be.
+  // Nobody writes any more: what is in the pipes is all.
   for (const auto& worker : workers_) {
     drain(worker->process.out, worker->out);
     drain(worker->process.err, worker->err);

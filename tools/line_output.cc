@@ -54,7 +54,7 @@ void LineSink::write(const std::string& bytes) {
       pollfd ready{fd_, POLLOUT, 0};
       ::poll(&ready, 1, -1);
     } else if (errno != EINTR) {
-      return;  // there is no way left to report it
+      return;  // nobody can be told
     }
   }
 }

@@ -9,7 +9,8 @@
 namespace stitch_run {
 
 // A private folder for the length of the run, removed at the end; the workers meet in a file in it.
-// Unlike a port, which another process may take after it was found free, it cannot be lost.
+// Unlike a port, which somebody else may take between being found free and being listened on, it
+// cannot be lost.
 class MeetingPlace {
  public:
   // Throws std::system_error.

@@ -21,15 +21,15 @@ class Agent;
 class IncomingCall;
 class PeerTable;
 
-// Waits for the outcome of a call. Exactly one of on_reply() and on_error() is called, once, on a
-// reader thread, the timer thread or the thread that made the call; it must not block.
+// What waits for the outcome of a call. Exactly one of on_reply() and on_error() is called, once,
+// on a reader thread, the event loop or the thread that made the call; it must not block.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;
-  // The reply; its tensors have been decoded. May throw: the error goes to on_error.
+  // The reply; its tensors have been decoded. May throw: the error goes to on_error().
   virtual void on_reply(InMessage& message) = 0;
   virtual void on_error(const Error& error) = 0;
-  // Where `bytes` bytes of the reply's tensors are to be placed; without data for anywhere. On a
+  // Memory for the `bytes` bytes of the reply's tensors; without data for no preference. On a
   // reader thread, before on_reply().
   [[nodiscard]] virtual transport::Buffer place(std::size_t bytes) noexcept { return {}; }
 };

@@ -11,7 +11,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 
-// What a program may get wrong ends in an error that says what it was.
+// Mistakes of a program become errors that name the mistake.
 namespace misuse {
 namespace {
 
@@ -191,9 +191,9 @@ TEST(Misuse, APromiseThatWasMovedFromSaysSo) {
   EXPECT_TRUE(kept.set_value(2));
 }
 
-// --- gatherings that do not fit
+// --- gatherings that do not match
 
-// Runs one function on each worker, all at once; returns what each threw.
+// Runs one function on each worker concurrently; returns what each threw.
 std::vector<Error> errors_of_all(Cluster& cluster,
                                  const std::vector<std::function<void(stitch::Worker&)>>& parts) {
   std::vector<Error> errors(parts.size());
@@ -211,7 +211,7 @@ std::function<void(stitch::Worker&)> gathers(T value) {
   return [value](stitch::Worker& worker) { static_cast<void>(worker.all_gather(value)); };
 }
 void joins_barrier(stitch::Worker& worker) { worker.barrier(); }
-// Their gatherings still match afterwards.
+// They can be used together afterwards.
 void expect_in_step(Cluster& cluster) {
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < cluster.size(); ++rank) {
