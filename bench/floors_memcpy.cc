@@ -16,7 +16,10 @@ void first(Side& side) {
     std::vector<char> to(bytes, 'y');
     const auto times = time_each_us(side.settings().seconds, least_repetitions(mib), [&] {
       std::memcpy(to.data(), from.data(), bytes);
-      asm volatile("" : : "r"(to.data()) : "memory");  // keeps the copy, which is never read
+      asm volatile(""
+                   :
+                   : "r"(to.data())
+                   : "memory");  // the copy is wanted although nobody reads it
     });
     side.result("floor.memcpy." + std::to_string(mib) + "MiB",
                 mib * kMiB / kGiB / (median(times) * 1e-6), "GiB/s");

@@ -205,7 +205,7 @@ std::function<void(stitch::Worker&)> gathers(T value) {
   return [value](stitch::Worker& worker) { static_cast<void>(worker.all_gather(value)); };
 }
 void joins_barrier(stitch::Worker& worker) { worker.barrier(); }
-// Their gatherings still match afterwards.
+// They can be used together afterwards.
 void expect_in_step(Cluster& cluster) {
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < cluster.size(); ++rank) {

@@ -56,7 +56,7 @@ TEST(ThreadPool, MakesThreadsWhenTheyAreWanted) {
   EXPECT_TRUE(eventually([&] { return running == 0 && pool.queued() == 0; }));
 }
 
-TEST(ThreadPool, EndsIdleThreadsExceptOne) {
+TEST(ThreadPool, EndsIdleThreadsButOne) {
   ThreadPool pool(4, "pool", std::chrono::milliseconds(20));
   for (int round = 0; round < 3; ++round) {
     std::counting_semaphore<> go{0};
@@ -154,7 +154,7 @@ TEST(ThreadPool, KeepsItsNumberOfThreadsAfterManyHaveBlocked) {
   EXPECT_TRUE(eventually([&] { return ran == 100; }));
 }
 
-TEST(ThreadPool, BeginsImmediatelyWhatMustNotWaitOrRefusesIt) {
+TEST(ThreadPool, BeginsAtOnceWhatMustNotWaitOrNotAtAll) {
   std::counting_semaphore<> go{0};
   std::binary_semaphore blocked{0}, ran{0};
   ThreadPool pool(1, "pool");
@@ -178,8 +178,8 @@ TEST(ThreadPool, BeginsImmediatelyWhatMustNotWaitOrRefusesIt) {
   ran.acquire();
 }
 
-// The blocked task may continue before the thread has started, and then never end.
-TEST(ThreadPool, BeginsWhatMustNotWaitThoughABlockedTaskContinues) {
+// The blocked thread may continue before the new thread has started, and then never end.
+TEST(ThreadPool, WhatMustNotWaitIsBegunThoughABlockedTaskGoesOn) {
   for (int round = 0; round < 50; ++round) {
     std::binary_semaphore inside{0}, leave{0}, ran{0};
     ThreadPool pool(1, "pool");
@@ -202,7 +202,7 @@ TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
   std::counting_semaphore<> go{0};
   std::atomic<int> waiting{0};
   testing::internal::CaptureStderr();
-  ThreadPool pool(1, "busy");
+  ThreadPool pool(1, "full");
   const auto wait = [&] {
     const BlockingRegion region;
     ++waiting;
@@ -215,7 +215,7 @@ TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
   EXPECT_GE(pool.threads_missed(), 5u);
   EXPECT_EQ(pool.threads(), ThreadPool::kMaxExtra + 1);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "stitch: calls wait in thread pool \"busy\": 256 of its handlers wait for "
+            "stitch: calls wait in thread pool \"full\": 256 of its handlers wait for "
             "something, and no more threads are added\n");
   go.release(ThreadPool::kMaxExtra + 6);
   EXPECT_TRUE(eventually([&] { return pool.queued() == 0; }));
