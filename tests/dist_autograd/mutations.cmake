@@ -36,16 +36,13 @@ stitch_mutated_copy(dist_autograd/pass_protocol.cc tests/dist_autograd/mutations
     ++deficits_[to];
   }
   return true;]]
-  [[    if (!broken(Mutation::starts_the_deficit_too_late)) ++deficit_;
+  [[    if (!broken(Mutation::does_not_count_gradients)) ++deficit_;
     ++deficits_[to];
   }
   return true;]]
 
   [[  deficit_ -= ack.count;]]
-  [[  if (!fast_ || !broken(Mutation::starts_the_deficit_too_late)) deficit_ -= ack.count;]]
-
-  [[  if (fast_ && quiet_) {]]
-  [[  if (fast_ && (quiet_ || broken(Mutation::acknowledges_before_it_is_quiet))) {]]
+  [[  if (!fast_ || !broken(Mutation::does_not_count_gradients)) deficit_ -= ack.count;]]
 
   [[    delivered_[send] = true;
     ++posted_;

@@ -5,18 +5,17 @@ namespace stitch::dist_autograd {
 // The deliberate mistakes that mutations.cmake builds into the protocol of a pass.
 enum class Mutation {
   none,
-  acknowledges_every_mark,          // immediately, so that no worker has a parent
-  ignores_its_own_deficit,          // when it answers its parent
-  forgets_participants,             // named in ACKs
-  kills_what_has_not_come,          // marked or not
-  does_not_wait_for_writes,         // before DONE
-  does_not_wait_for_done,           // at the root
-  does_not_close_the_marking,       // on workers other than the root
-  starts_the_deficit_too_late,      // fast: GRADIENTS are not counted
-  acknowledges_before_it_is_quiet,  // fast
-  answers_before_it_is_quiet,       // fast: its parent
-  takes_gradients_as_processed,     // fast: when they arrive, instead of when the strand has run
-  reports_no_unused_links,          // fast
+  acknowledges_every_mark,       // immediately, so that no worker has a parent
+  ignores_its_own_deficit,       // when it answers its parent
+  forgets_participants,          // named in ACKs
+  kills_what_has_not_come,       // marked or not
+  does_not_wait_for_writes,      // before DONE
+  does_not_wait_for_done,        // at the root
+  does_not_close_the_marking,    // on workers other than the root
+  does_not_count_gradients,      // in the deficit (fast)
+  answers_before_it_is_quiet,    // fast: its parent
+  takes_gradients_as_processed,  // fast: when they arrive, instead of when the strand has run
+  reports_no_unused_links,       // fast
   aborts_without_telling_marked_peers,
   aborts_without_telling_participants,
   aborts_without_telling_the_root,
