@@ -46,7 +46,7 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
     base::ByteWriter out(bytes);
     out.write(static_cast<std::uint32_t>(handles_.size()));
     for (const HandlePtr& handle : handles_) {
-      const Carried carried = sender->lifetime().pin(handle->id, to_);
+      const CarriedRef carried = sender->lifetime().pin(handle->id, to_);
       pinned_.push_back(carried);
       write(out, carried.id);
       out.write(carried.token);
@@ -83,7 +83,7 @@ void OutgoingRefs::on_sent(const std::optional<Error>& error) {
 }
 
 void OutgoingRefs::unpin() {
-  for (const Carried& carried : std::exchange(pinned_, {}))
+  for (const CarriedRef& carried : std::exchange(pinned_, {}))
     sender_->perform(sender_->lifetime().unpin(carried, to_));
 }
 
@@ -94,12 +94,12 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   const auto* target = message.view.section(wire::kTargetSection);
   if (carried == nullptr && create == nullptr && target == nullptr) return nullptr;
   std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
-  std::vector<Carried> arrived;
+  std::vector<CarriedRef> arrived;
   if (carried != nullptr) {
     base::ByteReader in(carried->bytes, "list of references");
     const auto count = in.read_count(kWireIdBytes + 9);
     for (std::uint32_t i = 0; i < count; ++i) {
-      Carried each;
+      CarriedRef each;
       each.id = read_rref_id(in);
       each.token = in.read<std::uint64_t>();
       const auto flags = in.read<std::uint8_t>();
@@ -133,12 +133,12 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
       throw Error(ErrorCode::protocol, "request about an object has an unknown use");
     refs->target_ = read;
   }
-  for (const Carried& each : arrived) {
+  for (const CarriedRef& each : arrived) {
     receiver->meet_owner(each.id.owner);
     receiver->lifetime().check(each.id);
   }
   // Everything is read and makes sense: only now does anything change.
-  for (const Carried& each : arrived) {
+  for (const CarriedRef& each : arrived) {
     std::optional<Error> lost;
     if (each.lost) lost = receiver->lost_at(message.from, each.id.owner);
     receiver->perform(receiver->lifetime().receive(each, refs->sender_, lost));

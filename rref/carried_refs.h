@@ -66,7 +66,7 @@ class OutgoingRefs final : public rpc::Attachment {
   std::optional<TargetRequest> target_;
   std::shared_ptr<RRefAgent> sender_;
   WorkerLife to_;
-  std::vector<Carried> pinned_;
+  std::vector<CarriedRef> pinned_;
 };
 
 // The references of a message being dealt with: each holds its object until the answer leaves or

@@ -32,7 +32,7 @@ Future<void> when_created(const rref::Handle& handle, const Timeout& timeout) {
   try {
     constexpr const char* kName = "RRef::when_created";
     const auto agent = handle.rrefs->require_usable(handle, kName);
-    if (!handle.rrefs->lifetime().hears_of_creation(handle.id)) {  // only the owner knows
+    if (!handle.rrefs->lifetime().tracks_creation(handle.id)) {  // only the owner knows
       auto request = begin_targeted(handle, rref::TargetUse::await, 0, kName);
       return start_call<void>(agent, handle.owner, kName, timeout, std::move(request.message));
     }

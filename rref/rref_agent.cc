@@ -88,7 +88,7 @@ class PendingCreation final : public rpc::PendingCall {
     } else if (error.remote()) {
       rrefs_->perform(rrefs_->lifetime().answered(id_, error));
     } else {
-      rrefs_->perform(rrefs_->lifetime().never_asked(id_, error));
+      rrefs_->perform(rrefs_->lifetime().create_not_sent(id_, error));
     }
   }
 
@@ -142,11 +142,11 @@ std::shared_ptr<rpc::Agent> RRefAgent::agent() const {
   return agent_ == nullptr ? nullptr : agent_->weak_from_this().lock();
 }
 
-void RRefAgent::perform(Lifetime::Todo todo) {
-  for (Effects::Run& waiter : todo.run) waiter();
-  todo.destroy.clear();  // see box()
-  if (todo.kept) watch_kept();
-  for (const auto& [peer, urgency] : todo.flush) schedule_flush(peer, urgency);
+void RRefAgent::perform(Effects effects) {
+  for (Effects::Run& waiter : effects.run) waiter();
+  effects.destroy.clear();  // see box()
+  if (effects.kept) watch_kept();
+  for (const auto& [peer, urgency] : effects.flush) schedule_flush(peer, urgency);
 }
 
 // A method may run on an object whose Entry is gone, and its end may come on any thread: so the
@@ -231,9 +231,9 @@ void RRefAgent::on_ledger_frame(const rpc::InMessage& message) {
 }
 
 void RRefAgent::accept_ledger(const rpc::InMessage& message, std::span<const std::byte> frame) {
-  auto todo = lifetime_.accept_ledger(life_of(message.from), frame);
-  const auto broken = std::move(todo.broken);
-  perform(std::move(todo));
+  auto effects = lifetime_.accept_ledger(life_of(message.from), frame);
+  const auto broken = std::move(effects.broken);
+  perform(std::move(effects));
   if (broken) throw *broken;
 }
 
@@ -437,16 +437,17 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     numbers.emplace(std::string("rref.") + name, static_cast<std::int64_t>(number));
   };
   put("entries", counts.entries);
-  put("entries_pending", counts.owned.pending);
-  put("entries_failed", counts.owned.failed);
+  put("entries_pending", counts.owned.in(OwnerTable::Value::pending));
+  put("entries_failed", counts.owned.in(OwnerTable::Value::failed));
   put("entries_waiting_calls", counts.owned.waiters);
   put("holders", counts.owned.holders);
   put("holds", counts.holds);
-  put("holds_creating", counts.held.creating);
-  put("holds_borrowed", counts.held.borrowed);
-  put("holds_registering", counts.held.registering);
-  put("holds_registered", counts.held.registered);
-  put("holds_lost", counts.held.lost);
+  using State = HolderTable::State;
+  for (const auto& [name, state] :
+       {std::pair("holds_creating", State::creating), std::pair("holds_borrowed", State::borrowed),
+        std::pair("holds_registering", State::registering),
+        std::pair("holds_registered", State::registered), std::pair("holds_lost", State::lost)})
+    put(name, counts.held.in(state));
   put("pins", counts.tokens);
   put("creditors", counts.held.creditors);
   put("registrations", counts.held.registrations);
@@ -544,7 +545,8 @@ void RRefAgent::tick() {
   perform(lifetime_.tick());
   const auto counts = lifetime_.counts();
   // An idle worker has no timer.
-  if (counts.ledger_unacknowledged + counts.held.borrowed > 0) start_ticking();
+  if (counts.ledger_unacknowledged + counts.held.in(HolderTable::State::borrowed) > 0)
+    start_ticking();
 }
 
 }  // namespace stitch::rref

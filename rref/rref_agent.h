@@ -40,7 +40,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] std::shared_ptr<rpc::Agent> agent() const STITCH_EXCLUDES(mutex_);
   // Does what an event asked for: waiters here, ledgers to the timer. Objects that nobody refers to
   // any more go on the user-function threads, whoever lets go of them last.
-  void perform(Lifetime::Todo todo);
+  void perform(Effects effects);
 
   // ---- handles
   [[nodiscard]] HandlePtr own(rpc::OwnedObject value);
@@ -50,7 +50,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // CallRefused: a handler's caller is told as it is), or this worker has shut down.
   [[nodiscard]] std::shared_ptr<rpc::Agent> require_usable(const Handle& handle,
                                                            std::string_view function) const;
-  // Calls `waiter` when the creation has ended. REQUIRES: Lifetime::hears_of_creation().
+  // Calls `waiter` when the creation has ended. REQUIRES: Lifetime::tracks_creation().
   void when_created(const RRefId& id, Waiter waiter) {
     perform(lifetime_.when_created(id, std::move(waiter)));
   }

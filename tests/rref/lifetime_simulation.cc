@@ -139,7 +139,7 @@ void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_
   Message message{kind, from, to, {}, {}, false};
   for (const RRefId& id : ids) message.carried.push_back(lives_[from]->pin(id, life(to)));
   if (chance(0.05)) {  // it certainly never leaves
-    for (const Carried& carried : message.carried)
+    for (const CarriedRef& carried : message.carried)
       perform(from, lives_[from]->unpin(carried, life(to)));
     return;
   }
@@ -152,7 +152,7 @@ void LifetimeSimulation::deliver(std::size_t index) {
   const std::size_t at = message.to;
   if (!alive(at) || cut(message.from, at)) return;
   tasks_.push_back({message, {}});  // from here on it counts as in use there
-  for (const Carried& carried : message.carried)
+  for (const CarriedRef& carried : message.carried)
     perform(at, lives_[at]->receive(carried, life(message.from)));
   if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from)))
     fail("a creation ran twice");
@@ -214,7 +214,7 @@ void LifetimeSimulation::finish(std::size_t index) {
                     object.id, failed ? nullptr : std::make_shared<Probe>(this, &object), failure));
     messages_.push_back({Kind::created, at, task.message.from, {}, object.id, failed});
   }
-  for (const Carried& carried : task.message.carried)
+  for (const CarriedRef& carried : task.message.carried)
     perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
 }
 
@@ -302,9 +302,10 @@ void LifetimeSimulation::check_rest() {
     const std::string who = "at rest, worker " + std::to_string(w) + " ";
     if (counts.ledger_unacknowledged != 0)
       fail(who + "waits for " + std::to_string(counts.ledger_unacknowledged) + " acknowledgements");
-    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; what it owned does
-                           // not
-      if (counts.held.creating + counts.held.registering > 0)
+    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; nothing else does
+      if (counts.held.in(HolderTable::State::creating) +
+              counts.held.in(HolderTable::State::registering) >
+          0)
         fail(who + "still waits for an answer");
       continue;
     }
@@ -314,11 +315,11 @@ void LifetimeSimulation::check_rest() {
   }
 }
 
-void LifetimeSimulation::perform(std::size_t worker, Lifetime::Todo todo) {
-  if (todo.broken) fail("worker " + std::to_string(worker) + " says: " + todo.broken->what());
-  for (Effects::Run& waiter : todo.run) waiter();
-  todo.destroy.clear();
-  for (const auto& [peer, urgency] : todo.flush) {
+void LifetimeSimulation::perform(std::size_t worker, Effects effects) {
+  if (effects.broken) fail("worker " + std::to_string(worker) + " says: " + effects.broken->what());
+  for (Effects::Run& waiter : effects.run) waiter();
+  effects.destroy.clear();
+  for (const auto& [peer, urgency] : effects.flush) {
     if (urgency == Urgency::soon && chance(0.7) && alive(worker)) flush(worker, peer.id);
   }
 }
@@ -334,7 +335,7 @@ void LifetimeSimulation::on_destroyed(Object& object) {
 bool LifetimeSimulation::in_use(const RRefId& id, std::string& where) const {
   const auto carries = [&](const Message& message) {
     return std::any_of(message.carried.begin(), message.carried.end(),
-                       [&](const Carried& c) { return c.id == id && !c.lost; });
+                       [&](const CarriedRef& c) { return c.id == id && !c.lost; });
   };
   for (std::size_t w = 0; w < options_.workers; ++w) {
     if (alive(w) && std::find(handles_[w].begin(), handles_[w].end(), id) != handles_[w].end())

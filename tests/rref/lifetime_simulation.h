@@ -38,7 +38,7 @@ class LifetimeSimulation {
   struct Message {
     Kind kind = Kind::call;
     std::size_t from = 0, to = 0;
-    std::vector<Carried> carried;
+    std::vector<CarriedRef> carried;
     RRefId creation;
     bool failed = false;
   };
@@ -66,7 +66,7 @@ class LifetimeSimulation {
   void come_to_rest();
   void check_rest();
 
-  void perform(std::size_t worker, Lifetime::Todo todo);
+  void perform(std::size_t worker, Effects effects);
   void on_destroyed(Object& object);
   [[nodiscard]] bool in_use(const RRefId& id, std::string& where) const;
   void fail(const std::string& what);

@@ -18,10 +18,10 @@ namespace {
 constexpr WorkerLife kOwner{0, 10}, kHere{1, 11}, kFriend{2, 12};
 const RRefId kObject{kOwner, kFriend, 0};
 
-std::size_t count(const Effects& effects, LedgerOp::Kind kind) {
+std::size_t count(const TableEffects& effects, LedgerOp::Kind kind) {
   return static_cast<std::size_t>(
       std::count_if(effects.ops.begin(), effects.ops.end(),
-                    [&](const Effects::Op& op) { return op.op.kind == kind; }));
+                    [&](const TableEffects::Op& op) { return op.op.kind == kind; }));
 }
 
 TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
@@ -62,7 +62,7 @@ TEST(IntervalSet, TakesInEverythingBelowANumber) {
 
 TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.drop_local(kObject, effects);
@@ -76,7 +76,7 @@ TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
 
 TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowledgement) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
@@ -95,7 +95,7 @@ TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowled
 
 TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kOwner, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
@@ -110,7 +110,7 @@ TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
 TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
   HolderTable table;
   for (std::uint64_t token = 0; token < 5; ++token) {
-    Effects effects;
+    TableEffects effects;
     table.receive(kObject, {kFriend, token}, false, std::nullopt, effects);
     EXPECT_TRUE(table.pin(kObject)) << "the answer carries it back";
     table.message_done(kObject, effects);
@@ -121,14 +121,14 @@ TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
     EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 1u);
     EXPECT_EQ(table.size(), 0u);
   }
-  Effects effects;
+  TableEffects effects;
   table.register_kept(effects);
   EXPECT_FALSE(effects.kept) << "there is nothing to come back for";
 }
 
 TEST(HolderTable, WhatIsKeptWhileItComesAgainIsForTheLastMessageToDecide) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
@@ -144,21 +144,21 @@ TEST(HolderTable, WhatIsKeptWhileItComesAgainIsForTheLastMessageToDecide) {
 
 TEST(HolderTable, AReferenceThatCameBackKnowsNothingOfItsCreation) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   const RRefId mine{kOwner, kHere, 0};
   table.begin_create(mine);
-  EXPECT_TRUE(table.hears_of_creation(mine));
+  EXPECT_TRUE(table.tracks_creation(mine));
   table.answered(mine, Error(ErrorCode::remote_exception, "no luck"), effects);
-  EXPECT_TRUE(table.hears_of_creation(mine));
+  EXPECT_TRUE(table.tracks_creation(mine));
   table.drop_local(mine, effects);
   EXPECT_EQ(table.size(), 0u);
   table.receive(mine, {kFriend, 4, true, true}, false, std::nullopt, effects);
-  EXPECT_FALSE(table.hears_of_creation(mine)) << "only the owner can tell how it ended";
+  EXPECT_FALSE(table.tracks_creation(mine)) << "only the owner can tell how it ended";
 }
 
 TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.tick(effects);
   EXPECT_TRUE(effects.ops.empty());
@@ -168,7 +168,7 @@ TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
 
 TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.receive(kObject, {kFriend, 5}, false, std::nullopt, effects);
   table.message_done(kObject, effects);
@@ -180,7 +180,7 @@ TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
 
 TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   const RRefId mine{kOwner, kHere, 0};
   table.begin_create(mine);
   std::optional<Error> heard;
@@ -199,7 +199,7 @@ TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
 
 TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   OwnerTable table(kOwner);
-  Effects effects;
+  TableEffects effects;
   int ran = 0;
   table.add_holder(kObject, kHere);
   ASSERT_TRUE(table.add_local(kObject));
@@ -224,7 +224,7 @@ TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
 
 TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
   OwnerTable table(kOwner);
-  Effects effects;
+  TableEffects effects;
   ASSERT_TRUE(table.create(kObject, kFriend));
   EXPECT_TRUE(table.resolve(kObject, nullptr, Error(ErrorCode::timeout, "too late"), effects));
   EXPECT_FALSE(table.resolve(kObject, std::make_shared<int>(1), std::nullopt, effects));
@@ -234,7 +234,7 @@ TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
 
 TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   OwnerTable table(kOwner);
-  Effects effects;
+  TableEffects effects;
   ASSERT_TRUE(table.add_local(kObject));
   std::optional<Error> heard;
   table.when_resolved(
@@ -283,7 +283,7 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   (void)here.drop_local(id);
   EXPECT_EQ(here.counts().holds, 0u);
   (void)here.receive(owner.pin(id, kHere), kOwner);
-  EXPECT_EQ(here.counts().held.registered, 1u);
+  EXPECT_EQ(here.counts().held.in(HolderTable::State::registered), 1u);
   exchange();
   EXPECT_EQ(owner.owned(id)->holders.size(), 1u);
   EXPECT_EQ(owner.owned(id)->pins, 0u);
@@ -316,9 +316,9 @@ TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
   rogue.push(LedgerOp::make_settle(0));
   base::Bytes frame;
   ASSERT_TRUE(rogue.encode(frame));
-  const auto todo = here.accept_ledger(kFriend, frame.span());
-  ASSERT_TRUE(todo.broken);
-  EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
+  const auto effects = here.accept_ledger(kFriend, frame.span());
+  ASSERT_TRUE(effects.broken);
+  EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
 }
 
 std::optional<Error> thrown_by(const std::function<void()>& call) {
@@ -349,9 +349,9 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
     ASSERT_TRUE(rogue.encode(frame));
     Lifetime victim(kOwner);
     victim.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });
-    const auto todo = victim.accept_ledger(kFriend, frame.span());
-    ASSERT_TRUE(todo.broken) << to_string(forged);
-    EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
+    const auto effects = victim.accept_ledger(kFriend, frame.span());
+    ASSERT_TRUE(effects.broken) << to_string(forged);
+    EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
     EXPECT_EQ(victim.counts().entries, 0u) << "nothing is waited for";
   }
   // Of a reference to an object elsewhere, which this worker is said to have made and never did.
