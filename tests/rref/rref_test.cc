@@ -165,7 +165,7 @@ STITCH_EXPORT_CONSTRUCTOR(Served, int, std::string);
 
 TEST(RRef, AConstructorCanBeExported) {
   const auto id = rpc::function_id(typeid(detail::Constructor<Served, int, std::string>).name());
-  const Function* const function = rpc::FunctionRegistry::instance().find(id);
+  const rpc::Function* const function = rpc::FunctionRegistry::instance().find(id);
   ASSERT_NE(function, nullptr);
   EXPECT_EQ(function->name, "stitch::(anonymous namespace)::Served");
 }
@@ -173,9 +173,9 @@ TEST(RRef, AConstructorCanBeExported) {
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
   const std::string name = "ps::missing";  // the call refers to it until it ends
   Cluster cluster(2);
-  const auto agent = rpc::current_agent();
-  const RRef<int> missing(rref::RRefAgent::of(*agent)->create(
-      cluster[1].info(), name, 5s, rpc::Agent::begin_request(rpc::function_id(name))));
+  const Target target = cluster[1].info();
+  const RRef<int> missing(rref::create(
+      rref::begin_creation(rpc::current_agent(), target, rpc::function_id(name)), name, 5s));
   try {
     missing.when_created().get();
     FAIL();
