@@ -12,7 +12,7 @@ struct LifetimeSimulation::Object {
   int destroyed = 0;
 };
 
-// What the tables keep: tells the simulation when it is destroyed.
+// The object in the tables: reports its destruction to the simulation.
 struct LifetimeSimulation::Probe {
   LifetimeSimulation* simulation;
   Object* object;
@@ -31,7 +31,7 @@ LifetimeSimulation::LifetimeSimulation(std::uint64_t seed, Options options)
 }
 
 LifetimeSimulation::~LifetimeSimulation() {
-  failure_ = "over";  // what is destroyed from here on is no news
+  failure_ = "over";  // destructions from here on are not checked
   for (auto& worker : lives_) {
     if (worker != nullptr) (void)worker->close();
   }
@@ -138,7 +138,7 @@ void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_
   for (std::size_t i = 0; i < 1 + pick(2); ++i) ids.insert(from_handles[pick(from_handles.size())]);
   Message message{kind, from, to, {}, {}, false};
   for (const RRefId& id : ids) message.carried.push_back(lives_[from]->pin(id, life(to)));
-  if (chance(0.05)) {  // it certainly never leaves
+  if (chance(0.05)) {  // it is certainly not sent
     for (const CarriedRef& carried : message.carried)
       perform(from, lives_[from]->unpin(carried, life(to)));
     return;
@@ -151,7 +151,7 @@ void LifetimeSimulation::deliver(std::size_t index) {
   messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(index));
   const std::size_t at = message.to;
   if (!alive(at) || cut(message.from, at)) return;
-  tasks_.push_back({message, {}});  // from here on it counts as in use there
+  tasks_.push_back({message, {}});  // from here on its objects are in use there
   for (const CarriedRef& carried : message.carried)
     perform(at, lives_[at]->receive(carried, life(message.from)));
   if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from)))
@@ -174,13 +174,13 @@ void LifetimeSimulation::work_on(std::size_t index) {
       lives_[at]->add_local(id);
       task.handles.push_back(id);
       return;
-    case 1:  // it keeps one for later
+    case 1:  // it stores one
       if (!task.handles.empty() && handles_[at].size() < 20) {
         lives_[at]->add_local(id);
         handles_[at].push_back(id);
       }
       return;
-    case 2:  // it calls on the object, wherever that is: queues behind the creation at the owner
+    case 2:  // it uses the object at its owner, after the creation
       if (id.owner == life(at) && lives_[at]->owned(id)) {
         ++waiting_[at];
         lives_[at]->add_local(id);
@@ -225,9 +225,8 @@ void LifetimeSimulation::deliver_frame(std::size_t index) {
   std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
   const double fate = std::uniform_real_distribution<>(0, 1)(random_);
   if (fate > 0.15)
-    frames_.erase(frames_.begin() +
-                  static_cast<std::ptrdiff_t>(index));    // else it will come once more
-  if (fate > 0.9 || !alive(to) || cut(from, to)) return;  // lost
+    frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index));  // else it arrives again
+  if (fate > 0.9 || !alive(to) || cut(from, to)) return;                  // lost
   perform(to, lives_[to]->accept_ledger(life(from), bytes.span()));
 }
 
@@ -246,10 +245,10 @@ void LifetimeSimulation::kill(std::size_t victim) {
   dead_.push_back(victim);
   handles_[victim].clear();
   std::erase_if(tasks_, [&](const Task& task) { return task.message.to == victim; });
-  // What it had sent may still arrive at those who have not heard of its death.
+  // Its messages may still arrive at workers that do not know of its death.
   std::unique_ptr<Lifetime> life = std::move(lives_[victim]);
   for (auto& object : objects_) {
-    if (object->owner == victim) object->destroyed = 1;  // nobody is promised anything about these
+    if (object->owner == victim) object->destroyed = 1;  // nothing is guaranteed about these
   }
   std::string kept = std::exchange(failure_, "dying");
   (void)life->close();

@@ -1,4 +1,4 @@
-// The tables' rules one by one; the simulation covers their interplay.
+// The rules of the tables one by one; the simulation covers their combinations.
 
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ TEST(IntervalSet, TakesInEverythingBelowANumber) {
   EXPECT_EQ(intervals.runs(), 1u);
 }
 
-TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
+TEST(HolderTable, ABorrowThatEndsWithItsMessageSendsNothingToTheOwner) {
   HolderTable table;
   TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
@@ -74,7 +74,7 @@ TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
   EXPECT_EQ(table.size(), 0u);
 }
 
-TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowledgement) {
+TEST(HolderTable, AKeptBorrowIsRegisteredAndItsSenderSettledOnlyAfterTheAcknowledgement) {
   HolderTable table;
   TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
@@ -82,7 +82,7 @@ TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowled
   table.message_done(kObject, effects);
   table.register_kept(effects);
   EXPECT_TRUE(effects.kept);
-  EXPECT_TRUE(effects.ops.empty()) << "it may be a matter of a moment";
+  EXPECT_TRUE(effects.ops.empty()) << "not before it has been kept for some time";
   table.register_kept(effects);
   EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
   EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 0u);
@@ -93,7 +93,7 @@ TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowled
   EXPECT_EQ(table.size(), 0u);
 }
 
-TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
+TEST(HolderTable, TheOwnersTokensAreSettledDirectlyAfterTheRegistration) {
   HolderTable table;
   TableEffects effects;
   table.receive(kObject, {kOwner, 4}, false, std::nullopt, effects);
@@ -123,10 +123,10 @@ TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
   }
   TableEffects effects;
   table.register_kept(effects);
-  EXPECT_FALSE(effects.kept) << "there is nothing to come back for";
+  EXPECT_FALSE(effects.kept) << "nothing is kept any more";
 }
 
-TEST(HolderTable, WhatIsKeptWhileItComesAgainIsForTheLastMessageToDecide) {
+TEST(HolderTable, AKeptBorrowThatArrivesAgainIsDecidedByItsLastMessage) {
   HolderTable table;
   TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
@@ -153,10 +153,10 @@ TEST(HolderTable, AReferenceThatCameBackKnowsNothingOfItsCreation) {
   table.drop_local(mine, effects);
   EXPECT_EQ(table.size(), 0u);
   table.receive(mine, {kFriend, 4, true, true}, false, std::nullopt, effects);
-  EXPECT_FALSE(table.tracks_creation(mine)) << "only the owner can tell how it ended";
+  EXPECT_FALSE(table.tracks_creation(mine)) << "only the owner knows how it ended";
 }
 
-TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
+TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillBeingProcessed) {
   HolderTable table;
   TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
@@ -166,7 +166,7 @@ TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
   EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
 }
 
-TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
+TEST(HolderTable, TheLastOfTwoMessagesDecidesTheEndOfABorrow) {
   HolderTable table;
   TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
@@ -178,7 +178,7 @@ TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
   EXPECT_EQ(table.size(), 0u);
 }
 
-TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
+TEST(HolderTable, TheOwnersEndLosesItsObjectsAndCallsTheirWaiters) {
   HolderTable table;
   TableEffects effects;
   const RRefId mine{kOwner, kHere, 0};
@@ -191,7 +191,7 @@ TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
   ASSERT_TRUE(heard);
   EXPECT_EQ(heard->code(), ErrorCode::disconnected);
   EXPECT_EQ(table.status(mine)->state, HolderTable::State::lost);
-  EXPECT_FALSE(table.pin(mine)) << "a lost reference travels without a pin";
+  EXPECT_FALSE(table.pin(mine)) << "a lost reference is sent without a pin";
   table.drop_local(mine, effects);
   EXPECT_EQ(table.size(), 0u);
   EXPECT_TRUE(effects.ops.empty());
@@ -218,7 +218,7 @@ TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   table.drop_holder(kObject, kFriend, effects);
   EXPECT_EQ(effects.destroy.size(), 1u);
   EXPECT_EQ(table.size(), 0u);
-  EXPECT_FALSE(table.add_local(kObject)) << "ids never come back";
+  EXPECT_FALSE(table.add_local(kObject)) << "ids are never reused";
   EXPECT_THROW(table.add_holder(kObject, kHere), Error);
 }
 
@@ -245,11 +245,11 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   ASSERT_TRUE(heard);
   EXPECT_STREQ(heard->what(), "creator died before creation");
   const RRefId later{kOwner, kFriend, 1};
-  ASSERT_TRUE(table.add_local(later)) << "an id that turns up after the news";
+  ASSERT_TRUE(table.add_local(later)) << "an id that arrives after the creator was lost";
   EXPECT_EQ(table.status(later)->value, OwnerTable::Value::failed);
   table.drop_local(later, effects);
   EXPECT_NO_THROW(table.add_holder(later, kHere))
-      << "a receiver of the dead creator's reference breaks no rule";
+      << "a receiver of the dead creator's reference follows the protocol";
   table.drop_holder(later, kHere, effects);
   table.drop_local(kObject, effects);
   EXPECT_EQ(table.size(), 0u);
@@ -264,7 +264,7 @@ TEST(Lifetime, AnIdOfAnEarlierLifeIsLostNamingBothEpochs) {
   EXPECT_STREQ(status.lost->what(), "worker 0 epoch 1 is gone; it is now epoch 2");
 }
 
-TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
+TEST(Lifetime, AnUnsentDropIsWithdrawnWhenTheObjectArrivesAgain) {
   Lifetime owner(kOwner), here(kHere);
   const RRefId id = owner.add_object(std::make_shared<int>(1));
   const auto exchange = [&] {
@@ -292,7 +292,7 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   EXPECT_EQ(owner.owned(id)->holders.size(), 0u);
 }
 
-TEST(Lifetime, AReferenceToldLostBeforeItsCreationIsTakenBackWhereItWasAdded) {
+TEST(Lifetime, AReferenceThatArrivedLostBeforeTheCreationIsDroppedWhereItWasAdded) {
   Lifetime owner(kOwner);
   const RRefId id{kOwner, kHere, 0};
   (void)owner.receive({.id = id, .lost = true}, kHere);
@@ -337,8 +337,11 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
   const RRefId never_made{kOwner, kOwner, real.k + 1};
   const RRefId of_a_stranger{kOwner, {7, 70}, 0}, of_another_life{kOwner, {1, 99}, 0};
   EXPECT_FALSE(thrown_by([&] { owner.check(real); }));
-  EXPECT_FALSE(thrown_by([&] { owner.check(kObject); })) << "its creation may still be on its way";
-  EXPECT_FALSE(thrown_by([&] { owner.check({kHere, {7, 70}, 0}); })) << "for its owner to judge";
+  EXPECT_FALSE(thrown_by([&] { owner.check(kObject); }))
+      << "the request to create it may still be in flight";
+  EXPECT_FALSE(thrown_by([&] {
+    owner.check({kHere, {7, 70}, 0});
+  })) << "only its owner can check it";
   for (const RRefId& forged : {never_made, of_a_stranger, of_another_life}) {
     const auto refusal = thrown_by([&] { owner.check(forged); });
     ASSERT_TRUE(refusal) << to_string(forged);
@@ -352,9 +355,9 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
     const auto effects = victim.accept_ledger(kFriend, frame.span());
     ASSERT_TRUE(effects.broken) << to_string(forged);
     EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
-    EXPECT_EQ(victim.counts().entries, 0u) << "nothing is waited for";
+    EXPECT_EQ(victim.counts().entries, 0u) << "no placeholder waits for it";
   }
-  // Of a reference to an object elsewhere, which this worker is said to have made and never did.
+  // A reference to an object of another worker that names this worker as its creator, wrongly.
   Lifetime creator(kHere);
   const RRefId made = creator.begin_create(kOwner);
   EXPECT_FALSE(thrown_by([&] { creator.check(made); }));
