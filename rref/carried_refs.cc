@@ -9,7 +9,6 @@
 namespace stitch::rref {
 namespace {
 
-constexpr std::uint32_t kNoReference = 0xffffffff;
 enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
 
 void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
@@ -22,7 +21,7 @@ OutgoingRefs::~OutgoingRefs() { unpin(); }
 
 std::uint32_t OutgoingRefs::add(const HandlePtr& handle) {
   const auto [found, fresh] =
-      index_.try_emplace(handle->id, static_cast<std::uint32_t>(handles_.size()));
+      index_.try_emplace(handle->id(), static_cast<std::uint32_t>(handles_.size()));
   if (fresh) handles_.push_back(handle);
   return found->second;
 }
@@ -31,10 +30,10 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
                          const WorkerInfo& to) {
   to_ = life_of(to);
   for (const HandlePtr& handle : handles_) {
-    if (handle->rrefs != sender) {
+    if (handle->rrefs() != sender) {
       throw Error(ErrorCode::invalid_argument,
-                  to_string(handle->id) + " belongs to worker " +
-                      std::to_string(handle->rrefs->lifetime().self().id) +
+                  to_string(handle->id()) + " belongs to worker " +
+                      std::to_string(handle->rrefs()->lifetime().self().id) +
                       " of this process and cannot be sent by worker " +
                       std::to_string(sender->lifetime().self().id));
     }
@@ -46,7 +45,7 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
     base::ByteWriter out(bytes);
     out.write(static_cast<std::uint32_t>(handles_.size()));
     for (const HandlePtr& handle : handles_) {
-      const Carried carried = sender->lifetime().pin(handle->id, to_);
+      const CarriedRef carried = sender->lifetime().pin(handle->id(), to_);
       pinned_.push_back(carried);
       write(out, carried.id);
       out.write(carried.token);
@@ -55,7 +54,7 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
                                           (carried.created ? kCreated : 0)));
     }
     add_section(message, wire::kCarriedSection, bytes);
-    handles_.clear();  // the pins hold from here on
+    handles_.clear();  // from here on the pins keep the objects alive
   }
   if (create_) {
     base::Bytes bytes;
@@ -74,8 +73,8 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
 }
 
 void OutgoingRefs::on_sent(const std::optional<Error>& error) {
-  // What the peer may have got it may have lent on: those pins stay, as all pins towards the dead
-  // do. Most errors say that it certainly did not get it.
+  // If the peer may have received the message, it may have passed the references on: their pins
+  // stay, as all pins towards dead workers do. Most errors mean that it certainly did not.
   const bool may_have_arrived =
       !error || (error->code() == ErrorCode::disconnected && sender_ && !sender_->knows_losses());
   if (may_have_arrived) pinned_.clear();
@@ -83,7 +82,7 @@ void OutgoingRefs::on_sent(const std::optional<Error>& error) {
 }
 
 void OutgoingRefs::unpin() {
-  for (const Carried& carried : std::exchange(pinned_, {}))
+  for (const CarriedRef& carried : std::exchange(pinned_, {}))
     sender_->perform(sender_->lifetime().unpin(carried, to_));
 }
 
@@ -94,12 +93,12 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   const auto* target = message.view.section(wire::kTargetSection);
   if (carried == nullptr && create == nullptr && target == nullptr) return nullptr;
   std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
-  std::vector<Carried> arrived;
+  std::vector<CarriedRef> arrived;
   if (carried != nullptr) {
     base::ByteReader in(carried->bytes, "list of references");
     const auto count = in.read_count(kWireIdBytes + 9);
     for (std::uint32_t i = 0; i < count; ++i) {
-      Carried each;
+      CarriedRef each;
       each.id = read_rref_id(in);
       each.token = in.read<std::uint64_t>();
       const auto flags = in.read<std::uint8_t>();
@@ -133,22 +132,22 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
       throw Error(ErrorCode::protocol, "request about an object has an unknown use");
     refs->target_ = read;
   }
-  for (const Carried& each : arrived) {
-    receiver->meet_owner(each.id.owner);
+  for (const CarriedRef& each : arrived) {
+    receiver->check_owner_life(each.id.owner);
     receiver->lifetime().check(each.id);
   }
-  // Everything is read and makes sense: only now does anything change.
-  for (const Carried& each : arrived) {
+  // Everything is read and valid; nothing has been changed before this point.
+  for (const CarriedRef& each : arrived) {
     std::optional<Error> lost;
     if (each.lost) lost = receiver->lost_at(message.from, each.id.owner);
     receiver->perform(receiver->lifetime().receive(each, refs->sender_, lost));
     refs->ids_.push_back(each.id);
   }
   if (request) {
-    // To oneself the Entry is there since remote() made it.
+    // In a message to this worker itself, the entry exists since remote() was called.
     if (refs->sender_ != receiver->lifetime().self() &&
         !receiver->lifetime().create(request->id, refs->sender_)) {
-      throw Error(ErrorCode::protocol, to_string(request->id) + " is asked for twice");
+      throw Error(ErrorCode::protocol, to_string(request->id) + " is requested twice");
     }
     refs->create_ = request;
   }
@@ -174,43 +173,22 @@ void IncomingRefs::on_answer(const std::optional<Error>& error) {
 
 void IncomingRefs::end(const Error& if_not_created) {
   if (std::exchange(ended_, true)) return;
-  // However a request to create ends, its object has an outcome; the first one stands.
+  // Every request to create ends with an outcome of its object; the first one is kept.
   if (create_)
     receiver_->perform(
         receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(if_not_created)));
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
 }
 
-// As the creator hears it from its own call, so that all who use the object are told the same.
+// The error that the creator's own call ends with, so that every use of the object fails alike.
 Error IncomingRefs::creation_failed(const Error& why) const {
-  // The refusal names every function there is: for the creator, who knows which it wanted.
+  // This refusal lists the registered functions: it is for the creator, who knows the name it used.
   if (why.code() == ErrorCode::unimplemented && creating_.empty()) return why;
   const std::string function(creating_.empty() ? std::string_view("remote") : creating_);
   const bool of_another = why.code() == ErrorCode::disconnected && !why.worker().empty();
   return why.with_prefix("call " + function + "() to " + to_string(receiver_->self()) + " failed")
       .with_worker(of_another ? why.worker() : receiver_->self().name)
       .with_function(function);
-}
-
-void write_reference(rpc::OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {
-  archive.write(handle == nullptr ? kNoReference
-                                  : archive.message().attachment<OutgoingRefs>().add(handle));
-  archive.write(type);
-}
-
-HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type, std::string_view type_name) {
-  std::uint32_t index = 0;
-  std::uint64_t written = 0;
-  archive.read(index);
-  archive.read(written);
-  if (written != type)
-    throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" +
-                                                 std::string(type_name) + "> is expected");
-  if (index == kNoReference) return nullptr;
-  const auto* refs = archive.message().find_attachment<IncomingRefs>();
-  if (refs == nullptr)
-    throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");
-  return refs->handle(index);
 }
 
 }  // namespace stitch::rref

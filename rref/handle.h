@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rref/lifetime/rref_id.h"
@@ -10,19 +11,29 @@ namespace stitch::rref {
 class RRefAgent;
 
 // What the copies of one RRef in a process share: one local reference of the lifetime protocol,
-// given back when the last copy goes. Copying is an atomic increment and nothing else. May outlive
-// its worker; it is lost then. Thread contract: constant after construction; any thread may drop
-// the last copy.
-struct Handle : std::enable_shared_from_this<Handle> {
-  Handle(std::shared_ptr<RRefAgent> agent, const RRefId& id, WorkerInfo owner)
-      : rrefs(std::move(agent)), id(id), owner(std::move(owner)) {}
+// dropped with the last copy. Copying is an atomic increment and nothing else. May outlive its
+// worker; it is lost then. Thread contract: constant after construction; any thread may drop the
+// last copy.
+class Handle : public std::enable_shared_from_this<Handle> {
+ public:
+  // Takes over one local reference to `id`.
+  Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id, WorkerInfo owner);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  const std::shared_ptr<RRefAgent> rrefs;
-  const RRefId id;
-  const WorkerInfo owner;
+  [[nodiscard]] const RRefId& id() const noexcept { return id_; }
+  [[nodiscard]] const WorkerInfo& owner() const noexcept { return owner_; }
+  [[nodiscard]] bool is_owner() const noexcept;
+  // The owner is known to know of the object.
+  [[nodiscard]] bool confirmed_by_owner() const;
+  // For this layer: the worker that the handle belongs to.
+  [[nodiscard]] const std::shared_ptr<RRefAgent>& rrefs() const noexcept { return rrefs_; }
+
+ private:
+  const std::shared_ptr<RRefAgent> rrefs_;
+  const RRefId id_;
+  const WorkerInfo owner_;
 };
 using HandlePtr = std::shared_ptr<const Handle>;
 

@@ -48,7 +48,7 @@ void load_module_state(torch::nn::Module& module, const std::map<std::string, at
     throw Error(ErrorCode::invalid_argument, "state does not fit the module" + wrong.str());
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : own) {
-    // Assigning into the view of a temporary copy of the handle: the tensor itself is what changes.
+    // The copy of the handle shares the tensor, which is changed in place.
     if (tensor.defined()) at::Tensor(tensor).copy_(state.at(name));
   }
 }

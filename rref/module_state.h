@@ -11,7 +11,7 @@ class Module;
 
 namespace stitch::rref {
 
-// Copies of a module's parameters and buffers, by name. Not safe while another thread changes the
+// Copies of a module's parameters and buffers, by name. Not safe while another thread modifies the
 // module.
 [[nodiscard]] std::map<std::string, at::Tensor> module_state(const torch::nn::Module& module);
 

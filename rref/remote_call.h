@@ -4,34 +4,31 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
-#include <variant>
 
-#include "stitch/base/deadline.h"
-#include "stitch/rpc/agent/agent.h"
+#include "stitch/base/demangle.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/handle.h"
+#include "stitch/rref/object_access.h"
 
-// The requests behind RRef<T> and remote<>: typed at compile time, ordinary rpc requests on the
+// The requests behind RRef<T> and remote<>(): typed at compile time, ordinary rpc requests on the
 // wire.
 namespace stitch::detail {
 
 using Timeout = std::optional<std::chrono::nanoseconds>;
 
-// What RRef<T> is on the wire: both ends compare it.
+// What stands for T beside a reference on the wire: both ends compare it.
 template <class T>
 [[nodiscard]] std::uint64_t reference_type() {
   static const std::uint64_t type = rpc::function_id(typeid(T).name());
   return type;
 }
 
-[[nodiscard]] Error wrong_type(const rref::Handle& handle, const std::type_info& actual,
-                               const std::type_info& wanted);
-
-// The registry entry of a method M called on a T. A method that T inherits gets an entry of its
-// own, which knows the way from a T to the base.
+// The registry entry of a method M called on a T. A method that T inherits has an entry of its own,
+// which converts the pointer to a T to one to the base.
 template <class T, auto M>
 struct InheritedMethod {
   using Base = typename rpc::TraitsOf<M>::ObjectType;
@@ -68,11 +65,11 @@ template <class T, auto M>
   }
 }
 
-// The registry entry that constructs a T from an A...: only keeping the result makes sense.
+// The registry entry that constructs a T from an A... . Its result can only be kept.
 template <class T, class... A>
 struct Constructor {
   static void reply(const std::shared_ptr<rpc::IncomingCall>& call, void*) {
-    call->fail(Error(ErrorCode::protocol, "a constructor's result can only be kept"));
+    rref::refuse_reply(call);
   }
   static void keep(const std::shared_ptr<rpc::IncomingCall>& call, void*, rpc::KeepResult sink) {
     std::tuple<A...> arguments;
@@ -111,22 +108,6 @@ template <class A>
 using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>,
                                   std::string, std::decay_t<A>>;
 
-// A future of the error that is being handled, of whatever type it is.
-template <class R>
-[[nodiscard]] Future<R> make_failed_now() {
-  Promise<R> promise;
-  promise.set_exception(std::current_exception());
-  return promise.future();
-}
-
-// A request about the object of `handle`, for `function`. Errors of the handle are thrown.
-struct TargetedRequest {
-  std::shared_ptr<rpc::Agent> agent;
-  rpc::OutMessage message;
-};
-[[nodiscard]] TargetedRequest begin_targeted(const rref::Handle& handle, rref::TargetUse use,
-                                             std::uint64_t function_id, std::string_view function);
-
 template <class T, auto M, class... Args>
 auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
   using Traits = rpc::TraitsOf<M>;
@@ -136,12 +117,12 @@ auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... a
                 "remote<>()");
   const rpc::Function& function = method_function<T, M>();
   try {
-    auto request = begin_targeted(handle, rref::TargetUse::call, function.id, function.name);
+    auto request = rref::begin_request(handle, rref::TargetUse::call, function.id, function.name);
     encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
-    return start_call<R>(request.agent, handle.owner, function.name, timeout,
+    return start_call<R>(request.agent, *request.to, function.name, timeout,
                          std::move(request.message));
   } catch (const Error&) {
-    return make_failed_now<R>();
+    return rref::make_failed_future<R>();
   }
 }
 
@@ -149,11 +130,9 @@ template <class T, auto M, class... Args>
 rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout,
                                  Args&&... args) {
   const rpc::Function& function = method_function<T, M>();
-  auto request = begin_targeted(handle, rref::TargetUse::call, function.id, function.name);
+  auto request = rref::begin_request(handle, rref::TargetUse::call, function.id, function.name);
   encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
-  return handle.rrefs->create(handle.owner, function.name,
-                              request.agent->effective_timeout(timeout),
-                              std::move(request.message));
+  return rref::create(std::move(request), function.name, timeout);
 }
 
 template <auto F, class... Args>
@@ -161,13 +140,9 @@ rref::HandlePtr create_by_function(const std::shared_ptr<rpc::Agent>& agent, con
                                    Args&&... args) {
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
   const rpc::Function& function = kFunction<F>;
-  agent->throw_if_stopped();
-  target.expect_no_into("remote()");
-  const WorkerInfo& to = target.resolve(agent->peers());
-  rpc::OutMessage message = rpc::Agent::begin_request(function.id);
-  encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
-  return rref::RRefAgent::of(*agent)->create(
-      to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
+  auto request = rref::begin_creation(agent, target, function.id);
+  encode_arguments<rpc::TraitsOf<F>>(request.message, std::forward<Args>(args)...);
+  return rref::create(std::move(request), function.name, target.timeout());
 }
 
 template <class T, class... Args>
@@ -179,77 +154,51 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
       std::is_constructible_v<T, SentAs<Args>&&...>,
       "stitch: the type has no constructor for these arguments (text is sent as std::string)");
   const rpc::Function& function = kConstructor<T, SentAs<Args>...>;
-  agent->throw_if_stopped();
-  target.expect_no_into("remote()");
-  const WorkerInfo& to = target.resolve(agent->peers());
-  rpc::OutMessage message = rpc::Agent::begin_request(function.id);
-  rpc::OutArchive archive(message);
+  auto request = rref::begin_creation(agent, target, function.id);
+  rpc::OutArchive archive(request.message);
   (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
-  return rref::RRefAgent::of(*agent)->create(
-      to, function.name, agent->effective_timeout(target.timeout()), std::move(message));
-}
-
-[[nodiscard]] Error not_created_in_time(const rref::Handle& handle, std::chrono::nanoseconds limit);
-
-// Completes with `timeout` after that time unless it is complete by then; zero: never.
-template <class T>
-void complete_by(const Promise<T>& promise, rpc::Agent& agent, std::chrono::nanoseconds timeout,
-                 const rref::Handle& handle) {
-  const auto deadline = base::deadline_or_none(timeout);
-  if (deadline == rpc::Clock::time_point::max() || promise.future().ready()) return;
-  const auto timer = agent.loop().call_at(
-      deadline,
-      [promise, error = not_created_in_time(handle, timeout)] { promise.set_error(error); });
-  promise.future().on_ready([weak = agent.weak_from_this(), timer] {
-    if (const auto alive = weak.lock()) alive->loop().cancel(timer);
-  });
+  return rref::create(std::move(request), function.name, target.timeout());
 }
 
 template <class T>
 Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
   try {
     constexpr const char* kName = "RRef::to_here";
-    const auto agent = handle.rrefs->require_usable(handle, kName);
+    const auto agent = rref::require_usable(handle, kName);
     if constexpr (std::is_void_v<T> || kCopyable<T>) {
-      if (handle.id.owner == handle.rrefs->lifetime().self()) {
+      if (handle.is_owner()) {
         Promise<T> promise;
-        handle.rrefs->when_created(
-            handle.id, [promise](const std::shared_ptr<void>& object,
-                                 const std::optional<Error>& failure) mutable {
-              if (failure) {
-                promise.set_error(failure->with_prefix("its object was not created"));
-              } else {
-                if constexpr (std::is_void_v<T>) {
-                  promise.set_value();
-                } else {
-                  promise.fulfil([&] {
-                    return *static_cast<const T*>(
-                        static_cast<const rpc::OwnedObject*>(object.get())->object.get());
-                  });
-                }
-              }
-            });
-        complete_by(promise, *agent, agent->effective_timeout(timeout), handle);
+        rref::run_when_created(handle, [promise](const std::shared_ptr<void>& object,
+                                                 const std::optional<Error>& failure) {
+          if (failure) {
+            promise.set_error(failure->with_prefix("its object was not created"));
+          } else {
+            if constexpr (std::is_void_v<T>) {
+              promise.set_value();
+            } else {
+              promise.fulfil([&] {
+                return *static_cast<const T*>(
+                    static_cast<const rpc::OwnedObject*>(object.get())->object.get());
+              });
+            }
+          }
+        });
+        rref::complete_by(promise, handle, agent, timeout);
         return promise.future();
       }
     }
-    auto request = begin_targeted(
+    auto request = rref::begin_request(
         handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0, kName);
-    return start_call<T>(agent, handle.owner, kName, timeout, std::move(request.message));
+    return start_call<T>(agent, handle.owner(), kName, timeout, std::move(request.message));
   } catch (const Error&) {
-    return make_failed_now<T>();
+    return rref::make_failed_future<T>();
   }
 }
 
-[[nodiscard]] Future<void> when_created(const rref::Handle& handle, const Timeout& timeout);
-// The object. Throws Error(invalid_argument) when it is not owned here; waits for its creation as
-// when_created() does and throws its failure.
-[[nodiscard]] rpc::OwnedObject local_value(const rref::Handle& handle, const Timeout& timeout);
-
 }  // namespace stitch::detail
 
-// At namespace scope: lets peers construct a T here, STITCH_EXPORT_CONSTRUCTOR(T, A...), that this
-// program itself never constructs remotely. A... are the arguments' types as they are sent:
+// STITCH_EXPORT_CONSTRUCTOR(T, A...), at namespace scope: lets peers construct a T here although
+// this program never constructs one remotely. A... are the types of the arguments as they are sent:
 // decayed, text as std::string.
 #define STITCH_EXPORT_CONSTRUCTOR(...)                                                 \
   [[maybe_unused]] static const bool STITCH_DETAIL_JOIN(stitch_export_, __COUNTER__) = \

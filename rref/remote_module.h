@@ -29,7 +29,7 @@ struct ModuleImpl<M> {
   using type = typename M::Impl;
 };
 
-// What lives on the owner: the module, with methods of types that can be called remotely.
+// The object on the owner: the module, with methods whose types can be sent.
 template <class M>
 class ModuleHost {
  public:
@@ -72,10 +72,10 @@ class ModuleHost {
 }  // namespace detail
 
 // A torch::nn module that lives on another worker: RemoteModule<torch::nn::Linear>("ps0", 8, 4) or
-// of a user's own module. A value like RRef: copies and sent copies refer to the same module, which
-// lives while any of them does. Errors: of construction and of calls, as RRef. Thread contract: as
-// RRef; the module's own methods run on the owner's user-function threads, several at once when
-// called at once.
+// of a user-defined module. A value like RRef: copies and sent copies refer to the same module,
+// which lives while any of them does. Errors of construction and of calls: as RRef. Thread
+// contract: as RRef; the module's methods run on the owner's user-function threads, concurrently if
+// they are called concurrently.
 template <class M>
 class RemoteModule {
  public:
@@ -83,14 +83,13 @@ class RemoteModule {
 
   // Refers to nothing, as an RRef made so.
   RemoteModule() = default;
-  // Constructs an M on the target from the arguments, sent as remote<T>() sends them. Returns at
-  // once.
+  // Constructs an M on the target from the arguments, sent as remote<T>() sends them. Returns
+  // immediately.
   template <class... Args>
   explicit RemoteModule(Target target, Args&&... args)
       : host_(remote<Host>(std::move(target), std::forward<Args>(args)...)) {}
 
-  // Runs forward() there. The argument types are those of the arguments given, the result type
-  // follows from them.
+  // Runs forward() on the owner. The result type follows from the types of the arguments.
   template <class... Args>
   auto forward_async(Args&&... args) const {
     return host_.template rpc_async<&Host::template forward<detail::SentAs<Args>...>>(
@@ -106,7 +105,7 @@ class RemoteModule {
   [[nodiscard]] std::vector<RRef<at::Tensor>> parameters() const {
     return host_.template rpc_sync<&Host::parameters>();
   }
-  // The same with their names, in the same order: what a DistributedOptimizer saves state by.
+  // The same with their names, in the same order. DistributedOptimizer saves state by these names.
   [[nodiscard]] std::vector<std::pair<std::string, RRef<at::Tensor>>> named_parameters() const {
     return host_.template rpc_sync<&Host::named_parameters>();
   }
@@ -122,8 +121,8 @@ class RemoteModule {
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const {
     return host_.template rpc_sync<&Host::state_dict>();
   }
-  // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) naming
-  // missing and unknown names and sizes that differ. Waits.
+  // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) listing
+  // missing names, unknown names and different sizes. Waits.
   void load_state_dict(const std::map<std::string, at::Tensor>& state) const {
     host_.template rpc_sync<&Host::load_state_dict>(state);
   }
@@ -132,7 +131,7 @@ class RemoteModule {
   [[nodiscard]] const WorkerInfo& owner() const { return host_.owner(); }
   // As RRef::when_created().
   [[nodiscard]] Future<void> when_created() const { return host_.when_created(); }
-  // The module with its host, for methods of one's own: reference().rpc_sync<&...>().
+  // A reference to the module's host, for user-defined methods: reference().rpc_sync<&...>().
   [[nodiscard]] const RRef<Host>& reference() const noexcept { return host_; }
 
   template <class Archive>

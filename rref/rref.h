@@ -7,13 +7,13 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <variant>
 
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/rref/handle.h"
+#include "stitch/rref/object_access.h"
 #include "stitch/rref/remote_call.h"
-#include "stitch/rref/rref_agent.h"
 
 namespace stitch {
 
@@ -22,13 +22,13 @@ class Context;
 }
 
 // A reference to an object of type T that lives on one worker, its owner. A value: copy it, send it
-// as an argument or result, keep it in structs. The object lives while any RRef to it lives in any
-// process or message, and is destroyed on the owner's user-function threads after the last is gone.
-// An RRef works as soon as it exists: what is asked of an object that is still being created waits
-// behind its creation, on its owner. Errors: what is asked of an object whose creation failed fails
-// with that error; of an object whose owner is gone, with `disconnected` naming the owner and its
-// epoch; after this worker's shutdown, with `shutting_down`. They reach futures where there is one.
-// Thread contract: as std::shared_ptr; calls do not block unless they say so.
+// as an argument or result, keep it in structs. The object lives while any RRef to it exists in any
+// process or message, and is destroyed on the owner's user-function threads after the last one. An
+// RRef can be used immediately: requests about an object that is still being created wait, on its
+// owner, until it has been created. Errors: a request about an object whose creation failed fails
+// with that error; about an object whose owner is gone, with `disconnected` naming the owner and
+// its epoch; after this worker's shutdown, with `shutting_down`. Functions that return a future
+// report them through it. Thread contract: as std::shared_ptr; only methods that say so wait.
 template <class T>
 class [[nodiscard]] RRef {
  public:
@@ -42,22 +42,18 @@ class [[nodiscard]] RRef {
   [[nodiscard]] bool valid() const noexcept { return handle_ != nullptr; }
 
   // True when the object lives on this worker.
-  [[nodiscard]] bool is_owner() const {
-    return handle().id.owner == handle().rrefs->lifetime().self();
-  }
+  [[nodiscard]] bool is_owner() const { return handle().is_owner(); }
   // The worker on which the object lives.
-  [[nodiscard]] const WorkerInfo& owner() const { return handle().owner; }
+  [[nodiscard]] const WorkerInfo& owner() const { return handle().owner(); }
   // The owner is known to know of the object.
-  [[nodiscard]] bool confirmed_by_owner() const {
-    return handle().rrefs->lifetime().status(handle().id).confirmed;
-  }
-  // The object's name for people, "rref 7.1/3.1/42"; equal for all references to it.
-  [[nodiscard]] std::string describe() const { return rref::to_string(handle().id); }
+  [[nodiscard]] bool confirmed_by_owner() const { return handle().confirmed_by_owner(); }
+  // A printable id of the object, "rref 7.1/3.1/42"; equal for all references to it.
+  [[nodiscard]] std::string describe() const { return rref::to_string(handle().id()); }
   friend bool operator==(const RRef& a, const RRef& b) {
-    return a.handle_ == b.handle_ || (a.handle_ && b.handle_ && a.handle_->id == b.handle_->id);
+    return a.handle_ == b.handle_ || (a.handle_ && b.handle_ && a.handle_->id() == b.handle_->id());
   }
 
-  // The same reference; calls through it wait at most `timeout` (0: for ever) instead of
+  // The same reference; calls through it wait at most `timeout` (0: no limit) instead of
   // Options::rpc_timeout.
   template <class Rep, class Period>
   RRef with_timeout(std::chrono::duration<Rep, Period> timeout) const {
@@ -80,11 +76,11 @@ class [[nodiscard]] RRef {
     return with_timeout(timeout).to_here_async().get();
   }
 
-  // The object itself, for as long as an RRef to it is held. Waits for its creation, as to_here()
-  // does at most. Throws Error(invalid_argument), naming the owner, on any other worker.
+  // The object itself; valid while an RRef to it exists. Waits for its creation, at most as long as
+  // to_here(). Throws Error(invalid_argument), naming the owner, on any other worker.
   std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
-    const rpc::OwnedObject value = detail::local_value(handle(), timeout_);
-    if (*value.type != typeid(T)) throw detail::wrong_type(*handle_, *value.type, typeid(T));
+    const rpc::OwnedObject value = rref::local_value(handle(), timeout_);
+    if (*value.type != typeid(T)) throw rref::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
   }
 
@@ -107,9 +103,9 @@ class [[nodiscard]] RRef {
         detail::create_by_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...));
   }
 
-  // Completes when the creation has ended, with its error if it failed; with `timeout` when that
+  // Completes when the creation has ended, with its error if it failed; with `timeout` if that
   // takes longer than to_here() would wait.
-  Future<void> when_created() const { return detail::when_created(handle(), timeout_); }
+  Future<void> when_created() const { return rref::when_created(handle(), timeout_); }
 
   // Runs distributed backward from the owner's tensor, wherever it lives. Defined by
   // dist_autograd/rref_backward.h.
@@ -138,7 +134,7 @@ class [[nodiscard]] RRef {
                 "an RRef can be read from a message only, not from another archive");
   }
 
-  // For layers above: what this and its copies share. Throws Error(invalid_argument) when this
+  // For layers above: what this RRef and its copies share. Throws Error(invalid_argument) if it
   // refers to nothing.
   [[nodiscard]] const rref::Handle& handle() const {
     if (!handle_) throw Error(ErrorCode::invalid_argument, "this RRef refers to nothing");
@@ -154,14 +150,13 @@ class [[nodiscard]] RRef {
 template <class T>
 RRef<T> make_rref(T value) {
   const auto agent = rpc::current_agent();
-  return RRef<T>(rref::RRefAgent::of(*agent)->own(
-      rpc::OwnedObject::of(std::make_shared<T>(std::move(value)))));
+  return RRef<T>(rref::own(agent, rpc::OwnedObject::of(std::make_shared<T>(std::move(value)))));
 }
 
-// Calls F on the target and keeps the result there. Returns at once; whatever goes wrong there is
-// the error of the object's creation. Throws what is wrong here: an unknown worker, an argument
-// that cannot be sent, no current worker. The target's timeout is the creation's; the owner
-// enforces it, so that all sides agree.
+// Calls F on the target and keeps the result there. Returns immediately; an error there becomes the
+// error of the object's creation. Throws errors found here: an unknown worker, an argument that
+// cannot be sent, no current worker. The target's timeout limits the creation; the owner enforces
+// it, so that all workers agree on the outcome.
 template <auto F, class... Args>
 auto remote(Target target, Args&&... args) {
   return RRef<typename rpc::TraitsOf<F>::Result>(

@@ -18,7 +18,7 @@ void HolderTable::begin_create(const RRefId& id) {
 }
 
 void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure,
-                           Effects& effects) {
+                           TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found == holds_.end() || found->second.state != State::creating) return;  // lost meanwhile
   found->second.created = true;
@@ -27,18 +27,18 @@ void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure
   become_registered(found, effects);
 }
 
-void HolderTable::never_asked(const RRefId& id, const Error& why, Effects& effects) {
+void HolderTable::create_not_sent(const RRefId& id, const Error& why, TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found != holds_.end() && found->second.state == State::creating) lose(found, why, effects);
 }
 
 void HolderTable::add_local(const RRefId& id) { ++at(id).local; }
 
-void HolderTable::drop_local(const RRefId& id, Effects& effects) {
+void HolderTable::drop_local(const RRefId& id, TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found == holds_.end()) return;
   --found->second.local;
-  bury(found, effects);
+  erase_if_unused(found, effects);
 }
 
 bool HolderTable::pin(const RRefId& id) {
@@ -48,15 +48,15 @@ bool HolderTable::pin(const RRefId& id) {
   return true;
 }
 
-void HolderTable::unpin(const RRefId& id, Effects& effects) {
+void HolderTable::unpin(const RRefId& id, TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found == holds_.end()) return;
   --found->second.pins;
-  bury(found, effects);
+  erase_if_unused(found, effects);
 }
 
 void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_registered,
-                          const std::optional<Error>& lost, Effects& effects) {
+                          const std::optional<Error>& lost, TableEffects& effects) {
   const auto [found, fresh] = holds_.try_emplace(id);
   Hold& hold = found->second;
   ++hold.local;
@@ -73,8 +73,7 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
     }
   }
   if (!arrival.pinned) return;
-  // A Hold that does not stand on its own keeps the token: the sender's pin is what it lives on
-  // (G1, case "receive").
+  // Any other Hold depends on the sender's pin and keeps the token (G1, case "receive").
   if (hold.state == State::registered || hold.state == State::lost) {
     effects.ops.push_back({arrival.sender, LedgerOp::make_settle(arrival.token)});
   } else {
@@ -82,7 +81,7 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
   }
 }
 
-void HolderTable::message_done(const RRefId& id, Effects& effects) {
+void HolderTable::message_done(const RRefId& id, TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found == holds_.end()) return;
   Hold& hold = found->second;
@@ -92,15 +91,15 @@ void HolderTable::message_done(const RRefId& id, Effects& effects) {
     kept_.insert(id);
     effects.kept = true;
   } else {
-    bury(found, effects);
+    erase_if_unused(found, effects);
   }
 }
 
-void HolderTable::register_kept(Effects& effects) {
+void HolderTable::register_kept(TableEffects& effects) {
   const std::vector<RRefId> kept(kept_.begin(), kept_.end());
   for (const RRefId& id : kept) {
     Hold& hold = at(id);
-    if (hold.arriving > 0) {  // for the last of its messages to decide
+    if (hold.arriving > 0) {  // decided when the last of its messages is done
       kept_.erase(id);
       hold.kept_before = false;
     } else if (std::exchange(hold.kept_before, true)) {
@@ -110,7 +109,7 @@ void HolderTable::register_kept(Effects& effects) {
   effects.kept = effects.kept || !kept_.empty();
 }
 
-void HolderTable::tick(Effects& effects) {
+void HolderTable::tick(TableEffects& effects) {
   std::vector<RRefId> due;
   for (const RRefId& id : borrowed_) {
     Hold& hold = at(id);
@@ -120,13 +119,13 @@ void HolderTable::tick(Effects& effects) {
   for (const RRefId& id : due) start_registering(id, at(id), effects);
 }
 
-void HolderTable::registered(const RRefId& id, Effects& effects) {
+void HolderTable::registered(const RRefId& id, TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found != holds_.end() && found->second.state == State::registering)
     become_registered(found, effects);
 }
 
-void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, Effects& effects) {
+void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, TableEffects& effects) {
   for (auto at = holds_.begin(); at != holds_.end();) {
     const auto next = std::next(at);
     if (at->first.owner == owner && at->second.state != State::lost) lose(at, why, effects);
@@ -134,23 +133,23 @@ void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, Effects&
   }
 }
 
-void HolderTable::abandon(Effects& effects) {
+void HolderTable::drop_all_handles(TableEffects& effects) {
   for (auto at = holds_.begin(); at != holds_.end();) {
     const auto next = std::next(at);
     at->second.local = 0;
     at->second.arriving = 0;
-    bury(at, effects);
+    erase_if_unused(at, effects);
     at = next;
   }
 }
 
-bool HolderTable::hears_of_creation(const RRefId& id) const {
+bool HolderTable::tracks_creation(const RRefId& id) const {
   const auto found = holds_.find(id);
   return found != holds_.end() && (found->second.state == State::creating ||
                                    found->second.state == State::lost || found->second.answered);
 }
 
-void HolderTable::when_answered(const RRefId& id, Waiter waiter, Effects& effects) {
+void HolderTable::when_answered(const RRefId& id, Waiter waiter, TableEffects& effects) {
   Hold& hold = at(id);
   if (hold.state == State::creating) {
     hold.waiters.push_back(std::move(waiter));
@@ -168,31 +167,14 @@ std::optional<HolderTable::Status> HolderTable::status(const RRefId& id) const {
 HolderTable::Counts HolderTable::counts() const {
   Counts counts;
   for (const auto& [id, hold] : holds_) {
-    switch (hold.state) {
-      case State::creating:
-        ++counts.creating;
-        break;
-      case State::borrowed:
-        ++counts.borrowed;
-        break;
-      case State::registering:
-        ++counts.registering;
-        break;
-      case State::registered:
-        ++counts.registered;
-        break;
-      case State::lost:
-        ++counts.lost;
-        break;
-    }
-    counts.pins += hold.pins;
+    ++counts.holds[static_cast<std::size_t>(hold.state)];
     counts.creditors += hold.creditors.size();
   }
   counts.registrations = registrations_;
   return counts;
 }
 
-void HolderTable::settle(Hold& hold, Effects& effects) {
+void HolderTable::settle(Hold& hold, TableEffects& effects) {
   for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
     effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});
   }
@@ -203,19 +185,19 @@ void HolderTable::no_longer_borrowed(const RRefId& id) {
   kept_.erase(id);
 }
 
-void HolderTable::release_waiters(Hold& hold, Effects& effects) {
+void HolderTable::release_waiters(Hold& hold, TableEffects& effects) {
   for (Waiter& waiter : hold.waiters)
     effects.run.push_back({std::move(waiter), nullptr, hold.error});
   hold.waiters.clear();
 }
 
-void HolderTable::start_registering(const RRefId& id, Hold& hold, Effects& effects) {
+void HolderTable::start_registering(const RRefId& id, Hold& hold, TableEffects& effects) {
   no_longer_borrowed(id);
   hold.state = State::registering;
   ++registrations_;
   effects.ops.push_back({id.owner, LedgerOp::make_reg(id)});
-  // What the owner itself lent is settled in the same ledger, behind the REG: it needs no
-  // acknowledgement to be in order.
+  // Tokens of the owner itself are settled in the same ledger, behind the REG: the order of the
+  // ledger is enough, no acknowledgement is needed.
   std::vector<Creditor> others;
   for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
     if (creditor.sender == id.owner) {
@@ -227,24 +209,24 @@ void HolderTable::start_registering(const RRefId& id, Hold& hold, Effects& effec
   hold.creditors = std::move(others);
 }
 
-void HolderTable::become_registered(Map::iterator at, Effects& effects) {
+void HolderTable::become_registered(Map::iterator at, TableEffects& effects) {
   at->second.state = State::registered;
-  settle(at->second, effects);  // only now: until here the chain of pins had to stand (G3)
+  settle(at->second, effects);  // not before: the chain of pins protected the Hold (G3)
   release_waiters(at->second, effects);
-  bury(at, effects);
+  erase_if_unused(at, effects);
 }
 
-void HolderTable::lose(Map::iterator at, const Error& why, Effects& effects) {
+void HolderTable::lose(Map::iterator at, const Error& why, TableEffects& effects) {
   Hold& hold = at->second;
   no_longer_borrowed(at->first);
   hold.state = State::lost;
   hold.error = why;
-  settle(hold, effects);  // there is no object left to protect
+  settle(hold, effects);  // there is no object to protect any more
   release_waiters(hold, effects);
-  bury(at, effects);
+  erase_if_unused(at, effects);
 }
 
-void HolderTable::bury(Map::iterator at, Effects& effects) {
+void HolderTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
   Hold& hold = at->second;
   if (hold.alive()) return;
   switch (hold.state) {

@@ -9,11 +9,11 @@
 
 namespace stitch::rref {
 
-// A set of numbers kept as runs: what has been seen of a counter, in memory proportional to its
-// holes. Not thread-safe.
+// A set of numbers stored as runs: the values of a counter seen so far, in memory proportional to
+// the number of gaps. Not thread-safe.
 class IntervalSet {
  public:
-  // False when it was there already.
+  // False if it was in the set.
   bool insert(std::uint64_t value) {
     auto next = runs_.upper_bound(value);
     if (next != runs_.begin()) {

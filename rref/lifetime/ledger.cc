@@ -9,8 +9,8 @@
 namespace stitch::rref {
 namespace {
 
-constexpr std::uint8_t kAcknowledgeSoon =
-    1;  // flag: the sender repeats itself and wants to know what has arrived
+// Flag: the sender resends and waits for an acknowledgement.
+constexpr std::uint8_t kAcknowledgeSoon = 1;
 constexpr std::size_t kSmallestOpBytes = 13;  // a settlement: kind, first token, count
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -122,7 +122,7 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
   in.expect_end();
 
   Arrived arrived;
-  while (first_ < acknowledged) {  // an older acknowledgement that was overtaken changes nothing
+  while (first_ < acknowledged) {  // a delayed, older acknowledgement changes nothing
     arrived.acknowledged.push_back(sent_.front());
     sent_.pop_front();
     ++first_;
@@ -146,8 +146,8 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
       }
     }
   }
-  // Registrations are waited for. Settlements and drops are acknowledged only to let the peer
-  // forget them, so that can ride.
+  // The peer waits for acknowledgements of registrations. Those of settlements and drops only free
+  // its memory and can be carried by a later frame.
   const bool prompt =
       repeated || (flags & kAcknowledgeSoon) != 0 || expected_ - acknowledged_to_peer_ >= kMaxOps ||
       std::any_of(arrived.ops.begin(), arrived.ops.end(),

@@ -13,13 +13,12 @@
 
 namespace stitch::rref {
 
-// One word of the lifetime protocol from this worker to a peer.
+// One operation of the lifetime protocol, from this worker to a peer.
 struct LedgerOp {
   enum class Kind : std::uint8_t {
-    reg = 1,   // holder -> owner: I hold `id`
-    drop = 2,  // holder -> owner: I hold `id` no longer
-    settle =
-        3,  // receiver -> sender: the pins of tokens first_token .. first_token + tokens - 1 may go
+    reg = 1,     // holder -> owner: the sender holds `id`
+    drop = 2,    // holder -> owner: the sender no longer holds `id`
+    settle = 3,  // receiver -> sender: drop the pins of tokens [first_token, first_token + tokens)
   };
   Kind kind = Kind::settle;
   RRefId id;                      // reg, drop
@@ -33,50 +32,49 @@ struct LedgerOp {
   }
 };
 
-// How soon a ledger's frame has to leave when no other message to the peer gives it a ride: nothing
-// to say; only an acknowledgement that nobody waits for; settlements; something that an object's
-// life or a peer waits for.
+// How soon a ledger frame must leave if no message to the peer can carry it before. none: there is
+// nothing to send; whenever: only an acknowledgement that the peer does not wait for; later:
+// settlements; soon: something that an object's life or the peer waits for.
 enum class Urgency : std::uint8_t { none, whenever, later, soon };
 
 // Both directions of the ledger between this worker and one life of a peer: ordered, numbered
-// operations, each taken in exactly once and in order whatever the network does to frames (loss,
-// repetition, reordering), because every operation is kept until the peer's cumulative
-// acknowledgement covers it and every arrival is compared with the next number expected (G4). A
-// frame is: u8 flags, u64 acknowledged, u64 first, u32 count, operations numbered first, first + 1,
-// ... Pure state, no I/O, not thread-safe: whoever owns it locks.
+// operations, each applied exactly once and in order although frames may be lost, duplicated and
+// reordered, because every operation is kept until the peer's cumulative acknowledgement covers it
+// and every arrival is compared with the next number expected (G4). A frame is: u8 flags, u64
+// acknowledged, u64 first, u32 count, operations numbered first, first + 1, ... Pure state, no I/O,
+// not thread-safe: the owner of the ledger locks.
 class Ledger {
  public:
-  // A frame carries at most this many operations; the rest waits for the next.
+  // A frame carries at most this many operations; the rest follow in the next frame.
   static constexpr std::size_t kMaxOps = 256;
-  // Operations that arrived ahead of their turn are kept up to this many; more are dropped and come
-  // again.
+  // At most this many operations that arrived early are kept; others are dropped and resent by the
+  // peer.
   static constexpr std::size_t kMaxEarly = 4096;
 
-  // Queues an operation. Settlements of consecutive tokens share one operation while they wait.
+  // Queues an operation. Unsent settlements of consecutive tokens are merged into one operation.
   void push(const LedgerOp& op);
-  // Takes back a queued DROP of `id` that has not left. True when there was one: the owner still
-  // counts us as a holder.
+  // Withdraws an unsent DROP of `id`. True if there was one: the owner still counts this worker as
+  // a holder.
   bool withdraw_drop(const RRefId& id);
 
-  // Writes what has to be said now; false, writing nothing, when that is nothing at all.
-  // Marks the operations as sent: they come again only by resend().
+  // Writes the frame that is due; false, writing nothing, if none is. The operations count as sent:
+  // they are written again only after resend().
   bool encode(base::Bytes& out);
   [[nodiscard]] Urgency urgency() const noexcept;
 
   struct Arrived {
-    std::vector<LedgerOp>
-        ops;  // to be applied now, in this order, before the next encode() acknowledges them
-    std::vector<LedgerOp> acknowledged;  // ours that the peer has applied
+    // To be applied now, in this order, before the next encode() acknowledges them.
+    std::vector<LedgerOp> ops;
+    std::vector<LedgerOp> acknowledged;  // this worker's operations that the peer has applied
   };
-  // Takes in a peer's frame. Throws Error(protocol), having changed nothing, when it is malformed
-  // or acknowledges what was never sent.
+  // Accepts a peer's frame. Throws Error(protocol), having changed nothing, if it is malformed or
+  // acknowledges operations that were never sent.
   [[nodiscard]] Arrived accept(std::span<const std::byte> frame);
 
-  // The next frames say again what is not acknowledged, and ask for an acknowledgement: after a
-  // reconnect, or when tick() finds that nothing has moved.
+  // The next frames repeat all unacknowledged operations and ask for an acknowledgement.
   void resend();
-  // To be called at regular times: resends when the oldest operation sent was there at the previous
-  // tick already. True when that makes a frame due.
+  // To be called periodically: resends if nothing was acknowledged since the previous tick and the
+  // oldest operation had been sent by then. True if that makes a frame due.
   bool tick();
 
   [[nodiscard]] std::size_t unsent() const noexcept { return unsent_.size(); }
@@ -89,12 +87,10 @@ class Ledger {
   // follow, unnumbered.
   std::uint64_t first_ = 0;
   std::deque<LedgerOp> sent_;
-  std::size_t on_wire_ =
-      0;  // of sent_, how many are on their way: the next frame starts behind them
+  std::size_t on_wire_ = 0;  // the first of sent_ that are in flight: the next frame follows them
   std::deque<LedgerOp> unsent_;
   std::unordered_set<RRefId, RRefIdHash> unsent_drops_;
-  std::size_t unsent_prompt_ =
-      0;  // of unsent_, how many the peer is waiting for (all but settlements)
+  std::size_t unsent_prompt_ = 0;  // of unsent_, those the peer waits for (all but settlements)
   std::uint64_t first_at_tick_ = 0;
   bool waiting_at_tick_ = false;
   bool ask_acknowledgement_ = false;

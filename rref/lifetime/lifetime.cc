@@ -23,24 +23,24 @@ RRefId Lifetime::begin_create(const WorkerLife& owner) {
   return id;
 }
 
-Lifetime::Todo Lifetime::answered(const RRefId& id, const std::optional<Error>& failure) {
+Effects Lifetime::answered(const RRefId& id, const std::optional<Error>& failure) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   holders_.answered(id, failure, effects);
   return pack(std::move(effects));
 }
 
-Lifetime::Todo Lifetime::never_asked(const RRefId& id, const Error& why) {
+Effects Lifetime::create_not_sent(const RRefId& id, const Error& why) {
   base::MutexLock lock(mutex_);
-  Effects effects;
-  holders_.never_asked(id, why, effects);
+  TableEffects effects;
+  holders_.create_not_sent(id, why, effects);
   return pack(std::move(effects));
 }
 
 bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
   if (id.owner != self_ || id.creator != creator) {
-    throw Error(ErrorCode::protocol, to_string(id) + " is not for worker " +
-                                         std::to_string(creator.id) + " to ask for here");
+    throw Error(ErrorCode::protocol, to_string(id) + " cannot be requested here by worker " +
+                                         std::to_string(creator.id));
   }
   base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
@@ -49,22 +49,22 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
   return owners_.create(id, creator);
 }
 
-Lifetime::Todo Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object,
-                                 const std::optional<Error>& failure) {
+Effects Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object,
+                          const std::optional<Error>& failure) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   owners_.resolve(id, std::move(object), failure, effects);
   return pack(std::move(effects));
 }
 
-bool Lifetime::hears_of_creation(const RRefId& id) const {
+bool Lifetime::tracks_creation(const RRefId& id) const {
   base::MutexLock lock(mutex_);
-  return leaving_ || id.owner == self_ || holders_.hears_of_creation(id);
+  return leaving_ || id.owner == self_ || holders_.tracks_creation(id);
 }
 
-Lifetime::Todo Lifetime::when_created(const RRefId& id, Waiter waiter) {
+Effects Lifetime::when_created(const RRefId& id, Waiter waiter) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (leaving_) {
     effects.run.push_back({std::move(waiter), nullptr, leaving_});
   } else if (owned_here(id)) {
@@ -85,9 +85,9 @@ void Lifetime::add_local(const RRefId& id) {
   }
 }
 
-Lifetime::Todo Lifetime::drop_local(const RRefId& id) {
+Effects Lifetime::drop_local(const RRefId& id) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (leaving_) return {};
   if (owned_here(id)) {
     owners_.drop_local(id, effects);
@@ -112,14 +112,9 @@ std::optional<OwnerTable::Status> Lifetime::owned(const RRefId& id) const {
   return owners_.status(id);
 }
 
-std::vector<RRefId> Lifetime::owned_ids() const {
+CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
   base::MutexLock lock(mutex_);
-  return owners_.ids();
-}
-
-Carried Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
-  base::MutexLock lock(mutex_);
-  Carried carried{.id = id};
+  CarriedRef carried{.id = id};
   if (leaving_) throw *leaving_;
   if (receiver == self_) {  // counters only: the message is one more local reference
     if (owned_here(id)) {
@@ -139,16 +134,16 @@ Carried Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
     }
     carried.created = holders_.status(id)->created;
   }
-  Link& link = links_[receiver];
+  PeerState& peer = peers_[receiver];
   carried.pinned = true;
-  carried.token = link.next_token++;
-  link.tokens.emplace(carried.token, id);
+  carried.token = peer.next_token++;
+  peer.tokens.emplace(carried.token, id);
   return carried;
 }
 
-Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receiver) {
+Effects Lifetime::unpin(const CarriedRef& carried, const WorkerLife& receiver) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (receiver == self_) {
     if (leaving_) return {};
     if (owned_here(carried.id)) {
@@ -156,7 +151,7 @@ Lifetime::Todo Lifetime::unpin(const Carried& carried, const WorkerLife& receive
     } else {
       holders_.drop_local(carried.id, effects);
     }
-  } else if (carried.pinned && links_[receiver].tokens.erase(carried.token) > 0) {
+  } else if (carried.pinned && peers_[receiver].tokens.erase(carried.token) > 0) {
     drop_pin(carried.id, effects);
   }
   return pack(std::move(effects));
@@ -192,12 +187,12 @@ void Lifetime::check_locked(const RRefId& id) const {
   }
 }
 
-Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sender,
-                                 const std::optional<Error>& lost_there) {
+Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
+                          const std::optional<Error>& lost_there) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (sender == self_) return {};  // pin() counted it
-  if (leaving_) {                  // nothing here will use it
+  if (leaving_) {                  // it will not be used here
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
     return pack(std::move(effects));
   }
@@ -212,17 +207,17 @@ Lifetime::Todo Lifetime::receive(const Carried& carried, const WorkerLife& sende
                                      to_string(carried.id) + " was lost before it was sent here"));
   bool still_registered = false;
   if (!holders_.contains(carried.id) && !lost) {
-    const auto link = links_.find(carried.id.owner);
-    still_registered = link != links_.end() && link->second.ledger.withdraw_drop(carried.id);
+    const auto owner = peers_.find(carried.id.owner);
+    still_registered = owner != peers_.end() && owner->second.ledger.withdraw_drop(carried.id);
   }
   holders_.receive(carried.id, {sender, carried.token, carried.pinned, carried.created},
                    still_registered, lost, effects);
   return pack(std::move(effects));
 }
 
-Lifetime::Todo Lifetime::message_done(const RRefId& id, const WorkerLife& sender) {
+Effects Lifetime::message_done(const RRefId& id, const WorkerLife& sender) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (leaving_) return {};
   if (owned_here(id)) {
     owners_.drop_local(id, effects);
@@ -234,104 +229,84 @@ Lifetime::Todo Lifetime::message_done(const RRefId& id, const WorkerLife& sender
   return pack(std::move(effects));
 }
 
-Lifetime::Todo Lifetime::register_kept() {
+Effects Lifetime::register_kept() {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   holders_.register_kept(effects);
   return pack(std::move(effects));
 }
 
 bool Lifetime::encode_ledger(const WorkerLife& peer, base::Bytes& out) {
   base::MutexLock lock(mutex_);
-  const auto link = links_.find(peer);
-  return link != links_.end() && link->second.ledger.encode(out);
+  const auto found = peers_.find(peer);
+  return found != peers_.end() && found->second.ledger.encode(out);
 }
 
-Lifetime::Todo Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame) {
+Effects Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame) {
   base::MutexLock lock(mutex_);
-  Effects effects;
-  std::optional<Error> broken;
+  TableEffects effects;
   if (gone_.contains(peer)) return {};
-  Link& link = links_[peer];
+  PeerState& state = peers_[peer];
   try {
-    // Applied under the same lock that encode_ledger() takes: no frame can acknowledge what is not
+    // Applied under the lock that encode_ledger() takes: a frame acknowledges only what has been
     // applied (G3).
-    Ledger::Arrived arrived = link.ledger.accept(frame);
+    Ledger::Arrived arrived = state.ledger.accept(frame);
     for (const LedgerOp& op : arrived.acknowledged) {
       if (op.kind == LedgerOp::Kind::reg) holders_.registered(op.id, effects);
     }
-    for (const LedgerOp& op : arrived.ops) apply(op, peer, link, effects);
+    for (const LedgerOp& op : arrived.ops) apply(op, peer, state, effects);
   } catch (const Error& error) {
-    broken = error;
+    effects.broken = error;
   }
-  const Urgency urgency = link.ledger.urgency();
-  Todo todo = pack(std::move(effects));
-  if (urgency != Urgency::none) todo.flush.emplace_back(peer, urgency);
-  todo.broken = broken;
-  return todo;
+  const Urgency urgency = state.ledger.urgency();
+  Effects packed = pack(std::move(effects));
+  if (urgency != Urgency::none) packed.flush.emplace_back(peer, urgency);
+  return packed;
 }
 
-Lifetime::Todo Lifetime::tick() {
+Effects Lifetime::tick() {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   holders_.tick(effects);
-  Todo todo = pack(std::move(effects));
-  for (auto& [peer, link] : links_) {
-    if (link.ledger.tick()) todo.flush.emplace_back(peer, Urgency::soon);
+  Effects packed = pack(std::move(effects));
+  for (auto& [peer, state] : peers_) {
+    if (state.ledger.tick()) packed.flush.emplace_back(peer, Urgency::soon);
   }
-  return todo;
+  return packed;
 }
 
-Lifetime::Todo Lifetime::reconnected(const WorkerLife& peer) {
+Effects Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
   base::MutexLock lock(mutex_);
-  Todo todo;
-  const auto link = links_.find(peer);
-  if (link == links_.end()) return todo;
-  link->second.ledger.resend();
-  const Urgency urgency = link->second.ledger.urgency();
-  if (urgency != Urgency::none) todo.flush.emplace_back(peer, urgency);
-  return todo;
-}
-
-Lifetime::Todo Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
-  base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (!gone_.emplace(peer, why).second) return {};
-  // Its word is not waited for, and nothing more is told to it. Pins towards it stay: what it
-  // borrowed it may have lent on.
-  const auto link = links_.find(peer);
-  if (link != links_.end()) link->second.ledger = Ledger();
+  // Nothing more is expected from it or sent to it. Pins towards it stay: it may have passed its
+  // borrowed references on to other workers.
+  const auto found = peers_.find(peer);
+  if (found != peers_.end()) found->second.ledger = Ledger();
   holders_.owner_lost(peer, why, effects);
   owners_.creator_lost(peer, why, effects);
   return pack(std::move(effects));
 }
 
-Lifetime::Todo Lifetime::leave(const Error& why) {
+Effects Lifetime::leave(const Error& why) {
   base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (leaving_) return {};
   leaving_ = why;
-  holders_.abandon(effects);
-  owners_.abandon(effects);
+  holders_.drop_all_handles(effects);
+  owners_.drop_all_handles(effects);
   return pack(std::move(effects));
 }
 
-bool Lifetime::quiet() const {
+Effects Lifetime::close() {
   base::MutexLock lock(mutex_);
-  if (holders_.size() > 0) return false;
-  return std::all_of(links_.begin(), links_.end(),
-                     [](const auto& link) { return link.second.ledger.unacknowledged() == 0; });
-}
-
-Lifetime::Todo Lifetime::close() {
-  base::MutexLock lock(mutex_);
-  Effects effects;
+  TableEffects effects;
   if (!leaving_) leaving_ = Error(ErrorCode::shutting_down, "this worker has shut down");
   owners_.clear(*leaving_, effects);
-  for (auto& [peer, link] : links_) gone_.emplace(peer, *leaving_);
-  Todo todo = pack(std::move(effects));
-  links_.clear();
-  return todo;
+  for (const auto& [peer, state] : peers_) gone_.emplace(peer, *leaving_);
+  Effects packed = pack(std::move(effects));
+  peers_.clear();
+  return packed;
 }
 
 Lifetime::Counts Lifetime::counts() const {
@@ -341,31 +316,27 @@ Lifetime::Counts Lifetime::counts() const {
   counts.held = holders_.counts();
   counts.entries = owners_.size();
   counts.holds = holders_.size();
-  for (const auto& [peer, link] : links_) {
-    counts.tokens += link.tokens.size();
-    counts.ledger_unsent += link.ledger.unsent();
-    counts.ledger_unacknowledged += link.ledger.unacknowledged();
+  for (const auto& [peer, state] : peers_) {
+    counts.tokens += state.tokens.size();
+    counts.ledger_unsent += state.ledger.unsent();
+    counts.ledger_unacknowledged += state.ledger.unacknowledged();
   }
   return counts;
 }
 
-Lifetime::Todo Lifetime::pack(Effects effects) {
-  Todo todo;
+Effects Lifetime::pack(TableEffects effects) {
   std::vector<WorkerLife> touched;
-  for (const Effects::Op& op : effects.ops) {
+  for (const TableEffects::Op& op : effects.ops) {
     if (gone_.contains(op.to)) continue;
-    links_[op.to].ledger.push(op.op);
+    peers_[op.to].ledger.push(op.op);
     if (std::find(touched.begin(), touched.end(), op.to) == touched.end()) touched.push_back(op.to);
   }
   for (const WorkerLife& peer : touched)
-    todo.flush.emplace_back(peer, links_[peer].ledger.urgency());
-  todo.destroy = std::move(effects.destroy);
-  todo.run = std::move(effects.run);
-  todo.kept = effects.kept;
-  return todo;
+    effects.flush.emplace_back(peer, peers_[peer].ledger.urgency());
+  return std::move(static_cast<Effects&>(effects));
 }
 
-void Lifetime::drop_pin(const RRefId& id, Effects& effects) {
+void Lifetime::drop_pin(const RRefId& id, TableEffects& effects) {
   if (owners_.contains(id)) {
     owners_.unpin(id, effects);
   } else {
@@ -373,17 +344,18 @@ void Lifetime::drop_pin(const RRefId& id, Effects& effects) {
   }
 }
 
-void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects) {
+void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from,
+                     TableEffects& effects) {
   if (op.kind == LedgerOp::Kind::settle) {
-    if (op.first_token + op.tokens > link.next_token) {
+    if (op.first_token + op.tokens > from.next_token) {
       throw Error(ErrorCode::protocol, "reference ledger: settles token " +
                                            std::to_string(op.first_token + op.tokens - 1) + ", " +
-                                           std::to_string(link.next_token) + " were sent");
+                                           std::to_string(from.next_token) + " were sent");
     }
-    auto at = link.tokens.lower_bound(op.first_token);
-    while (at != link.tokens.end() && at->first - op.first_token < op.tokens) {
+    auto at = from.tokens.lower_bound(op.first_token);
+    while (at != from.tokens.end() && at->first - op.first_token < op.tokens) {
       drop_pin(at->second, effects);
-      at = link.tokens.erase(at);
+      at = from.tokens.erase(at);
     }
     return;
   }

@@ -8,8 +8,6 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
@@ -22,9 +20,9 @@
 
 namespace stitch::rref {
 
-// One reference inside a message, as it stands in the message's header: named once however many
-// copies the body holds.
-struct Carried {
+// One reference inside a message, as it is written in the message's header: once per object,
+// however many copies the body contains.
+struct CarriedRef {
   RRefId id;
   std::uint64_t token = 0;  // settles the sender's pin; unique among what this sender's life sends
                             // to this receiver's life
@@ -33,28 +31,20 @@ struct Carried {
   bool created = false;     // the sender knows that the object has been created
 };
 
-// One worker's whole part in the lifetime protocol (PROTOCOL.md): both tables and a ledger per
-// peer. No I/O and no threads. Thread contract: every method from any thread; one lock inside,
-// never held while anything of the caller runs. Whatever an event asks for comes back in a Todo, to
-// be done by the caller without a lock of its own.
+// One worker's part in the lifetime protocol (PROTOCOL.md): both tables and one ledger per peer. No
+// I/O and no threads. Thread contract: every method from any thread; one internal lock, which is
+// never held while the caller's code runs. What an event asks for is returned as Effects: the
+// caller performs them while it holds no lock.
 class Lifetime {
  public:
   explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
-  // Only lives for which `in_world` is true may create objects here, see check(). Called under the
-  // lock: it must not call back. Before the first message.
+  // Only lives for which `in_world` returns true may create objects here, see check(). `in_world`
+  // is called under the lock and must not call back. REQUIRES: called before the first message.
   void set_world(std::function<bool(const WorkerLife&)> in_world);
 
-  struct Todo {
-    std::vector<std::shared_ptr<void>> destroy;         // let go of these where user code may run
-    std::vector<Effects::Run> run;                      // call these; may be user code
-    std::vector<std::pair<WorkerLife, Urgency>> flush;  // send encode_ledger() to these
-    bool kept = false;                                  // call register_kept() in a moment
-    std::optional<Error> broken;  // the peer broke the protocol: end its connection with this
-  };
   struct Status {
-    bool owned = false;  // an Entry of ours
-    bool confirmed =
-        false;  // the owner is known to know: owned, registered, or known to be created
+    bool owned = false;      // this worker owns the object
+    bool confirmed = false;  // the owner is known to know of it: owned, registered, or created
     std::optional<Error> lost;
   };
   struct Counts {
@@ -65,91 +55,84 @@ class Lifetime {
   };
 
   // --- objects ---
-  // Owns an object here; null: its creation, here, is under way until resolve(). One local
-  // reference.
+  // Owns an object here, with one local reference. A null object is pending until resolve().
   [[nodiscard]] RRefId add_object(std::shared_ptr<void> object);
-  // A new id for an object to be made at `owner`, another worker. One local reference; to be
-  // followed by answered(), or never_asked() when the request certainly did not leave.
+  // A new id for an object to be created at `owner`, another worker, with one local reference.
+  // Followed by answered(), or by create_not_sent() when the request certainly did not leave.
   [[nodiscard]] RRefId begin_create(const WorkerLife& owner);
-  [[nodiscard]] Todo answered(const RRefId& id, const std::optional<Error>& failure);
-  [[nodiscard]] Todo never_asked(const RRefId& id, const Error& why);
-  // A request to create arrived. False: it was here before. Throws Error(protocol): for another
-  // owner, or after its end.
+  [[nodiscard]] Effects answered(const RRefId& id, const std::optional<Error>& failure);
+  [[nodiscard]] Effects create_not_sent(const RRefId& id, const Error& why);
+  // A request to create arrived. False if it is a duplicate. Throws Error(protocol) if it is for
+  // another owner or the object was deleted already.
   [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator);
-  // The creation here ended. The first outcome stands; a late object is destroyed.
-  [[nodiscard]] Todo resolve(const RRefId& id, std::shared_ptr<void> object,
-                             const std::optional<Error>& failure);
-  // Whether the outcome of the creation is known here, or will be: at the owner, and at the creator
-  // as long as it has not let go of the object in between. Else only the owner can tell.
-  [[nodiscard]] bool hears_of_creation(const RRefId& id) const;
-  // Runs `waiter` when the creation has ended. REQUIRES: hears_of_creation().
-  [[nodiscard]] Todo when_created(const RRefId& id, Waiter waiter);
+  // The creation here ended. The first outcome is kept; the object of a later one is destroyed.
+  [[nodiscard]] Effects resolve(const RRefId& id, std::shared_ptr<void> object,
+                                const std::optional<Error>& failure);
+  // Whether the outcome of the creation is known here or will be: at the owner, and at the creator
+  // until it has dropped its last reference. Otherwise only the owner knows it.
+  [[nodiscard]] bool tracks_creation(const RRefId& id) const;
+  // Runs `waiter` when the creation has ended. REQUIRES: tracks_creation().
+  [[nodiscard]] Effects when_created(const RRefId& id, Waiter waiter);
 
   // --- handles of this process ---
   void add_local(const RRefId& id);
-  [[nodiscard]] Todo drop_local(const RRefId& id);
+  [[nodiscard]] Effects drop_local(const RRefId& id);
   [[nodiscard]] Status status(const RRefId& id) const;
   [[nodiscard]] std::optional<OwnerTable::Status> owned(const RRefId& id) const;
-  [[nodiscard]] std::vector<RRefId> owned_ids() const;
 
   // --- messages ---
-  // Before the bytes of a message leave. REQUIRES: a local reference.
-  [[nodiscard]] Carried pin(const RRefId& id, const WorkerLife& receiver);
+  // Called before the bytes of a message leave. REQUIRES: a local reference.
+  [[nodiscard]] CarriedRef pin(const RRefId& id, const WorkerLife& receiver);
   // The message certainly never reached `receiver`.
-  [[nodiscard]] Todo unpin(const Carried& carried, const WorkerLife& receiver);
-  // Throws Error(protocol) when `id`, as a peer names it, cannot be the name of an object: this
-  // worker is its creator and never asked for it, or its owner and the creator is not in this
-  // world: it would be waited for for ever.
+  [[nodiscard]] Effects unpin(const CarriedRef& carried, const WorkerLife& receiver);
+  // Throws Error(protocol) if no object can have the id that a peer sent: this worker is its
+  // creator and never issued it, or this worker is its owner and the creator is not in this world.
+  // Anything that waited for such an object would wait indefinitely.
   void check(const RRefId& id) const;
-  // A message arrived, before user code sees it. The message holds a local reference until
+  // A message arrived; user code has not seen it. The message holds a local reference until
   // message_done(). `lost`: the error of a reference that was lost at its sender.
-  [[nodiscard]] Todo receive(const Carried& carried, const WorkerLife& sender,
-                             const std::optional<Error>& lost = std::nullopt);
-  // The message is dealt with: its arguments are gone and its reply is about to leave, or nothing
-  // more will come of it.
-  [[nodiscard]] Todo message_done(const RRefId& id, const WorkerLife& sender);
-  // Some time after an event said `kept`: registers the borrows that still last.
-  [[nodiscard]] Todo register_kept();
+  [[nodiscard]] Effects receive(const CarriedRef& carried, const WorkerLife& sender,
+                                const std::optional<Error>& lost = std::nullopt);
+  // The message has been processed: its arguments are destroyed and its reply is about to leave, or
+  // it ended in any other way.
+  [[nodiscard]] Effects message_done(const RRefId& id, const WorkerLife& sender);
+  // To be called a moment after Effects::kept: registers the borrows that still exist.
+  [[nodiscard]] Effects register_kept();
 
   // --- ledgers ---
-  // Appends the ledger frame that is due to `peer`; false when there is none.
+  // Appends the ledger frame that is due to `peer`; false if none is.
   [[nodiscard]] bool encode_ledger(const WorkerLife& peer, base::Bytes& out);
-  [[nodiscard]] Todo accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame);
-  // At regular times: resends what got no acknowledgement, registers old borrows.
-  [[nodiscard]] Todo tick();
-  // A connection to the same life of `peer` was made anew.
-  [[nodiscard]] Todo reconnected(const WorkerLife& peer);
+  [[nodiscard]] Effects accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame);
+  // To be called periodically: resends unacknowledged operations, registers old borrows.
+  [[nodiscard]] Effects tick();
 
   // --- ends ---
-  // That life of `peer` is over: what it owns is lost with `why`, what it owed will not come.
-  [[nodiscard]] Todo peer_lost(const WorkerLife& peer, const Error& why);
-  // This worker is leaving: every handle here is lost with `why`; the ledgers go on until quiet().
-  [[nodiscard]] Todo leave(const Error& why);
-  // Nothing is held, nothing of ours is unacknowledged.
-  [[nodiscard]] bool quiet() const;
-  // After leave(): the last objects go too, whoever holds them.
-  [[nodiscard]] Todo close();
+  // That life of `peer` is over: what it owns is lost with `why`; nothing more is expected from it.
+  [[nodiscard]] Effects peer_lost(const WorkerLife& peer, const Error& why);
+  // This worker is leaving: every handle here is lost with `why`. Ledgers work until close().
+  [[nodiscard]] Effects leave(const Error& why);
+  // After leave(): releases the remaining objects, whether they are referenced or not.
+  [[nodiscard]] Effects close();
 
   [[nodiscard]] Counts counts() const;
   [[nodiscard]] const WorkerLife& self() const noexcept { return self_; }
 
  private:
-  struct Link {
+  struct PeerState {
     Ledger ledger;
     std::uint64_t next_token = 0;
     std::map<std::uint64_t, RRefId> tokens;  // sent and not settled
   };
 
-  // Puts the operations into their ledgers, under the same lock that ordered them, and packs up the
-  // rest.
-  [[nodiscard]] Todo pack(Effects effects) STITCH_REQUIRES(mutex_);
-  void drop_pin(const RRefId& id, Effects& effects) STITCH_REQUIRES(mutex_);
-  void apply(const LedgerOp& op, const WorkerLife& peer, Link& link, Effects& effects)
+  // Queues the operations in their ledgers, under the lock that ordered them, and returns the rest.
+  [[nodiscard]] Effects pack(TableEffects effects) STITCH_REQUIRES(mutex_);
+  void drop_pin(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
+  void apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const STITCH_REQUIRES(mutex_);
-  // Whether references to `id` count at its Entry. Those to an object of our own that came as lost
-  // before it was asked for count at a Hold, and so do all others until the last of them is gone:
-  // each is taken back where it was added.
+  // Whether references to `id` are counted by its OwnedEntry. Those to an object of this worker
+  // that arrived as lost before the object was created are counted by a Hold, and so are all later
+  // ones while that Hold exists: a reference is dropped from the table that it was added to.
   [[nodiscard]] bool owned_here(const RRefId& id) const STITCH_REQUIRES(mutex_);
   void check_locked(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
@@ -157,7 +140,7 @@ class Lifetime {
   mutable base::Mutex mutex_;
   OwnerTable owners_ STITCH_GUARDED_BY(mutex_);
   HolderTable holders_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<WorkerLife, Link, WorkerLifeHash> links_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);

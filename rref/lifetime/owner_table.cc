@@ -5,18 +5,18 @@
 
 namespace stitch::rref {
 
-OwnerTable::Entry* OwnerTable::find_or_expect(const RRefId& id) {
+OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
   const auto found = entries_.find(id);
   if (found != entries_.end()) return &found->second;
   if (id.owner != self_) return nullptr;
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return nullptr;
-  Entry& entry = entries_[id];
+  OwnedEntry& entry = entries_[id];
   const auto gone = gone_creators_.find(id.creator);
   if (gone != gone_creators_.end()) {
-    // It will never be asked for. Its k stays unseen: others may still hold references, and each
-    // that turns up finds this again.
-    entry.asked = true;
+    // It will never be requested. Its k stays unseen: other workers may still hold references, and
+    // each that arrives adds this placeholder again.
+    entry.requested = true;
     entry.value = Value::failed;
     entry.failure = gone->second;
   }
@@ -25,8 +25,8 @@ OwnerTable::Entry* OwnerTable::find_or_expect(const RRefId& id) {
 
 void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object) {
   seen_[id.creator].insert(id.k);
-  Entry& entry = entries_[id];
-  entry.asked = true;
+  OwnedEntry& entry = entries_[id];
+  entry.requested = true;
   entry.local = 1;
   if (object != nullptr) {
     entry.object = std::move(object);
@@ -35,19 +35,19 @@ void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object) {
 }
 
 bool OwnerTable::create(const RRefId& id, const WorkerLife& creator) {
-  Entry* entry = find_or_expect(id);
+  OwnedEntry* entry = find_or_add_placeholder(id);
   if (entry == nullptr)
-    throw Error(ErrorCode::protocol, to_string(id) + " is asked for again after its end");
+    throw Error(ErrorCode::protocol, to_string(id) + " is requested again after it was deleted");
   if (!seen_[id.creator].insert(id.k)) return false;
-  entry->asked = true;
-  // Before the function runs and before the answer can leave (G2): the creator is a holder as long
-  // as it does not say otherwise.
+  entry->requested = true;
+  // Before the function runs and before the answer can leave (G2): the creator is a holder until
+  // it sends DROP.
   entry->holders.insert(creator);
   return true;
 }
 
 bool OwnerTable::resolve(const RRefId& id, std::shared_ptr<void> object,
-                         const std::optional<Error>& failure, Effects& effects) {
+                         const std::optional<Error>& failure, TableEffects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second.value != Value::pending) {
     if (object != nullptr) effects.destroy.push_back(std::move(object));
@@ -60,17 +60,17 @@ bool OwnerTable::resolve(const RRefId& id, std::shared_ptr<void> object,
 }
 
 bool OwnerTable::add_local(const RRefId& id) {
-  Entry* entry = find_or_expect(id);
+  OwnedEntry* entry = find_or_add_placeholder(id);
   if (entry == nullptr) return false;
   ++entry->local;
   return true;
 }
 
-void OwnerTable::drop_local(const RRefId& id, Effects& effects) {
+void OwnerTable::drop_local(const RRefId& id, TableEffects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
   --found->second.local;
-  bury(found, effects);
+  erase_if_unused(found, effects);
 }
 
 void OwnerTable::pin(const RRefId& id) {
@@ -80,31 +80,31 @@ void OwnerTable::pin(const RRefId& id) {
   ++found->second.pins;
 }
 
-void OwnerTable::unpin(const RRefId& id, Effects& effects) {
+void OwnerTable::unpin(const RRefId& id, TableEffects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
   --found->second.pins;
-  bury(found, effects);
+  erase_if_unused(found, effects);
 }
 
 void OwnerTable::add_holder(const RRefId& id, const WorkerLife& holder) {
-  Entry* entry = find_or_expect(id);
+  OwnedEntry* entry = find_or_add_placeholder(id);
   if (entry == nullptr)
-    throw Error(ErrorCode::protocol, to_string(id) + " is registered by a holder after its end");
+    throw Error(ErrorCode::protocol, to_string(id) + " is registered after it was deleted");
   entry->holders.insert(holder);
 }
 
-void OwnerTable::drop_holder(const RRefId& id, const WorkerLife& holder, Effects& effects) {
+void OwnerTable::drop_holder(const RRefId& id, const WorkerLife& holder, TableEffects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end())
-    throw Error(ErrorCode::protocol, to_string(id) + " is dropped by a holder after its end");
+    throw Error(ErrorCode::protocol, to_string(id) + " is dropped after it was deleted");
   if (found->second.holders.erase(holder) == 0)
     throw Error(ErrorCode::protocol,
                 to_string(id) + " is dropped by a worker that did not hold it");
-  bury(found, effects);
+  erase_if_unused(found, effects);
 }
 
-void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, Effects& effects) {
+void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, TableEffects& effects) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) {
     effects.run.push_back(
@@ -116,12 +116,12 @@ void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, Effects& effects
   }
 }
 
-void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Effects& effects) {
+void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects) {
   gone_creators_.emplace(creator, why);
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
-    if (at->first.creator == creator && !at->second.asked) {
-      at->second.asked = true;
+    if (at->first.creator == creator && !at->second.requested) {
+      at->second.requested = true;
       at->second.failure = why;
       finish(at, Value::failed, effects);
     }
@@ -129,16 +129,16 @@ void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Effec
   }
 }
 
-void OwnerTable::abandon(Effects& effects) {
+void OwnerTable::drop_all_handles(TableEffects& effects) {
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
     at->second.local = 0;
-    bury(at, effects);
+    erase_if_unused(at, effects);
     at = next;
   }
 }
 
-void OwnerTable::clear(const Error& why, Effects& effects) {
+void OwnerTable::clear(const Error& why, TableEffects& effects) {
   for (auto& [id, entry] : std::exchange(entries_, {})) {
     seen_[id.creator].insert(id.k);
     for (Waiter& waiter : entry.waiters) effects.run.push_back({std::move(waiter), nullptr, why});
@@ -149,9 +149,9 @@ void OwnerTable::clear(const Error& why, Effects& effects) {
 std::optional<OwnerTable::Status> OwnerTable::status(const RRefId& id) const {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return std::nullopt;
-  const Entry& entry = found->second;
+  const OwnedEntry& entry = found->second;
   return Status{entry.value,
-                entry.asked,
+                entry.requested,
                 entry.object.get(),
                 entry.failure,
                 {entry.holders.begin(), entry.holders.end()},
@@ -159,46 +159,27 @@ std::optional<OwnerTable::Status> OwnerTable::status(const RRefId& id) const {
                 entry.pins};
 }
 
-std::vector<RRefId> OwnerTable::ids() const {
-  std::vector<RRefId> ids;
-  ids.reserve(entries_.size());
-  for (const auto& [id, entry] : entries_) ids.push_back(id);
-  return ids;
-}
-
 OwnerTable::Counts OwnerTable::counts() const {
   Counts counts;
   for (const auto& [id, entry] : entries_) {
-    switch (entry.value) {
-      case Value::pending:
-        ++counts.pending;
-        break;
-      case Value::ready:
-        ++counts.ready;
-        break;
-      case Value::failed:
-        ++counts.failed;
-        break;
-    }
+    ++counts.entries[static_cast<std::size_t>(entry.value)];
     counts.holders += entry.holders.size();
-    counts.local += entry.local;
-    counts.pins += entry.pins;
     counts.waiters += entry.waiters.size();
   }
   return counts;
 }
 
-void OwnerTable::finish(Map::iterator at, Value value, Effects& effects) {
-  Entry& entry = at->second;
+void OwnerTable::finish(Map::iterator at, Value value, TableEffects& effects) {
+  OwnedEntry& entry = at->second;
   entry.value = value;
   for (Waiter& waiter : entry.waiters)
     effects.run.push_back({std::move(waiter), entry.object, entry.failure});
   entry.waiters.clear();
-  bury(at, effects);
+  erase_if_unused(at, effects);
 }
 
-void OwnerTable::bury(Map::iterator at, Effects& effects) {
-  Entry& entry = at->second;
+void OwnerTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
+  OwnedEntry& entry = at->second;
   if (entry.value == Value::pending || entry.local > 0 || entry.pins > 0 || !entry.holders.empty())
     return;
   if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));

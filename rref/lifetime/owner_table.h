@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,18 +16,19 @@
 
 namespace stitch::rref {
 
-// The objects this worker owns: one Entry per object, with everything that keeps it. An Entry goes
-// when no worker holds it, no handle or message here refers to it, no message sent carries it, and
-// its creation has ended (G2). Pure state, no I/O, not thread-safe: whoever owns it locks. What an
-// event asks for is added to `effects`.
+// The objects that this worker owns: one OwnedEntry per object, with everything that keeps it
+// alive. An entry is deleted when no worker holds the object, no handle or message here refers to
+// it, no message sent carries it, and its creation has ended (G2). Pure state, no I/O, not
+// thread-safe: the owner of the table locks. What an event asks for is added to `effects`.
 class OwnerTable {
  public:
   explicit OwnerTable(WorkerLife self) : self_(self) {}
 
   enum class Value : std::uint8_t { pending, ready, failed };
+  static constexpr std::size_t kValues = static_cast<std::size_t>(Value::failed) + 1;
   struct Status {
     Value value = Value::pending;
-    bool asked = false;  // its creation has been asked for; false: it is known from references only
+    bool requested = false;  // false: a placeholder, known from references only
     void* object = nullptr;
     std::optional<Error> failure;
     std::vector<WorkerLife> holders;
@@ -34,67 +36,71 @@ class OwnerTable {
     std::uint32_t pins = 0;
   };
   struct Counts {
-    std::size_t pending = 0, ready = 0, failed = 0, holders = 0, local = 0, pins = 0, waiters = 0;
+    std::array<std::size_t, kValues> entries{};  // by Value
+    std::size_t holders = 0, waiters = 0;
+    [[nodiscard]] std::size_t in(Value value) const noexcept {
+      return entries[static_cast<std::size_t>(value)];
+    }
   };
 
-  // A new object with one local reference. REQUIRES: `id` is a new id of ours. A null object stays
-  // pending until resolve().
+  // A new object with one local reference. REQUIRES: `id` is a new id of this worker. A null object
+  // is pending until resolve().
   void add(const RRefId& id, std::shared_ptr<void> object);
-  // `creator` asks for the object: it holds it from now on. False when this was asked before (a
-  // repeated request). Throws Error(protocol) when the object was deleted already.
+  // `creator` requests the object and is a holder from now on. False if this was requested before
+  // (a repeated request). Throws Error(protocol) if the object was deleted already.
   [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator);
-  // The creation ended. False, and a late object is destroyed, when it had ended before: the first
-  // outcome stands.
+  // The creation ended. False if it had ended before: the first outcome is kept, a later object is
+  // destroyed.
   bool resolve(const RRefId& id, std::shared_ptr<void> object, const std::optional<Error>& failure,
-               Effects& effects);
+               TableEffects& effects);
 
-  // One more local reference: a handle, or a message being dealt with. An id not created yet gets a
-  // placeholder. False when the object is gone.
+  // One more local reference: a handle, or a message being processed. An id not created yet gets a
+  // placeholder. False if the object was deleted.
   [[nodiscard]] bool add_local(const RRefId& id);
-  void drop_local(const RRefId& id, Effects& effects);
+  void drop_local(const RRefId& id, TableEffects& effects);
   void pin(const RRefId& id);
-  void unpin(const RRefId& id, Effects& effects);
+  void unpin(const RRefId& id, TableEffects& effects);
 
-  // REG and DROP. Throws Error(protocol) for a REG of an object that is gone: G3 rules it out for
-  // peers that keep the rules.
+  // REG and DROP. Throws Error(protocol) for an object that was deleted: G3 rules that out for
+  // peers that follow the protocol.
   void add_holder(const RRefId& id, const WorkerLife& holder);
-  void drop_holder(const RRefId& id, const WorkerLife& holder, Effects& effects);
+  void drop_holder(const RRefId& id, const WorkerLife& holder, TableEffects& effects);
 
-  // Runs `waiter` when the creation has ended, at once when it has. REQUIRES: the caller keeps a
+  // Runs `waiter` when the creation has ended; immediately if it has. REQUIRES: the caller keeps a
   // local reference until then.
-  void when_resolved(const RRefId& id, Waiter waiter, Effects& effects);
-  // That life of a worker is over: what it never asked for will never come, and those who wait for
-  // it, now or later, get `why`.
-  void creator_lost(const WorkerLife& creator, const Error& why, Effects& effects);
-  // This worker is leaving: no handle here counts any more.
-  void abandon(Effects& effects);
-  // Every Entry goes, whoever refers to it: this worker is leaving. Waiters get `why`.
-  void clear(const Error& why, Effects& effects);
+  void when_resolved(const RRefId& id, Waiter waiter, TableEffects& effects);
+  // That life of a worker is over: objects it never requested will not be created, and whatever
+  // waits for them, now or later, gets `why`.
+  void creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects);
+  // This worker is leaving: handles here no longer count.
+  void drop_all_handles(TableEffects& effects);
+  // This worker is leaving: deletes every entry, referenced or not. Waiters get `why`.
+  void clear(const Error& why, TableEffects& effects);
 
   [[nodiscard]] std::optional<Status> status(const RRefId& id) const;
   [[nodiscard]] bool contains(const RRefId& id) const { return entries_.contains(id); }
-  [[nodiscard]] std::vector<RRefId> ids() const;
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] Counts counts() const;
 
  private:
-  struct Entry {
+  struct OwnedEntry {
     Value value = Value::pending;
-    bool asked = false;
+    bool requested = false;
     std::uint32_t local = 0;
     std::uint32_t pins = 0;
     std::shared_ptr<void> object;
     std::optional<Error> failure;
     std::set<WorkerLife> holders;
-    std::vector<Waiter> waiters;  // calls queued behind the creation
+    std::vector<Waiter> waiters;  // calls that wait for the creation
   };
-  using Map = std::unordered_map<RRefId, Entry, RRefIdHash>;
+  using Map = std::unordered_map<RRefId, OwnedEntry, RRefIdHash>;
 
-  // The Entry, a new placeholder when its creation was not seen yet; null when the object is gone.
-  [[nodiscard]] Entry* find_or_expect(const RRefId& id);
-  void finish(Map::iterator at, Value value, Effects& effects);
-  // Deletes an Entry that nothing keeps.
-  void bury(Map::iterator at, Effects& effects);
+  // The entry, or a new placeholder if no request to create it arrived yet; null if the object was
+  // deleted.
+  [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id);
+  void finish(Map::iterator at, Value value, TableEffects& effects);
+  // Deletes an entry that nothing keeps alive. Invalidates `at` if it does.
+  void erase_if_unused(Map::iterator at, TableEffects& effects);
 
   const WorkerLife self_;
   Map entries_;

@@ -10,8 +10,8 @@
 
 namespace stitch::rref {
 
-// One life of a worker: a worker that comes back under its name and id has a new epoch and shares
-// nothing with its past.
+// One life of a worker: a worker that joins again under its name and id has a new epoch and shares
+// no state with the earlier one.
 struct WorkerLife {
   std::uint32_t id = 0;
   std::uint64_t epoch = 0;
@@ -19,7 +19,8 @@ struct WorkerLife {
   friend auto operator<=>(const WorkerLife&, const WorkerLife&) = default;
 };
 
-// Names one remote object for ever: the k-th that `creator` made at `owner`. Never reused (G6).
+// The globally unique id of one remote object, never reused (G6): the k-th that `creator` made at
+// `owner`.
 struct RRefId {
   WorkerLife owner;
   WorkerLife creator;

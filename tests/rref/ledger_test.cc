@@ -19,7 +19,7 @@ base::Bytes frame_of(Ledger& ledger) {
   return bytes;
 }
 
-TEST(Ledger, CarriesOperationsInOrderAndHearsThatTheyWereApplied) {
+TEST(Ledger, CarriesOperationsInOrderAndReceivesTheirAcknowledgement) {
   Ledger here, there;
   here.push(LedgerOp::make_reg(make_id(1)));
   here.push(LedgerOp::make_settle(7));
@@ -50,7 +50,7 @@ TEST(Ledger, ConsecutiveSettlementsShareOneOperation) {
   EXPECT_EQ(there.urgency(), Urgency::whenever);
 }
 
-TEST(Ledger, ADropIsTakenBackOnlyBeforeItLeft) {
+TEST(Ledger, ADropIsWithdrawnOnlyBeforeItIsSent) {
   Ledger here, there;
   here.push(LedgerOp::make_drop(make_id(1)));
   here.push(LedgerOp::make_drop(make_id(2)));
@@ -115,7 +115,7 @@ TEST(Ledger, FramesInAnyOrderRepeatedAndLostAreTakenInOnceAndInOrder) {
   }
 }
 
-TEST(Ledger, MoreThanAFrameHoldsGoesInSeveral) {
+TEST(Ledger, MoreOperationsThanAFrameHoldsAreSentInSeveral) {
   Ledger here, there;
   for (std::uint64_t k = 0; k < 3 * Ledger::kMaxOps; ++k)
     here.push(LedgerOp::make_drop(make_id(k)));
@@ -135,11 +135,11 @@ TEST(Ledger, EveryCutOffOrChangedFrameIsRefusedOrHarmless) {
     Ledger there;
     try {
       (void)there.accept(whole.span().first(bytes));
-      ADD_FAILURE() << "a frame cut to " << bytes << " bytes was taken in";
+      ADD_FAILURE() << "a frame cut to " << bytes << " bytes was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::protocol);
     }
-    EXPECT_EQ(there.accept(whole.span()).ops.size(), 2u) << "the refused frame left a trace";
+    EXPECT_EQ(there.accept(whole.span()).ops.size(), 2u) << "the refused frame changed the ledger";
   }
   for (std::size_t at = 0; at < whole.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {

@@ -12,7 +12,7 @@ struct LifetimeSimulation::Object {
   int destroyed = 0;
 };
 
-// What the tables keep: tells the simulation when it is destroyed.
+// The object in the tables: reports its destruction to the simulation.
 struct LifetimeSimulation::Probe {
   LifetimeSimulation* simulation;
   Object* object;
@@ -31,7 +31,7 @@ LifetimeSimulation::LifetimeSimulation(std::uint64_t seed, Options options)
 }
 
 LifetimeSimulation::~LifetimeSimulation() {
-  failure_ = "over";  // what is destroyed from here on is no news
+  failure_ = "over";  // destructions from here on are not checked
   for (auto& worker : lives_) {
     if (worker != nullptr) (void)worker->close();
   }
@@ -138,8 +138,8 @@ void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_
   for (std::size_t i = 0; i < 1 + pick(2); ++i) ids.insert(from_handles[pick(from_handles.size())]);
   Message message{kind, from, to, {}, {}, false};
   for (const RRefId& id : ids) message.carried.push_back(lives_[from]->pin(id, life(to)));
-  if (chance(0.05)) {  // it certainly never leaves
-    for (const Carried& carried : message.carried)
+  if (chance(0.05)) {  // it is certainly not sent
+    for (const CarriedRef& carried : message.carried)
       perform(from, lives_[from]->unpin(carried, life(to)));
     return;
   }
@@ -151,8 +151,8 @@ void LifetimeSimulation::deliver(std::size_t index) {
   messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(index));
   const std::size_t at = message.to;
   if (!alive(at) || cut(message.from, at)) return;
-  tasks_.push_back({message, {}});  // from here on it counts as in use there
-  for (const Carried& carried : message.carried)
+  tasks_.push_back({message, {}});  // from here on its objects are in use there
+  for (const CarriedRef& carried : message.carried)
     perform(at, lives_[at]->receive(carried, life(message.from)));
   if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from)))
     fail("a creation ran twice");
@@ -174,13 +174,13 @@ void LifetimeSimulation::work_on(std::size_t index) {
       lives_[at]->add_local(id);
       task.handles.push_back(id);
       return;
-    case 1:  // it keeps one for later
+    case 1:  // it stores one
       if (!task.handles.empty() && handles_[at].size() < 20) {
         lives_[at]->add_local(id);
         handles_[at].push_back(id);
       }
       return;
-    case 2:  // it calls on the object, wherever that is: queues behind the creation at the owner
+    case 2:  // it uses the object at its owner, after the creation
       if (id.owner == life(at) && lives_[at]->owned(id)) {
         ++waiting_[at];
         lives_[at]->add_local(id);
@@ -214,7 +214,7 @@ void LifetimeSimulation::finish(std::size_t index) {
                     object.id, failed ? nullptr : std::make_shared<Probe>(this, &object), failure));
     messages_.push_back({Kind::created, at, task.message.from, {}, object.id, failed});
   }
-  for (const Carried& carried : task.message.carried)
+  for (const CarriedRef& carried : task.message.carried)
     perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
 }
 
@@ -225,9 +225,8 @@ void LifetimeSimulation::deliver_frame(std::size_t index) {
   std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
   const double fate = std::uniform_real_distribution<>(0, 1)(random_);
   if (fate > 0.15)
-    frames_.erase(frames_.begin() +
-                  static_cast<std::ptrdiff_t>(index));    // else it will come once more
-  if (fate > 0.9 || !alive(to) || cut(from, to)) return;  // lost
+    frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index));  // else it arrives again
+  if (fate > 0.9 || !alive(to) || cut(from, to)) return;                  // lost
   perform(to, lives_[to]->accept_ledger(life(from), bytes.span()));
 }
 
@@ -246,10 +245,10 @@ void LifetimeSimulation::kill(std::size_t victim) {
   dead_.push_back(victim);
   handles_[victim].clear();
   std::erase_if(tasks_, [&](const Task& task) { return task.message.to == victim; });
-  // What it had sent may still arrive at those who have not heard of its death.
+  // Its messages may still arrive at workers that do not know of its death.
   std::unique_ptr<Lifetime> life = std::move(lives_[victim]);
   for (auto& object : objects_) {
-    if (object->owner == victim) object->destroyed = 1;  // nobody is promised anything about these
+    if (object->owner == victim) object->destroyed = 1;  // nothing is guaranteed about these
   }
   std::string kept = std::exchange(failure_, "dying");
   (void)life->close();
@@ -302,9 +301,10 @@ void LifetimeSimulation::check_rest() {
     const std::string who = "at rest, worker " + std::to_string(w) + " ";
     if (counts.ledger_unacknowledged != 0)
       fail(who + "waits for " + std::to_string(counts.ledger_unacknowledged) + " acknowledgements");
-    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; what it owned does
-                           // not
-      if (counts.held.creating + counts.held.registering > 0)
+    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; nothing else does
+      if (counts.held.in(HolderTable::State::creating) +
+              counts.held.in(HolderTable::State::registering) >
+          0)
         fail(who + "still waits for an answer");
       continue;
     }
@@ -314,11 +314,11 @@ void LifetimeSimulation::check_rest() {
   }
 }
 
-void LifetimeSimulation::perform(std::size_t worker, Lifetime::Todo todo) {
-  if (todo.broken) fail("worker " + std::to_string(worker) + " says: " + todo.broken->what());
-  for (Effects::Run& waiter : todo.run) waiter();
-  todo.destroy.clear();
-  for (const auto& [peer, urgency] : todo.flush) {
+void LifetimeSimulation::perform(std::size_t worker, Effects effects) {
+  if (effects.broken) fail("worker " + std::to_string(worker) + " says: " + effects.broken->what());
+  for (Effects::Run& waiter : effects.run) waiter();
+  effects.destroy.clear();
+  for (const auto& [peer, urgency] : effects.flush) {
     if (urgency == Urgency::soon && chance(0.7) && alive(worker)) flush(worker, peer.id);
   }
 }
@@ -334,7 +334,7 @@ void LifetimeSimulation::on_destroyed(Object& object) {
 bool LifetimeSimulation::in_use(const RRefId& id, std::string& where) const {
   const auto carries = [&](const Message& message) {
     return std::any_of(message.carried.begin(), message.carried.end(),
-                       [&](const Carried& c) { return c.id == id && !c.lost; });
+                       [&](const CarriedRef& c) { return c.id == id && !c.lost; });
   };
   for (std::size_t w = 0; w < options_.workers; ++w) {
     if (alive(w) && std::find(handles_[w].begin(), handles_[w].end(), id) != handles_[w].end())

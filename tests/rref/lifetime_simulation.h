@@ -13,21 +13,21 @@
 
 namespace stitch::rref::test {
 
-// A random walk over the lifetime protocol: real Lifetime objects, an imagined network that delays,
-// reorders, repeats and loses ledger frames and delays and reorders calls. Everything follows from
-// the seed. The first broken promise is kept in failure(); empty means that all held.
+// A random walk over the lifetime protocol: real Lifetime objects, a simulated network that delays,
+// reorders, duplicates and loses ledger frames and delays and reorders calls. Deterministic for a
+// seed. failure() is the first violation; empty if there is none.
 class LifetimeSimulation {
  public:
   struct Options {
     std::size_t workers = 4;
     std::size_t objects = 3;
     int steps = 400;
-    bool kill_one = false;  // one worker dies half-way; the others learn of it at different times
+    bool kill_one = false;  // one worker dies half-way; others are told at different times
   };
   LifetimeSimulation(std::uint64_t seed, Options options);
   ~LifetimeSimulation();
 
-  // Walks, then lets everything come to rest and looks at what is left.
+  // Walks, then delivers and drops everything and checks that nothing is left.
   void run();
   [[nodiscard]] const std::string& failure() const { return failure_; }
 
@@ -38,11 +38,11 @@ class LifetimeSimulation {
   struct Message {
     Kind kind = Kind::call;
     std::size_t from = 0, to = 0;
-    std::vector<Carried> carried;
+    std::vector<CarriedRef> carried;
     RRefId creation;
     bool failed = false;
   };
-  struct Task {  // a message being dealt with at message.to
+  struct Task {  // a message being processed at message.to
     Message message;
     std::vector<RRefId> handles;
   };
@@ -66,7 +66,7 @@ class LifetimeSimulation {
   void come_to_rest();
   void check_rest();
 
-  void perform(std::size_t worker, Lifetime::Todo todo);
+  void perform(std::size_t worker, Effects effects);
   void on_destroyed(Object& object);
   [[nodiscard]] bool in_use(const RRefId& id, std::string& where) const;
   void fail(const std::string& what);
@@ -78,7 +78,7 @@ class LifetimeSimulation {
   [[nodiscard]] WorkerLife life(std::size_t worker) const {
     return {static_cast<std::uint32_t>(worker), 1 + worker};
   }
-  // A message from a worker whose death this one has heard of is not accepted.
+  // Messages from a worker that this one knows to be dead are not accepted.
   [[nodiscard]] bool cut(std::size_t from, std::size_t at) const {
     return heard_.contains({at, from});
   }
@@ -92,7 +92,7 @@ class LifetimeSimulation {
   std::vector<Frame> frames_;
   std::vector<std::unique_ptr<Object>> objects_;
   std::map<RRefId, Object*> object_of_;
-  std::set<std::pair<std::size_t, std::size_t>> heard_;  // (who, of whose death)
+  std::set<std::pair<std::size_t, std::size_t>> heard_;  // (worker, dead worker it knows of)
   std::vector<std::size_t> dead_;
   std::vector<int> waiting_;  // per worker: waiters not yet called
   std::string failure_;

@@ -1,5 +1,4 @@
-// Random walks over the lifetime protocol. A failure prints its seed: LifetimeSimulation(seed,
-// options).run() repeats it.
+// Random walks over the lifetime protocol. A failure prints its seed, which reproduces it.
 
 #include "tests/rref/lifetime_simulation.h"
 

@@ -1,4 +1,4 @@
-// Whether the simulation of the lifetime protocol bites: it must find each deliberate mistake.
+// Checks the simulation of the lifetime protocol: it must detect each deliberate error.
 
 #include "tests/rref/mutations.h"
 
@@ -21,7 +21,7 @@ bool broken(Mutation mutation) { return mutation == turned_on; }
 namespace test {
 namespace {
 
-// What one of up to `walks` random walks finds wrong; empty when nothing.
+// The first failure of up to `walks` random walks; empty if there is none.
 std::string found_within(int walks) {
   for (int i = 0; i < walks; ++i) {
     const auto seed = 6'000'000 + static_cast<std::uint64_t>(i);

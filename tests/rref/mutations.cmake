@@ -1,6 +1,7 @@
-# Deliberate mistakes in the lifetime protocol, for mutation_test.cc, which turns them on one at a time. stitch_mutate() copies a source file
-# of rref/lifetime/ with its mutations built in: pairs of what stands there and what stands there instead, behind broken(Mutation::name). A text that is
-# not found exactly once stops the configuration: the mutation has to follow the code that it breaks.
+# Deliberate errors in the lifetime protocol, for mutation_test.cc, which turns them on one at a time. stitch_mutate()
+# copies a source file of rref/lifetime/ and replaces text in it: the arguments are pairs of the original text and its
+# replacement, which tests broken(Mutation::name). A text that is not found exactly once stops the configuration: the
+# mutation has to be changed together with the code.
 function(stitch_mutate file output)
   set(source "${PROJECT_SOURCE_DIR}/rref/lifetime/${file}")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
@@ -12,7 +13,7 @@ function(stitch_mutate file output)
     string(FIND "${text}" "${right}" first)
     string(FIND "${text}" "${right}" only REVERSE)
     if(first EQUAL -1 OR NOT first EQUAL only)
-      message(FATAL_ERROR "mutation of rref/lifetime/${file}: this is not there exactly once: ${right}")
+      message(FATAL_ERROR "mutation of rref/lifetime/${file}: not found exactly once: ${right}")
     endif()
     string(REPLACE "${right}" "${ARGV${next}}" text "${text}")
   endforeach()

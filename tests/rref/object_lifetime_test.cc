@@ -1,5 +1,5 @@
-// An object outlives whatever runs on it. What breaks that is a use after free, too, which
-// AddressSanitizer finds.
+// An object outlives the functions that use it. A violation is also a use after free, which
+// AddressSanitizer detects.
 
 #include <gtest/gtest.h>
 
@@ -28,12 +28,12 @@ using testing::Gate;
 int echo(int x) { return x; }
 
 Gate gate;
-std::atomic<int> inside{0};         // methods that stand at the gate
+std::atomic<int> inside{0};         // methods that wait at the gate
 std::atomic<int> gone{0};           // objects
 std::atomic<int> gone_under_us{0};  // while a method ran on them
 std::atomic<std::thread::id> gone_on;
 
-// Has a method that takes as long as the gate is shut, and memory to read after that.
+// Has a method that waits until the gate is open and reads the object's memory after that.
 class Shelf {
  public:
   Shelf() : numbers_(1000, 1) {}
@@ -80,7 +80,7 @@ TEST_F(ObjectLifetime, AMethodGoesOnWithItsObjectWhenTheCreationOfItsResultTimes
     EXPECT_EQ(sum.when_created().error().code(), ErrorCode::timeout);
   }
   ASSERT_TRUE(eventually([&] { return number(cluster, 1, "entries") == 0; })) << tables(cluster);
-  // What was let go of would have been destroyed by the threads that serve these.
+  // A released object would have been destroyed by the threads that serve these.
   for (int i = 0; i < 20; ++i) EXPECT_EQ(rpc_sync<&echo>("worker1", i), i);
   EXPECT_EQ(inside, 1);
   EXPECT_EQ(gone, 0);
@@ -102,7 +102,7 @@ TEST_F(ObjectLifetime, AShutdownThatIsNotGracefulDestroysObjectsWhenTheirMethods
   cluster[1].shutdown({.graceful = false, .timeout = 10s});
   EXPECT_EQ(gone_under_us, 0);
   EXPECT_EQ(gone, 1);
-  EXPECT_EQ(gone_on.load(), std::this_thread::get_id()) << "the one that shut down";
+  EXPECT_EQ(gone_on.load(), std::this_thread::get_id()) << "the thread that shut down";
   EXPECT_TRUE(method.wait_for(20s));
   EXPECT_TRUE(elsewhere.wait_for(20s));
 }
@@ -114,7 +114,7 @@ TEST_F(ObjectLifetime, ObjectsOfHandlersThatAreLeftBehindStay) {
     const auto method = shelf.rpc_async<&Shelf::sum_at_the_gate>();
     const auto elsewhere = rpc_async<&sum_by_local_value>("worker1", shelf);
     ASSERT_TRUE(eventually([] { return inside == 2; }));
-    cluster[1].shutdown({.graceful = false, .timeout = 10ms});  // closing takes a second at most
+    cluster[1].shutdown({.graceful = false, .timeout = 10ms});  // closing may take a second more
     EXPECT_EQ(inside, 2);
     EXPECT_EQ(gone, 0);
   }
@@ -124,7 +124,7 @@ TEST_F(ObjectLifetime, ObjectsOfHandlersThatAreLeftBehindStay) {
   EXPECT_EQ(gone_under_us, 0);
 }
 
-// A guard on a member of an object that is destroyed when the last reference to it goes.
+// Its methods hold a guard on a member, and the last reference is dropped meanwhile.
 struct Guarded {
   std::atomic<int> guards{0};
   std::vector<int> numbers = std::vector<int>(1000, 1);
@@ -136,7 +136,7 @@ struct Guarded {
     Guarded& of;
     explicit Guard(Guarded& guarded) : of(guarded) { ++of.guards; }
     ~Guard() {
-      // Longer than it takes the answer to arrive and the last reference to go.
+      // Longer than it takes the answer to arrive and the last reference to be dropped.
       static_cast<void>(eventually([] { return gone > 0; }, 50ms));
       --of.guards;
     }
@@ -174,10 +174,10 @@ TEST_F(ObjectLifetime, ACoroutineMethodAnswersWhenItsFrameIsGone) {
   EXPECT_EQ(gone_under_us, 0);
 }
 
-TEST_F(ObjectLifetime, ObjectsGoOnUserFunctionThreadsWhoeverLetsGoOfThem) {
+TEST_F(ObjectLifetime, ObjectsAreDestroyedOnUserFunctionThreadsWhereverTheLastReferenceIsDropped) {
   Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
   gate.open();
-  // Lets go on this thread, and on the thread that reads the DROP; destroyed on neither.
+  // Dropped on this thread, and on the thread that reads the DROP; destroyed on neither.
   { const auto mine = make_rref(std::make_unique<Shelf>()); }
   EXPECT_TRUE(eventually([] { return gone == 1; }));
   EXPECT_NE(gone_on.load(), std::this_thread::get_id());

@@ -1,5 +1,5 @@
-// One worker of three whose worker 1 is killed, for owner_death_test.cc: what became of references
-// to its objects, and of objects that it referred to.
+// One of three workers, for owner_death_test.cc. Worker 1 is killed; worker 0 prints what happens
+// to references to its objects and to objects that it held references to.
 #include <signal.h>
 #include <unistd.h>
 
@@ -48,17 +48,17 @@ bool has_lost_the_owner() {
 }
 
 int first_worker() {
-  const auto owned_there = stitch::remote<Tally>("worker1");  // by the one that dies
+  const auto owned_there = stitch::remote<Tally>("worker1");  // by the worker that dies
   const auto owned_elsewhere = stitch::remote<Tally>("worker2");
   const auto mine = stitch::make_rref(1);
   owned_there.rpc_sync<&Tally::add>(1);
-  // The one that dies holds what others own.
+  // The worker that dies holds an object of another worker.
   stitch::rpc_sync<keep>("worker1", owned_elsewhere);
   stitch::rpc_sync<add_one>("worker2", owned_there);
   std::printf("owner epoch %llu\n", static_cast<unsigned long long>(owned_there.owner().epoch));
   const auto start = std::chrono::steady_clock::now();
   stitch::notify<die>("worker1");
-  // Until then what is asked of it may still be answered.
+  // Until its loss is noticed, requests to it may still be answered.
   while (!(has_lost_the_owner() && stitch::rpc_sync<has_lost_the_owner>("worker2")) &&
          std::chrono::steady_clock::now() - start < 2s) {
     std::this_thread::sleep_for(1ms);

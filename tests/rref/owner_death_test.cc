@@ -1,4 +1,4 @@
-// References when a process dies that owns objects and refers to others.
+// The death of a process that owns objects and holds references to others.
 #include <gtest/gtest.h>
 
 #include <chrono>

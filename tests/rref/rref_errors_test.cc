@@ -1,4 +1,4 @@
-// What a reference says when its object, its owner or its creation is not there.
+// The errors of a reference whose object, owner or creation failed.
 
 #include <gtest/gtest.h>
 
@@ -86,7 +86,7 @@ TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEp
   EXPECT_EQ(again.code(), ErrorCode::disconnected);
   expect_in(again, gone);
 
-  // The handler of another worker cannot use it either, and need not say so itself.
+  // The handler of another worker cannot use it either; its caller gets the same error.
   for (const Error& there : {error_of([&] { rpc_sync<&add_one>("worker2", tally); }),
                              error_of([&] { rpc_sync<&add_one_later>("worker2", tally); }),
                              error_of([&] { remote<&add_one>("worker2", tally).to_here(); })}) {
@@ -184,7 +184,7 @@ TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
   gate.open();
   there.with_timeout(20s).when_created().get();
   EXPECT_EQ(here.with_timeout(20s).local_value(), 2);
-  EXPECT_EQ(there.to_here(20s), 1) << "a wait that gave up is no outcome";
+  EXPECT_EQ(there.to_here(20s), 1) << "a wait that timed out does not change the outcome";
   gate.close();
 }
 

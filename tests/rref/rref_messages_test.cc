@@ -1,4 +1,4 @@
-// What references cost: which messages are sent for them, and which are not.
+// The cost of references: which messages are sent for them.
 
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ void drop_kept() {
   kept = RRef<Tally>();
 }
 
-// Requests and replies sent by all workers: not what the ledgers send on their own.
+// Requests and replies sent by all workers, without ledger frames.
 std::int64_t messages(Cluster& cluster) {
   std::int64_t sent = 0;
   for (int rank = 0; rank < cluster.size(); ++rank) {
@@ -70,7 +70,7 @@ std::int64_t messages(Cluster& cluster) {
   }
   return sent;
 }
-// A ledger frame that leaves at this moment may be in one of the two numbers only.
+// Repeats the count: a ledger frame that is being sent may be in only one of the two numbers.
 bool come_to(std::int64_t wanted, Cluster& cluster) {
   return eventually([&] { return messages(cluster) == wanted; }, 5s);
 }
@@ -88,8 +88,8 @@ TEST(RRefMessages, HandlersThatReturnOrAwaitWithTheirReferenceTellTheOwnerNothin
       EXPECT_EQ(rpc_sync<&use_later>("worker2", tally), 1);
       EXPECT_EQ(rpc_sync<&use_later_by_reference>("worker2", tally), 1);
     }
-    // None, but for pauses of this machine that look like a reference being kept: few beside the
-    // 500 calls, each of which would register its reference otherwise.
+    // None, unless a pause of this machine makes a reference look kept: few compared with the 500
+    // calls, each of which would register its reference otherwise.
     EXPECT_LT(number(cluster, 2, "registrations") - registrations, 50);
     EXPECT_TRUE(eventually([&] { return number(cluster, 2, "holds") == 0; })) << tables(cluster);
     EXPECT_TRUE(eventually([&] { return number(cluster, 1, "holders") == 1; })) << tables(cluster);
@@ -148,7 +148,7 @@ TEST(RRefMessages, ConfirmationComesWithTheCreationAndTravelsWithTheReference) {
   const auto number = remote<&beyond_the_gate>("worker1", 4);
   EXPECT_FALSE(number.confirmed_by_owner());
   EXPECT_FALSE(rpc_sync<&confirmed_there>("worker2", number));
-  EXPECT_TRUE(rpc_sync<&confirmed_there>("worker1", number)) << "the owner knows of it";
+  EXPECT_TRUE(rpc_sync<&confirmed_there>("worker1", number)) << "the owner knows of its object";
   gate.open();
   number.when_created().get();
   EXPECT_TRUE(number.confirmed_by_owner());

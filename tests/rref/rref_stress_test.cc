@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"

@@ -1,4 +1,4 @@
-// What an RRef does for its user, over whole worlds in one process.
+// RRef as its user sees it, in whole worlds within one process.
 
 #include "stitch/rref/rref.h"
 #include "stitch/rpc/agent/agent.h"
@@ -158,7 +158,7 @@ Wallet give_wallet(int n) {
   EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster); \
   EXPECT_TRUE(eventually([&] { return live_counters == 0; })) << live_counters << " objects live"
 
-// Nothing here constructs it remotely.
+// Not constructed remotely by this program.
 struct Served {
   Served(int number, std::string text) : number(number), text(std::move(text)) {}
   int number;
@@ -174,11 +174,11 @@ TEST(RRef, AConstructorCanBeExported) {
 }
 
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
-  const std::string name = "ps::missing";  // the call refers to it until it ends
+  const std::string name = "ps::missing";  // not copied by the call
   Cluster cluster(2);
-  const auto agent = rpc::current_agent();
-  const RRef<int> missing(rref::RRefAgent::of(*agent)->create(
-      cluster[1].info(), name, 5s, rpc::Agent::begin_request(rpc::function_id(name))));
+  const Target target = cluster[1].info();
+  const RRef<int> missing(rref::create(
+      rref::begin_creation(rpc::current_agent(), target, rpc::function_id(name)), name, 5s));
   try {
     missing.when_created().get();
     FAIL();
@@ -448,7 +448,7 @@ TEST(RRef, WrongUsesSayWhatIsWrong) {
             std::string::npos);
   WorkerScope other(cluster[1]);
   EXPECT_EQ(rpc_sync<&look_only>("worker0", remote<Counter>("worker1", 1)), 1)
-      << "a worker of this process may send its own references, and no other's";
+      << "a worker may send its own references, not those of others in its process";
   EXPECT_NE(text_of([&] {
               (void)rpc_sync<&fetch_it>("worker0", there);
             }).find("cannot be sent by worker 1"),
@@ -484,9 +484,9 @@ TEST(RRefLifetime, ACallThatOnlyUsesItsReferenceSendsNoControlMessages) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < 500; ++i) ASSERT_EQ(rpc_sync<&look_only>("worker2", counter), 1);
     const auto took = std::chrono::steady_clock::now() - start;
-    // Only acknowledgements nobody waits for may go on their own, one in 20 ms at most.
+    // Only acknowledgements that no peer waits for may be sent alone, at most one in 20 ms.
     EXPECT_LE(messages() - before, 4 + took / 20ms);
-    EXPECT_EQ(number(cluster, 1, "holders"), 1) << "the borrower is not known to the owner";
+    EXPECT_EQ(number(cluster, 1, "holders"), 1) << "the owner does not know of the borrower";
   }
   EXPECT_EMPTY(cluster);
 }
@@ -498,7 +498,7 @@ TEST(RRefLifetime, DroppedInEveryOrderTheObjectGoesWithTheLast) {
   do {
     {
       auto counter = remote<Counter>("worker0", 1);
-      counter.when_created().get();  // sharing it does not wait for that
+      counter.when_created().get();  // not required before sharing it
       for (const auto& place : places) rpc_sync<&keep>(place, place, counter);
     }
     for (const int each : order) {
@@ -511,7 +511,7 @@ TEST(RRefLifetime, DroppedInEveryOrderTheObjectGoesWithTheLast) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(RRefLifetime, CreatedPassedOnAndDroppedAtOnceItReachesTheReceiver) {
+TEST(RRefLifetime, CreatedPassedOnAndDroppedImmediatelyItReachesTheReceiver) {
   Cluster cluster(3);
   for (int i = 0; i < 100; ++i) {
     notify<&keep>("worker2", "later", remote<Counter>("worker1", i));

@@ -1,4 +1,4 @@
-// What the workers of a cluster say of their tables of references.
+// The debug_info() of a cluster's reference tables.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline bool tables_empty(Cluster& cluster) {
   return true;
 }
 
-// What is not zero in them.
+// The numbers that are not zero, one line per worker.
 inline std::string tables(Cluster& cluster) {
   std::string text;
   for (int rank = 0; rank < cluster.size(); ++rank) {

@@ -1,4 +1,4 @@
-// The tables' rules one by one; the simulation covers their interplay.
+// The rules of the tables one by one; the simulation covers their combinations.
 
 #include <gtest/gtest.h>
 
@@ -18,10 +18,10 @@ namespace {
 constexpr WorkerLife kOwner{0, 10}, kHere{1, 11}, kFriend{2, 12};
 const RRefId kObject{kOwner, kFriend, 0};
 
-std::size_t count(const Effects& effects, LedgerOp::Kind kind) {
+std::size_t count(const TableEffects& effects, LedgerOp::Kind kind) {
   return static_cast<std::size_t>(
       std::count_if(effects.ops.begin(), effects.ops.end(),
-                    [&](const Effects::Op& op) { return op.op.kind == kind; }));
+                    [&](const TableEffects::Op& op) { return op.op.kind == kind; }));
 }
 
 TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
@@ -60,9 +60,9 @@ TEST(IntervalSet, TakesInEverythingBelowANumber) {
   EXPECT_EQ(intervals.runs(), 1u);
 }
 
-TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
+TEST(HolderTable, ABorrowThatEndsWithItsMessageSendsNothingToTheOwner) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.drop_local(kObject, effects);
@@ -74,15 +74,15 @@ TEST(HolderTable, ABorrowThatEndsWithItsMessageTellsTheOwnerNothing) {
   EXPECT_EQ(table.size(), 0u);
 }
 
-TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowledgement) {
+TEST(HolderTable, AKeptBorrowIsRegisteredAndItsSenderSettledOnlyAfterTheAcknowledgement) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
   table.register_kept(effects);
   EXPECT_TRUE(effects.kept);
-  EXPECT_TRUE(effects.ops.empty()) << "it may be a matter of a moment";
+  EXPECT_TRUE(effects.ops.empty()) << "not before it has been kept for some time";
   table.register_kept(effects);
   EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
   EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 0u);
@@ -93,9 +93,9 @@ TEST(HolderTable, WhatIsKeptIsRegisteredAndItsLenderSettledOnlyAfterTheAcknowled
   EXPECT_EQ(table.size(), 0u);
 }
 
-TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
+TEST(HolderTable, TheOwnersTokensAreSettledDirectlyAfterTheRegistration) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kOwner, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
@@ -110,7 +110,7 @@ TEST(HolderTable, WhatTheOwnerLentIsSettledRightBehindTheRegistration) {
 TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
   HolderTable table;
   for (std::uint64_t token = 0; token < 5; ++token) {
-    Effects effects;
+    TableEffects effects;
     table.receive(kObject, {kFriend, token}, false, std::nullopt, effects);
     EXPECT_TRUE(table.pin(kObject)) << "the answer carries it back";
     table.message_done(kObject, effects);
@@ -121,14 +121,14 @@ TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
     EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 1u);
     EXPECT_EQ(table.size(), 0u);
   }
-  Effects effects;
+  TableEffects effects;
   table.register_kept(effects);
-  EXPECT_FALSE(effects.kept) << "there is nothing to come back for";
+  EXPECT_FALSE(effects.kept) << "nothing is kept any more";
 }
 
-TEST(HolderTable, WhatIsKeptWhileItComesAgainIsForTheLastMessageToDecide) {
+TEST(HolderTable, AKeptBorrowThatArrivesAgainIsDecidedByItsLastMessage) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.add_local(kObject);
   table.message_done(kObject, effects);
@@ -144,21 +144,21 @@ TEST(HolderTable, WhatIsKeptWhileItComesAgainIsForTheLastMessageToDecide) {
 
 TEST(HolderTable, AReferenceThatCameBackKnowsNothingOfItsCreation) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   const RRefId mine{kOwner, kHere, 0};
   table.begin_create(mine);
-  EXPECT_TRUE(table.hears_of_creation(mine));
+  EXPECT_TRUE(table.tracks_creation(mine));
   table.answered(mine, Error(ErrorCode::remote_exception, "no luck"), effects);
-  EXPECT_TRUE(table.hears_of_creation(mine));
+  EXPECT_TRUE(table.tracks_creation(mine));
   table.drop_local(mine, effects);
   EXPECT_EQ(table.size(), 0u);
   table.receive(mine, {kFriend, 4, true, true}, false, std::nullopt, effects);
-  EXPECT_FALSE(table.hears_of_creation(mine)) << "only the owner can tell how it ended";
+  EXPECT_FALSE(table.tracks_creation(mine)) << "only the owner knows how it ended";
 }
 
-TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
+TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillBeingProcessed) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.tick(effects);
   EXPECT_TRUE(effects.ops.empty());
@@ -166,9 +166,9 @@ TEST(HolderTable, ALongBorrowIsRegisteredWhileItsMessageIsStillDealtWith) {
   EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
 }
 
-TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
+TEST(HolderTable, TheLastOfTwoMessagesDecidesTheEndOfABorrow) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   table.receive(kObject, {kFriend, 4}, false, std::nullopt, effects);
   table.receive(kObject, {kFriend, 5}, false, std::nullopt, effects);
   table.message_done(kObject, effects);
@@ -178,9 +178,9 @@ TEST(HolderTable, OneOfTwoMessagesDoneLeavesTheDecisionToTheOther) {
   EXPECT_EQ(table.size(), 0u);
 }
 
-TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
+TEST(HolderTable, TheOwnersEndLosesItsObjectsAndCallsTheirWaiters) {
   HolderTable table;
-  Effects effects;
+  TableEffects effects;
   const RRefId mine{kOwner, kHere, 0};
   table.begin_create(mine);
   std::optional<Error> heard;
@@ -191,7 +191,7 @@ TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
   ASSERT_TRUE(heard);
   EXPECT_EQ(heard->code(), ErrorCode::disconnected);
   EXPECT_EQ(table.status(mine)->state, HolderTable::State::lost);
-  EXPECT_FALSE(table.pin(mine)) << "a lost reference travels without a pin";
+  EXPECT_FALSE(table.pin(mine)) << "a lost reference is sent without a pin";
   table.drop_local(mine, effects);
   EXPECT_EQ(table.size(), 0u);
   EXPECT_TRUE(effects.ops.empty());
@@ -199,7 +199,7 @@ TEST(HolderTable, TheOwnersEndLosesItsObjectsAndWakesWhoWaits) {
 
 TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   OwnerTable table(kOwner);
-  Effects effects;
+  TableEffects effects;
   int ran = 0;
   table.add_holder(kObject, kHere);
   ASSERT_TRUE(table.add_local(kObject));
@@ -218,13 +218,13 @@ TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
   table.drop_holder(kObject, kFriend, effects);
   EXPECT_EQ(effects.destroy.size(), 1u);
   EXPECT_EQ(table.size(), 0u);
-  EXPECT_FALSE(table.add_local(kObject)) << "ids never come back";
+  EXPECT_FALSE(table.add_local(kObject)) << "ids are never reused";
   EXPECT_THROW(table.add_holder(kObject, kHere), Error);
 }
 
 TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
   OwnerTable table(kOwner);
-  Effects effects;
+  TableEffects effects;
   ASSERT_TRUE(table.create(kObject, kFriend));
   EXPECT_TRUE(table.resolve(kObject, nullptr, Error(ErrorCode::timeout, "too late"), effects));
   EXPECT_FALSE(table.resolve(kObject, std::make_shared<int>(1), std::nullopt, effects));
@@ -234,7 +234,7 @@ TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
 
 TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   OwnerTable table(kOwner);
-  Effects effects;
+  TableEffects effects;
   ASSERT_TRUE(table.add_local(kObject));
   std::optional<Error> heard;
   table.when_resolved(
@@ -245,11 +245,11 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
   ASSERT_TRUE(heard);
   EXPECT_STREQ(heard->what(), "creator died before creation");
   const RRefId later{kOwner, kFriend, 1};
-  ASSERT_TRUE(table.add_local(later)) << "an id that turns up after the news";
+  ASSERT_TRUE(table.add_local(later)) << "an id that arrives after the creator was lost";
   EXPECT_EQ(table.status(later)->value, OwnerTable::Value::failed);
   table.drop_local(later, effects);
   EXPECT_NO_THROW(table.add_holder(later, kHere))
-      << "a receiver of the dead creator's reference breaks no rule";
+      << "a receiver of the dead creator's reference follows the protocol";
   table.drop_holder(later, kHere, effects);
   table.drop_local(kObject, effects);
   EXPECT_EQ(table.size(), 0u);
@@ -264,7 +264,7 @@ TEST(Lifetime, AnIdOfAnEarlierLifeIsLostNamingBothEpochs) {
   EXPECT_STREQ(status.lost->what(), "worker 0 epoch 1 is gone; it is now epoch 2");
 }
 
-TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
+TEST(Lifetime, AnUnsentDropIsWithdrawnWhenTheObjectArrivesAgain) {
   Lifetime owner(kOwner), here(kHere);
   const RRefId id = owner.add_object(std::make_shared<int>(1));
   const auto exchange = [&] {
@@ -283,7 +283,7 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   (void)here.drop_local(id);
   EXPECT_EQ(here.counts().holds, 0u);
   (void)here.receive(owner.pin(id, kHere), kOwner);
-  EXPECT_EQ(here.counts().held.registered, 1u);
+  EXPECT_EQ(here.counts().held.in(HolderTable::State::registered), 1u);
   exchange();
   EXPECT_EQ(owner.owned(id)->holders.size(), 1u);
   EXPECT_EQ(owner.owned(id)->pins, 0u);
@@ -292,7 +292,7 @@ TEST(Lifetime, ADropThatHasNotLeftIsTakenBackWhenTheObjectReturns) {
   EXPECT_EQ(owner.owned(id)->holders.size(), 0u);
 }
 
-TEST(Lifetime, AReferenceToldLostBeforeItsCreationIsTakenBackWhereItWasAdded) {
+TEST(Lifetime, AReferenceThatArrivedLostBeforeTheCreationIsDroppedWhereItWasAdded) {
   Lifetime owner(kOwner);
   const RRefId id{kOwner, kHere, 0};
   (void)owner.receive({.id = id, .lost = true}, kHere);
@@ -316,9 +316,9 @@ TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
   rogue.push(LedgerOp::make_settle(0));
   base::Bytes frame;
   ASSERT_TRUE(rogue.encode(frame));
-  const auto todo = here.accept_ledger(kFriend, frame.span());
-  ASSERT_TRUE(todo.broken);
-  EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
+  const auto effects = here.accept_ledger(kFriend, frame.span());
+  ASSERT_TRUE(effects.broken);
+  EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
 }
 
 std::optional<Error> thrown_by(const std::function<void()>& call) {
@@ -337,8 +337,11 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
   const RRefId never_made{kOwner, kOwner, real.k + 1};
   const RRefId of_a_stranger{kOwner, {7, 70}, 0}, of_another_life{kOwner, {1, 99}, 0};
   EXPECT_FALSE(thrown_by([&] { owner.check(real); }));
-  EXPECT_FALSE(thrown_by([&] { owner.check(kObject); })) << "its creation may still be on its way";
-  EXPECT_FALSE(thrown_by([&] { owner.check({kHere, {7, 70}, 0}); })) << "for its owner to judge";
+  EXPECT_FALSE(thrown_by([&] { owner.check(kObject); }))
+      << "the request to create it may still be in flight";
+  EXPECT_FALSE(thrown_by([&] {
+    owner.check({kHere, {7, 70}, 0});
+  })) << "only its owner can check it";
   for (const RRefId& forged : {never_made, of_a_stranger, of_another_life}) {
     const auto refusal = thrown_by([&] { owner.check(forged); });
     ASSERT_TRUE(refusal) << to_string(forged);
@@ -349,12 +352,12 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
     ASSERT_TRUE(rogue.encode(frame));
     Lifetime victim(kOwner);
     victim.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });
-    const auto todo = victim.accept_ledger(kFriend, frame.span());
-    ASSERT_TRUE(todo.broken) << to_string(forged);
-    EXPECT_EQ(todo.broken->code(), ErrorCode::protocol);
-    EXPECT_EQ(victim.counts().entries, 0u) << "nothing is waited for";
+    const auto effects = victim.accept_ledger(kFriend, frame.span());
+    ASSERT_TRUE(effects.broken) << to_string(forged);
+    EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
+    EXPECT_EQ(victim.counts().entries, 0u) << "no placeholder waits for it";
   }
-  // Of a reference to an object elsewhere, which this worker is said to have made and never did.
+  // A reference to an object of another worker that names this worker as its creator, wrongly.
   Lifetime creator(kHere);
   const RRefId made = creator.begin_create(kOwner);
   EXPECT_FALSE(thrown_by([&] { creator.check(made); }));

@@ -1,0 +1,18 @@
+#include "stitch/rref/handle.h"
+
+#include <utility>
+
+#include "stitch/rref/rref_agent.h"
+
+namespace stitch::rref {
+
+Handle::Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id, WorkerInfo owner)
+    : rrefs_(std::move(rrefs)), id_(id), owner_(std::move(owner)) {}
+
+Handle::~Handle() { rrefs_->perform(rrefs_->lifetime().drop_local(id_)); }
+
+bool Handle::is_owner() const noexcept { return id_.owner == rrefs_->lifetime().self(); }
+
+bool Handle::confirmed_by_owner() const { return rrefs_->lifetime().status(id_).confirmed; }
+
+}  // namespace stitch::rref

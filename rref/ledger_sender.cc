@@ -1,0 +1,145 @@
+#include "stitch/rref/ledger_sender.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "stitch/rref/frame_kinds.h"
+
+namespace stitch::rref {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a ledger frame waits for a message that can carry it.
+rpc::Clock::duration flush_delay(Urgency urgency) {
+  switch (urgency) {
+    case Urgency::soon:
+      return 1ms;
+    case Urgency::later:
+      return 20ms;
+    default:
+      return 200ms;
+  }
+}
+// A borrow of two ticks is registered; an operation unacknowledged for two ticks is resent.
+constexpr auto kTickInterval = 500ms;
+// The minimum time between the end of a message and the registration of a reference that outlives
+// it: longer than a settlement waits for a message to carry it, so that a reference on its way back
+// to its sender is settled first.
+constexpr auto kKeptInterval = 50ms;
+
+}  // namespace
+
+LedgerSender::LedgerSender(rpc::Agent& agent, std::shared_ptr<Lifetime> lifetime)
+    : lifetime_(std::move(lifetime)), agent_(&agent) {}
+
+std::shared_ptr<rpc::Agent> LedgerSender::agent() const {
+  base::MutexLock lock(mutex_);
+  return agent_ == nullptr ? nullptr : agent_->weak_from_this().lock();
+}
+
+void LedgerSender::schedule(const Effects& effects) {
+  if (effects.kept) watch_kept();
+  for (const auto& [peer, urgency] : effects.flush) schedule_flush(peer, urgency);
+}
+
+void LedgerSender::stop() {
+  base::MutexLock lock(mutex_);
+  agent_ = nullptr;
+  due_.clear();
+}
+
+void LedgerSender::schedule_flush(const WorkerLife& peer, Urgency urgency) {
+  if (urgency == Urgency::none) return;
+  const auto when = rpc::Clock::now() + flush_delay(urgency);
+  std::shared_ptr<rpc::Agent> alive;
+  {
+    base::MutexLock lock(mutex_);
+    if (agent_ == nullptr) return;
+    const auto [found, fresh] = due_.try_emplace(peer, when);
+    if (!fresh && found->second <= when) return;
+    found->second = when;
+    alive = agent_->weak_from_this().lock();
+  }
+  if (!alive) return;
+  alive->loop().call_at(when, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->flush_due();
+  });
+  start_ticking();
+}
+
+void LedgerSender::flush_due() {
+  const auto now = rpc::Clock::now();
+  std::vector<WorkerLife> peers;
+  {
+    base::MutexLock lock(mutex_);
+    for (auto at = due_.begin(); at != due_.end();) {
+      if (at->second <= now) {
+        peers.push_back(at->first);
+        at = due_.erase(at);
+      } else {
+        ++at;
+      }
+    }
+  }
+  const auto alive = agent();
+  if (!alive) return;
+  for (const WorkerLife& peer : peers) {
+    for (;;) {  // until nothing is due: another message may have carried it
+      rpc::OutMessage message(wire::kLedgerFrame);
+      if (!lifetime_->encode_ledger(peer, message.frame.body())) break;
+      frames_sent_.fetch_add(1);
+      try {
+        alive->send_control(alive->peers().find(WorkerId(peer.id)), std::move(message));
+      } catch (const Error&) {
+        break;  // a later tick resends it
+      }
+    }
+  }
+}
+
+void LedgerSender::start_ticking() {
+  const auto alive = agent();
+  {
+    base::MutexLock lock(mutex_);
+    if (ticking_ || !alive) return;
+    ticking_ = true;
+  }
+  alive->loop().call_at(rpc::Clock::now() + kTickInterval, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->tick();
+  });
+}
+
+void LedgerSender::tick() {
+  {
+    base::MutexLock lock(mutex_);
+    ticking_ = false;
+  }
+  schedule(lifetime_->tick());  // it calls no waiter and releases no object
+  const auto counts = lifetime_->counts();
+  if (counts.ledger_unacknowledged + counts.held.in(HolderTable::State::borrowed) > 0)
+    start_ticking();
+}
+
+void LedgerSender::watch_kept() {
+  const auto alive = agent();
+  {
+    base::MutexLock lock(mutex_);
+    if (watching_kept_ || !alive) return;
+    watching_kept_ = true;
+  }
+  alive->loop().call_at(rpc::Clock::now() + kKeptInterval, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->register_kept();
+  });
+}
+
+void LedgerSender::register_kept() {
+  {
+    base::MutexLock lock(mutex_);
+    watching_kept_ = false;
+  }
+  schedule(lifetime_->register_kept());  // as in tick()
+}
+
+}  // namespace stitch::rref

@@ -1,0 +1,204 @@
+#include "stitch/rref/object_access.h"
+
+#include <utility>
+
+#include "stitch/base/demangle.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls.h"
+#include "stitch/rref/carried_refs.h"
+#include "stitch/rref/object_server.h"
+#include "stitch/rref/rref_agent.h"
+
+namespace stitch::rref {
+namespace {
+
+constexpr std::uint32_t kNoReference = 0xffffffff;
+
+Error not_made(const Error& why, std::string_view function, const WorkerInfo& to) {
+  return why
+      .with_prefix("call " + std::string(function) + "() to " + to_string(to) + " was not made")
+      .with_worker(to.name)
+      .with_function(std::string(function));
+}
+
+// The creator has no time limit of its own: the owner decides the outcome, so that both agree.
+class PendingCreation final : public rpc::PendingCall {
+ public:
+  PendingCreation(std::shared_ptr<RRefAgent> rrefs, const RRefId& id)
+      : rrefs_(std::move(rrefs)), id_(id) {}
+  void on_reply(rpc::InMessage&) override {
+    rrefs_->perform(rrefs_->lifetime().answered(id_, std::nullopt));
+  }
+  void on_error(const Error& error) override {
+    Lifetime& lifetime = rrefs_->lifetime();
+    if (id_.owner == lifetime.self()) {
+      rrefs_->perform(lifetime.resolve(id_, nullptr, error));  // ignored if its creation has ended
+    } else if (error.remote()) {
+      rrefs_->perform(lifetime.answered(id_, error));
+    } else {
+      rrefs_->perform(lifetime.create_not_sent(id_, error));
+    }
+  }
+
+ private:
+  const std::shared_ptr<RRefAgent> rrefs_;
+  const RRefId id_;
+};
+
+}  // namespace
+
+Error wrong_type(const Handle& handle, const std::type_info& actual, const std::type_info& wanted) {
+  return Error(ErrorCode::invalid_argument, to_string(handle.id()) + " is an object of type " +
+                                                base::demangle(actual.name()) + ", not " +
+                                                base::demangle(wanted.name()));
+}
+
+HandlePtr own(const std::shared_ptr<rpc::Agent>& agent, rpc::OwnedObject value) {
+  return ObjectServer(rrefs_of(*agent)).own(std::move(value));
+}
+
+std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_view function) {
+  auto agent = handle.rrefs()->agent();
+  if (!agent)
+    throw Error(ErrorCode::shutting_down,
+                to_string(handle.id()) + " cannot be used: its worker has shut down");
+  if (const auto lost = handle.rrefs()->lifetime().status(handle.id()).lost)
+    throw rpc::CallRefused(not_made(*lost, function, handle.owner()));
+  return agent;
+}
+
+ObjectRequest begin_request(const Handle& handle, TargetUse use, std::uint64_t function_id,
+                            std::string_view function) {
+  auto agent = require_usable(handle, function);
+  agent->throw_if_stopped();
+  rpc::OutMessage message = rpc::Agent::begin_request(function_id);
+  message.attachment<OutgoingRefs>().target(handle.shared_from_this(), use);
+  return {std::move(agent), &handle.owner(), std::move(message)};
+}
+
+ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent, const Target& target,
+                             std::uint64_t function_id) {
+  agent->throw_if_stopped();
+  target.expect_no_into("remote()");
+  const WorkerInfo& to = target.resolve(agent->peers());
+  return {agent, &to, rpc::Agent::begin_request(function_id)};
+}
+
+HandlePtr create(ObjectRequest request, const std::string& function,
+                 std::optional<std::chrono::nanoseconds> limit) {
+  const auto timeout = request.agent->effective_timeout(limit);
+  const auto rrefs = rrefs_of(*request.agent);
+  const auto alive = rrefs->require_agent();
+  Lifetime& lifetime = rrefs->lifetime();
+  const WorkerInfo& to = *request.to;
+  RRefId id;
+  try {
+    id = life_of(to) == lifetime.self() ? lifetime.add_object(nullptr)
+                                        : lifetime.begin_create(life_of(to));
+  } catch (const Error& error) {
+    throw not_made(error, function, to);
+  }
+  auto handle = std::make_shared<Handle>(rrefs, id, to);
+  request.message.attachment<OutgoingRefs>().create({id, timeout});
+  alive->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
+                    std::make_shared<PendingCreation>(rrefs, id));
+  return handle;
+}
+
+void run_when_created(const Handle& handle, Waiter waiter) {
+  handle.rrefs()->when_created(handle.id(), std::move(waiter));
+}
+
+base::UniqueFunction<void()> limit_wait(const Handle& handle,
+                                        const std::shared_ptr<rpc::Agent>& agent,
+                                        std::optional<std::chrono::nanoseconds> limit,
+                                        base::UniqueFunction<void(const Error&)> on_timeout) {
+  const auto timeout = agent->effective_timeout(limit);
+  if (!is_limited(timeout)) return nullptr;
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+  auto error = Error(ErrorCode::timeout, to_string(handle.id()) + " was not created by " +
+                                             to_string(handle.owner()) + " within " +
+                                             std::to_string(ms) + " ms")
+                   .with_worker(handle.owner().name);
+  const auto timer = agent->loop().call_at(
+      rpc::Clock::now() + timeout, [on_timeout = std::move(on_timeout),
+                                    error = std::move(error)]() mutable { on_timeout(error); });
+  return [weak = std::weak_ptr(agent), timer] {
+    if (const auto alive = weak.lock()) alive->loop().cancel(timer);
+  };
+}
+
+Future<void> when_created(const Handle& handle, std::optional<std::chrono::nanoseconds> timeout) {
+  try {
+    constexpr const char* kName = "RRef::when_created";
+    const auto agent = require_usable(handle, kName);
+    if (!handle.rrefs()->lifetime().tracks_creation(handle.id())) {  // only the owner knows
+      auto request = begin_request(handle, TargetUse::await, 0, kName);
+      return detail::start_call<void>(agent, handle.owner(), kName, timeout,
+                                      std::move(request.message));
+    }
+    Promise<void> promise;
+    run_when_created(handle,
+                     [promise](const std::shared_ptr<void>&, const std::optional<Error>& failure) {
+                       if (failure) {
+                         promise.set_error(*failure);
+                       } else {
+                         promise.set_value();
+                       }
+                     });
+    complete_by(promise, handle, agent, timeout);
+    return promise.future();
+  } catch (const Error&) {
+    return make_failed_future<void>();
+  }
+}
+
+rpc::OwnedObject local_value(const Handle& handle,
+                             std::optional<std::chrono::nanoseconds> timeout) {
+  const auto agent = require_usable(handle, "RRef::local_value");
+  if (!handle.is_owner()) {
+    throw Error(ErrorCode::invalid_argument,
+                to_string(handle.id()) + " is owned by " + to_string(handle.owner()) + ", not by " +
+                    to_string(agent->self()) +
+                    " that asked for its local value; use to_here() or call a method of it");
+  }
+  Promise<rpc::OwnedObject> promise;
+  run_when_created(
+      handle, [promise](const std::shared_ptr<void>& object, const std::optional<Error>& failure) {
+        if (failure) {
+          promise.set_error(*failure);
+        } else {
+          promise.set_value(*static_cast<const rpc::OwnedObject*>(object.get()));
+        }
+      });
+  complete_by(promise, handle, agent, timeout);
+  return promise.future().get();
+}
+
+void refuse_reply(const std::shared_ptr<rpc::IncomingCall>& call) {
+  call->fail(Error(ErrorCode::protocol, "a constructor's result can only be kept"));
+}
+
+void write_reference(rpc::OutArchive& archive, const HandlePtr& handle, std::uint64_t type) {
+  archive.write(handle == nullptr ? kNoReference
+                                  : archive.message().attachment<OutgoingRefs>().add(handle));
+  archive.write(type);
+}
+
+HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type, std::string_view type_name) {
+  std::uint32_t index = 0;
+  std::uint64_t written = 0;
+  archive.read(index);
+  archive.read(written);
+  if (written != type)
+    throw Error(ErrorCode::invalid_argument, "a reference to another type arrived where RRef<" +
+                                                 std::string(type_name) + "> is expected");
+  if (index == kNoReference) return nullptr;
+  const auto* refs = archive.message().find_attachment<IncomingRefs>();
+  if (refs == nullptr)
+    throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");
+  return refs->handle(index);
+}
+
+}  // namespace stitch::rref

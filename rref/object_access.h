@@ -1,0 +1,107 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
+
+#include "stitch/base/unique_function.h"
+#include "stitch/rpc/future/future.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/owned_object.h"
+#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/handle.h"
+#include "stitch/rref/lifetime/waiter.h"
+#include "stitch/rref/rref_extension.h"
+
+namespace stitch {
+class Target;
+namespace rpc {
+class IncomingCall;
+}
+}  // namespace stitch
+
+// What the templates of RRef<T> and remote<>() need of the worker, without its classes.
+// Thread contract: every function from any thread; only local_value() waits.
+namespace stitch::rref {
+
+// ---- requests
+// A request about an object, or to create one, that is being written.
+struct ObjectRequest {
+  std::shared_ptr<rpc::Agent> agent;
+  const WorkerInfo* to;  // lives as long as the handle, or the agent
+  rpc::OutMessage message;
+};
+// The agent to use `handle` with, for a call of `function`. Throws why the reference cannot be
+// used: a CallRefused if it is lost (a handler's caller gets that error unchanged),
+// Error(shutting_down) if its worker has shut down.
+[[nodiscard]] std::shared_ptr<rpc::Agent> require_usable(const Handle& handle,
+                                                         std::string_view function);
+// A request about the object of `handle`. Throws as require_usable().
+[[nodiscard]] ObjectRequest begin_request(const Handle& handle, TargetUse use,
+                                          std::uint64_t function_id, std::string_view function);
+// A request to create an object on the target. Throws Error: an unknown worker, `into`, a worker
+// that has shut down.
+[[nodiscard]] ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent,
+                                           const Target& target, std::uint64_t function_id);
+// Sends a request whose result the receiver keeps, and returns the reference to it. `function`, a
+// registered name, is not copied. Throws Error if the request cannot be made.
+[[nodiscard]] HandlePtr create(ObjectRequest request, const std::string& function,
+                               std::optional<std::chrono::nanoseconds> limit);
+
+// ---- objects of this worker
+// Owns `value` here; returns the first handle on it. Throws Error(shutting_down) after shutdown.
+[[nodiscard]] HandlePtr own(const std::shared_ptr<rpc::Agent>& agent, rpc::OwnedObject value);
+// Calls `waiter` when the creation has ended, at the owner with the rpc::OwnedObject. REQUIRES:
+// handle.is_owner(), or Lifetime::tracks_creation().
+void run_when_created(const Handle& handle, Waiter waiter);
+// The object. Waits for its creation as when_created() does and throws its error. Throws
+// Error(invalid_argument) if it is not owned here.
+[[nodiscard]] rpc::OwnedObject local_value(const Handle& handle,
+                                           std::optional<std::chrono::nanoseconds> timeout);
+[[nodiscard]] Error wrong_type(const Handle& handle, const std::type_info& actual,
+                               const std::type_info& wanted);
+
+// ---- waiting
+// As RRef::when_created().
+[[nodiscard]] Future<void> when_created(const Handle& handle,
+                                        std::optional<std::chrono::nanoseconds> timeout);
+// Calls `on_timeout`, on the timer thread, with Error(timeout) when the limit (none: the worker's;
+// zero: never) has passed. Returns a function that stops the timer; empty if there is no limit.
+[[nodiscard]] base::UniqueFunction<void()> limit_wait(
+    const Handle& handle, const std::shared_ptr<rpc::Agent>& agent,
+    std::optional<std::chrono::nanoseconds> limit,
+    base::UniqueFunction<void(const Error&)> on_timeout);
+// Fails `promise` when the limit has passed, unless it is complete by then.
+template <class T>
+void complete_by(const Promise<T>& promise, const Handle& handle,
+                 const std::shared_ptr<rpc::Agent>& agent,
+                 std::optional<std::chrono::nanoseconds> limit) {
+  if (promise.future().ready()) return;
+  auto stop_timer =
+      limit_wait(handle, agent, limit, [promise](const Error& error) { promise.set_error(error); });
+  if (stop_timer) promise.future().on_ready(std::move(stop_timer));
+}
+// A future of the exception that is being handled, of whatever type it is.
+template <class T>
+[[nodiscard]] Future<T> make_failed_future() {
+  Promise<T> promise;
+  promise.set_exception(std::current_exception());
+  return promise.future();
+}
+
+// ---- messages
+// Answers a request that wants the result of a constructor sent back.
+void refuse_reply(const std::shared_ptr<rpc::IncomingCall>& call);
+// Writes and reads one reference in a body: its index and the type it was created as. A null handle
+// is read as null.
+void write_reference(rpc::OutArchive& archive, const HandlePtr& handle, std::uint64_t type);
+[[nodiscard]] HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type,
+                                       std::string_view type_name);
+
+}  // namespace stitch::rref
