@@ -19,7 +19,7 @@ void first(Side& side) {
       asm volatile(""
                    :
                    : "r"(to.data())
-                   : "memory");  // the copy is wanted although nobody reads it
+                   : "memory");  // the copy is wanted although its result is not read
     });
     side.result("floor.memcpy." + std::to_string(mib) + "MiB",
                 mib * kMiB / kGiB / (median(times) * 1e-6), "GiB/s");

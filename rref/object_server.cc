@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
 
 namespace stitch::rref {
@@ -53,7 +54,7 @@ void send_object(const std::shared_ptr<rpc::IncomingCall>& call, const rpc::Owne
 }  // namespace
 
 bool is_limited(std::chrono::nanoseconds timeout) {
-  return timeout > 0ns && timeout < rpc::Clock::time_point::max() - rpc::Clock::now();
+  return base::deadline_or_none(timeout) != rpc::Clock::time_point::max();
 }
 
 HandlePtr ObjectServer::own(rpc::OwnedObject value) const {

@@ -133,7 +133,7 @@ TEST(Recycler, AThreadReusesTheBlocksItFreed) {
 
 // One thread allocates, another frees: the memory must be reused.
 TEST(Recycler, BlocksFreedByAnotherThreadAreReused) {
-  constexpr std::size_t kAtOnce = 100;
+  constexpr std::size_t kBatch = 100;
   constexpr int kRounds = 2000;
   for (const std::size_t bytes : {std::size_t{64}, std::size_t{500}, std::size_t{4096}}) {
     Basket there;
@@ -147,7 +147,7 @@ TEST(Recycler, BlocksFreedByAnotherThreadAreReused) {
     std::set<void*> seen;
     for (int i = 0; i < kRounds; ++i) {
       std::vector<void*> blocks;
-      for (std::size_t k = 0; k < kAtOnce; ++k) {
+      for (std::size_t k = 0; k < kBatch; ++k) {
         blocks.push_back(take_recycled(bytes));
         std::memset(blocks.back(), i & 0xff, bytes);
         seen.insert(blocks.back());
@@ -159,7 +159,7 @@ TEST(Recycler, BlocksFreedByAnotherThreadAreReused) {
     // The blocks in flight, two batches of 32 in each of the two threads, and those of the shared
     // list.
     if (STITCH_TEST_RECYCLES) {
-      EXPECT_LE(seen.size(), kAtOnce + 8 * 32) << bytes;
+      EXPECT_LE(seen.size(), kBatch + 8 * 32) << bytes;
     }
   }
 }

@@ -6,7 +6,7 @@ cmake_minimum_required(VERSION 3.25)
 include("${SOURCE_DIR}/cmake/StitchPublicHeaders.cmake")
 
 # Of stitch.h, itself included. It may be lowered, not raised.
-set(limit 76)
+set(limit 59)
 set(internal
   "^base/(event_loop|task_thread|descriptor|forked)\\.h$"
   "^transport/[a-z_]+\\.h$"
@@ -21,7 +21,7 @@ set(internal
   "^dist_autograd/executor/")
 set(exceptions rpc/agent/call_path.h)
 # Headers that do not keep to the list above yet. One that does has to leave this list.
-set(not_yet stitch.h dist_autograd/rref_backward.h dist_optim/distributed_optimizer.h rref/remote_module.h rref/rref.h)
+set(not_yet "")
 
 string(REPLACE "|" ";" SYSTEM_INCLUDES "${SYSTEM_INCLUDES}")
 list(TRANSFORM SYSTEM_INCLUDES PREPEND "-isystem")

@@ -127,7 +127,7 @@ void empty_all_drawers(Cluster& cluster) {
   })) << what_is_left(cluster);
 }
 
-// Nobody waits for an answer or an acknowledgement.
+// No worker waits for an answer or an acknowledgement.
 bool none_waits(Cluster& cluster) {
   for (int rank = 0; rank < cluster.size(); ++rank) {
     for (const char* name : {"holds_creating", "holds_registering", "ledger_unacknowledged"}) {
@@ -178,7 +178,7 @@ TEST(RRefStress, LostLedgerFramesAreSentAgain) {
                                      const transport::Message& message) {
       Fate fate;
       // Scattered: when each round of a link has two messages, every second one would be the same
-      // one for ever.
+      // one again and again.
       const bool unlucky = (sequence * 0x9e3779b97f4a7c15) >> 61 < 3;
       fate.drop = unlucky && transport::FrameView(message).kind() == rref::wire::kLedgerFrame;
       if (fate.drop) ++lost;
@@ -304,7 +304,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
       broke = hit->load();
       if (broke) {
         empty_drawer(0);
-        // What was lent to a lost worker, or is owned by one that others have lost, stays; nobody
+        // What was lent to a lost worker, or is owned by one that others have lost, stays; none
         // waits for a word that will not come.
         EXPECT_TRUE(eventually([&] { return none_waits(cluster); })) << "message " << k << "\n"
                                                                      << tables(cluster);

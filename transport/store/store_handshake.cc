@@ -160,12 +160,12 @@ base::Bytes encode_answer(std::span<const std::byte> content) {
 }
 
 base::Bytes encode_refusal(ErrorCode code, const std::string& text) {
-  constexpr std::size_t kMostText =
+  constexpr std::size_t kMaxText =
       StoreHandshake::kAnswerBytes - sizeof(std::uint8_t) - sizeof(std::uint32_t);
   base::Bytes bytes;
   base::ByteWriter writer(bytes);
   writer.write(static_cast<std::uint8_t>(code));
-  writer.write_string(std::string_view(text).substr(0, kMostText));
+  writer.write_string(std::string_view(text).substr(0, kMaxText));
   return padded(std::move(bytes));
 }
 

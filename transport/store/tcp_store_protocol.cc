@@ -19,8 +19,8 @@ base::Bytes encode_refused(ErrorCode code, const std::string& text) {
   base::Bytes bytes;
   base::ByteWriter writer(bytes);
   writer.write(code);
-  constexpr std::size_t kMostText = 4000;
-  writer.write_string(std::string_view(text).substr(0, kMostText));
+  constexpr std::size_t kMaxText = 4000;
+  writer.write_string(std::string_view(text).substr(0, kMaxText));
   return bytes;
 }
 
