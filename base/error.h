@@ -75,10 +75,10 @@ class Error : public std::exception {
 // such.
 [[nodiscard]] std::string describe(const std::exception_ptr& exception);
 
-// For a library whose exceptions have more than the reason in what(), a stack for example: what
-// describe() uses as the text of an exception for which `reader` returns one. One per process. Any
-// thread.
+// Returns the reason of an exception of a library whose what() has more than that, a stack for
+// example; nothing for other exceptions.
 using ReasonReader = std::optional<std::string> (*)(const std::exception& exception);
+// Has describe() use the texts that `reader` returns. One per process. Any thread.
 void set_reason_reader(ReasonReader reader) noexcept;
 
 }  // namespace stitch

@@ -1,32 +1,21 @@
 # The API reference of the public headers: cmake --build <folder> --target docs. Not part of `all`; only where doxygen is installed.
 
-# What README's guide names, and what those headers forward to.
-set(STITCH_PUBLIC_HEADERS
-  base/error.h
-  rpc/worker.h
-  rpc/options.h
-  rpc/options/options.h
-  rpc/calls.h
-  rpc/target.h
-  rpc/future.h
+include(StitchPublicHeaders)
+# Where the public headers have some of their names from.
+set(STITCH_REFERENCE_HEADERS ${STITCH_PUBLIC_HEADERS}
+  rpc/future/execution_context.h
   rpc/future/future.h
   rpc/future/future_group.h
-  rpc/future/execution_context.h
-  rpc/sendable.h
   rpc/message/sendable.h
   rpc/message/worker_info.h
-  rpc/function_runner.h
-  rref/rref.h
+  rpc/options/options.h
   rref/remote_call.h
-  rref/remote_module.h
-  dist_autograd/context.h
-  dist_autograd/rref_backward.h
-  dist_autograd/graph/gradient_store.h
+  dist_autograd/graph/gradient_map.h
   dist_autograd/graph/ids.h
-  dist_optim/distributed_optimizer.h
   dist_optim/optimizer_traits.h
-  dist_optim/parameter_lock.h
-  dist_optim/step_policy.h)
+  dist_optim/shadow_parameter.h
+  transport/store/store.h
+  transport/wire/encryption.h)
 
 find_program(STITCH_DOXYGEN doxygen)
 find_program(STITCH_DOT dot)
@@ -39,7 +28,7 @@ endif()
 set(STITCH_REFERENCE_SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/docs/reference")
 set(STITCH_REFERENCE_DIR "${CMAKE_CURRENT_BINARY_DIR}/docs")
 set(STITCH_REFERENCE_INPUT "\"${STITCH_REFERENCE_SOURCES}/main_page.dox\"")
-foreach(header IN LISTS STITCH_PUBLIC_HEADERS)
+foreach(header IN LISTS STITCH_REFERENCE_HEADERS)
   string(APPEND STITCH_REFERENCE_INPUT " \\\n                         \"${STITCH_INCLUDE_ROOT}/stitch/${header}\"")
 endforeach()
 set(STITCH_REFERENCE_DOT NO)

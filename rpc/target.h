@@ -48,6 +48,7 @@ class Target {
 
   // The worker meant. Throws Error(invalid_argument) when there is none of that name or id.
   [[nodiscard]] const WorkerInfo& resolve(const rpc::PeerTable& peers) const;
+  // Of calls to this target; none: Options::rpc_timeout.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {
     return timeout_;
   }

@@ -18,9 +18,9 @@ namespace stitch::transport {
 // value over kMaxValueBytes.
 class Store {
  public:
-  using Timeout = std::chrono::milliseconds;
-  static constexpr std::size_t kMaxKeyBytes = 1024;
-  static constexpr std::size_t kMaxValueBytes = std::size_t{8} << 20;
+  using Timeout = std::chrono::milliseconds;                           // how long to wait
+  static constexpr std::size_t kMaxKeyBytes = 1024;                    // of one key
+  static constexpr std::size_t kMaxValueBytes = std::size_t{8} << 20;  // of one value
 
   virtual ~Store() = default;
 

@@ -12,6 +12,7 @@ enum class Encryption : std::uint8_t {
   integrity = 1,  // not encrypted, but changed, repeated, dropped or inserted records are detected
   on = 2,         // encrypted, too
 };
+// "off", "integrity", "on".
 [[nodiscard]] std::string_view name_of(Encryption encryption) noexcept;
 // Nothing for a name other than "off", "integrity", "on".
 [[nodiscard]] std::optional<Encryption> encryption_named(std::string_view name) noexcept;
