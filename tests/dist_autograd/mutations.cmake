@@ -70,6 +70,12 @@ stitch_mutated_copy(dist_autograd/pass_protocol.cc tests/dist_autograd/mutations
   [[  workers.insert(root_);]]
   [[  if (!broken(Mutation::aborts_without_telling_the_root)) workers.insert(root_);]]
 
+  [[    if (begun_) close_marking(effects);]]
+  [[    if (begun_ || broken(Mutation::closes_the_marking_before_it_began)) close_marking(effects);]]
+
+  [[(peers_.contains(worker) ||]]
+  [[(peers_.contains(worker) || broken(Mutation::fails_for_any_loss) ||]]
+
   [[participants_.contains(worker) ||]]
   [[(participants_.contains(worker) && !broken(Mutation::ignores_the_loss_of_participants)) ||]]
 

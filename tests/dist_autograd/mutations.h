@@ -23,7 +23,9 @@ enum class Mutation {
   does_not_look_for_early_losses,
   delivers_after_the_end,
   goes_on_after_a_failure,
-  last = goes_on_after_a_failure,
+  closes_the_marking_before_it_began,  // at the root
+  fails_for_any_loss,                  // also of workers that take no part
+  last = fails_for_any_loss,
 };
 
 // Whether this is the one that is turned on.

@@ -148,14 +148,16 @@ void PassSimulation::make_graph() {
 // ---- running
 
 void PassSimulation::run() {
-  begin();
+  start();
   while (failure_.empty() && step()) {
     if (++steps_ > kMaxSteps) fail("it does not end");
   }
   if (failure_.empty()) check_rest();
 }
 
-void PassSimulation::begin() {
+// The root starts its strand before its protocol begins: the strand may run, and messages may come,
+// before that.
+void PassSimulation::start() {
   open(root_);
   for (const std::size_t root : roots_) states_[root].live = true;
   std::set<std::size_t> distinct(roots_.begin(), roots_.end());
@@ -164,6 +166,11 @@ void PassSimulation::begin() {
   }
   workers_[root_].participant = true;
   workers_[root_].scheduled = true;
+  begin_pending_ = true;
+}
+
+void PassSimulation::begin() {
+  begin_pending_ = false;
   apply(root_, root_, {}, [](PassProtocol& protocol) { return protocol.begin(); });
 }
 
@@ -213,6 +220,7 @@ bool PassSimulation::step() {
   if (!strands.empty()) possible.push_back(2);
   if (!writes_.empty()) possible.push_back(3);
   if (!news_.empty()) possible.push_back(4);
+  if (begin_pending_ && workers_[root_].alive) possible.push_back(5);
   if (possible.empty()) return false;
   switch (possible[pick(possible.size())]) {
     case 0:
@@ -231,12 +239,15 @@ bool PassSimulation::step() {
     case 3:
       written(pick(writes_.size()));
       break;
-    default: {
+    case 4: {
       const std::size_t index = pick(news_.size());
       const auto [at, victim] = news_[index];
       news_.erase(news_.begin() + static_cast<std::ptrdiff_t>(index));
       hear(at, victim);
+      break;
     }
+    default:
+      begin();
   }
   return true;
 }
@@ -503,13 +514,19 @@ void PassSimulation::tell_abort(std::size_t at) {
 void PassSimulation::kill(std::size_t victim) {
   Worker& worker = workers_[victim];
   if (!worker.alive) return;
-  faulty_ = true;
+  faulty_ |= takes_part(victim);
   worker.alive = false;
   std::erase_if(messages_, [&](const Message& message) { return message.to == victim; });
   std::erase_if(tasks_, [&](const Task& task) { return task.worker == victim; });
   for (std::size_t w = 0; w < workers_.size(); ++w) {
     if (workers_[w].alive) news_.emplace_back(w, victim);
   }
+}
+
+// Whether the pass needs the worker. Without a node that the loss uses it gets no message.
+bool PassSimulation::takes_part(std::size_t worker) const {
+  return std::any_of(nodes_.begin(), nodes_.end(),
+                     [&](const Node& node) { return node.worker == worker && node.used; });
 }
 
 // Messages that the victim sent and that have not been read yet are lost. MARK and GRADIENTS may

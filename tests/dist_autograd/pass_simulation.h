@@ -91,6 +91,7 @@ class PassSimulation {
 
   void make_graph();
   void open(std::size_t at);
+  void start();
   void begin();
   bool step();
   void deliver(std::size_t index);
@@ -115,6 +116,7 @@ class PassSimulation {
   void hear(std::size_t at, std::size_t victim);
   void check_lost(std::size_t at, std::size_t peer);
   void check_rest();
+  [[nodiscard]] bool takes_part(std::size_t worker) const;
 
   [[nodiscard]] WorkerInfo info(std::size_t worker) const {
     return {"w" + std::to_string(worker), WorkerId(static_cast<std::uint32_t>(worker)), 1};
@@ -144,6 +146,7 @@ class PassSimulation {
   std::vector<std::pair<std::size_t, std::size_t>> news_;    // the same, still to be heard
   std::size_t deaths_left_ = 0, steps_ = 0, next_fault_ = 0;
   std::size_t throwing_node_ = 0;
+  bool begin_pending_ = false;
   bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may
   bool succeeded_ = false;
   std::uint64_t gradients_sent_ = 0;
