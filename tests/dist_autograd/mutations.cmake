@@ -74,7 +74,11 @@ stitch_mutated_copy(dist_autograd/pass_protocol.cc tests/dist_autograd/mutations
   [[    if (begun_ || broken(Mutation::closes_the_marking_before_it_began)) close_marking(effects);]]
 
   [[(peers_.contains(worker) ||]]
-  [[(peers_.contains(worker) || broken(Mutation::fails_for_any_loss) ||]]
+  [[((peers_.contains(worker) && !broken(Mutation::ignores_the_loss_of_peers)) ||
+          broken(Mutation::fails_for_any_loss) ||]]
+
+  [[|| worker == root_);]]
+  [[|| (worker == root_ && !broken(Mutation::ignores_the_loss_of_the_root)));]]
 
   [[participants_.contains(worker) ||]]
   [[(participants_.contains(worker) && !broken(Mutation::ignores_the_loss_of_participants)) ||]]

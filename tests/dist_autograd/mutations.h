@@ -25,7 +25,9 @@ enum class Mutation {
   goes_on_after_a_failure,
   closes_the_marking_before_it_began,  // at the root
   fails_for_any_loss,                  // also of workers that take no part
-  last = fails_for_any_loss,
+  ignores_the_loss_of_peers,
+  ignores_the_loss_of_the_root,
+  last = ignores_the_loss_of_the_root,
 };
 
 // Whether this is the one that is turned on.

@@ -31,6 +31,8 @@ std::string found_within(int passes) {
       {.fast = true, .all_used = true, .deaths = 1},
       {.root_aborts = true},
       {.deaths = 2},
+      {.cuts = 1},
+      {.fast = true, .cuts = 1},
   };
   for (int i = 0; i < passes; ++i) {
     const auto number = static_cast<std::size_t>(i);

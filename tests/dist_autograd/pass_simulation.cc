@@ -142,6 +142,7 @@ void PassSimulation::make_graph() {
     while (!nodes_[throwing_node_].used) throwing_node_ = pick(nodes_.size());
   }
   deaths_left_ = static_cast<std::size_t>(options_.deaths);
+  cuts_left_ = static_cast<std::size_t>(options_.cuts);
   next_fault_ = pick(6 * options_.nodes);
 }
 
@@ -203,10 +204,16 @@ bool PassSimulation::step() {
       faulty_ = true;
       abort(root_);
     }
-    if (deaths_left_ > 0) {
-      --deaths_left_;
+    if (deaths_left_ + cuts_left_ > 0) {
       next_fault_ += 1 + pick(2 * options_.nodes);
-      kill(pick(options_.workers));
+      if (pick(deaths_left_ + cuts_left_) < deaths_left_) {
+        --deaths_left_;
+        kill(pick(options_.workers));
+      } else {
+        --cuts_left_;
+        const std::size_t one = pick(options_.workers);
+        cut(one, (one + 1 + pick(options_.workers - 1)) % options_.workers);
+      }
     }
   }
   std::vector<std::size_t> strands;
@@ -219,7 +226,7 @@ bool PassSimulation::step() {
   if (!tasks_.empty()) possible.push_back(1);
   if (!strands.empty()) possible.push_back(2);
   if (!writes_.empty()) possible.push_back(3);
-  if (!news_.empty()) possible.push_back(4);
+  if (!losses_.empty()) possible.push_back(4);
   if (begin_pending_ && workers_[root_].alive) possible.push_back(5);
   if (possible.empty()) return false;
   switch (possible[pick(possible.size())]) {
@@ -240,10 +247,10 @@ bool PassSimulation::step() {
       written(pick(writes_.size()));
       break;
     case 4: {
-      const std::size_t index = pick(news_.size());
-      const auto [at, victim] = news_[index];
-      news_.erase(news_.begin() + static_cast<std::ptrdiff_t>(index));
-      hear(at, victim);
+      const std::size_t index = pick(losses_.size());
+      const auto [at, peer] = losses_[index];
+      losses_.erase(losses_.begin() + static_cast<std::ptrdiff_t>(index));
+      lose(at, peer);
       break;
     }
     default:
@@ -257,19 +264,21 @@ bool PassSimulation::step() {
 void PassSimulation::send(Message message) {
   const std::size_t at = message.from;
   const Kind kind = message.kind;
-  if (heard_.contains({at, message.to})) {  // sending fails, and that is reported
+  if (lost_.contains({at, message.to})) {  // sending fails, and that is reported
     if (kind != Kind::abort) abort(at);
     return;
   }
   if (kind == Kind::gradients) writes_.emplace_back(at, message.to);
-  if (workers_[message.to].alive) messages_.push_back(std::move(message));
+  // Not read by a worker that has lost this one.
+  if (workers_[message.to].alive && !lost_.contains({message.to, at}))
+    messages_.push_back(std::move(message));
 }
 
 void PassSimulation::written(std::size_t index) {
   const auto [from, to] = writes_[index];
   writes_.erase(writes_.begin() + static_cast<std::ptrdiff_t>(index));
   if (!workers_[from].alive) return;
-  if (heard_.contains({from, to})) {
+  if (lost_.contains({from, to})) {
     abort(from);
   } else {
     apply(from, from, {}, [](PassProtocol& protocol) { return protocol.gradients_written(); });
@@ -380,12 +389,17 @@ void PassSimulation::perform(Task task) {
 
 void PassSimulation::say_done(std::size_t at, const wire::Done& done) {
   workers_[at].said_done = true;
-  if (heard_.contains({at, root_})) {
-    workers_[at].context_failed = true;
-    tell_abort(at);
+  workers_[at].has_unused = done.unused_links != 0;
+  if (lost_.contains({at, root_})) {
+    done_not_sent(at);
   } else {
     send({Kind::done, at, root_, {}, {}, done, {}});
   }
+}
+
+void PassSimulation::done_not_sent(std::size_t at) {
+  workers_[at].context_failed = true;
+  tell_abort(at);
 }
 
 void PassSimulation::finish(std::size_t at, bool well) {
@@ -491,89 +505,6 @@ void PassSimulation::arrive(std::size_t node, bool live) {
   }
   --worker.unresolved;
   for (const std::size_t target : nodes_[node].edges) arrive(target, false);
-}
-
-// ---- failures
-
-void PassSimulation::abort(std::size_t at) {
-  Worker& worker = workers_[at];
-  if (!worker.protocol->fail()) return;
-  worker.failed = true;
-  worker.context_failed = true;
-  tell_abort(at);
-  worker.stop = true;
-  worker.scheduled = true;
-}
-
-void PassSimulation::tell_abort(std::size_t at) {
-  for (const WorkerId to : workers_[at].protocol->concerned()) {
-    if (to.value() != at) send({Kind::abort, at, to.value(), {}, {}, {}, {}});
-  }
-}
-
-void PassSimulation::kill(std::size_t victim) {
-  Worker& worker = workers_[victim];
-  if (!worker.alive) return;
-  faulty_ |= takes_part(victim);
-  worker.alive = false;
-  std::erase_if(messages_, [&](const Message& message) { return message.to == victim; });
-  std::erase_if(tasks_, [&](const Task& task) { return task.worker == victim; });
-  for (std::size_t w = 0; w < workers_.size(); ++w) {
-    if (workers_[w].alive) news_.emplace_back(w, victim);
-  }
-}
-
-// Whether the pass needs the worker. Without a node that the loss uses it gets no message.
-bool PassSimulation::takes_part(std::size_t worker) const {
-  return std::any_of(nodes_.begin(), nodes_.end(),
-                     [&](const Node& node) { return node.worker == worker && node.used; });
-}
-
-// Messages that the victim sent and that have not been read yet are lost. MARK and GRADIENTS may
-// have been read and wait for a thread: they are handled later.
-void PassSimulation::hear(std::size_t at, std::size_t victim) {
-  if (!workers_[at].alive) return;
-  heard_.emplace(at, victim);
-  std::erase_if(messages_, [&](const Message& message) {
-    if (message.from != victim || message.to != at) return false;
-    return (message.kind != Kind::mark && message.kind != Kind::gradients) || chance(0.5);
-  });
-  check_lost(at, victim);
-}
-
-void PassSimulation::check_lost(std::size_t at, std::size_t peer) {
-  const Worker& worker = workers_[at];
-  if (heard_.contains({at, peer}) && worker.protocol && worker.protocol->needs(info(peer).id))
-    abort(at);
-}
-
-void PassSimulation::check_rest() {
-  const bool root_alive = workers_[root_].alive;
-  bool any_failed = false;
-  for (std::size_t w = 0; w < workers_.size(); ++w) {
-    const Worker& worker = workers_[w];
-    if (!worker.alive || !worker.protocol) continue;
-    any_failed |= worker.failed;
-    if (!worker.removed) fail("at rest, the pass has not ended on " + name(w));
-  }
-  if (!root_alive) return;
-  if (any_failed && succeeded_) fail("the root has succeeded, but another worker has failed");
-  if (!succeeded_) {
-    if (!faulty_) fail("the pass has failed for no reason");
-    for (std::size_t w = 0; w < workers_.size(); ++w) {
-      if (workers_[w].alive && workers_[w].protocol && !workers_[w].context_failed)
-        fail("the pass has failed, but " + name(w) + " has not heard of it");
-    }
-    return;
-  }
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    const Worker& worker = workers_[nodes_[i].worker];
-    if (!worker.alive) continue;
-    if (nodes_[i].used && !states_[i].ran) fail("the pass has succeeded without a node it needs");
-    if (options_.fast && nodes_[i].kind == NodeKind::send && worker.participant &&
-        !states_[i].received)
-      fail("fast mode has succeeded, but a result was not used");
-  }
 }
 
 }  // namespace stitch::dist_autograd::testing

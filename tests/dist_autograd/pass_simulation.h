@@ -16,10 +16,11 @@ namespace stitch::dist_autograd::testing {
 
 // One backward pass over several workers: real PassProtocol objects, an imagined graph and an
 // imagined strand per worker, and a network that delivers every message once, in any order. Effects
-// are performed some time after they were decided, as on other threads. Workers die, nodes throw
-// and the root gives up at random points; others learn of a death at different times, and what a
-// dead worker sent may arrive before that, after it, or never. Everything follows from the seed.
-// The first broken promise is kept in failure(); empty means that all held.
+// are performed some time after they were decided, as on other threads. Workers die, connections
+// between live workers break, nodes throw and the root gives up at random points. Workers learn of
+// a loss at different times, and what a lost worker sent may arrive before that, after it, or
+// never. Everything follows from the seed. The first broken promise is kept in failure(); empty
+// means that all held.
 class PassSimulation {
  public:
   struct Options {
@@ -28,6 +29,7 @@ class PassSimulation {
     bool fast = false;
     bool all_used = false;  // every link leads from a root
     int deaths = 0;
+    int cuts = 0;              // connections between two live workers that break
     bool node_throws = false;  // one of the nodes that run
     bool root_aborts = false;  // at a random point: cancelled, or timed out
     double self_links = 0.0;   // how many links lead to the worker itself
@@ -77,7 +79,7 @@ class PassSimulation {
     bool alive = true;
     bool context_failed = false;
     bool participant = false;  // the root, or it got a MARK or GRADIENTS
-    bool said_done = false, failed = false;
+    bool said_done = false, has_unused = false, failed = false;
     std::unique_ptr<PassProtocol> protocol;  // once the pass is open here
     bool removed = false;                    // the pass has been taken out of its context
     // The strand.
@@ -100,6 +102,7 @@ class PassSimulation {
   void apply(std::size_t at, std::size_t from, std::vector<std::uint32_t> deliveries, Event event);
   void perform(Task task);
   void say_done(std::size_t at, const wire::Done& done);
+  void done_not_sent(std::size_t at);
   void finish(std::size_t at, bool well);
   void send(Message message);
   void written(std::size_t index);
@@ -113,10 +116,12 @@ class PassSimulation {
   void abort(std::size_t at);
   void tell_abort(std::size_t at);
   void kill(std::size_t victim);
-  void hear(std::size_t at, std::size_t victim);
+  void cut(std::size_t one, std::size_t other);
+  void lose(std::size_t at, std::size_t peer);
   void check_lost(std::size_t at, std::size_t peer);
   void check_rest();
   [[nodiscard]] bool takes_part(std::size_t worker) const;
+  [[nodiscard]] bool ran_partly(std::size_t worker) const;
 
   [[nodiscard]] WorkerInfo info(std::size_t worker) const {
     return {"w" + std::to_string(worker), WorkerId(static_cast<std::uint32_t>(worker)), 1};
@@ -142,9 +147,10 @@ class PassSimulation {
   std::vector<Message> messages_;
   std::vector<Task> tasks_;
   std::vector<std::pair<std::size_t, std::size_t>> writes_;  // GRADIENTS: from, to
-  std::set<std::pair<std::size_t, std::size_t>> heard_;      // (who, of whose death)
-  std::vector<std::pair<std::size_t, std::size_t>> news_;    // the same, still to be heard
-  std::size_t deaths_left_ = 0, steps_ = 0, next_fault_ = 0;
+  std::set<std::pair<std::size_t, std::size_t>> lost_;       // (who, whom)
+  std::vector<std::pair<std::size_t, std::size_t>> losses_;  // the same, to come
+  std::set<std::pair<std::size_t, std::size_t>> cuts_;       // both ways
+  std::size_t deaths_left_ = 0, cuts_left_ = 0, steps_ = 0, next_fault_ = 0;
   std::size_t throwing_node_ = 0;
   bool begin_pending_ = false;
   bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may

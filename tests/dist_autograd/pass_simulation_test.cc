@@ -63,6 +63,18 @@ TEST(PassSimulation, DeathsEndThePassOnAllWorkersOrItSucceeds) {
   run(5'900'000, 2000, {.fast = true, .deaths = 2});
 }
 
+TEST(PassSimulation, ABrokenConnectionEndsThePassOnBothSidesOrItSucceeds) {
+  const Totals one = run(9'000'000, 4000, {.cuts = 1});
+  EXPECT_GT(one.succeeded, 100);
+  EXPECT_LT(one.succeeded, 3900);
+  run(9'300'000, 3000, {.cuts = 3});
+  run(9'400'000, 3000, {.deaths = 1, .cuts = 1});
+  run(9'500'000, 3000, {.fast = true, .all_used = true, .cuts = 1});
+  run(9'600'000, 3000, {.fast = true, .cuts = 2});
+  run(9'700'000, 3000, {.cuts = 1, .node_throws = true});
+  run(9'800'000, 3000, {.cuts = 1, .root_aborts = true});
+}
+
 TEST(PassSimulation, AnErrorOfANodeReachesAllParticipants) {
   EXPECT_EQ(run(6'000'000, 3000, {.node_throws = true}).succeeded, 0);
   EXPECT_EQ(run(6'500'000, 3000, {.fast = true, .all_used = true, .node_throws = true}).succeeded,
