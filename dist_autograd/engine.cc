@@ -164,10 +164,16 @@ void Engine::open_and_handle(rpc::InMessage message) {
     if ((header.flags & wire::PassHeader::kFast) != 0 && context->has_gradient_links())
       throw fast_mode_error();
     const auto pass = context->open_pass(header.pass, [&] {
+      if (header.pass.root == agent_.self().id) {
+        throw Error(ErrorCode::protocol,
+                    "pass " + std::to_string(header.pass.counter) + " was not begun here");
+      }
       return std::make_shared<Pass>(*this, agent_.shared_from_this(), context, header.pass,
                                     Pass::Settings::from_wire(header.flags));
     });
     if (!pass) return;  // it has ended here
+    if (pass->flags() != header.flags)
+      throw Error(ErrorCode::protocol, "the flags of the pass differ from those it began with");
     if (message.view.kind() == wire::kMark) {
       wire::Mark mark;
       archive(mark);

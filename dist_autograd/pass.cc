@@ -226,15 +226,23 @@ void Pass::flush() {
 // ---- effects
 
 void Pass::perform(PassEffects& effects) {
-  for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
-  for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
-  for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking));
-  if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
+  std::optional<Error> lost;  // the error that lost some of the effects
+  try {
+    for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
+    for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
+    for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking));
+    if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
+  } catch (...) {
+    lost = found_here(to_error(std::current_exception()));
+  }
   if (effects.fail) abort(*effects.fail);
-  if (effects.succeed) finish(std::nullopt);
-  if (effects.done) {
-    finish(std::nullopt);
-    send_done(*effects.done);
+  if (effects.succeed) {
+    finish(lost);
+  } else if (effects.done) {
+    finish(lost);
+    lost ? done_not_sent(*lost) : send_done(*effects.done);
+  } else if (lost) {
+    abort(*lost);
   }
 }
 

@@ -52,6 +52,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void on_gradients(const WorkerInfo& from, const std::vector<wire::GradientEntry>& entries,
                     std::vector<at::Tensor> tensors);
   void on_done(const WorkerInfo& from, const wire::Done& done);
+  // Those it was opened with, as every MARK and GRADIENTS of it has them.
+  [[nodiscard]] std::uint8_t flags() const { return settings_.to_wire(); }
   // Ends the pass if it cannot end without that worker.
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
 

@@ -35,6 +35,7 @@ PassEffects PassProtocol::begin() {
 PassEffects PassProtocol::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
   PassEffects effects;
   if (!running()) return effects;
+  if (fast_) throw protocol_error(stitch::to_string(from) + " sent a MARK in a fast pass");
   effects.new_peer = peers_.insert(from.id).second;
   std::vector<LinkId> reached;
   for (const std::uint64_t link : mark.links) {
@@ -185,12 +186,13 @@ void PassProtocol::send_marks(const std::vector<LinkId>& reached, PassEffects& e
 
 // Called after every change: adds what the new state allows.
 void PassProtocol::advance(PassEffects& effects) {
-  if (!running()) return;
+  if (!running() || effects.fail) return;
   if (fast_ && quiet_) {
     for (const auto& [to, count] : owed_) effects.acks.push_back({to, {count, {}}});
     owed_.clear();
   }
   if (phase_ == Phase::marking) disengage(effects);
+  if (effects.fail) return;
   if (phase_ != Phase::marking_closed || writing_ != 0 || !(fast_ ? quiet_ : resolved_)) return;
   if (!is_root()) {
     phase_ = Phase::ended;
@@ -226,7 +228,13 @@ void PassProtocol::close_marking(PassEffects& effects) {
   phase_ = Phase::marking_closed;
   if (!fast_) {
     for (const std::uint32_t send : graph_->sends()) {
-      if (!graph_->marked(send)) effects.kill.push_back(send);
+      if (graph_->marked(send)) continue;
+      if (delivered_[send]) {
+        effects.fail = protocol_error("worker " + std::to_string(graph_->receiver(send).value()) +
+                                      " sent a gradient for a call that the loss does not use");
+        return;
+      }
+      effects.kill.push_back(send);
     }
     posted_ += effects.kill.size();
     if (!effects.kill.empty()) quiet_ = false;

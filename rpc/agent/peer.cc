@@ -186,7 +186,7 @@ void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
   }
 }
 
-void Peer::wait(WaitingMessage message, Effects& effects) {
+void Peer::wait(WaitingMessage&& message, Effects& effects) {
   waiting_.push_back(std::move(message));
   if (lost_) {
     effects.failed.swap(waiting_);

@@ -85,8 +85,9 @@ class Peer {
   // ---- sending
   // The bound connection, once all that waited has been sent over it.
   [[nodiscard]] const ConnectionPtr& usable() const noexcept { return usable_; }
-  // Keeps a message until a connection is bound, and begins to connect.
-  void wait(WaitingMessage message, Effects& effects);
+  // Keeps a message until a connection is bound, and begins to connect. When it throws, the message
+  // is still the caller's: what hangs on it may call back, and must not be destroyed under a lock.
+  void wait(WaitingMessage&& message, Effects& effects);
   // The waiting messages for a connection that has been bound. Empty when none is left, which makes
   // it usable, or when it is not bound any more.
   [[nodiscard]] std::vector<WaitingMessage> take_waiting(const PeerConnectionPtr& connection);

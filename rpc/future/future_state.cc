@@ -1,7 +1,5 @@
 #include "stitch/rpc/future/future_state.h"
 
-#include <c10/util/Exception.h>
-
 #include <list>
 #include <span>
 #include <string>
@@ -15,15 +13,17 @@ namespace stitch::detail {
 
 namespace {
 
-// libtorch's errors have the stack that raised them behind their reason.
+// libtorch's errors have the stack that raised them behind their reason; so has a text that quotes
+// one.
 std::optional<std::string> reason_of_torch_error(const std::exception& exception) {
-  const auto* const error = dynamic_cast<const c10::Error*>(&exception);
-  if (error == nullptr) return std::nullopt;
-  return error->what_without_backtrace();
+  const char* const what = exception.what();
+  const std::string text(what == nullptr ? "" : what);
+  const auto stack = text.find("\nException raised from ");
+  if (stack == std::string::npos) return std::nullopt;
+  return text.substr(0, stack);
 }
 [[maybe_unused]] const bool reader_is_set = (set_reason_reader(&reason_of_torch_error), true);
 
-// What waits for the callback that runs on this thread, which brought it about.
 // Callbacks that became due while another one runs on this thread; they run after it.
 class Waiting {
  public:

@@ -17,10 +17,10 @@ stitch_mutated_copy(dist_autograd/pass_protocol.cc tests/dist_autograd/mutations
   [[  if (!broken(Mutation::forgets_participants))
     participants_.insert(ack.participants.begin(), ack.participants.end());]]
 
-  [[      if (!graph_->marked(send)) effects.kill.push_back(send);]]
-  [[      if (!graph_->marked(send) ||
-          (broken(Mutation::kills_what_has_not_come) && !delivered_[send]))
-        effects.kill.push_back(send);]]
+  [[      if (graph_->marked(send)) continue;]]
+  [[      if (graph_->marked(send) &&
+          !(broken(Mutation::kills_what_has_not_come) && !delivered_[send]))
+        continue;]]
 
   [[writing_ != 0 ||]]
   [[(writing_ != 0 && !broken(Mutation::does_not_wait_for_writes)) ||]]

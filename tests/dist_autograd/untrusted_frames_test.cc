@@ -107,6 +107,41 @@ TEST_F(ForeignWords, MarksOfALinkThatWentToAnotherEndThePass) {
   expect_protocol_error("which was sent to another worker");
 }
 
+TEST_F(ForeignWords, APassOfThisWorkerThatItHasNotBegunIsNotOpened) {
+  start();
+  for (const std::uint64_t counter : {2, 99}) {  // 2 is that of the next pass
+    auto unknown = header();
+    unknown.pass.counter = counter;
+    send_as((*cluster)[3], 0, autograd_wire::kMark, unknown, autograd_wire::Mark{});
+  }
+  send_as((*cluster)[3], 0, autograd_wire::kAck, header(), autograd_wire::Ack{0, {}});  // behind
+  gate.open();
+  pass.get();
+  const auto loss = rpc_sync<times_parameter>("worker1", ones().requires_grad_()).sum();
+  context->backward({loss}, {.timeout = 20s});
+  const WorkerScope scope((*cluster)[0]);
+  context.reset();  // waits for every pass that is open here
+  EXPECT_TRUE(eventually([&] { return count_on((*cluster)[0], "contexts") == 0; }));
+}
+
+TEST_F(ForeignWords, AMarkInAFastPassEndsIt) {
+  start();
+  auto fast = header();
+  fast.pass.counter = 50;
+  fast.flags = autograd_wire::PassHeader::kFast;
+  // Worker2's first link leads to worker1.
+  send_as((*cluster)[1], 2, autograd_wire::kMark, fast, autograd_wire::Mark{{1}});
+  expect_protocol_error("sent a MARK in a fast pass");
+}
+
+TEST_F(ForeignWords, FlagsThatChangeEndThePass) {
+  start();
+  auto other = header();
+  other.flags = autograd_wire::PassHeader::kRetainGraph;
+  send_as((*cluster)[1], 2, autograd_wire::kMark, other, autograd_wire::Mark{{1}});
+  expect_protocol_error("the flags of the pass differ");
+}
+
 TEST_F(ForeignWords, ReleaseIsAcceptedFromTheHomeAndFromAWorkerThatToldOfTheContext) {
   start();
   const autograd_wire::Release release{context->id(), 1000};

@@ -245,21 +245,29 @@ TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
   EXPECT_GE(std::stod(time[1]) * (time[2] == "s" ? 1000 : 1), 100) << text;
 }
 
+// On a busy machine the answer of the handler, which is stopped 10 ms after the deadline, may be
+// there before the timer has run.
+void call_for(std::chrono::microseconds timeout) {
+  try {
+    stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = timeout});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+  }
+}
+
 TEST_F(Deadlines, ShortOnesExpireInTime) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
   auto best = std::chrono::steady_clock::duration::max();
   for (int i = 0; i < 20; ++i) {
     const auto begun = std::chrono::steady_clock::now();
-    static_cast<void>(
-        error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 500us}); }));
+    call_for(500us);
     best = std::min(best, std::chrono::steady_clock::now() - begun);
   }
   EXPECT_GE(best, 500us);
   EXPECT_LT(best, 2ms) << "the timer counts whole milliseconds";
   // A timeout that is long enough for the call to complete.
-  static_cast<void>(
-      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); }));
+  call_for(50ms);
   EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
 }
 

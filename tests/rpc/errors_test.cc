@@ -190,6 +190,13 @@ TEST(Errors, ALongListOfNamesIsCut) {
 }
 
 at::Tensor misfit() { return at::ones({2}) + at::ones({3}); }
+at::Tensor quoted_misfit() {
+  try {
+    return misfit();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(std::string("step 3: ") + error.what());
+  }
+}
 
 struct Settings {
   double rate = 0;
@@ -396,6 +403,13 @@ TEST(Errors, AnExceptionOfLibtorchArrivesWithoutItsStack) {
   EXPECT_NE(text.find("c10::Error: The size of tensor a (2) must match"), std::string::npos)
       << text;
   EXPECT_EQ(text.find("frame #"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+}
+
+TEST(Errors, ATextThatQuotesLibtorchArrivesWithoutTheStack) {
+  Cluster cluster(2);
+  const std::string text = error_of([] { stitch::rpc_sync<quoted_misfit>("worker1"); }).what();
+  EXPECT_NE(text.find("step 3: The size of tensor a (2) must match"), std::string::npos) << text;
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 

@@ -163,9 +163,9 @@ void StreamSender::take_intake() {
 
 // Of a connection that has ended.
 void StreamSender::abandon(Effects& effects) {
+  effects.error = why_;  // first: what is collected when memory runs out has failed, too
   for (QueuedSend& each : writer_.take_all()) effects.finished.push_back(std::move(each));
   pending_.store(false);
-  effects.error = why_;
 }
 
 // A thread that finds write_mutex_ taken fills the intake first and tries again afterwards; a
