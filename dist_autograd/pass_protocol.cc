@@ -225,11 +225,11 @@ void PassProtocol::disengage(PassEffects& effects) {
 
 // It is known on all workers what the loss uses: what is unmarked here is dead.
 void PassProtocol::close_marking(PassEffects& effects) {
-  phase_ = Phase::marking_closed;
   if (!fast_) {
     for (const std::uint32_t send : graph_->sends()) {
       if (graph_->marked(send)) continue;
-      if (delivered_[send]) {
+      if (delivered_[send]) {  // the marking stays open: nothing can end before the pass fails
+        effects.kill.clear();
         effects.fail = protocol_error("worker " + std::to_string(graph_->receiver(send).value()) +
                                       " sent a gradient for a call that the loss does not use");
         return;
@@ -239,6 +239,7 @@ void PassProtocol::close_marking(PassEffects& effects) {
     posted_ += effects.kill.size();
     if (!effects.kill.empty()) quiet_ = false;
   }
+  phase_ = Phase::marking_closed;
   if (!is_root()) return;
   unused_ = unused_links();
   participants_.erase(self_);
