@@ -16,6 +16,7 @@ set(STITCH_PUBLIC_HEADERS
   rpc/worker.h
   rref/remote_module.h
   rref/rref.h
+  transport/error.h
   transport/store/hash_store.h)
 
 # stitch_header_closure(result root headers...): these headers of the tree at `root` and all that they include by

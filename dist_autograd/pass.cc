@@ -236,11 +236,13 @@ void Pass::perform(PassEffects& effects) {
     lost = found_here(to_error(std::current_exception()));
   }
   if (effects.fail) abort(*effects.fail);
-  if (effects.succeed) {
+  if (effects.succeed || effects.done) {
     finish(lost);
-  } else if (effects.done) {
-    finish(lost);
-    lost ? done_not_sent(*lost) : send_done(*effects.done);
+    if (lost) {
+      done_not_sent(*lost);
+    } else if (effects.done) {
+      send_done(*effects.done);
+    }
   } else if (lost) {
     abort(*lost);
   }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/incoming_call.h"
@@ -115,15 +116,16 @@ base::UniqueFunction<void()> limit_wait(const Handle& handle,
                                         std::optional<std::chrono::nanoseconds> limit,
                                         base::UniqueFunction<void(const Error&)> on_timeout) {
   const auto timeout = agent->effective_timeout(limit);
-  if (!is_limited(timeout)) return nullptr;
+  const auto deadline = base::deadline_or_none(timeout);
+  if (deadline == rpc::Clock::time_point::max()) return nullptr;
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   auto error = Error(ErrorCode::timeout, to_string(handle.id()) + " was not created by " +
                                              to_string(handle.owner()) + " within " +
                                              std::to_string(ms) + " ms")
                    .with_worker(handle.owner().name);
-  const auto timer = agent->loop().call_at(
-      rpc::Clock::now() + timeout, [on_timeout = std::move(on_timeout),
-                                    error = std::move(error)]() mutable { on_timeout(error); });
+  const auto timer =
+      agent->loop().call_at(deadline, [on_timeout = std::move(on_timeout),
+                                       error = std::move(error)]() mutable { on_timeout(error); });
   return [weak = std::weak_ptr(agent), timer] {
     if (const auto alive = weak.lock()) alive->loop().cancel(timer);
   };

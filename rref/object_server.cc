@@ -25,17 +25,17 @@ Error not_created(const Error& failure) {
 
 void start_creation_timer(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs) {
   const auto timeout = refs.create()->timeout;
-  if (!is_limited(timeout)) return;
-  refs.creation_timer = call->agent().loop().call_at(
-      rpc::Clock::now() + timeout, [weak = std::weak_ptr(call), timeout] {
-        const auto late = weak.lock();
-        if (!late) return;
-        const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-        late->fail(
-            Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
-        // Not from a user-function thread: such handlers may occupy all of them.
-        late->request_stop();
-      });
+  const auto deadline = base::deadline_or_none(timeout);
+  if (deadline == rpc::Clock::time_point::max()) return;
+  refs.creation_timer = call->agent().loop().call_at(deadline, [weak = std::weak_ptr(call),
+                                                                timeout] {
+    const auto late = weak.lock();
+    if (!late) return;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
+    // Not from a user-function thread: such handlers may occupy all of them.
+    late->request_stop();
+  });
 }
 
 // Answers with the encoded object.
@@ -52,10 +52,6 @@ void send_object(const std::shared_ptr<rpc::IncomingCall>& call, const rpc::Owne
 }
 
 }  // namespace
-
-bool is_limited(std::chrono::nanoseconds timeout) {
-  return base::deadline_or_none(timeout) != rpc::Clock::time_point::max();
-}
 
 HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   const auto alive = rrefs_->require_agent();

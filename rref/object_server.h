@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 
 #include "stitch/rpc/agent/incoming_call.h"
@@ -9,9 +8,6 @@
 #include "stitch/rref/rref_agent.h"
 
 namespace stitch::rref {
-
-// Whether a time limit applies: zero means none, and so does more than the clock can represent.
-[[nodiscard]] bool is_limited(std::chrono::nanoseconds timeout);
 
 // Owns objects on behalf of their references and serves the requests about them: to create one, to
 // call a method of one, to fetch one, to wait until one exists. A cheap value: copies serve the

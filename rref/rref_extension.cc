@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/frame_kinds.h"
@@ -42,8 +43,10 @@ class RRefExtension final : public rpc::Extension {
   }
   void on_decode(rpc::InMessage& message, rpc::ExecutionContext& context) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
-    if (refs != nullptr && refs->create() && is_limited(refs->create()->timeout))
-      context.deadline = std::min(context.deadline, rpc::Clock::now() + refs->create()->timeout);
+    if (refs != nullptr && refs->create()) {
+      context.deadline =
+          std::min(context.deadline, base::deadline_or_none(refs->create()->timeout));
+    }
   }
   bool take_over(const std::shared_ptr<rpc::IncomingCall>& call) override {
     return server_.take_over(call);

@@ -16,8 +16,6 @@ namespace stitch::rpc {
 // A worker as the rendezvous found it.
 struct Member {
   WorkerInfo info;
-  std::string process;                 // equal for workers of one process
-  std::string host;                    // equal for workers of one host
   std::vector<std::string> addresses;  // where it listens, best first
 };
 

@@ -54,12 +54,12 @@ bool memory_is_enough(const MemberRecords& members, const MemberRecord& self) {
 }
 
 transport::TransportChoice choose_transports(const Options& options, const MemberRecords& members,
-                                             const MemberRecord& self) {
+                                             const MemberRecord& self, bool memory_only) {
   transport::TransportChoice choice;
   if (!options.transports.empty()) choice.transports = options.transports;
   std::erase(choice.transports, kLoopback);
   if (!options.channels.empty()) choice.channels = options.channels;
-  if (memory_is_enough(members, self)) {
+  if (memory_only) {
     choice.transports = {kSharedMemory};
     return choice;
   }
@@ -76,8 +76,9 @@ transport::TransportChoice choose_transports(const Options& options, const Membe
 void listen(PeerTable& peers, transport::EndpointOptions endpoint_options, const Options& options,
             const MemberRecords& members, const MemberRecord& self,
             std::vector<std::string>& addresses) {
-  auto choice = choose_transports(options, members, self);
-  if (!memory_is_enough(members, self)) {
+  const bool memory_only = memory_is_enough(members, self);
+  auto choice = choose_transports(options, members, self, memory_only);
+  if (!memory_only) {
     check_open_network(options.name, endpoint_options.secret != nullptr, choice.bind_address);
     check_tensorpipe_address(choice.transports, choice.bind_address);
   }
@@ -94,10 +95,7 @@ std::vector<Member> known_members(const MemberRecords& records, const MemberReco
   std::vector<Member> members;
   for (std::size_t i = 0; i < records.size(); ++i) {
     const MemberRecord& record = records[i];
-    Member member{{record.name, WorkerId(static_cast<std::uint32_t>(i)), record.epoch},
-                  record.process,
-                  record.host,
-                  {}};
+    Member member{{record.name, WorkerId(static_cast<std::uint32_t>(i)), record.epoch}, {}};
     for (const auto& address : addresses[i]) {
       const bool usable = address.starts_with("loopback:")
                               ? by_loopback(record)

@@ -176,9 +176,7 @@ class Node {
     MutexLock lock(mutex_);
     return failures_;
   }
-  [[nodiscard]] Member member() const {
-    return {{name_of(id_), WorkerId(id_), 0}, "process", "host", addresses_};
-  }
+  [[nodiscard]] Member member() const { return {{name_of(id_), WorkerId(id_), 0}, addresses_}; }
   [[nodiscard]] PeerTable& table() { return table_; }
   [[nodiscard]] base::EventLoop& loop() { return loop_; }
 

@@ -1,28 +1,7 @@
-# Deliberate errors in the lifetime protocol, for mutation_test.cc, which turns them on one at a time. stitch_mutate()
-# copies a source file of rref/lifetime/ and replaces text in it: the arguments are pairs of the original text and its
-# replacement, which tests broken(Mutation::name). A text that is not found exactly once stops the configuration: the
-# mutation has to be changed together with the code.
-function(stitch_mutate file output)
-  set(source "${PROJECT_SOURCE_DIR}/rref/lifetime/${file}")
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
-  file(READ "${source}" text)
-  math(EXPR last "${ARGC} - 1")
-  foreach(at RANGE 2 ${last} 2)
-    math(EXPR next "${at} + 1")
-    set(right "${ARGV${at}}")
-    string(FIND "${text}" "${right}" first)
-    string(FIND "${text}" "${right}" only REVERSE)
-    if(first EQUAL -1 OR NOT first EQUAL only)
-      message(FATAL_ERROR "mutation of rref/lifetime/${file}: not found exactly once: ${right}")
-    endif()
-    string(REPLACE "${right}" "${ARGV${next}}" text "${text}")
-  endforeach()
-  set(copy "${CMAKE_CURRENT_BINARY_DIR}/mutated/${file}")
-  file(CONFIGURE OUTPUT "${copy}" CONTENT "#include \"tests/rref/mutations.h\"\n${text}" @ONLY)
-  set(${output} "${copy}" PARENT_SCOPE)
-endfunction()
+# Deliberate errors in the lifetime protocol, for mutation_test.cc, which turns them on one at a time.
+include("${PROJECT_SOURCE_DIR}/tests/support/mutate.cmake")
 
-stitch_mutate(holder_table.cc mutated_holder_table
+stitch_mutated_copy(rref/lifetime/holder_table.cc tests/rref/mutations.h mutated_holder_table
   [[  hold.creditors = std::move(others);]]
   [[  hold.creditors = std::move(others);
   if (broken(Mutation::settles_with_the_registration)) settle(hold, effects);]]
@@ -46,14 +25,14 @@ stitch_mutate(holder_table.cc mutated_holder_table
   [[    if (broken(Mutation::forgets_what_is_kept)) settle(hold, effects);
     kept_.insert(id);]])
 
-stitch_mutate(owner_table.cc mutated_owner_table
+stitch_mutated_copy(rref/lifetime/owner_table.cc tests/rref/mutations.h mutated_owner_table
   [[entry.pins > 0 ||]]
   [[(entry.pins > 0 && !broken(Mutation::pins_keep_no_entry)) ||]]
 
   [[  entry->holders.insert(creator);]]
   [[  if (!broken(Mutation::creators_hold_nothing)) entry->holders.insert(creator);]])
 
-stitch_mutate(ledger.cc mutated_ledger
+stitch_mutated_copy(rref/lifetime/ledger.cc tests/rref/mutations.h mutated_ledger
   [[    if (number < expected_) {]]
   [[    if (number < expected_ && !broken(Mutation::takes_in_repetitions)) {]]
 

@@ -97,19 +97,10 @@ struct RawOffer {
   std::vector<std::pair<off_t, std::uint64_t>> words_in_memory;
 };
 
-// Makes the memory that the offer describes and sends it; returns its descriptor.
-inline base::Descriptor send_offer(int socket, const RawOffer& offer) {
-  base::Descriptor memory(
-      ::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
-  EXPECT_EQ(::ftruncate(memory.get(), offer.bytes), 0);
-  for (const auto& [at, word] : offer.words_in_memory)
-    EXPECT_EQ(::pwrite(memory.get(), &word, sizeof(word), at), 8);
-  if (offer.sealable && offer.seals != 0) {
-    EXPECT_EQ(::fcntl(memory.get(), F_ADD_SEALS, offer.seals), 0);
-  }
-  std::string words = offer.words;
+// Sends the words with these descriptors; as sendmsg(2).
+inline ssize_t send_with_descriptors(int socket, std::string words,
+                                     const std::vector<int>& descriptors) {
   iovec part{words.data(), words.size()};
-  std::vector<int> descriptors(offer.descriptors, memory.get());
   std::vector<char> control(CMSG_SPACE(sizeof(int) * std::max<std::size_t>(1, descriptors.size())));
   msghdr message{};
   message.msg_iov = &part;
@@ -123,7 +114,22 @@ inline base::Descriptor send_offer(int socket, const RawOffer& offer) {
     rights->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
     std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof(int) * descriptors.size());
   }
-  EXPECT_EQ(::sendmsg(socket, &message, MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+// Makes the memory that the offer describes and sends it; returns its descriptor.
+inline base::Descriptor send_offer(int socket, const RawOffer& offer) {
+  base::Descriptor memory(
+      ::memfd_create("stitch-test", MFD_CLOEXEC | (offer.sealable ? MFD_ALLOW_SEALING : 0U)));
+  EXPECT_EQ(::ftruncate(memory.get(), offer.bytes), 0);
+  for (const auto& [at, word] : offer.words_in_memory)
+    EXPECT_EQ(::pwrite(memory.get(), &word, sizeof(word), at), 8);
+  if (offer.sealable && offer.seals != 0) {
+    EXPECT_EQ(::fcntl(memory.get(), F_ADD_SEALS, offer.seals), 0);
+  }
+  EXPECT_EQ(
+      send_with_descriptors(socket, offer.words, std::vector<int>(offer.descriptors, memory.get())),
+      static_cast<ssize_t>(offer.words.size()));
   return memory;
 }
 
