@@ -1,0 +1,12 @@
+# cmake -P compile.cmake -- LOG COMMAND...: runs the command with its output in LOG, and shows it where the command fails.
+set(command "")
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE 5 ${last})
+  list(APPEND command "${CMAKE_ARGV${i}}")
+endforeach()
+execute_process(COMMAND ${command} OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE status)
+file(WRITE "${CMAKE_ARGV4}" "${text}")
+if(NOT status EQUAL 0)
+  message("${text}")
+  message(FATAL_ERROR "${command} failed: ${status}")
+endif()
