@@ -4,6 +4,7 @@
    A link l leads from a RecvNode on worker R[l] to a SendNode on worker S[l]. The RecvNode waits for the SendNodes of the links in D[l],
    all on R[l]; SEED stands for a root. `used` is what a root leads to.
 
+   -DANY_GRAPH=n  any graph of n links, instead of the chosen ones
    -DABORTS   a worker gives up at any point
    -DCRASHES  one worker dies at any point
    Broken variants, each of which the verifier must refuse: see the macros BROKEN_... below and CMakeLists.txt. */
@@ -552,6 +553,29 @@ inline choose_graph() {
   fi
 }
 
+#ifdef ANY_GRAPH
+/* A link leads between two workers; its RecvNode waits for any of the SendNodes there that were made later, or for a root. */
+inline choose_any_graph() {
+  links = ANY_GRAPH;
+  do
+  :: l < ANY_GRAPH ->
+     if :: R[l] = 0; D[l] = SEED :: R[l] = 0 :: R[l] = 1 :: R[l] = 2 fi;
+     if :: R[l] != 0 -> S[l] = 0 :: R[l] != 1 -> S[l] = 1 :: R[l] != 2 -> S[l] = 2 fi;
+     i = 0;
+     do
+     :: i < l && S[i] == R[l] -> D[l] = D[l] | bit(i); i++
+     :: i < l -> i++
+     :: i >= l -> break
+     od;
+     if :: D[l] & (SEED | used) -> used = used | bit(l) :: else fi;
+     l++
+  :: else -> break
+  od;
+  i = 0;
+  l = 0
+}
+#endif
+
 /* ---- what must hold when nothing more happens */
 
 inline check_rest() {
@@ -593,7 +617,11 @@ init {
     parent[2] = NONE;
     phase[0] = GRADIENTS
   }
+#ifdef ANY_GRAPH
+  atomic { choose_any_graph() }
+#else
   atomic { choose_graph() }
+#endif
   do
   :: atomic { !begun && !dead[0] -> d_step { begun = true; advance(0) } }
   :: atomic {
