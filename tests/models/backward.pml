@@ -47,7 +47,7 @@ byte losses;                                    /* workers that have not noticed
 byte victim;
 
 /* Scratch. */
-byte i, l, w, v;
+byte i, l, w, v, marks_now;
 bool go;
 
 #define running(x) (phase[x] >= GRADIENTS && phase[x] <= CLOSED)
@@ -138,7 +138,7 @@ inline engage(x, by) {
 #else
 #define reaches(k) (!has_run(k) && (D[k] & (SEED | marked | received)) != 0)
 #endif
-/* The RecvNodes of x that are reached and were not marked before: one MARK each. */
+/* The RecvNodes of x that are reached and were not marked before: one MARK each. All are peers before the first is sent. */
 inline send_marks(x) {
   i = 0;
   do
@@ -146,19 +146,28 @@ inline send_marks(x) {
      if
      :: R[i] == x && !(marked_recv & bit(i)) && reaches(i) ->
         marked_recv = marked_recv | bit(i);
-        expect_ack(x, S[i]);
-        if
-        :: unreachable(x, S[i]) -> fail(x)
-        :: !unreachable(x, S[i]) && !dead[S[i]] -> marks = marks | bit(i)
-        :: else
-        fi
+        marks_now = marks_now | bit(i);
+        expect_ack(x, S[i])
      :: else
      fi;
      i++
   :: else -> break
   od;
+  i = 0;
+  do
+  :: i < links ->
+     if
+     :: (marks_now & bit(i)) && unreachable(x, S[i]) -> fail(x)
+     :: (marks_now & bit(i)) && !unreachable(x, S[i]) && !dead[S[i]] -> marks = marks | bit(i)
+     :: else
+     fi;
+     i++
+  :: else -> break
+  od;
+  marks_now = 0;
   i = 0
 }
+
 /* Known everywhere what the loss uses: the other SendNodes are dead. */
 inline kill_unmarked(x) {
   phase[x] = CLOSED;
