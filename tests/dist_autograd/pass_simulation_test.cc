@@ -14,13 +14,14 @@ struct Totals {
   std::uint64_t gradients_sent = 0;
 };
 
-// Runs `count` passes over 2 to 5 workers.
-Totals run(std::uint64_t first_seed, int count, PassSimulation::Options options) {
+// Runs `count` passes over 2 to 5 workers; `large`: 6 to 9, on larger graphs.
+Totals run(std::uint64_t first_seed, int count, PassSimulation::Options options,
+           bool large = false) {
   Totals totals;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(i);
-    options.workers = 2 + static_cast<std::size_t>(i % 4);
-    options.nodes = 6 + static_cast<std::size_t>(i % 7) * 5;
+    options.workers = (large ? 6 : 2) + static_cast<std::size_t>(i % 4);
+    options.nodes = (large ? 60 : 6) + static_cast<std::size_t>(i % 7) * 5;
     PassSimulation simulation(seed, options);
     simulation.run();
     EXPECT_EQ(simulation.failure(), "") << "seed " << seed;
@@ -63,6 +64,14 @@ TEST(PassSimulation, FastPassesEndAndReportUnusedResultsOfParticipants) {
   const Totals totals = run(3'000'000, 4000, {.mode = PassMode::fast});
   EXPECT_GT(totals.succeeded, 100);
   EXPECT_LT(totals.succeeded, 3900);
+}
+
+TEST(PassSimulation, ManyWorkersAndNodesMakeNoDifference) {
+  for (const PassMode mode : {PassMode::exact, PassMode::eager})
+    EXPECT_EQ(run(1'600'000, 1000, {.mode = mode}, true).succeeded, 1000);
+  EXPECT_EQ(run(1'700'000, 1000, {.all_used = true, .self_links = 0.1}, true).marked, 0);
+  run(1'800'000, 1000, {.deaths = 2}, true);
+  run(1'900'000, 1000, {.cuts = 2, .root_aborts = true}, true);
 }
 
 TEST(PassSimulation, CallsOfAWorkerToItselfTakePart) {
