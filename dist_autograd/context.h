@@ -23,8 +23,8 @@ class ContextState;
 
 // How a backward pass finds out which calls it has to wait for.
 enum class Mode : std::uint8_t {
-  exact,  // finds out first what the loss really used; results that were computed and dropped
-          // cost nothing
+  exact,  // waits only for what the loss really used; results that were computed and dropped cost
+          // no gradients, and one more round of messages where something waits for them
   fast,   // assumes every call of the context was used; an error names those that were not, as far
           // as they are results of workers that got a gradient
 };

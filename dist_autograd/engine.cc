@@ -36,7 +36,7 @@ Engine::Engine(rpc::Agent& agent)
       contexts_(agent.self().id, agent.self().epoch),
       release_(agent, contexts_),
       recording_(agent, contexts_, release_) {
-  for (std::uint16_t kind = wire::kMark; kind <= wire::kHold; ++kind) {
+  for (std::uint16_t kind = wire::kFirstKind; kind <= wire::kLastKind; ++kind) {
     agent_.set_frame_handler(kind,
                              [this](rpc::InMessage message) { on_frame(std::move(message)); });
   }
@@ -59,7 +59,11 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
   settings.run.create_graph = options.create_graph;
   settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() &&
                          torch::autograd::AnomalyMode::should_check_nan();
-  settings.fast = options.mode == Mode::fast;
+  if (options.mode == Mode::fast) {
+    settings.mode = PassMode::fast;
+  } else if (expect_unused_.load() || context->has_gradient_links()) {
+    settings.mode = PassMode::eager;
+  }
   const auto deadline =
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
 
@@ -116,9 +120,21 @@ void Engine::on_frame(rpc::InMessage message) {
       wire::Ack ack;
       archive(ack);
       archive.expect_end();
-      if (pass) pass->on_ack(message.from, ack);
+      if (pass && pass->root() && pass->may_mark()) {
+        agent_.post([pass, from = message.from, ack = std::move(ack)] { pass->on_ack(from, ack); });
+      } else if (pass) {
+        pass->on_ack(message.from, ack);
+      }
       return;
     }
+    case wire::kQuiet:
+      archive.expect_end();
+      if (pass && pass->may_mark()) {
+        agent_.post([pass, from = message.from] { pass->on_quiet(from); });
+      } else if (pass) {
+        pass->on_quiet(message.from);
+      }
+      return;
     case wire::kCloseMarking:
       archive.expect_end();
       if (pass) pass->on_close_marking(message.from);
@@ -182,12 +198,13 @@ void Engine::open_and_handle(rpc::InMessage message) {
       return;
     }
     rpc::decode_tensors(message);
+    wire::Ack ack;
     std::vector<wire::GradientEntry> entries;
     std::vector<at::Tensor> tensors;
-    archive(entries, tensors);
+    archive(ack, entries, tensors);
     archive.expect_end();
     message.tensors.clear();  // so that a sum may take over a gradient that has no other owner
-    pass->on_gradients(from, entries, std::move(tensors));
+    pass->on_gradients(from, ack, entries, std::move(tensors));
   } catch (...) {
     const Error error = to_error(std::current_exception());
     const auto [context, pass] = find(header);

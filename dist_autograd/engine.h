@@ -21,8 +21,9 @@ class Pass;
 
 // Distributed autograd's part of an agent: has calls and replies recorded, starts passes, and
 // brings messages to their passes and contexts. One lives in every Agent and is owned by it. Thread
-// contract: any thread, as Extension says. What may run long (plans, tensors) is posted to the
-// thread pool; ACK, CLOSE_MARKING, DONE and ABORT are handled on the thread that read them.
+// contract: any thread, as Extension says. What may run long (plans, marking, tensors) is posted to
+// the thread pool; ACK, QUIET, CLOSE_MARKING, DONE and ABORT are handled on the thread that read
+// them, but for those that may start marking.
 class Engine final : public rpc::Extension {
  public:
   explicit Engine(rpc::Agent& agent);
@@ -43,6 +44,8 @@ class Engine final : public rpc::Extension {
   // passes here, and sends ABORT to `told` and to all that may read the context's gradients.
   void spread_failure(const ContextState& context, const wire::PassHeader& header,
                       ContextState::FailEffects failing, std::set<WorkerId> told);
+  // Whether a pass that was started here and has succeeded found links that the loss does not use.
+  void found_unused(bool unused) noexcept { expect_unused_.store(unused); }
   void count_gradients(std::size_t links) noexcept {
     gradients_sent_.fetch_add(links, std::memory_order_relaxed);
   }
@@ -75,6 +78,9 @@ class Engine final : public rpc::Extension {
   ContextRelease release_;
   Recording recording_;
   std::atomic<std::uint64_t> gradients_sent_{0};
+  // Steps of one program resemble each other: what the last pass found is what the next one
+  // expects.
+  std::atomic<bool> expect_unused_{false};
 };
 
 }  // namespace stitch::dist_autograd

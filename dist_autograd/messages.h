@@ -11,15 +11,18 @@ namespace stitch::dist_autograd::wire {
 
 enum FrameKind : std::uint16_t {
   kMark = 0x140,          // exact mode: the loss uses these links
-  kAck = 0x141,           // marks (exact) or gradients (fast) have been dealt with
-  kCloseMarking = 0x142,  // exact: marking has ended, the rest is dead; fast: the pass has ended
+  kAck = 0x141,           // GRADIENTS, MARK or QUIET have been dealt with
+  kCloseMarking = 0x142,  // exact mode: marking has ended, the rest is dead
   kGradients = 0x143,     // gradients for the senders' side of links
   kDone = 0x144,          // this worker has finished its part
   kAbort = 0x145,         // the pass has failed
   kRelease = 0x146,       // a context has ended
   kHold = 0x147,          // to their home: this worker takes part in these contexts, and the worker
                           // that told it so is lost
+  kQuiet = 0x148,         // no gradient is in flight and no strand runs: finish, or mark
 };
+inline constexpr FrameKind kFirstKind = kMark;
+inline constexpr FrameKind kLastKind = kQuiet;
 // On requests and replies: the context they belong to and the link that their tensors make.
 inline constexpr std::uint16_t kContextSection = 0x140;
 // On a request: it was made with grad mode off, so it runs with grad mode off. On its reply: the
@@ -30,7 +33,13 @@ struct PassHeader {
   ContextId context;
   PassId pass;
   std::uint8_t flags = 0;
-  enum Flag : std::uint8_t { kRetainGraph = 1, kCreateGraph = 2, kAnomaly = 4, kFast = 8 };
+  enum Flag : std::uint8_t {
+    kRetainGraph = 1,
+    kCreateGraph = 2,
+    kAnomaly = 4,
+    kFast = 8,
+    kEager = 16,  // exact mode: marks from the start
+  };
   template <class Archive>
   void serialize(Archive& archive) {
     archive(context.home, context.epoch, context.counter, pass.root, pass.epoch, pass.counter,
@@ -46,9 +55,12 @@ struct Mark {
   }
 };
 
+// Alone, or at the beginning of GRADIENTS.
 struct Ack {
   std::uint32_t count = 0;
-  std::vector<WorkerId> participants;  // with the last one owed: the workers that took part below
+  // With the last one that is owed, which ends the sender's engagement: the workers that took part
+  // below it, and itself. Empty in others.
+  std::vector<WorkerId> participants;
   template <class Archive>
   void serialize(Archive& archive) {
     archive(count, participants);
@@ -56,8 +68,8 @@ struct Ack {
 };
 
 struct Done {
-  std::uint64_t unused_links = 0;
-  std::vector<std::string> unused_calls;  // some of them, in words
+  std::uint64_t unused_links = 0;         // of this worker: that got no gradient
+  std::vector<std::string> unused_calls;  // fast mode: some of them, in words
   template <class Archive>
   void serialize(Archive& archive) {
     archive(unused_links, unused_calls);

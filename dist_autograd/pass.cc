@@ -1,5 +1,6 @@
 #include "stitch/dist_autograd/pass.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "stitch/base/name_list.h"
@@ -11,21 +12,6 @@
 
 namespace stitch::dist_autograd {
 
-std::uint8_t Pass::Settings::to_wire() const {
-  using Header = wire::PassHeader;
-  return static_cast<std::uint8_t>((run.retain_graph ? Header::kRetainGraph : 0) |
-                                   (run.create_graph ? Header::kCreateGraph : 0) |
-                                   (run.anomaly ? Header::kAnomaly : 0) |
-                                   (fast ? Header::kFast : 0));
-}
-
-Pass::Settings Pass::Settings::from_wire(std::uint8_t flags) {
-  using Header = wire::PassHeader;
-  return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0,
-           (flags & Header::kAnomaly) != 0},
-          (flags & Header::kFast) != 0};
-}
-
 Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
            PassId id, Settings settings)
     : engine_(engine),
@@ -33,7 +19,7 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       context_(std::move(context)),
       id_(id),
       settings_(settings),
-      protocol_(agent_->self().id, id.root, settings.fast) {}
+      protocol_(agent_->self().id, id.root, settings.mode) {}
 
 void Pass::prepare(std::vector<Edge> roots) {
   std::call_once(prepared_, [&] {
@@ -42,7 +28,7 @@ void Pass::prepare(std::vector<Edge> roots) {
         plan_, settings_.run, context_->gradients(),
         [agent = agent_](base::UniqueFunction<void()> task) { agent->post(std::move(task)); },
         weak_from_this());
-    auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id, !settings_.fast);
+    auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id);
     base::MutexLock lock(mutex_);
     protocol_.set_graph(std::move(graph));
   });
@@ -91,10 +77,13 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
 
 void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
   guard([&] {
-    for (const WorkerId id : ack.participants)
-      static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
+    require_existing(ack);
     apply([&](PassProtocol& protocol) { return protocol.on_ack(from, ack); });
   });
+}
+
+void Pass::on_quiet(const WorkerInfo& from) {
+  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_quiet(from); }); });
 }
 
 void Pass::on_close_marking(const WorkerInfo& from) {
@@ -105,19 +94,31 @@ void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
   guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_done(from, done); }); });
 }
 
-void Pass::on_gradients(const WorkerInfo& from, const std::vector<wire::GradientEntry>& entries,
+void Pass::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
+                        const std::vector<wire::GradientEntry>& entries,
                         std::vector<at::Tensor> tensors) {
   guard([&] {
+    require_existing(ack);
     ReceivedGradients received = match_gradients(*plan_, agent_->self().id, context_->id(), from,
                                                  entries, std::move(tensors));
-    const PassEffects effects =
-        apply([&](PassProtocol& protocol) { return protocol.on_gradients(from, received.sends); });
+    const PassEffects effects = apply(
+        [&](PassProtocol& protocol) { return protocol.on_gradients(from, ack, received.sends); });
     if (effects.deliver) {
       for (std::size_t i = 0; i < received.sends.size(); ++i)
         strand_->deliver(received.sends[i], std::move(received.gradients[i]));
     }
     if (effects.new_peer) check_new_peer(from);
   });
+}
+
+bool Pass::may_mark() const {
+  base::MutexLock lock(mutex_);
+  return protocol_.may_mark();
+}
+
+void Pass::require_existing(const wire::Ack& ack) const {
+  for (const WorkerId id : ack.participants)
+    static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
 }
 
 template <class Event>
@@ -191,7 +192,7 @@ void Pass::before_node() {
 }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
-  flush();
+  flush(taken);
   apply([&](PassProtocol& protocol) { return protocol.strand_quiet(taken, resolved); });
 }
 
@@ -206,16 +207,26 @@ void Pass::stopped() {
   finish(error);
 }
 
-void Pass::flush() {
-  for (Outbox::PeerBatch& batch : outbox_.take()) {
+void Pass::flush(std::optional<std::uint64_t> quiet_at) {
+  std::vector<Outbox::PeerBatch> batches = outbox_.take();
+  if (batches.empty()) return;
+  {
+    base::MutexLock lock(mutex_);
+    const auto parent = protocol_.parent();
+    std::stable_partition(batches.begin(), batches.end(),
+                          [&](const auto& batch) { return batch.to.id != parent; });
+  }
+  for (const Outbox::PeerBatch& batch : batches) {
     try {
-      rpc::OutMessage out = message(wire::kGradients, batch.entries, batch.tensors);
+      std::optional<wire::Ack> ack;
       {
         base::MutexLock lock(mutex_);
-        if (!protocol_.sending_gradients(batch.to.id)) return;
+        ack = protocol_.sending_gradients(batch.to.id,
+                                          &batch == &batches.back() ? quiet_at : std::nullopt);
       }
+      if (!ack) return;
       engine_.count_gradients(batch.entries.size());
-      send(batch.to.id, std::move(out), true);
+      send(batch.to.id, message(wire::kGradients, *ack, batch.entries, batch.tensors), true);
     } catch (...) {
       abort(found_here(to_error(std::current_exception())));
       return;
@@ -230,12 +241,14 @@ void Pass::perform(PassEffects& effects) {
   try {
     for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
     for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
+    for (const WorkerId to : effects.quiet) send(to, message(wire::kQuiet));
     for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking));
     if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
   } catch (...) {
     lost = found_here(to_error(std::current_exception()));
   }
   if (effects.fail) abort(*effects.fail);
+  if (effects.succeed) engine_.found_unused(effects.found_unused);
   if (effects.succeed || effects.done) {
     finish(lost);
     if (lost) {

@@ -13,6 +13,7 @@
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/outbox.h"
 #include "stitch/dist_autograd/pass_protocol.h"
+#include "stitch/dist_autograd/pass_settings.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/future/future.h"
 
@@ -26,12 +27,7 @@ class Engine;
 // held while messages are sent, nodes run or the future completes.
 class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass> {
  public:
-  struct Settings {
-    RunFlags run;
-    bool fast = false;
-    [[nodiscard]] std::uint8_t to_wire() const;
-    [[nodiscard]] static Settings from_wire(std::uint8_t flags);
-  };
+  using Settings = PassSettings;
 
   Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
        PassId id, Settings settings);
@@ -48,10 +44,14 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Messages. An invalid one ends the pass with an error; nothing is thrown.
   void on_mark(const WorkerInfo& from, const wire::Mark& mark);
   void on_ack(const WorkerInfo& from, const wire::Ack& ack);
+  void on_quiet(const WorkerInfo& from);
   void on_close_marking(const WorkerInfo& from);
-  void on_gradients(const WorkerInfo& from, const std::vector<wire::GradientEntry>& entries,
+  void on_gradients(const WorkerInfo& from, const wire::Ack& ack,
+                    const std::vector<wire::GradientEntry>& entries,
                     std::vector<at::Tensor> tensors);
   void on_done(const WorkerInfo& from, const wire::Done& done);
+  // Whether QUIET, or at the root an ACK, may take long: then it belongs on the thread pool.
+  [[nodiscard]] bool may_mark() const STITCH_EXCLUDES(mutex_);
   // Those it was opened with, as every MARK and GRADIENTS of it has them.
   [[nodiscard]] std::uint8_t flags() const { return settings_.to_wire(); }
   // Ends the pass if it cannot end without that worker.
@@ -87,7 +87,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void check_new_peer(const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
   void check_lost(WorkerId peer) STITCH_EXCLUDES(mutex_);
 
-  void flush() STITCH_EXCLUDES(mutex_);
+  void require_existing(const wire::Ack& ack) const;
+  // Sends what the outbox has. `quiet_at`: the strand is going quiet, having taken so much.
+  void flush(std::optional<std::uint64_t> quiet_at = std::nullopt) STITCH_EXCLUDES(mutex_);
   void send_done(const wire::Done& done) STITCH_EXCLUDES(mutex_);
   // DONE will not reach the root, so the pass must fail.
   void done_not_sent(const Error& error) STITCH_EXCLUDES(mutex_);

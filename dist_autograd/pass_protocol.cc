@@ -17,12 +17,13 @@ Error protocol_error(const std::string& text) { return Error(ErrorCode::protocol
 void PassProtocol::set_graph(std::unique_ptr<PassGraph> graph) {
   graph_ = std::move(graph);
   delivered_.assign(graph_->size(), false);
+  missing_ = graph_->sends().size();
 }
 
 PassEffects PassProtocol::begin() {
   PassEffects effects;
   if (!running()) return effects;
-  if (!fast_) {
+  if (mode_ == PassMode::eager) {
     std::vector<LinkId> reached;
     graph_->mark_roots(reached);
     send_marks(reached, effects);
@@ -32,29 +33,35 @@ PassEffects PassProtocol::begin() {
   return effects;
 }
 
+// ---- messages
+
 PassEffects PassProtocol::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
   PassEffects effects;
   if (!running()) return effects;
-  if (fast_) throw protocol_error(stitch::to_string(from) + " sent a MARK in a fast pass");
-  effects.new_peer = peers_.insert(from.id).second;
-  std::vector<LinkId> reached;
+  if (mode_ == PassMode::fast)
+    throw protocol_error(stitch::to_string(from) + " sent a MARK in a fast pass");
+  std::vector<std::uint32_t> sends;
+  sends.reserve(mark.links.size());
   for (const std::uint64_t link : mark.links) {
-    const std::uint32_t send = graph_->find(link);
-    if (send == PassGraph::kNone) {
+    sends.push_back(graph_->find(link));
+    if (sends.back() == PassGraph::kNone) {
       throw protocol_error(
           "a call result used by the loss is unknown here; is forward still running?");
     }
-    if (graph_->receiver(send) != from.id) {
-      throw protocol_error(stitch::to_string(from) + " marked " + graph_->call(send) +
+    if (graph_->receiver(sends.back()) != from.id) {
+      throw protocol_error(stitch::to_string(from) + " marked " + graph_->call(sends.back()) +
                            ", which was sent to another worker");
     }
-    graph_->mark(send, reached);
   }
-  if (is_root() || parent_) {
-    effects.acks.push_back({from.id, {1, {}}});
-  } else {
-    parent_ = from.id;
-  }
+  if (phase_ == Phase::gradients && (is_root() || !idle()))
+    throw protocol_error(stitch::to_string(from) + " sent a MARK while gradients were in flight");
+  if (phase_ == Phase::closed)
+    throw protocol_error(stitch::to_string(from) + " sent a MARK after the marking had ended");
+  effects.new_peer = peers_.insert(from.id).second;
+  phase_ = Phase::marking;
+  std::vector<LinkId> reached;
+  for (const std::uint32_t send : sends) graph_->mark(send, reached);
+  engage(from.id, effects);
   send_marks(reached, effects);
   advance(effects);
   return effects;
@@ -63,13 +70,29 @@ PassEffects PassProtocol::on_mark(const WorkerInfo& from, const wire::Mark& mark
 PassEffects PassProtocol::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
   PassEffects effects;
   if (!running()) return effects;
-  std::uint64_t& owed_by = deficits_[from.id];
-  if (ack.count > owed_by) {
-    throw protocol_error(stitch::to_string(from) + " acknowledged more messages than it was sent");
+  take_ack(from, ack);
+  advance(effects);
+  return effects;
+}
+
+PassEffects PassProtocol::on_quiet(const WorkerInfo& from) {
+  PassEffects effects;
+  if (!running()) return effects;
+  if (from.id != root_ || is_root())
+    throw protocol_error(stitch::to_string(from) + " ended the gradients of another worker's pass");
+  if (mode_ == PassMode::eager || heard_quiet_ || phase_ == Phase::closed)
+    throw protocol_error(stitch::to_string(from) + " sent QUIET in a pass that does not expect it");
+  if (phase_ == Phase::gradients && !idle())
+    throw protocol_error(stitch::to_string(from) + " sent QUIET while gradients were in flight");
+  heard_quiet_ = true;
+  peers_.insert(from.id);
+  if (mode_ == PassMode::fast || missing_ == 0) {
+    phase_ = Phase::closed;  // DONE is the answer
+  } else {
+    phase_ = Phase::marking;
+    engage(from.id, effects);
+    mark_used(effects);
   }
-  owed_by -= ack.count;
-  deficit_ -= ack.count;
-  participants_.insert(ack.participants.begin(), ack.participants.end());
   advance(effects);
   return effects;
 }
@@ -79,6 +102,8 @@ PassEffects PassProtocol::on_close_marking(const WorkerInfo& from) {
   if (!running()) return effects;
   if (from.id != root_)
     throw protocol_error(stitch::to_string(from) + " closed the marking of another worker's pass");
+  if (phase_ == Phase::gradients)
+    throw protocol_error(stitch::to_string(from) + " closed a marking that had not begun");
   if (phase_ != Phase::marking) return effects;
   peers_.insert(from.id);
   close_marking(effects);
@@ -89,9 +114,16 @@ PassEffects PassProtocol::on_close_marking(const WorkerInfo& from) {
 PassEffects PassProtocol::on_done(const WorkerInfo& from, const wire::Done& done) {
   PassEffects effects;
   if (!running()) return effects;
-  if (not_done_.erase(from.id) == 0) {
+  // During marking it is the answer to QUIET of a worker that needs no marks.
+  std::uint64_t& owed_by = deficits_[from.id];
+  const bool answers = mode_ == PassMode::exact && phase_ == Phase::marking && owed_by != 0;
+  if ((phase_ != Phase::closed && !answers) || not_done_.erase(from.id) == 0) {
     throw protocol_error(stitch::to_string(from) +
                          " is done with a pass that does not wait for it");
+  }
+  if (answers) {
+    --owed_by;
+    --deficit_;
   }
   unused_.unused_links += done.unused_links;
   unused_.unused_calls.insert(unused_.unused_calls.end(), done.unused_calls.begin(),
@@ -100,12 +132,16 @@ PassEffects PassProtocol::on_done(const WorkerInfo& from, const wire::Done& done
   return effects;
 }
 
-PassEffects PassProtocol::on_gradients(const WorkerInfo& from,
+PassEffects PassProtocol::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                                        std::span<const std::uint32_t> sends) {
   PassEffects effects;
   if (!running()) return effects;
   effects.new_peer = peers_.insert(from.id).second;
-  if (fast_) {
+  const bool ends_engagement = !ack.participants.empty();
+  if (ends_engagement && ack.count == 0)
+    throw protocol_error(stitch::to_string(from) + " named participants, but acknowledged nothing");
+  take_ack(from, ack);
+  if (phase_ == Phase::gradients && !ends_engagement) {
     if (is_root() || parent_) {
       ++owed_[from.id];
     } else {
@@ -115,11 +151,14 @@ PassEffects PassProtocol::on_gradients(const WorkerInfo& from,
   for (const std::uint32_t send : sends) {
     if (delivered_[send])
       throw protocol_error(stitch::to_string(from) + " sent the gradients of a call twice");
-    if (phase_ == Phase::marking_closed && !fast_ && !graph_->marked(send)) {
+    // An eager pass runs during its marking: there it may be marked later.
+    if ((phase_ == Phase::closed || (phase_ == Phase::marking && mode_ == PassMode::exact)) &&
+        mode_ != PassMode::fast && !graph_->marked(send)) {
       throw protocol_error(stitch::to_string(from) +
                            " sent a gradient for a call that the loss does not use");
     }
     delivered_[send] = true;
+    --missing_;
     ++posted_;
     quiet_ = false;
   }
@@ -128,15 +167,21 @@ PassEffects PassProtocol::on_gradients(const WorkerInfo& from,
   return effects;
 }
 
-bool PassProtocol::sending_gradients(WorkerId to) {
-  if (!running()) return false;
+// ---- the strand
+
+std::optional<wire::Ack> PassProtocol::sending_gradients(WorkerId to,
+                                                         std::optional<std::uint64_t> last) {
+  if (!running()) return std::nullopt;
   peers_.insert(to);
   ++writing_;
-  if (fast_) {
-    ++deficit_;
-    ++deficits_[to];
-  }
-  return true;
+  if (phase_ != Phase::gradients) return wire::Ack{};
+  // The parent waits for this worker's answer, so it is engaged when they arrive together: these
+  // GRADIENTS need no acknowledgement.
+  if (parent_ == to && deficit_ == 0 && last == posted_) return answer_parent();
+  ++deficit_;
+  ++deficits_[to];
+  const auto owed = owed_.extract(to);
+  return wire::Ack{owed ? owed.mapped() : 0, {}};
 }
 
 PassEffects PassProtocol::gradients_written() {
@@ -153,6 +198,8 @@ PassEffects PassProtocol::strand_quiet(std::uint64_t taken, bool resolved) {
   advance(effects);
   return effects;
 }
+
+// ---- failures
 
 bool PassProtocol::fail() {
   if (!running()) return false;
@@ -172,6 +219,8 @@ bool PassProtocol::needs(WorkerId worker) const {
          (peers_.contains(worker) || participants_.contains(worker) || worker == root_);
 }
 
+// ---- marking
+
 // One MARK for each worker that sent some of these links.
 void PassProtocol::send_marks(const std::vector<LinkId>& reached, PassEffects& effects) {
   std::map<WorkerId, wire::Mark> marks;
@@ -184,73 +233,136 @@ void PassProtocol::send_marks(const std::vector<LinkId>& reached, PassEffects& e
   }
 }
 
+void PassProtocol::mark_used(PassEffects& effects) {
+  std::vector<LinkId> reached;
+  graph_->mark_used(delivered_, reached);
+  send_marks(reached, effects);
+}
+
+// ---- Dijkstra and Scholten
+
+// A MARK or QUIET has come.
+void PassProtocol::engage(WorkerId by, PassEffects& effects) {
+  if (is_root() || parent_) {
+    effects.acks.push_back({by, {1, {}}});
+  } else {
+    parent_ = by;
+  }
+}
+
+void PassProtocol::take_ack(const WorkerInfo& from, const wire::Ack& ack) {
+  std::uint64_t& owed_by = deficits_[from.id];
+  if (ack.count > owed_by) {
+    throw protocol_error(stitch::to_string(from) + " acknowledged more messages than it was sent");
+  }
+  owed_by -= ack.count;
+  deficit_ -= ack.count;
+  for (const WorkerId worker : ack.participants) {
+    const bool added = participants_.insert(worker).second;
+    if (added && is_root() && phase_ == Phase::marking && worker != self_) not_done_.insert(worker);
+  }
+}
+
 // Called after every change: adds what the new state allows.
 void PassProtocol::advance(PassEffects& effects) {
   if (!running() || effects.fail) return;
-  if (fast_ && quiet_) {
-    for (const auto& [to, count] : owed_) effects.acks.push_back({to, {count, {}}});
-    owed_.clear();
-  }
-  if (phase_ == Phase::marking) disengage(effects);
+  if (phase_ == Phase::gradients && quiet_) acknowledge(effects);
+  if (phase_ != Phase::closed) disengage(effects);
   if (effects.fail) return;
-  if (phase_ != Phase::marking_closed || writing_ != 0 || !(fast_ ? quiet_ : resolved_)) return;
+  if (phase_ != Phase::closed || writing_ != 0) return;
+  if (mode_ == PassMode::fast ? !quiet_ : !resolved_) return;
   if (!is_root()) {
     phase_ = Phase::ended;
     effects.done = unused_links();
     return;
   }
   if (!not_done_.empty()) return;
-  if (unused_.unused_links != 0) {
+  if (mode_ == PassMode::fast && unused_.unused_links != 0) {
     effects.fail = unused_error();
     return;
   }
   phase_ = Phase::ended;
   effects.succeed = true;
+  effects.found_unused = unused_.unused_links != 0;
 }
 
-// Dijkstra-Scholten: everything this worker caused has ended when no message it sent is
-// unacknowledged (and, in fast mode, its own strand is quiet). Then it tells the worker that caused
-// it; at the root, everything has ended.
-void PassProtocol::disengage(PassEffects& effects) {
-  if (deficit_ != 0 || (fast_ && !quiet_)) return;
-  if (is_root()) {
-    if (begun_) close_marking(effects);
-  } else if (parent_) {
-    wire::Ack ack{1, {participants_.begin(), participants_.end()}};
-    ack.participants.push_back(self_);
-    effects.acks.emplace_back(*parent_, std::move(ack));
-    parent_.reset();
+// GRADIENTS that could not be acknowledged by others the other way. The parent's wait for the
+// answer to it, which it waits for anyway.
+void PassProtocol::acknowledge(PassEffects& effects) {
+  for (auto owed = owed_.begin(); owed != owed_.end();) {
+    if (parent_ == owed->first) {
+      ++owed;
+      continue;
+    }
+    effects.acks.push_back({owed->first, {owed->second, {}}});
+    owed = owed_.erase(owed);
   }
+}
+
+// Everything this worker caused has ended when no message it sent is unacknowledged and, while
+// gradients flow, its own strand is quiet. Then it tells the worker that caused it; at the root,
+// everything has ended.
+void PassProtocol::disengage(PassEffects& effects) {
+  if (deficit_ != 0 || (phase_ == Phase::gradients && !quiet_)) return;
+  if (parent_) {
+    const WorkerId to = *parent_;
+    effects.acks.emplace_back(to, answer_parent());
+  }
+  if (!is_root() || !begun_) return;
+  if (phase_ == Phase::gradients) end_gradients(effects);
+  if (phase_ == Phase::marking && deficit_ == 0) close_marking(effects);
+}
+
+wire::Ack PassProtocol::answer_parent() {
+  const auto owed = owed_.extract(*parent_);
+  wire::Ack ack{1 + (owed ? owed.mapped() : 0), {participants_.begin(), participants_.end()}};
+  ack.participants.push_back(self_);
+  parent_.reset();
+  return ack;
+}
+
+// Root: no gradient is in flight, and all strands are quiet.
+void PassProtocol::end_gradients(PassEffects& effects) {
+  participants_.erase(self_);
+  not_done_ = participants_;
+  effects.quiet.assign(participants_.begin(), participants_.end());
+  if (mode_ == PassMode::fast) {
+    phase_ = Phase::closed;
+    unused_ = unused_links();
+    return;
+  }
+  phase_ = Phase::marking;
+  deficit_ += participants_.size();
+  for (const WorkerId to : participants_) ++deficits_[to];
+  if (missing_ != 0) mark_used(effects);
 }
 
 // It is known on all workers what the loss uses: what is unmarked here is dead.
 void PassProtocol::close_marking(PassEffects& effects) {
-  if (!fast_) {
-    for (const std::uint32_t send : graph_->sends()) {
-      if (graph_->marked(send)) continue;
-      if (delivered_[send]) {  // the marking stays open: nothing can end before the pass fails
-        effects.kill.clear();
-        effects.fail = protocol_error("worker " + std::to_string(graph_->receiver(send).value()) +
-                                      " sent a gradient for a call that the loss does not use");
-        return;
-      }
-      effects.kill.push_back(send);
+  for (const std::uint32_t send : graph_->sends()) {
+    if (graph_->marked(send) || (mode_ == PassMode::exact && delivered_[send])) continue;
+    if (delivered_[send]) {  // the marking stays open: nothing can end before the pass fails
+      effects.kill.clear();
+      effects.fail = protocol_error("worker " + std::to_string(graph_->receiver(send).value()) +
+                                    " sent a gradient for a call that the loss does not use");
+      return;
     }
-    posted_ += effects.kill.size();
-    if (!effects.kill.empty()) quiet_ = false;
+    effects.kill.push_back(send);
   }
-  phase_ = Phase::marking_closed;
+  killed_ = effects.kill.size();
+  posted_ += killed_;
+  if (killed_ != 0) quiet_ = false;
+  phase_ = Phase::closed;
   if (!is_root()) return;
-  unused_ = unused_links();
-  participants_.erase(self_);
-  not_done_ = participants_;
-  effects.close_marking.assign(participants_.begin(), participants_.end());
+  unused_.unused_links += killed_;
+  effects.close_marking.assign(not_done_.begin(), not_done_.end());
 }
 
-// Fast mode: the links of this worker that got no gradient.
+// The links of this worker that got no gradient.
 wire::Done PassProtocol::unused_links() const {
   wire::Done done;
-  if (!fast_) return done;
+  done.unused_links = killed_;
+  if (mode_ != PassMode::fast) return done;
   for (const std::uint32_t send : graph_->sends()) {
     if (delivered_[send]) continue;
     ++done.unused_links;

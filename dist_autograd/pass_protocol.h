@@ -17,7 +17,7 @@
 namespace stitch::dist_autograd {
 
 // What the protocol of a pass asks about the graph of its pass on this worker. Nodes are numbered;
-// the answers do not change, except that marked() grows with mark() and mark_roots().
+// the answers do not change, except that marked() grows with mark..().
 class PassGraph {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
@@ -37,7 +37,18 @@ class PassGraph {
   // of the RecvNodes marked by this call. Throws when one of them belongs to another context.
   virtual void mark(std::uint32_t send, std::vector<LinkId>& reached) = 0;
   virtual void mark_roots(std::vector<LinkId>& reached) = 0;
+  // The same from all roots and from the SendNodes that are `delivered` (by node), once all has run
+  // that their gradients allow. The RecvNodes that have run are not appended: those that no
+  // SendNode without gradients leads to.
+  virtual void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) = 0;
   [[nodiscard]] virtual bool marked(std::uint32_t send) const = 0;
+};
+
+// How a pass finds out what the loss uses.
+enum class PassMode : std::uint8_t {
+  fast,   // it must use every link
+  exact,  // marks once all strands are quiet, if some SendNode has got no gradient
+  eager,  // marks from the start; the better choice where links are unused
 };
 
 // What an event of the protocol asks for. Decided under the lock of the pass; done, in this order,
@@ -45,10 +56,12 @@ class PassGraph {
 struct PassEffects {
   std::vector<std::pair<WorkerId, wire::Mark>> marks;  // MARK to these
   std::vector<std::pair<WorkerId, wire::Ack>> acks;    // ACK to these
+  std::vector<WorkerId> quiet;                         // QUIET to these
   std::vector<WorkerId> close_marking;                 // CLOSE_MARKING to these
   std::vector<std::uint32_t> kill;                     // SendNodes that get no gradient
   std::optional<Error> fail;                           // the pass has to fail with this error
   bool succeed = false;                                // root: all workers are done
+  bool found_unused = false;                           // with succeed: links that got no gradient
   std::optional<wire::Done> done;                      // other workers: done here, DONE to the root
   bool deliver = false;  // GRADIENTS: hand its gradients to the strand
   // The sender of this message is new to the pass. The pass learns only of later losses, so it must
@@ -63,7 +76,11 @@ struct PassEffects {
 // Thread contract: none, the pass guards it with its mutex.
 class PassProtocol {
  public:
-  PassProtocol(WorkerId self, WorkerId root, bool fast) : self_(self), root_(root), fast_(fast) {}
+  PassProtocol(WorkerId self, WorkerId root, PassMode mode)
+      : self_(self),
+        root_(root),
+        mode_(mode),
+        phase_(mode == PassMode::eager ? Phase::marking : Phase::gradients) {}
 
   // The graph, once it has been built. REQUIRES: called once, before every event below.
   void set_graph(std::unique_ptr<PassGraph> graph);
@@ -73,14 +90,20 @@ class PassProtocol {
 
   [[nodiscard]] PassEffects on_mark(const WorkerInfo& from, const wire::Mark& mark);
   [[nodiscard]] PassEffects on_ack(const WorkerInfo& from, const wire::Ack& ack);
+  [[nodiscard]] PassEffects on_quiet(const WorkerInfo& from);
   [[nodiscard]] PassEffects on_close_marking(const WorkerInfo& from);
   [[nodiscard]] PassEffects on_done(const WorkerInfo& from, const wire::Done& done);
-  // One GRADIENTS message, for these SendNodes.
-  [[nodiscard]] PassEffects on_gradients(const WorkerInfo& from,
+  // One GRADIENTS message, for these SendNodes, with the ACK that rides on it.
+  [[nodiscard]] PassEffects on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                                          std::span<const std::uint32_t> sends);
 
-  // A GRADIENTS message is about to be sent to that worker. False: the pass is over, do not send.
-  [[nodiscard]] bool sending_gradients(WorkerId to);
+  // A GRADIENTS message is about to be sent to that worker. Returns the ACK to send with it; none
+  // when the pass is over: do not send. `last`: the strand has nothing else to send or to run, and
+  // has processed so many deliveries and kills.
+  [[nodiscard]] std::optional<wire::Ack> sending_gradients(
+      WorkerId to, std::optional<std::uint64_t> last = std::nullopt);
+  // The worker whose GRADIENTS should leave last: they may carry the ACK that this one owes it.
+  [[nodiscard]] std::optional<WorkerId> parent() const noexcept { return parent_; }
   // One has been written: its tensors may change from now on.
   [[nodiscard]] PassEffects gradients_written();
   // The strand has nothing to run and has sent what it had. `taken`: deliveries and kills that it
@@ -93,36 +116,51 @@ class PassProtocol {
   void end() { phase_ = Phase::ended; }
 
   [[nodiscard]] bool running() const noexcept {
-    return phase_ == Phase::marking || phase_ == Phase::marking_closed;
+    return phase_ == Phase::gradients || phase_ == Phase::marking || phase_ == Phase::closed;
+  }
+  // Whether QUIET, or at the root an ACK, may make it walk the graph.
+  [[nodiscard]] bool may_mark() const noexcept {
+    return mode_ == PassMode::exact && missing_ != 0 &&
+           (phase_ == Phase::gradients || phase_ == Phase::marking);
   }
   [[nodiscard]] bool ended() const noexcept { return phase_ == Phase::ended; }
-  // The workers that must be told of a failure. The root knows all once marking has ended.
+  // The workers that must be told of a failure. The root knows all
+  // when it sends QUIET and, of those that marking has added, when that has ended.
   [[nodiscard]] std::set<WorkerId> concerned() const;
   // True when the pass cannot end without that worker.
   [[nodiscard]] bool needs(WorkerId worker) const;
   // The workers that this pass may be waiting for.
   [[nodiscard]] const std::set<WorkerId>& awaited() const noexcept {
-    return phase_ == Phase::marking_closed ? not_done_ : peers_;
+    return phase_ == Phase::closed ? not_done_ : peers_;
   }
 
  private:
   [[nodiscard]] bool is_root() const noexcept { return self_ == root_; }
+  [[nodiscard]] bool idle() const noexcept { return !parent_ && deficit_ == 0 && owed_.empty(); }
+  void engage(WorkerId by, PassEffects& effects);
+  void take_ack(const WorkerInfo& from, const wire::Ack& ack);
   void send_marks(const std::vector<LinkId>& reached, PassEffects& effects);
+  void mark_used(PassEffects& effects);
   void advance(PassEffects& effects);
+  void acknowledge(PassEffects& effects);
   void disengage(PassEffects& effects);
+  [[nodiscard]] wire::Ack answer_parent();
+  void end_gradients(PassEffects& effects);
   void close_marking(PassEffects& effects);
   [[nodiscard]] wire::Done unused_links() const;
   [[nodiscard]] Error unused_error() const;
 
-  // marking: nodes run, it is not known yet which links the loss uses. marking_closed: it is.
-  // failed: the strand is being stopped. ended: done or failed here.
-  enum class Phase : std::uint8_t { marking, marking_closed, failed, ended };
+  // gradients: nodes run as if all links were used, and every GRADIENTS is acknowledged. marking:
+  // MARKs spread, and are acknowledged; nodes run only in an eager pass. closed: nothing is
+  // acknowledged any more; it ends when all has run. failed: the strand is being stopped. ended:
+  // done or failed here.
+  enum class Phase : std::uint8_t { gradients, marking, closed, failed, ended };
 
   const WorkerId self_;
   const WorkerId root_;
-  const bool fast_;
+  const PassMode mode_;
   std::unique_ptr<PassGraph> graph_;
-  Phase phase_ = Phase::marking;
+  Phase phase_;
   std::set<WorkerId> peers_;  // sent to or received from
 
   // Dijkstra-Scholten: the worker to acknowledge to when everything this worker has
@@ -130,15 +168,18 @@ class PassProtocol {
   std::optional<WorkerId> parent_;
   std::uint64_t deficit_ = 0;                   // messages sent, not yet acknowledged
   std::map<WorkerId, std::uint64_t> deficits_;  // the same by receiver
-  std::map<WorkerId, std::uint32_t> owed_;      // fast: ACKs to send when quiet, parent's apart
+  std::map<WorkerId, std::uint32_t> owed_;      // ACKs for GRADIENTS, but for the parent's first
   std::set<WorkerId> participants_;             // as the ACKs named them
   bool begun_ = false;                          // root: its own messages are counted
   std::set<WorkerId> not_done_;                 // root: those that have not said DONE
   wire::Done unused_;                           // root: from all
+  bool heard_quiet_ = false;
 
   std::vector<bool> delivered_;  // by node: a GRADIENTS came for it
-  std::uint64_t posted_ = 0;     // deliveries and kills handed to the strand
-  bool quiet_ = false;           // the strand has processed all of them and is idle
+  std::size_t missing_ = 0;      // SendNodes for which none came
+  std::uint64_t killed_ = 0;
+  std::uint64_t posted_ = 0;  // deliveries and kills handed to the strand
+  bool quiet_ = false;        // the strand has processed all of them and is idle
   bool resolved_ = false;
   std::uint64_t writing_ = 0;  // GRADIENTS sent, not yet written
 };

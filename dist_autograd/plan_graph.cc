@@ -1,6 +1,8 @@
 #include "stitch/dist_autograd/plan_graph.h"
 
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "stitch/base/error.h"
 
@@ -10,10 +12,8 @@ namespace {
 
 class PlanGraph final : public PassGraph {
  public:
-  PlanGraph(std::shared_ptr<const Plan> plan, const ContextId& context, WorkerId self, bool mark)
-      : plan_(std::move(plan)), context_(context), self_(self) {
-    if (mark) marks_.emplace(*plan_);
-  }
+  PlanGraph(std::shared_ptr<const Plan> plan, const ContextId& context, WorkerId self)
+      : plan_(std::move(plan)), context_(context), self_(self) {}
 
   std::uint32_t size() const override { return plan_->size(); }
   std::span<const std::uint32_t> sends() const override { return plan_->sends(); }
@@ -22,25 +22,52 @@ class PlanGraph final : public PassGraph {
   const std::string& call(std::uint32_t send) const override { return plan_->send(send).call(); }
 
   void mark(std::uint32_t send, std::vector<LinkId>& reached) override {
-    recvs_.clear();
-    marks_->spread(send, recvs_);
-    for (const std::uint32_t index : recvs_) {
+    spread(send);
+    report(reached, nullptr);
+  }
+  void mark_roots(std::vector<LinkId>& reached) override {
+    for (const Plan::Target& root : plan_->roots()) spread(root.node);
+    report(reached, nullptr);
+  }
+  void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) override {
+    // No delivery was dead so far: what a SendNode without gradients leads to waits, and no more.
+    Marks waiting(*plan_);
+    for (const Plan::Target& root : plan_->roots()) spread(root.node);
+    for (const std::uint32_t send : plan_->sends()) {
+      if (delivered[send]) {
+        spread(send);
+      } else {
+        ignored_.clear();
+        waiting.spread(send, ignored_);
+      }
+    }
+    report(reached, &waiting);
+  }
+  bool marked(std::uint32_t send) const override { return marks_ && marks_->marked(send); }
+
+ private:
+  // Marks what `node` leads to.
+  void spread(std::uint32_t node) {
+    if (!marks_) marks_.emplace(*plan_);
+    marks_->spread(node, recvs_);
+  }
+  // The links of the RecvNodes marked since the last call; with `among`, only of those in it.
+  void report(std::vector<LinkId>& reached, const Marks* among) {
+    const std::vector<std::uint32_t> recvs = std::exchange(recvs_, {});
+    for (const std::uint32_t index : recvs) {
+      if (among != nullptr && !among->marked(index)) continue;
       const RecvNode& node = plan_->recv(index);
       require_context(node, context_);
       reached.push_back({node.sender().id, node.link().counter});
     }
   }
-  void mark_roots(std::vector<LinkId>& reached) override {
-    for (const Plan::Target& root : plan_->roots()) mark(root.node, reached);
-  }
-  bool marked(std::uint32_t send) const override { return marks_->marked(send); }
 
- private:
   const std::shared_ptr<const Plan> plan_;
   const ContextId context_;
   const WorkerId self_;
-  std::optional<Marks> marks_;
-  std::vector<std::uint32_t> recvs_;  // of one mark()
+  std::optional<Marks> marks_;        // once something is marked
+  std::vector<std::uint32_t> recvs_;  // marked, not yet reported
+  std::vector<std::uint32_t> ignored_;
 };
 
 static_assert(PassGraph::kNone == Plan::kNone);
@@ -56,8 +83,8 @@ void require_context(const RecvNode& node, const ContextId& context) {
 }
 
 std::unique_ptr<PassGraph> make_pass_graph(std::shared_ptr<const Plan> plan,
-                                           const ContextId& context, WorkerId self, bool mark) {
-  return std::make_unique<PlanGraph>(std::move(plan), context, self, mark);
+                                           const ContextId& context, WorkerId self) {
+  return std::make_unique<PlanGraph>(std::move(plan), context, self);
 }
 
 }  // namespace stitch::dist_autograd

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "stitch/dist_autograd/executor/plan.h"
@@ -13,10 +12,8 @@ namespace stitch::dist_autograd {
 // than `context`.
 void require_context(const RecvNode& node, const ContextId& context);
 
-// The plan of a pass of `context` as its protocol sees it. `mark`: whether anything will be marked
-// (exact mode).
+// The plan of a pass of `context` as its protocol sees it.
 [[nodiscard]] std::unique_ptr<PassGraph> make_pass_graph(std::shared_ptr<const Plan> plan,
-                                                         const ContextId& context, WorkerId self,
-                                                         bool mark);
+                                                         const ContextId& context, WorkerId self);
 
 }  // namespace stitch::dist_autograd

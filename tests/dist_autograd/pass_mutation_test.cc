@@ -24,15 +24,19 @@ namespace {
 std::string found_within(int passes) {
   const PassSimulation::Options kinds[] = {
       {},
-      {.fast = true, .all_used = true},
-      {.fast = true},
+      {.mode = PassMode::fast, .all_used = true},
+      {.mode = PassMode::fast},
       {.deaths = 1},
       {.node_throws = true},
-      {.fast = true, .all_used = true, .deaths = 1},
+      {.mode = PassMode::fast, .all_used = true, .deaths = 1},
       {.root_aborts = true},
       {.deaths = 2},
       {.cuts = 1},
-      {.fast = true, .cuts = 1},
+      {.mode = PassMode::fast, .cuts = 1},
+      {.mode = PassMode::eager},
+      {.all_used = true},
+      {.mode = PassMode::eager, .deaths = 1},
+      {.mode = PassMode::eager, .cuts = 1},
   };
   for (int i = 0; i < passes; ++i) {
     const auto number = static_cast<std::size_t>(i);

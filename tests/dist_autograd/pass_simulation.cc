@@ -10,9 +10,9 @@ namespace {
 constexpr std::size_t kMaxSteps = 20'000;
 
 bool empty(const PassEffects& effects) {
-  return effects.marks.empty() && effects.acks.empty() && effects.close_marking.empty() &&
-         effects.kill.empty() && !effects.fail && !effects.succeed && !effects.done &&
-         !effects.deliver && !effects.new_peer;
+  return effects.marks.empty() && effects.acks.empty() && effects.quiet.empty() &&
+         effects.close_marking.empty() && effects.kill.empty() && !effects.fail &&
+         !effects.succeed && !effects.done && !effects.deliver && !effects.new_peer;
 }
 
 }  // namespace
@@ -43,6 +43,34 @@ struct PassSimulation::Graph final : PassGraph {
   void mark(std::uint32_t send, std::vector<LinkId>& reached) override { spread(send, reached); }
   void mark_roots(std::vector<LinkId>& reached) override {
     for (const std::size_t root : simulation.roots_) spread(root, reached);
+  }
+  void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) override {
+    std::vector<std::size_t> waiting;
+    std::vector<bool> waits(is_marked.size());
+    for (const std::size_t send : own_sends) {
+      if (!delivered[send]) waiting.push_back(send);
+    }
+    while (!waiting.empty()) {
+      const std::size_t node = waiting.back();
+      waiting.pop_back();
+      if (waits[node]) continue;
+      waits[node] = true;
+      const auto& edges = simulation.nodes_[node].edges;
+      waiting.insert(waiting.end(), edges.begin(), edges.end());
+    }
+    std::vector<LinkId> all;
+    if (worker == simulation.root_) mark_roots(all);
+    for (const std::size_t send : own_sends) {
+      if (delivered[send]) spread(send, all);
+    }
+    for (const LinkId& link : all) {
+      const auto recv =
+          std::find_if(simulation.nodes_.begin(), simulation.nodes_.end(), [&](const Node& node) {
+            return node.kind == NodeKind::recv && node.pair == link.counter;
+          });
+      if (waits[static_cast<std::size_t>(recv - simulation.nodes_.begin())])
+        reached.push_back(link);
+    }
   }
   bool marked(std::uint32_t send) const override { return is_marked[send]; }
 
@@ -193,7 +221,7 @@ void PassSimulation::open(std::size_t at) {
     if (nodes_[i].kind == NodeKind::send) ++states_[i].pending;
     for (const std::size_t target : nodes_[i].edges) ++states_[target].pending;
   }
-  worker.protocol = std::make_unique<PassProtocol>(info(at).id, info(root_).id, options_.fast);
+  worker.protocol = std::make_unique<PassProtocol>(info(at).id, info(root_).id, options_.mode);
   worker.protocol->set_graph(std::move(graph));
 }
 
@@ -318,10 +346,12 @@ void PassSimulation::handle(const Message& message) {
         return protocol.on_mark(from, message.mark);
       case Kind::ack:
         return protocol.on_ack(from, message.ack);
+      case Kind::quiet:
+        return protocol.on_quiet(from);
       case Kind::close_marking:
         return protocol.on_close_marking(from);
       case Kind::gradients:
-        return protocol.on_gradients(from, message.sends);
+        return protocol.on_gradients(from, message.ack, message.sends);
       default:
         return protocol.on_done(from, message.done);
     }
@@ -348,10 +378,13 @@ void PassSimulation::apply(std::size_t at, std::size_t from, std::vector<std::ui
 void PassSimulation::perform(Task task) {
   const std::size_t at = task.worker;
   PassEffects& effects = task.effects;
-  for (auto& [to, mark] : effects.marks)
+  for (auto& [to, mark] : effects.marks) {
+    check_mark(at, mark);
     send({Kind::mark, at, to.value(), std::move(mark), {}, {}, {}});
+  }
   for (auto& [to, ack] : effects.acks)
     send({Kind::ack, at, to.value(), {}, std::move(ack), {}, {}});
+  for (const WorkerId to : effects.quiet) send({Kind::quiet, at, to.value(), {}, {}, {}, {}});
   for (const WorkerId to : effects.close_marking)
     send({Kind::close_marking, at, to.value(), {}, {}, {}, {}});
   for (const std::uint32_t node : effects.kill) {
@@ -366,6 +399,12 @@ void PassSimulation::perform(Task task) {
     if (!unused) fail("the root reports unused results, but all were used");
     faulty_ = true;
     abort(at);
+  }
+  if (effects.succeed) {
+    const bool unused = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+      return node.kind == NodeKind::send && workers_[node.worker].participant && !node.used;
+    });
+    if (unused != effects.found_unused) fail("the root is wrong about unused results");
   }
   if (effects.succeed || effects.done) {
     const bool writing = std::any_of(writes_.begin(), writes_.end(), [&](const auto& write) {
@@ -384,6 +423,15 @@ void PassSimulation::perform(Task task) {
   if (effects.new_peer) {
     check_lost(at, task.from);
     check_lost(at, root_);
+  }
+}
+
+void PassSimulation::check_mark(std::size_t at, const wire::Mark& mark) {
+  marked_ = true;
+  for (const std::uint64_t send : mark.links) {
+    if (!nodes_[send].used) fail(name(at) + " marks a link that the loss does not use");
+    if (options_.mode == PassMode::exact && states_[send].received)
+      fail(name(at) + " marks a link that has got its gradient");
   }
 }
 
@@ -442,7 +490,7 @@ void PassSimulation::run_strand(std::size_t at) {
     arrive(node, live);
   }
   if (worker.ready.empty()) {
-    flush(at);
+    flush(at, worker.taken);
     worker.scheduled = false;
     if (worker.stop) {  // a gradient could not be sent
       worker.scheduled = true;
@@ -482,11 +530,20 @@ void PassSimulation::run_node(std::size_t at, std::size_t node) {
   --workers_[at].unresolved;
 }
 
-void PassSimulation::flush(std::size_t at) {
-  for (auto& [to, sends] : std::exchange(workers_[at].outbox, {})) {
-    if (!workers_[at].protocol->sending_gradients(info(to).id)) return;
+void PassSimulation::flush(std::size_t at, std::optional<std::uint64_t> quiet_at) {
+  PassProtocol& protocol = *workers_[at].protocol;
+  auto outbox = std::exchange(workers_[at].outbox, {});
+  std::vector<std::pair<std::size_t, std::vector<std::uint32_t>>> batches(outbox.begin(),
+                                                                          outbox.end());
+  std::stable_partition(batches.begin(), batches.end(), [&](const auto& batch) {
+    return info(batch.first).id != protocol.parent();
+  });
+  for (auto& [to, sends] : batches) {
+    const bool last = sends.data() == batches.back().second.data();
+    auto ack = protocol.sending_gradients(info(to).id, last ? quiet_at : std::nullopt);
+    if (!ack) return;
     gradients_sent_ += sends.size();
-    send({Kind::gradients, at, to, {}, {}, {}, std::move(sends)});
+    send({Kind::gradients, at, to, {}, std::move(*ack), {}, std::move(sends)});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -26,7 +27,7 @@ class PassSimulation {
   struct Options {
     std::size_t workers = 4;
     std::size_t nodes = 20;
-    bool fast = false;
+    PassMode mode = PassMode::exact;
     bool all_used = false;  // every link leads from a root
     int deaths = 0;
     int cuts = 0;              // connections between two live workers that break
@@ -42,6 +43,7 @@ class PassSimulation {
   [[nodiscard]] const std::string& failure() const { return failure_; }
   // What the run has exercised.
   [[nodiscard]] bool succeeded() const { return succeeded_; }
+  [[nodiscard]] bool marked() const { return marked_; }
   [[nodiscard]] std::uint64_t gradients_sent() const { return gradients_sent_; }
 
  private:
@@ -56,12 +58,12 @@ class PassSimulation {
     bool used = false;               // a root leads to it
     std::size_t live_inputs = 0;     // of those, edges from used nodes, and the link
   };
-  enum class Kind { mark, ack, close_marking, gradients, done, abort };
+  enum class Kind { mark, ack, quiet, close_marking, gradients, done, abort };
   struct Message {
     Kind kind = Kind::mark;
     std::size_t from = 0, to = 0;
     wire::Mark mark;
-    wire::Ack ack;
+    wire::Ack ack;  // with gradients: what rides on them
     wire::Done done;
     std::vector<std::uint32_t> sends;
   };
@@ -101,6 +103,7 @@ class PassSimulation {
   template <class Event>
   void apply(std::size_t at, std::size_t from, std::vector<std::uint32_t> deliveries, Event event);
   void perform(Task task);
+  void check_mark(std::size_t at, const wire::Mark& mark);
   void say_done(std::size_t at, const wire::Done& done);
   void done_not_sent(std::size_t at);
   void finish(std::size_t at, bool well);
@@ -110,7 +113,7 @@ class PassSimulation {
   void post(std::size_t at, std::size_t node, bool live);
   void run_strand(std::size_t at);
   void run_node(std::size_t at, std::size_t node);
-  void flush(std::size_t at);
+  void flush(std::size_t at, std::optional<std::uint64_t> quiet_at = std::nullopt);
   void arrive(std::size_t node, bool live);
 
   void abort(std::size_t at);
@@ -155,6 +158,7 @@ class PassSimulation {
   bool begin_pending_ = false;
   bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may
   bool succeeded_ = false;
+  bool marked_ = false;  // a MARK was sent
   std::uint64_t gradients_sent_ = 0;
   std::string failure_;
 };

@@ -115,7 +115,7 @@ void PassSimulation::check_rest() {
     const Worker& worker = workers_[nodes_[i].worker];
     if (!worker.alive) continue;
     if (nodes_[i].used && !states_[i].ran) fail("the pass has succeeded without a node it needs");
-    if (options_.fast && nodes_[i].kind == NodeKind::send && worker.participant &&
+    if (options_.mode == PassMode::fast && nodes_[i].kind == NodeKind::send && worker.participant &&
         !states_[i].received)
       fail("fast mode has succeeded, but a result was not used");
   }

@@ -57,15 +57,31 @@ class ForeignWords : public ::testing::Test {
  protected:
   // A pass of worker0 that runs on worker1 and waits on worker2; worker3 takes no part.
   void start() {
-    gate.close();
     cluster.emplace(4);
+    begin();
+  }
+  void begin() {
+    gate.close();
     context.emplace();
     const auto loss = rpc_sync<waits_behind>("worker1", "worker2", ones().requires_grad_()).sum();
     pass = context->backward_async({loss});
     ASSERT_TRUE(gate.wait_for_arrival());
   }
   autograd_wire::PassHeader header() {
-    return {context->id(), {(*cluster)[0].id(), context->id().epoch, 1}, 0};
+    return {context->id(), {(*cluster)[0].id(), context->id().epoch, 1}, flags};
+  }
+  // The same, but the pass marks from its start: the one before it has found an unused result.
+  void start_eager() {
+    cluster.emplace(4);
+    {
+      const Context before;
+      const auto x = ones().requires_grad_();
+      const auto used = rpc_sync<times_parameter>("worker1", x);
+      rpc_sync<times_parameter>("worker1", x);
+      before.backward({used.sum()});
+    }
+    flags = autograd_wire::PassHeader::kEager;
+    begin();
   }
   void expect_protocol_error(const std::string& text) {
     const auto error = error_of([&] { pass.get(); });
@@ -79,6 +95,7 @@ class ForeignWords : public ::testing::Test {
   }
   std::optional<Cluster> cluster;
   std::optional<Context> context;
+  std::uint8_t flags = 0;
   Future<void> pass;
 };
 
@@ -86,6 +103,72 @@ TEST_F(ForeignWords, ClosingOfTheMarkingByAnotherThanTheRootEndsThePass) {
   start();
   send_as((*cluster)[3], 2, autograd_wire::kCloseMarking, header());
   expect_protocol_error("closed the marking of another worker's pass");
+}
+
+TEST_F(ForeignWords, ClosingOfAMarkingThatHasNotBegunEndsThePass) {
+  start();
+  send_as((*cluster)[0], 2, autograd_wire::kCloseMarking, header());
+  expect_protocol_error("closed a marking that had not begun");
+}
+
+TEST_F(ForeignWords, QuietOfAnotherThanTheRootEndsThePass) {
+  start();
+  send_as((*cluster)[3], 2, autograd_wire::kQuiet, header());
+  expect_protocol_error("ended the gradients of another worker's pass");
+}
+
+TEST_F(ForeignWords, QuietWhileGradientsAreInFlightEndsThePass) {
+  start();
+  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header());
+  expect_protocol_error("sent QUIET while gradients were in flight");
+}
+
+TEST_F(ForeignWords, QuietInAnEagerPassEndsIt) {
+  start_eager();
+  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header());
+  expect_protocol_error("sent QUIET in a pass that does not expect it");
+}
+
+TEST_F(ForeignWords, MarksWhileGradientsAreInFlightEndThePass) {
+  start();
+  // Worker2's first link leads to worker1.
+  send_as((*cluster)[1], 2, autograd_wire::kMark, header(), autograd_wire::Mark{{1}});
+  expect_protocol_error("sent a MARK while gradients were in flight");
+}
+
+// GRADIENTS of no link, with this ACK.
+void send_riding(Worker& from, int to, const autograd_wire::PassHeader& header,
+                 const autograd_wire::Ack& ack) {
+  send_as(from, to, autograd_wire::kGradients, header, ack,
+          std::vector<autograd_wire::GradientEntry>{}, std::vector<at::Tensor>{});
+}
+
+TEST_F(ForeignWords, GradientsThatAcknowledgeWhatWasNotSentEndThePass) {
+  start();
+  send_riding((*cluster)[3], 0, header(), {1, {}});
+  expect_protocol_error("acknowledged more messages than it was sent");
+}
+
+TEST_F(ForeignWords, GradientsThatNameParticipantsAndAcknowledgeNothingEndThePass) {
+  start();
+  send_riding((*cluster)[3], 0, header(), {0, {(*cluster)[3].id()}});
+  expect_protocol_error("named participants, but acknowledged nothing");
+}
+
+TEST_F(ForeignWords, ParticipantsThatDoNotExistEndThePass) {
+  for (const bool ride : {false, true}) {
+    start();
+    const autograd_wire::Ack ack{1, {WorkerId(77)}};
+    if (ride) {
+      send_riding((*cluster)[1], 0, header(), ack);
+    } else {
+      send_as((*cluster)[1], 0, autograd_wire::kAck, header(), ack);
+    }
+    const auto error = error_of([&] { pass.get(); });
+    EXPECT_NE(std::string(error.what()).find("77"), std::string::npos) << error.what();
+    gate.open();
+    context.reset();
+  }
 }
 
 TEST_F(ForeignWords, DoneOfOneThatIsNotAskedEndsThePass) {

@@ -1,0 +1,297 @@
+/* The lifetime of one remote object (rref/lifetime/PROTOCOL.md): worker 0 owns it, worker 1 creates it, worker 2 only ever borrows it. The
+   reference is sent up to M times, by and to any of them, and dropped anywhere. Messages arrive in any order; ledgers apply their operations
+   once and in order (G4, which the model takes for granted, as it does the epochs of G6). The owner does not die: then every Hold is Lost.
+
+   -DDIES=1, -DDIES=2   that worker dies at any point
+   Broken variants, each of which the verifier must refuse: see the macros BROKEN_... below and CMakeLists.txt. */
+
+#ifndef M
+#define M 3
+#endif
+
+/* Holds. */
+#define NO_HOLD 0
+#define CREATING 1
+#define BORROWED 2
+#define REGISTERING 3
+#define REGISTERED 4
+byte hold[3];
+byte handles[3];     /* handles; at the owner, too */
+bool drop_waits[3]; /* DROP is in the ledger, but has not been sent: it can be taken back */
+
+/* The owner's Entry. */
+#define UNSEEN 0
+#define PLACEHOLDER 1
+#define PENDING 2
+#define READY 3
+#define GONE 4
+byte entry;
+bool seen; /* CREATE has come; without it, what is deleted may come again */
+bool holds_it[3]; /* holders */
+
+/* Messages that carry the reference, and their tokens. The sender's pin lasts until SETTLED. */
+#define UNSENT 0
+#define FLYING 1
+#define CREDITOR 2
+#define SETTLING 3
+#define SETTLED 4
+byte from[M], to[M], token[M];
+byte sent;
+
+mtype = { REG, DROP, SETTLE, CREATED };
+/* Ledgers, by sender and receiver: 3 * sender + receiver. */
+chan ledger[9] = [6] of { mtype, byte };
+bool create_flies, answer_flies, ack_flies[3];
+
+bool died, noticed[3];
+#ifdef DIES
+#define creator_lost (DIES == 1 && noticed[0])
+#else
+#define creator_lost false
+#endif
+byte i, m, h;
+
+#ifdef DIES
+#define dead(x) (died && x == DIES)
+#else
+#define dead(x) false
+#endif
+
+#define pinned(k, x) (k < M && from[k] == x && token[k] != UNSENT && token[k] != SETTLED)
+#define pins(x) (pinned(0, x) || pinned(1, x) || pinned(2, x) || (M > 3 && pinned((M > 3 -> 3 : 0), x)))
+#ifdef BROKEN_PINS_DO_NOT_KEEP_A_HOLD
+#define alive(x) (handles[x] != 0)
+#else
+#define alive(x) (handles[x] != 0 || pins(x))
+#endif
+
+/* SETTLE of token k is appended to the receiver's ledger to the sender. */
+inline settle(k) {
+  token[k] = SETTLING;
+  if
+  :: !dead(from[k]) -> ledger[3 * to[k] + from[k]]!SETTLE(k)
+  :: else
+  fi
+}
+inline settle_creditors(x) {
+  i = 0;
+  do
+  :: i < M ->
+     if :: token[i] == CREDITOR && to[i] == x -> settle(i) :: else fi;
+     i++
+  :: else -> break
+  od;
+  i = 0
+}
+/* A Hold that is not alive ends. */
+inline end_hold(x) {
+  if
+  :: x != 0 && hold[x] == BORROWED && !alive(x) -> settle_creditors(x); hold[x] = NO_HOLD
+  :: x != 0 && hold[x] == REGISTERED && !alive(x) -> drop_waits[x] = true; hold[x] = NO_HOLD
+#ifdef BROKEN_DOES_NOT_WAIT_FOR_THE_ANSWER
+  :: x != 0 && hold[x] == CREATING && !alive(x) -> hold[x] = NO_HOLD
+#endif
+  :: else
+  fi
+}
+inline make_placeholder() {
+  assert(entry != GONE); /* G2, G3 */
+  if
+  :: entry == UNSEEN && !creator_lost -> entry = PLACEHOLDER
+  :: entry == UNSEEN && creator_lost -> entry = READY /* failed: as good as ready */
+  :: else
+  fi
+}
+
+/* A message with the reference arrives. */
+inline receive(k) {
+  h = to[k];
+  if
+  :: h == 0 -> make_placeholder(); handles[0]++; settle(k)
+  :: else ->
+     handles[h]++;
+     if
+     :: hold[h] == NO_HOLD && drop_waits[h] -> drop_waits[h] = false; hold[h] = REGISTERED
+#ifdef BROKEN_TAKES_BACK_A_SENT_DROP
+     :: hold[h] == NO_HOLD && !drop_waits[h] && len(ledger[3 * h]) != 0 -> hold[h] = REGISTERED
+     :: hold[h] == NO_HOLD && !drop_waits[h] && len(ledger[3 * h]) == 0 -> hold[h] = BORROWED
+#else
+     :: hold[h] == NO_HOLD && !drop_waits[h] -> hold[h] = BORROWED
+#endif
+     :: else
+     fi;
+#ifdef BROKEN_SETTLES_BORROWS_AT_ONCE
+     if :: true -> settle(k) fi
+#else
+     if
+     :: hold[h] == REGISTERED -> settle(k)
+     :: else -> token[k] = CREDITOR
+     fi
+#endif
+  fi;
+  h = 0
+}
+
+/* A borrow that lasts is registered. */
+inline register(x) {
+  hold[x] = REGISTERING;
+#ifdef BROKEN_SETTLES_BEFORE_REG
+  i = 0;
+  do
+  :: i < M -> if :: token[i] == CREDITOR && to[i] == x && from[i] == 0 -> settle(i) :: else fi; i++
+  :: else -> break
+  od;
+  ledger[3 * x]!REG(x);
+#else
+  ledger[3 * x]!REG(x);
+  i = 0;
+  do
+  :: i < M -> if :: token[i] == CREDITOR && to[i] == x && from[i] == 0 -> settle(i) :: else fi; i++
+  :: else -> break
+  od;
+#endif
+  i = 0;
+#ifdef BROKEN_SETTLES_WHEN_REG_IS_SENT
+  settle_creditors(x);
+#endif
+  skip
+}
+
+/* The owner of ledger x, on worker y, applies the next operation. */
+inline apply(x, y) {
+  if
+  :: ledger[3 * x + y]?[REG, _] ->
+     ledger[3 * x + y]?REG, _;
+     make_placeholder();
+     holds_it[x] = true;
+     ack_flies[x] = true
+  :: ledger[3 * x + y]?[DROP, _] -> ledger[3 * x + y]?DROP, _; holds_it[x] = false
+  :: ledger[3 * x + y]?[SETTLE, _] -> ledger[3 * x + y]?SETTLE, m; token[m] = SETTLED; m = 0; end_hold(y)
+  fi
+}
+
+#ifdef BROKEN_PINS_DO_NOT_KEEP_THE_ENTRY
+#define unused_entry (handles[0] == 0 && !holds_it[1] && !holds_it[2])
+#else
+#define unused_entry (handles[0] == 0 && !pins(0) && !holds_it[1] && !holds_it[2])
+#endif
+#define deletable (entry == READY && unused_entry)
+
+inline destroy() {
+  if
+  :: !seen -> entry = UNSEEN
+  :: else ->
+     entry = GONE;
+     /* G2: no handle and no message has it any more. */
+     assert(dead(1) || handles[1] == 0);
+     assert(dead(2) || handles[2] == 0);
+     i = 0;
+     do
+     :: i < M -> assert(token[i] != FLYING || dead(from[i])); i++
+     :: else -> break
+     od;
+     i = 0
+  fi
+}
+
+inline send_reference(x, y) {
+  from[sent] = x;
+  to[sent] = y;
+  token[sent] = FLYING;
+  sent++
+}
+
+#define can_send(x, y) (sent < M && handles[x] != 0 && !dead(x) && !(dead(y) && noticed[x]))
+#define flying(k) (token[k] == FLYING && !dead(to[k]) && !(dead(from[k]) && noticed[to[k]]))
+#define can_apply(x, y) (nempty(ledger[3 * x + y]) && !dead(y) && !(dead(x) && noticed[y]))
+
+#ifdef DIES
+/* What the dead worker holds, and pins towards it, stay: it may have lent on what it was lent. */
+inline die() {
+  died = true;
+  create_flies = create_flies && DIES != 1;
+  answer_flies = answer_flies && DIES != 1
+}
+inline notice(x) {
+  noticed[x] = true;
+  if :: x == 0 && entry == PLACEHOLDER && DIES == 1 -> entry = READY :: else fi
+}
+#endif
+
+inline check_rest() {
+  if
+  :: !died ->
+     assert(entry == GONE); /* G5: an unused object is deleted */
+     assert(hold[1] == NO_HOLD && hold[2] == NO_HOLD);
+     i = 0;
+     do
+     :: i < M -> assert(token[i] == UNSENT || token[i] == SETTLED); i++
+     :: else -> break
+     od;
+     i = 0
+  :: else
+  fi
+}
+
+init {
+  d_step { hold[1] = CREATING; handles[1] = 1; create_flies = true }
+  do
+  /* Creation. The outcome, a value, an error or a timeout, makes no difference to lifetimes; the
+     function may keep a handle. */
+  :: atomic { create_flies -> d_step {
+       create_flies = false;
+       assert(entry == UNSEEN || entry == PLACEHOLDER);
+       entry = PENDING;
+       seen = true;
+#ifndef BROKEN_CREATOR_IS_NO_HOLDER
+       holds_it[1] = true
+#endif
+     } }
+  :: atomic { entry == PENDING -> if :: handles[0]++ :: skip fi; d_step { entry = READY; answer_flies = !dead(1) } }
+  :: atomic { answer_flies && !dead(1) -> d_step {
+       answer_flies = false;
+       if :: hold[1] == CREATING -> hold[1] = REGISTERED; settle_creditors(1); end_hold(1) :: else fi
+     } }
+  /* Users. */
+  :: atomic { can_send(0, 1) -> d_step { send_reference(0, 1) } }
+  :: atomic { can_send(0, 2) -> d_step { send_reference(0, 2) } }
+  :: atomic { can_send(1, 0) -> d_step { send_reference(1, 0) } }
+  :: atomic { can_send(1, 2) -> d_step { send_reference(1, 2) } }
+  :: atomic { can_send(2, 0) -> d_step { send_reference(2, 0) } }
+  :: atomic { can_send(2, 1) -> d_step { send_reference(2, 1) } }
+  :: atomic { handles[0] != 0 -> handles[0]-- }
+  :: atomic { handles[1] != 0 && !dead(1) -> d_step { handles[1]--; end_hold(1) } }
+  :: atomic { handles[2] != 0 && !dead(2) -> d_step { handles[2]--; end_hold(2) } }
+  /* Messages. */
+  :: atomic { flying(0) -> d_step { receive(0) } }
+  :: atomic { flying(1) -> d_step { receive(1) } }
+  :: atomic { flying(2) -> d_step { receive(2) } }
+#if M > 3
+  :: atomic { flying(3) -> d_step { receive(3) } }
+#endif
+  /* Ledgers. A borrow that nothing ends is registered some time, and a DROP is sent some time. */
+#ifndef BROKEN_FORGETS_TO_REGISTER
+  :: atomic { hold[1] == BORROWED && alive(1) && !dead(1) -> d_step { register(1) } }
+  :: atomic { hold[2] == BORROWED && alive(2) && !dead(2) -> d_step { register(2) } }
+#endif
+  :: atomic { drop_waits[1] && !dead(1) -> d_step { drop_waits[1] = false; ledger[3]!DROP(1) } }
+  :: atomic { drop_waits[2] && !dead(2) -> d_step { drop_waits[2] = false; ledger[6]!DROP(2) } }
+  :: atomic { can_apply(1, 0) -> d_step { apply(1, 0) } }
+  :: atomic { can_apply(2, 0) -> d_step { apply(2, 0) } }
+  :: atomic { can_apply(0, 1) -> d_step { apply(0, 1) } }
+  :: atomic { can_apply(2, 1) -> d_step { apply(2, 1) } }
+  :: atomic { can_apply(0, 2) -> d_step { apply(0, 2) } }
+  :: atomic { can_apply(1, 2) -> d_step { apply(1, 2) } }
+  :: atomic { ack_flies[1] && !dead(1) -> d_step { ack_flies[1] = false; hold[1] = REGISTERED; settle_creditors(1); end_hold(1) } }
+  :: atomic { ack_flies[2] && !dead(2) -> d_step { ack_flies[2] = false; hold[2] = REGISTERED; settle_creditors(2); end_hold(2) } }
+  :: atomic { deletable -> d_step { destroy() } }
+#ifdef DIES
+  :: atomic { !died -> d_step { die() } }
+  :: atomic { died && !noticed[0] -> d_step { notice(0) } }
+  :: atomic { died && !noticed[3 - DIES] -> d_step { notice(3 - DIES) } }
+#endif
+  :: else -> break
+  od;
+  skip; /* no jump into a d_step */
+  d_step { check_rest() }
+}

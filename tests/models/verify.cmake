@@ -1,0 +1,38 @@
+cmake_minimum_required(VERSION 3.25)
+
+# Verifies MODEL with spin, with the MACROS (separated by |) defined. EXPECTED: "holds" or "broken".
+if(NOT SPIN)
+  message(STATUS "spin is not installed (scripts/deps installs it): ${MODEL} was not verified")
+  return()
+endif()
+file(REMOVE_RECURSE "${WORK_DIR}")
+file(MAKE_DIRECTORY "${WORK_DIR}")
+string(REPLACE "|" ";" macros "${MACROS}")
+list(TRANSFORM macros PREPEND "-D")
+
+function(run what)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${WORK_DIR}" RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${what} failed (${result}):\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+run("spin" "${SPIN}" ${macros} -a "${MODEL}")
+# The steps of a model are one process: there is nothing for partial order reduction to do.
+set(optimize -O1)
+if(EXPECTED STREQUAL "broken")
+  set(optimize -O0) # a mistake is found soon
+endif()
+run("compiling the verifier" "${COMPILER}" -x c ${optimize} -w -DSAFETY -DNOREDUCE -DCOLLAPSE -o verifier pan.c)
+run("the verifier" "${WORK_DIR}/verifier" -m100000)
+message(STATUS "${output}")
+if(output MATCHES "max search depth too small|out of memory|aborted" OR NOT output MATCHES "errors: ([0-9]+)")
+  message(FATAL_ERROR "the verifier did not finish its search")
+endif()
+set(errors "${CMAKE_MATCH_1}")
+if(EXPECTED STREQUAL "holds" AND NOT errors EQUAL 0)
+  message(FATAL_ERROR "the model is wrong; `spin -t -p -g ${MACROS} -k ${WORK_DIR}/*.trail ${MODEL}` shows how")
+elseif(EXPECTED STREQUAL "broken" AND errors EQUAL 0)
+  message(FATAL_ERROR "the verifier does not find the mistake")
+endif()
