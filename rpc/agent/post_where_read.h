@@ -13,7 +13,6 @@ namespace stitch::rpc {
 // (Connection::defer); a thread of the pool is woken only where that is not possible. `owner` keeps
 // the pool alive. False, and the task is left untouched, when the pool has been closed. Any thread.
 [[nodiscard]] bool post_where_read(transport::Connection& connection, ThreadPool& pool,
-                                   std::shared_ptr<void> owner,
-                                   base::UniqueFunction<void()>& task);
+                                   std::shared_ptr<void> owner, base::UniqueFunction<void()>& task);
 
 }  // namespace stitch::rpc

@@ -16,6 +16,7 @@
 
 #include "stitch/base/callback_scope.h"
 #include "stitch/rpc/function/registry.h"
+#include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -225,7 +226,10 @@ TEST_F(Extensions, WhatAFrameBringsMayWaitForMessages) {
   gate.close();
   std::atomic<int> answers{0};
   steering_.work = [&] {
-    gate.pass();
+    {
+      const stitch::rpc::BlockingRegion blocking;
+      gate.pass();
+    }
     const stitch::WorkerScope scope((*cluster)[1]);
     answers += stitch::rpc_sync<same>("worker0", 1);
   };
