@@ -1,5 +1,6 @@
 // Distributed autograd with tiny tensors: the time per call, forward and backward.
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <functional>
@@ -98,8 +99,51 @@ void measure_graph(const Side& side, const Graph& graph, dist_autograd::Mode mod
   side.result(key + ".total" + graph.per, median(times.total) / graph.calls, "us");
 }
 
+// A graph of `nodes` multiplications without remote parts: backward in a context, beside libtorch's
+// own engine. In turns, so that both meet the same load.
+void measure_local(const Side& side, int nodes) {
+  const auto x = at::ones({8}).set_requires_grad(true);
+  const auto c = at::full({8}, kFactor);
+  const auto loss = [&] {
+    at::Tensor y = x;
+    for (int i = 0; i < nodes; ++i) y = y * c;
+    return y.sum();
+  };
+  const auto us = [](Clock::time_point from) {
+    return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
+  };
+  std::vector<double> ours, whole, floors;
+  at::Tensor gradient;
+  const auto end = after(side.settings().seconds);
+  while (ours.size() < 20 || Clock::now() < end) {
+    {
+      const auto start = Clock::now();
+      const dist_autograd::Context context;
+      const at::Tensor root = loss();
+      const auto middle = Clock::now();
+      context.backward({root});
+      gradient = context.gradient(x);
+      ours.push_back(us(middle));
+      whole.push_back(us(start));
+    }
+    const at::Tensor root = loss();
+    const auto start = Clock::now();
+    const at::Tensor expected = torch::autograd::grad({root}, {x}).at(0);
+    floors.push_back(us(start));
+    if (!gradient.defined() || !at::equal(gradient, expected))
+      throw std::runtime_error("the gradient is wrong");
+  }
+  const std::string key = "autograd.local." + std::to_string(nodes);
+  side.result(key + ".torch_grad", median(floors), "us");
+  side.result(key + ".backward", median(ours), "us", key + ".torch_grad");
+  side.result(key + ".total", median(whole), "us");
+}
+
 void first(Side& side) {
   const stitch::Worker self = join_world(side);
+  if (side.path() == "same_host") {
+    for (const int nodes : {1, 16, 256}) measure_local(side, nodes);
+  }
   for (const auto& [mode, name] : {std::pair(dist_autograd::Mode::exact, "exact"),
                                    std::pair(dist_autograd::Mode::fast, "fast")}) {
     for (const int calls : {1, 4, 16, 64})

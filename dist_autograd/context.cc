@@ -48,13 +48,14 @@ std::shared_ptr<rpc::Agent> usable_agent() {
 const ContextId& ContextHandle::id() const noexcept { return state_->id(); }
 
 void ContextHandle::backward(std::vector<at::Tensor> roots, const Options& options) const {
-  backward_async(std::move(roots), options).get();
+  agent_->throw_if_stopped();
+  Engine::of(*agent_).backward(state_, std::move(roots), options);
 }
 
 Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots,
                                            const Options& options) const {
   agent_->throw_if_stopped();
-  return Engine::of(*agent_).backward(state_, std::move(roots), options);
+  return Engine::of(*agent_).backward_async(state_, std::move(roots), options);
 }
 
 // Read first, checked afterwards: if the context is usable now, the gradients were complete then.

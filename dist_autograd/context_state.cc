@@ -67,7 +67,7 @@ bool ContextState::has_gradient_links() const {
 bool ContextState::add_peer(const WorkerInfo& peer) {
   base::MutexLock lock(mutex_);
   if (ended_) return false;
-  peers_.emplace(peer.id, peer);
+  if (!peers_.contains(peer.id)) peers_.emplace(peer.id, peer);
   return true;
 }
 

@@ -1,19 +1,19 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
-#include <string>
 
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/rpc/future/execution_context.h"
 
 namespace stitch::dist_autograd {
 
-// What the execution context of a thread carries for this layer: the current context, the call
-// that it came with, in words for error texts, and what was current before it: contexts may end in
-// another order than they nest.
+// What the execution context of a thread carries for this layer: the current context, the function
+// of the call that it came with (its wire id; 0: none), and what was current before it: contexts
+// may end in another order than they nest.
 struct CurrentContext {
   std::shared_ptr<ContextState> context;
-  std::string call;
+  std::uint64_t function = 0;
   std::shared_ptr<const CurrentContext> outer = nullptr;
 
   // That of this thread, or null.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
+#include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/control_frames.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
@@ -48,8 +49,8 @@ Engine& Engine::of(rpc::Agent& agent) {
 
 // ---- passes
 
-Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
-                              std::vector<at::Tensor> roots, const Options& options) {
+Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
+                                  std::vector<at::Tensor> roots, const Options& options) {
   context->throw_if_unusable();
   variable_list gradients = check_roots(roots, options);
   if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links()))
@@ -68,16 +69,35 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
 
   const PassId id{agent_.self().id, agent_.self().epoch, context->next_pass()};
-  const auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings);
+  auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings);
   std::vector<Edge> edges;
   edges.reserve(roots.size());
   for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
   pass->prepare(std::move(edges));
   static_cast<void>(context->open_pass(id, [&] { return pass; }));
+  return {std::move(pass), std::move(gradients), deadline};
+}
+
+Future<void> Engine::backward_async(const std::shared_ptr<ContextState>& context,
+                                    std::vector<at::Tensor> roots, const Options& options) {
+  NewPass made = make_pass(context, std::move(roots), options);
   Promise<void> promise;
   auto future = promise.future();
-  pass->begin(std::move(gradients), std::move(promise), deadline);
+  made.pass->begin(std::move(made.gradients), std::move(promise), made.deadline);
   return future;
+}
+
+void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots,
+                      const Options& options) {
+  if (rpc::Agent::delivers_here()) {  // it waits where it must not; nodes would keep others waiting
+    backward_async(context, std::move(roots), options).get();
+    return;
+  }
+  NewPass made = make_pass(context, std::move(roots), options);
+  Promise<void> promise;
+  const auto future = promise.future();
+  made.pass->begin_and_drive(std::move(made.gradients), std::move(promise), made.deadline);
+  future.get();
 }
 
 void Engine::on_frame(rpc::InMessage message) {
@@ -92,7 +112,7 @@ void Engine::on_frame(rpc::InMessage message) {
     if (release.context.home == agent_.self().id)
       throw Error(ErrorCode::protocol,
                   "only its home may end context " + to_string(release.context));
-    agent_.post([agent = agent_.shared_from_this(), this, from = message.from, release] {
+    agent_.post_where_read([agent = agent_.shared_from_this(), this, from = message.from, release] {
       release_.on_release(from, release);
     });
     return;
@@ -102,17 +122,23 @@ void Engine::on_frame(rpc::InMessage message) {
     archive(hold);
     archive.expect_end();
     require_life(agent_, agent_.self().id, hold.epoch, "the home of contexts that are held");
-    agent_.post([agent = agent_.shared_from_this(), this, from = message.from,
-                 hold = std::move(hold)] { release_.on_hold(from, hold); });
-    return;
-  }
-  if (kind == wire::kMark || kind == wire::kGradients) {
-    agent_.post([agent = agent_.shared_from_this(), this, message = std::move(message)]() mutable {
-      open_and_handle(std::move(message));
-    });
+    agent_.post_where_read([agent = agent_.shared_from_this(), this, from = message.from,
+                            hold = std::move(hold)] { release_.on_hold(from, hold); });
     return;
   }
   wire::PassHeader header;
+  if (kind == wire::kMark || kind == wire::kGradients) {
+    bool collect = CollectedWork::collects();
+    if (collect) {
+      archive(header);
+      collect = CollectedWork::collects(header);
+    }
+    serve(collect,
+          [agent = agent_.shared_from_this(), this, message = std::move(message)]() mutable {
+            open_and_handle(std::move(message));
+          });
+    return;
+  }
   archive(header);
   const auto pass = find(header).pass;
   switch (kind) {
@@ -121,7 +147,10 @@ void Engine::on_frame(rpc::InMessage message) {
       archive(ack);
       archive.expect_end();
       if (pass && pass->root() && pass->may_mark()) {
-        agent_.post([pass, from = message.from, ack = std::move(ack)] { pass->on_ack(from, ack); });
+        serve(CollectedWork::collects(header), [pass, from = message.from, ack = std::move(ack)] {
+          CollectedWork slices(*pass);
+          pass->on_ack(from, ack);
+        });
       } else if (pass) {
         pass->on_ack(message.from, ack);
       }
@@ -130,7 +159,10 @@ void Engine::on_frame(rpc::InMessage message) {
     case wire::kQuiet:
       archive.expect_end();
       if (pass && pass->may_mark()) {
-        agent_.post([pass, from = message.from] { pass->on_quiet(from); });
+        serve(CollectedWork::collects(header), [pass, from = message.from] {
+          CollectedWork slices(*pass);
+          pass->on_quiet(from);
+        });
       } else if (pass) {
         pass->on_quiet(message.from);
       }
@@ -153,6 +185,14 @@ void Engine::on_frame(rpc::InMessage message) {
       on_abort(header, error);
       return;
     }
+  }
+}
+
+void Engine::serve(bool collect, base::UniqueFunction<void()> task) {
+  if (collect) {
+    CollectedWork::add(std::move(task));
+  } else {
+    agent_.post_where_read(std::move(task));
   }
 }
 
@@ -190,6 +230,7 @@ void Engine::open_and_handle(rpc::InMessage message) {
     if (!pass) return;  // it has ended here
     if (pass->flags() != header.flags)
       throw Error(ErrorCode::protocol, "the flags of the pass differ from those it began with");
+    CollectedWork slices(*pass);  // which the message makes due
     if (message.view.kind() == wire::kMark) {
       wire::Mark mark;
       archive(mark);
@@ -233,7 +274,7 @@ void Engine::spread_failure(const ContextState& context, const wire::PassHeader&
     for (const WorkerInfo& peer : failing.peers) told.insert(peer.id);
     told.insert(context.id().home);
     // No reader gets them any more. What a running pass still adds is cleared when that ends.
-    agent_.post([gradients = context.gradients()] { gradients->clear(); });
+    agent_.post_where_read([gradients = context.gradients()] { gradients->clear(); });
   }
   told.erase(agent_.self().id);
   for (const WorkerId to : told) send_abort(agent_, agent_.peers().find(to), header, failing.error);

@@ -21,9 +21,10 @@ class Pass;
 
 // Distributed autograd's part of an agent: has calls and replies recorded, starts passes, and
 // brings messages to their passes and contexts. One lives in every Agent and is owned by it. Thread
-// contract: any thread, as Extension says. What may run long (plans, marking, tensors) is posted to
-// the thread pool; ACK, QUIET, CLOSE_MARKING, DONE and ABORT are handled on the thread that read
-// them, but for those that may start marking.
+// contract: any thread, as Extension says. What may run long (plans, marking, tensors, nodes) is
+// done like requests (Agent::post_where_read), or by the thread in backward() if that has read the
+// message; ACK, QUIET, CLOSE_MARKING, DONE and ABORT are handled immediately, but for those that
+// may start marking.
 class Engine final : public rpc::Extension {
  public:
   explicit Engine(rpc::Agent& agent);
@@ -34,9 +35,14 @@ class Engine final : public rpc::Extension {
   // Ends a context of this worker, here and on all participants. Its passes end with `cancelled`;
   // returns when none of their nodes runs here.
   void end_context(const std::shared_ptr<ContextState>& context) { release_.end_context(context); }
-  // Starts a backward pass from here. Throws Error(invalid_argument) for invalid roots or options.
-  [[nodiscard]] Future<void> backward(const std::shared_ptr<ContextState>& context,
-                                      std::vector<at::Tensor> roots, const Options& options);
+  // Starts a backward pass from here; its nodes run on the pool and where messages are read.
+  // Throws Error(invalid_argument) for invalid roots or options.
+  [[nodiscard]] Future<void> backward_async(const std::shared_ptr<ContextState>& context,
+                                            std::vector<at::Tensor> roots, const Options& options);
+  // The same, and waits: this thread runs nodes of the pass and reads messages meanwhile. Throws
+  // the error of the pass.
+  void backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots,
+                const Options& options);
 
   // For Pass.
   [[nodiscard]] LinkId next_link() noexcept { return recording_.next_link(); }
@@ -63,7 +69,18 @@ class Engine final : public rpc::Extension {
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;
 
  private:
+  // A pass that has been prepared, and the checked gradients of its roots.
+  struct NewPass {
+    std::shared_ptr<Pass> pass;
+    std::vector<at::Tensor> gradients;
+    rpc::Clock::time_point deadline;
+  };
+  [[nodiscard]] NewPass make_pass(const std::shared_ptr<ContextState>& context,
+                                  std::vector<at::Tensor> roots, const Options& options);
   void on_frame(rpc::InMessage message);
+  // Does what a message of a pass asks for and what may take long: on this thread after polling, if
+  // it drives the pass (`collect`), else like a request.
+  void serve(bool collect, base::UniqueFunction<void()> task);
   void open_and_handle(rpc::InMessage message);
   void on_abort(const wire::PassHeader& header, const Error& error);
   // The context and pass of a message; each is null when it is unknown here or has ended.

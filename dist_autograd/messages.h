@@ -81,11 +81,13 @@ struct GradientEntry {
   std::uint64_t link = 0;  // a counter of the receiver's own links
   std::uint64_t gradient_link =
       0;  // create_graph: a new link of the sender's, over the tensors that require grad; 0: none
-  std::vector<bool> defined;
-  std::vector<bool> differentiable;  // which belong to gradient_link; empty without one
+  std::uint32_t count = 0;  // of the tensors of the link
+  // Positions among them, in ascending order.
+  std::vector<std::uint32_t> undefined;       // these have no gradient
+  std::vector<std::uint32_t> differentiable;  // these belong to gradient_link
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(link, gradient_link, defined, differentiable);
+    archive(link, gradient_link, count, undefined, differentiable);
   }
 };
 

@@ -1,23 +1,32 @@
 #include "stitch/dist_autograd/outbox.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace stitch::dist_autograd {
 
 void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
-                 std::vector<bool> differentiable) {
+                 std::vector<std::uint32_t> differentiable) {
   if (batches_.empty()) since_ = std::chrono::steady_clock::now();
-  PeerBatch& batch = batches_[node.sender().id];
-  batch.to = node.sender();
-  wire::GradientEntry& entry = batch.entries.emplace_back();
+  auto batch = std::find_if(batches_.begin(), batches_.end(),
+                            [&](const PeerBatch& each) { return each.to == node.sender().id; });
+  if (batch == batches_.end()) {
+    batches_.emplace_back().to = node.sender().id;
+    batch = std::prev(batches_.end());
+  }
+  wire::GradientEntry& entry = batch->entries.emplace_back();
   entry.link = node.link().counter;
   entry.gradient_link = gradient_link;
+  entry.count = static_cast<std::uint32_t>(gradients.size());
   entry.differentiable = std::move(differentiable);
-  for (at::Tensor& gradient : gradients) {
-    entry.defined.push_back(gradient.defined());
-    if (!gradient.defined()) continue;
-    if (gradient.layout() == c10::kStrided) bytes_ += gradient.nbytes();
-    batch.tensors.push_back(std::move(gradient));
+  for (std::uint32_t i = 0; i < entry.count; ++i) {
+    if (!gradients[i].defined()) {
+      entry.undefined.push_back(i);
+      continue;
+    }
+    if (gradients[i].layout() == c10::kStrided) bytes_ += gradients[i].nbytes();
+    batch->tensors.push_back(std::move(gradients[i]));
   }
 }
 
@@ -27,11 +36,8 @@ bool Outbox::due() const {
 }
 
 std::vector<Outbox::PeerBatch> Outbox::take() {
-  std::vector<PeerBatch> batches;
-  for (auto& [to, batch] : batches_) batches.push_back(std::move(batch));
-  batches_.clear();
   bytes_ = 0;
-  return batches;
+  return std::exchange(batches_, {});
 }
 
 }  // namespace stitch::dist_autograd

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <vector>
 
 #include "stitch/dist_autograd/graph/recv_node.h"
@@ -15,14 +14,14 @@ namespace stitch::dist_autograd {
 class Outbox {
  public:
   struct PeerBatch {
-    WorkerInfo to;
+    WorkerId to;
     std::vector<wire::GradientEntry> entries;
     std::vector<at::Tensor> tensors;  // the defined ones, in the order of the entries
   };
 
   // Adds the gradients of a link. `gradient_link` and `differentiable`: see wire::GradientEntry.
   void add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
-           std::vector<bool> differentiable);
+           std::vector<std::uint32_t> differentiable);
   // True when the batches should be sent before the next node runs: they hold kFlushBytes, or the
   // oldest gradient has waited for kFlushDelay.
   [[nodiscard]] bool due() const;
@@ -34,7 +33,7 @@ class Outbox {
   static constexpr std::chrono::microseconds kFlushDelay{50};
 
  private:
-  std::map<WorkerId, PeerBatch> batches_;
+  std::vector<PeerBatch> batches_;  // few: a worker exchanges tensors with few others
   std::size_t bytes_ = 0;
   std::chrono::steady_clock::time_point since_;
 };

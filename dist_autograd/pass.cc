@@ -26,7 +26,7 @@ void Pass::prepare(std::vector<Edge> roots) {
     plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends());
     strand_ = std::make_shared<Strand>(
         plan_, settings_.run, context_->gradients(),
-        [agent = agent_](base::UniqueFunction<void()> task) { agent->post(std::move(task)); },
+        [this](base::UniqueFunction<void()> slice) { execute(std::move(slice)); },
         weak_from_this());
     auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id);
     base::MutexLock lock(mutex_);
@@ -103,17 +103,9 @@ void Pass::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                                                  entries, std::move(tensors));
     const PassEffects effects = apply(
         [&](PassProtocol& protocol) { return protocol.on_gradients(from, ack, received.sends); });
-    if (effects.deliver) {
-      for (std::size_t i = 0; i < received.sends.size(); ++i)
-        strand_->deliver(received.sends[i], std::move(received.gradients[i]));
-    }
+    if (effects.deliver) strand_->deliver(received.sends, std::move(received.gradients));
     if (effects.new_peer) check_new_peer(from);
   });
-}
-
-bool Pass::may_mark() const {
-  base::MutexLock lock(mutex_);
-  return protocol_.may_mark();
 }
 
 void Pass::require_existing(const wire::Ack& ack) const {
@@ -168,18 +160,19 @@ Error Pass::found_here(const Error& error) const {
 void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
   require_context(node, context_->id());
   std::uint64_t gradient_link = 0;
-  std::vector<bool> differentiable;
+  std::vector<std::uint32_t> differentiable;
   if (settings_.run.create_graph) {
     std::vector<at::Tensor> linked;
-    for (const at::Tensor& gradient : gradients) {
-      differentiable.push_back(gradient.defined() && gradient.requires_grad());
-      if (differentiable.back()) linked.push_back(gradient);
+    for (std::uint32_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined() || !gradients[i].requires_grad()) continue;
+      differentiable.push_back(i);
+      linked.push_back(gradients[i]);
     }
     if (!linked.empty()) {
       const LinkId link = engine_.next_link();
       // Before the message leaves: a pass over the gradient must find its link here.
       context_->add_send(
-          link, make_node<SendNode>(link, node.sender(), "gradient of " + node.call(), linked),
+          link, make_node<SendNode>(link, node.sender(), node.link_name().of_gradient(), linked),
           true);
       gradient_link = link.counter;
     }
@@ -214,19 +207,19 @@ void Pass::flush(std::optional<std::uint64_t> quiet_at) {
     base::MutexLock lock(mutex_);
     const auto parent = protocol_.parent();
     std::stable_partition(batches.begin(), batches.end(),
-                          [&](const auto& batch) { return batch.to.id != parent; });
+                          [&](const auto& batch) { return batch.to != parent; });
   }
   for (const Outbox::PeerBatch& batch : batches) {
     try {
       std::optional<wire::Ack> ack;
       {
         base::MutexLock lock(mutex_);
-        ack = protocol_.sending_gradients(batch.to.id,
+        ack = protocol_.sending_gradients(batch.to,
                                           &batch == &batches.back() ? quiet_at : std::nullopt);
       }
       if (!ack) return;
       engine_.count_gradients(batch.entries.size());
-      send(batch.to.id, message(wire::kGradients, *ack, batch.entries, batch.tensors), true);
+      send(batch.to, message(wire::kGradients, *ack, batch.entries, batch.tensors), true);
     } catch (...) {
       abort(found_here(to_error(std::current_exception())));
       return;
@@ -273,9 +266,10 @@ rpc::OutMessage Pass::message(std::uint16_t kind, const Parts&... parts) const {
 
 void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   const WorkerInfo& peer = agent_->peers().find(to);
-  const auto sent = [self = shared_from_this(), peer,
+  const auto sent = [self = shared_from_this(), to,
                      carries_gradients](const std::optional<Error>& error) {
     if (error) {
+      const WorkerInfo& peer = self->agent_->peers().find(to);
       self->abort(Error(error->code(),
                         "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
                       .with_worker(peer.name));
@@ -382,16 +376,22 @@ void Pass::finish(const std::optional<Error>& error) {
     timer = std::exchange(timer_, 0);
     changed_.notify_all();
   }
+  wake_driver();
   if (timer != 0) agent_->loop().cancel(timer);
   if (!promise) return;
-  // Callbacks run where the future completes: not under the strand's state, where grad mode is off.
-  agent_->in_fresh_state([&] {
+  const auto complete = [&] {
     if (error) {
       promise->set_error(*error);
     } else {
       promise->set_value();
     }
-  });
+  };
+  if (driven_) {
+    complete();
+  } else {
+    // Callbacks run where the future completes: not under the strand's state, without grad mode.
+    agent_->in_fresh_state(complete);
+  }
 }
 
 }  // namespace stitch::dist_autograd

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,13 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // nothing of it runs here any more.
   void begin(std::vector<at::Tensor> gradients, Promise<void> done, rpc::Clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
+  // The same; besides, this thread runs the nodes that become ready, and polls while none is, until
+  // the pass has ended here, or nothing comes for a while: the pass goes on then without it.
+  // REQUIRES: not while this thread handles a message.
+  void begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
+                       rpc::Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // Has begin_and_drive() look for work, or for the end of the pass. Any thread.
+  void wake_driver() noexcept { driver_wanted_.store(true, std::memory_order_release); }
 
   // Messages. An invalid one ends the pass with an error; nothing is thrown.
   void on_mark(const WorkerInfo& from, const wire::Mark& mark);
@@ -51,7 +59,10 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
                     std::vector<at::Tensor> tensors);
   void on_done(const WorkerInfo& from, const wire::Done& done);
   // Whether QUIET, or at the root an ACK, may take long: then it belongs on the thread pool.
-  [[nodiscard]] bool may_mark() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool may_mark() const STITCH_EXCLUDES(mutex_) {
+    base::MutexLock lock(mutex_);
+    return protocol_.may_mark();
+  }
   // Those it was opened with, as every MARK and GRADIENTS of it has them.
   [[nodiscard]] std::uint8_t flags() const { return settings_.to_wire(); }
   // Ends the pass if it cannot end without that worker.
@@ -64,6 +75,10 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void wait_until_quiet();
 
   [[nodiscard]] const PassId& id() const noexcept { return id_; }
+  // Whether `header` is that of its messages.
+  [[nodiscard]] bool is(const wire::PassHeader& header) const noexcept {
+    return id_ == header.pass && context_->id() == header.context;
+  }
   // True on the worker that called backward().
   [[nodiscard]] bool root() const noexcept { return id_.root == agent_->self().id; }
 
@@ -100,6 +115,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
       STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
+  // Runs a slice of the strand: on this thread if that has collected work of the pass to do.
+  void execute(base::UniqueFunction<void()> slice);
   [[nodiscard]] Error found_here(const Error& error) const;
 
   // Constant after construction.
@@ -116,6 +133,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   // Only on the strand.
   Outbox outbox_;
+
+  std::atomic<bool> driver_wanted_{false};
+  bool driven_ = false;  // by begin_and_drive(); constant once nodes may run
 
   mutable base::Mutex mutex_;
   base::CondVar changed_;

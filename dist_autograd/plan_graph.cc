@@ -1,5 +1,6 @@
 #include "stitch/dist_autograd/plan_graph.h"
 
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -19,7 +20,11 @@ class PlanGraph final : public PassGraph {
   std::span<const std::uint32_t> sends() const override { return plan_->sends(); }
   std::uint32_t find(std::uint64_t link) const override { return plan_->find({self_, link}); }
   WorkerId receiver(std::uint32_t send) const override { return plan_->send(send).receiver().id; }
-  const std::string& call(std::uint32_t send) const override { return plan_->send(send).call(); }
+  const std::string& call(std::uint32_t send) const override {
+    std::string& text = calls_[send];
+    if (text.empty()) text = plan_->send(send).call();
+    return text;
+  }
 
   void mark(std::uint32_t send, std::vector<LinkId>& reached) override {
     spread(send);
@@ -68,6 +73,7 @@ class PlanGraph final : public PassGraph {
   std::optional<Marks> marks_;        // once something is marked
   std::vector<std::uint32_t> recvs_;  // marked, not yet reported
   std::vector<std::uint32_t> ignored_;
+  mutable std::map<std::uint32_t, std::string> calls_;  // those that were asked for
 };
 
 static_assert(PassGraph::kNone == Plan::kNone);

@@ -35,17 +35,11 @@ class UnsentLink final : public rpc::Attachment {
   LinkId link_;
 };
 
-// The function that a request names, in words.
-std::string function_name(std::span<const std::byte> body) {
+// The wire id of the function that a request names.
+std::uint64_t function_of(std::span<const std::byte> body) {
   base::ByteReader in(body, "request");
   static_cast<void>(in.read<std::uint64_t>());
-  const rpc::Function* const function =
-      rpc::FunctionRegistry::instance().find(in.read<std::uint64_t>());
-  return function == nullptr ? std::string("call") : function->name + "()";
-}
-
-std::string call_text(const std::string& function, const WorkerInfo& callee) {
-  return function + " to worker \"" + callee.name + "\"";
+  return in.read<std::uint64_t>();
 }
 
 struct Section {
@@ -118,11 +112,10 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   }
   if (!tensors.empty()) {
     const LinkId link = next_link();
-    std::string call = current->call;
-    if (request)
-      call = call_text(function_name(message.frame.body().span().subspan(
-                           transport::FrameBuilder::body_offset())),
-                       to);
+    const auto body = message.frame.body().span().subspan(transport::FrameBuilder::body_offset());
+    LinkName call{.part = LinkName::Part::call,
+                  .function = request ? function_of(body) : current->function,
+                  .callee = request ? to.name : agent_.self().name};
     // Kept before the message leaves: backward can only start from what has arrived.
     if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false))
       return;
@@ -153,12 +146,11 @@ void Recording::on_decode(rpc::InMessage& message, rpc::ExecutionContext& execut
   const auto context =
       request ? release_.join(section.context, message.from) : contexts_.find(section.context);
   if (!context) return;  // it has ended: a late message is not recorded
-  std::string call = "the result of a call";
+  LinkName call;
   if (request) {
-    const std::string function = function_name(message.view.body());
-    call = "an argument of " + function;
-    execution.autograd_context = std::make_shared<const CurrentContext>(
-        CurrentContext{context, call_text(function, agent_.self())});
+    call = {.part = LinkName::Part::argument, .function = function_of(message.view.body())};
+    execution.autograd_context =
+        std::make_shared<const CurrentContext>(CurrentContext{context, call.function});
   }
   if (section.link == 0) return;
   std::vector<at::Tensor> tensors;

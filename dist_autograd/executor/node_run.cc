@@ -41,9 +41,10 @@ void refuse_nan(const Node& node, const variable_list& outputs) {
 
 }  // namespace
 
-void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::string& who) {
+void fit_to_edges(const edge_list& edges, variable_list& gradients, const Node& node) {
+  const auto who = [&node] { return "function " + node.name(); };
   if (gradients.size() != edges.size()) {
-    refuse(who + " returned " + std::to_string(gradients.size()) + " gradients, expected " +
+    refuse(who() + " returned " + std::to_string(gradients.size()) + " gradients, expected " +
            std::to_string(edges.size()));
   }
   for (std::size_t i = 0; i < edges.size(); ++i) {
@@ -52,7 +53,7 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::s
     const auto& metadata = edges[i].function->input_metadata(edges[i].input_nr);
     if (!metadata.is_same_shape(gradient)) {
       if (!metadata.is_expandable_to_shape(gradient))
-        refuse(who + " returned an " +
+        refuse(who() + " returned an " +
                metadata.incompatible_shape_error_message(i, gradient).str());
       gradient = metadata.reduce_grad(gradient);
     }
@@ -60,7 +61,7 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::s
         c10::isComplexType(c10::typeMetaToScalarType(metadata.options().dtype()));
     if (!c10::isFloatingType(gradient.scalar_type()) &&
         !(complex_wanted && c10::isComplexType(gradient.scalar_type()))) {
-      refuse(who + " returned an invalid gradient at index " + std::to_string(i) + ": dtype " +
+      refuse(who() + " returned an invalid gradient at index " + std::to_string(i) + ": dtype " +
              c10::toString(gradient.scalar_type()) + " for an input of dtype " +
              c10::toString(c10::typeMetaToScalarType(metadata.options().dtype())));
     }
@@ -70,18 +71,25 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::s
                                gradient.layout() == c10::kStrided;
     if (!layouts_agree) {
       std::ostringstream text;
-      text << who << " returned an invalid gradient at index " << i << ": layout "
+      text << who() << " returned an invalid gradient at index " << i << ": layout "
            << gradient.layout() << " for an input of layout " << metadata.layout();
       refuse(text.str());
     }
     if (gradient.device() != metadata.device()) {
       if (gradient.dim() != 0) {
-        refuse(who + " returned an invalid gradient at index " + std::to_string(i) +
+        refuse(who() + " returned an invalid gradient at index " + std::to_string(i) +
                ": on device " + gradient.device().str() + ", expected " + metadata.device().str());
       }
       gradient = gradient.to(metadata.device());
     }
   }
+}
+
+variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags) {
+  if (!node.pre_hooks().empty() || !node.post_hooks().empty() || flags.anomaly)
+    return run_node(node, std::move(gradients), flags);
+  fit_to_edges(node.next_edges(), gradients, node);
+  return gradients;
 }
 
 variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags) {
@@ -92,7 +100,7 @@ variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags) 
   if (hooked)
     copies = inputs;  // only then: an extra reference stops the node from reusing its inputs
   variable_list outputs = node(std::move(inputs));
-  fit_to_edges(node.next_edges(), outputs, "function " + node.name());
+  fit_to_edges(node.next_edges(), outputs, node);
   if (hooked) outputs = post_hooks(node, std::move(outputs), copies);
   if (!flags.retain_graph) node.release_variables();
   if (flags.anomaly) refuse_nan(node, outputs);

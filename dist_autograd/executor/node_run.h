@@ -3,6 +3,7 @@
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
+#include "stitch/dist_autograd/graph/send_node.h"
 
 namespace stitch::dist_autograd {
 
@@ -20,14 +21,17 @@ struct RunFlags {
 // Runs a node and returns one gradient per next edge, fitted to what the edge's target expects;
 // undefined ones stay so.
 [[nodiscard]] variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags);
+// The same for a send node, which passes on what it gets.
+[[nodiscard]] variable_list run_send(SendNode& node, variable_list gradients,
+                                     const RunFlags& flags);
 // Runs a leaf: its gradient is added to `store`, `.grad` stays as it is.
 void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store);
 // Runs the hooks of a recv node and returns the gradients to send.
 [[nodiscard]] variable_list run_recv(RecvNode& node, variable_list inputs);
 
 // Fits each gradient to the input its edge leads to: sums it down to a broadcast shape, converts
-// dtype, moves 0-dim ones to the device. Throws Error(remote_exception) naming `who` when it cannot
-// fit.
-void fit_to_edges(const edge_list& edges, variable_list& gradients, const std::string& who);
+// dtype, moves 0-dim ones to the device. Throws Error(remote_exception) naming `node`, which made
+// them, when it cannot fit.
+void fit_to_edges(const edge_list& edges, variable_list& gradients, const Node& node);
 
 }  // namespace stitch::dist_autograd

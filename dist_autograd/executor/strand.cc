@@ -90,6 +90,15 @@ void Strand::deliver(std::uint32_t node, variable_list gradients) {
   post(std::move(arrivals));
 }
 
+void Strand::deliver(const std::vector<std::uint32_t>& nodes,
+                     std::vector<variable_list> gradients) {
+  std::vector<Arrival> arrivals;
+  arrivals.reserve(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    arrivals.push_back({nodes[i], true, std::move(gradients[i])});
+  post(std::move(arrivals));
+}
+
 void Strand::kill(std::vector<std::uint32_t> nodes) {
   std::vector<Arrival> arrivals;
   arrivals.reserve(nodes.size());
@@ -101,7 +110,12 @@ void Strand::post(std::vector<Arrival> arrivals) {
   {
     base::MutexLock lock(mutex_);
     if (stop_ || ended_) return;
-    for (Arrival& arrival : arrivals) inbox_.push_back(std::move(arrival));
+    if (inbox_.empty()) {
+      inbox_ = std::move(arrivals);
+    } else {
+      for (Arrival& arrival : arrivals) inbox_.push_back(std::move(arrival));
+    }
+    news_.store(true, std::memory_order_release);
     if (!started_ || scheduled_) return;
     scheduled_ = true;
   }
@@ -113,6 +127,7 @@ void Strand::stop() {
     base::MutexLock lock(mutex_);
     if (stop_ || ended_) return;
     stop_ = true;
+    news_.store(true, std::memory_order_release);
     if (!started_ || scheduled_)
       return;  // start() will see it: until then another thread may be seeding
     scheduled_ = true;
@@ -130,23 +145,30 @@ void Strand::schedule() {
   });
 }
 
-// Moves the inbox to the slice. False when there is nothing to do and the slice must end.
-bool Strand::take_inbox(bool leave_if_empty) {
+// Moves the inbox to the slice. After `leave` another slice may run: this one must not touch
+// anything.
+Strand::Next Strand::take_inbox(bool leave_if_empty) {
+  if (!leave_if_empty && !news_.load(std::memory_order_acquire)) return Next::go_on;
   base::MutexLock lock(mutex_);
-  if (stop_) return false;
+  news_.store(false, std::memory_order_relaxed);
+  if (stop_) {
+    ended_ = true;
+    return Next::stop;
+  }
   if (inbox_.empty() && leave_if_empty) {
     scheduled_ = false;
-    return false;
+    return Next::leave;
   }
   taken_now_.swap(inbox_);
-  return true;
+  return Next::go_on;
 }
 
 void Strand::run_slice(StrandOwner& owner) {
   prepare_thread();
   const at::ThreadLocalStateGuard guard(thread_state_);
   bool leave_if_empty = false;
-  while (take_inbox(leave_if_empty)) {
+  Next next_step = Next::go_on;
+  while ((next_step = take_inbox(leave_if_empty)) == Next::go_on) {
     leave_if_empty = false;
     for (Arrival& arrival : taken_now_) {
       for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
@@ -171,15 +193,12 @@ void Strand::run_slice(StrandOwner& owner) {
       {
         base::MutexLock lock(mutex_);
         stop_ = true;
+        news_.store(true, std::memory_order_relaxed);
       }
       owner.failed(std::move(error));
     }
   }
-  {
-    base::MutexLock lock(mutex_);
-    if (!stop_ || ended_) return;
-    ended_ = true;
-  }
+  if (next_step == Next::leave) return;
   drop_everything();
   owner.stopped();
 }
@@ -200,7 +219,9 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
       break;
     case NodeKind::plain:
     case NodeKind::send: {
-      variable_list outputs = run_node(node, std::move(inputs), flags_);
+      variable_list outputs = plan_->kind(index) == NodeKind::send
+                                  ? run_send(plan_->send(index), std::move(inputs), flags_)
+                                  : run_node(node, std::move(inputs), flags_);
       const auto edges = plan_->edges(index);
       for (std::size_t i = 0; i < edges.size(); ++i) {
         if (edges[i].node == Plan::kNone) continue;

@@ -62,6 +62,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // The gradients of send node `node` have arrived. REQUIRES: once per node, or kill(node), not
   // both.
   void deliver(std::uint32_t node, variable_list gradients);
+  // The same for several: element i of `gradients` is for nodes[i].
+  void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients);
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes);
   // Ends the pass here: the running node finishes, no other starts. Before start() it takes effect
@@ -96,7 +98,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void post(std::vector<Arrival> arrivals) STITCH_EXCLUDES(mutex_);
   void schedule();
   void run_slice(StrandOwner& owner) STITCH_EXCLUDES(mutex_);
-  bool take_inbox(bool leave_if_empty) STITCH_EXCLUDES(mutex_);
+  enum class Next : std::uint8_t { go_on, leave, stop };
+  [[nodiscard]] Next take_inbox(bool leave_if_empty) STITCH_EXCLUDES(mutex_);
   void run(std::uint32_t node, StrandOwner& owner);
   void put(std::uint32_t node, std::uint32_t input, at::Tensor gradient);
   void arrive(std::uint32_t node, bool live);
@@ -120,6 +123,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::uint64_t taken_ = 0;
 
   std::atomic<std::uint64_t> nodes_run_{0};
+
+  std::atomic<bool> news_{false};  // something is in the inbox, or stop() was called
 
   base::Mutex mutex_;
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);

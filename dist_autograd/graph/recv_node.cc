@@ -4,18 +4,18 @@
 
 namespace stitch::dist_autograd {
 
-RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call)
-    : link_(link), sender_(std::move(sender)), context_(context), call_(std::move(call)) {}
+RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name)
+    : link_(link), sender_(std::move(sender)), context_(context), name_(std::move(name)) {}
 
-void RecvNode::attach(LinkId link, WorkerInfo sender, ContextId context, std::string call,
+void RecvNode::attach(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
                       std::vector<at::Tensor>& tensors) {
-  const NodePtr node = make_node<RecvNode>(link, std::move(sender), context, std::move(call));
+  const NodePtr node = make_node<RecvNode>(link, std::move(sender), context, std::move(name));
   for (at::Tensor& tensor : tensors) torch::autograd::set_history(tensor, node);
 }
 
 variable_list RecvNode::apply(variable_list&&) {
   throw Error(ErrorCode::invalid_argument, "backward reached a tensor that came from " +
-                                               stitch::to_string(sender_) + " (" + call_ +
+                                               stitch::to_string(sender_) + " (" + call() +
                                                "): the local engine cannot follow it there; call "
                                                "backward() of the dist_autograd::Context instead");
 }

@@ -6,6 +6,7 @@
 
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/graph/link_name.h"
 
 namespace stitch::dist_autograd {
 
@@ -14,17 +15,19 @@ namespace stitch::dist_autograd {
 // owns no tensors or nodes. Immutable once the user has the tensors.
 class RecvNode final : public Node {
  public:
-  RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call);
+  RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name);
 
   [[nodiscard]] LinkId link() const noexcept { return link_; }
   [[nodiscard]] const WorkerInfo& sender() const noexcept { return sender_; }
   [[nodiscard]] const ContextId& context() const noexcept { return context_; }
-  [[nodiscard]] const std::string& call() const noexcept { return call_; }
+  // The message that made the link, for error texts.
+  [[nodiscard]] const LinkName& link_name() const noexcept { return name_; }
+  [[nodiscard]] std::string call() const { return name_.text(); }
   std::string name() const override { return "RecvNode"; }
 
   // Makes a new RecvNode the grad_fn of `tensors` (leaves without history, floating or complex), in
   // this order.
-  static void attach(LinkId link, WorkerInfo sender, ContextId context, std::string call,
+  static void attach(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
                      std::vector<at::Tensor>& tensors);
 
  private:
@@ -35,7 +38,7 @@ class RecvNode final : public Node {
   const LinkId link_;
   const WorkerInfo sender_;
   const ContextId context_;
-  const std::string call_;
+  const LinkName name_;
 };
 
 }  // namespace stitch::dist_autograd

@@ -2,9 +2,9 @@
 
 namespace stitch::dist_autograd {
 
-SendNode::SendNode(LinkId link, WorkerInfo receiver, std::string call,
+SendNode::SendNode(LinkId link, WorkerInfo receiver, LinkName name,
                    const std::vector<at::Tensor>& tensors)
-    : link_(link), receiver_(std::move(receiver)), call_(std::move(call)) {
+    : link_(link), receiver_(std::move(receiver)), name_(std::move(name)) {
   edge_list edges;
   edges.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {

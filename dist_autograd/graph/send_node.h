@@ -5,6 +5,7 @@
 
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/graph/link_name.h"
 
 namespace stitch::dist_autograd {
 
@@ -14,14 +15,15 @@ namespace stitch::dist_autograd {
 // until it ends. Immutable after construction.
 class SendNode final : public Node {
  public:
-  // `tensors` are those of the message that require grad, in message order; `call` names the
+  // `tensors` are those of the message that require grad, in message order; `name` names the
   // message in error texts.
-  SendNode(LinkId link, WorkerInfo receiver, std::string call,
-           const std::vector<at::Tensor>& tensors);
+  SendNode(LinkId link, WorkerInfo receiver, LinkName name, const std::vector<at::Tensor>& tensors);
 
   [[nodiscard]] LinkId link() const noexcept { return link_; }
   [[nodiscard]] const WorkerInfo& receiver() const noexcept { return receiver_; }
-  [[nodiscard]] const std::string& call() const noexcept { return call_; }
+  // The message that made the link, for error texts.
+  [[nodiscard]] const LinkName& link_name() const noexcept { return name_; }
+  [[nodiscard]] std::string call() const { return name_.text(); }
   std::string name() const override { return "SendNode"; }
 
  private:
@@ -30,7 +32,7 @@ class SendNode final : public Node {
 
   const LinkId link_;
   const WorkerInfo receiver_;
-  const std::string call_;
+  const LinkName name_;
 };
 
 }  // namespace stitch::dist_autograd

@@ -11,6 +11,7 @@
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
+#include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/transport/self_transfer.h"
@@ -69,6 +70,25 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
 
 namespace {
 
+// The message that this thread is handling: whose it is, and over what it came.
+struct Delivery {
+  const Agent* agent = nullptr;
+  transport::Connection* connection = nullptr;
+};
+constinit thread_local Delivery delivery_here;
+
+class DeliveryScope {
+ public:
+  explicit DeliveryScope(Delivery delivery) noexcept
+      : outer_(std::exchange(delivery_here, delivery)) {}
+  ~DeliveryScope() { delivery_here = outer_; }
+  DeliveryScope(const DeliveryScope&) = delete;
+  DeliveryScope& operator=(const DeliveryScope&) = delete;
+
+ private:
+  const Delivery outer_;
+};
+
 // Increments a counter when destroyed.
 class CountAtEnd {
  public:
@@ -88,6 +108,7 @@ class CountAtEnd {
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
                        const WorkerInfo& from, transport::Message bytes) {
   const base::CallbackScope callback;
+  const DeliveryScope delivery({this, connection.get()});
   const auto head = transport::peek_frame(bytes.frame);
   const std::uint16_t kind = head ? head->kind : 0;
   std::uint64_t call_id = 0;  // of a request or reply
@@ -166,6 +187,16 @@ void Agent::post(base::UniqueFunction<void()> task) {
   if (forked() || !pool_.post(task)) task();
 }
 
+bool Agent::delivers_here() noexcept { return delivery_here.agent != nullptr; }
+
+void Agent::post_where_read(base::UniqueFunction<void()> task) {
+  if (delivery_here.agent != this || forked()) {
+    post(std::move(task));
+  } else if (!rpc::post_where_read(*delivery_here.connection, pool_, shared_from_this(), task)) {
+    task();
+  }
+}
+
 void Agent::in_fresh_state(const std::function<void()>& task) {
   const FreshTorchState fresh;
   task();
@@ -173,7 +204,12 @@ void Agent::in_fresh_state(const std::function<void()>& task) {
 
 bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   if (forked()) throw_if_stopped();  // in the child it would never be set
-  if (outgoing_calls_.size() == 0 || stopped()) return done.load(std::memory_order_acquire);
+  if (outgoing_calls_.size() == 0) return done.load(std::memory_order_acquire);
+  return poll(done, deadline);
+}
+
+bool Agent::poll(const std::atomic<bool>& done, Clock::time_point deadline) {
+  if (stopped()) return done.load(std::memory_order_acquire);
   if (has_fresh_torch_state()) return peers_->help(done, deadline);
   // Messages are handled on this thread, and must not run under its guards.
   const FreshTorchState fresh;

@@ -83,6 +83,10 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   bool abandon_call(std::uint64_t call_id) { return outgoing_calls_.abandon_call(call_id); }
   // As Endpoint::help, while calls are outstanding.
   bool help(const std::atomic<bool>& done, Clock::time_point deadline) override;
+  // The same, also while none is: for a thread that waits for other messages.
+  bool poll(const std::atomic<bool>& done, Clock::time_point deadline);
+  // Whether this thread is handling a message of some worker: others wait until it returns.
+  [[nodiscard]] static bool delivers_here() noexcept;
 
   // ---- for extensions
   // Sends a frame of an extension's own kind that carries data: throws `overloaded` when
@@ -109,6 +113,11 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
     for (const auto& each : extensions_) f(*each);
   }
   void post(base::UniqueFunction<void()> task) override;
+  // As post(), for what a message has brought. Called while the message is handled, it has the
+  // thread that read it run `task` itself, like a request, once it has delivered all messages that
+  // have arrived: without a thread switch, and without keeping other messages waiting, also when
+  // `task` blocks.
+  void post_where_read(base::UniqueFunction<void()> task);
   // Runs `task` here under FreshTorchState.
   static void in_fresh_state(const std::function<void()>& task);
   [[nodiscard]] base::EventLoop& loop() noexcept { return *loop_; }

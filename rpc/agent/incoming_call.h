@@ -47,10 +47,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] Clock::time_point deadline() const noexcept { return context_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
-  // As Connection::defer, on the connection that brought the request.
-  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) {
-    return connection_->defer(work);
-  }
+  // The one that brought the request.
+  [[nodiscard]] transport::Connection& connection() noexcept { return *connection_; }
 
   // Decodes the tensors, shows them to the extensions, runs the function under this call's
   // execution context and answers with its result. Errors become the answer; nothing is thrown.

@@ -6,6 +6,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/message/archive.h"
 
@@ -100,17 +101,8 @@ void ServedCalls::dispatch(const std::shared_ptr<IncomingCall>& call,
     task();
     return;
   }
-  if (!pool_.post_quietly(task)) {
+  if (!post_where_read(call->connection(), pool_, std::shared_ptr<Agent>(agent_), task))
     call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
-    return;
-  }
-  base::UniqueFunction<bool(bool)> work = [this,
-                                           alive = std::shared_ptr<Agent>(agent_)](bool here) {
-    if (here) return pool_.run_one_here();
-    pool_.wake();
-    return false;
-  };
-  if (!call->defer(work)) pool_.wake();
 }
 
 void ServedCalls::refuse(const std::shared_ptr<transport::Connection>& connection,

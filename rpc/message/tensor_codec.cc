@@ -1,6 +1,8 @@
+// One file, though long: what is written and what is read stand side by side.
 #include "stitch/rpc/message/tensor_codec.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -96,9 +98,33 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
   out.write(message.frame.add_buffer(bytes == 0 ? Buffer{} : share(tensor, bytes)));
 }
 
+// Whether the tensor's bytes go into the frame as they are. Most do; they are spared the handles,
+// sizes and strides that others need.
+bool is_small_and_plain(const OutMessage& message, const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.is_contiguous() &&
+         tensor.nbytes() <= message.frame.inline_bytes() && !tensor.is_quantized() &&
+         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor() &&
+         static_cast<std::size_t>(tensor.dim()) <= kMaxDims;
+}
+
+void write_small_and_plain(OutMessage& message, ByteWriter& out, const at::Tensor& tensor) {
+  out.write(Layout::dense);
+  out.write(dtype_code(tensor));
+  out.write(static_cast<std::uint8_t>(tensor.requires_grad() ? kRequiresGrad : 0));
+  out.write(static_cast<std::uint8_t>(tensor.dim()));
+  for (const auto size : tensor.sizes()) out.write(size);
+  const std::size_t bytes = tensor.nbytes();
+  out.write(message.frame.add_buffer(bytes == 0 ? Buffer{}
+                                                : Buffer{{}, tensor.data_ptr(), bytes, nullptr}));
+}
+
 void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     out.write(Layout::undefined);
+    return;
+  }
+  if (is_small_and_plain(message, tensor)) {
+    write_small_and_plain(message, out, tensor);
     return;
   }
   if (!tensor.device().is_cpu()) {
@@ -130,8 +156,10 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
   }
 }
 
-std::vector<std::int64_t> read_dims(ByteReader& in, std::size_t count, std::string_view what) {
-  std::vector<std::int64_t> dims(count);
+using Dims = c10::SmallVector<std::int64_t, 6>;
+
+Dims read_dims(ByteReader& in, std::size_t count, std::string_view what) {
+  Dims dims(count);
   for (auto& dim : dims) {
     dim = in.read<std::int64_t>();
     if (dim < 0)
@@ -142,8 +170,8 @@ std::vector<std::int64_t> read_dims(ByteReader& in, std::size_t count, std::stri
 }
 
 // Bytes from the first to behind the last element; nullopt when that overflows.
-std::optional<std::size_t> extent(const std::vector<std::int64_t>& sizes,
-                                  const std::vector<std::int64_t>& strides, std::size_t item) {
+std::optional<std::size_t> extent(at::IntArrayRef sizes, at::IntArrayRef strides,
+                                  std::size_t item) {
   std::size_t last = 0;
   std::int64_t elements = 1;
   for (const auto size : sizes) {
@@ -164,8 +192,8 @@ std::optional<std::size_t> extent(const std::vector<std::int64_t>& sizes,
   return bytes;
 }
 
-std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> strides(sizes.size(), 1);
+Dims packed_strides(at::IntArrayRef sizes) {
+  Dims strides(sizes.size(), 1);
   for (std::size_t d = sizes.size(); d-- > 1;) {
     const std::int64_t size = sizes[d] > 0 ? sizes[d] : 1;
     if (__builtin_mul_overflow(strides[d], size, &strides[d - 1]))
@@ -175,8 +203,7 @@ std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& si
 }
 
 at::Tensor over_memory(const Buffer& buffer, std::size_t bytes, at::ScalarType dtype,
-                       const std::vector<std::int64_t>& sizes,
-                       const std::vector<std::int64_t>& strides) {
+                       at::IntArrayRef sizes, at::IntArrayRef strides) {
   auto holder = std::make_unique<std::shared_ptr<const void>>(buffer.keep_alive);
   c10::DataPtr memory(
       buffer.data, holder.release(),
@@ -190,7 +217,7 @@ at::Tensor over_memory(const Buffer& buffer, std::size_t bytes, at::ScalarType d
 struct Header {
   at::ScalarType dtype;
   std::uint8_t flags;
-  std::vector<std::int64_t> sizes;
+  Dims sizes;
 };
 
 Header read_header(ByteReader& in) {
@@ -243,12 +270,12 @@ at::Tensor read_dense(BufferQueue& buffers, ByteReader& in, Expanded stride_0) {
   const Header header = read_header(in);
   const auto strides = (header.flags & kHasStrides) != 0
                            ? read_dims(in, header.sizes.size(), "stride")
-                           : contiguous_strides(header.sizes);
+                           : packed_strides(header.sizes);
   const auto& source = buffers.take(in.read<std::uint32_t>());
   const std::size_t item = c10::elementSize(header.dtype);
   const auto needed = stride_0 == Expanded::once
                           ? extent(header.sizes, strides, item)
-                          : extent(header.sizes, contiguous_strides(header.sizes), item);
+                          : extent(header.sizes, packed_strides(header.sizes), item);
   if (!needed || *needed > source.buffer.bytes) {
     throw Error(ErrorCode::protocol,
                 "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") +
@@ -259,6 +286,10 @@ at::Tensor read_dense(BufferQueue& buffers, ByteReader& in, Expanded stride_0) {
   at::Tensor tensor;
   if (*needed == 0) {
     tensor = at::empty_strided(header.sizes, strides, header.dtype);
+  } else if (source.in_frame && (header.flags & kHasStrides) == 0) {
+    // Not through the dispatcher, which takes longer than the rest.
+    tensor = at::Tensor(at::detail::empty_cpu(header.sizes, header.dtype));
+    std::memcpy(tensor.data_ptr(), source.buffer.data, *needed);
   } else if (source.in_frame) {
     tensor = at::empty_strided(header.sizes, strides, header.dtype);
     std::memcpy(tensor.data_ptr(), source.buffer.data, *needed);

@@ -183,10 +183,10 @@ at::Tensor LocalWorld::cut(const at::Tensor& tensor, int from) {
 std::vector<at::Tensor> LocalWorld::cut(const std::vector<at::Tensor>& tensors, int from) {
   const LinkId link{WorkerId(static_cast<std::uint32_t>(from)), next_link_++};
   parts_[static_cast<std::size_t>(from)].sends.push_back(
-      make_node<SendNode>(link, WorkerInfo{}, "cut()", tensors));
+      make_node<SendNode>(link, WorkerInfo{}, LinkName{}, tensors));
   std::vector<at::Tensor> received;
   for (const at::Tensor& tensor : tensors) received.push_back(tensor.detach().clone());
-  RecvNode::attach(link, WorkerInfo{}, ContextId{}, "cut()", received);
+  RecvNode::attach(link, WorkerInfo{}, ContextId{}, LinkName{}, received);
   return received;
 }
 

@@ -51,7 +51,7 @@ allow(rpc/world                base transport/wire transport transport/stream tr
 allow(rpc                      base rpc/future rpc/message rpc/function rpc/options rpc/agent rpc/world)
 allow(rref/lifetime            base)
 allow(rref                     base rpc/future rpc/message rpc/agent rpc rref/lifetime)
-allow(dist_autograd/graph      base rpc/message)
+allow(dist_autograd/graph      base rpc/message rpc/function)
 allow(dist_autograd/executor   base dist_autograd/graph)
 allow(dist_autograd            base rpc/future rpc/message rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor)

@@ -5,14 +5,18 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "stitch/base/callback_scope.h"
 #include "stitch/rpc/function/registry.h"
+#include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -35,6 +39,7 @@ using stitch::testing::eventually;
 using stitch::testing::Gate;
 
 constexpr std::uint16_t kTestFrame = 0x7e57;
+constexpr std::uint16_t kWorkFrame = 0x7e58;  // brings work that may block
 
 // What the extension below does on all workers of this process.
 struct Steering {
@@ -47,6 +52,7 @@ struct Steering {
   std::atomic<int> unsent{0};
   std::atomic<int> frames{0};
   std::atomic<int> losses{0};
+  std::function<void()> work = [] {};  // what a kWorkFrame brings
 };
 Steering* steering = nullptr;
 
@@ -63,6 +69,11 @@ class TestExtension final : public stitch::rpc::Extension {
   explicit TestExtension(Agent& agent) {
     agent.set_frame_handler(kTestFrame, [](const InMessage&) {
       if (steering != nullptr) ++steering->frames;
+    });
+    agent.set_frame_handler(kWorkFrame, [&agent](const InMessage&) {
+      agent.post_where_read([] {
+        if (steering != nullptr) steering->work();
+      });
     });
   }
   void on_send(OutMessage& message, const WorkerInfo&) override {
@@ -181,6 +192,54 @@ STITCH_INLINE(stop_reading);
 std::unique_ptr<Cluster> shm_cluster() {
   return std::make_unique<Cluster>(2,
                                    [](stitch::Options& options) { options.transports = {"shm"}; });
+}
+
+std::string thread_name() {
+  std::array<char, 16> name{};
+  pthread_getname_np(pthread_self(), name.data(), name.size());
+  return name.data();
+}
+
+TEST_F(Extensions, TheThreadThatReadsAFrameDoesWhatItBrings) {
+  const auto cluster = shm_cluster();
+  std::atomic<int> done{0}, by_pollers{0};
+  std::atomic<bool> within_delivery{false};
+  steering_.work = [&] {
+    if (thread_name() == "stitch-poll") ++by_pollers;
+    if (stitch::base::CallbackScope::on_this_thread()) within_delivery = true;
+    ++done;
+  };
+  const auto agent = (*cluster)[0].agent();
+  const auto& to = agent->peers().find("worker1");
+  int sent = 0;
+  EXPECT_TRUE(eventually([&] {
+    agent->send_control(to, OutMessage(kWorkFrame));
+    ++sent;
+    return by_pollers > 0;
+  }));
+  EXPECT_TRUE(eventually([&] { return done == sent; }));
+  EXPECT_FALSE(within_delivery);
+}
+
+TEST_F(Extensions, WhatAFrameBringsMayWaitForMessages) {
+  const auto cluster = shm_cluster();
+  gate.close();
+  std::atomic<int> answers{0};
+  steering_.work = [&] {
+    {
+      const stitch::rpc::BlockingRegion blocking;
+      gate.pass();
+    }
+    const stitch::WorkerScope scope((*cluster)[1]);
+    answers += stitch::rpc_sync<same>("worker0", 1);
+  };
+  const auto agent = (*cluster)[0].agent();
+  const auto& to = agent->peers().find("worker1");
+  for (int i = 0; i < 2; ++i) agent->send_control(to, OutMessage(kWorkFrame));
+  ASSERT_TRUE(gate.wait_for_arrival());
+  EXPECT_EQ(stitch::rpc_sync<same>("worker1", 7), 7);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return answers == 2; }));
 }
 
 TEST_F(Extensions, APeerThatDoesNotReadControlFramesIsGivenUp) {

@@ -1,0 +1,36 @@
+// Who runs the nodes of a pass: the thread in backward(), or the one that read what makes them
+// ready.
+#include <optional>
+#include <utility>
+
+#include "stitch/dist_autograd/collected_work.h"
+#include "stitch/dist_autograd/pass.h"
+#include "stitch/rpc/agent/torch_state.h"
+#include "stitch/rpc/future/thread_pool.h"
+
+namespace stitch::dist_autograd {
+
+void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
+                           rpc::Clock::time_point deadline) {
+  std::optional<rpc::FreshTorchState> fresh;  // for the messages that this thread handles
+  if (!rpc::has_fresh_torch_state()) fresh.emplace();
+  CollectedWork work(*this);
+  driven_ = true;
+  begin(std::move(gradients), std::move(done), deadline);
+  for (;;) {
+    driver_wanted_.store(false, std::memory_order_relaxed);
+    work.run();
+    {
+      base::MutexLock lock(mutex_);
+      if (protocol_.ended()) return;
+    }
+    const rpc::BlockingRegion blocking;
+    if (!agent_->poll(driver_wanted_, rpc::Clock::time_point::max())) return;
+  }
+}
+
+void Pass::execute(base::UniqueFunction<void()> slice) {
+  if (!CollectedWork::take(*this, slice)) agent_->post_where_read(std::move(slice));
+}
+
+}  // namespace stitch::dist_autograd

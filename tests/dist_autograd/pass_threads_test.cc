@@ -1,0 +1,175 @@
+// Which threads run the nodes of a pass, and what nodes and hooks may do there.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/rpc/future/thread_pool.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/error_of.h"
+#include "tests/support/gate.h"
+#include "tests/support/oracle.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+
+// x, and `hook` runs when backward comes by.
+at::Tensor passing(const at::Tensor& x, std::function<void()> hook) {
+  const auto y = x * 1;
+  y.register_hook([hook = std::move(hook)](const at::Tensor&) { hook(); });
+  return y;
+}
+
+// What the hook of hooked_on_arrival() does, on the worker that runs it.
+std::function<void()> remote_hook;
+at::Tensor hooked_on_arrival(at::Tensor x) {
+  return passing(x, [] { remote_hook(); });
+}
+double doubled(double x) { return 2 * x; }
+
+class PassThreads : public ::testing::TestWithParam<Mode> {
+ protected:
+  // Every worker has one user-function thread.
+  PassThreads() {
+    remote_hook = [] {};
+  }
+  Cluster cluster_{2, [](Options& options) { options.num_threads = 1; }};
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, PassThreads, ::testing::Values(Mode::exact, Mode::fast),
+                         [](const auto& info) {
+                           return info.param == Mode::exact ? "Exact" : "Fast";
+                         });
+
+TEST_P(PassThreads, TheThreadThatWaitsInBackwardRunsNodes) {
+  const auto x = ones().requires_grad_();
+  for (const bool remote : {false, true}) {
+    std::thread::id ran_on;
+    Context context;
+    const auto y = remote ? rpc_sync<times_parameter>("worker1", x) : x * 2;
+    const auto loss = passing(y, [&] { ran_on = std::this_thread::get_id(); }).sum();
+    context.backward({loss}, {.mode = GetParam()});
+    EXPECT_EQ(ran_on, std::this_thread::get_id());
+  }
+}
+
+TEST_P(PassThreads, BackwardAsyncLeavesItsThreadAlone) {
+  const auto x = ones().requires_grad_();
+  std::thread::id ran_on;
+  Context context;
+  const auto loss = passing(rpc_sync<times_parameter>("worker1", x), [&] {
+                      ran_on = std::this_thread::get_id();
+                    }).sum();
+  context.backward_async({loss}, {.mode = GetParam()}).get();
+  EXPECT_NE(ran_on, std::thread::id());
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+}
+
+TEST_P(PassThreads, AHookMayCallTheOtherWorker) {
+  std::atomic<int> answers{0};
+  remote_hook = [&] {
+    const WorkerScope scope(cluster_[1]);
+    if (rpc_sync<doubled>("worker0", 2.0) == 4) ++answers;
+  };
+  const auto x = ones().requires_grad_();
+  Context context;
+  const auto y = passing(rpc_sync<hooked_on_arrival>("worker1", x), [&] {
+    const WorkerScope scope(cluster_[0]);
+    if (rpc_sync<doubled>("worker1", 3.0) == 6) ++answers;
+  });
+  context.backward({y.sum()}, {.mode = GetParam()});
+  EXPECT_EQ(answers, 2);
+  EXPECT_TRUE(equal_gradients(context.gradient(x), ones()));
+}
+
+// A pass of its own over both workers.
+at::Tensor nested_gradient(Worker& here, const std::string& other, Mode mode) {
+  const WorkerScope scope(here);
+  const at::AutoGradMode grad(true);
+  const auto x = ones().requires_grad_();
+  Context context;
+  context.backward({rpc_sync<times_parameter>(other, x).sum()}, {.mode = mode});
+  return context.gradient(x);
+}
+
+TEST_P(PassThreads, AHookMayRunAPassOfItsOwn) {
+  at::Tensor at_root, at_other;
+  remote_hook = [&] { at_other = nested_gradient(cluster_[1], "worker0", GetParam()); };
+  const auto x = ones().requires_grad_();
+  Context context;
+  const auto y = passing(rpc_sync<hooked_on_arrival>("worker1", x),
+                         [&] { at_root = nested_gradient(cluster_[0], "worker1", GetParam()); });
+  context.backward({y.sum()}, {.mode = GetParam()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), ones()));
+  EXPECT_TRUE(equal_gradients(at_root, parameter_of(cluster_[1]).detach()));
+  EXPECT_TRUE(equal_gradients(at_other, parameter_of(cluster_[0]).detach()));
+}
+
+TEST_P(PassThreads, AHookThatThrowsOnTheWaitingThreadEndsThePass) {
+  const auto x = ones().requires_grad_();
+  Context context;
+  const auto y = passing(rpc_sync<times_parameter>("worker1", x),
+                         [] { throw std::runtime_error("the hook has had enough"); });
+  const Error error = error_of([&] { context.backward({y.sum()}, {.mode = GetParam()}); });
+  EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+  EXPECT_NE(std::string(error.what()).find("the hook has had enough"), std::string::npos);
+  EXPECT_TRUE(eventually([&] { return count_on(cluster_[1], "passes") == 0; }));
+}
+
+TEST_P(PassThreads, AHookThatBlocksKeepsNeitherCallsNorOtherPassesWaiting) {
+  Gate gate;
+  remote_hook = [&] {
+    const rpc::BlockingRegion blocking;
+    gate.pass();
+  };
+  const auto x = ones().requires_grad_();
+  Context blocked;
+  const auto held = blocked.backward_async({rpc_sync<hooked_on_arrival>("worker1", x).sum()},
+                                           {.mode = GetParam()});
+  ASSERT_TRUE(gate.wait_for_arrival());
+  EXPECT_EQ(rpc_sync<doubled>("worker1", 2.0), 4);
+  {
+    Context context;
+    context.backward({rpc_sync<times_parameter>("worker1", x).sum()}, {.mode = GetParam()});
+    EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster_[1]).detach()));
+  }
+  EXPECT_FALSE(held.ready());
+  gate.open();
+  held.get();
+  EXPECT_TRUE(equal_gradients(blocked.gradient(x), ones()));
+}
+
+at::Tensor gradient_made_in_a_handler(at::Tensor x, Mode mode) {
+  x = x.detach().requires_grad_();
+  Context context;
+  context.backward({rpc_sync<times_parameter>("worker0", x).sum()}, {.mode = mode});
+  return context.gradient(x);
+}
+
+TEST_P(PassThreads, AHandlerMayWaitInBackward) {
+  const auto gradient = rpc_sync<gradient_made_in_a_handler>("worker1", ones(), GetParam());
+  EXPECT_TRUE(equal_gradients(gradient, parameter_of(cluster_[0]).detach()));
+}
+
+TEST_P(PassThreads, TheGradModeOfTheWaitingThreadDoesNotReachGradients) {
+  const auto x = ones().requires_grad_();
+  Context context;
+  const auto loss = rpc_sync<times_parameter>("worker1", x).sum();
+  const at::NoGradGuard no_grad;
+  context.backward({loss}, {.mode = GetParam()});
+  EXPECT_FALSE(at::GradMode::is_enabled());
+  EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster_[1]).detach()));
+}
+
+}  // namespace
+}  // namespace stitch::testing
