@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "stitch/transport/gpu/api_symbols.h"
 #include "tests/gpu/double/fake_cuda.h"
 #include "tests/gpu/double/fake_nccl.h"
 #include "tests/gpu/double/machine.h"
@@ -16,58 +17,14 @@ namespace {
 
 // Which functions there are, so that a test cannot ask for one that is never called.
 void require_function(const std::string& name) {
-  static const std::set<std::string> names = {"get_device_count",
-                                              "get_device",
-                                              "set_device",
-                                              "runtime_get_version",
-                                              "driver_get_version",
-                                              "device_get_pci_bus_id",
-                                              "device_get_uuid",
-                                              "mem_get_info",
-                                              "device_get_stream_priority_range",
-                                              "device_synchronize",
-                                              "malloc",
-                                              "free",
-                                              "host_alloc",
-                                              "free_host",
-                                              "host_register",
-                                              "host_unregister",
-                                              "memcpy_async",
-                                              "memcpy_peer_async",
-                                              "memset_async",
-                                              "stream_create_with_priority",
-                                              "stream_destroy",
-                                              "stream_query",
-                                              "stream_synchronize",
-                                              "stream_wait_event",
-                                              "stream_is_capturing",
-                                              "event_create_with_flags",
-                                              "event_destroy",
-                                              "event_record",
-                                              "event_query",
-                                              "event_synchronize",
-                                              "ipc_get_mem_handle",
-                                              "ipc_open_mem_handle",
-                                              "ipc_close_mem_handle",
-                                              "device_can_access_peer",
-                                              "device_enable_peer_access",
-                                              "get_last_error",
-                                              "peek_last_error",
-                                              "get_error_name",
-                                              "get_error_string",
-                                              "nccl_get_version",
-                                              "nccl_get_unique_id",
-                                              "nccl_comm_init_rank_config",
-                                              "nccl_comm_get_async_error",
-                                              "nccl_comm_finalize",
-                                              "nccl_comm_destroy",
-                                              "nccl_comm_abort",
-                                              "nccl_send",
-                                              "nccl_recv",
-                                              "nccl_group_start",
-                                              "nccl_group_end",
-                                              "nccl_get_error_string",
-                                              "nccl_get_last_error"};
+  static const std::set<std::string> names = {
+#define STITCH_NAME(name, symbol) #name,
+      STITCH_CUDA_RUNTIME_FUNCTIONS(STITCH_NAME) STITCH_CUDA_DRIVER_FUNCTIONS(STITCH_NAME)
+#undef STITCH_NAME
+#define STITCH_NAME(name, symbol) "nccl_" #name,
+          STITCH_NCCL_FUNCTIONS(STITCH_NAME)
+#undef STITCH_NAME
+  };
   if (!names.contains(name)) throw std::out_of_range("no function \"" + name + "\"");
 }
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "stitch/transport/gpu/api_symbols.h"
 #include "tests/gpu/double/fake_cuda.h"
 #include "tests/gpu/double/fake_nccl.h"
 #include "tests/gpu/double/machine.h"
@@ -87,65 +88,16 @@ struct Entry<process, name, method> {
 
 template <int process>
 void fill(CudaApi& api) {
-#define STITCH_ENTRY(name) api.name = &Entry<process, #name, &FakeCuda::name>::call;
-  STITCH_ENTRY(get_device_count)
-  STITCH_ENTRY(get_device)
-  STITCH_ENTRY(set_device)
-  STITCH_ENTRY(runtime_get_version)
-  STITCH_ENTRY(driver_get_version)
-  STITCH_ENTRY(device_get_pci_bus_id)
-  STITCH_ENTRY(device_get_uuid)
-  STITCH_ENTRY(mem_get_info)
-  STITCH_ENTRY(device_get_stream_priority_range)
-  STITCH_ENTRY(device_synchronize)
-  STITCH_ENTRY(malloc)
-  STITCH_ENTRY(free)
-  STITCH_ENTRY(host_alloc)
-  STITCH_ENTRY(free_host)
-  STITCH_ENTRY(host_register)
-  STITCH_ENTRY(host_unregister)
-  STITCH_ENTRY(memcpy_async)
-  STITCH_ENTRY(memcpy_peer_async)
-  STITCH_ENTRY(memset_async)
-  STITCH_ENTRY(stream_create_with_priority)
-  STITCH_ENTRY(stream_destroy)
-  STITCH_ENTRY(stream_query)
-  STITCH_ENTRY(stream_synchronize)
-  STITCH_ENTRY(stream_wait_event)
-  STITCH_ENTRY(stream_is_capturing)
-  STITCH_ENTRY(event_create_with_flags)
-  STITCH_ENTRY(event_destroy)
-  STITCH_ENTRY(event_record)
-  STITCH_ENTRY(event_query)
-  STITCH_ENTRY(event_synchronize)
-  STITCH_ENTRY(ipc_get_mem_handle)
-  STITCH_ENTRY(ipc_open_mem_handle)
-  STITCH_ENTRY(ipc_close_mem_handle)
-  STITCH_ENTRY(device_can_access_peer)
-  STITCH_ENTRY(device_enable_peer_access)
-  STITCH_ENTRY(get_last_error)
-  STITCH_ENTRY(peek_last_error)
-  STITCH_ENTRY(get_error_name)
-  STITCH_ENTRY(get_error_string)
+#define STITCH_ENTRY(name, symbol) api.name = &Entry<process, #name, &FakeCuda::name>::call;
+  STITCH_CUDA_RUNTIME_FUNCTIONS(STITCH_ENTRY)
+  STITCH_CUDA_DRIVER_FUNCTIONS(STITCH_ENTRY)
 #undef STITCH_ENTRY
 }
 
 template <int process>
 void fill(NcclApi& api) {
-#define STITCH_ENTRY(name) api.name = &Entry<process, #name, &FakeNccl::name>::call;
-  STITCH_ENTRY(get_version)
-  STITCH_ENTRY(get_unique_id)
-  STITCH_ENTRY(comm_init_rank_config)
-  STITCH_ENTRY(comm_get_async_error)
-  STITCH_ENTRY(comm_finalize)
-  STITCH_ENTRY(comm_destroy)
-  STITCH_ENTRY(comm_abort)
-  STITCH_ENTRY(send)
-  STITCH_ENTRY(recv)
-  STITCH_ENTRY(group_start)
-  STITCH_ENTRY(group_end)
-  STITCH_ENTRY(get_error_string)
-  STITCH_ENTRY(get_last_error)
+#define STITCH_ENTRY(name, symbol) api.name = &Entry<process, #name, &FakeNccl::name>::call;
+  STITCH_NCCL_FUNCTIONS(STITCH_ENTRY)
 #undef STITCH_ENTRY
 }
 
