@@ -149,6 +149,46 @@ TEST(NcclDouble, FirstTransfersInOppositeDirectionsDeadlockWhileConnecting) {
   EXPECT_EQ(pair.state(0), nccl::kInProgress);
 }
 
+TEST(NcclDouble, ACommunicatorIsOneQueueWhateverTheStreams) {
+  FakeGpu world;
+  GpuPair pair(world);
+  pair.connect();
+  for (int rank : {0, 1}) {
+    ASSERT_EQ(pair.send(rank), nccl::kInProgress);
+    EXPECT_EQ(pair.wait(rank), nccl::kSuccess);
+    ASSERT_EQ(world.nccl(rank).recv(make_memory(world, rank), kBytes, nccl::kInt8, 1 - rank,
+                                    pair.comm[rank], make_stream(world, rank)),
+              nccl::kInProgress);
+    EXPECT_EQ(pair.wait(rank), nccl::kSuccess);
+  }
+  EXPECT_TRUE(says(world.run(), "deadlock: a cycle of 4"));
+}
+
+TEST(NcclDouble, TheStreamsOfAGroupWaitForEachOther) {
+  FakeGpu world;
+  GpuPair pair(world);
+  pair.connect();
+  FakeGpu::Kernel users;
+  users.gate = world.make_gate();
+  const auto other = make_stream(world, 0);
+  world.launch(0, other, users);
+  world.nccl(0).group_start();
+  EXPECT_EQ(pair.send(0, 10), nccl::kSuccess);
+  EXPECT_EQ(world.nccl(0).recv(make_memory(world, 0), 10, nccl::kInt8, 1, pair.comm[0], other),
+            nccl::kSuccess);
+  EXPECT_EQ(world.nccl(0).group_end(), nccl::kInProgress);
+  EXPECT_TRUE(says(world.run(), "gate 1, which is closed"));
+  EXPECT_EQ(world.cuda(0).stream_query(pair.stream[0]), cuda::kNotReady);
+  world.open_gate(users.gate);
+  world.nccl(1).group_start();
+  EXPECT_EQ(pair.recv(1, 10), nccl::kSuccess);
+  EXPECT_EQ(
+      world.nccl(1).send(make_memory(world, 1), 10, nccl::kInt8, 0, pair.comm[1], pair.stream[1]),
+      nccl::kSuccess);
+  EXPECT_EQ(world.nccl(1).group_end(), nccl::kInProgress);
+  EXPECT_EQ(world.run(), "");
+}
+
 TEST(NcclDouble, ALonelySendNamesTheMissingReceive) {
   FakeGpu world;
   GpuPair pair(world);

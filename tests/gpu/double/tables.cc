@@ -50,6 +50,43 @@ Part& part(Machine& machine) {
   }
 }
 
+// What surrounds each call: the lock, the caller, and what stands in its way.
+struct Call {
+  Call(int process, const char* function, bool is_cuda)
+      : machine(Machine::current()),
+        lock(machine.mutex_),
+        caller(machine.enter(process)),
+        name((is_cuda ? "" : "nccl_") + std::string(function)) {
+    ++machine.calls[{process, name}];
+    const auto loaded = [&] {
+      const auto loading = machine.loading.find(process);
+      return loading == machine.loading.end() || loading->second == &caller.host;
+    };
+    machine.block_until(caller, name + "(), while a kernel is loaded", loaded,
+                        [] { return std::vector<OpPtr>{}; });
+    failed = failure(machine, caller, name, is_cuda && !outlives_the_context(name));
+  }
+
+  // Notes a status for get_last_error().
+  cuda::Status ended(cuda::Status status) {
+    const bool asks = name == "get_last_error" || name == "peek_last_error";
+    if (status != cuda::kSuccess && status != cuda::kNotReady && !asks) {
+      caller.in.last_error = status;
+    }
+    return status;
+  }
+  template <typename Result>
+  Result ended(Result result) {
+    return result;
+  }
+
+  Machine& machine;
+  const std::unique_lock<std::mutex> lock;  // before anything of the machine is looked at
+  Caller caller;
+  const std::string name;
+  std::optional<int> failed;
+};
+
 template <int process, Name name, auto method>
 struct Entry;
 
@@ -57,32 +94,11 @@ template <int process, Name name, typename Part, typename Result, typename... Ar
           Result (Part::*method)(Caller&, Arguments...)>
 struct Entry<process, name, method> {
   static Result call(Arguments... arguments) {
-    Machine& machine = Machine::current();
-    return machine.as(process, [&](Caller& caller) -> Result {
-      constexpr bool is_cuda = std::is_same_v<Part, FakeCuda>;
-      const std::string function = (is_cuda ? "" : "nccl_") + std::string(name.text);
-      ++machine.calls[{process, function}];
-      const auto loaded = [&] {
-        const auto loading = machine.loading.find(process);
-        return loading == machine.loading.end() || loading->second == &caller.host;
-      };
-      machine.block_until(caller, function + "(), while a kernel is loaded", loaded,
-                          [] { return std::vector<OpPtr>{}; });
-      if constexpr (std::is_same_v<Result, cuda::Status>) {
-        const auto failed = failure(machine, caller, function, !outlives_the_context(function));
-        const bool asks = function == "get_last_error" || function == "peek_last_error";
-        const Result status = failed ? static_cast<Result>(*failed)
-                                     : (part<Part>(machine).*method)(caller, arguments...);
-        if (status != cuda::kSuccess && status != cuda::kNotReady && !asks) {
-          caller.in.last_error = status;
-        }
-        return status;
-      } else if constexpr (std::is_same_v<Result, nccl::Result>) {
-        const auto failed = failure(machine, caller, function, false);
-        if (failed) return static_cast<Result>(*failed);
-      }
-      return (part<Part>(machine).*method)(caller, arguments...);
-    });
+    Call call(process, name.text, std::is_same_v<Part, FakeCuda>);
+    if constexpr (!std::is_pointer_v<Result>) {
+      if (call.failed) return call.ended(static_cast<Result>(*call.failed));
+    }
+    return call.ended((part<Part>(call.machine).*method)(call.caller, arguments...));
   }
 };
 
