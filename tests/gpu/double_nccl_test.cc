@@ -38,6 +38,29 @@ TEST(NcclDouble, WhatIsReceivedIsOrderedAfterWhatWasSent) {
   EXPECT_TRUE(*equal);
 }
 
+TEST(NcclDouble, AReceiveIsOrderedAfterAllThatTheSenderDidBefore) {
+  for (const bool receives : {true, false}) {
+    FakeGpu world;
+    GpuPair pair(world);
+    char* const shared = make_memory(world, 0);
+    cuda::IpcMemHandle handle;
+    ASSERT_EQ(world.cuda(0).ipc_get_mem_handle(&handle, shared), cuda::kSuccess);
+    void* mapped = nullptr;
+    ASSERT_EQ(world.cuda(1).ipc_open_mem_handle(&mapped, handle, cuda::kIpcLazyPeerAccess),
+              cuda::kSuccess);
+    const auto equal = std::make_shared<bool>(false);
+    world.fill(0, pair.stream[0], shared, kBytes, 's');
+    if (receives) {
+      pair.send(0, 1);
+      pair.recv(1, 1);
+      EXPECT_EQ(pair.wait(1), nccl::kSuccess);
+    }
+    world.check(1, pair.stream[1], mapped, kBytes, 's', equal);
+    EXPECT_EQ(world.run(), "");
+    EXPECT_EQ(world.take_violations().empty(), receives);
+  }
+}
+
 TEST(NcclDouble, ABufferThatIsStillBeingSentMayNotBeWritten) {
   FakeGpu world;
   GpuPair pair(world);
@@ -177,15 +200,15 @@ TEST(NcclDouble, TheStreamsOfAGroupWaitForEachOther) {
   EXPECT_EQ(world.nccl(0).recv(make_memory(world, 0), 10, nccl::kInt8, 1, pair.comm[0], other),
             nccl::kSuccess);
   EXPECT_EQ(world.nccl(0).group_end(), nccl::kInProgress);
-  EXPECT_TRUE(says(world.run(), "gate 1, which is closed"));
-  EXPECT_EQ(world.cuda(0).stream_query(pair.stream[0]), cuda::kNotReady);
-  world.open_gate(users.gate);
   world.nccl(1).group_start();
   EXPECT_EQ(pair.recv(1, 10), nccl::kSuccess);
   EXPECT_EQ(
       world.nccl(1).send(make_memory(world, 1), 10, nccl::kInt8, 0, pair.comm[1], pair.stream[1]),
       nccl::kSuccess);
   EXPECT_EQ(world.nccl(1).group_end(), nccl::kInProgress);
+  EXPECT_TRUE(says(world.run(), "gate 1, which is closed"));
+  EXPECT_EQ(world.cuda(0).stream_query(pair.stream[0]), cuda::kNotReady);
+  world.open_gate(users.gate);
   EXPECT_EQ(world.run(), "");
 }
 
@@ -420,6 +443,17 @@ TEST(NcclDouble, ErrorsAreInjected) {
   EXPECT_EQ(pair.send(0), nccl::kRemoteError);
   world.break_context(1, 1, cuda::kLaunchFailure);
   EXPECT_EQ(pair.state(1), nccl::kUnhandledCudaError);
+}
+
+TEST(NcclDouble, NothingIsLaunchedIntoABrokenContext) {
+  FakeGpu world;
+  GpuPair pair(world);
+  pair.connect();
+  EXPECT_EQ(pair.recv(1), nccl::kInProgress);  // to be launched in the background
+  world.break_context(1, 1, cuda::kLaunchFailure);
+  EXPECT_EQ(world.run(), "");
+  EXPECT_EQ(pair.state(1), nccl::kUnhandledCudaError);
+  EXPECT_EQ(world.nccl(1).comm_abort(pair.comm[1]), nccl::kSuccess);
 }
 
 TEST(NcclDouble, FinalizeWaitsForWhatWasLaunched) {

@@ -273,7 +273,7 @@ void FakeNccl::launch(const std::shared_ptr<NcclGroup>& group) {
     if (std::find(launched.begin(), launched.end(), &comm) != launched.end()) continue;
     launched.push_back(&comm);
     if (comm.group == group) comm.group.reset();
-    if (comm.aborted || comm.destroyed) continue;
+    if (comm.aborted || comm.destroyed || comm.state == nccl::kUnhandledCudaError) continue;
     launch_kernel(*group, comm);
     if (comm.state == nccl::kInProgress) comm.state = nccl::kSuccess;
   }
