@@ -1,0 +1,164 @@
+#include "stitch/transport/gpu/gpu_libraries.h"
+
+#include <atomic>
+#include <cstdlib>
+
+#include "stitch/transport/gpu/api_symbols.h"
+#include "stitch/transport/gpu/loaded_library.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+std::atomic<const GpuLibraries*> override_libraries{nullptr};
+
+std::string fill(CudaApi& api, const LoadedLibrary& runtime, const LoadedLibrary& driver) {
+  TableFiller of_runtime(runtime);
+  TableFiller of_driver(driver);
+#define STITCH_FILL(member, symbol) of_runtime.fill(api.member, #symbol);
+  STITCH_CUDA_RUNTIME_FUNCTIONS(STITCH_FILL)
+#undef STITCH_FILL
+#define STITCH_FILL(member, symbol) of_driver.fill(api.member, #symbol);
+  STITCH_CUDA_DRIVER_FUNCTIONS(STITCH_FILL)
+#undef STITCH_FILL
+  return of_runtime.why_not().empty() ? of_driver.why_not() : of_runtime.why_not();
+}
+
+std::string fill(NcclApi& api, const LoadedLibrary& library) {
+  TableFiller table(library);
+#define STITCH_FILL(member, symbol) table.fill(api.member, #symbol);
+  STITCH_NCCL_FUNCTIONS(STITCH_FILL)
+#undef STITCH_FILL
+  return table.why_not();
+}
+
+}  // namespace
+
+std::string cuda_version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string nccl_version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." +
+         std::to_string(version % 100);
+}
+
+const GpuLibraries& GpuLibraries::of_process() {
+  const GpuLibraries* const other = override_libraries.load(std::memory_order_acquire);
+  if (other != nullptr) return *other;
+  static const GpuLibraries found{Names()};
+  return found;
+}
+
+GpuLibraries::Override::Override(const GpuLibraries& libraries) {
+  override_libraries.store(&libraries, std::memory_order_release);
+}
+
+GpuLibraries::Override::~Override() {
+  override_libraries.store(nullptr, std::memory_order_release);
+}
+
+GpuLibraries::GpuLibraries(const CudaApi* cuda, const NcclApi* nccl, const std::string& why_not)
+    : has_cuda_(cuda != nullptr), has_nccl_(cuda != nullptr && nccl != nullptr) {
+  if (has_cuda_) {
+    cuda_ = *cuda;
+    cuda_.get_device_count(&devices_);
+    cuda_.runtime_get_version(&cuda_version_);
+  } else {
+    why_no_cuda_ = why_not;
+  }
+  if (has_nccl_) {
+    nccl_ = *nccl;
+    nccl_.get_version(&nccl_version_);
+  } else {
+    why_no_nccl_ = why_not;
+  }
+}
+
+GpuLibraries::GpuLibraries(const Names& names) {
+  look_for_cuda(names);
+  if (has_cuda_) {
+    look_for_nccl(names);
+  } else {
+    why_no_nccl_ = "NCCL was not looked for: " + why_no_cuda_;
+  }
+}
+
+void GpuLibraries::look_for_cuda(const Names& names) {
+  const LoadedLibrary driver = LoadedLibrary::find(names.driver);
+  if (!driver.loaded()) {
+    why_no_cuda_ = "no CUDA device: " + driver.why_not();
+    return;
+  }
+  // A newer runtime may need a newer driver than there is, where an older one still finds devices.
+  std::vector<std::string> left = names.runtime;
+  while (!has_cuda_ && !left.empty()) {
+    const LoadedLibrary runtime = LoadedLibrary::find(left);
+    if (!runtime.loaded()) {
+      if (why_no_cuda_.empty()) why_no_cuda_ = "no CUDA device: " + runtime.why_not();
+      return;
+    }
+    std::string why_not = fill(cuda_, runtime, driver);
+    if (why_not.empty()) {
+      const cuda::Status status = cuda_.get_device_count(&devices_);
+      cuda_.runtime_get_version(&cuda_version_);
+      if (status != cuda::kSuccess) {
+        cuda_.get_last_error();  // no error of ours stays for the program to find
+        why_not = std::string(cuda_.get_error_string(status)) + " (" +
+                  cuda_.get_error_name(status) + ", from " + runtime.path() + ")";
+      } else if (devices_ == 0) {
+        why_not = runtime.path() + " sees none";
+      } else if (cuda_version_ < kOldestCuda) {
+        why_not = runtime.path() + " is of CUDA " + cuda_version_text(cuda_version_) +
+                  "; at least " + cuda_version_text(kOldestCuda) + " is needed";
+      }
+    }
+    if (why_not.empty()) {
+      has_cuda_ = true;
+      why_no_cuda_.clear();
+      cuda_path_ = runtime.path();
+      return;
+    }
+    if (why_no_cuda_.empty()) why_no_cuda_ = "no CUDA device: " + why_not;
+    std::erase(left, runtime.name());
+  }
+  cuda_ = CudaApi{};
+  devices_ = cuda_version_ = 0;
+}
+
+void GpuLibraries::look_for_nccl(const Names& names) {
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+  setenv("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1", 0);
+  const LoadedLibrary library = LoadedLibrary::find(names.nccl);
+  if (!library.loaded()) {
+    why_no_nccl_ = "no NCCL: " + library.why_not();
+    return;
+  }
+  std::string why_not = fill(nccl_, library);
+  if (why_not.empty()) {
+    const nccl::Result result = nccl_.get_version(&nccl_version_);
+    if (result != nccl::kSuccess) {
+      why_not = library.path() + " does not tell its version: " + nccl_.get_error_string(result);
+    } else if (nccl_version_ < kOldestNccl) {
+      why_not = library.path() + " is NCCL " + nccl_version_text(nccl_version_) + "; at least " +
+                nccl_version_text(kOldestNccl) + " is needed";
+    }
+  }
+  if (!why_not.empty()) {
+    why_no_nccl_ = "no NCCL: " + why_not;
+    nccl_ = NcclApi{};
+    nccl_version_ = 0;
+    return;
+  }
+  has_nccl_ = true;
+  nccl_path_ = library.path();
+}
+
+std::string GpuLibraries::description() const {
+  if (!has_cuda_) return why_no_cuda_;
+  const auto from = [](const std::string& path) { return path.empty() ? "" : " (" + path + ")"; };
+  return std::to_string(devices_) + (devices_ == 1 ? " device, CUDA " : " devices, CUDA ") +
+         cuda_version_text(cuda_version_) + from(cuda_path_) + ", " +
+         (has_nccl_ ? "NCCL " + nccl_version_text(nccl_version_) + from(nccl_path_) : why_no_nccl_);
+}
+
+}  // namespace stitch::transport::gpu
