@@ -56,9 +56,10 @@ class DeviceTransfers {
   // current, not before the transfer's turn. May be destroyed uncalled.
   using Allocate =
       base::UniqueFunction<DeviceMemory(int device, std::size_t bytes, cuda::Stream stream)>;
-  // Sends a frame of at most kMaxFrameBytes to a peer. Frames may overtake one another; each arrives
-  // once, or the peer is reported by on_peer_lost(). Called from any thread and under no lock; must
-  // not block, must not call back, and errors are for it to report as the loss of the peer.
+  // Sends a frame of at most kMaxFrameBytes to a peer. Frames may overtake one another; each
+  // arrives once, or the peer is reported by on_peer_lost(). Called from any thread and under no
+  // lock; must not block, must not call back, and errors are for it to report as the loss of the
+  // peer.
   using SendFrame = std::function<void(PeerId to, base::Bytes frame)>;
 
   static constexpr std::size_t kMaxFrameBytes = (std::size_t{2} << 20) + 256;
@@ -69,9 +70,9 @@ class DeviceTransfers {
     SendFrame send_frame;
     // What tells processes and hosts apart; this_process() but for tests of several in one.
     ProcessIdentity identity;
-    bool use_nccl = true;                                // where the library is there
+    bool use_nccl = true;  // where the library is there
     std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
-    std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);  // of a communicator
+    std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
     std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
     std::chrono::nanoseconds abort_timeout = std::chrono::seconds(30);
     std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);  // doubled at each failure
@@ -88,14 +89,16 @@ class DeviceTransfers {
   // Starts to send `source` to device `to_device` of `to` once `ready` has happened: an event
   // recorded on the stream that produces the bytes; null: they are there now. `keep_alive` owns the
   // bytes and the event; it is kept until nothing reads them any more, which may be after `done` if
-  // that gets an error. Throws Error(invalid_argument) for a device that is not there or null bytes.
+  // that gets an error. Throws Error(invalid_argument) for a device that is not there or null
+  // bytes.
   TransferId send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
                   std::shared_ptr<const void> keep_alive, Done done);
 
-  // Receives the transfer `id` of `from`. To be called as soon as the message that names it has been
-  // read, before any user code runs: the source's later transfers may wait for it. The transfer may
-  // have been announced by its source before or not yet. Throws Error(invalid_argument) for a
-  // device that is not there, Error(protocol) if `id` is being received already.
+  // Receives the transfer `id` of `from`. To be called as soon as the message that names it has
+  // been read, before any user code runs: the source's later transfers may wait for it. The
+  // transfer may have been announced by its source before or not yet. Throws
+  // Error(invalid_argument) for a device that is not there, Error(protocol) if `id` is being
+  // received already.
   void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
                Done arrived);
   // In place of receive(): the transfer is not wanted. Its source's `done` gets `why`.
@@ -119,10 +122,10 @@ class DeviceTransfers {
     std::uint64_t bytes = 0;
   };
   struct Counters {
-    std::vector<PathCount> paths;   // of completed transfers
-    std::uint64_t breaks = 0;       // of communicators
-    std::uint64_t retries = 0;      // transfers that began again by staging
-    std::size_t outgoing = 0;       // under way
+    std::vector<PathCount> paths;  // of completed transfers
+    std::uint64_t breaks = 0;      // of communicators
+    std::uint64_t retries = 0;     // transfers that began again by staging
+    std::size_t outgoing = 0;      // under way
     std::size_t incoming = 0;
   };
   [[nodiscard]] Counters counters() const;
