@@ -30,11 +30,11 @@ class OrderSimulation {
     Policy policy = Policy::agreed;
     std::size_t devices = 6;
     std::size_t transfers = 60;
-    std::size_t queues = 1;       // hardware queues of a device
-    double sync_chance = 0;       // that the launching thread then waits for the whole device
-    double connect_chance = 0;    // that it then waits until the other end has launched, too
-    double break_chance = 0;      // that a pair breaks at one end, per transfer
-    std::size_t deaths = 0;       // devices that die, with their workers
+    std::size_t queues = 1;     // hardware queues of a device
+    double sync_chance = 0;     // that the launching thread then waits for the whole device
+    double connect_chance = 0;  // that it then waits until the other end has launched, too
+    double break_chance = 0;    // that a pair breaks at one end, per transfer
+    std::size_t deaths = 0;     // devices that die, with their workers
     TransferOrder::Limits limits = {};
   };
 

@@ -18,17 +18,16 @@ void expect_no_deadlock(std::uint64_t first_seed, int seeds,
   for (int i = 0; i < seeds; ++i) {
     const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(i);
     OrderSimulation simulation(seed, options);
-    ASSERT_EQ(simulation.run(), "")
-        << "seed " << seed << ", " << options.queues << " queues, chance of a device sync "
-        << options.sync_chance;
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed << ", " << options.queues
+                                    << " queues, chance of a device sync " << options.sync_chance;
   }
 }
 
 int deadlocks(Policy policy, std::size_t queues, double sync_chance) {
   int count = 0;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    OrderSimulation simulation(
-        seed, {.policy = policy, .queues = queues, .sync_chance = sync_chance});
+    OrderSimulation simulation(seed,
+                               {.policy = policy, .queues = queues, .sync_chance = sync_chance});
     if (!simulation.run().empty()) ++count;
   }
   return count;
@@ -53,10 +52,9 @@ TEST(OrderSimulation, TheAgreedOrderSurvivesLaunchesThatWaitForTheOtherEnd) {
 
 TEST(OrderSimulation, TheAgreedOrderSurvivesLimitsOfLaunches) {
   for (const std::size_t queues : kQueues) {
-    expect_no_deadlock(3'000'000, 1000,
-                       {.queues = queues,
-                        .sync_chance = 0.05,
-                        .limits = {.launched = 2, .launched_by_pair = 1}});
+    expect_no_deadlock(
+        3'000'000, 1000,
+        {.queues = queues, .sync_chance = 0.05, .limits = {.launched = 2, .launched_by_pair = 1}});
     if (HasFatalFailure()) return;
   }
 }
@@ -67,11 +65,9 @@ TEST(OrderSimulation, ManyTransfersBetweenTwoDevicesInBothDirections) {
 
 TEST(OrderSimulation, NothingStaysTentativeWhenPeersDie) {
   for (const std::size_t queues : kQueues) {
-    expect_no_deadlock(5'000'000, 1000,
-                       {.queues = queues,
-                        .sync_chance = 0.05,
-                        .connect_chance = 0.1,
-                        .deaths = 1 + queues % 3});
+    expect_no_deadlock(
+        5'000'000, 1000,
+        {.queues = queues, .sync_chance = 0.05, .connect_chance = 0.1, .deaths = 1 + queues % 3});
     if (HasFatalFailure()) return;
   }
 }

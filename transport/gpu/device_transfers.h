@@ -76,6 +76,7 @@ class DeviceTransfers {
     std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
     std::chrono::nanoseconds abort_timeout = std::chrono::seconds(30);
     std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);  // doubled at each failure
+    std::size_t nccl_piece_bytes = std::size_t{64} << 20;       // larger transfers go in pieces
     std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced and not asked for yet
   };
 
@@ -132,7 +133,8 @@ class DeviceTransfers {
 
  private:
   class Impl;
-  std::shared_ptr<Impl> impl_;
+  const std::shared_ptr<Lanes> lanes_;  // outlives impl_, which refers to it
+  const std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace stitch::transport::gpu

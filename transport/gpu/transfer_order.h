@@ -37,8 +37,8 @@ class TransferOrder {
     Key key;
   };
   struct Limits {
-    std::size_t launched = 64;           // launched and not finished, on the device
-    std::size_t launched_by_pair = 32;   // and of one pair
+    std::size_t launched = 64;          // launched and not finished, on the device
+    std::size_t launched_by_pair = 32;  // and of one pair
   };
   enum class End : std::uint8_t { source, destination };
 
@@ -92,7 +92,7 @@ class TransferOrder {
     std::uint64_t source = 0;
     std::map<std::uint64_t, Key> keys;  // of its pending transfers, by number
   };
-  // Keys of correct workers differ; the pair keeps apart those of a worker that takes another's uid.
+  // Keys of correct workers differ. The pair keeps those of a worker apart that uses another's uid.
   struct Place {
     Key key;
     Pair pair = 0;
