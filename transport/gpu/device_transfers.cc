@@ -53,7 +53,8 @@ DeviceTransfers::Counters DeviceTransfers::counters() const { return impl_->coun
 
 // What still runs on a lane keeps this alive, and may be the last to: so it does not own the lanes.
 DeviceTransfers::Impl::Impl(Options options)
-    : lanes_(*options.lanes), options_(without_lanes(std::move(options))),
+    : lanes_(*options.lanes),
+      options_(without_lanes(std::move(options))),
       uid_(base::random_number()) {}
 
 bool DeviceTransfers::Impl::begin_call() {
@@ -113,9 +114,9 @@ TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan sour
     greet = !refused && !std::exchange(peer.hello_sent, true);
   }
   if (greet) {
-    send_frame(to, encode(HelloFrame{uid_, options_.identity,
-                                     options_.use_nccl ? lanes_.nccl_version() : 0,
-                                     lanes_.uuids()}));
+    send_frame(to,
+               encode(HelloFrame{uid_, options_.identity,
+                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
   }
   lane.post([self = shared_from_this(), transfer, refused = std::move(refused)] {
     if (refused) return self->end(transfer, refused);

@@ -19,8 +19,8 @@
 
 namespace stitch::transport::gpu {
 
-// One direction between two devices of two workers in one epoch: a two-rank communicator, its source
-// being rank 0. Fields without a remark are constant once it is in a table.
+// One direction between two devices of two workers in one epoch: a two-rank communicator, in which
+// the source is rank 0. Fields without a remark are constant once it is in a table.
 struct NcclPair {
   enum class State : std::uint8_t { opening, testing, open, broken };
 
@@ -36,16 +36,16 @@ struct NcclPair {
   State state = State::opening;
   bool initialized = false;  // here
   bool peer_ready = false;
-  bool tested = false;  // destination: its test was announced
+  bool tested = false;   // destination: its test was announced
   bool ordered = false;  // in the lane's order; then the lane uses `comm`, before the connector
   std::optional<Error> why;
   // Launched and not finished, and what keeps their memory alive.
   std::map<std::uint64_t, std::shared_ptr<void>> launched;
   bool aborted = false;
 
-  nccl::Comm comm = nullptr;  // of the connector, then of the lane, then of the abort
-  void* test_memory = nullptr;        // of the lane
-  std::byte* test_bytes = nullptr;    // of the lane; pinned
+  nccl::Comm comm = nullptr;        // of the connector, then of the lane, then of the abort
+  void* test_memory = nullptr;      // of the lane
+  std::byte* test_bytes = nullptr;  // of the lane; pinned
 };
 
 struct Outgoing {
@@ -163,8 +163,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // The source's end of a transfer whose bytes will not come.
   void cancel(const OutgoingPtr& transfer, const Error& error);
   [[nodiscard]] OutgoingPtr find_outgoing(PeerId to, TransferId id) const STITCH_REQUIRES(mutex_);
-  [[nodiscard]] IncomingPtr find_incoming(PeerId from, TransferId id) const
-      STITCH_REQUIRES(mutex_);
+  [[nodiscard]] IncomingPtr find_incoming(PeerId from, TransferId id) const STITCH_REQUIRES(mutex_);
   void count(PeerId peer, int device, Path path, bool sent, std::size_t bytes)
       STITCH_REQUIRES(mutex_);
 

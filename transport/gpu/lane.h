@@ -73,8 +73,8 @@ class Lane {
   [[nodiscard]] cuda::Stream copies_out() const noexcept { return streams_[1]; }
   [[nodiscard]] cuda::Stream sends() const noexcept { return streams_[2]; }
   [[nodiscard]] cuda::Stream receives() const noexcept { return streams_[3]; }
-  // Memory that receives what has no place to go; allocated when first asked for. Null when there is
-  // none of that size.
+  // Memory that receives what has no place to go; allocated when first asked for. Null when there
+  // is none of that size.
   [[nodiscard]] void* sink(std::size_t bytes);
   [[nodiscard]] StagingRing& outgoing() noexcept { return outgoing_; }
   [[nodiscard]] StagingRing& incoming() noexcept { return incoming_; }

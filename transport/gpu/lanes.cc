@@ -48,9 +48,9 @@ Lanes::~Lanes() {
 
 Lane& Lanes::lane(int device) {
   if (device < 0 || device >= device_count()) {
-    throw Error(ErrorCode::invalid_argument,
-                "device " + std::to_string(device) + " is not there, this process has " +
-                    std::to_string(device_count()));
+    throw Error(ErrorCode::invalid_argument, "device " + std::to_string(device) +
+                                                 " is not there, this process has " +
+                                                 std::to_string(device_count()));
   }
   const base::MutexLock lock(mutex_);
   auto& lane = lanes_[static_cast<std::size_t>(device)];

@@ -36,7 +36,8 @@ class PeerCopyTest {
     const cuda::Status back = cuda_.set_device(destination_);
     if (status == cuda::kSuccess) status = back;
     int can = 0;
-    if (status == cuda::kSuccess) status = cuda_.device_can_access_peer(&can, destination_, source_);
+    if (status == cuda::kSuccess)
+      status = cuda_.device_can_access_peer(&can, destination_, source_);
     if (status == cuda::kSuccess && can != 0) {
       status = cuda_.device_enable_peer_access(source_, 0);
       if (status == cuda::kPeerAccessAlreadyEnabled) {
@@ -68,14 +69,12 @@ class PeerCopyTest {
                                        stream);
     }
     if (status == cuda::kSuccess) {
-      status = cuda_.memcpy_async(host_ + kBytes, at_destination_, kBytes, cuda::kDeviceToHost,
-                                  stream);
+      status =
+          cuda_.memcpy_async(host_ + kBytes, at_destination_, kBytes, cuda::kDeviceToHost, stream);
     }
     return status;
   }
-  [[nodiscard]] bool passed() const {
-    return std::memcmp(host_, host_ + kBytes, kBytes) == 0;
-  }
+  [[nodiscard]] bool passed() const { return std::memcmp(host_, host_ + kBytes, kBytes) == 0; }
 
  private:
   const CudaApi& cuda_;
@@ -123,13 +122,11 @@ void DeviceTransfers::Impl::test_peer_copies(int source, int destination) {
     auto test = std::make_shared<PeerCopyTest>(self->lanes_.cuda(), source, destination);
     const cuda::Status started = test->start(lane.copies_in());
     if (started != cuda::kSuccess) (void)lane.error_of(started, "peer copies cannot be tested");
-    lane.when_done(lane.copies_in(),
-                   [self, test, started, source, destination](cuda::Status done) {
-                     const bool passed = started == cuda::kSuccess && done == cuda::kSuccess &&
-                                         test->passed();
-                     self->lanes_.set_peer_state(source, destination,
-                                                 passed ? PathState::open : PathState::closed);
-                   });
+    lane.when_done(lane.copies_in(), [self, test, started, source, destination](cuda::Status done) {
+      const bool passed = started == cuda::kSuccess && done == cuda::kSuccess && test->passed();
+      self->lanes_.set_peer_state(source, destination,
+                                  passed ? PathState::open : PathState::closed);
+    });
   });
 }
 

@@ -62,9 +62,8 @@ void DeviceTransfers::Impl::open_pair(const PairPtr& pair) {
   if (pair->end == End::source && result == nccl::kSuccess) {
     result = nccl.get_unique_id(&pair->unique_id);
     if (result == nccl::kSuccess) {
-      send_frame(pair->peer,
-                 encode(CommOpenFrame{pair->name, lanes_.nccl_version(), pair->piece_bytes,
-                                      pair->unique_id}));
+      send_frame(pair->peer, encode(CommOpenFrame{pair->name, lanes_.nccl_version(),
+                                                  pair->piece_bytes, pair->unique_id}));
     }
   }
   if (result == nccl::kSuccess) {
@@ -110,10 +109,9 @@ void DeviceTransfers::Impl::poll_opening(const PairPtr& pair, Clock::time_point 
   if (Clock::now() >= deadline) {
     break_pair(pair, nccl_error(*pair, state, "is not open in time"), true);
   }
-  lanes_.connector().post_at(Clock::now() + kPollInterval,
-                             [self = shared_from_this(), pair, deadline] {
-                               self->poll_opening(pair, deadline);
-                             });
+  lanes_.connector().post_at(
+      Clock::now() + kPollInterval,
+      [self = shared_from_this(), pair, deadline] { self->poll_opening(pair, deadline); });
 }
 
 // The connector's last step with a pair: from here on, the lane uses the communicator.
@@ -166,8 +164,8 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
   PairPtr before;
   {
     const base::MutexLock lock(mutex_);
-    PairSlot& slot = slots_[{from, End::destination, frame.pair.source_device,
-                             frame.pair.destination_device}];
+    PairSlot& slot =
+        slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}];
     if (closing_ || frame.pair.epoch <= slot.epoch) return;
     slot.epoch = frame.pair.epoch;
     before = slot.pair;
@@ -270,10 +268,10 @@ void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bo
     tell = tell && !peers_[pair->peer].lost;
   }
   if (tell) {
-    send_frame(pair->peer,
-               encode(CommBreakFrame{pair->name, pair->end == End::source ? std::uint8_t{1}
-                                                                          : std::uint8_t{0},
-                                     why.what()}));
+    send_frame(
+        pair->peer,
+        encode(CommBreakFrame{
+            pair->name, pair->end == End::source ? std::uint8_t{1} : std::uint8_t{0}, why.what()}));
   }
   for (const std::uint64_t number : left) leave_pair(pair, number);
   if (ordered) {

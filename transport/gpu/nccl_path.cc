@@ -156,8 +156,8 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
     memory = to_sink ? lane.sink(pair->piece_bytes) : incoming->memory.data;
   }
   if (memory == nullptr) {
-    break_pair(pair, Error(ErrorCode::overloaded, "no memory for transfer " +
-                                                      std::to_string(number)),
+    break_pair(pair,
+               Error(ErrorCode::overloaded, "no memory for transfer " + std::to_string(number)),
                true);
     return nullptr;
   }
@@ -187,8 +187,8 @@ void* DeviceTransfers::Impl::test_memory(NcclPair& pair) {
   void* bytes = nullptr;
   cuda::Status status = cuda.malloc(&pair.test_memory, kTestBytes);
   if (status == cuda::kSuccess && pair.end == End::source) {
-    status = cuda.memset_async(pair.test_memory, test_pattern(pair), kTestBytes,
-                               pair.lane->sends());
+    status =
+        cuda.memset_async(pair.test_memory, test_pattern(pair), kTestBytes, pair.lane->sends());
   } else if (status == cuda::kSuccess) {
     status = cuda.host_alloc(&bytes, kTestBytes, cuda::kHostAllocPortable);
     pair.test_bytes = static_cast<std::byte*>(bytes);
@@ -222,9 +222,8 @@ nccl::Result DeviceTransfers::Impl::issue(const NcclPair& pair, void* memory, st
 void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number, std::size_t bytes) {
   Lane& lane = *pair->lane;
   if (number == 0 && pair->end == End::destination) {
-    const cuda::Status status =
-        lanes_.cuda().memcpy_async(pair->test_bytes, pair->test_memory, kTestBytes,
-                                   cuda::kDeviceToHost, lane.receives());
+    const cuda::Status status = lanes_.cuda().memcpy_async(
+        pair->test_bytes, pair->test_memory, kTestBytes, cuda::kDeviceToHost, lane.receives());
     if (status != cuda::kSuccess) {
       return break_pair(pair, lane.error_of(status, "NCCL cannot be tested"), true);
     }
@@ -233,8 +232,8 @@ void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number, st
                  [self = shared_from_this(), pair, number](cuda::Status status) {
                    self->launch_done(pair, number, status);
                  });
-  const auto limit = options_.stall_timeout +
-                     kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(bytes);
+  const auto limit =
+      options_.stall_timeout + kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(bytes);
   lane.watch([self = shared_from_this(), pair, number, deadline = base::deadline_after(limit)] {
     if (Clock::now() < deadline) {
       const base::MutexLock lock(self->mutex_);
@@ -291,8 +290,7 @@ void DeviceTransfers::Impl::test_arrived(const PairPtr& pair) {
   const auto expected = static_cast<std::byte>(test_pattern(*pair));
   if (!std::all_of(pair->test_bytes, pair->test_bytes + kTestBytes,
                    [expected](std::byte byte) { return byte == expected; })) {
-    return break_pair(pair, Error(ErrorCode::internal, "NCCL moved wrong bytes in its test"),
-                      true);
+    return break_pair(pair, Error(ErrorCode::internal, "NCCL moved wrong bytes in its test"), true);
   }
   {
     const base::MutexLock lock(mutex_);

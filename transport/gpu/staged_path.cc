@@ -64,20 +64,19 @@ void DeviceTransfers::Impl::on_data(PeerId from, const DataFrame& frame) {
     if (transfer->granted.empty() || frame.offset % kChunk != 0 ||
         chunk >= transfer->chunks.size() || transfer->chunks[chunk] ||
         frame.bytes.size() != std::min(kChunk, transfer->bytes - frame.offset)) {
-      throw Error(ErrorCode::protocol,
-                  "DATA frame has " + std::to_string(frame.bytes.size()) + " bytes at " +
-                      std::to_string(frame.offset) + " of transfer " + std::to_string(frame.id) +
-                      ", which has no room for them");
+      throw Error(ErrorCode::protocol, "DATA frame has " + std::to_string(frame.bytes.size()) +
+                                           " bytes at " + std::to_string(frame.offset) +
+                                           " of transfer " + std::to_string(frame.id) +
+                                           ", which has no room for them");
     }
     transfer->chunks[chunk] = true;
     slot = transfer->granted.back();
     transfer->granted.pop_back();
   }
   std::memcpy(slot, frame.bytes.data(), frame.bytes.size());
-  transfer->lane->post([self = shared_from_this(), transfer, slot, offset = frame.offset,
-                        bytes = frame.bytes.size()] {
-    self->write_chunk(transfer, slot, offset, bytes);
-  });
+  transfer->lane->post(
+      [self = shared_from_this(), transfer, slot, offset = frame.offset,
+       bytes = frame.bytes.size()] { self->write_chunk(transfer, slot, offset, bytes); });
 }
 
 void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* slot,
@@ -96,20 +95,19 @@ void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* 
     lane.incoming().give_back(slot);
     return finish(transfer, lane.error_of(status, "received bytes cannot be copied to it"));
   }
-  lane.when_done(lane.copies_in(),
-                 [self = shared_from_this(), transfer, &lane, slot](cuda::Status done) {
-                   lane.incoming().give_back(slot);
-                   if (done != cuda::kSuccess) {
-                     return self->finish(
-                         transfer, lane.error_of(done, "received bytes cannot be copied to it"));
-                   }
-                   const std::size_t chunks = chunks_of(transfer->bytes);
-                   if (++transfer->written == chunks) {
-                     self->finish(transfer, std::nullopt);
-                   } else if (transfer->asked < chunks) {
-                     self->ask_for_slot(transfer);
-                   }
-                 });
+  lane.when_done(lane.copies_in(), [self = shared_from_this(), transfer, &lane,
+                                    slot](cuda::Status done) {
+    lane.incoming().give_back(slot);
+    if (done != cuda::kSuccess) {
+      return self->finish(transfer, lane.error_of(done, "received bytes cannot be copied to it"));
+    }
+    const std::size_t chunks = chunks_of(transfer->bytes);
+    if (++transfer->written == chunks) {
+      self->finish(transfer, std::nullopt);
+    } else if (transfer->asked < chunks) {
+      self->ask_for_slot(transfer);
+    }
+  });
 }
 
 // --- source ---

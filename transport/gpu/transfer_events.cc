@@ -10,9 +10,8 @@ namespace stitch::transport::gpu {
 namespace {
 
 [[noreturn]] void unexpected(const char* frame, TransferId id) {
-  throw Error(ErrorCode::protocol,
-              std::string(frame) + " frame for transfer " + std::to_string(id) +
-                  ", which does not wait for one");
+  throw Error(ErrorCode::protocol, std::string(frame) + " frame for transfer " +
+                                       std::to_string(id) + ", which does not wait for one");
 }
 
 }  // namespace
@@ -86,8 +85,9 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
     transfer->announced = true;
   }
   if (choice.path == Path::local || choice.path == Path::peer) {
-    lanes_.offer(uid_, transfer->id, {transfer->source.device, transfer->source.data,
-                                      transfer->source.bytes, transfer->keep_alive});
+    lanes_.offer(uid_, transfer->id,
+                 {transfer->source.device, transfer->source.data, transfer->source.bytes,
+                  transfer->keep_alive});
   }
   RtsFrame rts;
   rts.id = transfer->id;
@@ -277,9 +277,9 @@ void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
 
 void DeviceTransfers::Impl::check_unasked(Peer& peer) {
   if (++peer.unasked > options_.max_transfers_per_peer) {
-    throw Error(ErrorCode::protocol,
-                "peer announces more than " + std::to_string(options_.max_transfers_per_peer) +
-                    " transfers that no message has named");
+    throw Error(ErrorCode::protocol, "peer announces more than " +
+                                         std::to_string(options_.max_transfers_per_peer) +
+                                         " transfers that no message has named");
   }
 }
 
@@ -295,9 +295,9 @@ void DeviceTransfers::Impl::on_hello(PeerId from, HelloFrame hello) {
     greet = !std::exchange(peer.hello_sent, true);
   }
   if (greet) {
-    send_frame(from, encode(HelloFrame{uid_, options_.identity,
-                                       options_.use_nccl ? lanes_.nccl_version() : 0,
-                                       lanes_.uuids()}));
+    send_frame(from,
+               encode(HelloFrame{uid_, options_.identity,
+                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
   }
 }
 

@@ -11,8 +11,8 @@ namespace stitch::transport::gpu {
 namespace {
 
 using base::ByteReader;
-using base::ByteWriter;
 using base::Bytes;
+using base::ByteWriter;
 using FrameBytes = std::span<const std::byte>;
 
 constexpr std::size_t kMaxText = 2048;
@@ -40,10 +40,10 @@ class Reader : public ByteReader {
     pair.destination_device = read<std::uint32_t>();
     pair.epoch = read<std::uint64_t>();
     if (pair.source_device >= kMaxDevices || pair.destination_device >= kMaxDevices) {
-      throw Error(ErrorCode::protocol,
-                  "device transfer frame names devices " + std::to_string(pair.source_device) +
-                      " and " + std::to_string(pair.destination_device) + ", at most " +
-                      std::to_string(kMaxDevices) + " are possible");
+      throw Error(ErrorCode::protocol, "device transfer frame names devices " +
+                                           std::to_string(pair.source_device) + " and " +
+                                           std::to_string(pair.destination_device) + ", at most " +
+                                           std::to_string(kMaxDevices) + " are possible");
     }
     return pair;
   }

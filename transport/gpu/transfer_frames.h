@@ -46,9 +46,9 @@ struct HelloFrame {
 struct RtsFrame {
   std::uint64_t id = 0;  // 0: the first transfer of a pair, which tests it
   Path path = Path::staging;
-  PairName pair;             // its epoch only for nccl
+  PairName pair;  // its epoch only for nccl
   std::uint64_t bytes = 0;
-  std::uint64_t clock = 0;   // only for nccl
+  std::uint64_t clock = 0;  // only for nccl
 };
 struct CtsFrame {
   std::uint64_t id = 0;

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/double/machine.h"
+
+namespace stitch::transport::gpu::test {
+
+// The functions of CudaApi over the machine. Guarded by the machine's lock.
+class FakeCuda {
+ public:
+  explicit FakeCuda(Machine& machine) : machine_(machine) {}
+
+  cuda::Status get_device_count(Caller& caller, int* count);
+  cuda::Status get_device(Caller& caller, int* device);
+  cuda::Status set_device(Caller& caller, int device);
+  cuda::Status runtime_get_version(Caller& caller, int* version);
+  cuda::Status driver_get_version(Caller& caller, int* version);
+  cuda::Status device_get_pci_bus_id(Caller& caller, char* id, int length, int device);
+  int device_get_uuid(Caller& caller, cuda::Uuid* uuid, int device);
+  cuda::Status mem_get_info(Caller& caller, std::size_t* free, std::size_t* total);
+  cuda::Status device_get_stream_priority_range(Caller& caller, int* least, int* greatest);
+  cuda::Status device_synchronize(Caller& caller);
+
+  cuda::Status malloc(Caller& caller, void** memory, std::size_t bytes);
+  cuda::Status free(Caller& caller, void* memory);
+  cuda::Status host_alloc(Caller& caller, void** memory, std::size_t bytes, unsigned flags);
+  cuda::Status free_host(Caller& caller, void* memory);
+  cuda::Status host_register(Caller& caller, void* memory, std::size_t bytes, unsigned flags);
+  cuda::Status host_unregister(Caller& caller, void* memory);
+
+  cuda::Status memcpy_async(Caller& caller, void* to, const void* from, std::size_t bytes,
+                            cuda::CopyKind kind, cuda::Stream stream);
+  cuda::Status memcpy_peer_async(Caller& caller, void* to, int to_device, const void* from,
+                                 int from_device, std::size_t bytes, cuda::Stream stream);
+  cuda::Status memset_async(Caller& caller, void* memory, int value, std::size_t bytes,
+                            cuda::Stream stream);
+
+  cuda::Status stream_create_with_priority(Caller& caller, cuda::Stream* stream, unsigned flags,
+                                           int priority);
+  cuda::Status stream_destroy(Caller& caller, cuda::Stream stream);
+  cuda::Status stream_query(Caller& caller, cuda::Stream stream);
+  cuda::Status stream_synchronize(Caller& caller, cuda::Stream stream);
+  cuda::Status stream_wait_event(Caller& caller, cuda::Stream stream, cuda::Event event,
+                                 unsigned flags);
+  cuda::Status stream_is_capturing(Caller& caller, cuda::Stream stream,
+                                   cuda::CaptureStatus* status);
+
+  cuda::Status event_create_with_flags(Caller& caller, cuda::Event* event, unsigned flags);
+  cuda::Status event_destroy(Caller& caller, cuda::Event event);
+  cuda::Status event_record(Caller& caller, cuda::Event event, cuda::Stream stream);
+  cuda::Status event_query(Caller& caller, cuda::Event event);
+  cuda::Status event_synchronize(Caller& caller, cuda::Event event);
+
+  cuda::Status ipc_get_mem_handle(Caller& caller, cuda::IpcMemHandle* handle, void* memory);
+  cuda::Status ipc_open_mem_handle(Caller& caller, void** memory, cuda::IpcMemHandle handle,
+                                   unsigned flags);
+  cuda::Status ipc_close_mem_handle(Caller& caller, void* memory);
+  cuda::Status device_can_access_peer(Caller& caller, int* can, int device, int peer);
+  cuda::Status device_enable_peer_access(Caller& caller, int peer, unsigned flags);
+
+  cuda::Status get_last_error(Caller& caller);
+  cuda::Status peek_last_error(Caller& caller);
+  const char* get_error_name(Caller& caller, cuda::Status status);
+  const char* get_error_string(Caller& caller, cuda::Status status);
+
+  cuda::Status launch(Caller& caller, cuda::Stream stream, FakeGpu::Kernel kernel);
+
+  // Devices of the machine, by the process's numbers; -1 where there is none.
+  [[nodiscard]] int physical(int process, int device) const;
+  [[nodiscard]] int current_device(const Caller& caller) const;
+  [[nodiscard]] int device_count(int process) const;
+  // Null, after a violation, when there is none; null `stream` is the default one.
+  FakeStream* find(Caller& caller, cuda::Stream stream, const char* function);
+
+ private:
+  FakeEvent* find_event(Caller& caller, cuda::Event event, const char* function);
+  void wait_for_room(Caller& caller, FakeStream& stream);
+  cuda::Status copy(Caller& caller, void* to, const void* from, std::size_t bytes,
+                    cuda::Stream stream, const char* what);
+  cuda::Status release(Caller& caller, FakeMemory::Kind kind, void* memory, const char* what);
+  bool implicit_sync(Caller& caller, bool wanted, const char* what);
+
+  Machine& machine_;
+};
+
+// Of its own, as the table of stitch has no name for it: cudaErrorInvalidResourceHandle.
+inline constexpr auto kInvalidHandle = static_cast<cuda::Status>(400);
+
+}  // namespace stitch::transport::gpu::test
