@@ -1,8 +1,10 @@
 #include "stitch/transport/gpu/device_transfers.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/random.h"
 #include "stitch/transport/gpu/device_transfers_impl.h"
 
@@ -56,6 +58,13 @@ DeviceTransfers::Impl::Impl(Options options)
     : lanes_(*options.lanes),
       options_(without_lanes(std::move(options))),
       uid_(base::random_number()) {}
+
+Outgoing::~Outgoing() {
+  if (lane != nullptr) lane->post([owner = std::move(keep_alive)] {});
+}
+Incoming::~Incoming() {
+  if (lane != nullptr) lane->post([owner = std::move(memory.owner)] {});
+}
 
 bool DeviceTransfers::Impl::begin_call() {
   const base::MutexLock lock(mutex_);
@@ -231,14 +240,13 @@ void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
     ++calls_;
   }
   (void)lanes_.take(uid_, transfer->id);
-  if (done) done(std::move(error));
-  done = nullptr;
-  end_call();
+  call_on(*transfer->lane, std::move(done), std::move(error));
 }
 
 void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error) {
   Done arrived;
   Allocate allocate;
+  Lane* const lane = transfer->lane;
   {
     const base::MutexLock lock(mutex_);
     if (std::exchange(transfer->ended, true)) return;
@@ -254,10 +262,22 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
     transfer->granted.clear();
     ++calls_;
   }
-  if (arrived) arrived(std::move(error));
-  arrived = nullptr;
-  allocate = nullptr;
-  end_call();
+  if (lane != nullptr) {
+    lane->post([unused = std::move(allocate)] {});
+    call_on(*lane, std::move(arrived), std::move(error));
+  } else {
+    end_call();
+  }
+}
+
+// What callbacks touch may belong to a device, so they do not run on the thread that brings frames.
+void DeviceTransfers::Impl::call_on(Lane& lane, Done done, std::optional<Error> error) {
+  lane.post(
+      [self = shared_from_this(), done = std::move(done), error = std::move(error)]() mutable {
+        if (done) done(std::move(error));
+        done = nullptr;
+        self->end_call();
+      });
 }
 
 void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Error> error) {
@@ -342,7 +362,10 @@ void DeviceTransfers::Impl::shutdown(std::chrono::steady_clock::time_point deadl
   for (const IncomingPtr& transfer : incoming) finish(transfer, why);
   const base::MutexLock lock(mutex_);
   closed_ = true;
-  while (calls_ > 0) changed_.wait(mutex_);
+  // Only a device that hangs keeps its lane from calling.
+  const auto limit = std::max(deadline, base::deadline_after(options_.abort_timeout));
+  while (calls_ > 0 && changed_.wait_until(mutex_, limit)) {
+  }
 }
 
 DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {

@@ -44,9 +44,8 @@ struct DeviceMemory {
 // no bytes itself: the layer above carries its frames.
 //
 // Thread contract: any thread; no call waits for a device or for a peer but shutdown(). Callbacks
-// run once each, under no lock, never inside the send() or receive() that they were given to: on
-// the lane of a device, or inside on_frame(), on_peer_lost() or shutdown(). They must not block,
-// and must not call CUDA functions that wait: a lane serves all transfers of its device.
+// run once each, on the lane of this worker's device of the transfer, under no lock. They must not
+// block, and must not call CUDA functions that wait: a lane serves all transfers of its device.
 class DeviceTransfers {
  public:
   // No error: the destination has the bytes (send), the bytes are in the memory (receive).
@@ -69,7 +68,7 @@ class DeviceTransfers {
     std::shared_ptr<Lanes> lanes;  // of this process: all its workers share them
     SendFrame send_frame;
     // What tells processes and hosts apart; this_process() but for tests of several in one.
-    ProcessIdentity identity;
+    ProcessIdentity identity = this_process();
     bool use_nccl = true;  // where the library is there
     std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
     std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator

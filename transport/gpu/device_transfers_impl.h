@@ -39,16 +39,31 @@ struct NcclPair {
   bool tested = false;   // destination: its test was announced
   bool ordered = false;  // in the lane's order; then the lane uses `comm`, before the connector
   std::optional<Error> why;
-  // Launched and not finished, and what keeps their memory alive.
-  std::map<std::uint64_t, std::shared_ptr<void>> launched;
+  struct Launched {
+    std::shared_ptr<void> owner;  // keeps the memory alive
+    std::chrono::steady_clock::time_point deadline;
+  };
+  std::map<std::uint64_t, Launched> launched;  // and not finished
   bool aborted = false;
 
-  nccl::Comm comm = nullptr;        // of the connector, then of the lane, then of the abort
+  // Of the connector until it is ordered. Then the lane calls it under `comm_mutex`, and not once
+  // `comm_gone` is set: a lane that is blocked in a CUDA call, maybe until this very communicator
+  // is aborted, does not delay that.
+  nccl::Comm comm = nullptr;
+  base::Mutex comm_mutex;  // after the lock of the transfers; held for calls that do not block
+  bool comm_gone STITCH_GUARDED_BY(comm_mutex) = false;
+
   void* test_memory = nullptr;      // of the lane
   std::byte* test_bytes = nullptr;  // of the lane; pinned
 };
 
+// What owns device memory is released on a lane: that may wait for the device.
 struct Outgoing {
+  Outgoing() = default;
+  Outgoing(const Outgoing&) = delete;
+  Outgoing& operator=(const Outgoing&) = delete;
+  ~Outgoing();
+
   TransferId id = 0;
   PeerId to = 0;
   int to_device = 0;
@@ -73,6 +88,11 @@ struct Outgoing {
 };
 
 struct Incoming {
+  Incoming() = default;
+  Incoming(const Incoming&) = delete;
+  Incoming& operator=(const Incoming&) = delete;
+  ~Incoming();
+
   PeerId from = 0;
   TransferId id = 0;
 
@@ -158,6 +178,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void send_frame(PeerId to, base::Bytes frame);
   void end(const OutgoingPtr& transfer, std::optional<Error> error);
   void end(const IncomingPtr& transfer, std::optional<Error> error);
+  void call_on(Lane& lane, Done done, std::optional<Error> error);  // then end_call()
   // The destination's end: tells the source, then ends the transfer.
   void finish(const IncomingPtr& transfer, std::optional<Error> error);
   // The source's end of a transfer whose bytes will not come.
@@ -208,7 +229,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] PairPtr find_pair(PeerId peer, End end, const PairName& name) const
       STITCH_REQUIRES(mutex_);
   void break_pair(const PairPtr& pair, const Error& why, bool tell);
-  void retire(const PairPtr& pair);   // lane: aborts what the pair runs on the device
+  void retire(const PairPtr& pair);   // aborts what the pair runs on the device
   void retired(const PairPtr& pair);  // lane: nothing of the pair runs on the device any more
   void leave_pair(const PairPtr& pair, std::uint64_t number);
   void on_abort_stuck(const PairPtr& pair);
@@ -218,16 +239,20 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void start_nccl(const IncomingPtr& transfer, const RtsFrame& rts);
   void accept_test(PeerId from, const RtsFrame& rts);
   void on_cts(PeerId from, const CtsFrame& frame);
-  void watch_for_cts(Lane& lane);
+  // Breaks the pairs whose CTS are late and whose launches stall, on the connector: a lane may be
+  // blocked until that happens.
+  void start_ticking();
+  void tick();
   Lane::Watch launch(const PairPtr& pair, std::uint64_t number);
-  [[nodiscard]] nccl::Result issue(const NcclPair& pair, void* memory, std::size_t bytes,
-                                   bool to_sink);
-  void issued(const PairPtr& pair, std::uint64_t number, std::size_t bytes);
+  // Lane. kRemoteError once the communicator is being aborted.
+  [[nodiscard]] nccl::Result async_error(NcclPair& pair) const;
+  [[nodiscard]] nccl::Result issue(NcclPair& pair, void* memory, std::size_t bytes, bool to_sink);
+  void issued(const PairPtr& pair, std::uint64_t number);
   void launch_done(const PairPtr& pair, std::uint64_t number, cuda::Status status);
   // Lane. Memory to test the pair with, filled at the source; null when there is none.
   [[nodiscard]] void* test_memory(NcclPair& pair);
   void test_arrived(const PairPtr& pair);
-  [[nodiscard]] Error nccl_error(const NcclPair& pair, nccl::Result result,
+  [[nodiscard]] Error nccl_error(NcclPair& pair, nccl::Result result,
                                  const std::string& what) const;
   [[nodiscard]] bool broken(const NcclPair& pair) const;
 
@@ -249,7 +274,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t retries_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::set<const Lane*> watched_ STITCH_GUARDED_BY(mutex_);  // those that wait for a CTS
+  bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace stitch::transport::gpu

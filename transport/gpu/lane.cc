@@ -11,6 +11,16 @@ namespace {
 constexpr std::chrono::microseconds kSpin(50);
 constexpr std::chrono::microseconds kFirstBackOff(20);
 constexpr std::chrono::microseconds kMaxBackOff(500);
+constexpr std::chrono::seconds kStopTimeout(5);
+
+// What a device that does not come to an end may still write to. Never freed.
+void leak(std::vector<Lane::Watch> watches) {
+  if (watches.empty()) return;
+  static base::Mutex mutex;
+  static auto& leaked = *new std::vector<std::vector<Lane::Watch>>();
+  const base::MutexLock lock(mutex);
+  leaked.push_back(std::move(watches));
+}
 
 }  // namespace
 
@@ -159,6 +169,8 @@ void Lane::set_up() {
 }
 
 void Lane::tear_down() {
+  if (issuing_) watches_.push_back(std::move(issuing_));
+  leak(std::move(watches_));
   watches_.clear();
   issuing_ = nullptr;
   for (const cuda::Event event : free_events_) (void)cuda_.event_destroy(event);
@@ -174,6 +186,7 @@ void Lane::run() {
   set_up();
   Clock::time_point last_progress = Clock::now();
   std::chrono::nanoseconds back_off = kFirstBackOff;
+  std::optional<Clock::time_point> stop_deadline;
   while (true) {
     bool progress = run_tasks();
     progress = poll() || progress;
@@ -185,7 +198,11 @@ void Lane::run() {
     }
     {
       const base::MutexLock lock(mutex_);
-      if (stopping_ && tasks_.empty()) break;
+      if (stopping_ && tasks_.empty()) {
+        if (watches_.empty() && !issuing_) break;
+        if (!stop_deadline) stop_deadline = Clock::now() + kStopTimeout;
+        if (Clock::now() >= *stop_deadline) break;
+      }
     }
     wait_for_work(last_progress, back_off);
   }
@@ -197,6 +214,7 @@ bool Lane::run_tasks() {
   {
     const base::MutexLock lock(mutex_);
     tasks.swap(tasks_);
+    order_changed_ = false;  // launch() follows
   }
   for (Task& task : tasks) task();
   return !tasks.empty();
@@ -231,7 +249,6 @@ bool Lane::launch() {
     Launcher launcher;
     {
       const base::MutexLock lock(mutex_);
-      order_changed_ = false;
       const auto next = order_.launch();
       if (!next) return progress;
       number = next->key.number;
@@ -247,8 +264,8 @@ void Lane::wait_for_work(Clock::time_point last_progress, std::chrono::nanosecon
   const bool watching = !watches_.empty() || issuing_;
   if (watching && now - last_progress < kSpin) return;
   const base::MutexLock lock(mutex_);
-  const auto work = [this]() STITCH_REQUIRES(mutex_) {
-    return !tasks_.empty() || order_changed_ || stopping_;
+  const auto work = [this, watching]() STITCH_REQUIRES(mutex_) {
+    return !tasks_.empty() || order_changed_ || (stopping_ && !watching);
   };
   if (!watching) {
     while (!work()) changed_.wait(mutex_);

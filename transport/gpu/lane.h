@@ -35,7 +35,7 @@ class Lane {
   using Launcher = std::function<Watch(std::uint64_t number)>;
 
   Lane(const CudaApi& cuda, int device);
-  // Ends the thread. What is watched is dropped.
+  // Ends the thread, once what is watched has happened; waits a bounded time for that.
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;

@@ -73,9 +73,11 @@ void Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done
     if (!aborts->abandoned) {
       lock.unlock();
       done();
+      done = nullptr;
       lock.lock();
+    } else {
+      new base::UniqueFunction<void()>(std::move(done));  // leaked: what it owns needs the lanes
     }
-    done = nullptr;
     --aborts->running;
     aborts->changed.notify_all();
   }).detach();

@@ -33,9 +33,10 @@ bool DeviceTransfers::Impl::broken(const NcclPair& pair) const {
   return pair.state == NcclPair::State::broken;
 }
 
-Error DeviceTransfers::Impl::nccl_error(const NcclPair& pair, nccl::Result result,
+Error DeviceTransfers::Impl::nccl_error(NcclPair& pair, nccl::Result result,
                                         const std::string& what) const {
-  const char* const last = lanes_.nccl().get_last_error(pair.comm);
+  const base::MutexLock lock(pair.comm_mutex);
+  const char* const last = pair.comm_gone ? nullptr : lanes_.nccl().get_last_error(pair.comm);
   return Error(ErrorCode::internal,
                "NCCL between device " + std::to_string(pair.name.source_device) + " and device " +
                    std::to_string(pair.name.destination_device) + ": " + what + ": " +
@@ -82,15 +83,7 @@ void DeviceTransfers::Impl::open_pair(const PairPtr& pair) {
 }
 
 void DeviceTransfers::Impl::poll_opening(const PairPtr& pair, Clock::time_point deadline) {
-  if (broken(*pair)) {
-    if (pair->comm != nullptr) {
-      lanes_.abort(pair->comm, pair->lane->device(), [self = shared_from_this(), pair] {
-        const base::MutexLock lock(self->mutex_);
-        pair->aborted = true;
-      });
-    }
-    return;
-  }
+  if (broken(*pair)) return;
   nccl::Result state = nccl::kSuccess;
   const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair->comm, &state);
   if (asked != nccl::kSuccess) state = asked;
@@ -207,7 +200,7 @@ void DeviceTransfers::Impl::begin_test(const PairPtr& pair) {
   if (broken(*pair)) return;
   const auto clock = pair->lane->announce(pair->token, 0);
   if (!clock) return;
-  watch_for_cts(*pair->lane);
+  start_ticking();
   RtsFrame rts;
   rts.path = Path::nccl;
   rts.pair = pair->name;
@@ -275,7 +268,9 @@ void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bo
   }
   for (const std::uint64_t number : left) leave_pair(pair, number);
   if (ordered) {
-    pair->lane->post([self = shared_from_this(), pair] { self->retire(pair); });
+    retire(pair);
+  } else {
+    lanes_.connector().post([self = shared_from_this(), pair] { self->retire(pair); });
   }
 }
 
@@ -302,6 +297,11 @@ void DeviceTransfers::Impl::leave_pair(const PairPtr& pair, std::uint64_t number
 }
 
 void DeviceTransfers::Impl::retire(const PairPtr& pair) {
+  {
+    const base::MutexLock lock(pair->comm_mutex);
+    pair->comm_gone = true;
+  }
+  if (pair->comm == nullptr) return;  // broken before it was opened
   lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
                              [self = shared_from_this(), pair] { self->on_abort_stuck(pair); });
   lanes_.abort(pair->comm, pair->lane->device(), [self = shared_from_this(), pair] {
@@ -318,12 +318,12 @@ void DeviceTransfers::Impl::retired(const PairPtr& pair) {
   Lane& lane = *pair->lane;
   const cuda::Stream stream = pair->end == End::source ? lane.sends() : lane.receives();
   lane.when_done(stream, [self = shared_from_this(), pair](cuda::Status) {
-    std::map<std::uint64_t, std::shared_ptr<void>> launched;
+    std::map<std::uint64_t, NcclPair::Launched> launched;
     {
       const base::MutexLock lock(self->mutex_);
       launched.swap(pair->launched);
     }
-    for (const auto& [number, owner] : launched) {
+    for (const auto& [number, entry] : launched) {
       pair->lane->finish(pair->token);
       self->leave_pair(pair, number);
     }
@@ -335,7 +335,7 @@ void DeviceTransfers::Impl::retired(const PairPtr& pair) {
 }
 
 void DeviceTransfers::Impl::on_abort_stuck(const PairPtr& pair) {
-  std::map<std::uint64_t, std::shared_ptr<void>> launched;
+  std::map<std::uint64_t, NcclPair::Launched> launched;
   {
     const base::MutexLock lock(mutex_);
     if (pair->aborted) return;
@@ -344,7 +344,7 @@ void DeviceTransfers::Impl::on_abort_stuck(const PairPtr& pair) {
   lanes_.quarantine(pair->lane->device());
   const Error why(ErrorCode::internal, "device " + std::to_string(pair->lane->device()) +
                                            " does not use NCCL after an abort that hung");
-  for (const auto& [number, owner] : launched) {
+  for (const auto& [number, entry] : launched) {
     if (number == 0) continue;
     OutgoingPtr outgoing;
     IncomingPtr incoming;

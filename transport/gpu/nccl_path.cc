@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::size_t kTestBytes = 4096;
 constexpr std::chrono::nanoseconds kStallPerByte(10);  // 100 MB/s
+constexpr std::chrono::milliseconds kMinTick(1);
+constexpr std::chrono::milliseconds kMaxTick(100);
 
 // Differs between epochs, so that what is left of an earlier test does not pass.
 int test_pattern(const NcclPair& pair) { return static_cast<int>(0x5a ^ (pair.name.epoch & 0xff)); }
@@ -39,7 +41,7 @@ bool DeviceTransfers::Impl::announce_nccl(const OutgoingPtr& transfer, const Pai
     rts.bytes = transfer->source.bytes;
     rts.clock = *clock;
   }
-  watch_for_cts(*transfer->lane);
+  start_ticking();
   send_frame(transfer->to, encode(rts));
   return true;
 }
@@ -89,32 +91,46 @@ void DeviceTransfers::Impl::on_cts(PeerId from, const CtsFrame& frame) {
   (void)pair->lane->agree(pair->token, frame.id, frame.clock);
 }
 
-// Breaks the pairs whose CTS do not come.
-void DeviceTransfers::Impl::watch_for_cts(Lane& lane) {
+void DeviceTransfers::Impl::start_ticking() {
   {
     const base::MutexLock lock(mutex_);
-    if (!watched_.insert(&lane).second) return;
+    if (std::exchange(ticking_, true)) return;
   }
-  lane.watch([self = shared_from_this(), &lane, next = Clock::now()]() mutable {
-    if (Clock::now() < next) return false;
-    next = Clock::now() + self->options_.cts_timeout / 8;
-    std::vector<PairPtr> late;
-    {
-      const base::MutexLock lock(self->mutex_);
-      for (const TransferOrder::Pair token : lane.overdue(self->options_.cts_timeout)) {
-        const auto at = self->ordered_.find(token);
-        if (at != self->ordered_.end()) late.push_back(at->second);
+  const auto interval = std::clamp<std::chrono::nanoseconds>(
+      std::min(options_.cts_timeout, options_.stall_timeout) / 8, kMinTick, kMaxTick);
+  lanes_.connector().post_at(base::deadline_after(interval),
+                             [self = shared_from_this()] { self->tick(); });
+}
+
+void DeviceTransfers::Impl::tick() {
+  std::vector<std::pair<PairPtr, std::string>> late;
+  bool active = false;
+  {
+    const base::MutexLock lock(mutex_);
+    ticking_ = false;
+    const auto now = Clock::now();
+    std::set<Lane*> lanes;
+    for (const auto& [token, pair] : ordered_) {
+      lanes.insert(pair->lane);
+      for (const auto& [number, launched] : pair->launched) {
+        active = true;
+        if (launched.deadline > now) continue;
+        late.emplace_back(pair,
+                          "transfer " + std::to_string(number) + " was launched and does not end");
+        break;
       }
     }
-    for (const PairPtr& pair : late) {
-      self->break_pair(pair, Error(ErrorCode::timeout, "no CTS from the destination in time"),
-                       true);
+    for (Lane* const lane : lanes) {
+      active = active || lane->pending() > 0;
+      for (const TransferOrder::Pair token : lane->overdue(options_.cts_timeout)) {
+        const auto at = ordered_.find(token);
+        if (at == ordered_.end()) continue;
+        late.emplace_back(at->second, "no CTS from the destination in time");
+      }
     }
-    if (lane.pending() > 0) return false;
-    const base::MutexLock lock(self->mutex_);
-    self->watched_.erase(&lane);
-    return true;
-  });
+  }
+  for (const auto& [pair, why] : late) break_pair(pair, Error(ErrorCode::timeout, why), true);
+  if (active) start_ticking();
 }
 
 // --- launching ---
@@ -127,14 +143,21 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
   {
     const base::MutexLock lock(mutex_);
     is_broken = pair->state == NcclPair::State::broken;
-    if (!is_broken && number != 0 && pair->end == End::source) {
-      outgoing = find_outgoing(pair->peer, number);
-      pair->launched[number] = outgoing;
-    } else if (!is_broken && number != 0) {
-      incoming = find_incoming(pair->peer, number);
-      pair->launched[number] = incoming;
-    } else if (!is_broken) {
-      pair->launched[number] = nullptr;
+    if (!is_broken) {
+      std::size_t bytes = kTestBytes;
+      NcclPair::Launched& launched = pair->launched[number];
+      if (number != 0 && pair->end == End::source) {
+        outgoing = find_outgoing(pair->peer, number);
+        launched.owner = outgoing;
+        if (outgoing != nullptr) bytes = outgoing->source.bytes;
+      } else if (number != 0) {
+        incoming = find_incoming(pair->peer, number);
+        launched.owner = incoming;
+        if (incoming != nullptr) bytes = incoming->bytes;
+      }
+      launched.deadline =
+          base::deadline_after(options_.stall_timeout +
+                               kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(bytes));
     }
   }
   if (is_broken) {
@@ -142,6 +165,7 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
     leave_pair(pair, number);
     return nullptr;
   }
+  start_ticking();
   void* memory = nullptr;
   std::size_t bytes = kTestBytes;
   bool to_sink = false;
@@ -167,14 +191,12 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
     return nullptr;
   }
   // An event recorded before the background has launched would be early.
-  return [self = shared_from_this(), pair, number, bytes] {
+  return [self = shared_from_this(), pair, number] {
     if (self->broken(*pair)) return true;
-    nccl::Result state = nccl::kSuccess;
-    const nccl::Result asked = self->lanes_.nccl().comm_get_async_error(pair->comm, &state);
-    if (asked != nccl::kSuccess) state = asked;
+    const nccl::Result state = self->async_error(*pair);
     if (state == nccl::kInProgress) return false;
     if (state == nccl::kSuccess) {
-      self->issued(pair, number, bytes);
+      self->issued(pair, number);
     } else {
       self->break_pair(pair, self->nccl_error(*pair, state, "transfer cannot be launched"), true);
     }
@@ -201,9 +223,19 @@ void* DeviceTransfers::Impl::test_memory(NcclPair& pair) {
   return nullptr;
 }
 
-nccl::Result DeviceTransfers::Impl::issue(const NcclPair& pair, void* memory, std::size_t bytes,
+nccl::Result DeviceTransfers::Impl::async_error(NcclPair& pair) const {
+  const base::MutexLock lock(pair.comm_mutex);
+  if (pair.comm_gone) return nccl::kRemoteError;
+  nccl::Result state = nccl::kSuccess;
+  const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair.comm, &state);
+  return asked != nccl::kSuccess ? asked : state;
+}
+
+nccl::Result DeviceTransfers::Impl::issue(NcclPair& pair, void* memory, std::size_t bytes,
                                           bool to_sink) {
   const NcclApi& nccl = lanes_.nccl();
+  const base::MutexLock lock(pair.comm_mutex);
+  if (pair.comm_gone) return nccl::kRemoteError;
   nccl::Result result = nccl.group_start();
   if (result != nccl::kSuccess) return result;
   nccl::Result worst = nccl::kSuccess;
@@ -219,7 +251,7 @@ nccl::Result DeviceTransfers::Impl::issue(const NcclPair& pair, void* memory, st
   return worst != nccl::kSuccess ? worst : result;
 }
 
-void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number, std::size_t bytes) {
+void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number) {
   Lane& lane = *pair->lane;
   if (number == 0 && pair->end == End::destination) {
     const cuda::Status status = lanes_.cuda().memcpy_async(
@@ -232,26 +264,6 @@ void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number, st
                  [self = shared_from_this(), pair, number](cuda::Status status) {
                    self->launch_done(pair, number, status);
                  });
-  const auto limit =
-      options_.stall_timeout + kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(bytes);
-  lane.watch([self = shared_from_this(), pair, number, deadline = base::deadline_after(limit)] {
-    if (Clock::now() < deadline) {
-      const base::MutexLock lock(self->mutex_);
-      return pair->state == NcclPair::State::broken || !pair->launched.contains(number);
-    }
-    bool stalled = false;
-    {
-      const base::MutexLock lock(self->mutex_);
-      stalled = pair->launched.contains(number);
-    }
-    if (stalled) {
-      self->break_pair(pair,
-                       Error(ErrorCode::timeout, "transfer " + std::to_string(number) +
-                                                     " was launched and does not end"),
-                       true);
-    }
-    return true;
-  });
 }
 
 void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t number,
@@ -261,9 +273,7 @@ void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t numbe
   if (status != cuda::kSuccess) {
     return break_pair(pair, lane.error_of(status, "NCCL transfer"), true);
   }
-  nccl::Result state = nccl::kSuccess;
-  const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair->comm, &state);
-  if (asked != nccl::kSuccess) state = asked;
+  const nccl::Result state = async_error(*pair);
   if (state != nccl::kSuccess && state != nccl::kInProgress) {
     return break_pair(pair, nccl_error(*pair, state, "transfer"), true);
   }
