@@ -182,7 +182,7 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
   }
   {
     const base::MutexLock lock(mutex_);
-    if (peers_[from].lost) return;
+    if (closing_ || peers_[from].lost) return;
     slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}].pair =
         pair;
   }

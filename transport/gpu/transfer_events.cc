@@ -60,7 +60,7 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
         slots_[{transfer->to, End::source, static_cast<std::uint32_t>(transfer->source.device),
                 static_cast<std::uint32_t>(transfer->to_device)}];
     pair = slot.pair;
-    if (choice.open_nccl && !closing_) {
+    if (choice.open_nccl && !closing_ && !peers_[transfer->to].lost) {
       to_open = std::make_shared<NcclPair>();
       to_open->name = {static_cast<std::uint32_t>(transfer->source.device),
                        static_cast<std::uint32_t>(transfer->to_device), ++slot.epoch};
