@@ -1,0 +1,280 @@
+// Device transfers over the double of CUDA and NCCL: each path, its failures, and what follows.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "stitch/transport/gpu/transfer_frames.h"
+#include "tests/gpu/transfers_world.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+void without_nccl(std::size_t, DeviceTransfers::Options& options) { options.use_nccl = false; }
+void with_quick_reopening(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = 1ms;
+}
+
+TEST(Transfers, BytesGoByStagingWhereThereIsNoOtherPath) {
+  TransfersWorld world({.adjust = without_nccl});
+  world.expect_arrival(0, 0, 1, 1, 1, 'a');
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+  world.expect_arrival(1, 0, 0, 0, 3 * kMiB + 1, 'c');
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 2U);
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).bytes, 5001U);
+  EXPECT_EQ(world.count(1, 0, Path::staging, false).bytes, 5001U);
+}
+
+TEST(Transfers, AStagedTransferMayBeLargerThanTheRings) {
+  TransfersWorld world({.adjust = without_nccl});
+  const auto one = world.start(0, 0, 1, 1, 37 * kMiB + 5, 'a');
+  const auto other = world.start(0, 0, 1, 1, 21 * kMiB, 'b');
+  world.wait(*one);
+  world.wait(*other);
+  world.expect_bytes(*one);
+  world.expect_bytes(*other);
+}
+
+TEST(Transfers, ATransferOfNoBytesAllocatesNothing) {
+  TransfersWorld world({});
+  world.failing_allocations = 1;
+  world.expect_arrival(0, 0, 1, 1, 0, 'a');
+  EXPECT_EQ(world.failing_allocations, 1);
+}
+
+TEST(Transfers, WorkersOfOneProcessCopyOnTheDevice) {
+  TransfersWorld world({.processes = {0, 0}});
+  world.await_path(0, 0, 1, 0, Path::local);
+  world.expect_arrival(0, 1, 0, 1, 100, 's');  // to itself
+  world.await_path(0, 0, 1, 1, Path::peer);
+  world.await_path(1, 1, 0, 0, Path::peer);
+  EXPECT_EQ(world.gpu.calls("nccl_send"), 0U);
+}
+
+TEST(Transfers, CommunicatorsOpenInTheBackgroundAndAreUsedThen) {
+  TransfersWorld world({});
+  const auto first = world.start(0, 0, 1, 1, 5000, 'a');
+  world.wait(*first);
+  world.expect_bytes(*first);
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 1U);
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.await_path(1, 1, 0, 0, Path::nccl);
+  world.expect_arrival(0, 0, 1, 1, 5 * kMiB, 'b');
+  EXPECT_GE(world.count(1, 0, Path::nccl, false).bytes, 5 * kMiB);
+}
+
+TEST(Transfers, TransfersAboveThePieceSizeGoInPieces) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.nccl_piece_bytes = 4096;
+  }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.expect_arrival(0, 0, 1, 1, 4096 * 5 + 17, 'b');
+  EXPECT_GE(world.gpu.calls("nccl_send"), 6U);
+}
+
+TEST(Transfers, ProcessesOnOneDeviceDoNotUseNccl) {
+  TransfersWorld world({});
+  for (int i = 0; i < 3; ++i) world.expect_arrival(0, 1, 1, 1, 3000, 'a');
+  EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 0U);
+}
+
+TEST(Transfers, DifferentNcclVersionsGoByStaging) {
+  TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+    if (worker == 1) options.use_nccl = false;
+  }});
+  for (int i = 0; i < 3; ++i) world.expect_arrival(0, 0, 1, 1, 3000, 'a');
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 3U);
+}
+
+TEST(Transfers, NothingIsReadBeforeItsEventHasHappened) {
+  TransfersWorld world({});
+  const int gate = world.gpu.make_gate();
+  const auto late = world.start(0, 0, 1, 1, 5000, 'a', gate);
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');  // does not wait for it
+  EXPECT_EQ(late->received, 0);
+  world.gpu.open_gate(gate);
+  world.wait(*late);
+  world.expect_bytes(*late);
+}
+
+TEST(Transfers, ARefusedTransferTellsItsSource) {
+  TransfersWorld world({});
+  const auto refused = world.start(0, 0, 1, 1, 5000, 'a', 0, false);
+  world.wait(*refused);
+  ASSERT_TRUE(refused->send_error);
+  EXPECT_TRUE(refused->send_error->remote());
+  EXPECT_NE(std::string(refused->send_error->what()).find("not wanted"), std::string::npos);
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+}
+
+TEST(Transfers, WithoutMemoryOneTransferFailsAndTheOthersGoOn) {
+  for (const Path path : {Path::staging, Path::local, Path::nccl}) {
+    TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
+                          .adjust = path == Path::staging ? without_nccl : nullptr});
+    const int to_device = path == Path::local ? 0 : 1;
+    world.await_path(0, 0, 1, to_device, path);
+    world.failing_allocations = 1;
+    const auto failed = world.start(0, 0, 1, to_device, 5000, 'a');
+    world.wait(*failed);
+    EXPECT_TRUE(failed->send_error && failed->receive_error) << to_string(path);
+    EXPECT_EQ(failed->receive_error->code(), ErrorCode::overloaded);
+    world.await_path(0, 0, 1, to_device, path);
+    EXPECT_EQ(world.transfers[1]->counters().breaks, 0U);
+  }
+}
+
+TEST(Transfers, ALostPeerFailsItsTransfersAndNoOthers) {
+  TransfersWorld world({.workers = 3, .gpu = {.devices = 3}});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.await_path(0, 0, 2, 2, Path::nccl);
+  const int gate = world.gpu.make_gate();
+  const auto lost = world.start(0, 0, 1, 1, 5000, 'a', gate);
+  const auto back = world.start(1, 1, 0, 0, 5000, 'b', gate);
+  world.lose(1);
+  ASSERT_TRUE(stitch::testing::eventually([&] { return lost->sent == 1 && back->sent == 1; }));
+  EXPECT_EQ(lost->send_error->code(), ErrorCode::disconnected);
+  EXPECT_EQ(back->send_error->code(), ErrorCode::disconnected);
+  world.gpu.open_gate(gate);
+  world.await_path(0, 0, 2, 2, Path::nccl);
+  const auto after = world.start(0, 0, 1, 1, 0, 'c');
+  ASSERT_TRUE(stitch::testing::eventually([&] { return after->sent == 1; }));
+  EXPECT_EQ(after->send_error->code(), ErrorCode::disconnected);
+}
+
+TEST(Transfers, WhatABrokenCommunicatorHadGoesByStaging) {
+  for (const char* const function : {"send", "recv", "comm_get_async_error"}) {
+    TransfersWorld world({.adjust = with_quick_reopening});
+    world.await_path(0, 0, 1, 1, Path::nccl);
+    world.gpu.inject(std::string(function) == "recv" ? 1 : 0, function, nccl::kSystemError);
+    std::vector<std::shared_ptr<TestTransfer>> transfers;
+    for (int i = 0; i < 5; ++i) transfers.push_back(world.start(0, 0, 1, 1, 70000, 'a'));
+    for (const auto& transfer : transfers) {
+      world.wait(*transfer);
+      world.expect_bytes(*transfer);
+    }
+    EXPECT_GE(world.transfers[0]->counters().breaks, 1U) << function;
+    world.await_path(0, 0, 1, 1, Path::nccl);  // it is opened again
+  }
+}
+
+TEST(Transfers, ALostDeviceFailsItsTransfersAndNoOthers) {
+  TransfersWorld world({.gpu = {.devices = 3}});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.gpu.break_context(1, 1, cuda::kIllegalAddress);
+  for (int i = 0; i < 3; ++i) {
+    const auto failed = world.start(0, 0, 1, 1, 5000, 'a');
+    world.wait(*failed);
+    EXPECT_TRUE(failed->send_error && failed->receive_error);
+  }
+  world.expect_arrival(0, 0, 1, 2, 5000, 'b');
+}
+
+TEST(Transfers, ATransferThatStallsGoesByStaging) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.stall_timeout = 1s;
+    options.reopen_backoff = 1ms;
+  }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.gpu.inject(0, "group_end", nccl::kSuccess);  // nothing is launched at the source
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+  EXPECT_GE(world.transfers[0]->counters().retries, 1U);
+}
+
+TEST(Transfers, ACtsThatDoesNotComeBreaksThePairAndHoldsNothingBack) {
+  TransfersWorld world({.workers = 3,
+                        .gpu = {.devices = 3},
+                        .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+                          options.cts_timeout = 100ms;
+                          options.reopen_backoff = 1ms;
+                        }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.await_path(0, 0, 2, 2, Path::nccl);
+  world.network->pause(1);
+  const auto late = world.start(0, 0, 1, 1, 5000, 'a');
+  const auto other = world.start(0, 0, 2, 2, 5000, 'b');
+  world.wait(*other);
+  world.expect_bytes(*other);
+  ASSERT_TRUE(
+      stitch::testing::eventually([&] { return world.transfers[0]->counters().breaks > 0; }));
+  world.network->resume(1);
+  world.wait(*late);
+  world.expect_bytes(*late);
+}
+
+TEST(Transfers, FramesThatNoCorrectPeerSendsAreRefused) {
+  TransfersWorld world({.adjust = without_nccl});
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  const auto refused = [&](const base::Bytes& frame) {
+    const Error error =
+        stitch::testing::error_of([&] { world.transfers[1]->on_frame(0, frame.span()); });
+    return error.code() == ErrorCode::protocol;
+  };
+  base::Bytes empty;
+  EXPECT_TRUE(refused(empty));
+  const unsigned char unknown[] = {99, 0, 0};
+  base::Bytes bytes;
+  bytes.append(unknown, sizeof(unknown));
+  EXPECT_TRUE(refused(bytes));
+  base::Bytes cut = encode(RtsFrame{7, Path::staging, {0, 1, 0}, 10, 0});
+  cut.resize(cut.size() - 1);
+  EXPECT_TRUE(refused(cut));
+  EXPECT_TRUE(refused(encode(RtsFrame{7, static_cast<Path>(9), {0, 1, 0}, 10, 0})));
+  EXPECT_TRUE(refused(encode(RtsFrame{7, Path::staging, {0, 4000, 0}, 10, 0})));
+  EXPECT_TRUE(refused(encode(CommOpenFrame{{0, 77, 1}, 22809, 4096, {}})));
+  EXPECT_TRUE(refused(encode(CommOpenFrame{{0, 1, 1}, 22809, 1, {}})));
+  world.transfers[1]->on_frame(0, encode(RtsFrame{7000, Path::staging, {0, 1, 0}, 10, 0}).span());
+  EXPECT_TRUE(refused(encode(RtsFrame{7000, Path::staging, {0, 1, 0}, 10, 0})));
+  // Data that was not asked for has no place: its transfer is not under way.
+  EXPECT_TRUE(refused(encode(DataFrame{7000, 0, empty.span()})));
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+}
+
+TEST(Transfers, RandomBytesAreRefusedOrIgnored) {
+  TransfersWorld world({.adjust = without_nccl});
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 20000; ++i) {
+    base::Bytes frame(1 + random() % 200);
+    for (std::size_t at = 0; at < frame.size(); ++at) {
+      frame.data()[at] = static_cast<std::byte>(random() % 4 == 0 ? random() : random() % 3);
+    }
+    frame.data()[0] = static_cast<std::byte>(random() % 13);
+    try {
+      world.transfers[1]->on_frame(0, frame.span());
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::protocol) << error.what();
+    }
+  }
+}
+
+TEST(Transfers, ShutdownWaitsForWhatIsUnderWay) {
+  TransfersWorld world({});
+  const auto transfer = world.start(0, 0, 1, 1, 5 * kMiB, 'a');
+  world.shut_down(0, 20s);
+  EXPECT_EQ(transfer->sent, 1);
+  EXPECT_FALSE(transfer->send_error);
+  const auto late = world.start(0, 0, 1, 1, 0, 'b');
+  ASSERT_TRUE(stitch::testing::eventually([&] { return late->sent == 1; }));
+  EXPECT_EQ(late->send_error->code(), ErrorCode::shutting_down);
+}
+
+TEST(Transfers, ShutdownEndsWhatDoesNotEndInTime) {
+  TransfersWorld world({});
+  const int gate = world.gpu.make_gate();
+  const auto transfer = world.start(0, 0, 1, 1, 5000, 'a', gate);
+  world.shut_down(0, 10ms);
+  EXPECT_EQ(transfer->sent, 1);
+  EXPECT_EQ(transfer->send_error->code(), ErrorCode::shutting_down);
+  world.wait(*transfer);
+  EXPECT_EQ(transfer->receive_error->code(), ErrorCode::cancelled);
+  world.gpu.open_gate(gate);
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test

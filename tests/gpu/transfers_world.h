@@ -1,0 +1,140 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "stitch/transport/gpu/device_transfers.h"
+#include "stitch/transport/gpu/lanes.h"
+#include "tests/gpu/double/fake_gpu.h"
+
+namespace stitch::transport::gpu::test {
+
+// Carries what workers send each other: each gets its frames on one thread of its own, those of one
+// sender in order, after random delays. Thread contract: any thread.
+class TestNetwork {
+ public:
+  using Delivery = std::function<void()>;
+
+  TestNetwork(std::size_t workers, std::uint64_t seed, std::chrono::microseconds max_delay);
+  ~TestNetwork();
+  // Runs `delivery` on the thread of `to`, unless one of them is cut off by then.
+  void send(std::size_t from, std::size_t to, Delivery delivery);
+  // Nothing of or for that worker is delivered any more. `lost(worker)` runs on the thread of each
+  // of the others.
+  void cut(std::size_t worker, const std::function<void(std::size_t)>& lost);
+  // Nothing is delivered to that worker until resume().
+  void pause(std::size_t worker);
+  void resume(std::size_t worker);
+  // Called with each frame before it is sent; true: drop it.
+  void stop();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Item {
+    std::size_t from = 0;
+    Delivery delivery;
+  };
+  struct Inbox {
+    std::multimap<Clock::time_point, Item> items;
+    std::map<std::size_t, Clock::time_point> last;  // by sender
+    bool paused = false;
+    std::thread thread;
+  };
+  void run(std::size_t worker);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::mt19937_64 random_;
+  const std::chrono::microseconds max_delay_;
+  std::vector<Inbox> inboxes_;
+  std::vector<bool> cut_;
+  bool stopping_ = false;
+};
+
+// One transfer as its two ends see it.
+struct TestTransfer {
+  std::size_t from = 0, to = 0;
+  int from_device = 0, to_device = 0;
+  std::size_t bytes = 0;
+  char value = 0;
+  std::atomic<int> sent{0}, received{0};  // calls of the ends' callbacks
+  std::optional<Error> send_error, receive_error;
+  void* memory = nullptr;  // at the destination
+  std::shared_ptr<void> memory_owner;
+  std::atomic<bool> ended{false};  // both
+};
+
+// Workers over the double, each a process of its own unless `processes` says which it shares, with
+// DeviceTransfers over a TestNetwork. Everything has ended when it is destroyed.
+class TransfersWorld {
+ public:
+  struct Options {
+    std::size_t workers = 2;
+    std::vector<int> processes = {};  // by worker; those with equal numbers share lanes
+    FakeGpu::Options gpu = {};
+    std::chrono::microseconds max_delay{200};
+    std::function<void(std::size_t worker, DeviceTransfers::Options&)> adjust = nullptr;
+  };
+  explicit TransfersWorld(Options options);
+  ~TransfersWorld();
+
+  // Starts a transfer of bytes that a kernel fills with `value`. `gate`: that kernel ends when it
+  // opens. `receive`: false: the message that names it is refused there.
+  std::shared_ptr<TestTransfer> start(std::size_t from, int from_device, std::size_t to,
+                                      int to_device, std::size_t bytes, char value, int gate = 0,
+                                      bool receive = true);
+  // Waits until both ends have been called; fails the test after a while.
+  void wait(const TestTransfer& transfer);
+  // Starts one, waits for it, and checks the bytes.
+  void expect_arrival(std::size_t from, int from_device, std::size_t to, int to_device,
+                      std::size_t bytes, char value);
+  // The bytes at the destination, once it has ended well.
+  void expect_bytes(const TestTransfer& transfer);
+  // Transfers until one takes that path; fails the test after a while.
+  void await_path(std::size_t from, int from_device, std::size_t to, int to_device, Path path);
+  [[nodiscard]] DeviceTransfers::PathCount count(std::size_t worker, std::size_t peer, Path path,
+                                                 bool sent) const;
+  void lose(std::size_t worker);
+  void shut_down(std::size_t worker, std::chrono::milliseconds limit);
+
+  [[nodiscard]] int process(std::size_t worker) const { return processes_.at(worker); }
+  [[nodiscard]] const CudaApi& cuda(std::size_t worker) const { return gpu.cuda(process(worker)); }
+
+  FakeGpu gpu;
+  std::atomic<int> failing_allocations{0};  // so many allocations of receivers give no memory
+  std::vector<std::unique_ptr<DeviceTransfers>> transfers;
+  std::unique_ptr<TestNetwork> network;
+  std::string protocol_error;  // of any worker; guarded by mutex_
+  [[nodiscard]] std::string take_protocol_error();
+
+ private:
+  static FakeGpu::Options with_thread(FakeGpu::Options options) {
+    options.driving = FakeGpu::Driving::thread;
+    return options;
+  }
+  void receive(std::size_t worker, std::size_t from, TransferId id,
+               const std::shared_ptr<TestTransfer>& transfer);
+  void ended(const std::shared_ptr<TestTransfer>& transfer);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> processes_;
+  std::map<int, std::shared_ptr<Lanes>> lanes_;
+  std::vector<bool> closed_;
+};
+
+}  // namespace stitch::transport::gpu::test

@@ -1,0 +1,382 @@
+#include "stitch/transport/gpu/device_transfers.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "stitch/base/deadline.h"
+#include "stitch/base/random.h"
+#include "stitch/transport/gpu/device_transfers_impl.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+std::shared_ptr<Lanes> checked(const DeviceTransfers::Options& options) {
+  if (options.lanes == nullptr || !options.send_frame) {
+    throw Error(ErrorCode::invalid_argument,
+                "device transfers need lanes and a function that sends frames");
+  }
+  return options.lanes;
+}
+
+DeviceTransfers::Options without_lanes(DeviceTransfers::Options options) {
+  options.lanes.reset();
+  return options;
+}
+
+}  // namespace
+
+DeviceTransfers::DeviceTransfers(Options options)
+    : lanes_(checked(options)), impl_(std::make_shared<Impl>(std::move(options))) {}
+
+DeviceTransfers::~DeviceTransfers() { impl_->shutdown(std::chrono::steady_clock::now()); }
+
+TransferId DeviceTransfers::send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
+                                 std::shared_ptr<const void> keep_alive, Done done) {
+  return impl_->send(to, to_device, source, ready, std::move(keep_alive), std::move(done));
+}
+void DeviceTransfers::receive(PeerId from, TransferId id, int device, std::size_t bytes,
+                              Allocate allocate, Done arrived) {
+  impl_->receive(from, id, device, bytes, std::move(allocate), std::move(arrived));
+}
+void DeviceTransfers::refuse(PeerId from, TransferId id, const Error& why) {
+  impl_->refuse(from, id, why);
+}
+void DeviceTransfers::on_frame(PeerId from, std::span<const std::byte> frame) {
+  impl_->on_frame(from, frame);
+}
+void DeviceTransfers::on_peer_lost(PeerId peer, const Error& why) {
+  impl_->on_peer_lost(peer, why);
+}
+void DeviceTransfers::shutdown(std::chrono::steady_clock::time_point deadline) {
+  impl_->shutdown(deadline);
+}
+DeviceTransfers::Counters DeviceTransfers::counters() const { return impl_->counters(); }
+
+// What still runs on a lane keeps this alive, and may be the last to: so it does not own the lanes.
+DeviceTransfers::Impl::Impl(Options options)
+    : lanes_(*options.lanes),
+      options_(without_lanes(std::move(options))),
+      uid_(base::random_number()) {}
+
+Outgoing::~Outgoing() {
+  if (lane != nullptr) lane->post([owner = std::move(keep_alive)] {});
+}
+Incoming::~Incoming() {
+  if (lane != nullptr) lane->post([owner = std::move(memory.owner)] {});
+}
+
+bool DeviceTransfers::Impl::begin_call() {
+  const base::MutexLock lock(mutex_);
+  if (closed_) return false;
+  ++calls_;
+  return true;
+}
+
+void DeviceTransfers::Impl::end_call() {
+  const base::MutexLock lock(mutex_);
+  --calls_;
+  changed_.notify_all();
+}
+
+void DeviceTransfers::Impl::send_frame(PeerId to, base::Bytes frame) {
+  if (to == options_.self) {
+    lanes_.connector().post([self = shared_from_this(), frame = std::move(frame)] {
+      self->on_frame(self->options_.self, frame.span());
+    });
+    return;
+  }
+  const CallOut call(*this);
+  if (call) options_.send_frame(to, std::move(frame));
+}
+
+TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan source,
+                                       cuda::Event ready, std::shared_ptr<const void> keep_alive,
+                                       Done done) {
+  Lane& lane = lanes_.lane(source.device);
+  if (to_device < 0 || (source.data == nullptr && source.bytes > 0)) {
+    throw Error(ErrorCode::invalid_argument,
+                source.data == nullptr
+                    ? "the bytes to send to device " + std::to_string(to_device) + " are null"
+                    : "device " + std::to_string(to_device) + " cannot be a destination");
+  }
+  auto transfer = std::make_shared<Outgoing>();
+  transfer->to = to;
+  transfer->to_device = to_device;
+  transfer->source = source;
+  transfer->ready = ready;
+  transfer->keep_alive = std::move(keep_alive);
+  transfer->lane = &lane;
+  transfer->done = std::move(done);
+  std::optional<Error> refused;
+  bool greet = false;
+  {
+    const base::MutexLock lock(mutex_);
+    transfer->id = ++last_id_;
+    Peer& peer = peers_[to];
+    if (closing_) {
+      refused.emplace(ErrorCode::shutting_down, "device transfers of this worker are closed");
+    } else {
+      refused = peer.lost;
+    }
+    outgoing_.emplace(transfer->id, transfer);
+    greet = !refused && !std::exchange(peer.hello_sent, true);
+  }
+  if (greet) {
+    send_frame(to,
+               encode(HelloFrame{uid_, options_.identity,
+                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
+  }
+  lane.post([self = shared_from_this(), transfer, refused = std::move(refused)] {
+    if (refused) return self->end(transfer, refused);
+    if (transfer->ready == nullptr) return self->begin(transfer);
+    transfer->lane->watch([self, transfer] {
+      const cuda::Status status = self->lanes_.cuda().event_query(transfer->ready);
+      if (status == cuda::kNotReady) return false;
+      if (status == cuda::kSuccess) {
+        self->begin(transfer);
+      } else {
+        self->cancel(transfer, transfer->lane->error_of(status, "the bytes to send are not made"));
+      }
+      return true;
+    });
+  });
+  return transfer->id;
+}
+
+void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std::size_t bytes,
+                                    Allocate allocate, Done arrived) {
+  Lane& lane = lanes_.lane(device);
+  IncomingPtr transfer;
+  std::optional<Error> refused;
+  bool announced = false;
+  {
+    const base::MutexLock lock(mutex_);
+    Peer& peer = peers_[from];
+    IncomingPtr& entry = incoming_[{from, id}];
+    if (entry != nullptr && (entry->wanted || entry->refused)) {
+      throw Error(ErrorCode::protocol,
+                  "transfer " + std::to_string(id) + " is received a second time");
+    }
+    if (entry == nullptr) {
+      entry = std::make_shared<Incoming>();
+      entry->from = from;
+      entry->id = id;
+    } else {
+      --peer.unasked;
+    }
+    transfer = entry;
+    transfer->wanted = true;
+    transfer->lane = &lane;
+    transfer->bytes = bytes;
+    transfer->allocate = std::move(allocate);
+    transfer->arrived = std::move(arrived);
+    announced = transfer->rts.has_value();
+    if (closing_) {
+      refused.emplace(ErrorCode::shutting_down, "device transfers of this worker are closed");
+    } else {
+      refused = peer.lost ? peer.lost : transfer->cancelled;
+    }
+  }
+  if (refused) {
+    lane.post([self = shared_from_this(), transfer, refused] { self->finish(transfer, refused); });
+  } else if (announced) {
+    start(transfer);
+  }
+}
+
+void DeviceTransfers::Impl::refuse(PeerId from, TransferId id, const Error& why) {
+  IncomingPtr transfer;
+  {
+    const base::MutexLock lock(mutex_);
+    Peer& peer = peers_[from];
+    if (closing_ || peer.lost) return;
+    IncomingPtr& entry = incoming_[{from, id}];
+    if (entry != nullptr && (entry->wanted || entry->refused)) {
+      throw Error(ErrorCode::protocol,
+                  "transfer " + std::to_string(id) + " is received a second time");
+    }
+    if (entry == nullptr) {
+      entry = std::make_shared<Incoming>();
+      entry->from = from;
+      entry->id = id;
+    } else {
+      --peer.unasked;
+    }
+    entry->refused = why;
+    if (entry->cancelled) {
+      incoming_.erase({from, id});
+      return;
+    }
+    if (!entry->rts) return;  // answered when it is announced
+    transfer = entry;
+  }
+  finish(transfer, why);
+}
+
+// --- ends ---
+
+void DeviceTransfers::Impl::count(PeerId peer, int device, Path path, bool sent,
+                                  std::size_t bytes) {
+  PathCount& entry = counts_[{peer, device, path, sent}];
+  entry.peer = peer;
+  entry.device = device;
+  entry.path = path;
+  entry.sent = sent;
+  ++entry.messages;
+  entry.bytes += bytes;
+}
+
+void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error> error) {
+  Done done;
+  {
+    const base::MutexLock lock(mutex_);
+    if (std::exchange(transfer->ended, true)) return;
+    outgoing_.erase(transfer->id);
+    if (!error) {
+      count(transfer->to, transfer->source.device, transfer->path, true, transfer->source.bytes);
+    }
+    done = std::move(transfer->done);
+    ++calls_;
+  }
+  (void)lanes_.take(uid_, transfer->id);
+  call_on(*transfer->lane, std::move(done), std::move(error));
+}
+
+void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error) {
+  Done arrived;
+  Allocate allocate;
+  Lane* const lane = transfer->lane;
+  {
+    const base::MutexLock lock(mutex_);
+    if (std::exchange(transfer->ended, true)) return;
+    incoming_.erase({transfer->from, transfer->id});
+    if (!error && transfer->rts) {
+      count(transfer->from, transfer->lane->device(), transfer->rts->path, false, transfer->bytes);
+    }
+    arrived = std::move(transfer->arrived);
+    allocate = std::move(transfer->allocate);
+    for (std::byte* const slot : transfer->granted) {
+      transfer->lane->post([lane = transfer->lane, slot] { lane->incoming().give_back(slot); });
+    }
+    transfer->granted.clear();
+    ++calls_;
+  }
+  if (lane != nullptr) {
+    lane->post([unused = std::move(allocate)] {});
+    call_on(*lane, std::move(arrived), std::move(error));
+  } else {
+    end_call();
+  }
+}
+
+// What callbacks touch may belong to a device, so they do not run on the thread that brings frames.
+void DeviceTransfers::Impl::call_on(Lane& lane, Done done, std::optional<Error> error) {
+  lane.post(
+      [self = shared_from_this(), done = std::move(done), error = std::move(error)]() mutable {
+        if (done) done(std::move(error));
+        done = nullptr;
+        self->end_call();
+      });
+}
+
+void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Error> error) {
+  FinishedFrame frame;
+  frame.id = transfer->id;
+  if (error) {
+    frame.failed = 1;
+    frame.text = error->what();
+  }
+  bool tell = false;
+  {
+    const base::MutexLock lock(mutex_);
+    tell = !transfer->ended && transfer->rts && !peers_[transfer->from].lost;
+  }
+  end(transfer, std::move(error));
+  if (tell) send_frame(transfer->from, encode(frame));
+}
+
+void DeviceTransfers::Impl::cancel(const OutgoingPtr& transfer, const Error& error) {
+  bool tell = false;
+  {
+    const base::MutexLock lock(mutex_);
+    tell = !transfer->ended && !peers_[transfer->to].lost;
+  }
+  end(transfer, error);
+  if (tell) send_frame(transfer->to, encode(CancelFrame{transfer->id, error.what()}));
+}
+
+void DeviceTransfers::Impl::on_peer_lost(PeerId peer, const Error& why) {
+  std::vector<PairPtr> pairs;
+  std::vector<OutgoingPtr> outgoing;
+  std::vector<IncomingPtr> incoming;
+  {
+    const base::MutexLock lock(mutex_);
+    Peer& state = peers_[peer];
+    if (state.lost) return;
+    state.lost = why;
+    for (const auto& [key, slot] : slots_) {
+      if (std::get<0>(key) == peer && slot.pair != nullptr) pairs.push_back(slot.pair);
+    }
+    for (const auto& [id, transfer] : outgoing_) {
+      if (transfer->to == peer) outgoing.push_back(transfer);
+    }
+    for (const auto& [key, transfer] : incoming_) {
+      if (key.first == peer) incoming.push_back(transfer);
+    }
+  }
+  for (const PairPtr& pair : pairs) break_pair(pair, why, false);
+  for (const OutgoingPtr& transfer : outgoing) end(transfer, why);
+  for (const IncomingPtr& transfer : incoming) end(transfer, why);
+  const base::MutexLock lock(mutex_);
+  for (auto at = slots_.begin(); at != slots_.end();) {
+    at = std::get<0>(at->first) == peer ? slots_.erase(at) : std::next(at);
+  }
+}
+
+void DeviceTransfers::Impl::shutdown(std::chrono::steady_clock::time_point deadline) {
+  const Error why(ErrorCode::shutting_down, "device transfers of this worker are closed");
+  std::vector<PairPtr> pairs;
+  std::vector<OutgoingPtr> outgoing;
+  std::vector<IncomingPtr> incoming;
+  {
+    const base::MutexLock lock(mutex_);
+    if (std::exchange(closing_, true)) return;
+    const auto busy = [this]() STITCH_REQUIRES(mutex_) {
+      if (!outgoing_.empty()) return true;
+      for (const auto& [key, transfer] : incoming_) {
+        if (transfer->wanted) return true;
+      }
+      return false;
+    };
+    while (busy() && changed_.wait_until(mutex_, deadline)) {
+    }
+    for (const auto& [key, slot] : slots_) {
+      if (slot.pair != nullptr) pairs.push_back(slot.pair);
+    }
+    for (const auto& [id, transfer] : outgoing_) outgoing.push_back(transfer);
+    for (const auto& [key, transfer] : incoming_) incoming.push_back(transfer);
+  }
+  for (const PairPtr& pair : pairs) break_pair(pair, why, true);
+  for (const OutgoingPtr& transfer : outgoing) cancel(transfer, why);
+  for (const IncomingPtr& transfer : incoming) finish(transfer, why);
+  const base::MutexLock lock(mutex_);
+  closed_ = true;
+  // Only a device that hangs keeps its lane from calling.
+  const auto limit = std::max(deadline, base::deadline_after(options_.abort_timeout));
+  while (calls_ > 0 && changed_.wait_until(mutex_, limit)) {
+  }
+}
+
+DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
+  const base::MutexLock lock(mutex_);
+  Counters counters;
+  for (const auto& [key, entry] : counts_) counters.paths.push_back(entry);
+  counters.breaks = breaks_;
+  counters.retries = retries_;
+  counters.outgoing = outgoing_.size();
+  counters.incoming = incoming_.size();
+  return counters;
+}
+
+}  // namespace stitch::transport::gpu

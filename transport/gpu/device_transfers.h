@@ -1,0 +1,139 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "stitch/base/bytes.h"
+#include "stitch/base/error.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/gpu/cuda_api.h"
+#include "stitch/transport/gpu/path_choice.h"
+
+namespace stitch::transport::gpu {
+
+class Lanes;
+
+// One life of one worker of the world, numbered by the layer above: a worker that comes back has
+// another PeerId.
+using PeerId = std::uint64_t;
+// Names a transfer among those of its source's life; never 0, never reused. The layer above carries
+// it to the destination, with the number of bytes, in the message that the tensor belongs to.
+using TransferId = std::uint64_t;
+
+struct DeviceSpan {
+  int device = 0;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// Memory of a receiving device, and what owns it.
+struct DeviceMemory {
+  void* data = nullptr;
+  std::shared_ptr<void> owner;  // kept until nothing on the device writes to `data` any more
+};
+
+// Moves bytes from memory of one worker's device to memory of another's (PROTOCOL.md): within a
+// process by a copy, to other devices by two-rank NCCL communicators, otherwise and until such a
+// path is open and tested through pinned host memory. Knows no tensors. Owned by a worker. It sends
+// no bytes itself: the layer above carries its frames.
+//
+// Thread contract: any thread; no call waits for a device or for a peer but shutdown(). Callbacks
+// run once each, on the lane of this worker's device of the transfer, under no lock. They must not
+// block, and must not call CUDA functions that wait: a lane serves all transfers of its device.
+class DeviceTransfers {
+ public:
+  // No error: the destination has the bytes (send), the bytes are in the memory (receive).
+  using Done = base::UniqueFunction<void(std::optional<Error>)>;
+  // Returns memory for `bytes` on `device`, to be written on `stream`; or no data when there is
+  // none, or throws: then that transfer fails and the others go on. Runs on the lane with `device`
+  // current, not before the transfer's turn. May be destroyed uncalled.
+  using Allocate =
+      base::UniqueFunction<DeviceMemory(int device, std::size_t bytes, cuda::Stream stream)>;
+  // Sends a frame of at most kMaxFrameBytes to a peer. Frames may overtake one another; each
+  // arrives once, or the peer is reported by on_peer_lost(). Called from any thread and under no
+  // lock; must not block, must not call back, and errors are for it to report as the loss of the
+  // peer.
+  using SendFrame = std::function<void(PeerId to, base::Bytes frame)>;
+
+  static constexpr std::size_t kMaxFrameBytes = (std::size_t{2} << 20) + 256;
+
+  struct Options {
+    PeerId self = 0;
+    std::shared_ptr<Lanes> lanes;  // of this process: all its workers share them
+    SendFrame send_frame;
+    // What tells processes and hosts apart; this_process() but for tests of several in one.
+    ProcessIdentity identity = this_process();
+    bool use_nccl = true;  // where the library is there
+    std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
+    std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
+    std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
+    std::chrono::nanoseconds abort_timeout = std::chrono::seconds(30);
+    std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);  // doubled at each failure
+    std::size_t nccl_piece_bytes = std::size_t{64} << 20;       // larger transfers go in pieces
+    std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced and not asked for yet
+  };
+
+  // Throws Error(invalid_argument) without lanes or a function to send frames.
+  explicit DeviceTransfers(Options options);
+  // REQUIRES: no thread is inside another method. Does what shutdown(now) does.
+  ~DeviceTransfers();
+  DeviceTransfers(const DeviceTransfers&) = delete;
+  DeviceTransfers& operator=(const DeviceTransfers&) = delete;
+
+  // Starts to send `source` to device `to_device` of `to` once `ready` has happened: an event
+  // recorded on the stream that produces the bytes; null: they are there now. `keep_alive` owns the
+  // bytes and the event; it is kept until nothing reads them any more, which may be after `done` if
+  // that gets an error. Throws Error(invalid_argument) for a device that is not there or null
+  // bytes.
+  TransferId send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
+                  std::shared_ptr<const void> keep_alive, Done done);
+
+  // Receives the transfer `id` of `from`. To be called as soon as the message that names it has
+  // been read, before any user code runs: the source's later transfers may wait for it. The
+  // transfer may have been announced by its source before or not yet. Throws
+  // Error(invalid_argument) for a device that is not there, Error(protocol) if `id` is being
+  // received already.
+  void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
+               Done arrived);
+  // In place of receive(): the transfer is not wanted. Its source's `done` gets `why`.
+  void refuse(PeerId from, TransferId id, const Error& why);
+
+  // A frame arrived. The bytes are needed only during the call. Throws Error(protocol) for bytes
+  // that no correct peer sends; the caller ends the connection, then calls on_peer_lost().
+  void on_frame(PeerId from, std::span<const std::byte> frame);
+  // The peer's life is over: its transfers fail with `why`; nothing more is sent to it.
+  void on_peer_lost(PeerId peer, const Error& why);
+  // Fails what is new with Error(shutting_down), waits until `deadline` for what is under way, then
+  // fails the rest and closes communicators. A second call returns at once.
+  void shutdown(std::chrono::steady_clock::time_point deadline);
+
+  struct PathCount {
+    PeerId peer = 0;
+    int device = 0;  // of this worker
+    Path path = Path::staging;
+    bool sent = false;  // else received
+    std::uint64_t messages = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct Counters {
+    std::vector<PathCount> paths;  // of completed transfers
+    std::uint64_t breaks = 0;      // of communicators
+    std::uint64_t retries = 0;     // transfers that began again by staging
+    std::size_t outgoing = 0;      // under way
+    std::size_t incoming = 0;
+  };
+  [[nodiscard]] Counters counters() const;
+
+ private:
+  class Impl;
+  const std::shared_ptr<Lanes> lanes_;  // outlives impl_, which refers to it
+  const std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace stitch::transport::gpu

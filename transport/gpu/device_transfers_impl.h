@@ -1,0 +1,280 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/transport/gpu/device_transfers.h"
+#include "stitch/transport/gpu/lane.h"
+#include "stitch/transport/gpu/lanes.h"
+#include "stitch/transport/gpu/transfer_frames.h"
+
+namespace stitch::transport::gpu {
+
+// One direction between two devices of two workers in one epoch: a two-rank communicator, in which
+// the source is rank 0. Fields without a remark are constant once it is in a table.
+struct NcclPair {
+  enum class State : std::uint8_t { opening, testing, open, broken };
+
+  PairName name;
+  PeerId peer = 0;
+  TransferOrder::End end = TransferOrder::End::source;
+  TransferOrder::Pair token = 0;
+  Lane* lane = nullptr;
+  std::size_t piece_bytes = 0;
+  nccl::UniqueId unique_id{};
+
+  // Guarded by the lock of the transfers.
+  State state = State::opening;
+  bool initialized = false;  // here
+  bool peer_ready = false;
+  bool tested = false;   // destination: its test was announced
+  bool ordered = false;  // in the lane's order; then the lane uses `comm`, before the connector
+  std::optional<Error> why;
+  struct Launched {
+    std::shared_ptr<void> owner;  // keeps the memory alive
+    std::chrono::steady_clock::time_point deadline;
+  };
+  std::map<std::uint64_t, Launched> launched;  // and not finished
+  bool aborted = false;
+
+  // Of the connector until it is ordered. Then the lane calls it under `comm_mutex`, and not once
+  // `comm_gone` is set: a lane that is blocked in a CUDA call, maybe until this very communicator
+  // is aborted, does not delay that.
+  nccl::Comm comm = nullptr;
+  base::Mutex comm_mutex;  // after the lock of the transfers; held for calls that do not block
+  bool comm_gone STITCH_GUARDED_BY(comm_mutex) = false;
+
+  void* test_memory = nullptr;      // of the lane
+  std::byte* test_bytes = nullptr;  // of the lane; pinned
+};
+
+// What owns device memory is released on a lane: that may wait for the device.
+struct Outgoing {
+  Outgoing() = default;
+  Outgoing(const Outgoing&) = delete;
+  Outgoing& operator=(const Outgoing&) = delete;
+  ~Outgoing();
+
+  TransferId id = 0;
+  PeerId to = 0;
+  int to_device = 0;
+  DeviceSpan source;
+  cuda::Event ready = nullptr;
+  std::shared_ptr<const void> keep_alive;
+  Lane* lane = nullptr;
+
+  // Guarded by the lock of the transfers.
+  DeviceTransfers::Done done;
+  Path path = Path::staging;
+  bool announced = false;
+  bool retried = false;
+  bool ended = false;
+  std::shared_ptr<NcclPair> pair;
+  std::uint64_t granted = 0;              // chunks, by staging
+  bool reading = false;                   // a launch of this end reads it or will
+  std::optional<FinishedFrame> finished;  // what the destination said
+
+  // Of the lane.
+  std::uint64_t offset = 0;  // of the next chunk to copy
+};
+
+struct Incoming {
+  Incoming() = default;
+  Incoming(const Incoming&) = delete;
+  Incoming& operator=(const Incoming&) = delete;
+  ~Incoming();
+
+  PeerId from = 0;
+  TransferId id = 0;
+
+  // Guarded by the lock of the transfers.
+  bool wanted = false;
+  std::optional<Error> refused;    // by refuse()
+  std::optional<Error> cancelled;  // by the source, before receive()
+  Lane* lane = nullptr;
+  std::size_t bytes = 0;
+  DeviceTransfers::Allocate allocate;
+  DeviceTransfers::Done arrived;
+  std::optional<RtsFrame> rts;
+  bool retried = false;
+  bool ended = false;
+  std::shared_ptr<NcclPair> pair;
+  std::vector<std::byte*> granted;  // slots that the source may fill
+  std::vector<bool> chunks;         // those that have arrived
+
+  // Of the lane.
+  DeviceMemory memory;
+  std::optional<Error> no_memory;  // the bytes go into the sink
+  std::size_t asked = 0;           // chunks for which a slot was asked for
+  std::size_t written = 0;         // chunks in the memory
+};
+
+// What DeviceTransfers consists of. Frames are handled on the thread that brings them, and no CUDA
+// call is made there; everything else happens on lanes. Methods are grouped by file.
+class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  explicit Impl(Options options);
+
+  // --- device_transfers.cc ---
+  TransferId send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
+                  std::shared_ptr<const void> keep_alive, Done done);
+  void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
+               Done arrived);
+  void refuse(PeerId from, TransferId id, const Error& why);
+  void on_peer_lost(PeerId peer, const Error& why);
+  void shutdown(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] Counters counters() const;
+  // --- transfer_events.cc ---
+  void on_frame(PeerId from, std::span<const std::byte> frame);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using OutgoingPtr = std::shared_ptr<Outgoing>;
+  using IncomingPtr = std::shared_ptr<Incoming>;
+  using PairPtr = std::shared_ptr<NcclPair>;
+  using End = TransferOrder::End;
+  // (peer, which end this worker is, source device, destination device)
+  using SlotKey = std::tuple<PeerId, End, std::uint32_t, std::uint32_t>;
+  struct PairSlot {
+    std::uint64_t epoch = 0;  // of the last pair
+    PairPtr pair;             // null: there is none that is not broken
+    Clock::time_point retry_at{};
+    std::chrono::nanoseconds back_off{0};
+  };
+  struct Peer {
+    bool hello_sent = false;
+    std::optional<HelloFrame> hello;
+    std::optional<Error> lost;
+    std::size_t unasked = 0;  // transfers that it announced and that receive() did not ask for
+  };
+  // Marks a call out of this object; false when it is closed and must not call out any more.
+  class CallOut {
+   public:
+    explicit CallOut(Impl& impl) : impl_(impl), open_(impl.begin_call()) {}
+    ~CallOut() {
+      if (open_) impl_.end_call();
+    }
+    CallOut(const CallOut&) = delete;
+    CallOut& operator=(const CallOut&) = delete;
+    explicit operator bool() const noexcept { return open_; }
+
+   private:
+    Impl& impl_;
+    const bool open_;
+  };
+  bool begin_call();
+  void end_call();
+
+  // --- device_transfers.cc ---
+  void send_frame(PeerId to, base::Bytes frame);
+  void end(const OutgoingPtr& transfer, std::optional<Error> error);
+  void end(const IncomingPtr& transfer, std::optional<Error> error);
+  void call_on(Lane& lane, Done done, std::optional<Error> error);  // then end_call()
+  // The destination's end: tells the source, then ends the transfer.
+  void finish(const IncomingPtr& transfer, std::optional<Error> error);
+  // The source's end of a transfer whose bytes will not come.
+  void cancel(const OutgoingPtr& transfer, const Error& error);
+  [[nodiscard]] OutgoingPtr find_outgoing(PeerId to, TransferId id) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] IncomingPtr find_incoming(PeerId from, TransferId id) const STITCH_REQUIRES(mutex_);
+  void count(PeerId peer, int device, Path path, bool sent, std::size_t bytes)
+      STITCH_REQUIRES(mutex_);
+
+  // --- transfer_events.cc ---
+  void begin(const OutgoingPtr& transfer);  // lane: its bytes are there
+  [[nodiscard]] PathChoice choose(const Outgoing& transfer) STITCH_REQUIRES(mutex_);
+  void start(const IncomingPtr& transfer);  // it is announced and asked for
+  // Lane. False: it has ended, or there is no memory for it (Incoming::no_memory).
+  bool allocate(const IncomingPtr& transfer, cuda::Stream stream);
+  void check_unasked(Peer& peer) STITCH_REQUIRES(mutex_);
+  void retry(const IncomingPtr& transfer);  // asks its source to send it again, by staging
+  void on_hello(PeerId from, HelloFrame hello);
+  void on_rts(PeerId from, const RtsFrame& frame);
+  void on_retry(PeerId from, const RetryFrame& frame);
+  void on_finished(PeerId from, const FinishedFrame& frame);
+  void on_cancel(PeerId from, const CancelFrame& frame);
+  void end_if_settled(const OutgoingPtr& transfer);
+
+  // --- staged_path.cc ---
+  void start_staged(const IncomingPtr& transfer);
+  void ask_for_slot(const IncomingPtr& transfer);
+  void on_grant(PeerId from, const GrantFrame& frame);
+  void send_chunk(const OutgoingPtr& transfer);
+  void on_data(PeerId from, const DataFrame& frame);
+  void write_chunk(const IncomingPtr& transfer, std::byte* slot, std::uint64_t offset,
+                   std::size_t bytes);
+
+  // --- local_path.cc ---
+  void start_local(const IncomingPtr& transfer);
+  void test_peer_copies(int source, int destination);
+
+  // --- nccl_pairs.cc ---
+  [[nodiscard]] PathState nccl_state(const PairSlot& slot, int device) const;
+  void open_pair(const PairPtr& pair);  // connector
+  void poll_opening(const PairPtr& pair, Clock::time_point deadline);
+  void order_if_ready(const PairPtr& pair);
+  void begin_test(const PairPtr& pair);
+  void on_comm_open(PeerId from, const CommOpenFrame& frame);
+  void on_comm_ready(PeerId from, const CommReadyFrame& frame);
+  void on_comm_break(PeerId from, const CommBreakFrame& frame);
+  void on_test_finished(PeerId from, const FinishedFrame& frame);
+  [[nodiscard]] PairPtr find_pair(PeerId peer, End end, const PairName& name) const
+      STITCH_REQUIRES(mutex_);
+  void break_pair(const PairPtr& pair, const Error& why, bool tell);
+  void retire(const PairPtr& pair);   // aborts what the pair runs on the device
+  void retired(const PairPtr& pair);  // lane: nothing of the pair runs on the device any more
+  void leave_pair(const PairPtr& pair, std::uint64_t number);
+  void on_abort_stuck(const PairPtr& pair);
+
+  // --- nccl_path.cc ---
+  bool announce_nccl(const OutgoingPtr& transfer, const PairPtr& pair);
+  void start_nccl(const IncomingPtr& transfer, const RtsFrame& rts);
+  void accept_test(PeerId from, const RtsFrame& rts);
+  void on_cts(PeerId from, const CtsFrame& frame);
+  // Breaks the pairs whose CTS are late and whose launches stall, on the connector: a lane may be
+  // blocked until that happens.
+  void start_ticking();
+  void tick();
+  Lane::Watch launch(const PairPtr& pair, std::uint64_t number);
+  // Lane. kRemoteError once the communicator is being aborted.
+  [[nodiscard]] nccl::Result async_error(NcclPair& pair) const;
+  [[nodiscard]] nccl::Result issue(NcclPair& pair, void* memory, std::size_t bytes, bool to_sink);
+  void issued(const PairPtr& pair, std::uint64_t number);
+  void launch_done(const PairPtr& pair, std::uint64_t number, cuda::Status status);
+  // Lane. Memory to test the pair with, filled at the source; null when there is none.
+  [[nodiscard]] void* test_memory(NcclPair& pair);
+  void test_arrived(const PairPtr& pair);
+  [[nodiscard]] Error nccl_error(NcclPair& pair, nccl::Result result,
+                                 const std::string& what) const;
+  [[nodiscard]] bool broken(const NcclPair& pair) const;
+
+  Lanes& lanes_;
+  const Options options_;  // without the lanes
+  const std::uint64_t uid_;
+
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
+  bool closing_ STITCH_GUARDED_BY(mutex_) = false;
+  bool closed_ STITCH_GUARDED_BY(mutex_) = false;
+  std::size_t calls_ STITCH_GUARDED_BY(mutex_) = 0;
+  TransferId last_id_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::map<PeerId, Peer> peers_ STITCH_GUARDED_BY(mutex_);
+  std::map<TransferId, OutgoingPtr> outgoing_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::pair<PeerId, TransferId>, IncomingPtr> incoming_ STITCH_GUARDED_BY(mutex_);
+  std::map<SlotKey, PairSlot> slots_ STITCH_GUARDED_BY(mutex_);
+  std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
+  std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t retries_ STITCH_GUARDED_BY(mutex_) = 0;
+  bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace stitch::transport::gpu

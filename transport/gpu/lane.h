@@ -1,0 +1,117 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/gpu/cuda_api.h"
+#include "stitch/transport/gpu/staging_ring.h"
+#include "stitch/transport/gpu/transfer_order.h"
+
+namespace stitch::transport::gpu {
+
+// What all transfers of one device of this process run on: a thread that makes all CUDA calls of
+// transfers and all NCCL launches of the device, these in the agreed order, and that polls events.
+// It never waits for an event, a peer or user code. Owned by Lanes.
+//
+// Thread contract: methods are in two groups: from any thread, and from tasks and watches only. The
+// order is guarded by a lock of the lane, which is never held while callbacks run.
+class Lane {
+ public:
+  using Task = base::UniqueFunction<void()>;
+  // Called again and again until it returns true.
+  using Watch = base::UniqueFunction<bool()>;
+  // Launches a transfer. What it returns, if anything, is called like a watch, and nothing else is
+  // launched before that returns true.
+  using Launcher = std::function<Watch(std::uint64_t number)>;
+
+  Lane(const CudaApi& cuda, int device);
+  // Ends the thread, once what is watched has happened; waits a bounded time for that.
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // --- from any thread ---
+  [[nodiscard]] int device() const noexcept { return device_; }
+  // Tasks run in the order of posting.
+  void post(Task task);
+  // As TransferOrder has them.
+  void add_pair(TransferOrder::Pair pair, TransferOrder::End end, std::uint64_t source,
+                Launcher launcher);
+  std::vector<std::uint64_t> drop_pair(TransferOrder::Pair pair);
+  [[nodiscard]] std::optional<std::uint64_t> announce(TransferOrder::Pair pair,
+                                                      std::uint64_t number);
+  [[nodiscard]] std::optional<std::uint64_t> accept(TransferOrder::Pair pair, std::uint64_t number,
+                                                    std::uint64_t clock);
+  bool agree(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock);
+  void finish(TransferOrder::Pair pair);
+  [[nodiscard]] std::vector<TransferOrder::Pair> overdue(std::chrono::nanoseconds age) const;
+  // Transfers in the order that are not launched, and those launched and not finished.
+  [[nodiscard]] std::size_t pending() const;
+  [[nodiscard]] std::size_t launched() const;
+
+  // --- from tasks and watches ---
+  void watch(Watch watch);
+  // Calls `then` when the host has seen that all work on `stream` so far is done, with kSuccess, or
+  // when that cannot be seen any more.
+  void when_done(cuda::Stream stream, base::UniqueFunction<void(cuda::Status)> then);
+  // An Error that says which call on this device failed. Clears the error; if it stays, the device
+  // is lost to this process: see failure().
+  [[nodiscard]] Error error_of(cuda::Status status, const std::string& what);
+  // Why this device cannot be used any more.
+  [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
+  [[nodiscard]] cuda::Stream copies_in() const noexcept { return streams_[0]; }
+  [[nodiscard]] cuda::Stream copies_out() const noexcept { return streams_[1]; }
+  [[nodiscard]] cuda::Stream sends() const noexcept { return streams_[2]; }
+  [[nodiscard]] cuda::Stream receives() const noexcept { return streams_[3]; }
+  // Memory that receives what has no place to go; allocated when first asked for. Null when there
+  // is none of that size.
+  [[nodiscard]] void* sink(std::size_t bytes);
+  [[nodiscard]] StagingRing& outgoing() noexcept { return outgoing_; }
+  [[nodiscard]] StagingRing& incoming() noexcept { return incoming_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void run();
+  void set_up();
+  void tear_down();
+  bool run_tasks();
+  bool poll();
+  bool launch();
+  void wait_for_work(Clock::time_point last_progress, std::chrono::nanoseconds& back_off);
+
+  const CudaApi& cuda_;
+  const int device_;
+
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
+  std::vector<Task> tasks_ STITCH_GUARDED_BY(mutex_);
+  TransferOrder order_ STITCH_GUARDED_BY(mutex_);
+  std::map<TransferOrder::Pair, Launcher> launchers_ STITCH_GUARDED_BY(mutex_);
+  bool order_changed_ STITCH_GUARDED_BY(mutex_) = false;
+  bool stopping_ STITCH_GUARDED_BY(mutex_) = false;
+
+  // Of the lane's thread.
+  cuda::Stream streams_[4] = {};
+  std::vector<cuda::Event> free_events_;
+  std::vector<Watch> watches_;
+  Watch issuing_;
+  std::optional<Error> failure_;
+  void* sink_ = nullptr;
+  std::size_t sink_bytes_ = 0;
+  StagingRing outgoing_;
+  StagingRing incoming_;
+
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace stitch::transport::gpu

@@ -1,0 +1,119 @@
+#include "stitch/transport/gpu/lanes.h"
+
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "stitch/base/deadline.h"
+#include "stitch/base/error.h"
+#include "stitch/base/signals.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+constexpr std::chrono::seconds kAbortsTimeout(10);
+
+}  // namespace
+
+Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl) : cuda_(cuda), nccl_(nccl) {
+  int count = 0;
+  const cuda::Status status = cuda_.get_device_count(&count);
+  if (status != cuda::kSuccess) {
+    (void)cuda_.get_last_error();
+    throw Error(ErrorCode::invalid_argument,
+                std::string("CUDA cannot be used: ") + cuda_.get_error_string(status));
+  }
+  uuids_.resize(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    cuda::Uuid uuid{};
+    if (cuda_.device_get_uuid(&uuid, i) != 0) {
+      throw Error(ErrorCode::invalid_argument, "device " + std::to_string(i) + " has no UUID");
+    }
+    std::memcpy(uuids_[static_cast<std::size_t>(i)].data(), uuid.bytes, sizeof(uuid.bytes));
+  }
+  const base::MutexLock lock(mutex_);
+  quarantined_.resize(uuids_.size());
+  lanes_.resize(uuids_.size());
+  if (nccl_ != nullptr && nccl_->get_version(&nccl_version_) != nccl::kSuccess) nccl_version_ = 0;
+}
+
+Lanes::~Lanes() {
+  connector_.join();
+  const auto deadline = base::deadline_after(kAbortsTimeout);
+  base::MutexLock lock(aborts_->mutex);
+  while (aborts_->running > 0 && aborts_->changed.wait_until(aborts_->mutex, deadline)) {
+  }
+  aborts_->abandoned = true;
+}
+
+Lane& Lanes::lane(int device) {
+  if (device < 0 || device >= device_count()) {
+    throw Error(ErrorCode::invalid_argument, "device " + std::to_string(device) +
+                                                 " is not there, this process has " +
+                                                 std::to_string(device_count()));
+  }
+  const base::MutexLock lock(mutex_);
+  auto& lane = lanes_[static_cast<std::size_t>(device)];
+  if (lane == nullptr) lane = std::make_unique<Lane>(cuda_, device);
+  return *lane;
+}
+
+void Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done) {
+  {
+    const base::MutexLock lock(aborts_->mutex);
+    ++aborts_->running;
+  }
+  const base::SignalsBlocked blocked;
+  std::thread([aborts = aborts_, cuda = &cuda_, nccl = nccl_, comm, device,
+               done = std::move(done)]() mutable {
+    (void)cuda->set_device(device);
+    (void)nccl->comm_abort(comm);
+    base::MutexLock lock(aborts->mutex);
+    // While this counts as running, the lanes that `done` refers to are there.
+    if (!aborts->abandoned) {
+      lock.unlock();
+      done();
+      done = nullptr;
+      lock.lock();
+    } else {
+      new base::UniqueFunction<void()>(std::move(done));  // leaked: what it owns needs the lanes
+    }
+    --aborts->running;
+    aborts->changed.notify_all();
+  }).detach();
+}
+
+void Lanes::quarantine(int device) {
+  const base::MutexLock lock(mutex_);
+  quarantined_.at(static_cast<std::size_t>(device)) = true;
+}
+
+bool Lanes::quarantined(int device) const {
+  const base::MutexLock lock(mutex_);
+  return quarantined_.at(static_cast<std::size_t>(device));
+}
+
+void Lanes::offer(std::uint64_t uid, std::uint64_t id, LocalSource source) {
+  const base::MutexLock lock(mutex_);
+  offers_.insert_or_assign({uid, id}, std::move(source));
+}
+
+std::optional<Lanes::LocalSource> Lanes::take(std::uint64_t uid, std::uint64_t id) {
+  const base::MutexLock lock(mutex_);
+  auto node = offers_.extract({uid, id});
+  if (node.empty()) return std::nullopt;
+  return std::move(node.mapped());
+}
+
+PathState Lanes::peer_state(int source, int destination) const {
+  const base::MutexLock lock(mutex_);
+  const auto at = peer_states_.find({source, destination});
+  return at == peer_states_.end() ? PathState::untried : at->second;
+}
+
+void Lanes::set_peer_state(int source, int destination, PathState state) {
+  const base::MutexLock lock(mutex_);
+  peer_states_[{source, destination}] = state;
+}
+
+}  // namespace stitch::transport::gpu

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/base/task_thread.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/gpu/cuda_api.h"
+#include "stitch/transport/gpu/lane.h"
+#include "stitch/transport/gpu/nccl_api.h"
+#include "stitch/transport/gpu/path_choice.h"
+
+namespace stitch::transport::gpu {
+
+// The devices of this process, as transfers use them: a Lane for each, made when first used, and
+// what its workers share. All workers of a process must share one, since the order of launches is
+// one order for a device. Owned by them together; destroyed after them, not on a lane.
+// Thread contract: any thread.
+class Lanes {
+ public:
+  // The tables must outlive it. `nccl` may be null. Throws Error(invalid_argument) when CUDA says
+  // that it cannot be used.
+  Lanes(const CudaApi& cuda, const NcclApi* nccl);
+  // Waits a bounded time for aborts of communicators.
+  ~Lanes();
+  Lanes(const Lanes&) = delete;
+  Lanes& operator=(const Lanes&) = delete;
+
+  [[nodiscard]] int device_count() const noexcept { return static_cast<int>(uuids_.size()); }
+  [[nodiscard]] const std::vector<std::array<char, 16>>& uuids() const noexcept { return uuids_; }
+  [[nodiscard]] int nccl_version() const noexcept { return nccl_version_; }  // 0: there is none
+  [[nodiscard]] const CudaApi& cuda() const noexcept { return cuda_; }
+  [[nodiscard]] const NcclApi& nccl() const noexcept { return *nccl_; }
+  // Throws Error(invalid_argument) for a device that is not there.
+  [[nodiscard]] Lane& lane(int device);
+  // Where communicators are opened, and what can wait.
+  [[nodiscard]] base::TaskThread& connector() noexcept { return connector_; }
+  [[nodiscard]] std::uint64_t new_pair() noexcept { return ++last_pair_; }
+
+  // Aborts a communicator on a thread of its own, which may hang; then calls `done` there.
+  // REQUIRES: no other thread uses the communicator.
+  void abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done);
+  // A device whose aborts hang is not used with NCCL any more.
+  void quarantine(int device);
+  [[nodiscard]] bool quarantined(int device) const;
+
+  // Bytes that a transfer within this process will copy, by the uid of the source's worker and the
+  // number of the transfer.
+  struct LocalSource {
+    int device = 0;
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+    std::shared_ptr<const void> owner;
+  };
+  void offer(std::uint64_t uid, std::uint64_t id, LocalSource source);
+  [[nodiscard]] std::optional<LocalSource> take(std::uint64_t uid, std::uint64_t id);
+
+  // Copies between two devices: used once a test has copied bytes right.
+  [[nodiscard]] PathState peer_state(int source, int destination) const;
+  void set_peer_state(int source, int destination, PathState state);
+
+ private:
+  const CudaApi& cuda_;
+  const NcclApi* const nccl_;
+  std::vector<std::array<char, 16>> uuids_;
+  int nccl_version_ = 0;
+  std::atomic<std::uint64_t> last_pair_{0};
+
+  mutable base::Mutex mutex_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, LocalSource> offers_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::pair<int, int>, PathState> peer_states_ STITCH_GUARDED_BY(mutex_);
+  std::vector<bool> quarantined_ STITCH_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Lane>> lanes_ STITCH_GUARDED_BY(mutex_);
+  // Shared with the threads that abort, which may outlive this.
+  struct Aborts {
+    base::Mutex mutex;
+    base::CondVar changed;
+    std::size_t running STITCH_GUARDED_BY(mutex) = 0;
+    bool abandoned STITCH_GUARDED_BY(mutex) = false;
+  };
+  const std::shared_ptr<Aborts> aborts_ = std::make_shared<Aborts>();
+  base::TaskThread connector_;
+};
+
+}  // namespace stitch::transport::gpu

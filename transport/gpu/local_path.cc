@@ -1,0 +1,133 @@
+// Between workers of one process: one copy, on the lane of the destination. The frames are the same
+// as between processes, but no address is in them: the source offers its memory in Lanes.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "stitch/transport/gpu/device_transfers_impl.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+// Copies of a pattern from device to device and back to the host. Broken peer-to-peer hardware
+// (misconfigured IOMMU) reports success and copies garbage.
+class PeerCopyTest {
+ public:
+  static constexpr std::size_t kBytes = 65536;
+
+  PeerCopyTest(const CudaApi& cuda, int source, int destination)
+      : cuda_(cuda), source_(source), destination_(destination) {}
+  ~PeerCopyTest() {
+    (void)cuda_.set_device(source_);
+    if (at_source_ != nullptr) (void)cuda_.free(at_source_);
+    (void)cuda_.set_device(destination_);
+    if (at_destination_ != nullptr) (void)cuda_.free(at_destination_);
+    if (host_ != nullptr) (void)cuda_.free_host(host_);
+  }
+  PeerCopyTest(const PeerCopyTest&) = delete;
+  PeerCopyTest& operator=(const PeerCopyTest&) = delete;
+
+  // On the destination's lane.
+  cuda::Status start(cuda::Stream stream) {
+    cuda::Status status = cuda_.set_device(source_);
+    if (status == cuda::kSuccess) status = cuda_.malloc(&at_source_, kBytes);
+    const cuda::Status back = cuda_.set_device(destination_);
+    if (status == cuda::kSuccess) status = back;
+    int can = 0;
+    if (status == cuda::kSuccess)
+      status = cuda_.device_can_access_peer(&can, destination_, source_);
+    if (status == cuda::kSuccess && can != 0) {
+      status = cuda_.device_enable_peer_access(source_, 0);
+      if (status == cuda::kPeerAccessAlreadyEnabled) {
+        (void)cuda_.get_last_error();
+        status = cuda::kSuccess;
+      }
+    }
+    if (status == cuda::kSuccess) status = cuda_.malloc(&at_destination_, kBytes);
+    void* host = nullptr;
+    if (status == cuda::kSuccess) {
+      status = cuda_.host_alloc(&host, 2 * kBytes, cuda::kHostAllocPortable);
+    }
+    if (status != cuda::kSuccess) return status;
+    host_ = static_cast<unsigned char*>(host);
+    for (std::size_t i = 0; i < kBytes; ++i) {
+      host_[i] = static_cast<unsigned char>(i * 7 + i / 251);
+      host_[kBytes + i] = 0;
+    }
+    status = cuda_.memcpy_async(at_destination_, host_, kBytes, cuda::kHostToDevice, stream);
+    if (status == cuda::kSuccess) {
+      status = cuda_.memcpy_peer_async(at_source_, source_, at_destination_, destination_, kBytes,
+                                       stream);
+    }
+    if (status == cuda::kSuccess) {
+      status = cuda_.memset_async(at_destination_, 0, kBytes, stream);
+    }
+    if (status == cuda::kSuccess) {
+      status = cuda_.memcpy_peer_async(at_destination_, destination_, at_source_, source_, kBytes,
+                                       stream);
+    }
+    if (status == cuda::kSuccess) {
+      status =
+          cuda_.memcpy_async(host_ + kBytes, at_destination_, kBytes, cuda::kDeviceToHost, stream);
+    }
+    return status;
+  }
+  [[nodiscard]] bool passed() const { return std::memcmp(host_, host_ + kBytes, kBytes) == 0; }
+
+ private:
+  const CudaApi& cuda_;
+  const int source_;
+  const int destination_;
+  void* at_source_ = nullptr;
+  void* at_destination_ = nullptr;
+  unsigned char* host_ = nullptr;
+};
+
+}  // namespace
+
+void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer) {
+  std::uint64_t uid = uid_;
+  if (transfer->from != options_.self) {
+    const base::MutexLock lock(mutex_);
+    const auto& hello = peers_[transfer->from].hello;
+    uid = hello ? hello->uid : 0;
+  }
+  std::optional<Lanes::LocalSource> source = lanes_.take(uid, transfer->id);
+  if (!source || source->bytes != transfer->bytes) return retry(transfer);
+  Lane& lane = *transfer->lane;
+  if (!allocate(transfer, lane.copies_in())) return finish(transfer, transfer->no_memory);
+  const CudaApi& cuda = lanes_.cuda();
+  const cuda::Status status =
+      source->device == lane.device()
+          ? cuda.memcpy_async(transfer->memory.data, source->data, source->bytes,
+                              cuda::kDeviceToDevice, lane.copies_in())
+          : cuda.memcpy_peer_async(transfer->memory.data, lane.device(), source->data,
+                                   source->device, source->bytes, lane.copies_in());
+  if (status != cuda::kSuccess) {
+    return finish(transfer, lane.error_of(status, "bytes cannot be copied to it"));
+  }
+  lane.when_done(lane.copies_in(), [self = shared_from_this(), transfer, &lane,
+                                    source = std::move(source)](cuda::Status done) {
+    if (done == cuda::kSuccess) return self->finish(transfer, std::nullopt);
+    self->finish(transfer, lane.error_of(done, "bytes cannot be copied to it"));
+  });
+}
+
+void DeviceTransfers::Impl::test_peer_copies(int source, int destination) {
+  lanes_.set_peer_state(source, destination, PathState::opening);
+  Lane& lane = lanes_.lane(destination);
+  lane.post([self = shared_from_this(), &lane, source, destination] {
+    auto test = std::make_shared<PeerCopyTest>(self->lanes_.cuda(), source, destination);
+    const cuda::Status started = test->start(lane.copies_in());
+    if (started != cuda::kSuccess) (void)lane.error_of(started, "peer copies cannot be tested");
+    lane.when_done(lane.copies_in(), [self, test, started, source, destination](cuda::Status done) {
+      const bool passed = started == cuda::kSuccess && done == cuda::kSuccess && test->passed();
+      self->lanes_.set_peer_state(source, destination,
+                                  passed ? PathState::open : PathState::closed);
+    });
+  });
+}
+
+}  // namespace stitch::transport::gpu

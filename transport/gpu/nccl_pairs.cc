@@ -1,0 +1,364 @@
+// The lives of two-rank communicators: opened in the background, tested by a first transfer, broken
+// by the first error at either end, aborted, opened again after a while.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "stitch/base/deadline.h"
+#include "stitch/transport/gpu/device_transfers_impl.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval(1);
+constexpr std::chrono::seconds kMaxBackOff(60);
+constexpr std::size_t kMinPieceBytes = 4096;
+constexpr std::size_t kMaxPieceBytes = std::size_t{64} << 20;
+
+}  // namespace
+
+PathState DeviceTransfers::Impl::nccl_state(const PairSlot& slot, int device) const {
+  if (!options_.use_nccl || lanes_.nccl_version() == 0 || lanes_.quarantined(device)) {
+    return PathState::closed;
+  }
+  if (slot.pair == nullptr) {
+    return Clock::now() < slot.retry_at ? PathState::closed : PathState::untried;
+  }
+  return slot.pair->state == NcclPair::State::open ? PathState::open : PathState::opening;
+}
+
+bool DeviceTransfers::Impl::broken(const NcclPair& pair) const {
+  const base::MutexLock lock(mutex_);
+  return pair.state == NcclPair::State::broken;
+}
+
+Error DeviceTransfers::Impl::nccl_error(NcclPair& pair, nccl::Result result,
+                                        const std::string& what) const {
+  const base::MutexLock lock(pair.comm_mutex);
+  const char* const last = pair.comm_gone ? nullptr : lanes_.nccl().get_last_error(pair.comm);
+  return Error(ErrorCode::internal,
+               "NCCL between device " + std::to_string(pair.name.source_device) + " and device " +
+                   std::to_string(pair.name.destination_device) + ": " + what + ": " +
+                   lanes_.nccl().get_error_string(result) + (last == nullptr ? "" : ": ") +
+                   (last == nullptr ? "" : last));
+}
+
+DeviceTransfers::Impl::PairPtr DeviceTransfers::Impl::find_pair(PeerId peer, End end,
+                                                                const PairName& name) const {
+  const auto at = slots_.find({peer, end, name.source_device, name.destination_device});
+  if (at == slots_.end() || at->second.pair == nullptr) return nullptr;
+  return at->second.pair->name == name ? at->second.pair : nullptr;
+}
+
+// --- opening ---
+
+void DeviceTransfers::Impl::open_pair(const PairPtr& pair) {
+  const NcclApi& nccl = lanes_.nccl();
+  if (broken(*pair)) return;
+  nccl::Result result = nccl::kSuccess;
+  if (lanes_.cuda().set_device(pair->lane->device()) != cuda::kSuccess) {
+    result = nccl::kUnhandledCudaError;
+  }
+  if (pair->end == End::source && result == nccl::kSuccess) {
+    result = nccl.get_unique_id(&pair->unique_id);
+    if (result == nccl::kSuccess) {
+      send_frame(pair->peer, encode(CommOpenFrame{pair->name, lanes_.nccl_version(),
+                                                  pair->piece_bytes, pair->unique_id}));
+    }
+  }
+  if (result == nccl::kSuccess) {
+    nccl::Config config;
+    config.blocking = 0;
+    config.min_ctas = 1;
+    config.max_ctas = 8;
+    config.cga_cluster_size = 0;
+    result = nccl.comm_init_rank_config(&pair->comm, 2, pair->unique_id,
+                                        pair->end == End::source ? 0 : 1, &config);
+  }
+  if (result != nccl::kSuccess && result != nccl::kInProgress) {
+    break_pair(pair, nccl_error(*pair, result, "cannot be opened"), true);
+  }
+  poll_opening(pair, base::deadline_after(options_.open_timeout));
+}
+
+void DeviceTransfers::Impl::poll_opening(const PairPtr& pair, Clock::time_point deadline) {
+  if (broken(*pair)) return;
+  nccl::Result state = nccl::kSuccess;
+  const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair->comm, &state);
+  if (asked != nccl::kSuccess) state = asked;
+  if (state == nccl::kSuccess) {
+    {
+      const base::MutexLock lock(mutex_);
+      pair->initialized = true;
+    }
+    order_if_ready(pair);
+    // Until the other end is ready, the communicator stays the connector's.
+    const base::MutexLock lock(mutex_);
+    if (pair->ordered) return;
+  } else if (state != nccl::kInProgress) {
+    break_pair(pair, nccl_error(*pair, state, "cannot be opened"), true);
+  }
+  if (Clock::now() >= deadline) {
+    break_pair(pair, nccl_error(*pair, state, "is not open in time"), true);
+  }
+  lanes_.connector().post_at(
+      Clock::now() + kPollInterval,
+      [self = shared_from_this(), pair, deadline] { self->poll_opening(pair, deadline); });
+}
+
+// The connector's last step with a pair: from here on, the lane uses the communicator.
+void DeviceTransfers::Impl::order_if_ready(const PairPtr& pair) {
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->state != NcclPair::State::opening || !pair->initialized) return;
+    if (pair->end == End::source && !pair->peer_ready) return;
+    std::uint64_t source = uid_;
+    if (pair->end == End::destination) {
+      const auto& hello = peers_[pair->peer].hello;
+      if (!hello) return;  // on its way; asked again
+      source = hello->uid;
+    }
+    pair->state = NcclPair::State::testing;
+    pair->ordered = true;
+    ordered_.emplace(pair->token, pair);
+    pair->lane->add_pair(pair->token, pair->end, source,
+                         [self = shared_from_this(), pair](std::uint64_t number) {
+                           return self->launch(pair, number);
+                         });
+  }
+  if (pair->end == End::destination) {
+    send_frame(pair->peer, encode(CommReadyFrame{pair->name}));
+  } else {
+    pair->lane->post([self = shared_from_this(), pair] { self->begin_test(pair); });
+  }
+}
+
+void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame) {
+  std::string refused;
+  const auto device = static_cast<int>(frame.pair.destination_device);
+  if (device >= lanes_.device_count()) {
+    throw Error(ErrorCode::protocol, "COMM_OPEN frame names device " + std::to_string(device) +
+                                         ", this process has " +
+                                         std::to_string(lanes_.device_count()));
+  }
+  if (frame.piece_bytes < kMinPieceBytes || frame.piece_bytes > kMaxPieceBytes) {
+    throw Error(ErrorCode::protocol,
+                "COMM_OPEN frame has pieces of " + std::to_string(frame.piece_bytes) + " bytes");
+  }
+  const int version = options_.use_nccl ? lanes_.nccl_version() : 0;
+  if (!nccl_versions_match(version, frame.nccl_version)) {
+    refused = "NCCL versions do not match: " + std::to_string(frame.nccl_version) + " and " +
+              std::to_string(version);
+  } else if (lanes_.quarantined(device)) {
+    refused = "device " + std::to_string(device) + " does not use NCCL after an abort that hung";
+  }
+  PairPtr pair;
+  PairPtr before;
+  {
+    const base::MutexLock lock(mutex_);
+    PairSlot& slot =
+        slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}];
+    if (closing_ || frame.pair.epoch <= slot.epoch) return;
+    slot.epoch = frame.pair.epoch;
+    before = slot.pair;
+    if (refused.empty()) {
+      pair = std::make_shared<NcclPair>();
+      pair->name = frame.pair;
+      pair->peer = from;
+      pair->end = End::destination;
+      pair->token = lanes_.new_pair();
+      pair->lane = &lanes_.lane(device);
+      pair->piece_bytes = frame.piece_bytes;
+      pair->unique_id = frame.unique_id;
+    }
+  }
+  if (before != nullptr) {
+    break_pair(before, Error(ErrorCode::internal, "replaced by the peer"), false);
+  }
+  if (pair == nullptr) {
+    send_frame(from, encode(CommBreakFrame{frame.pair, 0, refused}));
+    return;
+  }
+  {
+    const base::MutexLock lock(mutex_);
+    if (closing_ || peers_[from].lost) return;
+    slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}].pair =
+        pair;
+  }
+  lanes_.connector().post([self = shared_from_this(), pair] { self->open_pair(pair); });
+}
+
+void DeviceTransfers::Impl::on_comm_ready(PeerId from, const CommReadyFrame& frame) {
+  const base::MutexLock lock(mutex_);
+  if (const PairPtr pair = find_pair(from, End::source, frame.pair)) pair->peer_ready = true;
+}
+
+// --- test ---
+
+void DeviceTransfers::Impl::begin_test(const PairPtr& pair) {
+  if (broken(*pair)) return;
+  const auto clock = pair->lane->announce(pair->token, 0);
+  if (!clock) return;
+  start_ticking();
+  RtsFrame rts;
+  rts.path = Path::nccl;
+  rts.pair = pair->name;
+  rts.clock = *clock;
+  send_frame(pair->peer, encode(rts));
+}
+
+void DeviceTransfers::Impl::on_test_finished(PeerId from, const FinishedFrame& frame) {
+  const base::MutexLock lock(mutex_);
+  const PairPtr pair = find_pair(from, End::source, frame.pair);
+  if (pair == nullptr || pair->state != NcclPair::State::testing || frame.failed != 0) return;
+  pair->state = NcclPair::State::open;
+  slots_[{from, End::source, frame.pair.source_device, frame.pair.destination_device}].back_off =
+      std::chrono::nanoseconds(0);
+}
+
+// --- breaking ---
+
+void DeviceTransfers::Impl::on_comm_break(PeerId from, const CommBreakFrame& frame) {
+  const End end = frame.from_source != 0 ? End::destination : End::source;
+  PairPtr pair;
+  {
+    const base::MutexLock lock(mutex_);
+    pair = find_pair(from, end, frame.pair);
+    if (pair == nullptr && end == End::destination) {
+      // It may be before its COMM_OPEN.
+      PairSlot& slot = slots_[{from, end, frame.pair.source_device, frame.pair.destination_device}];
+      if (slot.pair == nullptr) slot.epoch = std::max(slot.epoch, frame.pair.epoch);
+    }
+  }
+  if (pair != nullptr) {
+    break_pair(pair, Error(ErrorCode::internal, frame.text).with_remote(true), false);
+  }
+}
+
+void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bool tell) {
+  bool ordered = false;
+  std::vector<std::uint64_t> left;
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->state == NcclPair::State::broken) return;
+    pair->state = NcclPair::State::broken;
+    pair->why = why;
+    ++breaks_;
+    ordered = pair->ordered;
+    const auto slot = slots_.find(
+        {pair->peer, pair->end, pair->name.source_device, pair->name.destination_device});
+    if (slot != slots_.end() && slot->second.pair == pair) {
+      slot->second.pair.reset();
+      slot->second.back_off = std::clamp<std::chrono::nanoseconds>(
+          2 * slot->second.back_off, options_.reopen_backoff, kMaxBackOff);
+      slot->second.retry_at = base::deadline_after(slot->second.back_off);
+    }
+    if (ordered) {
+      left = pair->lane->drop_pair(pair->token);
+      ordered_.erase(pair->token);
+    }
+    tell = tell && !peers_[pair->peer].lost;
+  }
+  if (tell) {
+    send_frame(
+        pair->peer,
+        encode(CommBreakFrame{
+            pair->name, pair->end == End::source ? std::uint8_t{1} : std::uint8_t{0}, why.what()}));
+  }
+  for (const std::uint64_t number : left) leave_pair(pair, number);
+  if (ordered) {
+    retire(pair);
+  } else {
+    lanes_.connector().post([self = shared_from_this(), pair] { self->retire(pair); });
+  }
+}
+
+// A transfer of a broken pair that nothing on this device works on.
+void DeviceTransfers::Impl::leave_pair(const PairPtr& pair, std::uint64_t number) {
+  if (number == 0) return;
+  if (pair->end == End::destination) {
+    IncomingPtr transfer;
+    {
+      const base::MutexLock lock(mutex_);
+      transfer = find_incoming(pair->peer, number);
+    }
+    if (transfer != nullptr) retry(transfer);
+    return;
+  }
+  OutgoingPtr transfer;
+  {
+    const base::MutexLock lock(mutex_);
+    transfer = find_outgoing(pair->peer, number);
+    if (transfer == nullptr) return;
+    transfer->reading = false;
+  }
+  end_if_settled(transfer);
+}
+
+void DeviceTransfers::Impl::retire(const PairPtr& pair) {
+  {
+    const base::MutexLock lock(pair->comm_mutex);
+    pair->comm_gone = true;
+  }
+  if (pair->comm == nullptr) return;  // broken before it was opened
+  lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
+                             [self = shared_from_this(), pair] { self->on_abort_stuck(pair); });
+  lanes_.abort(pair->comm, pair->lane->device(), [self = shared_from_this(), pair] {
+    {
+      const base::MutexLock lock(self->mutex_);
+      pair->aborted = true;
+    }
+    pair->lane->post([self, pair] { self->retired(pair); });
+  });
+}
+
+// The kernels have been told to end; the events say when they have.
+void DeviceTransfers::Impl::retired(const PairPtr& pair) {
+  Lane& lane = *pair->lane;
+  const cuda::Stream stream = pair->end == End::source ? lane.sends() : lane.receives();
+  lane.when_done(stream, [self = shared_from_this(), pair](cuda::Status) {
+    std::map<std::uint64_t, NcclPair::Launched> launched;
+    {
+      const base::MutexLock lock(self->mutex_);
+      launched.swap(pair->launched);
+    }
+    for (const auto& [number, entry] : launched) {
+      pair->lane->finish(pair->token);
+      self->leave_pair(pair, number);
+    }
+    if (pair->test_memory != nullptr) (void)self->lanes_.cuda().free(pair->test_memory);
+    if (pair->test_bytes != nullptr) (void)self->lanes_.cuda().free_host(pair->test_bytes);
+    pair->test_memory = nullptr;
+    pair->test_bytes = nullptr;
+  });
+}
+
+void DeviceTransfers::Impl::on_abort_stuck(const PairPtr& pair) {
+  std::map<std::uint64_t, NcclPair::Launched> launched;
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->aborted) return;
+    launched = pair->launched;  // whose memory stays with the pair
+  }
+  lanes_.quarantine(pair->lane->device());
+  const Error why(ErrorCode::internal, "device " + std::to_string(pair->lane->device()) +
+                                           " does not use NCCL after an abort that hung");
+  for (const auto& [number, entry] : launched) {
+    if (number == 0) continue;
+    OutgoingPtr outgoing;
+    IncomingPtr incoming;
+    {
+      const base::MutexLock lock(mutex_);
+      if (pair->end == End::source) {
+        outgoing = find_outgoing(pair->peer, number);
+      } else {
+        incoming = find_incoming(pair->peer, number);
+      }
+    }
+    if (outgoing != nullptr) cancel(outgoing, why);
+    if (incoming != nullptr) finish(incoming, why);
+  }
+}
+
+}  // namespace stitch::transport::gpu

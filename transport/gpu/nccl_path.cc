@@ -1,0 +1,315 @@
+// One transfer over a two-rank communicator: announced, agreed on, launched in the order of the
+// lane, seen done by the host.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "stitch/base/deadline.h"
+#include "stitch/transport/gpu/device_transfers_impl.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+constexpr std::size_t kTestBytes = 4096;
+constexpr std::chrono::nanoseconds kStallPerByte(10);  // 100 MB/s
+constexpr std::chrono::milliseconds kMinTick(1);
+constexpr std::chrono::milliseconds kMaxTick(100);
+
+// Differs between epochs, so that what is left of an earlier test does not pass.
+int test_pattern(const NcclPair& pair) { return static_cast<int>(0x5a ^ (pair.name.epoch & 0xff)); }
+
+}  // namespace
+
+// --- agreeing ---
+
+bool DeviceTransfers::Impl::announce_nccl(const OutgoingPtr& transfer, const PairPtr& pair) {
+  RtsFrame rts;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return true;
+    if (pair == nullptr || pair->state != NcclPair::State::open) return false;
+    const auto clock = pair->lane->announce(pair->token, transfer->id);
+    if (!clock) return false;
+    transfer->path = Path::nccl;
+    transfer->announced = true;
+    transfer->pair = pair;
+    transfer->reading = true;
+    rts.id = transfer->id;
+    rts.path = Path::nccl;
+    rts.pair = pair->name;
+    rts.bytes = transfer->source.bytes;
+    rts.clock = *clock;
+  }
+  start_ticking();
+  send_frame(transfer->to, encode(rts));
+  return true;
+}
+
+// No CUDA call here: whatever the device does, the source gets its answer.
+void DeviceTransfers::Impl::start_nccl(const IncomingPtr& transfer, const RtsFrame& rts) {
+  CtsFrame cts;
+  bool accepted = false;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return;
+    const PairPtr pair = find_pair(transfer->from, End::destination, rts.pair);
+    if (pair != nullptr && pair->ordered && pair->state != NcclPair::State::broken) {
+      const auto clock = pair->lane->accept(pair->token, rts.id, rts.clock);
+      if (clock) {
+        transfer->pair = pair;
+        cts = {rts.id, rts.pair, *clock};
+        accepted = true;
+      }
+    }
+  }
+  if (accepted) {
+    send_frame(transfer->from, encode(cts));
+  } else {
+    retry(transfer);
+  }
+}
+
+void DeviceTransfers::Impl::accept_test(PeerId from, const RtsFrame& rts) {
+  CtsFrame cts;
+  {
+    const base::MutexLock lock(mutex_);
+    const PairPtr pair = find_pair(from, End::destination, rts.pair);
+    if (pair == nullptr || !pair->ordered || pair->tested) return;  // its source hears of a BREAK
+    pair->tested = true;
+    const auto clock = pair->lane->accept(pair->token, 0, rts.clock);
+    if (!clock) return;
+    cts = {0, rts.pair, *clock};
+  }
+  send_frame(from, encode(cts));
+}
+
+void DeviceTransfers::Impl::on_cts(PeerId from, const CtsFrame& frame) {
+  const base::MutexLock lock(mutex_);
+  const PairPtr pair = find_pair(from, End::source, frame.pair);
+  if (pair == nullptr || !pair->ordered) return;
+  (void)pair->lane->agree(pair->token, frame.id, frame.clock);
+}
+
+void DeviceTransfers::Impl::start_ticking() {
+  {
+    const base::MutexLock lock(mutex_);
+    if (std::exchange(ticking_, true)) return;
+  }
+  const auto interval = std::clamp<std::chrono::nanoseconds>(
+      std::min(options_.cts_timeout, options_.stall_timeout) / 8, kMinTick, kMaxTick);
+  lanes_.connector().post_at(base::deadline_after(interval),
+                             [self = shared_from_this()] { self->tick(); });
+}
+
+void DeviceTransfers::Impl::tick() {
+  std::vector<std::pair<PairPtr, std::string>> late;
+  bool active = false;
+  {
+    const base::MutexLock lock(mutex_);
+    ticking_ = false;
+    const auto now = Clock::now();
+    std::set<Lane*> lanes;
+    for (const auto& [token, pair] : ordered_) {
+      lanes.insert(pair->lane);
+      for (const auto& [number, launched] : pair->launched) {
+        active = true;
+        if (launched.deadline > now) continue;
+        late.emplace_back(pair,
+                          "transfer " + std::to_string(number) + " was launched and does not end");
+        break;
+      }
+    }
+    for (Lane* const lane : lanes) {
+      active = active || lane->pending() > 0;
+      for (const TransferOrder::Pair token : lane->overdue(options_.cts_timeout)) {
+        const auto at = ordered_.find(token);
+        if (at == ordered_.end()) continue;
+        late.emplace_back(at->second, "no CTS from the destination in time");
+      }
+    }
+  }
+  for (const auto& [pair, why] : late) break_pair(pair, Error(ErrorCode::timeout, why), true);
+  if (active) start_ticking();
+}
+
+// --- launching ---
+
+Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t number) {
+  Lane& lane = *pair->lane;
+  OutgoingPtr outgoing;
+  IncomingPtr incoming;
+  bool is_broken = false;
+  {
+    const base::MutexLock lock(mutex_);
+    is_broken = pair->state == NcclPair::State::broken;
+    if (!is_broken) {
+      std::size_t bytes = kTestBytes;
+      NcclPair::Launched& launched = pair->launched[number];
+      if (number != 0 && pair->end == End::source) {
+        outgoing = find_outgoing(pair->peer, number);
+        launched.owner = outgoing;
+        if (outgoing != nullptr) bytes = outgoing->source.bytes;
+      } else if (number != 0) {
+        incoming = find_incoming(pair->peer, number);
+        launched.owner = incoming;
+        if (incoming != nullptr) bytes = incoming->bytes;
+      }
+      launched.deadline =
+          base::deadline_after(options_.stall_timeout +
+                               kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(bytes));
+    }
+  }
+  if (is_broken) {
+    lane.finish(pair->token);
+    leave_pair(pair, number);
+    return nullptr;
+  }
+  start_ticking();
+  void* memory = nullptr;
+  std::size_t bytes = kTestBytes;
+  bool to_sink = false;
+  if (number == 0) {
+    memory = test_memory(*pair);
+  } else if (outgoing != nullptr) {
+    memory = outgoing->source.data;
+    bytes = outgoing->source.bytes;
+  } else if (incoming != nullptr) {
+    bytes = incoming->bytes;
+    to_sink = !allocate(incoming, lane.receives());
+    memory = to_sink ? lane.sink(pair->piece_bytes) : incoming->memory.data;
+  }
+  if (memory == nullptr) {
+    break_pair(pair,
+               Error(ErrorCode::overloaded, "no memory for transfer " + std::to_string(number)),
+               true);
+    return nullptr;
+  }
+  const nccl::Result result = issue(*pair, memory, bytes, to_sink);
+  if (result != nccl::kSuccess && result != nccl::kInProgress) {
+    break_pair(pair, nccl_error(*pair, result, "transfer cannot be launched"), true);
+    return nullptr;
+  }
+  // An event recorded before the background has launched would be early.
+  return [self = shared_from_this(), pair, number] {
+    if (self->broken(*pair)) return true;
+    const nccl::Result state = self->async_error(*pair);
+    if (state == nccl::kInProgress) return false;
+    if (state == nccl::kSuccess) {
+      self->issued(pair, number);
+    } else {
+      self->break_pair(pair, self->nccl_error(*pair, state, "transfer cannot be launched"), true);
+    }
+    return true;
+  };
+}
+
+void* DeviceTransfers::Impl::test_memory(NcclPair& pair) {
+  const CudaApi& cuda = lanes_.cuda();
+  void* bytes = nullptr;
+  cuda::Status status = cuda.malloc(&pair.test_memory, kTestBytes);
+  if (status == cuda::kSuccess && pair.end == End::source) {
+    status =
+        cuda.memset_async(pair.test_memory, test_pattern(pair), kTestBytes, pair.lane->sends());
+  } else if (status == cuda::kSuccess) {
+    status = cuda.host_alloc(&bytes, kTestBytes, cuda::kHostAllocPortable);
+    pair.test_bytes = static_cast<std::byte*>(bytes);
+    (void)pair.lane->sink(pair.piece_bytes);  // while there is memory
+  } else {
+    pair.test_memory = nullptr;
+  }
+  if (status == cuda::kSuccess) return pair.test_memory;
+  (void)pair.lane->error_of(status, "no memory to test NCCL");
+  return nullptr;
+}
+
+nccl::Result DeviceTransfers::Impl::async_error(NcclPair& pair) const {
+  const base::MutexLock lock(pair.comm_mutex);
+  if (pair.comm_gone) return nccl::kRemoteError;
+  nccl::Result state = nccl::kSuccess;
+  const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair.comm, &state);
+  return asked != nccl::kSuccess ? asked : state;
+}
+
+nccl::Result DeviceTransfers::Impl::issue(NcclPair& pair, void* memory, std::size_t bytes,
+                                          bool to_sink) {
+  const NcclApi& nccl = lanes_.nccl();
+  const base::MutexLock lock(pair.comm_mutex);
+  if (pair.comm_gone) return nccl::kRemoteError;
+  nccl::Result result = nccl.group_start();
+  if (result != nccl::kSuccess) return result;
+  nccl::Result worst = nccl::kSuccess;
+  for (std::size_t at = 0; at < bytes && worst == nccl::kSuccess; at += pair.piece_bytes) {
+    const std::size_t piece = std::min(pair.piece_bytes, bytes - at);
+    std::byte* const part = static_cast<std::byte*>(memory) + (to_sink ? 0 : at);
+    result = pair.end == End::source
+                 ? nccl.send(part, piece, nccl::kInt8, 1, pair.comm, pair.lane->sends())
+                 : nccl.recv(part, piece, nccl::kInt8, 0, pair.comm, pair.lane->receives());
+    if (result != nccl::kSuccess && result != nccl::kInProgress) worst = result;
+  }
+  result = nccl.group_end();
+  return worst != nccl::kSuccess ? worst : result;
+}
+
+void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number) {
+  Lane& lane = *pair->lane;
+  if (number == 0 && pair->end == End::destination) {
+    const cuda::Status status = lanes_.cuda().memcpy_async(
+        pair->test_bytes, pair->test_memory, kTestBytes, cuda::kDeviceToHost, lane.receives());
+    if (status != cuda::kSuccess) {
+      return break_pair(pair, lane.error_of(status, "NCCL cannot be tested"), true);
+    }
+  }
+  lane.when_done(pair->end == End::source ? lane.sends() : lane.receives(),
+                 [self = shared_from_this(), pair, number](cuda::Status status) {
+                   self->launch_done(pair, number, status);
+                 });
+}
+
+void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t number,
+                                        cuda::Status status) {
+  Lane& lane = *pair->lane;
+  if (broken(*pair)) return;  // retired() ends it
+  if (status != cuda::kSuccess) {
+    return break_pair(pair, lane.error_of(status, "NCCL transfer"), true);
+  }
+  const nccl::Result state = async_error(*pair);
+  if (state != nccl::kSuccess && state != nccl::kInProgress) {
+    return break_pair(pair, nccl_error(*pair, state, "transfer"), true);
+  }
+  OutgoingPtr outgoing;
+  IncomingPtr incoming;
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->state == NcclPair::State::broken) return;
+    pair->launched.erase(number);
+    if (number != 0 && pair->end == End::source) {
+      outgoing = find_outgoing(pair->peer, number);
+      if (outgoing != nullptr) outgoing->reading = false;
+    } else if (number != 0) {
+      incoming = find_incoming(pair->peer, number);
+    }
+  }
+  lane.finish(pair->token);
+  if (outgoing != nullptr) end_if_settled(outgoing);
+  if (incoming != nullptr) finish(incoming, incoming->no_memory);
+  if (number == 0 && pair->end == End::destination) test_arrived(pair);
+}
+
+void DeviceTransfers::Impl::test_arrived(const PairPtr& pair) {
+  const auto expected = static_cast<std::byte>(test_pattern(*pair));
+  if (!std::all_of(pair->test_bytes, pair->test_bytes + kTestBytes,
+                   [expected](std::byte byte) { return byte == expected; })) {
+    return break_pair(pair, Error(ErrorCode::internal, "NCCL moved wrong bytes in its test"), true);
+  }
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->state != NcclPair::State::testing) return;
+    pair->state = NcclPair::State::open;
+  }
+  FinishedFrame frame;
+  frame.pair = pair->name;
+  send_frame(pair->peer, encode(frame));
+}
+
+}  // namespace stitch::transport::gpu

@@ -1,0 +1,86 @@
+#include "stitch/transport/gpu/path_choice.h"
+
+#include <atomic>
+#include <fstream>
+
+#include "stitch/base/forked.h"
+#include "stitch/base/hash.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/random.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+constexpr int kFirstFiveDigitVersion = 10000;  // NCCL 2.9 and later: major * 10000 + minor * 100
+
+std::array<std::uint64_t, 2> boot_id() {
+  std::string text;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+  std::array<std::uint64_t, 2> id{0, 1};
+  for (const char letter : text) {
+    id[0] = base::mix_bits(id[0] + static_cast<unsigned char>(letter));
+    id[1] = base::mix_bits(id[1] ^ id[0]);
+  }
+  return id;
+}
+
+}  // namespace
+
+std::string_view to_string(Path path) noexcept {
+  switch (path) {
+    case Path::staging:
+      return "staging";
+    case Path::local:
+      return "local copy";
+    case Path::peer:
+      return "peer copy";
+    case Path::nccl:
+      return "NCCL";
+  }
+  return "unknown path";
+}
+
+ProcessIdentity this_process() {
+  static base::Mutex mutex;
+  static ProcessIdentity identity;
+  static std::uint32_t forks = ~0U;
+  const base::MutexLock lock(mutex);
+  if (forks != base::fork_count()) {
+    identity = {boot_id(), base::random_number()};
+    forks = base::fork_count();
+  }
+  return identity;
+}
+
+bool nccl_versions_match(int one, int other) noexcept {
+  return one >= kFirstFiveDigitVersion && other >= kFirstFiveDigitVersion &&
+         one / 100 == other / 100;
+}
+
+PathChoice choose_path(const PathEnd& source, const PathEnd& destination, PathState peer,
+                       PathState nccl, std::size_t bytes) {
+  PathChoice choice;
+  if (bytes == 0) return choice;
+  if (source.process == destination.process) {
+    if (source.device == destination.device) {
+      choice.path = Path::local;
+    } else if (peer == PathState::open) {
+      choice.path = Path::peer;
+    } else {
+      choice.test_peer = peer == PathState::untried;
+    }
+    return choice;
+  }
+  // NCCL refuses two ranks on one GPU.
+  const bool one_gpu = source.process.host == destination.process.host &&
+                       source.device_uuid == destination.device_uuid;
+  if (one_gpu || !nccl_versions_match(source.nccl_version, destination.nccl_version)) return choice;
+  if (nccl == PathState::open) {
+    choice.path = Path::nccl;
+  } else {
+    choice.open_nccl = nccl == PathState::untried;
+  }
+  return choice;
+}
+
+}  // namespace stitch::transport::gpu

@@ -1,0 +1,335 @@
+// What a transfer goes through whatever its path, and the frames that say so.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "stitch/transport/gpu/device_transfers_impl.h"
+
+namespace stitch::transport::gpu {
+namespace {
+
+[[noreturn]] void unexpected(const char* frame, TransferId id) {
+  throw Error(ErrorCode::protocol, std::string(frame) + " frame for transfer " +
+                                       std::to_string(id) + ", which does not wait for one");
+}
+
+}  // namespace
+
+DeviceTransfers::Impl::OutgoingPtr DeviceTransfers::Impl::find_outgoing(PeerId to,
+                                                                        TransferId id) const {
+  const auto at = outgoing_.find(id);
+  return at == outgoing_.end() || at->second->to != to ? nullptr : at->second;
+}
+
+DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::find_incoming(PeerId from,
+                                                                        TransferId id) const {
+  const auto at = incoming_.find({from, id});
+  return at == incoming_.end() ? nullptr : at->second;
+}
+
+// --- source ---
+
+PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
+  const auto& hello = peers_[transfer.to].hello;
+  const auto to_device = static_cast<std::size_t>(transfer.to_device);
+  if (transfer.retried || !hello || to_device >= hello->device_uuids.size()) return {};
+  const int device = transfer.source.device;
+  const PathEnd source{options_.identity, lanes_.uuids()[static_cast<std::size_t>(device)], device,
+                       options_.use_nccl ? lanes_.nccl_version() : 0};
+  const PathEnd destination{hello->process, hello->device_uuids[to_device], transfer.to_device,
+                            hello->nccl_version};
+  const PairSlot& slot = slots_[{transfer.to, End::source, static_cast<std::uint32_t>(device),
+                                 static_cast<std::uint32_t>(to_device)}];
+  const PathState peer = source.process == destination.process
+                             ? lanes_.peer_state(device, transfer.to_device)
+                             : PathState::closed;
+  return choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes);
+}
+
+void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
+  if (transfer->lane->failure()) return cancel(transfer, *transfer->lane->failure());
+  PathChoice choice;
+  PairPtr pair;
+  PairPtr to_open;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return;
+    choice = choose(*transfer);
+    PairSlot& slot =
+        slots_[{transfer->to, End::source, static_cast<std::uint32_t>(transfer->source.device),
+                static_cast<std::uint32_t>(transfer->to_device)}];
+    pair = slot.pair;
+    if (choice.open_nccl && !closing_ && !peers_[transfer->to].lost) {
+      to_open = std::make_shared<NcclPair>();
+      to_open->name = {static_cast<std::uint32_t>(transfer->source.device),
+                       static_cast<std::uint32_t>(transfer->to_device), ++slot.epoch};
+      to_open->peer = transfer->to;
+      to_open->end = End::source;
+      to_open->token = lanes_.new_pair();
+      to_open->lane = transfer->lane;
+      to_open->piece_bytes = options_.nccl_piece_bytes;
+      slot.pair = to_open;
+    }
+  }
+  if (to_open != nullptr) {
+    lanes_.connector().post([self = shared_from_this(), to_open] { self->open_pair(to_open); });
+  }
+  if (choice.test_peer) test_peer_copies(transfer->source.device, transfer->to_device);
+  if (choice.path == Path::nccl && announce_nccl(transfer, pair)) return;
+  if (choice.path == Path::nccl) choice.path = Path::staging;  // it has broken in the meantime
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return;
+    transfer->path = choice.path;
+    transfer->announced = true;
+  }
+  if (choice.path == Path::local || choice.path == Path::peer) {
+    lanes_.offer(uid_, transfer->id,
+                 {transfer->source.device, transfer->source.data, transfer->source.bytes,
+                  transfer->keep_alive});
+  }
+  RtsFrame rts;
+  rts.id = transfer->id;
+  rts.path = choice.path;
+  rts.pair = {static_cast<std::uint32_t>(transfer->source.device),
+              static_cast<std::uint32_t>(transfer->to_device), 0};
+  rts.bytes = transfer->source.bytes;
+  send_frame(transfer->to, encode(rts));
+}
+
+void DeviceTransfers::Impl::on_retry(PeerId from, const RetryFrame& frame) {
+  OutgoingPtr transfer;
+  PairPtr pair;
+  {
+    const base::MutexLock lock(mutex_);
+    transfer = find_outgoing(from, frame.id);
+    if (transfer == nullptr) return;
+    if (!transfer->announced || transfer->retried || transfer->path == Path::staging) {
+      unexpected("RETRY", frame.id);
+    }
+    transfer->retried = true;
+    transfer->finished.reset();
+    pair = std::exchange(transfer->pair, nullptr);
+    ++retries_;
+  }
+  // The destination retries what a broken pair had; its BREAK may be behind.
+  if (pair != nullptr) break_pair(pair, Error(ErrorCode::internal, "broken by the peer"), false);
+  (void)lanes_.take(uid_, transfer->id);
+  transfer->lane->post([self = shared_from_this(), transfer] { self->begin(transfer); });
+}
+
+void DeviceTransfers::Impl::on_finished(PeerId from, const FinishedFrame& frame) {
+  if (frame.id == 0) return on_test_finished(from, frame);
+  OutgoingPtr transfer;
+  {
+    const base::MutexLock lock(mutex_);
+    transfer = find_outgoing(from, frame.id);
+    if (transfer == nullptr) return;
+    if (!transfer->announced || transfer->finished) unexpected("FINISHED", frame.id);
+    transfer->finished = frame;
+  }
+  end_if_settled(transfer);
+}
+
+void DeviceTransfers::Impl::end_if_settled(const OutgoingPtr& transfer) {
+  std::optional<Error> error;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended || !transfer->finished || transfer->reading) return;
+    if (transfer->finished->failed != 0) {
+      error = Error(ErrorCode::internal, transfer->finished->text).with_remote(true);
+    }
+  }
+  end(transfer, std::move(error));
+}
+
+// --- destination ---
+
+void DeviceTransfers::Impl::on_rts(PeerId from, const RtsFrame& frame) {
+  if (frame.id == 0) return accept_test(from, frame);
+  IncomingPtr transfer;
+  std::optional<Error> refused;
+  {
+    const base::MutexLock lock(mutex_);
+    Peer& peer = peers_[from];
+    IncomingPtr& entry = incoming_[{from, frame.id}];
+    const bool unknown = entry == nullptr;
+    if (unknown) {
+      entry = std::make_shared<Incoming>();
+      entry->from = from;
+      entry->id = frame.id;
+    }
+    if (entry->rts || (entry->retried && frame.path != Path::staging)) unexpected("RTS", frame.id);
+    entry->rts = frame;
+    transfer = entry;
+    refused = transfer->refused;
+    if (!refused && !transfer->wanted) {
+      if (unknown) check_unasked(peer);
+      return;
+    }
+  }
+  if (refused) {
+    finish(transfer, refused);
+  } else {
+    start(transfer);
+  }
+}
+
+void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
+  RtsFrame rts;
+  std::optional<Error> error;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended || !transfer->rts) return;
+    rts = *transfer->rts;
+    if (rts.bytes != transfer->bytes ||
+        rts.pair.destination_device != static_cast<std::uint32_t>(transfer->lane->device())) {
+      error.emplace(ErrorCode::protocol,
+                    "transfer " + std::to_string(transfer->id) + " is announced with " +
+                        std::to_string(rts.bytes) + " bytes for device " +
+                        std::to_string(rts.pair.destination_device) + ", its message says " +
+                        std::to_string(transfer->bytes) + " bytes for device " +
+                        std::to_string(transfer->lane->device()));
+    }
+  }
+  if (error) return finish(transfer, error);
+  if (rts.path == Path::nccl) return start_nccl(transfer, rts);
+  transfer->lane->post([self = shared_from_this(), transfer, path = rts.path] {
+    if (path == Path::staging) {
+      self->start_staged(transfer);
+    } else {
+      self->start_local(transfer);
+    }
+  });
+}
+
+bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream stream) {
+  if (transfer->memory.data != nullptr) return true;  // of an earlier attempt
+  Allocate allocate;
+  std::size_t bytes = 0;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return false;
+    allocate = std::move(transfer->allocate);
+    transfer->allocate = nullptr;
+    bytes = transfer->bytes;
+  }
+  Lane& lane = *transfer->lane;
+  std::string reason = "no memory";
+  if (lane.failure()) {
+    reason = lane.failure()->what();
+  } else if (const CallOut call(*this); call && allocate) {
+    try {
+      transfer->memory = allocate(lane.device(), bytes, stream);
+    } catch (...) {
+      reason = describe(std::current_exception());
+    }
+    (void)lanes_.cuda().set_device(lane.device());
+  }
+  if (transfer->memory.data != nullptr) return true;
+  transfer->no_memory.emplace(ErrorCode::overloaded,
+                              "device " + std::to_string(lane.device()) + ": " +
+                                  std::to_string(bytes) +
+                                  " bytes to receive into cannot be allocated: " + reason);
+  return false;
+}
+
+void DeviceTransfers::Impl::retry(const IncomingPtr& transfer) {
+  if (transfer->no_memory) return finish(transfer, transfer->no_memory);
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return;
+    transfer->rts.reset();
+    transfer->pair.reset();
+    transfer->retried = true;
+  }
+  send_frame(transfer->from, encode(RetryFrame{transfer->id}));
+}
+
+void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
+  const Error why = Error(ErrorCode::cancelled, frame.text).with_remote(true);
+  IncomingPtr transfer;
+  PairPtr pair;
+  {
+    const base::MutexLock lock(mutex_);
+    IncomingPtr& entry = incoming_[{from, frame.id}];
+    if (entry == nullptr) {
+      entry = std::make_shared<Incoming>();
+      entry->from = from;
+      entry->id = frame.id;
+      check_unasked(peers_[from]);
+    }
+    if (entry->refused) {
+      incoming_.erase({from, frame.id});
+      return;
+    }
+    if (!entry->wanted) {
+      entry->cancelled = why;  // receive() will say so
+      return;
+    }
+    transfer = entry;
+    pair = transfer->pair;
+  }
+  if (pair != nullptr) break_pair(pair, why, true);
+  end(transfer, why);
+}
+
+void DeviceTransfers::Impl::check_unasked(Peer& peer) {
+  if (++peer.unasked > options_.max_transfers_per_peer) {
+    throw Error(ErrorCode::protocol, "peer announces more than " +
+                                         std::to_string(options_.max_transfers_per_peer) +
+                                         " transfers that no message has named");
+  }
+}
+
+// --- frames ---
+
+void DeviceTransfers::Impl::on_hello(PeerId from, HelloFrame hello) {
+  bool greet = false;
+  {
+    const base::MutexLock lock(mutex_);
+    Peer& peer = peers_[from];
+    if (peer.hello) throw Error(ErrorCode::protocol, "second HELLO frame of device transfers");
+    peer.hello = std::move(hello);
+    greet = !std::exchange(peer.hello_sent, true);
+  }
+  if (greet) {
+    send_frame(from,
+               encode(HelloFrame{uid_, options_.identity,
+                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
+  }
+}
+
+void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> frame) {
+  {
+    const base::MutexLock lock(mutex_);
+    if (closed_ || peers_[from].lost) return;
+  }
+  switch (kind_of(frame)) {
+    case FrameKind::hello:
+      return on_hello(from, decode_hello(frame));
+    case FrameKind::rts:
+      return on_rts(from, decode_rts(frame));
+    case FrameKind::cts:
+      return on_cts(from, decode_cts(frame));
+    case FrameKind::retry:
+      return on_retry(from, decode_retry(frame));
+    case FrameKind::grant:
+      return on_grant(from, decode_grant(frame));
+    case FrameKind::data:
+      return on_data(from, decode_data(frame));
+    case FrameKind::finished:
+      return on_finished(from, decode_finished(frame));
+    case FrameKind::cancel:
+      return on_cancel(from, decode_cancel(frame));
+    case FrameKind::comm_open:
+      return on_comm_open(from, decode_comm_open(frame));
+    case FrameKind::comm_ready:
+      return on_comm_ready(from, decode_comm_ready(frame));
+    case FrameKind::comm_break:
+      return on_comm_break(from, decode_comm_break(frame));
+  }
+}
+
+}  // namespace stitch::transport::gpu

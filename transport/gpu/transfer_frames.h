@@ -1,0 +1,121 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stitch/base/bytes.h"
+#include "stitch/transport/gpu/nccl_api.h"
+#include "stitch/transport/gpu/path_choice.h"
+
+// The frames of device transfers, byte for byte as PROTOCOL.md has them. encode() never fails;
+// decode() throws Error(protocol) for bytes that no correct peer sends. Any thread.
+namespace stitch::transport::gpu {
+
+enum class FrameKind : std::uint8_t {
+  hello = 1,
+  rts = 2,
+  cts = 3,
+  retry = 4,
+  grant = 5,
+  data = 6,
+  finished = 7,
+  cancel = 8,
+  comm_open = 9,
+  comm_ready = 10,
+  comm_break = 11,
+};
+
+// A directed pair of devices of two workers in one of its epochs.
+struct PairName {
+  std::uint32_t source_device = 0;
+  std::uint32_t destination_device = 0;
+  std::uint64_t epoch = 0;
+  friend auto operator<=>(const PairName&, const PairName&) = default;
+};
+
+struct HelloFrame {
+  std::uint64_t uid = 0;  // of the worker, in keys of the order
+  ProcessIdentity process;
+  std::int32_t nccl_version = 0;
+  std::vector<std::array<char, 16>> device_uuids;
+};
+struct RtsFrame {
+  std::uint64_t id = 0;  // 0: the first transfer of a pair, which tests it
+  Path path = Path::staging;
+  PairName pair;  // its epoch only for nccl
+  std::uint64_t bytes = 0;
+  std::uint64_t clock = 0;  // only for nccl
+};
+struct CtsFrame {
+  std::uint64_t id = 0;
+  PairName pair;
+  std::uint64_t clock = 0;
+};
+struct RetryFrame {  // destination: send that transfer again, by staging
+  std::uint64_t id = 0;
+};
+struct GrantFrame {  // destination: there is room for so many more chunks
+  std::uint64_t id = 0;
+  std::uint32_t chunks = 0;
+};
+struct DataFrame {
+  std::uint64_t id = 0;
+  std::uint64_t offset = 0;
+  std::span<const std::byte> bytes;
+};
+struct FinishedFrame {  // destination: has the bytes, or does not want them for `text`
+  std::uint64_t id = 0;
+  PairName pair;  // only for id 0
+  std::uint8_t failed = 0;
+  std::string text;
+};
+struct CancelFrame {  // source: the bytes will not come
+  std::uint64_t id = 0;
+  std::string text;
+};
+struct CommOpenFrame {
+  PairName pair;
+  std::int32_t nccl_version = 0;
+  std::uint64_t piece_bytes = 0;  // larger transfers go in pieces of this
+  nccl::UniqueId unique_id{};
+};
+struct CommReadyFrame {
+  PairName pair;
+};
+struct CommBreakFrame {
+  PairName pair;
+  std::uint8_t from_source = 0;  // 1: the sender of the frame is the source of the pair
+  std::string text;
+};
+
+[[nodiscard]] base::Bytes encode(const HelloFrame& frame);
+[[nodiscard]] base::Bytes encode(const RtsFrame& frame);
+[[nodiscard]] base::Bytes encode(const CtsFrame& frame);
+[[nodiscard]] base::Bytes encode(const RetryFrame& frame);
+[[nodiscard]] base::Bytes encode(const GrantFrame& frame);
+[[nodiscard]] base::Bytes encode(const DataFrame& frame);
+[[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
+[[nodiscard]] base::Bytes encode(const CancelFrame& frame);
+[[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
+[[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
+[[nodiscard]] base::Bytes encode(const CommBreakFrame& frame);
+
+[[nodiscard]] FrameKind kind_of(std::span<const std::byte> frame);
+// REQUIRES: the frame has that kind.
+[[nodiscard]] HelloFrame decode_hello(std::span<const std::byte> frame);
+[[nodiscard]] RtsFrame decode_rts(std::span<const std::byte> frame);
+[[nodiscard]] CtsFrame decode_cts(std::span<const std::byte> frame);
+[[nodiscard]] RetryFrame decode_retry(std::span<const std::byte> frame);
+[[nodiscard]] GrantFrame decode_grant(std::span<const std::byte> frame);
+[[nodiscard]] DataFrame decode_data(std::span<const std::byte> frame);  // refers to `frame`
+[[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);
+[[nodiscard]] CancelFrame decode_cancel(std::span<const std::byte> frame);
+[[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
+[[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);
+[[nodiscard]] CommBreakFrame decode_comm_break(std::span<const std::byte> frame);
+
+}  // namespace stitch::transport::gpu
