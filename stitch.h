@@ -12,3 +12,5 @@
 #include "stitch/rpc/worker.h"                        // IWYU pragma: export
 #include "stitch/rref/remote_module.h"                // IWYU pragma: export
 #include "stitch/rref/rref.h"                         // IWYU pragma: export
+#include "stitch/rref/rref_list.h"                    // IWYU pragma: export
+#include "stitch/rref/serialized.h"                   // IWYU pragma: export

@@ -16,6 +16,8 @@ set(STITCH_PUBLIC_HEADERS
   rpc/worker.h
   rref/remote_module.h
   rref/rref.h
+  rref/rref_list.h
+  rref/serialized.h
   transport/error.h
   transport/store/hash_store.h)
 

@@ -13,6 +13,14 @@ namespace stitch {
 
 namespace detail {
 
+// How an argument can stand for a value of another type, which the callee gets from elsewhere: a
+// layer above specializes it (rref/rref.h: a reference, for its object). write() notes in the
+// message what stands at that position; nothing is written into the body.
+template <class Arg, class Value>
+struct StandIn {
+  static constexpr bool kExists = false;
+};
+
 template <std::size_t I, class Param, class Arg>
 void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
   using Value = std::remove_cvref_t<Param>;
@@ -21,10 +29,14 @@ void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
       "stitch: a parameter of this remote function has a type that cannot be sent; give the type a "
       "cereal "
       "serialize(Archive&) member, or pass one of the sendable types listed at stitch::Sendable");
-  static_assert(std::is_convertible_v<Arg&&, Value>,
+  constexpr bool kConverts = std::is_convertible_v<Arg&&, Value>;
+  constexpr bool kStandsIn = !kConverts && StandIn<std::remove_cvref_t<Arg>, Value>::kExists;
+  static_assert(kConverts || kStandsIn,
                 "stitch: an argument does not convert to the remote function's parameter type");
   if constexpr (!Sendable<Value>) {
     // cereal's messages would hide the one above.
+  } else if constexpr (kStandsIn) {
+    StandIn<std::remove_cvref_t<Arg>, Value>::write(archive.message(), I, argument);
   } else if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, Value>) {
     archive(static_cast<const Value&>(argument));
   } else {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +11,21 @@
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/function/registry.h"
+
+namespace stitch::rpc {
+
+// The value of an argument that is not in its request's body: an object of this worker, or the
+// reply to a request for a copy of one.
+struct GivenArgument {
+  std::size_t position = 0;  // from 0
+  std::uint64_t type = 0;    // detail::type_id() of what the caller refers to
+  OwnedObject object;
+  std::optional<InMessage> reply;
+};
+// Null if the argument at that position is in the body.
+[[nodiscard]] GivenArgument* given_argument(InMessage& request, std::size_t position);
+
+}  // namespace stitch::rpc
 
 // From a function named at compile time to a registry entry that can be called from bytes.
 namespace stitch::detail {
@@ -47,9 +64,39 @@ struct KeepDelivery {
   void refused(const Error& error) { sink({}, std::make_exception_ptr(rpc::CallRefused(error))); }
 };
 
+// What stands for T where both ends must mean the same type.
+template <class T>
+[[nodiscard]] std::uint64_t type_id() {
+  static const std::uint64_t id = rpc::function_id(typeid(T).name());
+  return id;
+}
+
+// Moves or copies an argument that is not in the body to its place.
+template <class P>
+void take_given(rpc::GivenArgument& given, P& argument) {
+  if (given.type != type_id<P>())
+    throw Error(ErrorCode::invalid_argument, "its reference is to an object of another type");
+  if (given.reply) {
+    rpc::InArchive archive(*given.reply, given.reply->view.body().subspan(sizeof(std::uint64_t)));
+    archive(argument);
+    archive.check_seal();
+    archive.expect_end();
+    given.reply.reset();
+  } else if constexpr (kCopyable<P> && std::is_move_assignable_v<P>) {
+    if (*given.object.type != typeid(P)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "the object is of type " + base::demangle(given.object.type->name()));
+    }
+    argument = P(*static_cast<const P*>(given.object.object.get()));
+  } else {
+    throw Error(ErrorCode::invalid_argument, "objects of this type cannot be copied");
+  }
+}
+
 template <class... Params>
 void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments) {
   rpc::InArchive archive = rpc::arguments_of(call);
+  const bool may_be_given = !archive.message().attachments.empty();
   std::size_t position = 0;
   const auto decode_one = [&]<class P>(P& argument) {
     static_assert(Sendable<P>,
@@ -58,7 +105,13 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
     if constexpr (Sendable<P>) {  // else cereal's messages would hide that one
       ++position;
       try {
-        archive(argument);
+        auto* const given =
+            may_be_given ? rpc::given_argument(archive.message(), position - 1) : nullptr;
+        if (given == nullptr) {
+          archive(argument);
+        } else {
+          take_given(*given, argument);
+        }
         archive.check_seal();
       } catch (...) {
         throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) +

@@ -4,6 +4,9 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/deadline.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/function_runner.h"
 #include "stitch/rref/rref_agent.h"
 
 namespace stitch::rref {
@@ -15,15 +18,34 @@ void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes
   message.frame.add_section(kind, bytes.span());
 }
 
+// The name of the function that a request names; null if it is not registered.
+const std::string* function_of(const rpc::InMessage& request) {
+  base::ByteReader in(request.view.body(), "request");
+  static_cast<void>(in.read<std::uint64_t>());
+  const auto* function = rpc::FunctionRegistry::instance().find(in.read<std::uint64_t>());
+  return function == nullptr ? nullptr : &function->name;
+}
+
 }  // namespace
 
 OutgoingRefs::~OutgoingRefs() { unpin(); }
 
 std::uint32_t OutgoingRefs::add(const HandlePtr& handle) {
-  const auto [found, fresh] =
-      index_.try_emplace(handle->id(), static_cast<std::uint32_t>(handles_.size()));
-  if (fresh) handles_.push_back(handle);
-  return found->second;
+  constexpr std::size_t kFew = 8;
+  const auto next = static_cast<std::uint32_t>(handles_.size());
+  if (next < kFew) {
+    for (std::uint32_t i = 0; i < next; ++i) {
+      if (handles_[i]->id() == handle->id()) return i;
+    }
+  } else {
+    if (index_.empty()) {
+      for (std::uint32_t i = 0; i < next; ++i) index_.emplace(handles_[i]->id(), i);
+    }
+    const auto [found, fresh] = index_.try_emplace(handle->id(), next);
+    if (!fresh) return found->second;
+  }
+  handles_.push_back(handle);
+  return next;
 }
 
 void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessage& message,
@@ -70,6 +92,26 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
     out.write(target_->use);
     add_section(message, wire::kTargetSection, bytes);
   }
+  if (!arguments_.empty()) {
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
+    out.write(static_cast<std::uint32_t>(arguments_.size()));
+    for (const ReferredArgument& each : arguments_) {
+      out.write(each.position);
+      out.write(each.index);
+      out.write(each.type);
+    }
+    add_section(message, wire::kArgumentsSection, bytes);
+  }
+  if (order_) {
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
+    const PlaceInOrder place = order_->next();
+    number_ = place.number;
+    out.write(place.stream);
+    out.write(place.number);
+    add_section(message, wire::kOrderSection, bytes);
+  }
 }
 
 void OutgoingRefs::on_sent(const std::optional<Error>& error) {
@@ -77,11 +119,15 @@ void OutgoingRefs::on_sent(const std::optional<Error>& error) {
   // stay, as all pins towards dead workers do. Most errors mean that it certainly did not.
   const bool may_have_arrived =
       !error || (error->code() == ErrorCode::disconnected && sender_ && !sender_->knows_losses());
-  if (may_have_arrived) pinned_.clear();
+  if (may_have_arrived) {
+    pinned_.clear();
+    number_.reset();
+  }
   unpin();
 }
 
 void OutgoingRefs::unpin() {
+  if (number_) order_->skip(*std::exchange(number_, std::nullopt));
   for (const CarriedRef& carried : std::exchange(pinned_, {}))
     sender_->perform(sender_->lifetime().unpin(carried, to_));
 }
@@ -91,7 +137,11 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   const auto* carried = message.view.section(wire::kCarriedSection);
   const auto* create = message.view.section(wire::kCreateSection);
   const auto* target = message.view.section(wire::kTargetSection);
-  if (carried == nullptr && create == nullptr && target == nullptr) return nullptr;
+  const auto* arguments = message.view.section(wire::kArgumentsSection);
+  const auto* order = message.view.section(wire::kOrderSection);
+  if (carried == nullptr && create == nullptr && target == nullptr && arguments == nullptr &&
+      order == nullptr)
+    return nullptr;
   std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
   std::vector<CarriedRef> arrived;
   if (carried != nullptr) {
@@ -132,11 +182,40 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
       throw Error(ErrorCode::protocol, "request about an object has an unknown use");
     refs->target_ = read;
   }
+  if (arguments != nullptr) {
+    base::ByteReader in(arguments->bytes, "list of referred arguments");
+    const auto count = in.read_count(16);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      ReferredArgument each;
+      each.position = in.read<std::uint32_t>();
+      each.index = in.read<std::uint32_t>();
+      each.type = in.read<std::uint64_t>();
+      if (each.index >= arrived.size())
+        throw Error(ErrorCode::protocol, "an argument names reference " +
+                                             std::to_string(each.index) + " of " +
+                                             std::to_string(arrived.size()));
+      // It would wait for itself.
+      if (request && arrived[each.index].id == request->id)
+        throw Error(ErrorCode::protocol,
+                    to_string(request->id) + " is an argument of its own creation");
+      refs->arguments_.push_back(each);
+    }
+    in.expect_end();
+  }
+  std::optional<PlaceInOrder> place;
+  if (order != nullptr) {
+    base::ByteReader in(order->bytes, "place of a request");
+    place.emplace();
+    place->stream = in.read<std::uint64_t>();
+    place->number = in.read<std::uint64_t>();
+    in.expect_end();
+  }
   for (const CarriedRef& each : arrived) {
     receiver->check_owner_life(each.id.owner);
     receiver->lifetime().check(each.id);
   }
   // Everything is read and valid; nothing has been changed before this point.
+  if (place) refs->order_ = receiver->ordered_calls().arrive(refs->sender_, *place);
   for (const CarriedRef& each : arrived) {
     std::optional<Error> lost;
     if (each.lost) lost = receiver->lost_at(message.from, each.id.owner);
@@ -146,7 +225,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   if (request) {
     // In a message to this worker itself, the entry exists since remote() was called.
     if (refs->sender_ != receiver->lifetime().self() &&
-        !receiver->lifetime().create(request->id, refs->sender_)) {
+        !receiver->lifetime().create(request->id, refs->sender_, function_of(message))) {
       throw Error(ErrorCode::protocol, to_string(request->id) + " is requested twice");
     }
     refs->create_ = request;
@@ -155,7 +234,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
 }
 
 IncomingRefs::~IncomingRefs() {
-  end(Error(ErrorCode::cancelled, "its creation was dropped before it ended"));
+  end([] { return Error(ErrorCode::cancelled, "its creation was dropped before it ended"); });
 }
 
 HandlePtr IncomingRefs::handle(std::uint32_t index) const {
@@ -168,15 +247,37 @@ HandlePtr IncomingRefs::handle(std::uint32_t index) const {
 }
 
 void IncomingRefs::on_answer(const std::optional<Error>& error) {
-  end(error ? *error : Error(ErrorCode::internal, "its creation was answered before it ended"));
+  end([&] {
+    return error ? *error : Error(ErrorCode::internal, "its creation was answered before it ended");
+  });
 }
 
-void IncomingRefs::end(const Error& if_not_created) {
+void IncomingRefs::limit_creation(const std::shared_ptr<rpc::IncomingCall>& call) {
+  const auto timeout = create_->timeout;
+  const auto deadline = base::deadline_or_none(timeout);
+  if (deadline == TimeLimits::Time::max()) return;
+  limit_.passed = [weak = std::weak_ptr(call), timeout] {
+    const auto late = weak.lock();
+    if (!late) return;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
+    // Not from a user-function thread: such handlers may occupy all of them.
+    late->request_stop();
+  };
+  receiver_->time_limits().add(limit_, deadline, call->agent().loop());
+}
+
+void IncomingRefs::end_limit() noexcept { receiver_->time_limits().remove(limit_); }
+
+template <class MakeError>
+void IncomingRefs::end(MakeError&& if_not_created) {
   if (std::exchange(ended_, true)) return;
   // Every request to create ends with an outcome of its object; the first one is kept.
-  if (create_)
+  if (create_ && !created_.load()) {
+    end_limit();
     receiver_->perform(
-        receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(if_not_created)));
+        receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(if_not_created())));
+  }
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -8,11 +9,18 @@
 #include <unordered_map>
 #include <vector>
 
-#include "stitch/base/event_loop.h"
 #include "stitch/rpc/message/message.h"
+#include "stitch/rref/call_order.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/handle.h"
 #include "stitch/rref/lifetime/lifetime.h"
+#include "stitch/rref/ordered_calls.h"
+#include "stitch/rref/time_limits.h"
+#include "stitch/rref/turn_queue.h"
+
+namespace stitch::rpc {
+class IncomingCall;
+}
 
 // References inside messages. The body holds indexes; the ids and tokens are in a section of the
 // frame, so that a message that is refused or arrives too late is settled without decoding its
@@ -27,6 +35,12 @@ struct TargetRequest {
   std::uint32_t index = 0;  // into the carried references
   TargetUse use = TargetUse::call;
 };
+// An argument of a request for which a reference stands: its object is wanted there.
+struct ReferredArgument {
+  std::uint32_t position = 0;  // from 0
+  std::uint32_t index = 0;     // into the carried references
+  std::uint64_t type = 0;      // detail::type_id() of the object
+};
 
 // The references of a message that is being written. Pinned when the message is about to leave (G1,
 // case "send"); unpinned if it certainly never does. Not thread-safe; destroyed on any thread.
@@ -37,6 +51,11 @@ class OutgoingRefs final : public rpc::Attachment {
   std::uint32_t add(const HandlePtr& handle);
   void create(const CreateRequest& request) { create_ = request; }
   void target(const HandlePtr& handle, TargetUse use) { target_ = TargetRequest{add(handle), use}; }
+  void argument(std::uint32_t position, const HandlePtr& handle, std::uint64_t type) {
+    arguments_.push_back({position, add(handle), type});
+  }
+  // The request gets the next place in `order` when it is about to leave.
+  void order(std::shared_ptr<CallOrder> order) { order_ = std::move(order); }
 
   // Pins every reference and writes the sections. Throws Error(invalid_argument) for a reference
   // that belongs to another worker of this process.
@@ -48,9 +67,12 @@ class OutgoingRefs final : public rpc::Attachment {
   void unpin();
 
   std::vector<HandlePtr> handles_;
-  std::unordered_map<RRefId, std::uint32_t, RRefIdHash> index_;
+  std::unordered_map<RRefId, std::uint32_t, RRefIdHash> index_;  // of handles_, if they are many
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;
+  std::vector<ReferredArgument> arguments_;
+  std::shared_ptr<CallOrder> order_;
+  std::optional<std::uint64_t> number_;  // in order_; until the request has been sent
   std::shared_ptr<RRefAgent> sender_;
   WorkerLife to_;
   std::vector<CarriedRef> pinned_;
@@ -71,8 +93,19 @@ class IncomingRefs final : public rpc::Attachment {
   [[nodiscard]] const std::optional<CreateRequest>& create() const noexcept { return create_; }
   [[nodiscard]] const std::optional<TargetRequest>& target() const noexcept { return target_; }
   [[nodiscard]] const RRefId& target_id() const { return ids_.at(target_->index); }
-  // The timer that limits the creation; 0: none. Set before the creation starts.
-  base::EventLoop::TimerId creation_timer = 0;
+  [[nodiscard]] const std::vector<ReferredArgument>& arguments() const noexcept {
+    return arguments_;
+  }
+  [[nodiscard]] const RRefId& id(std::uint32_t index) const { return ids_.at(index); }
+  // Its place among the requests through an ordered handle; they end when the message does.
+  [[nodiscard]] const OrderedCalls::Arrived& order() const noexcept { return order_; }
+  // The turn of the request at an object whose methods run one at a time; ends with the message.
+  void hold(Turn turn) { turn_ = std::move(turn); }
+  // Limits the time of the creation. Called before it starts.
+  void limit_creation(const std::shared_ptr<rpc::IncomingCall>& call);
+  void end_limit() noexcept;
+  // The outcome of the creation has been stored: the answer has none to add.
+  void created() noexcept { created_.store(true); }
   // The object to be created is the result of `function`, a registered name. Called before the
   // creation.
   void set_creating(std::string_view function) { creating_ = function; }
@@ -85,7 +118,9 @@ class IncomingRefs final : public rpc::Attachment {
  private:
   IncomingRefs(std::shared_ptr<RRefAgent> receiver, const WorkerLife& sender)
       : receiver_(std::move(receiver)), sender_(sender) {}
-  void end(const Error& if_not_created);
+  // `if_not_created` makes the error of a creation that has no outcome yet.
+  template <class MakeError>
+  void end(MakeError&& if_not_created);
   [[nodiscard]] Error creation_failed(const Error& why) const;
 
   const std::shared_ptr<RRefAgent> receiver_;
@@ -94,8 +129,13 @@ class IncomingRefs final : public rpc::Attachment {
   std::shared_ptr<void> object_;
   std::string_view creating_;
   bool ended_ = false;
+  std::atomic<bool> created_{false};
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;
+  std::vector<ReferredArgument> arguments_;
+  TimeLimits::Limit limit_;      // of the creation
+  Turn turn_;                    // of object_
+  OrderedCalls::Arrived order_;  // ends first
 };
 
 }  // namespace stitch::rref

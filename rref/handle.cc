@@ -6,8 +6,10 @@
 
 namespace stitch::rref {
 
-Handle::Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id, WorkerInfo owner)
-    : rrefs_(std::move(rrefs)), id_(id), owner_(std::move(owner)) {}
+Handle::Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id)
+    : rrefs_(std::move(rrefs)), id_(id) {}
+
+const WorkerInfo& Handle::owner() const { return rrefs_->known_info_of(id_.owner); }
 
 Handle::~Handle() { rrefs_->perform(rrefs_->lifetime().drop_local(id_)); }
 

@@ -14,16 +14,17 @@ class RRefAgent;
 // dropped with the last copy. Copying is an atomic increment and nothing else. May outlive its
 // worker; it is lost then. Thread contract: constant after construction; any thread may drop the
 // last copy.
-class Handle : public std::enable_shared_from_this<Handle> {
+class Handle {
  public:
   // Takes over one local reference to `id`.
-  Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id, WorkerInfo owner);
+  Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
   [[nodiscard]] const RRefId& id() const noexcept { return id_; }
-  [[nodiscard]] const WorkerInfo& owner() const noexcept { return owner_; }
+  // Lives as long as this.
+  [[nodiscard]] const WorkerInfo& owner() const;
   [[nodiscard]] bool is_owner() const noexcept;
   // The owner is known to know of the object.
   [[nodiscard]] bool confirmed_by_owner() const;
@@ -33,7 +34,6 @@ class Handle : public std::enable_shared_from_this<Handle> {
  private:
   const std::shared_ptr<RRefAgent> rrefs_;
   const RRefId id_;
-  const WorkerInfo owner_;
 };
 using HandlePtr = std::shared_ptr<const Handle>;
 

@@ -27,30 +27,52 @@ std::map<std::string, at::Tensor> module_state(const torch::nn::Module& module) 
   return state;
 }
 
-void load_module_state(torch::nn::Module& module, const std::map<std::string, at::Tensor>& state) {
+StateDifference load_module_state(torch::nn::Module& module,
+                                  const std::map<std::string, at::Tensor>& state, bool strict) {
   const auto own = tensors_of(module);
+  StateDifference difference;
   std::ostringstream wrong;
   for (const auto& [name, tensor] : own) {
-    const auto given = state.find(name);
-    if (given == state.end()) {
-      wrong << "; \"" << name << "\" is missing";
-    } else if (given->second.defined() != tensor.defined() ||
-               (tensor.defined() && given->second.sizes() != tensor.sizes())) {
-      wrong << "; \"" << name << "\" has sizes "
-            << (tensor.defined() ? tensor.sizes() : at::IntArrayRef()) << ", given are "
-            << (given->second.defined() ? given->second.sizes() : at::IntArrayRef());
+    const auto found = state.find(name);
+    if (found == state.end()) {
+      difference.missing.push_back(name);
+      if (strict) wrong << "; \"" << name << "\" is missing";
+      continue;
+    }
+    const at::Tensor& given = found->second;
+    if (given.defined() != tensor.defined()) {
+      wrong << "; \"" << name << "\" is " << (tensor.defined() ? "defined" : "undefined")
+            << ", given is " << (given.defined() ? "a defined" : "an undefined") << " one";
+    } else if (tensor.defined() && given.sizes() != tensor.sizes()) {
+      wrong << "; \"" << name << "\" has sizes " << tensor.sizes() << ", given are "
+            << given.sizes();
+    } else if (tensor.defined() && given.scalar_type() != tensor.scalar_type()) {
+      wrong << "; \"" << name << "\" has dtype " << at::toString(tensor.scalar_type())
+            << ", given is " << at::toString(given.scalar_type());
     }
   }
   for (const auto& [name, tensor] : state) {
-    if (!own.contains(name)) wrong << "; \"" << name << "\" is unknown";
+    if (own.contains(name)) continue;
+    difference.unknown.push_back(name);
+    if (strict) wrong << "; \"" << name << "\" is unknown";
   }
   if (!wrong.str().empty())
     throw Error(ErrorCode::invalid_argument, "state does not fit the module" + wrong.str());
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : own) {
+    const auto found = state.find(name);
     // The copy of the handle shares the tensor, which is changed in place.
-    if (tensor.defined()) at::Tensor(tensor).copy_(state.at(name));
+    if (tensor.defined() && found != state.end()) at::Tensor(tensor).copy_(found->second);
   }
+  return difference;
+}
+
+void require_cpu(const at::Device& device) {
+  if (device.is_cpu()) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a remote module cannot be made on device " + device.str() +
+                  ": modules live on the cpu of their worker; move its tensors with a method of "
+                  "the module");
 }
 
 }  // namespace stitch::rref

@@ -7,6 +7,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/calls.h"
+#include "stitch/rref/call_order.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/object_server.h"
 #include "stitch/rref/rref_agent.h"
@@ -69,13 +70,43 @@ std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_vie
   return agent;
 }
 
-ObjectRequest begin_request(const Handle& handle, TargetUse use, std::uint64_t function_id,
-                            std::string_view function) {
-  auto agent = require_usable(handle, function);
+std::shared_ptr<CallOrder> make_order(const Handle& handle) {
+  static_cast<void>(handle.rrefs()->require_agent());
+  return std::make_shared<CallOrder>(handle.rrefs(), handle.owner());
+}
+
+namespace {
+
+ObjectRequest begin_request(const HandlePtr& handle, TargetUse use, std::uint64_t function_id,
+                            std::string_view function, const std::shared_ptr<CallOrder>& order) {
+  auto agent = require_usable(*handle, function);
   agent->throw_if_stopped();
   rpc::OutMessage message = rpc::Agent::begin_request(function_id);
-  message.attachment<OutgoingRefs>().target(handle.shared_from_this(), use);
-  return {std::move(agent), &handle.owner(), std::move(message)};
+  auto& refs = message.attachment<OutgoingRefs>();
+  refs.target(handle, use);
+  if (order) refs.order(order);
+  return {std::move(agent), &handle->owner(), std::move(message)};
+}
+
+}  // namespace
+
+ObjectRequest begin_method_call(const HandlePtr& handle, const std::shared_ptr<CallOrder>& order,
+                                std::uint64_t function_id, std::string_view function) {
+  return begin_request(handle, TargetUse::call, function_id, function, order);
+}
+
+ObjectRequest begin_fetch(const HandlePtr& handle, const std::shared_ptr<CallOrder>& order) {
+  return begin_request(handle, TargetUse::fetch, 0, "RRef::to_here", order);
+}
+
+ObjectRequest begin_wait(const HandlePtr& handle, std::string_view function,
+                         const std::shared_ptr<CallOrder>& order) {
+  return begin_request(handle, TargetUse::await, 0, function, order);
+}
+
+void write_argument(rpc::OutMessage& request, std::size_t position, const HandlePtr& handle,
+                    std::uint64_t type) {
+  request.attachment<OutgoingRefs>().argument(static_cast<std::uint32_t>(position), handle, type);
 }
 
 ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent, const Target& target,
@@ -95,19 +126,20 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   const WorkerInfo& to = *request.to;
   RRefId id;
   try {
-    id = life_of(to) == lifetime.self() ? lifetime.add_object(nullptr)
-                                        : lifetime.begin_create(life_of(to));
+    id = life_of(to) == lifetime.self() ? lifetime.add_object(nullptr, &function)
+                                        : lifetime.begin_create(life_of(to), &function);
   } catch (const Error& error) {
     throw not_made(error, function, to);
   }
-  auto handle = std::make_shared<Handle>(rrefs, id, to);
+  static_cast<void>(rrefs->known_info_of(id.owner));  // while this worker has not shut down
+  auto handle = std::make_shared<Handle>(rrefs, id);
   request.message.attachment<OutgoingRefs>().create({id, timeout});
   alive->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
                     std::make_shared<PendingCreation>(rrefs, id));
   return handle;
 }
 
-void run_when_created(const Handle& handle, Waiter waiter) {
+void run_when_created(const Handle& handle, Created waiter) {
   handle.rrefs()->when_created(handle.id(), std::move(waiter));
 }
 
@@ -118,30 +150,33 @@ base::UniqueFunction<void()> limit_wait(const Handle& handle,
   const auto timeout = agent->effective_timeout(limit);
   const auto deadline = base::deadline_or_none(timeout);
   if (deadline == rpc::Clock::time_point::max()) return nullptr;
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-  auto error = Error(ErrorCode::timeout, to_string(handle.id()) + " was not created by " +
-                                             to_string(handle.owner()) + " within " +
-                                             std::to_string(ms) + " ms")
-                   .with_worker(handle.owner().name);
-  const auto timer =
-      agent->loop().call_at(deadline, [on_timeout = std::move(on_timeout),
-                                       error = std::move(error)]() mutable { on_timeout(error); });
-  return [weak = std::weak_ptr(agent), timer] {
-    if (const auto alive = weak.lock()) alive->loop().cancel(timer);
+  const auto rrefs = handle.rrefs();
+  auto waiting = std::make_unique<TimeLimits::Limit>();
+  waiting->passed = [rrefs = std::weak_ptr(rrefs), id = handle.id(), timeout,
+                     on_timeout = std::move(on_timeout)]() mutable {
+    const auto alive = rrefs.lock();
+    const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    on_timeout(Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
+                                             " within " + std::to_string(ms) + " ms")
+                   .with_worker(owner.name));
   };
+  rrefs->time_limits().add(*waiting, deadline, agent->loop());
+  return [rrefs, waiting = std::move(waiting)] { rrefs->time_limits().remove(*waiting); };
 }
 
-Future<void> when_created(const Handle& handle, std::optional<std::chrono::nanoseconds> timeout) {
+Future<void> when_created(const HandlePtr& handle,
+                          std::optional<std::chrono::nanoseconds> timeout) {
   try {
     constexpr const char* kName = "RRef::when_created";
-    const auto agent = require_usable(handle, kName);
-    if (!handle.rrefs()->lifetime().tracks_creation(handle.id())) {  // only the owner knows
-      auto request = begin_request(handle, TargetUse::await, 0, kName);
-      return detail::start_call<void>(agent, handle.owner(), kName, timeout,
+    const auto agent = require_usable(*handle, kName);
+    if (!handle->rrefs()->lifetime().tracks_creation(handle->id())) {  // only the owner knows
+      auto request = begin_wait(handle, kName);
+      return detail::start_call<void>(agent, handle->owner(), kName, timeout,
                                       std::move(request.message));
     }
     Promise<void> promise;
-    run_when_created(handle,
+    run_when_created(*handle,
                      [promise](const std::shared_ptr<void>&, const std::optional<Error>& failure) {
                        if (failure) {
                          promise.set_error(*failure);
@@ -149,7 +184,7 @@ Future<void> when_created(const Handle& handle, std::optional<std::chrono::nanos
                          promise.set_value();
                        }
                      });
-    complete_by(promise, handle, agent, timeout);
+    complete_by(promise, *handle, agent, timeout);
     return promise.future();
   } catch (const Error&) {
     return make_failed_future<void>();

@@ -14,9 +14,7 @@
 #include "stitch/rpc/future/future.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/owned_object.h"
-#include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/handle.h"
-#include "stitch/rref/lifetime/waiter.h"
 #include "stitch/rref/rref_extension.h"
 
 namespace stitch {
@@ -30,6 +28,16 @@ class IncomingCall;
 // Thread contract: every function from any thread; only local_value() waits.
 namespace stitch::rref {
 
+class CallOrder;
+
+// How the calls through one RRef are made; shared by its copies.
+struct HandleUse {
+  std::optional<std::chrono::nanoseconds> timeout;  // none: the worker's
+  std::shared_ptr<CallOrder> order;                 // null: in no order
+};
+// A new order for calls of `handle`. Throws Error(shutting_down) after shutdown.
+[[nodiscard]] std::shared_ptr<CallOrder> make_order(const Handle& handle);
+
 // ---- requests
 // A request about an object, or to create one, that is being written.
 struct ObjectRequest {
@@ -42,9 +50,19 @@ struct ObjectRequest {
 // Error(shutting_down) if its worker has shut down.
 [[nodiscard]] std::shared_ptr<rpc::Agent> require_usable(const Handle& handle,
                                                          std::string_view function);
-// A request about the object of `handle`. Throws as require_usable().
-[[nodiscard]] ObjectRequest begin_request(const Handle& handle, TargetUse use,
-                                          std::uint64_t function_id, std::string_view function);
+// A request for a method of the object of `handle`. `order` as in HandleUse. Throws as
+// require_usable().
+[[nodiscard]] ObjectRequest begin_method_call(const HandlePtr& handle,
+                                              const std::shared_ptr<CallOrder>& order,
+                                              std::uint64_t function_id, std::string_view function);
+// A request for a copy of the object, and one that is answered when it has been created.
+[[nodiscard]] ObjectRequest begin_fetch(const HandlePtr& handle,
+                                        const std::shared_ptr<CallOrder>& order = nullptr);
+[[nodiscard]] ObjectRequest begin_wait(const HandlePtr& handle, std::string_view function,
+                                       const std::shared_ptr<CallOrder>& order = nullptr);
+// The argument at that position of a request is the object of `handle`, whose type_id() is `type`.
+void write_argument(rpc::OutMessage& request, std::size_t position, const HandlePtr& handle,
+                    std::uint64_t type);
 // A request to create an object on the target. Throws Error: an unknown worker, `into`, a worker
 // that has shut down.
 [[nodiscard]] ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent,
@@ -57,9 +75,12 @@ struct ObjectRequest {
 // ---- objects of this worker
 // Owns `value` here; returns the first handle on it. Throws Error(shutting_down) after shutdown.
 [[nodiscard]] HandlePtr own(const std::shared_ptr<rpc::Agent>& agent, rpc::OwnedObject value);
+// Called once when the creation of an object has ended: with the object, or with the error.
+using Created = base::UniqueFunction<void(const std::shared_ptr<void>& object,
+                                          const std::optional<Error>& failure)>;
 // Calls `waiter` when the creation has ended, at the owner with the rpc::OwnedObject. REQUIRES:
 // handle.is_owner(), or Lifetime::tracks_creation().
-void run_when_created(const Handle& handle, Waiter waiter);
+void run_when_created(const Handle& handle, Created waiter);
 // The object. Waits for its creation as when_created() does and throws its error. Throws
 // Error(invalid_argument) if it is not owned here.
 [[nodiscard]] rpc::OwnedObject local_value(const Handle& handle,
@@ -69,7 +90,7 @@ void run_when_created(const Handle& handle, Waiter waiter);
 
 // ---- waiting
 // As RRef::when_created().
-[[nodiscard]] Future<void> when_created(const Handle& handle,
+[[nodiscard]] Future<void> when_created(const HandlePtr& handle,
                                         std::optional<std::chrono::nanoseconds> timeout);
 // Calls `on_timeout`, on the timer thread, with Error(timeout) when the limit (none: the worker's;
 // zero: never) has passed. Returns a function that stops the timer; empty if there is no limit.

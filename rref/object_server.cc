@@ -1,17 +1,17 @@
 #include "stitch/rref/object_server.h"
 
+#include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
+#include "stitch/rref/argument_resolver.h"
+#include "stitch/rref/serialized.h"
 
 namespace stitch::rref {
-namespace {
 
-using namespace std::chrono_literals;
-
-// What a request about an object is told if the creation of the object failed.
 Error not_created(const Error& failure) {
   constexpr const char* kPrefix = "its object was not created";
   // The text of the refusal is for the creator, who knows the function's name.
@@ -23,20 +23,7 @@ Error not_created(const Error& failure) {
   return failure.with_prefix(kPrefix);
 }
 
-void start_creation_timer(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs) {
-  const auto timeout = refs.create()->timeout;
-  const auto deadline = base::deadline_or_none(timeout);
-  if (deadline == rpc::Clock::time_point::max()) return;
-  refs.creation_timer = call->agent().loop().call_at(deadline, [weak = std::weak_ptr(call),
-                                                                timeout] {
-    const auto late = weak.lock();
-    if (!late) return;
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
-    // Not from a user-function thread: such handlers may occupy all of them.
-    late->request_stop();
-  });
-}
+namespace {
 
 // Answers with the encoded object.
 void send_object(const std::shared_ptr<rpc::IncomingCall>& call, const rpc::OwnedObject& object) {
@@ -51,23 +38,72 @@ void send_object(const std::shared_ptr<rpc::IncomingCall>& call, const rpc::Owne
   });
 }
 
+// The call whose function this thread runs to keep its result.
+thread_local const rpc::IncomingCall* creating_here = nullptr;
+// While the outcome of a creation is stored at the end of a task: where a request for a copy of the
+// new object is put. To wake another thread for it takes longer than to serve it.
+thread_local base::UniqueFunction<void()>* served_next = nullptr;
+
+class ServedNext {
+ public:
+  explicit ServedNext(bool at_end) noexcept { served_next = at_end ? &task_ : nullptr; }
+  ~ServedNext() { served_next = nullptr; }
+  void run() {
+    served_next = nullptr;
+    if (task_) task_();
+  }
+
+ private:
+  base::UniqueFunction<void()> task_;
+};
+
+// The memory that an object takes, as far as it is known from its type: itself, and the elements of
+// tensors, texts and vectors of numbers; 0 for others.
+std::size_t known_bytes(const rpc::OwnedObject& value) {
+  const auto tensor_bytes = [](const at::Tensor& tensor) {
+    const bool dense = tensor.defined() && tensor.layout() == at::kStrided;
+    return sizeof(tensor) +
+           (dense ? static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() : std::size_t{0});
+  };
+  const void* const at = value.object.get();
+  if (*value.type == typeid(at::Tensor)) return tensor_bytes(*static_cast<const at::Tensor*>(at));
+  if (*value.type == typeid(std::vector<at::Tensor>)) {
+    std::size_t bytes = sizeof(std::vector<at::Tensor>);
+    for (const at::Tensor& each : *static_cast<const std::vector<at::Tensor>*>(at))
+      bytes += tensor_bytes(each);
+    return bytes;
+  }
+  if (*value.type == typeid(std::string))
+    return sizeof(std::string) + static_cast<const std::string*>(at)->size();
+  if (*value.type == typeid(int) || *value.type == typeid(float)) return sizeof(int);
+  if (*value.type == typeid(std::int64_t) || *value.type == typeid(double)) return sizeof(double);
+  return 0;
+}
+
 }  // namespace
 
 HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
-  const auto alive = rrefs_->require_agent();
+  static_cast<void>(rrefs_->require_agent());
   const RRefId id = rrefs_->lifetime().add_object(box(std::move(value)));
-  return std::make_shared<Handle>(rrefs_, id, alive->self());
+  static_cast<void>(rrefs_->known_info_of(id.owner));  // while this worker has not shut down
+  return std::make_shared<Handle>(rrefs_, id);
 }
 
 // A method may still run on an object whose entry was deleted, and may end on any thread: so the
 // pointer itself has the object destroyed on the user-function threads. After stop(), on the thread
 // that drops the last reference.
 std::shared_ptr<void> ObjectServer::box(rpc::OwnedObject value) const {
+  auto box = std::make_unique<OwnedBox>();
+  static_cast<rpc::OwnedObject&>(*box) = std::move(value);
+  box->bytes = known_bytes(*box);
+  if (runs_one_at_a_time(*box->type)) box->turns = std::make_unique<TurnQueue>();
+  rrefs_->add_bytes_known(static_cast<std::int64_t>(box->bytes));
   return std::shared_ptr<rpc::OwnedObject>(
-      new rpc::OwnedObject(std::move(value)),
-      [weak = std::weak_ptr(rrefs_)](rpc::OwnedObject* last) {
-        std::unique_ptr<rpc::OwnedObject> owned(last);
+      box.release(), [weak = std::weak_ptr(rrefs_)](rpc::OwnedObject* last) {
+        std::unique_ptr<OwnedBox> owned(static_cast<OwnedBox*>(last));
         const auto rrefs = weak.lock();
+        if (rrefs) rrefs->add_bytes_known(-static_cast<std::int64_t>(owned->bytes));
+        if (RRefAgent::destroys_here()) return;
         const auto alive = rrefs ? rrefs->agent() : nullptr;
         if (!alive) return;
         try {
@@ -80,46 +116,95 @@ std::shared_ptr<void> ObjectServer::box(rpc::OwnedObject value) const {
 
 bool ObjectServer::take_over(const std::shared_ptr<rpc::IncomingCall>& call) const {
   auto* refs = call->message().find_attachment<IncomingRefs>();
-  if (refs == nullptr || (!refs->create() && !refs->target())) return false;
+  if (refs == nullptr || (!refs->create() && !refs->target() && refs->arguments().empty()))
+    return false;
+  rpc::GivenArguments* given = nullptr;
+  if (!refs->arguments().empty()) {
+    // Before anything can answer the call, on another thread.
+    call->message().attachments.push_back(std::make_unique<rpc::GivenArguments>());
+    given = static_cast<rpc::GivenArguments*>(call->message().attachments.back().get());
+  }
   if (refs->create()) {
     if (call->function() != nullptr) refs->set_creating(call->function()->name);
-    start_creation_timer(call, *refs);
+    refs->limit_creation(call);
   }
-  if (!refs->target()) {
-    serve(call, *refs, nullptr);
-    return true;
+  if (given == nullptr) {
+    find_target(call, *refs);
+  } else {
+    resolve_arguments(rrefs_, call, *refs, *given,
+                      [server = *this, refs](const std::shared_ptr<rpc::IncomingCall>& resolved) {
+                        server.find_target(resolved, *refs);
+                      });
+  }
+  return true;
+}
+
+void ObjectServer::find_target(const std::shared_ptr<rpc::IncomingCall>& call,
+                               IncomingRefs& refs) const {
+  if (!refs.target()) {
+    take_turn(call, refs, nullptr);
+    return;
   }
   Lifetime& lifetime = rrefs_->lifetime();
-  const RRefId& id = refs->target_id();
-  if (id.owner != lifetime.self() || !lifetime.owned(id)) {
+  const RRefId& id = refs.target_id();
+  if (id.owner != lifetime.self() || !lifetime.owns(id)) {
     call->fail(lifetime.status(id).lost.value_or(
         Error(ErrorCode::disconnected,
               to_string(id) + " is not owned by " + to_string(call->agent().self()))));
-    return true;
+    return;
   }
-  // After the creation, if that has not ended; no thread waits. The message keeps the object until
-  // the call is answered.
-  rrefs_->when_created(id, [server = *this, call, refs](const std::shared_ptr<void>& object,
-                                                        const std::optional<Error>& failure) {
+  // The message keeps the object until the call is answered.
+  rrefs_->when_created(id, [server = *this, call, refs = &refs](
+                               const std::shared_ptr<void>& object,
+                               const std::optional<Error>& failure) {
     if (failure) {
       call->fail(not_created(*failure));
     } else {
       refs->keep(object);
-      server.serve(call, *refs, static_cast<const rpc::OwnedObject*>(object.get()));
+      server.take_turn(call, *refs,
+                       static_cast<const OwnedBox*>(static_cast<rpc::OwnedObject*>(object.get())));
     }
   });
-  return true;
+}
+
+void ObjectServer::take_turn(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
+                             const OwnedBox* target) const {
+  if (refs.order().ordered()) {
+    refs.order().wait([server = *this, call, refs = &refs, target] {
+      server.take_turn_at_object(call, *refs, target);
+    });
+  } else {
+    take_turn_at_object(call, refs, target);
+  }
+}
+
+void ObjectServer::take_turn_at_object(const std::shared_ptr<rpc::IncomingCall>& call,
+                                       IncomingRefs& refs, const OwnedBox* target) const {
+  // To wait for an object's creation is not to use it.
+  if (target == nullptr || !target->turns || refs.target()->use == TargetUse::await) {
+    serve(call, refs, target);
+    return;
+  }
+  target->turns->wait([server = *this, call, refs = &refs, target] {
+    refs->hold(Turn(*target->turns));
+    server.serve(call, *refs, target);
+  });
 }
 
 void ObjectServer::serve(const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
-                         const rpc::OwnedObject* target) const {
+                         const OwnedBox* target) const {
   rpc::Agent& agent = call->agent();
   if (target != nullptr && refs.target()->use == TargetUse::await) {
     call->reply([](rpc::OutArchive&) {});
     return;
   }
   if (target != nullptr && refs.target()->use == TargetUse::fetch) {
-    agent.post([call, target] { send_object(call, *target); });
+    base::UniqueFunction<void()> send = [call, target] { send_object(call, *target); };
+    if (served_next != nullptr && !*served_next) {
+      *served_next = std::move(send);
+    } else {
+      agent.dispatch(call, std::move(send));
+    }
     return;
   }
   const rpc::Function* function = call->function();
@@ -147,14 +232,19 @@ void ObjectServer::serve(const std::shared_ptr<rpc::IncomingCall>& call, const I
 
 void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, const RRefId& id,
                                   void* object) const {
+  const auto* const outer = std::exchange(creating_here, call.get());
   call->run_keeping(object, [server = *this, call, id](rpc::OwnedObject value,
                                                        std::exception_ptr exception) {
-    auto* const refs = call->message().find_attachment<IncomingRefs>();
-    if (refs->creation_timer != 0) call->agent().loop().cancel(refs->creation_timer);
     if (!exception) {
       RRefAgent& rrefs = *server.rrefs_;
+      auto* const refs = call->message().find_attachment<IncomingRefs>();
+      refs->end_limit();
+      // The function has returned on this thread, not later on that of a future's completion.
+      ServedNext next(creating_here == call.get() && call->agent().serves_here());
       rrefs.perform(rrefs.lifetime().resolve(id, server.box(std::move(value)), std::nullopt));
+      refs->created();
       call->reply([](rpc::OutArchive&) {});
+      next.run();
       return;
     }
     try {
@@ -165,6 +255,7 @@ void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call
       call->fail_in_handler(exception);  // IncomingRefs::on_answer() makes it the object's outcome
     }
   });
+  creating_here = outer;
 }
 
 }  // namespace stitch::rref

@@ -9,6 +9,15 @@
 
 namespace stitch::rref {
 
+// What a request about an object is told if the creation of the object failed.
+[[nodiscard]] Error not_created(const Error& failure);
+
+// An object with what its owner needs to serve it.
+struct OwnedBox : rpc::OwnedObject {
+  std::size_t bytes = 0;             // when it was made, as far as it is known
+  std::unique_ptr<TurnQueue> turns;  // null: its methods may run concurrently
+};
+
 // Owns objects on behalf of their references and serves the requests about them: to create one, to
 // call a method of one, to fetch one, to wait until one exists. A cheap value: copies serve the
 // same worker. Thread contract: any thread; no lock is held.
@@ -23,9 +32,18 @@ class ObjectServer {
 
  private:
   [[nodiscard]] std::shared_ptr<void> box(rpc::OwnedObject value) const;
-  // `target`: the object that the request is about, or null.
+  // A request passes these in turn; where it has to wait it is kept, and no thread waits. `target`:
+  // the object that the request is about, or null.
+  // 1. Waits until its target has been created.
+  void find_target(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs) const;
+  // 2. Waits for its place in the order of its handle, then for its turn at the object.
+  void take_turn(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
+                 const OwnedBox* target) const;
+  void take_turn_at_object(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
+                           const OwnedBox* target) const;
+  // 3. Answers.
   void serve(const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
-             const rpc::OwnedObject* target) const;
+             const OwnedBox* target) const;
   void serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, const RRefId& id,
                       void* object) const;
 

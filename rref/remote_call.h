@@ -1,8 +1,6 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -17,15 +15,6 @@
 // The requests behind RRef<T> and remote<>(): typed at compile time, ordinary rpc requests on the
 // wire.
 namespace stitch::detail {
-
-using Timeout = std::optional<std::chrono::nanoseconds>;
-
-// What stands for T beside a reference on the wire: both ends compare it.
-template <class T>
-[[nodiscard]] std::uint64_t reference_type() {
-  static const std::uint64_t type = rpc::function_id(typeid(T).name());
-  return type;
-}
 
 // The registry entry of a method M called on a T. A method that T inherits has an entry of its own,
 // which converts the pointer to a T to one to the base.
@@ -103,13 +92,17 @@ struct Constructor {
 template <class T, class... A>
 inline const rpc::Function& kConstructor = Constructor<T, A...>::add();
 
+// An RRef<T> may stand for an argument of type T.
+template <class T>
+inline constexpr bool kCanStandIn = Sendable<T>&& kCopyable<T>&& std::is_move_assignable_v<T>;
+
 // How an argument without a parameter to convert to is sent.
 template <class A>
 using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>,
                                   std::string, std::decay_t<A>>;
 
 template <class T, auto M, class... Args>
-auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... args) {
+auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args&&... args) {
   using Traits = rpc::TraitsOf<M>;
   using R = typename Traits::Result;
   static_assert(std::is_void_v<R> || Sendable<R>,
@@ -117,9 +110,9 @@ auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... a
                 "remote<>()");
   const rpc::Function& function = method_function<T, M>();
   try {
-    auto request = rref::begin_request(handle, rref::TargetUse::call, function.id, function.name);
+    auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
     encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
-    return start_call<R>(request.agent, *request.to, function.name, timeout,
+    return start_call<R>(request.agent, *request.to, function.name, use.timeout,
                          std::move(request.message));
   } catch (const Error&) {
     return rref::make_failed_future<R>();
@@ -127,12 +120,12 @@ auto call_method(const rref::Handle& handle, const Timeout& timeout, Args&&... a
 }
 
 template <class T, auto M, class... Args>
-rref::HandlePtr create_by_method(const rref::Handle& handle, const Timeout& timeout,
+rref::HandlePtr create_by_method(const rref::HandlePtr& handle, const rref::HandleUse& use,
                                  Args&&... args) {
   const rpc::Function& function = method_function<T, M>();
-  auto request = rref::begin_request(handle, rref::TargetUse::call, function.id, function.name);
+  auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
   encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
-  return rref::create(std::move(request), function.name, timeout);
+  return rref::create(std::move(request), function.name, use.timeout);
 }
 
 template <auto F, class... Args>
@@ -161,15 +154,15 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
 }
 
 template <class T>
-Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
+Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
   try {
     constexpr const char* kName = "RRef::to_here";
-    const auto agent = rref::require_usable(handle, kName);
+    const auto agent = rref::require_usable(*handle, kName);
     if constexpr (std::is_void_v<T> || kCopyable<T>) {
-      if (handle.is_owner()) {
+      if (handle->is_owner() && !use.order) {
         Promise<T> promise;
-        rref::run_when_created(handle, [promise](const std::shared_ptr<void>& object,
-                                                 const std::optional<Error>& failure) {
+        rref::run_when_created(*handle, [promise](const std::shared_ptr<void>& object,
+                                                  const std::optional<Error>& failure) {
           if (failure) {
             promise.set_error(failure->with_prefix("its object was not created"));
           } else {
@@ -183,13 +176,13 @@ Future<T> fetch(const rref::Handle& handle, const Timeout& timeout) {
             }
           }
         });
-        rref::complete_by(promise, handle, agent, timeout);
+        rref::complete_by(promise, *handle, agent, use.timeout);
         return promise.future();
       }
     }
-    auto request = rref::begin_request(
-        handle, std::is_void_v<T> ? rref::TargetUse::await : rref::TargetUse::fetch, 0, kName);
-    return start_call<T>(agent, handle.owner(), kName, timeout, std::move(request.message));
+    auto request = std::is_void_v<T> ? rref::begin_wait(handle, kName, use.order)
+                                     : rref::begin_fetch(handle, use.order);
+    return start_call<T>(agent, handle->owner(), kName, use.timeout, std::move(request.message));
   } catch (const Error&) {
     return rref::make_failed_future<T>();
   }

@@ -3,8 +3,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -56,11 +58,22 @@ class ModuleHost {
       references.emplace_back(parameter.key(), make_rref(parameter.value()));
     return references;
   }
+  std::vector<RRef<at::Tensor>> buffers() const {
+    std::vector<RRef<at::Tensor>> references;
+    for (const auto& buffer : module_->buffers()) references.push_back(make_rref(buffer));
+    return references;
+  }
+  std::vector<std::pair<std::string, RRef<at::Tensor>>> named_buffers() const {
+    std::vector<std::pair<std::string, RRef<at::Tensor>>> references;
+    for (const auto& buffer : module_->named_buffers())
+      references.emplace_back(buffer.key(), make_rref(buffer.value()));
+    return references;
+  }
   std::vector<std::string> parameter_names() const { return module_->named_parameters().keys(); }
   void train(bool on) { module_->train(on); }
   std::map<std::string, at::Tensor> state_dict() const { return rref::module_state(*module_); }
-  void load_state_dict(const std::map<std::string, at::Tensor>& state) {
-    rref::load_module_state(*module_, state);
+  StateDifference load_state_dict(const std::map<std::string, at::Tensor>& state, bool strict) {
+    return rref::load_module_state(*module_, state, strict);
   }
 
   [[nodiscard]] Impl& module() noexcept { return *module_; }
@@ -70,6 +83,13 @@ class ModuleHost {
 };
 
 }  // namespace detail
+
+// Where a remote module is to live: RemoteModule<M>({.to = "ps0", .device = at::kCPU}, ...).
+struct ModulePlace {
+  Target to;                                          // its worker, as for remote()
+  std::optional<std::chrono::nanoseconds> timeout{};  // of its construction; 0: none
+  at::Device device = at::kCPU;                       // of its tensors; only the CPU so far
+};
 
 // A torch::nn module that lives on another worker: RemoteModule<torch::nn::Linear>("ps0", 8, 4) or
 // of a user-defined module. A value like RRef: copies and sent copies refer to the same module,
@@ -88,6 +108,10 @@ class RemoteModule {
   template <class... Args>
   explicit RemoteModule(Target target, Args&&... args)
       : host_(remote<Host>(std::move(target), std::forward<Args>(args)...)) {}
+  // The same on a device of the target. Throws Error(invalid_argument) for any but the CPU.
+  template <class... Args>
+  explicit RemoteModule(ModulePlace place, Args&&... args)
+      : host_(remote<Host>(checked(std::move(place)), std::forward<Args>(args)...)) {}
 
   // Runs forward() on the owner. The result type follows from the types of the arguments.
   template <class... Args>
@@ -109,7 +133,15 @@ class RemoteModule {
   [[nodiscard]] std::vector<std::pair<std::string, RRef<at::Tensor>>> named_parameters() const {
     return host_.template rpc_sync<&Host::named_parameters>();
   }
-  // The names alone, in the same order. Waits.
+  // References to the buffers, owned there, in the order of module.buffers(). Waits.
+  [[nodiscard]] std::vector<RRef<at::Tensor>> buffers() const {
+    return host_.template rpc_sync<&Host::buffers>();
+  }
+  // The same with their names.
+  [[nodiscard]] std::vector<std::pair<std::string, RRef<at::Tensor>>> named_buffers() const {
+    return host_.template rpc_sync<&Host::named_buffers>();
+  }
+  // The names of the parameters alone, in their order. Waits.
   [[nodiscard]] std::vector<std::string> parameter_names() const {
     return host_.template rpc_sync<&Host::parameter_names>();
   }
@@ -121,10 +153,13 @@ class RemoteModule {
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const {
     return host_.template rpc_sync<&Host::state_dict>();
   }
-  // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) listing
-  // missing names, unknown names and different sizes. Waits.
-  void load_state_dict(const std::map<std::string, at::Tensor>& state) const {
-    host_.template rpc_sync<&Host::load_state_dict>(state);
+  // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) that
+  // lists by name what does not fit: different sizes, different dtypes and, if `strict`, names that
+  // are missing from `state` and names that the module does not have; otherwise those are left
+  // alone and returned. Waits.
+  StateDifference load_state_dict(const std::map<std::string, at::Tensor>& state,
+                                  bool strict = true) const {
+    return host_.template rpc_sync<&Host::load_state_dict>(state, strict);
   }
 
   // The worker on which the module lives.
@@ -140,6 +175,11 @@ class RemoteModule {
   }
 
  private:
+  static TargetOptions checked(ModulePlace place) {
+    rref::require_cpu(place.device);
+    return {.to = std::move(place.to), .timeout = place.timeout};
+  }
+
   RRef<Host> host_;
 };
 

@@ -2,8 +2,11 @@
 
 #include <chrono>
 #include <concepts>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -28,7 +31,15 @@ class Context;
 // owner, until it has been created. Errors: a request about an object whose creation failed fails
 // with that error; about an object whose owner is gone, with `disconnected` naming the owner and
 // its epoch; after this worker's shutdown, with `shutting_down`. Functions that return a future
-// report them through it. Thread contract: as std::shared_ptr; only methods that say so wait.
+// report them through it.
+//
+// Where a remote function has a parameter T, an RRef<T> may be the argument of rpc_sync, rpc_async,
+// remote and notify, of a function or of a method: the callee gets a copy of the object, from its
+// owner and not through the caller, when it has been created, and the function runs after that. No
+// thread waits; the deadline of the call covers it; the object's errors become those of the call. T
+// must be sendable and copyable. (A constructor gets its arguments as they are: the RRef.)
+//
+// Thread contract: as std::shared_ptr; only methods that say so wait.
 template <class T>
 class [[nodiscard]] RRef {
  public:
@@ -42,13 +53,21 @@ class [[nodiscard]] RRef {
   [[nodiscard]] bool valid() const noexcept { return handle_ != nullptr; }
 
   // True when the object lives on this worker.
-  [[nodiscard]] bool is_owner() const { return handle().is_owner(); }
+  [[nodiscard]] bool is_owner() const { return handle()->is_owner(); }
   // The worker on which the object lives.
-  [[nodiscard]] const WorkerInfo& owner() const { return handle().owner(); }
+  [[nodiscard]] const WorkerInfo& owner() const { return handle()->owner(); }
   // The owner is known to know of the object.
-  [[nodiscard]] bool confirmed_by_owner() const { return handle().confirmed_by_owner(); }
+  [[nodiscard]] bool confirmed_by_owner() const { return handle()->confirmed_by_owner(); }
   // A printable id of the object, "rref 7.1/3.1/42"; equal for all references to it.
-  [[nodiscard]] std::string describe() const { return rref::to_string(handle().id()); }
+  [[nodiscard]] std::string describe() const { return rref::to_string(handle()->id()); }
+  // The same; "no rref" when it refers to nothing.
+  friend std::string to_string(const RRef& rref) {
+    return rref.valid() ? rref.describe() : "no rref";
+  }
+  friend std::ostream& operator<<(std::ostream& out, const RRef& rref) {
+    return out << to_string(rref);
+  }
+  // Whether they refer to the same object, or both to nothing.
   friend bool operator==(const RRef& a, const RRef& b) {
     return a.handle_ == b.handle_ || (a.handle_ && b.handle_ && a.handle_->id() == b.handle_->id());
   }
@@ -58,7 +77,20 @@ class [[nodiscard]] RRef {
   template <class Rep, class Period>
   RRef with_timeout(std::chrono::duration<Rep, Period> timeout) const {
     RRef copy = *this;
-    copy.timeout_ = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout);
+    copy.use_.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout);
+    return copy;
+  }
+
+  // The same reference; calls and fetches through it and its copies run one after the other on the
+  // owner, in the order in which they were made: each starts when the one before has ended (a
+  // coroutine: is over), with whatever outcome. One that failed, was refused or was cancelled holds
+  // up none behind it. Each call of ordered() begins an order of its own; calls through different
+  // ones, or by other workers (the order is not sent along), are not ordered. A method must not
+  // wait for a call that it makes through the same order. Throws Error(shutting_down) after
+  // shutdown.
+  [[nodiscard]] RRef ordered() const {
+    RRef copy = *this;
+    copy.use_.order = rref::make_order(*handle());
     return copy;
   }
 
@@ -67,7 +99,7 @@ class [[nodiscard]] RRef {
   Future<T> to_here_async() const {
     static_assert(std::is_void_v<T> || Sendable<T>,
                   "stitch: this type cannot be sent; call methods of the object where it is");
-    return detail::fetch<T>(handle(), timeout_);
+    return detail::fetch<T>(handle(), use_);
   }
   // The same, waiting. Throws its Error.
   T to_here() const { return to_here_async().get(); }
@@ -79,7 +111,7 @@ class [[nodiscard]] RRef {
   // The object itself; valid while an RRef to it exists. Waits for its creation, at most as long as
   // to_here(). Throws Error(invalid_argument), naming the owner, on any other worker.
   std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
-    const rpc::OwnedObject value = rref::local_value(handle(), timeout_);
+    const rpc::OwnedObject value = rref::local_value(*handle(), use_.timeout);
     if (*value.type != typeid(T)) throw rref::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
   }
@@ -88,7 +120,7 @@ class [[nodiscard]] RRef {
   // results as for stitch::rpc_async().
   template <auto Method, class... Args>
   auto rpc_async(Args&&... args) const {
-    return detail::call_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...);
+    return detail::call_method<T, Method>(handle(), use_, std::forward<Args>(args)...);
   }
   // The same, waiting. Throws its Error.
   template <auto Method, class... Args>
@@ -100,12 +132,12 @@ class [[nodiscard]] RRef {
   auto remote(Args&&... args) const {
     using R = typename rpc::TraitsOf<Method>::Result;
     return RRef<R>(
-        detail::create_by_method<T, Method>(handle(), timeout_, std::forward<Args>(args)...));
+        detail::create_by_method<T, Method>(handle(), use_, std::forward<Args>(args)...));
   }
 
   // Completes when the creation has ended, with its error if it failed; with `timeout` if that
   // takes longer than to_here() would wait.
-  Future<void> when_created() const { return rref::when_created(handle(), timeout_); }
+  Future<void> when_created() const { return rref::when_created(handle(), use_.timeout); }
 
   // Runs distributed backward from the owner's tensor, wherever it lives. Defined by
   // dist_autograd/rref_backward.h.
@@ -113,12 +145,11 @@ class [[nodiscard]] RRef {
 
   // How messages carry references. Only they can: nothing else would keep the object.
   void save(rpc::OutArchive& archive) const {
-    rref::write_reference(archive, handle_, detail::reference_type<T>());
+    rref::write_reference(archive, handle_, detail::type_id<T>());
   }
   // The counterpart of save().
   void load(rpc::InArchive& archive) {
-    handle_ = rref::read_reference(archive, detail::reference_type<T>(),
-                                   base::demangle(typeid(T).name()));
+    handle_ = rref::read_reference(archive, detail::type_id<T>(), base::demangle(typeid(T).name()));
   }
   // Throws Error(invalid_argument): other archives carry no references.
   template <class Archive>
@@ -134,17 +165,27 @@ class [[nodiscard]] RRef {
                 "an RRef can be read from a message only, not from another archive");
   }
 
-  // For layers above: what this RRef and its copies share. Throws Error(invalid_argument) if it
-  // refers to nothing.
-  [[nodiscard]] const rref::Handle& handle() const {
+  // For layers above: what this RRef and its copies share, not null. Throws Error(invalid_argument)
+  // if it refers to nothing.
+  [[nodiscard]] const rref::HandlePtr& handle() const {
     if (!handle_) throw Error(ErrorCode::invalid_argument, "this RRef refers to nothing");
-    return *handle_;
+    return handle_;
   }
 
  private:
   rref::HandlePtr handle_;
-  std::optional<std::chrono::nanoseconds> timeout_;
+  rref::HandleUse use_;
 };
+
+namespace detail {
+template <class T>
+requires(!std::is_void_v<T>) struct StandIn<RRef<T>, T> {
+  static constexpr bool kExists = kCanStandIn<T>;
+  static void write(rpc::OutMessage& message, std::size_t position, const RRef<T>& reference) {
+    rref::write_argument(message, position, reference.handle(), type_id<T>());
+  }
+};
+}  // namespace detail
 
 // Owns `value` here, on the current worker, and returns the first reference to it.
 template <class T>
@@ -197,3 +238,11 @@ auto Worker::remote(TargetOptions target, Args&&... args) {
 }
 
 }  // namespace stitch
+
+// Equal for references to the same object.
+template <class T>
+struct std::hash<stitch::RRef<T>> {
+  std::size_t operator()(const stitch::RRef<T>& rref) const {
+    return rref.valid() ? stitch::rref::RRefIdHash{}(rref.handle()->id()) : 0;
+  }
+};

@@ -49,9 +49,26 @@ std::shared_ptr<rpc::Agent> RRefAgent::require_agent() const {
 
 void RRefAgent::perform(Effects effects) {
   for (Effects::Run& waiter : effects.run) waiter();
-  effects.destroy.clear();  // on the user-function threads, see ObjectServer::box()
+  if (!effects.destroy.empty()) destroy(std::move(effects.destroy));
   ledgers_->schedule(effects);
 }
+
+namespace {
+thread_local bool destroying = false;
+}  // namespace
+
+// All at once: one thread is woken for them.
+void RRefAgent::destroy(std::vector<std::shared_ptr<void>> objects) {
+  const auto alive = agent();
+  if (!alive) return;  // on this thread
+  alive->post([objects = std::move(objects)]() mutable {
+    destroying = true;
+    objects.clear();
+    destroying = false;
+  });
+}
+
+bool RRefAgent::destroys_here() noexcept { return destroying; }
 
 WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
   WorkerInfo info{"", WorkerId(life.id), life.epoch};
@@ -60,10 +77,21 @@ WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
   return info;
 }
 
+const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
+  {
+    const base::MutexLock lock(infos_mutex_);
+    const auto found = infos_.find(life);
+    if (found != infos_.end()) return found->second;
+  }
+  WorkerInfo info = info_of(life);
+  const base::MutexLock lock(infos_mutex_);
+  return infos_.try_emplace(life, std::move(info)).first->second;
+}
+
 HandlePtr RRefAgent::adopt(const RRefId& id) {
-  WorkerInfo owner = info_of(id.owner);
+  static_cast<void>(known_info_of(id.owner));  // while this worker has not shut down
   lifetime_->add_local(id);
-  return std::make_shared<Handle>(shared_from_this(), id, std::move(owner));
+  return std::make_shared<Handle>(shared_from_this(), id);
 }
 
 void RRefAgent::check_owner_life(const WorkerLife& owner) {
@@ -103,6 +131,7 @@ void RRefAgent::accept_ledger(const WorkerInfo& from, std::span<const std::byte>
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   perform(lifetime_->peer_lost(life_of(peer),
                                life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
+  ordered_calls_->caller_lost(life_of(peer));
 }
 
 void RRefAgent::stop() {
@@ -119,6 +148,8 @@ void RRefAgent::stop() {
   closing.destroy.clear();
   perform(std::move(leaving));
   perform(std::move(closing));
+  ordered_calls_->close();
+  time_limits_->close();
   ledgers_->stop();
   base::MutexLock lock(mutex_);
   agent_ = nullptr;
@@ -156,6 +187,10 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   put("ledger_unsent", counts.ledger_unsent);
   put("ledger_unacknowledged", counts.ledger_unacknowledged);
   put("ledger_frames", ledgers_->frames_sent());
+  numbers.emplace("rref.bytes_known", bytes_known_.load());
+  const auto ordered = ordered_calls_->counts();
+  put("ordered_handles", ordered.streams);
+  put("ordered_calls_waiting", ordered.waiting);
 }
 
 }  // namespace stitch::rref

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "stitch/base/mutex.h"
@@ -11,6 +13,8 @@
 #include "stitch/rref/handle.h"
 #include "stitch/rref/ledger_sender.h"
 #include "stitch/rref/lifetime/lifetime.h"
+#include "stitch/rref/ordered_calls.h"
+#include "stitch/rref/time_limits.h"
 
 namespace stitch::rref {
 
@@ -36,6 +40,16 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // Does what an event of lifetime() asked for: calls waiters on this thread, has unreferenced
   // objects destroyed on the user-function threads, schedules ledgers.
   void perform(Effects effects);
+  // Whether this is a user-function thread that destroys unreferenced objects.
+  [[nodiscard]] static bool destroys_here() noexcept;
+
+  // The requests of ordered handles that arrive here, and the number of a new such handle here.
+  [[nodiscard]] OrderedCalls& ordered_calls() noexcept { return *ordered_calls_; }
+  [[nodiscard]] std::uint64_t new_stream() noexcept { return next_stream_.fetch_add(1); }
+
+  [[nodiscard]] TimeLimits& time_limits() noexcept { return *time_limits_; }
+  // The memory of objects owned here, where it is known, has changed by so much.
+  void add_bytes_known(std::int64_t bytes) noexcept { bytes_known_.fetch_add(bytes); }
 
   // A new handle for an object that a message or another handle keeps alive at the moment.
   [[nodiscard]] HandlePtr adopt(const RRefId& id);
@@ -68,19 +82,30 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // After stop(), when no handler runs that may use an object: destroys the remaining objects.
   void destroy_remaining();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
-
- private:
   // The worker of `life`; its name is empty if it is not known.
   [[nodiscard]] WorkerInfo info_of(const WorkerLife& life) const;
+  // The same; kept as long as this.
+  [[nodiscard]] const WorkerInfo& known_info_of(const WorkerLife& life) const
+      STITCH_EXCLUDES(infos_mutex_);
+
+ private:
+  void destroy(std::vector<std::shared_ptr<void>> objects);
 
   const WorkerInfo self_;
   const bool knows_losses_;
   const std::shared_ptr<Lifetime> lifetime_;
   const std::shared_ptr<LedgerSender> ledgers_;
+  const std::shared_ptr<TimeLimits> time_limits_ = std::make_shared<TimeLimits>();
+  const std::shared_ptr<OrderedCalls> ordered_calls_ = std::make_shared<OrderedCalls>();
+  std::atomic<std::uint64_t> next_stream_{0};
+  std::atomic<std::int64_t> bytes_known_{0};
   mutable base::Mutex mutex_;
   rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
   // Objects that still existed at stop().
   std::vector<std::shared_ptr<void>> remaining_ STITCH_GUARDED_BY(mutex_);
+  mutable base::Mutex infos_mutex_;
+  mutable std::unordered_map<WorkerLife, WorkerInfo, WorkerLifeHash> infos_
+      STITCH_GUARDED_BY(infos_mutex_);
 };
 
 }  // namespace stitch::rref

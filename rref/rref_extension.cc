@@ -24,6 +24,11 @@ class RRefExtension final : public rpc::Extension {
                               if (const auto alive = weak.lock())
                                 alive->accept_ledger(message.from, message.view.body());
                             });
+    agent.set_frame_handler(
+        wire::kOrderFrame, [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {
+          if (const auto alive = weak.lock())
+            alive->ordered_calls().on_frame(life_of(message.from), message.view.body());
+        });
   }
   ~RRefExtension() override {
     rrefs->stop();

@@ -11,8 +11,9 @@ HolderTable::Hold& HolderTable::at(const RRefId& id) {
   return found->second;
 }
 
-void HolderTable::begin_create(const RRefId& id) {
+void HolderTable::begin_create(const RRefId& id, const std::string* made_by) {
   Hold& hold = holds_[id];
+  hold.made_by = made_by;
   hold.state = State::creating;
   hold.local = 1;
 }
@@ -23,7 +24,7 @@ void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure
   if (found == holds_.end() || found->second.state != State::creating) return;  // lost meanwhile
   found->second.created = true;
   found->second.answered = true;
-  found->second.error = failure;
+  found->second.set_error(failure);
   become_registered(found, effects);
 }
 
@@ -65,7 +66,7 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
   if (fresh) {
     if (lost) {
       hold.state = State::lost;
-      hold.error = lost;
+      hold.set_error(lost);
     } else if (still_registered) {
       hold.state = State::registered;
     } else {
@@ -77,7 +78,7 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
   if (hold.state == State::registered || hold.state == State::lost) {
     effects.ops.push_back({arrival.sender, LedgerOp::make_settle(arrival.token)});
   } else {
-    hold.creditors.push_back({arrival.sender, arrival.token});
+    hold.more().creditors.push_back({arrival.sender, arrival.token});
   }
 }
 
@@ -152,30 +153,42 @@ bool HolderTable::tracks_creation(const RRefId& id) const {
 void HolderTable::when_answered(const RRefId& id, Waiter waiter, TableEffects& effects) {
   Hold& hold = at(id);
   if (hold.state == State::creating) {
-    hold.waiters.push_back(std::move(waiter));
+    hold.more().waiters.push_back(std::move(waiter));
   } else {
-    effects.run.push_back({std::move(waiter), nullptr, hold.error});
+    effects.run.push_back({std::move(waiter), nullptr, hold.error()});
   }
 }
 
 std::optional<HolderTable::Status> HolderTable::status(const RRefId& id) const {
   const auto found = holds_.find(id);
   if (found == holds_.end()) return std::nullopt;
-  return Status{found->second.state, found->second.created, found->second.error};
+  return status_of(found->second);
+}
+
+std::vector<std::pair<RRefId, HolderTable::Status>> HolderTable::list() const {
+  std::vector<std::pair<RRefId, Status>> all;
+  all.reserve(holds_.size());
+  for (const auto& [id, hold] : holds_) all.emplace_back(id, status_of(hold));
+  return all;
+}
+
+HolderTable::Status HolderTable::status_of(const Hold& hold) {
+  return {hold.state, hold.created, hold.error(), hold.local, hold.pins, hold.made_by, hold.since};
 }
 
 HolderTable::Counts HolderTable::counts() const {
   Counts counts;
   for (const auto& [id, hold] : holds_) {
     ++counts.holds[static_cast<std::size_t>(hold.state)];
-    counts.creditors += hold.creditors.size();
+    if (hold.rare) counts.creditors += hold.rare->creditors.size();
   }
   counts.registrations = registrations_;
   return counts;
 }
 
 void HolderTable::settle(Hold& hold, TableEffects& effects) {
-  for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
+  if (!hold.rare) return;
+  for (const Creditor& creditor : std::exchange(hold.rare->creditors, {})) {
     effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});
   }
 }
@@ -186,9 +199,9 @@ void HolderTable::no_longer_borrowed(const RRefId& id) {
 }
 
 void HolderTable::release_waiters(Hold& hold, TableEffects& effects) {
-  for (Waiter& waiter : hold.waiters)
-    effects.run.push_back({std::move(waiter), nullptr, hold.error});
-  hold.waiters.clear();
+  if (!hold.rare) return;
+  for (Waiter& waiter : std::exchange(hold.rare->waiters, {}))
+    effects.run.push_back({std::move(waiter), nullptr, hold.error()});
 }
 
 void HolderTable::start_registering(const RRefId& id, Hold& hold, TableEffects& effects) {
@@ -198,21 +211,23 @@ void HolderTable::start_registering(const RRefId& id, Hold& hold, TableEffects& 
   effects.ops.push_back({id.owner, LedgerOp::make_reg(id)});
   // Tokens of the owner itself are settled in the same ledger, behind the REG: the order of the
   // ledger is enough, no acknowledgement is needed.
+  if (!hold.rare) return;
   std::vector<Creditor> others;
-  for (const Creditor& creditor : std::exchange(hold.creditors, {})) {
+  for (const Creditor& creditor : std::exchange(hold.rare->creditors, {})) {
     if (creditor.sender == id.owner) {
       effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});
     } else {
       others.push_back(creditor);
     }
   }
-  hold.creditors = std::move(others);
+  hold.rare->creditors = std::move(others);
 }
 
 void HolderTable::become_registered(Map::iterator at, TableEffects& effects) {
   at->second.state = State::registered;
   settle(at->second, effects);  // not before: the chain of pins protected the Hold (G3)
   release_waiters(at->second, effects);
+  if (!at->second.error()) at->second.rare.reset();
   erase_if_unused(at, effects);
 }
 
@@ -220,7 +235,7 @@ void HolderTable::lose(Map::iterator at, const Error& why, TableEffects& effects
   Hold& hold = at->second;
   no_longer_borrowed(at->first);
   hold.state = State::lost;
-  hold.error = why;
+  hold.set_error(why);
   settle(hold, effects);  // there is no object to protect any more
   release_waiters(hold, effects);
   erase_if_unused(at, effects);

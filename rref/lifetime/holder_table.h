@@ -1,11 +1,15 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
@@ -47,10 +51,15 @@ class HolderTable {
     State state = State::lost;
     bool created = false;
     std::optional<Error> error;  // why it is lost, or why its creation failed
+    std::uint32_t local = 0;
+    std::uint32_t pins = 0;
+    const std::string* made_by = nullptr;         // as given to begin_create()
+    std::chrono::steady_clock::time_point since;  // when the Hold was made
   };
 
   // A new Hold in State::creating with one local reference. REQUIRES: `id` is new.
-  void begin_create(const RRefId& id);
+  // `made_by`, the name of the function that makes it or null, is not copied; for lists.
+  void begin_create(const RRefId& id, const std::string* made_by = nullptr);
   // The owner answered: the object exists, or its creation failed (the Hold stays registered: the
   // owner keeps the outcome).
   void answered(const RRefId& id, const std::optional<Error>& failure, TableEffects& effects);
@@ -97,6 +106,8 @@ class HolderTable {
   void when_answered(const RRefId& id, Waiter waiter, TableEffects& effects);
 
   [[nodiscard]] std::optional<Status> status(const RRefId& id) const;
+  // Of all Holds.
+  [[nodiscard]] std::vector<std::pair<RRefId, Status>> list() const;
   [[nodiscard]] bool contains(const RRefId& id) const { return holds_.contains(id); }
   [[nodiscard]] std::size_t size() const noexcept { return holds_.size(); }
   [[nodiscard]] Counts counts() const;
@@ -106,23 +117,38 @@ class HolderTable {
     WorkerLife sender;
     std::uint64_t token;
   };
+  // What most Holds do not have: a million of them should not pay for it.
+  struct Rare {
+    std::vector<Creditor> creditors;
+    std::optional<Error> error;
+    std::vector<Waiter> waiters;
+  };
   struct Hold {
     State state = State::borrowed;
-    bool created = false;
-    bool answered = false;       // its creation ended, with `error` if it failed
-    bool old = false;            // borrowed since before the previous tick
+    bool created : 1 = false;
+    bool answered : 1 = false;   // its creation ended, with `error` if it failed
+    bool old : 1 = false;        // borrowed since before the previous tick
     bool kept_before = false;    // in kept_ since before the previous register_kept()
     std::uint32_t local = 0;     // handles and messages being processed
     std::uint32_t arriving = 0;  // of these, messages being processed
     std::uint32_t pins = 0;      // messages sent that carry it and are not settled
-    std::vector<Creditor> creditors;
-    std::optional<Error> error;
-    std::vector<Waiter> waiters;
+    std::unique_ptr<Rare> rare;
+    const std::string* made_by = nullptr;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
     [[nodiscard]] bool alive() const noexcept { return local > 0 || pins > 0; }
+    [[nodiscard]] Rare& more() {
+      if (!rare) rare = std::make_unique<Rare>();
+      return *rare;
+    }
+    [[nodiscard]] std::optional<Error> error() const { return rare ? rare->error : std::nullopt; }
+    void set_error(const std::optional<Error>& why) {
+      if (why || rare) more().error = why;
+    }
   };
   using Map = std::unordered_map<RRefId, Hold, RRefIdHash>;
 
   [[nodiscard]] Hold& at(const RRefId& id);
+  [[nodiscard]] static Status status_of(const Hold& hold);
   static void settle(Hold& hold, TableEffects& effects);
   void no_longer_borrowed(const RRefId& id);
   static void release_waiters(Hold& hold, TableEffects& effects);

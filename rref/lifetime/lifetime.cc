@@ -1,25 +1,24 @@
 #include "stitch/rref/lifetime/lifetime.h"
 
-#include <algorithm>
 #include <string>
 
 namespace stitch::rref {
 
-RRefId Lifetime::add_object(std::shared_ptr<void> object) {
+RRefId Lifetime::add_object(std::shared_ptr<void> object, const std::string* made_by) {
   base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const RRefId id{self_, self_, next_k_[self_]++};
-  owners_.add(id, std::move(object));
+  owners_.add(id, std::move(object), made_by);
   return id;
 }
 
-RRefId Lifetime::begin_create(const WorkerLife& owner) {
+RRefId Lifetime::begin_create(const WorkerLife& owner, const std::string* made_by) {
   base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const auto gone = gone_.find(owner);
   if (gone != gone_.end()) throw gone->second;
   const RRefId id{owner, self_, next_k_[owner]++};
-  holders_.begin_create(id);
+  holders_.begin_create(id, made_by);
   return id;
 }
 
@@ -37,7 +36,7 @@ Effects Lifetime::create_not_sent(const RRefId& id, const Error& why) {
   return pack(std::move(effects));
 }
 
-bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
+bool Lifetime::create(const RRefId& id, const WorkerLife& creator, const std::string* made_by) {
   if (id.owner != self_ || id.creator != creator) {
     throw Error(ErrorCode::protocol, to_string(id) + " cannot be requested here by worker " +
                                          std::to_string(creator.id));
@@ -46,7 +45,7 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator) {
   if (leaving_) throw *leaving_;
   const auto gone = gone_.find(creator);
   if (gone != gone_.end()) throw gone->second;
-  return owners_.create(id, creator);
+  return owners_.create(id, creator, made_by);
 }
 
 Effects Lifetime::resolve(const RRefId& id, std::shared_ptr<void> object,
@@ -112,6 +111,11 @@ std::optional<OwnerTable::Status> Lifetime::owned(const RRefId& id) const {
   return owners_.status(id);
 }
 
+bool Lifetime::owns(const RRefId& id) const {
+  base::MutexLock lock(mutex_);
+  return owners_.contains(id);
+}
+
 CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
   base::MutexLock lock(mutex_);
   CarriedRef carried{.id = id};
@@ -126,7 +130,7 @@ CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
   }
   if (owned_here(id)) {
     owners_.pin(id);
-    carried.created = owners_.status(id)->value != OwnerTable::Value::pending;
+    carried.created = !owners_.pending(id);
   } else {
     if (!holders_.pin(id)) {
       carried.lost = true;
@@ -239,7 +243,9 @@ Effects Lifetime::register_kept() {
 bool Lifetime::encode_ledger(const WorkerLife& peer, base::Bytes& out) {
   base::MutexLock lock(mutex_);
   const auto found = peers_.find(peer);
-  return found != peers_.end() && found->second.ledger.encode(out);
+  if (found == peers_.end()) return false;
+  found->second.announced = Urgency::none;
+  return found->second.ledger.encode(out);
 }
 
 Effects Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame) {
@@ -258,9 +264,8 @@ Effects Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byt
   } catch (const Error& error) {
     effects.broken = error;
   }
-  const Urgency urgency = state.ledger.urgency();
   Effects packed = pack(std::move(effects));
-  if (urgency != Urgency::none) packed.flush.emplace_back(peer, urgency);
+  announce(peer, state, packed);
   return packed;
 }
 
@@ -270,7 +275,10 @@ Effects Lifetime::tick() {
   holders_.tick(effects);
   Effects packed = pack(std::move(effects));
   for (auto& [peer, state] : peers_) {
-    if (state.ledger.tick()) packed.flush.emplace_back(peer, Urgency::soon);
+    if (state.ledger.tick()) {
+      state.announced = Urgency::soon;
+      packed.flush.emplace_back(peer, Urgency::soon);
+    }
   }
   return packed;
 }
@@ -309,31 +317,21 @@ Effects Lifetime::close() {
   return packed;
 }
 
-Lifetime::Counts Lifetime::counts() const {
-  base::MutexLock lock(mutex_);
-  Counts counts;
-  counts.owned = owners_.counts();
-  counts.held = holders_.counts();
-  counts.entries = owners_.size();
-  counts.holds = holders_.size();
-  for (const auto& [peer, state] : peers_) {
-    counts.tokens += state.tokens.size();
-    counts.ledger_unsent += state.ledger.unsent();
-    counts.ledger_unacknowledged += state.ledger.unacknowledged();
-  }
-  return counts;
-}
-
 Effects Lifetime::pack(TableEffects effects) {
-  std::vector<WorkerLife> touched;
   for (const TableEffects::Op& op : effects.ops) {
     if (gone_.contains(op.to)) continue;
-    peers_[op.to].ledger.push(op.op);
-    if (std::find(touched.begin(), touched.end(), op.to) == touched.end()) touched.push_back(op.to);
+    PeerState& peer = peers_[op.to];
+    peer.ledger.push(op.op);
+    announce(op.to, peer, effects);
   }
-  for (const WorkerLife& peer : touched)
-    effects.flush.emplace_back(peer, peers_[peer].ledger.urgency());
   return std::move(static_cast<Effects&>(effects));
+}
+
+void Lifetime::announce(const WorkerLife& peer, PeerState& state, Effects& effects) {
+  const Urgency urgency = state.ledger.urgency();
+  if (urgency <= state.announced) return;
+  state.announced = urgency;
+  effects.flush.emplace_back(peer, urgency);
 }
 
 void Lifetime::drop_pin(const RRefId& id, TableEffects& effects) {

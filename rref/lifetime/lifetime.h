@@ -7,7 +7,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
@@ -29,6 +31,13 @@ struct CarriedRef {
   bool pinned = false;      // false: nothing to settle (a lost reference, or a message to oneself)
   bool lost = false;        // the sender's handle is lost
   bool created = false;     // the sender knows that the object has been created
+};
+
+// One object that a worker owns or refers to; one of the two is there.
+struct ListedRef {
+  RRefId id;
+  std::optional<OwnerTable::Status> owned;
+  std::optional<HolderTable::Status> held;
 };
 
 // One worker's part in the lifetime protocol (PROTOCOL.md): both tables and one ledger per peer. No
@@ -56,15 +65,20 @@ class Lifetime {
 
   // --- objects ---
   // Owns an object here, with one local reference. A null object is pending until resolve().
-  [[nodiscard]] RRefId add_object(std::shared_ptr<void> object);
+  // `made_by`, the name of the function that makes it or null, is not copied; for list().
+  [[nodiscard]] RRefId add_object(std::shared_ptr<void> object,
+                                  const std::string* made_by = nullptr);
   // A new id for an object to be created at `owner`, another worker, with one local reference.
   // Followed by answered(), or by create_not_sent() when the request certainly did not leave.
-  [[nodiscard]] RRefId begin_create(const WorkerLife& owner);
+  // `made_by` as for add_object().
+  [[nodiscard]] RRefId begin_create(const WorkerLife& owner, const std::string* made_by = nullptr);
   [[nodiscard]] Effects answered(const RRefId& id, const std::optional<Error>& failure);
   [[nodiscard]] Effects create_not_sent(const RRefId& id, const Error& why);
   // A request to create arrived. False if it is a duplicate. Throws Error(protocol) if it is for
   // another owner or the object was deleted already.
-  [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator);
+  // `made_by` as for add_object().
+  [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator,
+                            const std::string* made_by = nullptr);
   // The creation here ended. The first outcome is kept; the object of a later one is destroyed.
   [[nodiscard]] Effects resolve(const RRefId& id, std::shared_ptr<void> object,
                                 const std::optional<Error>& failure);
@@ -79,6 +93,8 @@ class Lifetime {
   [[nodiscard]] Effects drop_local(const RRefId& id);
   [[nodiscard]] Status status(const RRefId& id) const;
   [[nodiscard]] std::optional<OwnerTable::Status> owned(const RRefId& id) const;
+  // Whether this worker has an entry for the object: it owns it, or will.
+  [[nodiscard]] bool owns(const RRefId& id) const;
 
   // --- messages ---
   // Called before the bytes of a message leave. REQUIRES: a local reference.
@@ -115,17 +131,23 @@ class Lifetime {
   [[nodiscard]] Effects close();
 
   [[nodiscard]] Counts counts() const;
+  // All that is owned and held, in no order.
+  [[nodiscard]] std::vector<ListedRef> list() const;
   [[nodiscard]] const WorkerLife& self() const noexcept { return self_; }
 
  private:
   struct PeerState {
     Ledger ledger;
+    // The most urgent flush that Effects asked for since the last frame: one timer is enough.
+    Urgency announced = Urgency::none;
     std::uint64_t next_token = 0;
     std::map<std::uint64_t, RRefId> tokens;  // sent and not settled
   };
 
   // Queues the operations in their ledgers, under the lock that ordered them, and returns the rest.
   [[nodiscard]] Effects pack(TableEffects effects) STITCH_REQUIRES(mutex_);
+  // Asks for the frame that is due to `peer`, unless that has been done.
+  static void announce(const WorkerLife& peer, PeerState& state, Effects& effects);
   void drop_pin(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
   void apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from, TableEffects& effects)
       STITCH_REQUIRES(mutex_);

@@ -18,15 +18,16 @@ OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
     // each that arrives adds this placeholder again.
     entry.requested = true;
     entry.value = Value::failed;
-    entry.failure = gone->second;
+    entry.more().failure = gone->second;
   }
   return &entry;
 }
 
-void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object) {
+void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::string* made_by) {
   seen_[id.creator].insert(id.k);
   OwnedEntry& entry = entries_[id];
   entry.requested = true;
+  entry.made_by = made_by;
   entry.local = 1;
   if (object != nullptr) {
     entry.object = std::move(object);
@@ -34,12 +35,13 @@ void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object) {
   }
 }
 
-bool OwnerTable::create(const RRefId& id, const WorkerLife& creator) {
+bool OwnerTable::create(const RRefId& id, const WorkerLife& creator, const std::string* made_by) {
   OwnedEntry* entry = find_or_add_placeholder(id);
   if (entry == nullptr)
     throw Error(ErrorCode::protocol, to_string(id) + " is requested again after it was deleted");
   if (!seen_[id.creator].insert(id.k)) return false;
   entry->requested = true;
+  entry->made_by = made_by;
   // Before the function runs and before the answer can leave (G2): the creator is a holder until
   // it sends DROP.
   entry->holders.insert(creator);
@@ -54,7 +56,7 @@ bool OwnerTable::resolve(const RRefId& id, std::shared_ptr<void> object,
     return false;
   }
   found->second.object = std::move(object);
-  found->second.failure = failure;
+  if (failure) found->second.more().failure = failure;
   finish(found, failure ? Value::failed : Value::ready, effects);
   return true;
 }
@@ -98,7 +100,7 @@ void OwnerTable::drop_holder(const RRefId& id, const WorkerLife& holder, TableEf
   const auto found = entries_.find(id);
   if (found == entries_.end())
     throw Error(ErrorCode::protocol, to_string(id) + " is dropped after it was deleted");
-  if (found->second.holders.erase(holder) == 0)
+  if (!found->second.holders.erase(holder))
     throw Error(ErrorCode::protocol,
                 to_string(id) + " is dropped by a worker that did not hold it");
   erase_if_unused(found, effects);
@@ -110,9 +112,9 @@ void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, TableEffects& ef
     effects.run.push_back(
         {std::move(waiter), nullptr, Error(ErrorCode::disconnected, to_string(id) + " is gone")});
   } else if (found->second.value == Value::pending) {
-    found->second.waiters.push_back(std::move(waiter));
+    found->second.more().waiters.push_back(std::move(waiter));
   } else {
-    effects.run.push_back({std::move(waiter), found->second.object, found->second.failure});
+    effects.run.push_back({std::move(waiter), found->second.object, found->second.failure()});
   }
 }
 
@@ -122,7 +124,7 @@ void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Table
     const auto next = std::next(at);
     if (at->first.creator == creator && !at->second.requested) {
       at->second.requested = true;
-      at->second.failure = why;
+      at->second.more().failure = why;
       finish(at, Value::failed, effects);
     }
     at = next;
@@ -141,7 +143,10 @@ void OwnerTable::drop_all_handles(TableEffects& effects) {
 void OwnerTable::clear(const Error& why, TableEffects& effects) {
   for (auto& [id, entry] : std::exchange(entries_, {})) {
     seen_[id.creator].insert(id.k);
-    for (Waiter& waiter : entry.waiters) effects.run.push_back({std::move(waiter), nullptr, why});
+    if (entry.rare) {
+      for (Waiter& waiter : entry.rare->waiters)
+        effects.run.push_back({std::move(waiter), nullptr, why});
+    }
     if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
   }
 }
@@ -149,14 +154,19 @@ void OwnerTable::clear(const Error& why, TableEffects& effects) {
 std::optional<OwnerTable::Status> OwnerTable::status(const RRefId& id) const {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return std::nullopt;
-  const OwnedEntry& entry = found->second;
-  return Status{entry.value,
-                entry.requested,
-                entry.object.get(),
-                entry.failure,
-                {entry.holders.begin(), entry.holders.end()},
-                entry.local,
-                entry.pins};
+  return status_of(found->second);
+}
+
+std::vector<std::pair<RRefId, OwnerTable::Status>> OwnerTable::list() const {
+  std::vector<std::pair<RRefId, Status>> all;
+  all.reserve(entries_.size());
+  for (const auto& [id, entry] : entries_) all.emplace_back(id, status_of(entry));
+  return all;
+}
+
+OwnerTable::Status OwnerTable::status_of(const OwnedEntry& entry) {
+  return Status{entry.value, entry.requested, entry.object,  entry.failure(), entry.holders.list(),
+                entry.local, entry.pins,      entry.made_by, entry.since};
 }
 
 OwnerTable::Counts OwnerTable::counts() const {
@@ -164,7 +174,7 @@ OwnerTable::Counts OwnerTable::counts() const {
   for (const auto& [id, entry] : entries_) {
     ++counts.entries[static_cast<std::size_t>(entry.value)];
     counts.holders += entry.holders.size();
-    counts.waiters += entry.waiters.size();
+    if (entry.rare) counts.waiters += entry.rare->waiters.size();
   }
   return counts;
 }
@@ -172,9 +182,11 @@ OwnerTable::Counts OwnerTable::counts() const {
 void OwnerTable::finish(Map::iterator at, Value value, TableEffects& effects) {
   OwnedEntry& entry = at->second;
   entry.value = value;
-  for (Waiter& waiter : entry.waiters)
-    effects.run.push_back({std::move(waiter), entry.object, entry.failure});
-  entry.waiters.clear();
+  if (entry.rare) {
+    for (Waiter& waiter : std::exchange(entry.rare->waiters, {}))
+      effects.run.push_back({std::move(waiter), entry.object, entry.failure()});
+    if (value == Value::ready) entry.rare.reset();
+  }
   erase_if_unused(at, effects);
 }
 

@@ -1,17 +1,20 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/interval_set.h"
+#include "stitch/rref/lifetime/life_set.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rref {
@@ -29,11 +32,13 @@ class OwnerTable {
   struct Status {
     Value value = Value::pending;
     bool requested = false;  // false: a placeholder, known from references only
-    void* object = nullptr;
+    std::shared_ptr<void> object;
     std::optional<Error> failure;
     std::vector<WorkerLife> holders;
     std::uint32_t local = 0;
     std::uint32_t pins = 0;
+    const std::string* made_by = nullptr;         // as given to add() or create()
+    std::chrono::steady_clock::time_point since;  // when the entry was made
   };
   struct Counts {
     std::array<std::size_t, kValues> entries{};  // by Value
@@ -45,10 +50,13 @@ class OwnerTable {
 
   // A new object with one local reference. REQUIRES: `id` is a new id of this worker. A null object
   // is pending until resolve().
-  void add(const RRefId& id, std::shared_ptr<void> object);
+  // `made_by`, the name of the function that makes it or null, is not copied; for lists.
+  void add(const RRefId& id, std::shared_ptr<void> object, const std::string* made_by = nullptr);
   // `creator` requests the object and is a holder from now on. False if this was requested before
   // (a repeated request). Throws Error(protocol) if the object was deleted already.
-  [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator);
+  // `made_by` as for add().
+  [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator,
+                            const std::string* made_by = nullptr);
   // The creation ended. False if it had ended before: the first outcome is kept, a later object is
   // destroyed.
   bool resolve(const RRefId& id, std::shared_ptr<void> object, const std::optional<Error>& failure,
@@ -78,23 +86,43 @@ class OwnerTable {
   void clear(const Error& why, TableEffects& effects);
 
   [[nodiscard]] std::optional<Status> status(const RRefId& id) const;
+  // Of all entries.
+  [[nodiscard]] std::vector<std::pair<RRefId, Status>> list() const;
+  // REQUIRES: contains(id).
+  [[nodiscard]] bool pending(const RRefId& id) const {
+    return entries_.at(id).value == Value::pending;
+  }
   [[nodiscard]] bool contains(const RRefId& id) const { return entries_.contains(id); }
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] Counts counts() const;
 
  private:
+  // What most entries do not have: a million of them should not pay for it.
+  struct Rare {
+    std::optional<Error> failure;
+    std::vector<Waiter> waiters;  // calls that wait for the creation
+  };
   struct OwnedEntry {
     Value value = Value::pending;
     bool requested = false;
     std::uint32_t local = 0;
     std::uint32_t pins = 0;
     std::shared_ptr<void> object;
-    std::optional<Error> failure;
-    std::set<WorkerLife> holders;
-    std::vector<Waiter> waiters;  // calls that wait for the creation
+    LifeSet holders;
+    std::unique_ptr<Rare> rare;
+    const std::string* made_by = nullptr;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+    [[nodiscard]] Rare& more() {
+      if (!rare) rare = std::make_unique<Rare>();
+      return *rare;
+    }
+    [[nodiscard]] std::optional<Error> failure() const {
+      return rare ? rare->failure : std::nullopt;
+    }
   };
   using Map = std::unordered_map<RRefId, OwnedEntry, RRefIdHash>;
 
+  [[nodiscard]] static Status status_of(const OwnedEntry& entry);
   // The entry, or a new placeholder if no request to create it arrived yet; null if the object was
   // deleted.
   [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id);

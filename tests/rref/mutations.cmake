@@ -2,8 +2,8 @@
 include("${PROJECT_SOURCE_DIR}/tests/support/mutate.cmake")
 
 stitch_mutated_copy(rref/lifetime/holder_table.cc tests/rref/mutations.h mutated_holder_table
-  [[  hold.creditors = std::move(others);]]
-  [[  hold.creditors = std::move(others);
+  [[  hold.rare->creditors = std::move(others);]]
+  [[  hold.rare->creditors = std::move(others);
   if (broken(Mutation::settles_with_the_registration)) settle(hold, effects);]]
 
   [[  if (hold.state == State::registered || hold.state == State::lost) {]]

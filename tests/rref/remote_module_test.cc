@@ -75,6 +75,63 @@ TEST(RemoteModule, HoldersOfLibtorchsOwnModulesWork) {
   EXPECT_EQ(linear.forward(at::ones({1, 2})).sizes(), (at::IntArrayRef{1, 5}));
 }
 
+TEST(RemoteModule, BuffersAreReferencesLikeParameters) {
+  Cluster cluster(2);
+  {
+    const RemoteModule<Net> net("worker1", 3, 2);
+    net.forward(at::ones({1, 3}));
+    const auto buffers = net.named_buffers();
+    ASSERT_EQ(buffers.size(), 1u);
+    EXPECT_EQ(buffers[0].first, "calls");
+    EXPECT_EQ(buffers[0].second.owner().name, "worker1");
+    EXPECT_EQ(buffers[0].second.to_here().item<double>(), 1.0);
+    net.forward(at::ones({1, 3}));
+    EXPECT_EQ(net.buffers().at(0).to_here().item<double>(), 2.0) << "changed in place there";
+    EXPECT_EQ(net.named_parameters().at(1).first, "linear.bias");
+  }
+  EXPECT_TRUE(eventually([&] { return cluster[1].debug_info().at("rref.entries") == 0; }));
+}
+
+TEST(RemoteModule, AStateThatIsNotStrictLoadsWhatFitsAndReturnsTheRest) {
+  Cluster cluster(2);
+  const RemoteModule<torch::nn::Linear> linear("worker1", 2, 5);
+  const auto before = linear.state_dict();
+  const auto rest =
+      linear.load_state_dict({{"weight", at::ones({5, 2})}, {"wait", at::ones({1})}}, false);
+  EXPECT_EQ(rest.missing, std::vector<std::string>{"bias"});
+  EXPECT_EQ(rest.unknown, std::vector<std::string>{"wait"});
+  EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), at::ones({5, 2})));
+  EXPECT_TRUE(at::equal(linear.state_dict().at("bias"), before.at("bias")));
+  // Sizes and dtypes have to fit all the same.
+  try {
+    linear.load_state_dict({{"weight", at::zeros({5, 2}, at::kDouble)}, {"bias", at::ones({4})}},
+                           false);
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    for (const char* part :
+         {"\"weight\" has dtype Float, given is Double", "\"bias\" has sizes [5], given are [4]"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+  EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), at::ones({5, 2})));
+}
+
+TEST(RemoteModule, LivesOnTheCpuAndRefusesOtherDevicesByName) {
+  Cluster cluster(2);
+  const RemoteModule<torch::nn::Linear> linear({.to = "worker1", .device = at::kCPU}, 2, 5);
+  EXPECT_EQ(linear.forward(at::ones({1, 2})).sizes(), (at::IntArrayRef{1, 5}));
+  try {
+    const RemoteModule<torch::nn::Linear> elsewhere(
+        {.to = "worker1", .device = at::Device(at::kCUDA, 1)}, 2, 5);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("cannot be made on device cuda:1"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(RemoteModule, AStateThatDoesNotFitIsRefusedNamingEveryDifference) {
   Cluster cluster(2);
   const RemoteModule<torch::nn::Linear> linear("worker1", 2, 5);

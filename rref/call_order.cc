@@ -1,0 +1,36 @@
+#include "stitch/rref/call_order.h"
+
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/rref_agent.h"
+
+namespace stitch::rref {
+
+CallOrder::CallOrder(std::shared_ptr<RRefAgent> rrefs, const WorkerInfo& owner)
+    : rrefs_(std::move(rrefs)), owner_(owner), stream_(rrefs_->new_stream()) {}
+
+CallOrder::~CallOrder() {
+  if (const std::uint64_t total = next_.load(); total > 0) tell(true, total);
+}
+
+void CallOrder::skip(std::uint64_t number) const noexcept { tell(false, number); }
+
+void CallOrder::tell(bool end, std::uint64_t number) const noexcept {
+  try {
+    const auto alive = rrefs_->agent();
+    if (!alive) return;
+    rpc::OutMessage message(wire::kOrderFrame);
+    base::ByteWriter out(message.frame.body());
+    out.write(stream_);
+    out.write(static_cast<std::uint8_t>(end ? 1 : 0));
+    out.write(number);
+    alive->send_control(owner_, std::move(message));
+  } catch (const std::exception&) {
+    // The owner is lost, and with it all that waits there; or there is no memory: what waits for
+    // this number ends at its deadline.
+  }
+}
+
+}  // namespace stitch::rref

@@ -1,0 +1,140 @@
+// References as values: hashes, texts, and the list of those that a worker has.
+
+#include "stitch/rref/rref_list.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "stitch/rref/rref.h"
+#include "tests/rref/tables.h"
+#include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
+#include "tests/support/gate.h"
+
+// Functions of the same names are registered by other units of this program.
+namespace stitch::rref_list_test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Cluster;
+using testing::eventually;
+using testing::Gate;
+
+Gate gate;
+int beyond_the_gate(int value) {
+  gate.pass();
+  return value;
+}
+int throws(int) { throw std::runtime_error("no luck"); }
+at::Tensor make_ones(int size) { return at::ones({size}); }
+struct Tally {
+  int count = 0;
+  int add(int by) { return count += by; }
+};
+RRef<Tally> pass_back(RRef<Tally> tally) { return tally; }
+
+// The entry of a reference; one without an id if there is none.
+template <class T>
+RRefInfo find(const std::vector<RRefInfo>& list, const RRef<T>& rref) {
+  const auto at = std::find_if(list.begin(), list.end(),
+                               [&](const RRefInfo& info) { return info.id == to_string(rref); });
+  return at == list.end() ? RRefInfo{} : *at;
+}
+
+TEST(RRefValues, HashCompareAndPrintByTheirObject) {
+  Cluster cluster(2);
+  const auto tally = remote<Tally>("worker1");
+  const auto same = rpc_sync<&pass_back>("worker1", tally);
+  const auto other = remote<Tally>("worker1");
+  const std::hash<RRef<Tally>> hash;
+  EXPECT_EQ(hash(tally), hash(same));
+  EXPECT_EQ(tally, same);
+  EXPECT_NE(tally, other);
+  std::unordered_map<RRef<Tally>, int> numbers{{tally, 1}, {other, 2}, {RRef<Tally>(), 3}};
+  EXPECT_EQ(numbers.at(same), 1);
+  EXPECT_EQ(numbers.at(other), 2);
+  EXPECT_EQ(numbers.at(RRef<Tally>()), 3);
+  EXPECT_EQ(RRef<Tally>(), RRef<Tally>());
+  std::ostringstream text;
+  text << tally << ", " << RRef<Tally>();
+  EXPECT_EQ(text.str(), tally.describe() + ", no rref");
+  EXPECT_EQ(to_string(same), tally.describe());
+}
+
+TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {
+  gate.close();
+  Cluster cluster(3);
+  {
+    const auto tensor = remote<&make_ones>("worker1", 1000);
+    const auto tally = remote<Tally>("worker1");
+    const auto bad = remote<&throws>("worker1", 1);
+    const auto late = remote<&beyond_the_gate>("worker1", 1);
+    const auto own = make_rref(std::string("abcd"));
+    tensor.when_created().get();
+    tally.when_created().get();
+    EXPECT_TRUE(bad.when_created().wait_for(20s));
+    const auto there = rrefs(cluster[1]);
+    ASSERT_EQ(there.size(), 4u);
+    const RRefInfo ones = find(there, tensor);
+    EXPECT_EQ(ones.state, RRefState::ready);
+    EXPECT_EQ(ones.type, "at::Tensor");
+    EXPECT_EQ(ones.bytes, sizeof(at::Tensor) + 4000);
+    EXPECT_NE(ones.made_by.find("make_ones"), std::string::npos) << ones.made_by;
+    EXPECT_EQ(ones.owner, cluster[1].info());
+    EXPECT_EQ(ones.creator, cluster[0].info());
+    EXPECT_EQ(ones.holders, std::vector<WorkerInfo>{cluster[0].info()});
+    EXPECT_GT(ones.age, 0ns);
+    EXPECT_LT(ones.age, 60s);
+    EXPECT_NE(find(there, tally).type.find("Tally"), std::string::npos);
+    EXPECT_EQ(find(there, tally).bytes, std::nullopt);
+    EXPECT_EQ(find(there, bad).state, RRefState::failed);
+    EXPECT_EQ(find(there, late).state, RRefState::pending);
+    EXPECT_NE(find(there, late).made_by.find("beyond_the_gate"), std::string::npos);
+    EXPECT_TRUE(std::is_sorted(there.begin(), there.end(),
+                               [](const auto& a, const auto& b) { return a.age > b.age; }));
+
+    const auto here = rrefs();  // of the current worker
+    ASSERT_EQ(here.size(), 5u);
+    EXPECT_EQ(find(here, tensor).state, RRefState::registered);
+    EXPECT_EQ(find(here, late).state, RRefState::creating);
+    EXPECT_EQ(find(here, tensor).local, 1u);
+    EXPECT_NE(find(here, tensor).made_by.find("make_ones"), std::string::npos);
+    EXPECT_EQ(find(here, own).state, RRefState::ready);
+    EXPECT_EQ(find(here, own).bytes, sizeof(std::string) + 4);
+    EXPECT_EQ(find(here, own).made_by, "");
+    std::ostringstream text;
+    text << find(here, own) << "\n" << ones;
+    EXPECT_NE(text.str().find(to_string(own) + " ready at worker \"worker0\" (id 0)"),
+              std::string::npos)
+        << text.str();
+    EXPECT_NE(text.str().find("held by worker \"worker0\" (id 0)"), std::string::npos);
+    EXPECT_TRUE(rrefs(cluster[2]).empty());
+    EXPECT_EQ(testing::number(cluster, 1, "bytes_known"),
+              static_cast<std::int64_t>(sizeof(at::Tensor) + 4000));
+    gate.open();
+  }
+  EXPECT_TRUE(eventually([&] { return rrefs(cluster[1]).empty() && rrefs().empty(); }));
+}
+
+TEST(RRefList, ShowsReferencesWhoseOwnerIsGone) {
+  Cluster cluster(2);
+  const auto tally = remote<Tally>("worker1");
+  tally.when_created().get();
+  cluster[1].shutdown({.graceful = false});
+  ASSERT_TRUE(eventually([&] { return find(rrefs(), tally).state == RRefState::lost; }));
+  EXPECT_EQ(find(rrefs(), tally).owner.name, "worker1");
+  EXPECT_THROW(static_cast<void>(rrefs(cluster[1])), Error);
+  cluster.shutdown();
+}
+
+}  // namespace
+}  // namespace stitch::rref_list_test
