@@ -52,6 +52,7 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
                               std::vector<at::Tensor> roots, const Options& options) {
   context->throw_if_unusable();
   variable_list gradients = check_roots(roots, options);
+  check_inputs(options.inputs);
   if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links()))
     throw fast_mode_error();
   Pass::Settings settings;
@@ -59,6 +60,7 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
   settings.run.create_graph = options.create_graph;
   settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() &&
                          torch::autograd::AnomalyMode::should_check_nan();
+  settings.run.only_inputs = !options.inputs.empty();
   settings.fast = options.mode == Mode::fast;
   const auto deadline =
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
@@ -68,7 +70,7 @@ Future<void> Engine::backward(const std::shared_ptr<ContextState>& context,
   std::vector<Edge> edges;
   edges.reserve(roots.size());
   for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
-  pass->prepare(std::move(edges));
+  pass->prepare(std::move(edges), leaf_set(options.inputs));
   static_cast<void>(context->open_pass(id, [&] { return pass; }));
   Promise<void> promise;
   auto future = promise.future();

@@ -30,7 +30,14 @@ struct PassHeader {
   ContextId context;
   PassId pass;
   std::uint8_t flags = 0;
-  enum Flag : std::uint8_t { kRetainGraph = 1, kCreateGraph = 2, kAnomaly = 4, kFast = 8 };
+  // kOnlyInputs: leaves of workers other than the root get no gradients.
+  enum Flag : std::uint8_t {
+    kRetainGraph = 1,
+    kCreateGraph = 2,
+    kAnomaly = 4,
+    kFast = 8,
+    kOnlyInputs = 16
+  };
   template <class Archive>
   void serialize(Archive& archive) {
     archive(context.home, context.epoch, context.counter, pass.root, pass.epoch, pass.counter,

@@ -4,6 +4,7 @@
 
 #include "stitch/base/name_list.h"
 #include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"
 #include "stitch/dist_autograd/received_gradients.h"
 #include "stitch/rpc/future/thread_pool.h"
@@ -13,16 +14,16 @@ namespace stitch::dist_autograd {
 
 std::uint8_t Pass::Settings::to_wire() const {
   using Header = wire::PassHeader;
-  return static_cast<std::uint8_t>((run.retain_graph ? Header::kRetainGraph : 0) |
-                                   (run.create_graph ? Header::kCreateGraph : 0) |
-                                   (run.anomaly ? Header::kAnomaly : 0) |
-                                   (fast ? Header::kFast : 0));
+  return static_cast<std::uint8_t>(
+      (run.retain_graph ? Header::kRetainGraph : 0) |
+      (run.create_graph ? Header::kCreateGraph : 0) | (run.anomaly ? Header::kAnomaly : 0) |
+      (run.only_inputs ? Header::kOnlyInputs : 0) | (fast ? Header::kFast : 0));
 }
 
 Pass::Settings Pass::Settings::from_wire(std::uint8_t flags) {
   using Header = wire::PassHeader;
   return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0,
-           (flags & Header::kAnomaly) != 0},
+           (flags & Header::kAnomaly) != 0, (flags & Header::kOnlyInputs) != 0},
           (flags & Header::kFast) != 0};
 }
 
@@ -35,13 +36,18 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       settings_(settings),
       protocol_(agent_->self().id, id.root, settings.fast) {}
 
-void Pass::prepare(std::vector<Edge> roots) {
+void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
   std::call_once(prepared_, [&] {
-    plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends());
+    std::optional<LeafSet> only;
+    if (settings_.run.only_inputs) only = std::move(inputs);
+    plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends(), std::move(only));
+    // Nodes run under the same state on all workers, not under that of the thread that is here.
+    at::ThreadLocalState fresh;
+    rpc::Agent::in_fresh_state([&] { fresh = at::ThreadLocalState(); });
     strand_ = std::make_shared<Strand>(
         plan_, settings_.run, context_->gradients(),
         [agent = agent_](base::UniqueFunction<void()> task) { agent->post(std::move(task)); },
-        weak_from_this());
+        weak_from_this(), std::move(fresh));
     auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id, !settings_.fast);
     base::MutexLock lock(mutex_);
     protocol_.set_graph(std::move(graph));
@@ -166,6 +172,7 @@ Error Pass::found_here(const Error& error) const {
 
 void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
   require_context(node, context_->id());
+  sent_.push_back({node.link(), bytes_of(gradients)});
   std::uint64_t gradient_link = 0;
   std::vector<bool> differentiable;
   if (settings_.run.create_graph) {
@@ -360,6 +367,9 @@ void Pass::wait_until_quiet() {
 void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
   base::EventLoop::TimerId timer = 0;
+  if (!error) {
+    context_->set_last_pass({std::move(sent_), strand_->nodes_run(), rpc::Clock::now() - opened_});
+  }
   context_->close_pass(id_);
   if (error) context_->gradients()->clear();  // no reader gets them
   {
