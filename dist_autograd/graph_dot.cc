@@ -169,14 +169,14 @@ class PartWriter {
       case NodeKind::send: {
         const SendNode& node = plan_.send(index);
         const Colours peer = colours_of(node.receiver().id);
-        return attributes("send " + to_string(node.link()) + " to " + node.receiver().name,
+        return attributes("send " + to_string(node.link()) + "\\nto " + node.receiver().name,
                           kind + ": " + without_backslashes(node.call()), "invhouse", peer.middle,
                           peer.strong, "#222222", root);
       }
       case NodeKind::recv: {
         const RecvNode& node = plan_.recv(index);
         const Colours peer = colours_of(node.sender().id);
-        return attributes("recv " + to_string(node.link()) + " from " + node.sender().name,
+        return attributes("recv " + to_string(node.link()) + "\\nfrom " + node.sender().name,
                           kind + ": " + without_backslashes(node.call()), "house", peer.middle,
                           peer.strong, "#222222", root);
       }
@@ -190,11 +190,13 @@ class PartWriter {
     }
   }
 
-  // Grey when the last pass sent no gradient over it.
+  // Grey when the last pass sent no gradient over it. Without a say in the layout: so workers stand
+  // side by side.
   [[nodiscard]] std::string link(const RecvNode& node) const {
     const auto sent = sent_.find(node.link());
     std::string line = "  " + link_name("recv", node.link()) + " -> " +
-                       link_name("send", node.link()) + " [style=dashed, constraint=true, color=\"";
+                       link_name("send", node.link()) +
+                       " [style=dashed, constraint=false, color=\"";
     if (sent == sent_.end()) return line + "#b0b0b0\"];\n";
     const Colours peer = colours_of(node.sender().id);
     return line + peer.strong + "\", penwidth=2, fontcolor=\"" + peer.strong + "\", label=\" " +

@@ -37,7 +37,7 @@ int main() {
   torch::manual_seed(2);
   const auto x = torch::randn({32, 4}).requires_grad_();
 
-  for (int step = 0; step <= 200; ++step) {
+  for (int step = 0; step <= 100; ++step) {
     autograd::Context context;
     const auto score = critic.rpc_sync<&Critic::score>(x).sum();
     // The gradient of the score, itself differentiable. The critic's parameters get nothing yet.
@@ -46,7 +46,7 @@ int main() {
     const auto penalty = (norm - 1).square().mean();
     context.backward({penalty});  // through that gradient, into the parameters on worker1
     optimizer.step(context);
-    if (step % 50 == 0) {
+    if (step % 25 == 0) {
       std::printf("step %3d  penalty %.4f  mean norm of the gradient %.3f\n", step,
                   penalty.item<double>(), norm.mean().item<double>());
     }

@@ -35,8 +35,7 @@ std::string draw(const std::string& dot_file, const std::string& svg_file) {
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   pid_t child = 0;
-  const int error =
-      ::posix_spawnp(&child, "dot", nullptr, nullptr, arguments.data(), environ);
+  const int error = ::posix_spawnp(&child, "dot", nullptr, nullptr, arguments.data(), environ);
   if (error == ENOENT) return "dot is not installed (Debian package graphviz)";
   if (error != 0) return std::string("cannot run dot: ") + std::strerror(error);
   int status = 0;

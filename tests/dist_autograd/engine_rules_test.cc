@@ -8,8 +8,8 @@
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/rref_backward.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
 #include "tests/support/equal_gradients.h"
+#include "tests/support/error_of.h"
 
 namespace stitch::testing {
 namespace {
@@ -19,9 +19,7 @@ using dist_autograd::Mode;
 using torch::autograd::variable_list;
 
 at::Tensor ones() { return at::ones({3}, at::kDouble); }
-at::Tensor leaf(double first = 1) {
-  return (at::arange(3, at::kDouble) + first).requires_grad_();
-}
+at::Tensor leaf(double first = 1) { return (at::arange(3, at::kDouble) + first).requires_grad_(); }
 
 class EngineRules : public ::testing::TestWithParam<Mode> {};
 
@@ -211,9 +209,8 @@ TEST(Inputs, MustBeLeavesThatRequireGradOfTheWorkerThatStartsThePass) {
             "input 0 is not a leaf: it is a result (of an operation or a call), which gets no "
             "gradient");
   const auto root = make_rref(x.sum());
-  const auto error = error_of([&] {
-    dist_autograd::backward_async(root, context, {.inputs = {x}}).get();
-  });
+  const auto error =
+      error_of([&] { dist_autograd::backward_async(root, context, {.inputs = {x}}).get(); });
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "backward from an RRef cannot take"));
   context.backward({x.sum()});
   EXPECT_TRUE(equal_gradients(context.gradient(x), ones()));
@@ -303,8 +300,8 @@ TEST_P(EngineRules, GradOfAParameterStaysWhenItsForwardIsRecomputed) {
   p.mutable_grad() = 7 * ones();
   for (const bool fails : {false, true, false}) {
     Context context;
-    const auto there = fails ? rpc_sync<failing_checkpoint>("worker1", x)
-                             : rpc_sync<checkpointed>("worker1", x);
+    const auto there =
+        fails ? rpc_sync<failing_checkpoint>("worker1", x) : rpc_sync<checkpointed>("worker1", x);
     if (fails) {
       const auto error = error_of([&] { context.backward({there.sum()}, {.mode = GetParam()}); });
       EXPECT_EQ(error.worker(), "worker1");
@@ -420,9 +417,8 @@ TEST_P(EngineRules, BackwardRunsOutsideTheModesOfTheThreadThatCallsIt) {
   const auto sum = x.sum();
   for (int pass = 0; pass < 3; ++pass) {
     const c10::InferenceMode on;
-    context.backward({loss, sum, x}, {.retain_graph = true,
-                                          .mode = GetParam(),
-                                          .grads = {{}, {}, ones()}});
+    context.backward({loss, sum, x},
+                     {.retain_graph = true, .mode = GetParam(), .grads = {{}, {}, ones()}});
   }
   const auto gradient = context.gradient(x);
   EXPECT_TRUE(equal_gradients(
@@ -475,8 +471,8 @@ at::Tensor times_itself(at::Tensor x) { return x * x; }
 
 TEST_P(EngineRules, GradientsHaveEveryFloatingAndComplexDtype) {
   Cluster cluster(2);
-  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat,
-                           at::kComplexDouble}) {
+  for (const auto dtype :
+       {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
     const auto x = (at::arange(3, at::kDouble) / 4 + 1).to(dtype).requires_grad_();
     const auto seed = (at::arange(3, at::kDouble) + 1).to(dtype);

@@ -84,7 +84,7 @@ TEST(Examples, TwoWorkerAutogradLowersItsLoss) {
 TEST(Examples, GradientPenaltyBringsTheNormOfAGradientToOne) {
   const auto text = run({STITCH_RUN, "-n", "2", example("gradient_penalty")});
   EXPECT_TRUE(contains(text, "step   0  penalty 0.")) << text;
-  EXPECT_TRUE(contains(text, "step 200  penalty 0.00")) << text;
+  EXPECT_TRUE(contains(text, "step 100  penalty 0.00")) << text;
 }
 
 TEST(Examples, GraphPictureDrawsTheGraphOfThreeWorkers) {
