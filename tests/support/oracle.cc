@@ -62,24 +62,35 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
                         const Asking& asking) {
   const at::Tensor loss = run_program(local_host(parameters, 0), program);
   const Tensors roots = roots_of(loss, asking);
-  for (int pass = 1; pass <= asking.passes; ++pass)
-    torch::autograd::backward(roots, {}, pass < asking.passes || asking.twice, asking.twice);
-  if (asking.twice) {
-    Tensors gradients;
-    for (const at::Tensor& parameter : parameters[0]) gradients.push_back(parameter.grad());
-    const at::Tensor second = loss_of_gradients(gradients);
-    if (second.defined()) torch::autograd::backward({second});
-  }
   OracleResult result;
   result.loss = loss.item<double>();
-  for (const Tensors& each : parameters) {
-    result.gradients.emplace_back();
-    for (const at::Tensor& parameter : each) {
-      const at::Tensor gradient = parameter.grad();
-      result.gradients.back().push_back(gradient.defined() ? gradient.detach() : gradient);
-      parameter.mutable_grad() = at::Tensor();
+  for (const Tensors& each : parameters) result.gradients.emplace_back(each.size());
+  // Passes are added up here, out of place: libtorch adds to `.grad` in place, whatever shares its
+  // memory. In seed 5500171 over 5 workers the two differ.
+  const auto take_gradients = [&] {
+    for (std::size_t worker = 0; worker < parameters.size(); ++worker) {
+      for (std::size_t i = 0; i < parameters[worker].size(); ++i) {
+        at::Tensor& grad = parameters[worker][i].mutable_grad();
+        at::Tensor& sum = result.gradients[worker][i];
+        if (grad.defined() && sum.defined()) {
+          sum = sum.is_sparse() ? grad.detach() + sum : sum + grad.detach();
+        } else if (grad.defined()) {
+          sum = grad.detach();
+        }
+        grad = at::Tensor();
+      }
     }
+  };
+  for (int pass = 1; pass <= asking.passes; ++pass) {
+    torch::autograd::backward(roots, {}, pass < asking.passes || asking.twice, asking.twice);
+    if (pass < asking.passes) take_gradients();
   }
+  Tensors own;
+  for (const at::Tensor& parameter : parameters[0]) own.push_back(parameter.grad());
+  take_gradients();
+  const at::Tensor second = asking.twice ? loss_of_gradients(own) : at::Tensor();
+  if (second.defined()) torch::autograd::backward({second});
+  take_gradients();
   return result;
 }
 
