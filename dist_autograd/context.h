@@ -37,6 +37,10 @@ struct Options {
       grads{};  // gradients of the roots; undefined or left out: 1 for a root of one element
   bool create_graph = false;            // gradients can be differentiated again (needs exact mode)
   std::chrono::nanoseconds timeout{0};  // for the whole pass; 0: none
+  // Leaves of this worker: only they get gradients, no other leaf here and none on other workers.
+  // Nodes that lead neither to them nor to another worker do not run. Empty: all leaves.
+  std::vector<at::Tensor> inputs{};
+  // All but `inputs`, which mean something only on their own worker.
   template <class Archive>
   void serialize(Archive& archive) {
     archive(retain_graph, mode, grads, create_graph, timeout);
@@ -69,8 +73,8 @@ class ContextHandle {
   [[nodiscard]] GradientMap gradients() const;
   // That of one leaf, undefined when it has none.
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
-  // The graph of all workers as Graphviz, joined at the links: the graph behind all sent tensors
-  // and `roots`. Waits.
+  // The graph of all workers as Graphviz: the graph behind all sent tensors and `roots`, a colour
+  // per worker, joined at the links, with the bytes and the time of each worker's last pass. Waits.
   [[nodiscard]] std::string graph_dot(const std::vector<at::Tensor>& roots = {}) const;
   // Throws Error(cancelled) when the context has ended, and its error when a pass of it has failed.
   void throw_if_unusable() const;
@@ -86,11 +90,11 @@ class ContextHandle {
 // made with grad mode off carry nothing; they run with grad mode off, and what they return does not
 // require grad. Contexts nest per thread; the innermost that has not ended is current.
 // What else libtorch keeps per thread (autocast, saved-tensor hooks) does not travel, neither with
-// calls nor with backward passes. Hooks must be safe to run from several passes concurrently. A
-// node that runs libtorch's own engine inside (checkpointing) adds to `.grad` there, not to the
-// context. Belongs to the worker that was current when it was made. Its end frees what it owns on
-// every worker that took part. Thread contract: as ContextHandle; made and destroyed by one thread
-// (or one coroutine).
+// calls nor with backward passes: nodes run under the state of a new thread on all workers. Hooks
+// must be safe to run from several passes concurrently. What a node that runs libtorch's own engine
+// inside (checkpointing) finds for parameters goes to the context; see PROTOCOL.md. Belongs to the
+// worker that was current when it was made. Its end frees what it owns on every worker that took
+// part. Thread contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
 class Context : public ContextHandle {
  public:
   // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut

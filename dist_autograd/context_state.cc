@@ -131,6 +131,16 @@ std::vector<std::shared_ptr<Pass>> ContextState::passes() const {
   return all;
 }
 
+void ContextState::set_last_pass(PassSummary summary) {
+  base::MutexLock lock(mutex_);
+  last_pass_ = std::move(summary);
+}
+
+std::optional<PassSummary> ContextState::last_pass() const {
+  base::MutexLock lock(mutex_);
+  return last_pass_;
+}
+
 std::size_t ContextState::past_passes_remembered() const {
   base::MutexLock lock(mutex_);
   std::size_t runs = 0;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,6 +22,17 @@
 namespace stitch::dist_autograd {
 
 class Pass;
+
+// What a pass did on one worker.
+struct PassSummary {
+  struct Sent {
+    LinkId link;  // the link whose gradients were sent
+    std::size_t bytes = 0;
+  };
+  std::vector<Sent> sent;
+  std::uint64_t nodes_run = 0;
+  std::chrono::nanoseconds took{0};  // from the worker's first message of the pass to its end there
+};
 
 // One context on one worker: the links of messages sent, the accumulated gradients, the running
 // passes, the workers that were told the id and those that told it to this worker. Shared by the
@@ -71,6 +84,9 @@ class ContextState {
   // The pass has ended here: later messages for it are ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
+  // The pass that ended here last, without an error.
+  void set_last_pass(PassSummary summary) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<PassSummary> last_pass() const STITCH_EXCLUDES(mutex_);
   // The size of the memory of ended passes, in intervals of counters.
   [[nodiscard]] std::size_t past_passes_remembered() const STITCH_EXCLUDES(mutex_);
 
@@ -112,6 +128,7 @@ class ContextState {
   std::vector<WorkerId> tellers_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = 1;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
+  std::optional<PassSummary> last_pass_ STITCH_GUARDED_BY(mutex_);
   std::map<Life, rref::IntervalSet> past_passes_ STITCH_GUARDED_BY(mutex_);  // by root
 };
 

@@ -53,6 +53,7 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
                                   std::vector<at::Tensor> roots, const Options& options) {
   context->throw_if_unusable();
   variable_list gradients = check_roots(roots, options);
+  check_inputs(options.inputs);
   if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links()))
     throw fast_mode_error();
   Pass::Settings settings;
@@ -65,6 +66,7 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
   } else if (expect_unused_.load() || context->has_gradient_links()) {
     settings.mode = PassMode::eager;
   }
+  settings.run.only_inputs = !options.inputs.empty();
   const auto deadline =
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
 
@@ -73,7 +75,7 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
   std::vector<Edge> edges;
   edges.reserve(roots.size());
   for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
-  pass->prepare(std::move(edges));
+  pass->prepare(std::move(edges), leaf_set(options.inputs));
   static_cast<void>(context->open_pass(id, [&] { return pass; }));
   return {std::move(pass), std::move(gradients), deadline};
 }

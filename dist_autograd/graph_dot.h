@@ -14,9 +14,12 @@ class Agent;
 
 namespace stitch::dist_autograd {
 
-// The autograd graph of a context over all workers that took part, as Graphviz: one cluster per
-// worker, links between workers as dashed edges from a recv node to its send node. Asks all
-// workers one after the other and waits; throws the error of one that does not answer.
+// The autograd graph of a context over all workers that took part, as Graphviz: one cluster and one
+// colour per worker; each link as a dashed edge from a recv node to its send node, both in the
+// colour of the worker at the other end. What the last pass did is written on it: the nodes run and
+// the time on each worker, the bytes of gradients on each link; links without any are grey. The
+// nodes of `roots` have a thick border. Asks all workers one after the other and waits; throws
+// the error of one that does not answer.
 [[nodiscard]] std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent,
                                         const ContextState& context,
                                         const std::vector<at::Tensor>& roots);

@@ -38,7 +38,8 @@ struct PassHeader {
     kCreateGraph = 2,
     kAnomaly = 4,
     kFast = 8,
-    kEager = 16,  // exact mode: marks from the start
+    kEager = 16,       // exact mode: marks from the start
+    kOnlyInputs = 32,  // leaves of workers other than the root get no gradients
   };
   template <class Archive>
   void serialize(Archive& archive) {

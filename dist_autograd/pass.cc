@@ -5,6 +5,7 @@
 
 #include "stitch/base/name_list.h"
 #include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"
 #include "stitch/dist_autograd/received_gradients.h"
 #include "stitch/rpc/future/thread_pool.h"
@@ -21,48 +22,22 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       settings_(settings),
       protocol_(agent_->self().id, id.root, settings.mode) {}
 
-void Pass::prepare(std::vector<Edge> roots) {
+void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
   std::call_once(prepared_, [&] {
-    plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends());
+    std::optional<LeafSet> only;
+    if (settings_.run.only_inputs) only = std::move(inputs);
+    plan_ = std::make_shared<const Plan>(std::move(roots), context_->sends(), std::move(only));
+    // Nodes run under the same state on all workers, not under that of the thread that is here.
+    at::ThreadLocalState fresh;
+    rpc::Agent::in_fresh_state([&] { fresh = at::ThreadLocalState(); });
     strand_ = std::make_shared<Strand>(
         plan_, settings_.run, context_->gradients(),
-        [this](base::UniqueFunction<void()> slice) { execute(std::move(slice)); },
-        weak_from_this());
+        [this](base::UniqueFunction<void()> slice) { execute(std::move(slice)); }, weak_from_this(),
+        std::move(fresh));
     auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id);
     base::MutexLock lock(mutex_);
     protocol_.set_graph(std::move(graph));
   });
-}
-
-void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
-                 rpc::Clock::time_point deadline) {
-  done.on_cancel([weak = weak_from_this()] {
-    if (const auto pass = weak.lock())
-      pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
-  });
-  std::optional<Error> over;
-  {
-    base::MutexLock lock(mutex_);
-    begun_ = rpc::Clock::now();
-    if (!protocol_.running()) over = error_;
-    if (!over) promise_ = done;
-    if (!over && deadline != rpc::Clock::time_point::max()) {
-      timer_ = agent_->loop().call_at(deadline, [weak = weak_from_this()] {
-        if (const auto pass = weak.lock()) pass->expire();
-      });
-    }
-  }
-  if (over) {
-    done.set_error(*over);
-    strand_->start();
-    return;
-  }
-  guard([&] {
-    for (std::size_t i = 0; i < gradients.size(); ++i) strand_->seed(i, std::move(gradients[i]));
-    strand_->start();
-    apply([](PassProtocol& protocol) { return protocol.begin(); });
-  });
-  strand_->start();  // also after an error: a pass that was aborted ends on its strand
 }
 
 // ---- messages
@@ -159,6 +134,7 @@ Error Pass::found_here(const Error& error) const {
 
 void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
   require_context(node, context_->id());
+  sent_.push_back({node.link(), bytes_of(gradients)});
   std::uint64_t gradient_link = 0;
   std::vector<std::uint32_t> differentiable;
   if (settings_.run.create_graph) {
@@ -367,6 +343,9 @@ void Pass::wait_until_quiet() {
 void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
   base::EventLoop::TimerId timer = 0;
+  if (!error) {
+    context_->set_last_pass({std::move(sent_), strand_->nodes_run(), rpc::Clock::now() - opened_});
+  }
   context_->close_pass(id_);
   if (error) context_->gradients()->clear();  // no reader gets them
   {

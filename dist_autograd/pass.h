@@ -33,9 +33,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
        PassId id, Settings settings);
 
-  // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`:
-  // on the root worker.
-  void prepare(std::vector<Edge> roots = {});
+  // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`
+  // and `inputs` (with Settings::run.only_inputs): on the root worker.
+  void prepare(std::vector<Edge> roots = {}, LeafSet inputs = {});
   // On the root worker only, after prepare(): starts the pass with the checked gradients of the
   // roots. `done` completes when the pass has ended on all workers, or with the first error once
   // nothing of it runs here any more.
@@ -131,8 +131,11 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Strand> strand_;
 
+  const rpc::Clock::time_point opened_ = rpc::Clock::now();
+
   // Only on the strand.
   Outbox outbox_;
+  std::vector<PassSummary::Sent> sent_;
 
   std::atomic<bool> driver_wanted_{false};
   bool driven_ = false;  // by begin_and_drive(); constant once nodes may run

@@ -10,6 +10,37 @@
 
 namespace stitch::dist_autograd {
 
+void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
+                 rpc::Clock::time_point deadline) {
+  done.on_cancel([weak = weak_from_this()] {
+    if (const auto pass = weak.lock())
+      pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
+  });
+  std::optional<Error> over;
+  {
+    base::MutexLock lock(mutex_);
+    begun_ = rpc::Clock::now();
+    if (!protocol_.running()) over = error_;
+    if (!over) promise_ = done;
+    if (!over && deadline != rpc::Clock::time_point::max()) {
+      timer_ = agent_->loop().call_at(deadline, [weak = weak_from_this()] {
+        if (const auto pass = weak.lock()) pass->expire();
+      });
+    }
+  }
+  if (over) {
+    done.set_error(*over);
+    strand_->start();
+    return;
+  }
+  guard([&] {
+    for (std::size_t i = 0; i < gradients.size(); ++i) strand_->seed(i, std::move(gradients[i]));
+    strand_->start();
+    apply([](PassProtocol& protocol) { return protocol.begin(); });
+  });
+  strand_->start();  // also after an error: a pass that was aborted ends on its strand
+}
+
 void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
                            rpc::Clock::time_point deadline) {
   std::optional<rpc::FreshTorchState> fresh;  // for the messages that this thread handles

@@ -1,5 +1,7 @@
 #include "stitch/dist_autograd/roots.h"
 
+#include <c10/core/InferenceMode.h>
+
 #include <sstream>
 #include <string>
 
@@ -32,6 +34,7 @@ std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots, const 
              << ": only a root of one element may leave its gradient out";
         refuse(text.str());
       }
+      const c10::InferenceMode off(false);  // nodes run outside of it
       gradient = at::ones_like(root, at::MemoryFormat::Preserve).detach();
     } else if (gradient.sizes() != root.sizes()) {
       std::ostringstream text;
@@ -47,6 +50,24 @@ std::vector<at::Tensor> check_roots(const std::vector<at::Tensor>& roots, const 
     gradients.push_back(std::move(gradient));
   }
   return gradients;
+}
+
+void check_inputs(const std::vector<at::Tensor>& inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto refuse = [i](const char* text) {
+      throw Error(ErrorCode::invalid_argument, "input " + std::to_string(i) + text);
+    };
+    if (!inputs[i].defined()) refuse(" is undefined");
+    if (!inputs[i].requires_grad()) refuse(" does not require grad");
+    if (!inputs[i].is_leaf())
+      refuse(" is not a leaf: it is a result (of an operation or a call), which gets no gradient");
+  }
+}
+
+LeafSet leaf_set(const std::vector<at::Tensor>& leaves) {
+  LeafSet set;
+  for (const at::Tensor& leaf : leaves) set.insert(leaf.unsafeGetTensorImpl());
+  return set;
 }
 
 }  // namespace stitch::dist_autograd

@@ -30,6 +30,11 @@ Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options op
 Future<void> backward_async(const RRef<at::Tensor>& root, const ContextHandle& context,
                             const Options& options) {
   context.throw_if_unusable();  // the owner may not know it yet
+  if (!options.inputs.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "backward from an RRef cannot take inputs: they are leaves of the worker that owns "
+                "the root; call backward() there");
+  }
   const ContextScope scope(context.id());
   const at::AutoGradMode on(true);  // a call made with grad mode off would not carry the context
   // The call itself must not time out: only the pass's own limit counts.

@@ -12,7 +12,8 @@ namespace dist_autograd {
 
 // Runs backward from the tensor that `root` refers to, on the worker that owns it, wherever that
 // is. The future completes as that of ContextHandle::backward_async(); cancelling it ends the pass.
-// Throws as ContextHandle::throw_if_unusable(). REQUIRES: `context` is one of the current worker.
+// Throws as ContextHandle::throw_if_unusable(), and Error(invalid_argument) when options.inputs is
+// not empty. REQUIRES: `context` is one of the current worker.
 [[nodiscard]] Future<void> backward_async(const RRef<at::Tensor>& root,
                                           const ContextHandle& context,
                                           const Options& options = {});

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "stitch/base/error.h"
+#include "stitch/dist_autograd/executor/nested_backward.h"
 
 namespace stitch::dist_autograd {
 
@@ -25,6 +26,21 @@ variable_list post_hooks(Node& node, variable_list outputs, const variable_list&
            " gradients instead of " + std::to_string(count));
   }
   return outputs;
+}
+
+// What hooks made of the gradients must still be gradients of the tensors that came.
+void refuse_other_shapes(const RecvNode& node, const variable_list& gradients) {
+  if (gradients.size() != node.num_inputs()) {
+    refuse("a hook of a received tensor (" + node.call() + ") returned " +
+           std::to_string(gradients.size()) + " gradients instead of " +
+           std::to_string(node.num_inputs()));
+  }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const auto& metadata = node.input_metadata(i);
+    if (!gradients[i].defined() || metadata.is_same_shape(gradients[i])) continue;
+    refuse("a hook of a received tensor (" + node.call() + ") returned an " +
+           metadata.incompatible_shape_error_message(i, gradients[i]).str());
+  }
 }
 
 void refuse_nan(const Node& node, const variable_list& outputs) {
@@ -85,14 +101,17 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const Node& 
   }
 }
 
-variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags) {
+variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags,
+                       const GradientSink& sink) {
   if (!node.pre_hooks().empty() || !node.post_hooks().empty() || flags.anomaly)
-    return run_node(node, std::move(gradients), flags);
+    return run_node(node, std::move(gradients), flags, sink);
   fit_to_edges(node.next_edges(), gradients, node);
   return gradients;
 }
 
-variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags) {
+variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags,
+                       const GradientSink& sink) {
+  NestedBackward nested(sink);
   pre_hooks(node, inputs);
   if (!flags.retain_graph) node.will_release_variables();
   const bool hooked = !node.post_hooks().empty();
@@ -104,28 +123,37 @@ variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags) 
   if (hooked) outputs = post_hooks(node, std::move(outputs), copies);
   if (!flags.retain_graph) node.release_variables();
   if (flags.anomaly) refuse_nan(node, outputs);
+  nested.finish();
   return outputs;
 }
 
-void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store) {
+void require_leaf(const at::Tensor& leaf) {
+  if (!leaf.grad_fn()) return;
+  refuse("a leaf tensor was changed in place after its use: it is no longer a leaf of the graph");
+}
+
+void run_leaf(AccumulateGrad& leaf, variable_list inputs, const GradientSink& sink) {
+  NestedBackward nested(sink);
   pre_hooks(leaf, inputs);
   const bool hooked = !leaf.post_hooks().empty();
   if (!inputs.empty() && inputs[0].defined()) {
-    if (leaf.variable.grad_fn())
-      refuse(
-          "a leaf tensor was changed in place after its use: it is no longer a leaf of the graph");
+    require_leaf(leaf.variable);
     if (leaf.variable.requires_grad()) {
       at::Tensor gradient = hooked ? inputs[0] : std::move(inputs[0]);
       leaf_hooks(leaf, leaf.variable, gradient);
-      store.accumulate(leaf.variable, std::move(gradient), hooked ? 2 : 1);
+      sink.store.accumulate(leaf.variable, std::move(gradient), hooked ? 2 : 1);
     }
   }
   if (hooked) static_cast<void>(post_hooks(leaf, {}, inputs));
+  nested.finish();
 }
 
-variable_list run_recv(RecvNode& node, variable_list inputs) {
+variable_list run_recv(RecvNode& node, variable_list inputs, const GradientSink& sink) {
+  NestedBackward nested(sink);
   pre_hooks(node, inputs);
   if (!node.post_hooks().empty()) static_cast<void>(post_hooks(node, {}, inputs));
+  refuse_other_shapes(node, inputs);
+  nested.finish();
   return inputs;
 }
 

@@ -13,8 +13,8 @@ NodeKind kind_of(Node* node) {
 
 }  // namespace
 
-Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends)
-    : kept_roots_(std::move(roots)), kept_sends_(std::move(sends)) {
+Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends, std::optional<LeafSet> inputs)
+    : kept_roots_(std::move(roots)), kept_sends_(std::move(sends)), inputs_(std::move(inputs)) {
   for (const NodePtr& send : kept_sends_) {
     const std::uint32_t index = walk(send.get());
     if (kinds_[index] == NodeKind::send) continue;
@@ -31,12 +31,17 @@ Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends)
   offsets_.resize(count + 1);
   for (std::uint32_t i = 0; i < count; ++i) {
     offsets_[i] = static_cast<std::uint32_t>(targets_.size());
+    if (!trimmed(i)) ++untrimmed_;
     for (const Edge& edge : nodes_[i]->next_edges()) {
       if (!edge.is_valid()) {
         targets_.push_back({});
         continue;
       }
       const std::uint32_t target = indices_.find(edge.function.get())->second;
+      if (trimmed(target)) {
+        targets_.push_back({});
+        continue;
+      }
       targets_.push_back({target, edge.input_nr});
       ++pending_[target];
     }
@@ -55,13 +60,21 @@ std::uint32_t Plan::add(Node* node) {
   const auto index = size();
   nodes_.push_back(node);
   kinds_.push_back(kind_of(node));
-  leads_to_recv_.push_back(kinds_.back() == NodeKind::recv ? 1 : 0);
+  std::uint8_t leads_to = 0;
+  if (kinds_.back() == NodeKind::recv) {
+    leads_to = kToRecv;
+  } else if (kinds_.back() == NodeKind::accumulate && inputs_ &&
+             inputs_->contains(
+                 static_cast<AccumulateGrad*>(node)->variable.unsafeGetTensorImpl())) {
+    leads_to = kToInput;
+  }
+  leads_to_.push_back(leads_to);
   indices_.emplace(node, index);
   return index;
 }
 
 // Depth first with an explicit stack: graphs are deeper than thread stacks. A node is finished
-// after all its targets, which is when leads_to_recv is known.
+// after all its targets, which is when it is known where it leads.
 std::uint32_t Plan::walk(Node* start) {
   if (const auto seen = indices_.find(start); seen != indices_.end()) return seen->second;
   struct Frame {
@@ -76,13 +89,13 @@ std::uint32_t Plan::walk(Node* start) {
     if (frame.next == edges.size()) {
       const std::uint32_t done = frame.node;
       stack.pop_back();
-      if (!stack.empty() && leads_to_recv_[done] != 0) leads_to_recv_[stack.back().node] = 1;
+      if (!stack.empty()) leads_to_[stack.back().node] |= leads_to_[done];
       continue;
     }
     Node* target = edges[frame.next++].function.get();
     if (target == nullptr) continue;
     if (const auto seen = indices_.find(target); seen != indices_.end()) {
-      if (leads_to_recv_[seen->second] != 0) leads_to_recv_[frame.node] = 1;
+      leads_to_[frame.node] |= leads_to_[seen->second];
     } else {
       stack.push_back({add(target), 0});
     }

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/dist_autograd/graph/send_node.h"
 
@@ -32,8 +34,10 @@ class Plan {
   };
 
   // `roots`: gradient edges of the tensors that backward() was called on, empty on other workers.
-  // `sends`: every send node of the context that may receive gradients.
-  Plan(std::vector<Edge> roots, std::vector<NodePtr> sends);
+  // `sends`: every send node of the context that may receive gradients. `inputs`: the only leaves
+  // that get gradients; nodes that lead neither to one of them nor to a recv node are trimmed.
+  Plan(std::vector<Edge> roots, std::vector<NodePtr> sends,
+       std::optional<LeafSet> inputs = std::nullopt);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
@@ -52,8 +56,16 @@ class Plan {
   }
   // True when a recv node is reachable from it: running it early sends messages early.
   [[nodiscard]] bool leads_to_recv(std::uint32_t index) const noexcept {
-    return leads_to_recv_[index] != 0;
+    return (leads_to_[index] & kToRecv) != 0;
   }
+  // True when the pass does without this node: no edge leads to it, it neither runs nor is dead.
+  [[nodiscard]] bool trimmed(std::uint32_t index) const noexcept {
+    return inputs_ && kinds_[index] != NodeKind::send && leads_to_[index] == 0;
+  }
+  // The number of nodes that are not trimmed.
+  [[nodiscard]] std::uint32_t untrimmed() const noexcept { return untrimmed_; }
+  // The only leaves that get gradients, or null.
+  [[nodiscard]] const LeafSet* inputs() const noexcept { return inputs_ ? &*inputs_ : nullptr; }
 
   [[nodiscard]] std::span<const Target> roots() const noexcept { return roots_; }
   [[nodiscard]] std::span<const std::uint32_t> sends() const noexcept { return sends_; }
@@ -67,6 +79,7 @@ class Plan {
   }
 
  private:
+  enum LeadsTo : std::uint8_t { kToRecv = 1, kToInput = 2 };
   std::uint32_t walk(Node* start);
   std::uint32_t add(Node* node);
 
@@ -75,12 +88,14 @@ class Plan {
   std::vector<Node*> nodes_;
   std::vector<NodeKind> kinds_;
   std::vector<std::uint32_t> pending_;
-  std::vector<std::uint8_t> leads_to_recv_;
+  std::vector<std::uint8_t> leads_to_;  // bits of LeadsTo
   std::vector<std::uint32_t> offsets_;
   std::vector<Target> targets_;
   std::vector<Target> roots_;
   std::vector<std::uint32_t> sends_;
   std::unordered_map<LinkId, std::uint32_t> links_;
+  std::optional<LeafSet> inputs_;
+  std::uint32_t untrimmed_ = 0;
   std::unordered_map<const Node*, std::uint32_t> indices_;  // only while building
 };
 

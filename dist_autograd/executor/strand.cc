@@ -49,7 +49,8 @@ Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags,
       thread_state_(std::move(state)),
       states_(plan_->size()),
       slots_(plan_->size()),
-      unresolved_(plan_->size()) {
+      check_(*plan_),
+      unresolved_(plan_->untrimmed()) {
   thread_state_.set_grad_mode(flags_.create_graph);
   for (std::uint32_t i = 0; i < plan_->size(); ++i) states_[i].pending = plan_->pending(i);
 }
@@ -70,8 +71,9 @@ void Strand::start() {
   }
   // A root with incoming edges waits for them like any other node; the others are ready now.
   for (const Plan::Target& root : plan_->roots()) {
+    check_.starts(root.node);
     State& state = states_[root.node];
-    if (state.pending != 0) continue;
+    if (state.pending != 0 || plan_->trimmed(root.node)) continue;
     state.pending = 1;  // several roots may meet in one node: it becomes ready once
     arrive(root.node, true);
     state.pending = Plan::kNone;
@@ -174,10 +176,12 @@ void Strand::run_slice(StrandOwner& owner) {
       for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
         put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
       ++taken_;
+      check_.arrives(arrival.node);
       arrive(arrival.node, arrival.live);
     }
     taken_now_.clear();
     if (ready_.empty()) {
+      if (unresolved_ == 0) check_.resolved();
       owner.went_quiet(taken_, unresolved_ == 0);
       leave_if_empty = true;
       continue;
@@ -210,18 +214,21 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
   variable_list inputs = std::move(slots_[index]);
   inputs.resize(node.num_inputs());
   slots_[index] = {};
+  check_.runs(index);
+  const GradientSink sink{*store_, plan_->inputs()};
   switch (plan_->kind(index)) {
     case NodeKind::accumulate:
-      run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), *store_);
+      run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), sink);
       break;
     case NodeKind::recv:
-      owner.gradients_ready(plan_->recv(index), run_recv(plan_->recv(index), std::move(inputs)));
+      owner.gradients_ready(plan_->recv(index),
+                            run_recv(plan_->recv(index), std::move(inputs), sink));
       break;
     case NodeKind::plain:
     case NodeKind::send: {
       variable_list outputs = plan_->kind(index) == NodeKind::send
-                                  ? run_send(plan_->send(index), std::move(inputs), flags_)
-                                  : run_node(node, std::move(inputs), flags_);
+                                  ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
+                                  : run_node(node, std::move(inputs), flags_, sink);
       const auto edges = plan_->edges(index);
       for (std::size_t i = 0; i < edges.size(); ++i) {
         if (edges[i].node == Plan::kNone) continue;
@@ -255,6 +262,7 @@ void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
 void Strand::arrive(std::uint32_t index, bool live) {
   const auto count = [this](std::uint32_t node, bool alive) {
     State& state = states_[node];
+    check_.delivers(node);
     state.live |= alive;
     if (--state.pending != 0) return;
     if (!state.live) {

@@ -11,6 +11,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/executor/node_run.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
@@ -119,6 +120,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::priority_queue<Ready> ready_;
   std::vector<std::uint32_t> dead_;
   std::vector<Arrival> taken_now_;
+  [[no_unique_address]] DeliveryCheck check_;
   std::uint32_t unresolved_ = 0;
   std::uint64_t taken_ = 0;
 

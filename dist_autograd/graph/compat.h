@@ -99,11 +99,13 @@ void fit_dtype(const Metadata& metadata, at::Tensor& grad) {
   if (grad.scalar_type() != wanted) grad = grad.to(wanted);
 }
 
-// True when only `tensor` refers to its memory, so that it may be changed in place.
+// True when only `tensor` refers to its memory, so that it may be changed in place, outside
+// inference mode too.
 [[nodiscard]] inline bool sole_owner(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !at::isTensorSubclassLike(tensor) &&
-         !tensor._is_zerotensor() && !tensor.is_nested() && tensor.is_non_overlapping_and_dense() &&
-         tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
+         !tensor._is_zerotensor() && !tensor.is_nested() && !tensor.is_inference() &&
+         tensor.is_non_overlapping_and_dense() && tensor.use_count() == 1 && tensor.has_storage() &&
+         tensor.storage().use_count() == 1;
 }
 
 // True when only the tensor itself owns its memory: the condition to take a gradient over without a

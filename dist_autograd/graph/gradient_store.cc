@@ -8,7 +8,7 @@ namespace {
 
 // In-place addition would change a gradient that a reader holds or a message in flight shares.
 bool may_change(const at::Tensor& kept) {
-  if (kept.use_count() != 1) return false;
+  if (kept.use_count() != 1 || kept.is_inference()) return false;
   return kept.layout() != c10::kStrided || (kept.has_storage() && kept.storage().use_count() == 1);
 }
 

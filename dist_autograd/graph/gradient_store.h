@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <unordered_set>
 
 #include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/graph/gradient_map.h"
@@ -37,6 +38,18 @@ class GradientStore {
 
   static constexpr std::size_t kShards = 16;
   mutable std::array<Shard, kShards> shards_;
+};
+
+// Leaves, by their TensorImpl.
+using LeafSet = std::unordered_set<const c10::TensorImpl*>;
+
+// Where a pass adds the gradients of leaves. Refers to both.
+struct GradientSink {
+  GradientStore& store;
+  const LeafSet* inputs = nullptr;  // the only leaves that get gradients; null: all
+  [[nodiscard]] bool wants(const at::Tensor& leaf) const {
+    return inputs == nullptr || inputs->contains(leaf.unsafeGetTensorImpl());
+  }
 };
 
 }  // namespace stitch::dist_autograd

@@ -200,10 +200,24 @@ TEST(Context, ShowsTheGraphOfAllWorkers) {
       rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones().requires_grad_()).sum();
   const std::string dot = context.graph_dot({loss});
   for (const char* expected :
-       {"digraph", "label=\"worker0\"", "label=\"worker1\"", "label=\"worker2\"", "SumBackward",
-        "MulBackward", "RecvNode", "via() to worker", "[style=dashed]"}) {
+       {"digraph", "3 workers, 4 links", "label=\"worker0\"", "label=\"worker1\"",
+        "label=\"worker2\"", "SumBackward", "MulBackward", "RecvNode", "via() to worker",
+        "leaf [3]", "style=dashed", "#b0b0b0"}) {
     EXPECT_NE(dot.find(expected), std::string::npos) << expected << " is missing in\n" << dot;
   }
+}
+
+TEST(Context, ShowsTheLastPassInItsGraph) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto used = rpc_sync<times_parameter>("worker1", x);
+  rpc_sync<times_parameter>("worker1", x * 2);
+  context.backward({used.sum()});
+  const std::string dot = context.graph_dot();
+  EXPECT_NE(dot.find("label=\"worker1\\nlast pass: 4 nodes in "), std::string::npos) << dot;
+  EXPECT_NE(dot.find("label=\" 24 B\""), std::string::npos) << dot;
+  EXPECT_NE(dot.find("color=\"#b0b0b0\""), std::string::npos) << "unused links are grey\n" << dot;
 }
 
 TEST(Context, ThrowsCancelledFromAHandleThatOutlivesIt) {

@@ -1,37 +1,68 @@
+// Random programs over workers against the same programs in one process. RANDOM_PROGRAMS is how
+// many run in all (default 2000, 200 under a sanitizer); a program that fails prints how to run it
+// alone.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
 #include <string>
+#include <thread>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
+#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_program.h"
+#include "tests/support/sanitizers.h"
 
 namespace stitch::testing {
 namespace {
 
-// The parameters of the program that runs, by worker. Written only between programs.
-std::vector<Tensors>& parameters() {
-  static std::vector<Tensors> all;
+// The parameters of the programs that run, by seed and worker.
+class Parameters {
+ public:
+  void put(std::uint64_t seed, std::vector<Tensors> all) {
+    const std::lock_guard lock(mutex_);
+    all_[seed] = std::move(all);
+  }
+  void remove(std::uint64_t seed) {
+    const std::lock_guard lock(mutex_);
+    all_.erase(seed);
+  }
+  at::Tensor get(std::uint64_t seed, std::uint32_t worker, int index) {
+    const std::lock_guard lock(mutex_);
+    return all_.at(seed).at(worker).at(static_cast<std::size_t>(index));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::vector<Tensors>> all_;
+};
+Parameters& parameters() {
+  static Parameters all;
   return all;
 }
 
-ProgramHost remote_host();
+ProgramHost remote_host(std::uint64_t seed);
 
 Tensors run_remote_block(const ProgramBlock& block, Tensors arguments) {
-  return run_block(remote_host(), block, arguments);
+  return run_block(remote_host(block.program.seed), block, arguments);
 }
 
-ProgramHost remote_host() {
+ProgramHost remote_host(std::uint64_t seed) {
   ProgramHost host;
-  const auto worker = rpc::current_agent()->self().id.value();
-  host.parameter = [worker](int index) {
-    return parameters()[worker][static_cast<std::size_t>(index)];
+  host.parameter = [seed, worker = rpc::current_agent()->self().id.value()](int index) {
+    return parameters().get(seed, worker, index);
   };
   host.call = [](int callee, const ProgramBlock& block, const Tensors& arguments) {
     auto future =
@@ -52,93 +83,191 @@ at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context,
   }
 }
 
-// How the gradients of one program are asked for.
-struct Asking {
-  bool two_roots = false;  // the loss and its double
-  int passes = 1;
+// A program, and how it is differentiated.
+struct Trial {
+  RandomProgram program;
+  Asking asking;
+  dist_autograd::Options options;
 };
 
-void expect_oracle_gradients(Cluster& cluster, const RandomProgram& program,
-                             dist_autograd::Options options, const Asking& asking = {}) {
-  SCOPED_TRACE("seed " + std::to_string(program.seed) + ", " + std::to_string(program.workers) +
-               " workers");
-  parameters().clear();
-  for (int worker = 0; worker < program.workers; ++worker)
-    parameters().push_back(program_parameters(program, worker));
-  const OracleResult expected = run_oracle(program, parameters());
+// How far sums may differ that were added in another order.
+double tolerance_of(at::ScalarType dtype) {
+  switch (c10::toRealValueType(dtype)) {
+    case at::kDouble:
+      return 1e-12;
+    case at::kFloat:
+      return 1e-4;
+    default:
+      return 0.1;
+  }
+}
 
-  dist_autograd::Context context;
-  const at::Tensor loss = run_program(remote_host(), program);
-  const double tolerance = program.single_precision ? 1e-4 : 1e-11;
-  ASSERT_NEAR(loss.item<double>(), expected.loss,
-              tolerance * std::max(1.0, std::abs(expected.loss)));
-  std::vector<at::Tensor> roots{loss};
-  if (asking.two_roots) roots.push_back(2 * loss);
-  for (int pass = 1; pass <= asking.passes; ++pass) {
-    options.retain_graph = pass < asking.passes;
+void expect_gradient(const at::Tensor& got, const at::Tensor& expected,
+                     const RandomProgram& program) {
+  ASSERT_EQ(got.defined(), expected.defined()) << "undefined is not zero";
+  if (!got.defined()) return;
+  EXPECT_EQ(got.scalar_type(), program.dtype);
+  EXPECT_EQ(got.is_sparse(), expected.is_sparse());
+  EXPECT_TRUE(equal_gradients(got, expected, tolerance_of(program.dtype)));
+}
+
+void differentiate(const dist_autograd::Context& context, const at::Tensor& loss,
+                   const std::vector<Tensors>& own, const Trial& trial) {
+  dist_autograd::Options options = trial.options;
+  options.create_graph = trial.asking.twice;
+  const Tensors roots = roots_of(loss, trial.asking);
+  for (int pass = 1; pass <= trial.asking.passes; ++pass) {
+    options.retain_graph = pass < trial.asking.passes;
     context.backward(roots, options);
   }
-  const double factor = (asking.two_roots ? 3.0 : 1.0) * asking.passes;
-  for (int worker = 0; worker < program.workers; ++worker) {
-    for (int i = 0; i < kProgramParameters; ++i) {
-      const at::Tensor& parameter =
-          parameters()[static_cast<std::size_t>(worker)][static_cast<std::size_t>(i)];
-      const at::Tensor gradient = gradient_on(cluster[worker], context.id(), parameter);
-      const at::Tensor& oracle =
-          expected.gradients[static_cast<std::size_t>(worker)][static_cast<std::size_t>(i)];
-      SCOPED_TRACE("parameter " + std::to_string(i) + " of worker " + std::to_string(worker));
-      if (!oracle.defined()) {
-        // What is behind one tensor of a message runs when another one is used: with an undefined
-        // gradient, of which a custom function makes zeros.
-        EXPECT_TRUE(!gradient.defined() || gradient.count_nonzero().item<std::int64_t>() == 0);
-        continue;
+  if (!trial.asking.twice) return;
+  Tensors gradients;
+  for (const at::Tensor& parameter : own[0]) gradients.push_back(context.gradient(parameter));
+  const at::Tensor second = loss_of_gradients(gradients);
+  if (second.defined()) context.backward({second}, trial.options);
+}
+
+void run_trial(Cluster& cluster, const Trial& trial) {
+  const RandomProgram& program = trial.program;
+  const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+  SCOPED_TRACE("to run it alone: RANDOM_PROGRAM_SEED=" + std::to_string(program.seed) +
+               " ... --gtest_filter=" + test->test_suite_name() + "." + test->name());
+  std::vector<Tensors> own;
+  for (int worker = 0; worker < program.workers; ++worker)
+    own.push_back(program_parameters(program, worker));
+  const OracleResult expected = run_oracle(program, own, trial.asking);
+
+  parameters().put(program.seed, own);
+  {
+    dist_autograd::Context context;
+    const at::Tensor loss = run_program(remote_host(program.seed), program);
+    const double tolerance = tolerance_of(program.dtype);
+    EXPECT_NEAR(loss.item<double>(), expected.loss,
+                tolerance * std::max(1.0, std::abs(expected.loss)));
+    try {
+      differentiate(context, loss, own, trial);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+    for (std::size_t worker = 0; worker < own.size(); ++worker) {
+      for (std::size_t i = 0; i < own[worker].size(); ++i) {
+        SCOPED_TRACE("parameter " + std::to_string(i) + " of worker " + std::to_string(worker));
+        expect_gradient(
+            gradient_on(cluster[static_cast<int>(worker)], context.id(), own[worker][i]),
+            expected.gradients[worker][i], program);
+        EXPECT_FALSE(own[worker][i].grad().defined());
       }
-      ASSERT_TRUE(gradient.defined());
-      EXPECT_EQ(gradient.scalar_type(), program.dtype());
-      EXPECT_TRUE(equal_gradients(gradient, factor * oracle, tolerance));
-      EXPECT_FALSE(parameter.grad().defined());
     }
   }
+  parameters().remove(program.seed);
+}
+
+// Of all tests together, unless RANDOM_PROGRAMS says otherwise.
+constexpr std::uint64_t kPrograms = kAddressSanitizer || kThreadSanitizer ? 200 : 2000;
+
+// Runs the programs of one test, several contexts at once. `vary` makes a trial of a random number.
+template <class Vary>
+void run_trials(int workers, std::uint64_t first_seed, const Vary& vary) {
+  constexpr int kTests = 6, kWorlds = 4, kThreads = 3;
+  const char* const wanted = std::getenv("RANDOM_PROGRAMS");
+  const std::uint64_t count =
+      (wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : kPrograms) / (kTests * kWorlds) + 1;
+  const char* const alone = std::getenv("RANDOM_PROGRAM_SEED");
+  Cluster cluster(workers, [](Options& options) { options.num_threads = 4; });
+  const auto run_one = [&](std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    Trial trial;
+    trial.program.seed = seed;
+    trial.program.workers = workers;
+    vary(trial, random);
+    run_trial(cluster, trial);
+  };
+  if (alone != nullptr) {
+    run_one(std::strtoull(alone, nullptr, 10));
+    return;
+  }
+  first_seed += 1'000'000 * static_cast<std::uint64_t>(workers);
+  std::atomic<std::uint64_t> next{first_seed};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const WorkerScope scope(cluster[0]);
+      for (auto seed = next++; seed < first_seed + count; seed = next++) {
+        if (::testing::Test::HasFailure()) return;
+        run_one(seed);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
 TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInExactMode) {
-  Cluster cluster(GetParam());
-  for (std::uint64_t seed = 0; seed < 70 && !HasFatalFailure(); ++seed) {
-    expect_oracle_gradients(cluster, {.seed = seed, .workers = GetParam()}, {});
-  }
-  for (int worker = 0; worker < GetParam(); ++worker)
-    EXPECT_GT(cluster[worker].debug_info().at("dist_autograd.gradient_links_sent"), 100);
+  run_trials(GetParam(), 0, [](Trial& trial, std::mt19937_64& random) {
+    trial.program.hooks = random() % 2 == 0;
+    trial.program.sparse = random() % 2 == 0;
+  });
 }
 
 TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInFastMode) {
-  Cluster cluster(GetParam());
-  for (std::uint64_t seed = 1000; seed < 1070 && !HasFatalFailure(); ++seed) {
-    expect_oracle_gradients(cluster, {.seed = seed, .workers = GetParam(), .uses_everything = true},
-                            {.mode = dist_autograd::Mode::fast});
-  }
+  run_trials(GetParam(), 100'000, [](Trial& trial, std::mt19937_64& random) {
+    trial.program.uses_everything = true;
+    trial.program.hooks = random() % 2 == 0;
+    trial.program.sparse = random() % 2 == 0;
+    trial.options.mode = dist_autograd::Mode::fast;
+  });
 }
 
-TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInSinglePrecision) {
-  Cluster cluster(GetParam());
-  for (std::uint64_t seed = 2000; seed < 2030 && !HasFatalFailure(); ++seed) {
-    expect_oracle_gradients(cluster,
-                            {.seed = seed, .workers = GetParam(), .single_precision = true}, {});
-  }
+TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInEveryDtype) {
+  static constexpr std::array kDtypes{at::kFloat, at::kBFloat16, at::kComplexDouble,
+                                      at::kComplexFloat};
+  run_trials(GetParam(), 200'000, [](Trial& trial, std::mt19937_64& random) {
+    trial.program.dtype = kDtypes[random() % kDtypes.size()];
+    trial.program.hooks = random() % 2 == 0;
+    trial.program.sparse = trial.program.dtype == at::kFloat;
+  });
 }
 
 TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessFromSeveralRootsAndPasses) {
-  Cluster cluster(GetParam());
-  for (std::uint64_t seed = 3000; seed < 3030 && !HasFatalFailure(); ++seed) {
-    const bool fast = seed % 2 == 0;
-    expect_oracle_gradients(cluster, {.seed = seed, .workers = GetParam(), .uses_everything = fast},
-                            {.mode = fast ? dist_autograd::Mode::fast : dist_autograd::Mode::exact},
-                            {.two_roots = seed % 3 != 0, .passes = seed % 3 == 1 ? 1 : 3});
-  }
+  run_trials(GetParam(), 300'000, [](Trial& trial, std::mt19937_64& random) {
+    trial.program.hooks = random() % 2 == 0;
+    trial.program.sparse = random() % 2 == 0;
+    trial.program.uses_everything = random() % 2 == 0;
+    if (trial.program.uses_everything) trial.options.mode = dist_autograd::Mode::fast;
+    trial.asking = {.two_roots = random() % 3 != 0, .passes = random() % 3 == 1 ? 1 : 3};
+  });
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, RandomPrograms, ::testing::Values(2, 3, 4),
+TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenDifferentiatedTwice) {
+  run_trials(GetParam(), 400'000, [](Trial& trial, std::mt19937_64& random) {
+    trial.program.hooks = random() % 2 == 0;
+    trial.program.depth = 2;
+    if (random() % 3 == 0) trial.program.dtype = at::kComplexDouble;
+    trial.asking.twice = true;
+  });
+}
+
+TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenMessagesOvertakeEachOther) {
+  const LoopbackFaults faults(
+      [](std::uint32_t, std::uint32_t, std::uint64_t sequence, const transport::Message& message) {
+        std::mt19937_64 random(sequence);
+        transport::Fate fate;
+        const auto kind = kind_of(message);
+        if (kind >= dist_autograd::wire::kMark && kind <= dist_autograd::wire::kHold)
+          fate.delay = std::chrono::microseconds(random() % 1000);
+        return fate;
+      });
+  run_trials(GetParam(), 500'000, [](Trial& trial, std::mt19937_64& random) {
+    trial.program.hooks = random() % 2 == 0;
+    trial.program.sparse = random() % 2 == 0;
+    trial.program.uses_everything = random() % 3 == 0;
+    if (trial.program.uses_everything) trial.options.mode = dist_autograd::Mode::fast;
+    trial.asking.passes = 2;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, RandomPrograms, ::testing::Values(2, 3, 4, 5),
                          [](const auto& info) { return std::to_string(info.param) + "Workers"; });
 
 }  // namespace

@@ -4,10 +4,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "tests/support/running_command.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
@@ -77,6 +79,34 @@ TEST(Examples, LeavingWaitsForWhatIsInFlight) {
 TEST(Examples, TwoWorkerAutogradLowersItsLoss) {
   const auto text = run({STITCH_RUN, "-n", "2", example("two_worker_autograd")});
   EXPECT_TRUE(contains(text, "step 20  loss 0.0")) << text;
+}
+
+TEST(Examples, GradientPenaltyBringsTheNormOfAGradientToOne) {
+  const auto text = run({STITCH_RUN, "-n", "2", example("gradient_penalty")});
+  EXPECT_TRUE(contains(text, "step   0  penalty 0.")) << text;
+  EXPECT_TRUE(contains(text, "step 100  penalty 0.00")) << text;
+}
+
+TEST(Examples, GraphPictureDrawsTheGraphOfThreeWorkers) {
+  const stitch::testing::TemporaryFolder folder;
+  const std::string svg = folder.path() / "graph.svg";
+  const auto text = run({STITCH_RUN, "-n", "3", example("graph_picture"), svg});
+  if (contains(text, "dot is not installed")) GTEST_SKIP() << text;
+  EXPECT_TRUE(contains(text, "drew " + svg)) << text;
+  std::ifstream file(svg);
+  const std::string picture(std::istreambuf_iterator<char>(file), {});
+  for (const char* part : {"<svg", "worker0", "worker1", "worker2", "last pass", "Tanh"})
+    EXPECT_TRUE(contains(picture, part)) << part;
+}
+
+TEST(Examples, GraphPictureSaysWhatIsMissingWithoutGraphviz) {
+  const stitch::testing::TemporaryFolder folder;
+  const std::string svg = folder.path() / "graph.svg";
+  const auto text =
+      run({"/usr/bin/env", "PATH=/nowhere", STITCH_RUN, "-n", "3", example("graph_picture"), svg});
+  EXPECT_TRUE(contains(text, "dot is not installed (Debian package graphviz); the graph is in "))
+      << text;
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "graph.dot"));
 }
 
 TEST(Examples, TheParameterServerExplainsItself) {

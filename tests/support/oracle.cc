@@ -2,9 +2,33 @@
 
 #include <torch/torch.h>
 
+#include "stitch/dist_autograd/graph/compat.h"
+
 namespace stitch::testing {
 
 namespace {
+
+struct MessageNode final : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+};
+
+// What arrives when these tensors are sent: copies, those that require grad behind one node.
+Tensors sent(const Tensors& tensors) {
+  Tensors recorded, received;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.requires_grad()) recorded.push_back(tensor);
+  }
+  const auto node = dist_autograd::make_node<MessageNode>();
+  node->set_next_edges(torch::autograd::collect_next_edges(recorded));
+  for (const at::Tensor& tensor : tensors) {
+    received.push_back(tensor.defined() ? tensor.detach().clone() : tensor);
+    if (tensor.defined() && tensor.requires_grad())
+      torch::autograd::set_history(received.back(), node);
+  }
+  return received;
+}
 
 ProgramHost local_host(const std::vector<Tensors>& parameters, int worker) {
   ProgramHost host;
@@ -12,7 +36,7 @@ ProgramHost local_host(const std::vector<Tensors>& parameters, int worker) {
     return parameters[static_cast<std::size_t>(worker)][static_cast<std::size_t>(index)];
   };
   host.call = [&parameters](int callee, const ProgramBlock& block, const Tensors& arguments) {
-    Tensors results = run_block(local_host(parameters, callee), block, arguments);
+    Tensors results = sent(run_block(local_host(parameters, callee), block, sent(arguments)));
     return [results] { return results; };
   };
   return host;
@@ -20,18 +44,53 @@ ProgramHost local_host(const std::vector<Tensors>& parameters, int worker) {
 
 }  // namespace
 
-OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>& parameters) {
+Tensors roots_of(const at::Tensor& loss, const Asking& asking) {
+  return asking.two_roots ? Tensors{loss, at::sin(loss)} : Tensors{loss};
+}
+
+at::Tensor loss_of_gradients(const Tensors& gradients) {
+  at::Tensor loss;
+  for (const at::Tensor& gradient : gradients) {
+    if (!gradient.defined() || !gradient.requires_grad()) continue;
+    const at::Tensor norm = at::real(gradient * gradient.conj()).sum();
+    loss = loss.defined() ? loss + norm : norm;
+  }
+  return loss;
+}
+
+OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>& parameters,
+                        const Asking& asking) {
   const at::Tensor loss = run_program(local_host(parameters, 0), program);
-  Tensors all;
-  for (const Tensors& each : parameters) all.insert(all.end(), each.begin(), each.end());
-  const auto gradients = torch::autograd::grad({loss}, all, {}, {}, false, /*allow_unused=*/true);
+  const Tensors roots = roots_of(loss, asking);
   OracleResult result;
   result.loss = loss.item<double>();
-  auto next = gradients.begin();
-  for (const Tensors& each : parameters) {
-    result.gradients.emplace_back(next, next + static_cast<std::ptrdiff_t>(each.size()));
-    next += static_cast<std::ptrdiff_t>(each.size());
+  for (const Tensors& each : parameters) result.gradients.emplace_back(each.size());
+  // Passes are added up here, out of place: libtorch adds to `.grad` in place, whatever shares its
+  // memory. In seed 5500171 over 5 workers the two differ.
+  const auto take_gradients = [&] {
+    for (std::size_t worker = 0; worker < parameters.size(); ++worker) {
+      for (std::size_t i = 0; i < parameters[worker].size(); ++i) {
+        at::Tensor& grad = parameters[worker][i].mutable_grad();
+        at::Tensor& sum = result.gradients[worker][i];
+        if (grad.defined() && sum.defined()) {
+          sum = sum.is_sparse() ? grad.detach() + sum : sum + grad.detach();
+        } else if (grad.defined()) {
+          sum = grad.detach();
+        }
+        grad = at::Tensor();
+      }
+    }
+  };
+  for (int pass = 1; pass <= asking.passes; ++pass) {
+    torch::autograd::backward(roots, {}, pass < asking.passes || asking.twice, asking.twice);
+    if (pass < asking.passes) take_gradients();
   }
+  Tensors own;
+  for (const at::Tensor& parameter : parameters[0]) own.push_back(parameter.grad());
+  take_gradients();
+  const at::Tensor second = asking.twice ? loss_of_gradients(own) : at::Tensor();
+  if (second.defined()) torch::autograd::backward({second});
+  take_gradients();
   return result;
 }
 

@@ -17,16 +17,22 @@ std::uint64_t hash(std::uint64_t a, std::uint64_t b) {
 }
 
 at::Tensor random_matrix(std::mt19937_64& random, at::ScalarType dtype) {
-  at::Tensor matrix = at::empty({3, 3}, at::kDouble);
+  at::Tensor matrix = at::empty({2, 3, 3}, at::kDouble);
   std::uniform_real_distribution<double> uniform(-1.0, 1.0);
-  for (int i = 0; i < 9; ++i) matrix.data_ptr<double>()[i] = uniform(random);
-  return matrix.to(dtype);
+  for (int i = 0; i < 18; ++i) matrix.data_ptr<double>()[i] = uniform(random);
+  return (c10::isComplexType(dtype) ? at::complex(matrix[0], matrix[1]) : matrix[0]).to(dtype);
 }
 
-// Any tensor of the program as a 3x3 matrix of moderate size, differentiably.
-at::Tensor squared(const at::Tensor& value) {
-  if (value.sizes() == at::IntArrayRef({3, 3})) return value;
-  return at::tanh(value.sum()).expand({3, 3});
+// A value of moderate size, whatever came in. Of complex numbers, tanh and sin have poles or grow.
+at::Tensor bounded(const at::Tensor& value) {
+  return value.is_complex() ? value / (1 + at::real(value * value.conj())) : at::tanh(value);
+}
+
+// A hook that scales each element by an amount that depends on it: applied to parts of a gradient
+// instead of their sum, it gives something else.
+at::Tensor uneven(const at::Tensor& gradient) {
+  if (!gradient.defined() || gradient.layout() != c10::kStrided) return gradient;
+  return gradient + bounded(gradient * 0.5);
 }
 
 class Block {
@@ -35,6 +41,10 @@ class Block {
       : host_(host), block_(block), random_(block.path) {
     for (const at::Tensor& argument : arguments)
       values_.push_back(argument.defined() ? argument : random_matrix(random_, dtype()));
+    if (block_.table) {
+      const at::Tensor table = values_.back();
+      values_.back() = look_up(table);
+    }
     if (values_.empty()) values_.push_back(random_matrix(random_, dtype()));
     values_.push_back(host_.parameter(pick(kProgramParameters)));
   }
@@ -48,29 +58,43 @@ class Block {
   }
 
  private:
-  [[nodiscard]] at::ScalarType dtype() const { return block_.program.dtype(); }
+  [[nodiscard]] at::ScalarType dtype() const { return block_.program.dtype; }
   int pick(int count) { return static_cast<int>(random_() % static_cast<std::uint64_t>(count)); }
   at::Tensor any() { return values_[random_() % values_.size()]; }
 
+  // A value of the program as a 3x3 matrix of its dtype and of moderate size, differentiably.
+  at::Tensor squared(const at::Tensor& value) const {
+    const bool foreign = value.is_complex() && !c10::isComplexType(dtype());
+    const at::Tensor own = foreign ? at::real(value) : value;
+    if (own.sizes() == at::IntArrayRef({3, 3})) return own;
+    return bounded(own.sum()).expand({3, 3});
+  }
+
+  // Rows of a table, with a sparse gradient for it.
+  at::Tensor look_up(const at::Tensor& table) {
+    const at::Tensor rows = at::tensor({pick(3), pick(3), pick(3)}, at::kLong);
+    return at::embedding(table, rows, -1, false, /*sparse=*/true);
+  }
+
   void step() {
-    switch (pick(20)) {
+    switch (pick(23)) {
       case 0:
-        values_.push_back(at::tanh(squared(any()) + squared(any())));
+        values_.push_back(bounded(squared(any()) + squared(any())));
         break;
       case 1:
         values_.push_back(squared(any()) * squared(any()));
         break;
       case 2:
-        values_.push_back(at::tanh(at::matmul(squared(any()), squared(any()))));
+        values_.push_back(bounded(at::matmul(squared(any()), squared(any()))));
         break;
       case 3:
-        values_.push_back(at::sin(any()));
+        values_.push_back(bounded(any()));
         break;
       case 4:
         values_.push_back(squared(any()).t());
         break;
       case 5:
-        values_.push_back(any() * host_.parameter(pick(kProgramParameters)).sum());
+        values_.push_back(squared(any()) * host_.parameter(pick(kProgramParameters)).sum());
         break;
       case 6:
         values_.push_back(host_.parameter(pick(kProgramParameters)));
@@ -99,6 +123,22 @@ class Block {
         values_.push_back(value);
         break;
       }
+      case 13: {
+        const at::Tensor value = squared(any()) * 1;  // a node of this block alone
+        if (block_.program.hooks && value.requires_grad()) value.register_hook(uneven);
+        values_.push_back(value);
+        break;
+      }
+      case 14:
+        if (block_.program.sparse)
+          values_.push_back(look_up(host_.parameter(pick(kProgramParameters))));
+        break;
+      case 15:
+        if (dtype() == at::kDouble || dtype() == at::kFloat) {
+          const at::Tensor number = at::complex(squared(any()), squared(any()));
+          values_.push_back(bounded(number * number.conj() + number));
+        }
+        break;
       default:
         call();
         break;
@@ -108,10 +148,14 @@ class Block {
   void call() {
     if (block_.level >= block_.program.depth) return;
     const int worker = pick(block_.program.workers);
-    const ProgramBlock child{block_.program, hash(block_.path, ++calls_), block_.level + 1};
+    ProgramBlock child{block_.program, hash(block_.path, ++calls_), block_.level + 1};
     Tensors arguments;
     for (int i = pick(3); i >= 0; --i) arguments.push_back(any());
     if (pick(8) == 0) arguments.push_back(at::Tensor());
+    if (block_.program.sparse && pick(3) == 0) {
+      arguments.push_back(host_.parameter(pick(kProgramParameters)));
+      child.table = true;
+    }
     auto wait = host_.call(worker, child, arguments);
     const bool used = block_.program.uses_everything || pick(4) != 0;
     if (pick(2) == 0) {
@@ -132,7 +176,7 @@ class Block {
     for (const at::Tensor& value : values_) {
       if (block_.program.uses_everything || pick(3) != 0) sum = sum + squared(value);
     }
-    Tensors out{at::tanh(sum)};
+    Tensors out{bounded(sum)};
     if (pick(4) == 0) out.push_back(at::Tensor());
     if (pick(3) == 0) out.push_back(any());
     return out;
@@ -151,8 +195,10 @@ class Block {
 Tensors program_parameters(const RandomProgram& program, int worker) {
   std::mt19937_64 random(hash(program.seed, 1000 + static_cast<std::uint64_t>(worker)));
   Tensors parameters;
-  for (int i = 0; i < kProgramParameters; ++i)
-    parameters.push_back(random_matrix(random, program.dtype()).requires_grad_());
+  for (int i = 0; i < kProgramParameters; ++i) {
+    parameters.push_back(random_matrix(random, program.dtype).requires_grad_());
+    if (program.hooks && i == 0) parameters.back().register_hook(uneven);
+  }
   return parameters;
 }
 
@@ -161,9 +207,12 @@ Tensors run_block(const ProgramHost& host, const ProgramBlock& block, const Tens
 }
 
 at::Tensor run_program(const ProgramHost& host, const RandomProgram& program) {
-  at::Tensor loss = host.parameter(0).sum();
+  const auto real_sum = [](const at::Tensor& value) {
+    return (value.is_complex() ? at::real(value) : value).sum();
+  };
+  at::Tensor loss = real_sum(host.parameter(0));
   for (const at::Tensor& result : run_block(host, {program, hash(program.seed, 7), 0}, {})) {
-    if (result.defined()) loss = loss + result.sum();
+    if (result.defined()) loss = loss + real_sum(result);
   }
   return loss;
 }

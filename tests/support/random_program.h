@@ -8,23 +8,23 @@
 
 namespace stitch::testing {
 
-// A random differentiable program over several workers, determined by its seed: operations on fp64
-// (or fp32) tensors, also in place, parameters shared by many calls, calls to other workers that
-// make calls themselves, several calls to one worker, branches, views, empty tensors, undefined
-// results and undefined gradients. A ProgramHost decides how calls reach workers and where
-// parameters live.
+// A random differentiable program over several workers, determined by its seed: operations on
+// tensors of any floating or complex dtype, also in place, parameters shared by many calls, calls
+// to other workers that make calls themselves, several calls to one worker, branches, views, empty
+// tensors, complex intermediates, undefined results and undefined gradients, and on request hooks
+// and sparse gradients. A ProgramHost decides how calls reach workers and where parameters live.
 struct RandomProgram {
   std::uint64_t seed = 0;
   int workers = 2;
   bool uses_everything = false;  // no result is dropped or detached, as fast mode requires
   int depth = 3;                 // of nested calls
-  bool single_precision = false;
-
-  [[nodiscard]] at::ScalarType dtype() const { return single_precision ? at::kFloat : at::kDouble; }
+  at::ScalarType dtype = at::kDouble;
+  bool hooks = false;   // on tensors, the parameters too; what they do is not linear
+  bool sparse = false;  // lookups in parameters, also in those of the caller
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(seed, workers, uses_everything, depth, single_precision);
+    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse);
   }
 };
 
@@ -35,10 +35,11 @@ struct ProgramBlock {
   RandomProgram program;
   std::uint64_t path = 0;  // identifies the block; seeds its operations
   int level = 0;
+  bool table = false;  // the last argument is a parameter of the caller, to look up rows in
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(program, path, level);
+    archive(program, path, level, table);
   }
 };
 
@@ -53,12 +54,12 @@ struct ProgramHost {
 
 inline constexpr int kProgramParameters = 3;
 
-// The parameters of one worker: leaves that require grad.
+// The parameters of one worker: leaves that require grad, with their hooks.
 [[nodiscard]] Tensors program_parameters(const RandomProgram& program, int worker);
 // Runs one block on the worker that `host` stands for. Results may be undefined.
 [[nodiscard]] Tensors run_block(const ProgramHost& host, const ProgramBlock& block,
                                 const Tensors& arguments);
-// Runs the program and returns its loss.
+// Runs the program and returns its loss, a real number.
 [[nodiscard]] at::Tensor run_program(const ProgramHost& host, const RandomProgram& program);
 
 }  // namespace stitch::testing

@@ -1,0 +1,505 @@
+// What libtorch's engine does with hooks, leaves and modes, over workers, against that engine.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <mutex>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/rref_backward.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/equal_gradients.h"
+#include "tests/support/error_of.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+using torch::autograd::variable_list;
+
+at::Tensor ones() { return at::ones({3}, at::kDouble); }
+at::Tensor leaf(double first = 1) { return (at::arange(3, at::kDouble) + first).requires_grad_(); }
+
+class EngineRules : public ::testing::TestWithParam<Mode> {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, EngineRules, ::testing::Values(Mode::exact, Mode::fast),
+                         [](const auto& info) {
+                           return info.param == Mode::exact ? "Exact" : "Fast";
+                         });
+
+// ---- hooks
+
+// What hooks have seen, in order.
+std::mutex seen_mutex;
+std::vector<std::string> seen;
+void see(const std::string& what) {
+  const std::lock_guard lock(seen_mutex);
+  seen.push_back(what);
+}
+std::vector<std::string> take_seen() {
+  const std::lock_guard lock(seen_mutex);
+  return std::exchange(seen, {});
+}
+
+// Scale gradients by different factors, so that their order shows.
+struct PreHook final : torch::autograd::FunctionPreHook {
+  explicit PreHook(std::string node) : node(std::move(node)) {}
+  variable_list operator()(const variable_list& grads) override {
+    see("pre hook of " + node);
+    return {grads[0] * grads[0]};
+  }
+  std::string node;
+};
+struct PostHook final : torch::autograd::FunctionPostHook {
+  explicit PostHook(std::string node) : node(std::move(node)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    see("post hook of " + node + ", " + std::to_string(inputs.size()) + " inputs");
+    variable_list changed = outputs;
+    for (auto& each : changed) {
+      if (each.defined()) each = each + 1;
+    }
+    return changed;
+  }
+  std::string node;
+};
+
+at::Tensor& hooked_leaf() {
+  static at::Tensor one;
+  return one;
+}
+at::Tensor& hooked_result() {
+  static at::Tensor one;
+  return one;
+}
+dist_autograd::NodePtr& hooked_accumulator() {
+  static dist_autograd::NodePtr one;
+  return one;
+}
+
+// x * a new leaf, with every kind of hook on the product and on the leaf.
+at::Tensor with_all_hooks(at::Tensor x) {
+  const auto parameter = leaf(2);
+  parameter.register_hook([](const at::Tensor& grad) {
+    see("tensor hook of the leaf");
+    return grad.clamp_max(20);
+  });
+  hooked_accumulator() = torch::autograd::impl::grad_accumulator(parameter);
+  hooked_accumulator()->add_pre_hook(std::make_unique<PreHook>("the leaf"));
+  hooked_accumulator()->add_post_hook(std::make_unique<PostHook>("the leaf"));
+  auto y = x * parameter;
+  y.register_hook([](const at::Tensor& grad) {
+    see("first tensor hook");
+    return grad + 0.5;
+  });
+  y.retain_grad();
+  y.register_hook([](const at::Tensor& grad) {
+    see("second tensor hook");
+    return grad.tanh();
+  });
+  y.grad_fn()->add_pre_hook(std::make_unique<PreHook>("the product"));
+  y.grad_fn()->add_post_hook(std::make_unique<PostHook>("the product"));
+  hooked_leaf() = parameter;
+  hooked_result() = y;
+  return y;
+}
+
+TEST_P(EngineRules, HooksOfEveryKindRunInTheOrderOfTheLocalEngine) {
+  Cluster cluster(2);
+  const auto x = leaf();
+  auto there = with_all_hooks(x);
+  torch::autograd::backward({(there + there.sin()).sum()});
+  const auto expected_order = take_seen();
+  const auto expected_x = x.grad().clone(), expected_leaf = hooked_leaf().grad().clone(),
+             expected_retained = hooked_result().grad().clone();
+  ASSERT_EQ(expected_order.size(), 7u);
+  x.mutable_grad() = at::Tensor();
+
+  Context context;
+  there = rpc_sync<with_all_hooks>("worker1", x);
+  context.backward({(there + there.sin()).sum()}, {.mode = GetParam()});
+  EXPECT_EQ(take_seen(), expected_order);
+  EXPECT_TRUE(equal_gradients(context.gradient(x), expected_x));
+  EXPECT_TRUE(equal_gradients(hooked_result().grad(), expected_retained));
+  const WorkerScope scope(cluster[1]);
+  EXPECT_TRUE(equal_gradients(dist_autograd::find_context(context.id()).gradient(hooked_leaf()),
+                              expected_leaf));
+  EXPECT_FALSE(hooked_leaf().grad().defined());
+  hooked_leaf() = hooked_result() = at::Tensor();
+  hooked_accumulator() = {};
+}
+
+struct Lengthen final : torch::autograd::FunctionPreHook {
+  variable_list operator()(const variable_list&) override { return {at::ones({5}, at::kDouble)}; }
+};
+
+TEST_P(EngineRules, AHookThatGivesAnotherShapeIsAnErrorOfItsWorker) {
+  Cluster cluster(2);
+  Context context;
+  const auto y = rpc_sync<times_parameter>("worker1", leaf());
+  y.grad_fn()->add_pre_hook(std::make_unique<Lengthen>());
+  const auto error = error_of([&] { context.backward({y.sum()}, {.mode = GetParam()}); });
+  EXPECT_EQ(error.worker(), "worker0");
+  EXPECT_NE(std::string(error.what()).find("a hook of a received tensor"), std::string::npos)
+      << error.what();
+}
+
+// ---- inputs
+
+TEST_P(EngineRules, InputsAreTheOnlyLeavesThatGetGradients) {
+  Cluster cluster(3);
+  Context context;
+  const auto x = leaf(), w = leaf(2);
+  const auto there = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, x * w);
+  const auto loss = (there * w).sum();
+  context.backward({loss}, {.retain_graph = true, .mode = GetParam(), .inputs = {x}});
+  const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), (w * w).detach() * p * q));
+  EXPECT_FALSE(context.gradient(w).defined());
+  EXPECT_EQ(context.gradients().size(), 1u);
+  EXPECT_FALSE(gradient_on(cluster[1], context.id()).defined());
+  EXPECT_FALSE(gradient_on(cluster[2], context.id()).defined());
+  // The same graph, all leaves: nothing was released that should not have been.
+  context.backward({loss}, {.mode = GetParam()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * (w * w).detach() * p * q));
+  EXPECT_TRUE(equal_gradients(context.gradient(w), 2 * (x * w).detach() * p * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), (x * w * w).detach() * q));
+}
+
+TEST_P(EngineRules, NodesThatLeadToNoInputDoNotRun) {
+  Cluster cluster(1);
+  Context context;
+  const auto x = leaf(), w = leaf(2);
+  int hook_calls = 0;
+  const auto trimmed = w.exp();
+  trimmed.register_hook([&](const at::Tensor& grad) {
+    ++hook_calls;
+    return grad;
+  });
+  w.register_hook([&](const at::Tensor& grad) {
+    ++hook_calls;
+    return grad;
+  });
+  const auto other_root = w.exp().sum();
+  const auto loss = (x.exp() * trimmed).sum();
+  context.backward({loss, other_root, w},
+                   {.mode = GetParam(), .grads = {{}, {}, ones()}, .inputs = {x}});
+  EXPECT_EQ(hook_calls, 0);
+  EXPECT_EQ(context.gradients().size(), 1u);
+  EXPECT_TRUE(equal_gradients(context.gradient(x), (x.exp() * trimmed).detach()));
+  // What trimmed nodes saved is still there, although the graph was not retained.
+  context.backward({trimmed.sum(), other_root}, {.mode = GetParam()});
+  EXPECT_TRUE(equal_gradients(context.gradient(w), 2 * w.exp().detach()));
+  EXPECT_EQ(hook_calls, 2);
+}
+
+TEST(Inputs, MustBeLeavesThatRequireGradOfTheWorkerThatStartsThePass) {
+  Cluster cluster(1);
+  Context context;
+  const auto x = leaf();
+  const auto refusal = [&](std::vector<at::Tensor> inputs) {
+    const auto error =
+        error_of([&] { context.backward({x.sum()}, {.inputs = std::move(inputs)}); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return std::string(error.what());
+  };
+  EXPECT_EQ(refusal({x, at::Tensor()}), "input 1 is undefined");
+  EXPECT_EQ(refusal({ones()}), "input 0 does not require grad");
+  EXPECT_EQ(refusal({x * 2}),
+            "input 0 is not a leaf: it is a result (of an operation or a call), which gets no "
+            "gradient");
+  const auto root = make_rref(x.sum());
+  const auto error =
+      error_of([&] { dist_autograd::backward_async(root, context, {.inputs = {x}}).get(); });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "backward from an RRef cannot take"));
+  context.backward({x.sum()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), ones()));
+}
+
+// ---- nodes that run libtorch's engine inside
+
+at::Tensor layer(const at::Tensor& x, const at::Tensor& p) { return (x * p).sin() * p; }
+
+// Forgets what its forward computes and computes it again in backward, as checkpointing does. The
+// parameter is no input of the node: only the recomputation uses it.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  struct Layers {
+    at::Tensor parameter;
+    int more = 0;  // layers, each in a checkpoint of its own inside this one
+    bool fails = false;
+  };
+  static at::Tensor body(const at::Tensor& x, const Layers& layers) {
+    const auto y = layer(x, layers.parameter);
+    if (layers.more == 0) return y;
+    return apply(y * 0.1, Layers{layers.parameter, layers.more - 1, layers.fails});
+  }
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x,
+                            Layers layers) {
+    context->save_for_backward({x});
+    context->saved_data["parameter"] = layers.parameter;
+    context->saved_data["more"] = layers.more;
+    context->saved_data["fails"] = layers.fails;
+    return body(x, layers);
+  }
+  static variable_list backward(torch::autograd::AutogradContext* context, variable_list grads) {
+    const at::AutoGradMode on(true);
+    auto& saved = context->saved_data;
+    const Layers layers{saved["parameter"].toTensor(), static_cast<int>(saved["more"].toInt()),
+                        saved["fails"].toBool()};
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::autograd::backward({body(x, layers)}, {grads[0]});
+    if (layers.fails) throw std::runtime_error("failed after recomputing");
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+at::Tensor checkpointed(at::Tensor x) {
+  return Checkpoint::apply(x, Checkpoint::Layers{own_parameter()});
+}
+at::Tensor not_checkpointed(at::Tensor x) { return layer(x, own_parameter()); }
+at::Tensor failing_checkpoint(at::Tensor x) {
+  return Checkpoint::apply(x, Checkpoint::Layers{own_parameter(), 0, true});
+}
+at::Tensor nested_checkpoints(at::Tensor x) {
+  return checkpointed(Checkpoint::apply(x * 0.1, Checkpoint::Layers{own_parameter(), 2}));
+}
+at::Tensor without_checkpoints(at::Tensor x) {
+  const auto p = own_parameter();
+  return layer(layer(layer(layer(x * 0.1, p) * 0.1, p) * 0.1, p), p);
+}
+
+std::pair<at::Tensor, at::Tensor> one_process(Cluster& cluster, at::Tensor (*f)(at::Tensor),
+                                              const at::Tensor& x) {
+  const WorkerScope scope(cluster[1]);
+  const auto all = torch::autograd::grad({f(x).sum()}, {x, own_parameter()});
+  return {all[0], all[1]};
+}
+
+TEST_P(EngineRules, GradientsOfARecomputedForwardGoToTheContext) {
+  Cluster cluster(2);
+  const auto x = leaf();
+  const auto [expected_x, expected_p] = one_process(cluster, without_checkpoints, x);
+  for (int round = 1; round <= 3; ++round) {
+    Context context;
+    const auto loss = rpc_sync<nested_checkpoints>("worker1", x).sum();
+    context.backward({loss}, {.retain_graph = true, .mode = GetParam()});
+    context.backward({loss}, {.mode = GetParam()});
+    EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * expected_x)) << "round " << round;
+    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 2 * expected_p));
+    EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
+    const WorkerScope scope(cluster[1]);
+    EXPECT_EQ(dist_autograd::find_context(context.id()).gradients().size(), 1u);
+  }
+}
+
+TEST_P(EngineRules, GradOfAParameterStaysWhenItsForwardIsRecomputed) {
+  Cluster cluster(2);
+  auto p = parameter_of(cluster[1]);
+  const auto x = leaf();
+  const auto expected = one_process(cluster, not_checkpointed, x).second;
+  p.mutable_grad() = 7 * ones();
+  for (const bool fails : {false, true, false}) {
+    Context context;
+    const auto there =
+        fails ? rpc_sync<failing_checkpoint>("worker1", x) : rpc_sync<checkpointed>("worker1", x);
+    if (fails) {
+      const auto error = error_of([&] { context.backward({there.sum()}, {.mode = GetParam()}); });
+      EXPECT_EQ(error.worker(), "worker1");
+    } else {
+      context.backward({there.sum()}, {.mode = GetParam()});
+      EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), expected));
+    }
+    EXPECT_TRUE(equal_gradients(p.grad(), 7 * ones()));
+  }
+  p.mutable_grad() = at::Tensor();
+}
+
+TEST(NestedBackward, OfManyPassesAtOnceKeepsTheirGradientsApart) {
+  constexpr int kThreads = 4, kRounds = 25;
+  Cluster cluster(2, [](Options& options) { options.num_threads = 4; });
+  const auto x = leaf();
+  const auto [expected_x, expected_p] = one_process(cluster, without_checkpoints, x);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const WorkerScope scope(cluster[0]);
+      const auto own = x.detach().clone().requires_grad_();
+      for (int i = 0; i < kRounds; ++i) {
+        Context context;
+        context.backward({rpc_sync<nested_checkpoints>("worker1", own).sum()});
+        if (!equal_gradients(context.gradient(own), expected_x) ||
+            !equal_gradients(gradient_on(cluster[1], context.id()), expected_p))
+          ++wrong;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
+}
+
+TEST(NestedBackward, LeavesTheLocalEngineAsItWasOutsideOfPasses) {
+  Cluster cluster(2);
+  const auto x = leaf();
+  const auto [expected_x, expected_p] = one_process(cluster, not_checkpointed, x);
+  {
+    Context context;
+    context.backward({rpc_sync<checkpointed>("worker1", x).sum()});
+  }
+  const WorkerScope scope(cluster[1]);
+  checkpointed(x).sum().backward();
+  EXPECT_TRUE(equal_gradients(x.grad(), expected_x));
+  EXPECT_TRUE(equal_gradients(own_parameter().grad(), expected_p));
+  own_parameter().mutable_grad() = at::Tensor();
+}
+
+TEST(NestedBackward, AddsNothingToLeavesThatAreNotAmongTheInputs) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = leaf();
+  const auto expected = one_process(cluster, not_checkpointed, x).first;
+  context.backward({rpc_sync<checkpointed>("worker1", x).sum()}, {.inputs = {x}});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), expected));
+  EXPECT_FALSE(gradient_on(cluster[1], context.id()).defined());
+  EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
+}
+
+// ---- modes of the thread
+
+at::Tensor add_nan_in_backward(at::Tensor x) {
+  return (at::zeros({3}, at::kDouble).requires_grad_().sqrt() * 0 + x) * 2;
+}
+
+struct Anomaly {
+  Anomaly() { torch::autograd::AnomalyMode::set_enabled(true, true); }
+  ~Anomaly() { torch::autograd::AnomalyMode::set_enabled(false, true); }
+};
+
+TEST_P(EngineRules, NaNInAnomalyModeIsAnErrorOfTheWorkerThatMadeIt) {
+  Cluster cluster(2);
+  {
+    Context context;  // without anomaly mode, NaN is a number like others
+    context.backward({rpc_sync<add_nan_in_backward>("worker1", leaf()).sum()},
+                     {.mode = GetParam()});
+  }
+  const Anomaly anomaly;
+  Context context;
+  const auto loss = rpc_sync<add_nan_in_backward>("worker1", leaf()).sum();
+  const auto error = error_of([&] { context.backward({loss}, {.mode = GetParam()}); });
+  EXPECT_EQ(error.worker(), "worker1");
+  EXPECT_TRUE(has_text(error, ErrorCode::remote_exception,
+                       "Function 'SqrtBackward0' returned nan values in its 0th output."));
+}
+
+TEST(InferenceMode, CallsInItRecordNothingAndItsTensorsAreConstants) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = leaf();
+  at::Tensor constant;
+  {
+    const c10::InferenceMode on;
+    constant = ones() * 3;
+    EXPECT_FALSE(rpc_sync<times_parameter>("worker1", x).requires_grad());
+    EXPECT_EQ(count_on(cluster[0], "links"), 0);
+  }
+  ASSERT_TRUE(constant.is_inference());
+  const auto loss = rpc_sync<times_parameter>("worker1", constant).sum();
+  context.backward({loss});
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 3 * ones()));
+}
+
+TEST_P(EngineRules, BackwardRunsOutsideTheModesOfTheThreadThatCallsIt) {
+  Cluster cluster(2);
+  Context context;
+  const auto x = leaf();
+  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker0"}, x).sum();
+  const auto sum = x.sum();
+  for (int pass = 0; pass < 3; ++pass) {
+    const c10::InferenceMode on;
+    context.backward({loss, sum, x},
+                     {.retain_graph = true, .mode = GetParam(), .grads = {{}, {}, ones()}});
+  }
+  const auto gradient = context.gradient(x);
+  EXPECT_TRUE(equal_gradients(
+      gradient, 3 * (parameter_of(cluster[0]) * parameter_of(cluster[1])).detach() + 6));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[0], context.id()),
+                              3 * (x * parameter_of(cluster[1])).detach()));
+}
+
+// ---- views and work in place
+
+std::vector<at::Tensor> change_what_came(at::Tensor a, at::Tensor b) {
+  a.mul_(own_parameter());
+  b.narrow(0, 1, 2).add_(a.narrow(0, 0, 2));
+  return {a, b.narrow(0, 0, 2), a.t()};
+}
+
+at::Tensor change_results(std::vector<at::Tensor> results) {
+  results[0].mul_(2);
+  results[1].add_(results[0].narrow(0, 1, 2));
+  return (results[0] * results[2]).sum() + results[1].sin().sum();
+}
+
+TEST_P(EngineRules, ViewsAndWorkInPlaceOnBothSidesOfACall) {
+  Cluster cluster(2);
+  const auto x = leaf();
+  const auto arguments = [&] {
+    const auto base = x.expand({2, 3}).contiguous() * 2;
+    return std::vector<at::Tensor>{base.select(0, 1), base.narrow(1, 0, 3).select(0, 0)};
+  };
+  std::vector<at::Tensor> expected;
+  {
+    const WorkerScope scope(cluster[1]);
+    auto in = arguments();
+    auto out = change_what_came(in[0].clone(), in[1].clone());
+    for (auto& each : out) each = each.clone();
+    expected = torch::autograd::grad({change_results(out)}, {x, own_parameter()});
+  }
+  Context context;
+  auto in = arguments();
+  const auto out = rpc_sync<change_what_came>("worker1", in[0], in[1]);
+  in[0].mul_(100);  // after the call: changes nothing there
+  context.backward({change_results(out)}, {.mode = GetParam()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), expected[0]));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), expected[1]));
+}
+
+// ---- dtypes
+
+at::Tensor times_itself(at::Tensor x) { return x * x; }
+
+TEST_P(EngineRules, GradientsHaveEveryFloatingAndComplexDtype) {
+  Cluster cluster(2);
+  for (const auto dtype :
+       {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const auto x = (at::arange(3, at::kDouble) / 4 + 1).to(dtype).requires_grad_();
+    const auto seed = (at::arange(3, at::kDouble) + 1).to(dtype);
+    const auto expected = torch::autograd::grad({times_itself(x) * x}, {x}, {seed})[0];
+    Context context;
+    context.backward({rpc_sync<times_itself>("worker1", x) * x},
+                     {.mode = GetParam(), .grads = {seed}});
+    const auto gradient = context.gradient(x);
+    ASSERT_TRUE(gradient.defined());
+    EXPECT_EQ(gradient.scalar_type(), dtype);
+    EXPECT_TRUE(at::equal(gradient, expected)) << gradient << expected;
+  }
+}
+
+at::Tensor complex_part(at::Tensor x) {
+  return at::view_as_real(at::complex(x, x * 2) * at::complex(x.cos(), x)).to(at::kFloat);
+}
+
+TEST_P(EngineRules, GradientsCrossDtypesAndComplexViews) {
+  Cluster cluster(2);
+  const auto x = leaf();
+  const auto expected = torch::autograd::grad({complex_part(x).sum()}, {x})[0];
+  Context context;
+  context.backward({rpc_sync<complex_part>("worker1", x).sum()}, {.mode = GetParam()});
+  EXPECT_EQ(context.gradient(x).scalar_type(), at::kDouble);
+  EXPECT_TRUE(equal_gradients(context.gradient(x), expected));
+}
+
+}  // namespace
+}  // namespace stitch::testing
