@@ -13,9 +13,12 @@ void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gr
   entry.link = node.link().counter;
   entry.gradient_link = gradient_link;
   entry.differentiable = std::move(differentiable);
-  for (at::Tensor& gradient : gradients) {
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    at::Tensor& gradient = gradients[i];
     entry.defined.push_back(gradient.defined());
     if (!gradient.defined()) continue;
+    if (const auto origin = node.origin(i))
+      batch.placements.push_back({static_cast<std::uint32_t>(batch.tensors.size()), 0, *origin});
     if (gradient.layout() == c10::kStrided) bytes_ += gradient.nbytes();
     batch.tensors.push_back(std::move(gradient));
   }

@@ -210,6 +210,7 @@ void Pass::flush() {
   for (Outbox::PeerBatch& batch : outbox_.take()) {
     try {
       rpc::OutMessage out = message(wire::kGradients, batch.entries, batch.tensors);
+      if (!batch.placements.empty()) out.placements = std::move(batch.placements);
       {
         base::MutexLock lock(mutex_);
         if (!protocol_.sending_gradients(batch.to.id)) return;

@@ -4,12 +4,18 @@
 
 namespace stitch::dist_autograd {
 
-RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call)
-    : link_(link), sender_(std::move(sender)), context_(context), call_(std::move(call)) {}
+RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, std::string call,
+                   std::vector<c10::Device> origins)
+    : link_(link),
+      sender_(std::move(sender)),
+      context_(context),
+      call_(std::move(call)),
+      origins_(std::move(origins)) {}
 
 void RecvNode::attach(LinkId link, WorkerInfo sender, ContextId context, std::string call,
-                      std::vector<at::Tensor>& tensors) {
-  const NodePtr node = make_node<RecvNode>(link, std::move(sender), context, std::move(call));
+                      std::vector<at::Tensor>& tensors, std::vector<c10::Device> origins) {
+  const NodePtr node =
+      make_node<RecvNode>(link, std::move(sender), context, std::move(call), std::move(origins));
   for (at::Tensor& tensor : tensors) torch::autograd::set_history(tensor, node);
 }
 
