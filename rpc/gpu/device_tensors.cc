@@ -107,6 +107,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   std::vector<PreparedCopy> prepared;
   std::map<c10::DeviceIndex, std::size_t> bytes;
   std::size_t total = 0;
+  c10::Device touched(c10::kCPU);  // the last device that was asked for something
   try {
     for (std::size_t i = 0; i < there.size(); ++i) {
       const auto& tensor = message.tensors[i];
@@ -115,7 +116,8 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
       write_device(section, there[i]);
       write_device(section, tensor.device());
       if (tensor.is_cpu()) continue;
-      note_device_in_use(tensor.device());
+      touched = tensor.device();
+      note_device_in_use(touched);
       const auto add = [&](const at::Tensor& part) {
         prepared.push_back(prepare_copy(part));
         bytes[tensor.device().index()] += prepared.back().bytes();
@@ -135,6 +137,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
     std::map<c10::DeviceIndex, c10::Stream> streams;
     for (const auto& [index, unused] : bytes) {
       const c10::Device device(c10::kCUDA, index);
+      touched = device;
       const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(device);
       const c10::Stream stream = staged.few_bytes ? current : copy_stream(device);
       if (stream != current) {
@@ -147,6 +150,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
     std::size_t next = 0;
     const auto copy = [&] {
       const PreparedCopy& source = prepared[next++];
+      touched = source.dense.device();
       const c10::StreamGuard on(streams.at(source.dense.device().index()));
       gate->keep(source.dense);
       return copy_to_host(source);
@@ -172,7 +176,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   } catch (const Error&) {
     throw;
   } catch (const std::exception& exception) {
-    throw device_error("tensors could not be copied from their devices", exception);
+    throw device_error("tensors could not be copied from device " + touched.str(), exception);
   }
   count(true, total, to.id, bytes);
   return staged;

@@ -10,6 +10,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/random.h"
 #include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/selection/make_endpoints.h"
 #include "stitch/transport/self_transfer.h"
 #include "stitch/transport/stream/stream_endpoint.h"
@@ -89,6 +90,9 @@ WorkerDevices read_devices(base::ByteReader& in) {
   const auto maps = in.read_count(kStringBytes);
   for (std::uint32_t i = 0; i < maps; ++i) {
     std::string peer = in.read_string();
+    if (!is_worker_name(peer))
+      throw Error(ErrorCode::protocol,
+                  "member entry has a device map for what is no worker's name");
     std::map<std::string, std::string> text;
     const auto entries = in.read_count(2 * kStringBytes);
     for (std::uint32_t k = 0; k < entries; ++k) {
