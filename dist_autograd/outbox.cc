@@ -25,6 +25,8 @@ void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gr
       entry.undefined.push_back(i);
       continue;
     }
+    if (const auto origin = node.origin(i))
+      batch->placements.push_back({static_cast<std::uint32_t>(batch->tensors.size()), 0, *origin});
     if (gradients[i].layout() == c10::kStrided) bytes_ += gradients[i].nbytes();
     batch->tensors.push_back(std::move(gradients[i]));
   }

@@ -6,6 +6,7 @@
 
 #include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/message/message.h"
 
 namespace stitch::dist_autograd {
 
@@ -17,6 +18,8 @@ class Outbox {
     WorkerId to;
     std::vector<wire::GradientEntry> entries;
     std::vector<at::Tensor> tensors;  // the defined ones, in the order of the entries
+    // Where they belong there, for those with an origin on a device; ascending.
+    std::vector<rpc::OutMessage::Placement> placements{};
   };
 
   // Adds the gradients of a link. `gradient_link` and `differentiable`: see wire::GradientEntry.

@@ -185,7 +185,7 @@ void Pass::flush(std::optional<std::uint64_t> quiet_at) {
     std::stable_partition(batches.begin(), batches.end(),
                           [&](const auto& batch) { return batch.to != parent; });
   }
-  for (const Outbox::PeerBatch& batch : batches) {
+  for (Outbox::PeerBatch& batch : batches) {
     try {
       std::optional<wire::Ack> ack;
       {
@@ -195,7 +195,9 @@ void Pass::flush(std::optional<std::uint64_t> quiet_at) {
       }
       if (!ack) return;
       engine_.count_gradients(batch.entries.size());
-      send(batch.to, message(wire::kGradients, *ack, batch.entries, batch.tensors), true);
+      rpc::OutMessage out = message(wire::kGradients, *ack, batch.entries, batch.tensors);
+      if (!batch.placements.empty()) out.placements = std::move(batch.placements);
+      send(batch.to, std::move(out), true);
     } catch (...) {
       abort(found_here(to_error(std::current_exception())));
       return;

@@ -74,6 +74,19 @@ struct Section {
   }
 };
 
+// Where the tensors of these indexes were at the sender; nothing when all were on the CPU, as here.
+std::vector<c10::Device> origins_of(const rpc::InMessage& message,
+                                    const std::vector<std::uint32_t>& indexes) {
+  if (!message.arrival) return {};
+  std::vector<c10::Device> origins(indexes.size(), c10::Device(c10::kCPU));
+  for (std::size_t i = 0; i < indexes.size(); ++i) {
+    for (const auto& arrived : message.arrival->tensors) {
+      if (arrived.tensor == indexes[i]) origins[i] = arrived.there;
+    }
+  }
+  return origins;
+}
+
 // Has a call made with grad mode off run with grad mode off; its result requires no grad at the
 // caller.
 void add_no_grad(rpc::OutMessage& message, bool request) {
@@ -164,7 +177,7 @@ void Recording::on_decode(rpc::InMessage& message, rpc::ExecutionContext& execut
     tensors.push_back(message.tensors[index].set_requires_grad(false));
   }
   RecvNode::attach({message.from.id, section.link}, message.from, context->id(), std::move(call),
-                   tensors);
+                   tensors, origins_of(message, section.tensors));
 }
 
 }  // namespace stitch::dist_autograd

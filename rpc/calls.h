@@ -37,6 +37,9 @@ void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
     // cereal's messages would hide the one above.
   } else if constexpr (kStandsIn) {
     StandIn<std::remove_cvref_t<Arg>, Value>::write(archive.message(), I, argument);
+  } else if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, PlacedTensor> &&
+                       std::is_same_v<Value, at::Tensor>) {
+    archive(static_cast<const PlacedTensor&>(argument));
   } else if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, Value>) {
     archive(static_cast<const Value&>(argument));
   } else {
@@ -102,6 +105,8 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
       archive.check_seal();
       archive.expect_end();
       if constexpr (kIntoTensor) result = into_.store_result(std::move(result));
+      if (message.arrival) [[unlikely]]
+        this->set_arrived(message.arrival->memory);
       this->set_value(std::move(result));
     }
   }

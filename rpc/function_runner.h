@@ -57,8 +57,8 @@ struct KeepDelivery {
   void value() { sink(rpc::OwnedObject::of(std::make_shared<std::monostate>()), nullptr); }
   template <class V>
   void value(V&& value) {
-    sink(rpc::OwnedObject::of(std::make_shared<std::remove_cvref_t<V>>(std::forward<V>(value))),
-         nullptr);
+    using Kept = ReceivedT<std::remove_cvref_t<V>>;
+    sink(rpc::OwnedObject::of(std::make_shared<Kept>(std::forward<V>(value))), nullptr);
   }
   void error(const std::exception_ptr& exception) { sink({}, exception); }
   void refused(const Error& error) { sink({}, std::make_exception_ptr(rpc::CallRefused(error))); }

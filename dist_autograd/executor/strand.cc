@@ -210,7 +210,11 @@ void Strand::run_slice(StrandOwner& owner) {
 void Strand::run(std::uint32_t index, StrandOwner& owner) {
   Node& node = plan_->node(index);
   c10::OptionalStreamGuard stream;
-  if (const auto wanted = node_stream(node)) stream.reset_stream(*wanted);
+  std::optional<c10::Stream> outer;
+  if (const auto wanted = node_stream(node)) {
+    outer = c10::impl::VirtualGuardImpl(wanted->device_type()).getStream(wanted->device());
+    stream.reset_stream(*wanted);
+  }
   variable_list inputs = std::move(slots_[index]);
   inputs.resize(node.num_inputs());
   slots_[index] = {};
@@ -220,10 +224,13 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
     case NodeKind::accumulate:
       run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), sink);
       break;
-    case NodeKind::recv:
-      owner.gradients_ready(plan_->recv(index),
-                            run_recv(plan_->recv(index), std::move(inputs), sink));
+    case NodeKind::recv: {
+      variable_list gradients = run_recv(plan_->recv(index), std::move(inputs), sink);
+      // They are sent later, under the strand's own streams.
+      for (const at::Tensor& gradient : gradients) hand_over(gradient, outer);
+      owner.gradients_ready(plan_->recv(index), std::move(gradients));
       break;
+    }
     case NodeKind::plain:
     case NodeKind::send: {
       variable_list outputs = plan_->kind(index) == NodeKind::send

@@ -4,12 +4,18 @@
 
 namespace stitch::dist_autograd {
 
-RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name)
-    : link_(link), sender_(std::move(sender)), context_(context), name_(std::move(name)) {}
+RecvNode::RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
+                   std::vector<c10::Device> origins)
+    : link_(link),
+      sender_(std::move(sender)),
+      context_(context),
+      name_(std::move(name)),
+      origins_(std::move(origins)) {}
 
 void RecvNode::attach(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
-                      std::vector<at::Tensor>& tensors) {
-  const NodePtr node = make_node<RecvNode>(link, std::move(sender), context, std::move(name));
+                      std::vector<at::Tensor>& tensors, std::vector<c10::Device> origins) {
+  const NodePtr node =
+      make_node<RecvNode>(link, std::move(sender), context, std::move(name), std::move(origins));
   for (at::Tensor& tensor : tensors) torch::autograd::set_history(tensor, node);
 }
 

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +19,10 @@ namespace stitch::dist_autograd {
 // owns no tensors or nodes. Immutable once the user has the tensors.
 class RecvNode final : public Node {
  public:
-  RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name);
+  // `origins`: where its tensors were at the sender, by input; empty when all were on the CPU, as
+  // here.
+  RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
+           std::vector<c10::Device> origins = {});
 
   [[nodiscard]] LinkId link() const noexcept { return link_; }
   [[nodiscard]] const WorkerInfo& sender() const noexcept { return sender_; }
@@ -23,12 +30,16 @@ class RecvNode final : public Node {
   // The message that made the link, for error texts.
   [[nodiscard]] const LinkName& link_name() const noexcept { return name_; }
   [[nodiscard]] std::string call() const { return name_.text(); }
+  // Where the gradient of an input belongs at the sender; nothing for a CPU tensor of both ends.
+  [[nodiscard]] std::optional<c10::Device> origin(std::size_t input) const {
+    return origins_.empty() ? std::nullopt : std::optional(origins_.at(input));
+  }
   std::string name() const override { return "RecvNode"; }
 
   // Makes a new RecvNode the grad_fn of `tensors` (leaves without history, floating or complex), in
   // this order.
   static void attach(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
-                     std::vector<at::Tensor>& tensors);
+                     std::vector<at::Tensor>& tensors, std::vector<c10::Device> origins = {});
 
  private:
   // Called only by libtorch's own engine, which cannot leave the worker. Throws
@@ -39,6 +50,7 @@ class RecvNode final : public Node {
   const WorkerInfo sender_;
   const ContextId context_;
   const LinkName name_;
+  const std::vector<c10::Device> origins_;
 };
 
 }  // namespace stitch::dist_autograd

@@ -44,6 +44,9 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   peers_ = std::move(peers);
   rendezvous_ = std::move(rendezvous);
   const auto self = shared_from_this();
+  std::vector<DeviceTensors::Worker> workers;
+  for (const auto& member : members) workers.push_back({member.info, member.devices});
+  device_tensors_.start(std::move(workers), self_.id);
   sender_.start(self, *peers_, members.size());
   outgoing_calls_.start(self, *peers_, loop_);
   served_calls_.start(self, loop_);
@@ -116,11 +119,24 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     std::memcpy(&call_id, head->body.data(), sizeof(call_id));
     call_id = base::to_wire_order(call_id);
   }
-  try {
-    // Counted once everything that it starts is counted as busy: see GracefulShutdown, A2.
+  guarded(connection, from, kind, call_id, [&] {
     InMessage message(std::move(bytes), from);
+    if (message.view.section(wire::kDevices) != nullptr && kind != wire::kLeave) [[unlikely]] {
+      on_device_message(connection, std::move(message), call_id);
+      return;
+    }
+    // Counted once everything that it starts is counted as busy: see GracefulShutdown, A2.
     const CountAtEnd received(kind == wire::kLeave ? nullptr : &received_);
     route(connection, std::move(message));
+  });
+}
+
+template <class Handle>
+void Agent::guarded(const std::shared_ptr<transport::Connection>& connection,
+                    const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
+                    Handle&& handle) {
+  try {
+    handle();
   } catch (...) {
     const Error error =
         to_error(std::current_exception()).with_prefix("message from " + to_string(from));
@@ -129,6 +145,22 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
         !fail_call_of(connection, from, kind, call_id, error))
       connection->close(error);
   }
+}
+
+void Agent::on_device_message(const std::shared_ptr<transport::Connection>& connection,
+                              InMessage&& message, std::uint64_t call_id) {
+  device_tensors_.receive(std::move(message),
+                          [agent = shared_from_this(), connection, call_id](
+                              InMessage&& arrived, const std::optional<Error>& failure) {
+                            const WorkerInfo from = arrived.from;
+                            agent->guarded(connection, from, arrived.view.kind(), call_id, [&] {
+                              // Nothing waits any more for what a lost peer sent.
+                              if (agent->stopped() || agent->peers_->lost(from.id)) return;
+                              if (failure) throw *failure;
+                              const CountAtEnd received(&agent->received_);
+                              agent->route(connection, std::move(arrived));
+                            });
+                          });
 }
 
 void Agent::route(const std::shared_ptr<transport::Connection>& connection, InMessage&& message) {
@@ -265,6 +297,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
     gather_exchange_->close(
         Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
   }
+  if (!device_tensors_.stop(deadline - kTimeForTransports))
+    report_left_behind("it still waits for a device");
   pool_.close();
   const bool handlers_ended = pool_.join_until(deadline - kTimeForTransports);
   if (!handlers_ended) {
@@ -318,6 +352,7 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
   };
   sender_.debug_info(numbers);
+  device_tensors_.debug_info(numbers);
   peers_->debug_info(numbers);
   for (const auto& [name, failures] : transport::failed_trials())
     numbers.emplace("transport.failed_trials." + name, failures);

@@ -18,6 +18,7 @@
 #include "stitch/rpc/agent/served_calls.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/thread_pool.h"
+#include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/options.h"
@@ -146,6 +147,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // ---- parts and numbers
   [[nodiscard]] GatherExchange& gather_exchange() noexcept { return *gather_exchange_; }
   [[nodiscard]] Sender& sender() noexcept { return sender_; }
+  [[nodiscard]] DeviceTensors& device_tensors() noexcept { return device_tensors_; }
   [[nodiscard]] ServedCalls& served_calls() noexcept { return served_calls_; }
   struct Activity {
     std::uint64_t busy = 0;  // calls made, calls being served, operations of extensions
@@ -159,6 +161,13 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
  private:
   void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
                   transport::Message message);
+  // A message with tensors on devices: routed once they have arrived.
+  void on_device_message(const std::shared_ptr<transport::Connection>& connection,
+                         InMessage&& message, std::uint64_t call_id);
+  // Runs `handle`; what it throws fails the call of the message or ends its connection.
+  template <class Handle>
+  void guarded(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
+               std::uint16_t kind, std::uint64_t call_id, Handle&& handle);
   void route(const std::shared_ptr<transport::Connection>& connection, InMessage&& message);
   // Fails the call of a message that could not be handled, out of memory for example. False if
   // there is none, or if that fails too.
@@ -179,7 +188,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::shared_ptr<void> rendezvous_;                      // until shutdown()
   std::map<std::uint16_t, FrameHandler> frame_handlers_;  // constant after start()
   Extensions extensions_;                                 // constant after construction
-  Sender sender_{options_, extensions_};
+  DeviceTensors device_tensors_{self_.name};
+  Sender sender_{options_, extensions_, device_tensors_};
   OutgoingCalls outgoing_calls_{options_, state_, extensions_, sender_, pool_};
   ServedCalls served_calls_{
       options_, state_, self_, extensions_, sender_, pool_, "stitch-" + self_.name};

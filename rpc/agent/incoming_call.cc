@@ -5,6 +5,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
@@ -47,6 +48,11 @@ void IncomingCall::prepare() {
   if (stop_->requested())
     throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
   decode_tensors(message_);
+  if (message_.arrival) [[unlikely]]
+    context_.streams = StreamSet::from_pool();
+  const StreamSetScope streams(context_.streams);
+  if (message_.arrival && message_.arrival->memory)
+    message_.arrival->memory->use_on_current_streams();
   agent_->for_each_extension(
       [&](Extension& extension) { extension.on_decode(message_, context_); });
 }
@@ -65,8 +71,45 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
     return;
   }
   const ExecutionContextScope scope(context_);
+  if (context_.streams) [[unlikely]]
+    sink = keep_when_done(std::move(sink));
   function_->keep(shared_from_this(), object, std::move(sink));
 }
+
+// Other handlers use the object on other streams: it is there once what makes it has ended.
+KeepResult IncomingCall::keep_when_done(KeepResult sink) {
+  return [self = shared_from_this(), sink = std::move(sink)](OwnedObject value,
+                                                             std::exception_ptr exception) mutable {
+    if (exception) {
+      sink(std::move(value), exception);
+      return;
+    }
+    std::unique_ptr<DeviceGate> gate;
+    try {
+      gate = DeviceTensors::gate_of(*self->context_.streams);
+    } catch (...) {
+      sink({}, std::current_exception());
+      return;
+    }
+    if (!gate) {
+      sink(std::move(value), nullptr);
+      return;
+    }
+    Agent& agent = *self->agent_;
+    agent.device_tensors().when_open(
+        std::move(gate), [self, sink = std::move(sink),
+                          value = std::move(value)](const std::optional<Error>& error) mutable {
+          auto failure = error ? std::make_exception_ptr(CallRefused(*error)) : nullptr;
+          self->agent_->post([self, sink = std::move(sink), value = std::move(value),
+                              failure = std::move(failure)]() mutable {
+            const ExecutionContextScope scope(self->context_);
+            sink(failure ? OwnedObject() : std::move(value), failure);
+          });
+        });
+  };
+}
+
+void IncomingCall::wait_for_current_streams() { context_.streams->wait_for_current(); }
 
 void IncomingCall::request_stop() {
   if (auto source = stop_->raise()) agent_->served_calls().stop_callbacks().run(std::move(*source));

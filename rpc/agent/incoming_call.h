@@ -81,6 +81,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
     if (answered_.exchange(true)) return;
     if (one_way()) return;
     try {
+      if (context_.streams) [[unlikely]]
+        wait_for_current_streams();  // another thread may have made the result
       const ExecutionContextScope scope(context_);
       OutMessage message(wire::kReply);
       OutArchive archive(message);
@@ -108,6 +110,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
 
  private:
   void prepare();
+  [[nodiscard]] KeepResult keep_when_done(KeepResult sink);
+  void wait_for_current_streams();
   void begin_reply(OutArchive& archive) const;
   void send_reply(OutMessage message, const std::optional<Error>& error);
   void send_error(const Error& error);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
 
@@ -17,6 +18,7 @@ namespace stitch::rpc {
 struct Member {
   WorkerInfo info;
   std::vector<std::string> addresses;  // where it listens, best first
+  WorkerDevices devices{};
 };
 
 // The workers of one world. Never changes. Thread contract: any thread.

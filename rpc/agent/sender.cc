@@ -1,5 +1,12 @@
 #include "stitch/rpc/agent/sender.h"
 
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/future/execution_context.h"
+#include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
@@ -37,11 +44,20 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     if (!control) check_inflight(outgoing_bytes_.load(), message.frame.body().size());
     message.frame.end_body();
     message.frame.set_inline_bytes(options_.inline_bytes);
-    encode_tensors(message);
+    std::unique_ptr<DeviceGate> gate;
+    if (device_tensors_.concerns(message, to.id)) [[unlikely]] {
+      gate = encode_staged(message, to);
+    } else {
+      encode_tensors(message);
+    }
+    // Who has an answer finds done what the handler has queued on its streams.
+    if (const auto& streams = ExecutionContext::current().streams; streams && kind == wire::kReply)
+        [[unlikely]]
+      gate = DeviceTensors::gate_of(*streams, std::move(gate));
     if (hooks) {
       for (const auto& extension : extensions_) extension->on_send(message, to);
     }
-    LaidOut out{std::move(message.frame).finish(), {}};
+    LaidOut out{std::move(message.frame).finish(), {}, std::move(gate)};
     check_frame(out.message.frame.size());
     out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control,
                    kind != wire::kLeave};
@@ -51,6 +67,82 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
   } catch (...) {
     DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
     throw;
+  }
+}
+
+std::unique_ptr<DeviceGate> Sender::encode_staged(OutMessage& message, const WorkerInfo& to) const {
+  StagedTensors staged = device_tensors_.stage(message, to);
+  if (staged.few_bytes) {
+    const std::size_t fits = std::min(DeviceTensors::kInlineBytes, options_.max_frame_bytes / 16);
+    message.frame.set_inline_bytes(std::max(options_.inline_bytes, fits));
+  }
+  encode_copies(message, staged.copies, staged.gate == nullptr);
+  if (staged.section.size() != 0) message.frame.add_section(wire::kDevices, staged.section.span());
+  return std::move(staged.gate);
+}
+
+void Sender::send_when_open(const WorkerInfo& to,
+                            const std::shared_ptr<transport::Connection>& connection, LaidOut out,
+                            InFlight in_flight, DepartingAttachments attachments,
+                            transport::SendDone done, std::uint64_t call_id) {
+  // Of a reply; read before the frame is passed on.
+  std::optional<std::uint64_t> answered;
+  if (const auto head = transport::peek_frame(out.message.frame);
+      head && head->kind == wire::kReply) {
+    std::uint64_t id = 0;
+    std::memcpy(&id, head->body.data(), sizeof(id));
+    answered = base::to_wire_order(id);
+  }
+  struct Waiting {
+    WorkerInfo to;
+    std::shared_ptr<transport::Connection> connection;
+    transport::Message message;
+    InFlight in_flight;
+    DepartingAttachments attachments;
+    transport::SendDone done;
+  };
+  auto waiting = std::make_unique<Waiting>(Waiting{to, connection, std::move(out.message),
+                                                   std::move(in_flight), std::move(attachments),
+                                                   std::move(done)});
+  device_tensors_.when_open(
+      std::move(out.gate), [this, waiting = std::move(waiting), answered,
+                            call_id](const std::optional<Error>& error) mutable {
+        const auto end = [](Waiting& sent, const std::optional<Error>& why) {
+          const auto self = sent.in_flight.finish(why);
+          sent.attachments.tell(why);
+          sent.done(why);
+        };
+        if (error) {
+          const std::shared_ptr<Sender> alive(self_);
+          end(*waiting, error);
+          if (answered) send_error_reply(waiting->to, waiting->connection, *answered, *error);
+          return;
+        }
+        const WorkerInfo peer = waiting->to;  // `waiting` ends inside send()
+        const auto over = waiting->connection;
+        transport::Message ready = std::move(waiting->message);
+        peers_->send(
+            peer, over, std::move(ready),
+            [waiting = std::move(waiting), end](const std::optional<Error>& why) {
+              end(*waiting, why);
+            },
+            call_id);
+      });
+}
+
+void Sender::send_error_reply(const WorkerInfo& to,
+                              const std::shared_ptr<transport::Connection>& connection,
+                              std::uint64_t call_id, const Error& error) noexcept {
+  try {
+    OutMessage message(wire::kErrorReply);
+    base::ByteWriter(message.frame.body()).write(call_id);
+    OutArchive archive(message);
+    archive(error.with_prefix("its result cannot be sent"));
+    send_reply(to, connection, std::move(message));
+  } catch (...) {
+    // The caller must not wait without end.
+    connection->close(
+        to_error(std::current_exception()).with_prefix("an error could not be reported"));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/options/options.h"
 
@@ -19,8 +20,9 @@ namespace stitch::rpc {
 
 // Sends the messages of one worker: encodes tensors, shows calls to the extensions, enforces
 // max_frame_bytes and the two budgets below, counts what is in flight and passes it to the peer's
-// connection. Part of its Agent, which every message in flight keeps alive. Thread contract: any
-// thread once start() has been called; no lock of its own.
+// connection; what waits for a device is passed on later, by another thread. Part of its Agent,
+// which every message in flight keeps alive. Thread contract: any thread once start() has been
+// called; no lock of its own.
 class Sender {
  public:
   enum class Traffic : std::uint8_t {
@@ -35,8 +37,8 @@ class Sender {
   static constexpr std::size_t kControlFrameCost = 512;
 
   // Keeps references to all of them.
-  Sender(const Options& options, const Extensions& extensions)
-      : options_(options), extensions_(extensions) {}
+  Sender(const Options& options, const Extensions& extensions, DeviceTensors& device_tensors)
+      : options_(options), extensions_(extensions), device_tensors_(device_tensors) {}
   // `owner` holds this; it and `peers` may still have to be started.
   void start(const std::shared_ptr<void>& owner, PeerTable& peers, std::size_t world_size);
 
@@ -49,6 +51,12 @@ class Sender {
             OutMessage&& message, Traffic traffic, Done done, std::uint64_t call_id = 0) {
     LaidOut out = lay_out(to, message, traffic);
     InFlight in_flight(std::shared_ptr<Sender>(self_), out.counted);
+    if (out.gate) [[unlikely]] {
+      send_when_open(to, connection, std::move(out), std::move(in_flight),
+                     DepartingAttachments(std::move(message.attachments)),
+                     transport::SendDone(std::move(done)), call_id);
+      return;
+    }
     if (message.attachments.empty()) {
       // For requests this fits into a SendDone without an allocation.
       peers_->send(
@@ -95,6 +103,7 @@ class Sender {
   struct LaidOut {
     transport::Message message;
     Counted counted;
+    std::unique_ptr<DeviceGate> gate{};  // null: it can be sent now
   };
   // A counted message until finish(). If destroyed before, the message was never sent. Moved, not
   // copied.
@@ -116,6 +125,17 @@ class Sender {
   };
   // Lays the message out for the wire and counts it.
   [[nodiscard]] LaidOut lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic);
+  // The tensors of the message, which concern devices.
+  [[nodiscard]] std::unique_ptr<DeviceGate> encode_staged(OutMessage& message,
+                                                          const WorkerInfo& to) const;
+  void send_when_open(const WorkerInfo& to,
+                      const std::shared_ptr<transport::Connection>& connection, LaidOut out,
+                      InFlight in_flight, DepartingAttachments attachments,
+                      transport::SendDone done, std::uint64_t call_id);
+  // Answers a call with `error` in place of a reply that could not be made.
+  void send_error_reply(const WorkerInfo& to,
+                        const std::shared_ptr<transport::Connection>& connection,
+                        std::uint64_t call_id, const Error& error) noexcept;
   void check_frame(std::size_t bytes) const;
   void check_inflight(std::size_t queued, std::size_t bytes) const;
   void count(const WorkerInfo& to, const Counted& counted);
@@ -125,6 +145,7 @@ class Sender {
 
   const Options& options_;
   const Extensions& extensions_;
+  DeviceTensors& device_tensors_;
   std::weak_ptr<Sender> self_;                           // constant after start()
   PeerTable* peers_ = nullptr;                           // likewise
   std::vector<std::atomic<std::size_t>> control_bytes_;  // by peer; the vector likewise

@@ -8,6 +8,7 @@
 #include <typeinfo>
 
 #include "stitch/rpc/future/future.h"
+#include "stitch/rpc/message/placed_tensor.h"
 
 namespace stitch {
 
@@ -22,9 +23,10 @@ namespace stitch::rpc {
 
 template <class R, class Object, class... Params>
 struct Signature {
-  using Return = R;                                        // as written
-  using Result = detail::UnwrapT<std::remove_cvref_t<R>>;  // what the caller gets
-  using ObjectType = Object;                               // of a member function; void otherwise
+  using Return = R;  // as written
+  using Result =
+      detail::ReceivedT<detail::UnwrapT<std::remove_cvref_t<R>>>;  // what the caller gets
+  using ObjectType = Object;  // of a member function; void otherwise
   using Arguments = std::tuple<std::remove_cvref_t<Params>...>;
   static constexpr std::size_t kArity = sizeof...(Params);
   // A non-const lvalue reference would suggest that changes come back.

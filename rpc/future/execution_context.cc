@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/future/live_runtimes.h"
 
 namespace stitch::rpc {
@@ -16,8 +17,16 @@ ExecutionContext& ExecutionContext::current() noexcept {
 ExecutionContext ExecutionContext::captured() {
   ExecutionContext context = current();
   if (!context.runtime) context.runtime = LiveRuntimes::of_this_process().sole();
+  if (devices_in_use.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    context.streams = StreamSet::current();
   return context;
 }
+
+void ExecutionContextScope::enter_streams() {
+  streams_ = new StreamSetScope(ExecutionContext::current().streams);
+}
+
+void ExecutionContextScope::leave_streams() noexcept { delete streams_; }
 
 bool turn_grad_off() noexcept {
   const bool was_on = at::GradMode::is_enabled();

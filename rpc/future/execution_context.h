@@ -13,6 +13,13 @@
 
 namespace stitch::rpc {
 
+class ArrivedMemory;
+class StreamSet;
+class StreamSetScope;
+
+// As ArrivedMemory::use_on_current_streams().
+void use_on_current_streams(const ArrivedMemory& memory);
+
 // Whether a call was asked to stop. The std::stop_source behind it is made when its token is first
 // taken: most calls are never cancelled and never look. Shared. Thread contract: any thread;
 // request() runs stop callbacks, under no lock.
@@ -34,16 +41,17 @@ class StopFlag {
 };
 
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
-// learns of cancellation, the autograd context, and whether its caller had turned libtorch's grad
-// mode off. Handlers start with that of their call; continuations and coroutines keep the one under
-// which they were made, on any thread.
+// learns of cancellation, the autograd context, whether its caller had turned libtorch's grad mode
+// off, and the streams of devices that are current. Handlers start with that of their call;
+// continuations and coroutines keep the one under which they were made, on any thread.
 struct ExecutionContext {
   std::shared_ptr<Runtime> runtime;  // the worker's; null: none is current
   Clock::time_point deadline = Clock::time_point::max();
   std::shared_ptr<StopFlag> stop;  // null: it cannot be asked to stop
   // Untyped: only the layer of distributed autograd, far above, knows what it is.
   std::shared_ptr<const void> autograd_context;
-  bool no_grad = false;  // false leaves the thread's grad mode as it is
+  bool no_grad = false;                      // false leaves the thread's grad mode as it is
+  std::shared_ptr<const StreamSet> streams;  // null leaves the thread's current streams as they are
 
   // This thread's. A plain thread-local: only its own thread touches it.
   [[nodiscard]] static ExecutionContext& current() noexcept;
@@ -60,8 +68,13 @@ class ExecutionContextScope {
  public:
   explicit ExecutionContextScope(ExecutionContext context)
       : outer_(std::exchange(ExecutionContext::current(), std::move(context))),
-        turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {}
+        turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {
+    if (ExecutionContext::current().streams) [[unlikely]]
+      enter_streams();
+  }
   ~ExecutionContextScope() {
+    if (streams_) [[unlikely]]
+      leave_streams();
     if (turned_grad_off_) turn_grad_on();
     ExecutionContext::current() = std::move(outer_);
   }
@@ -69,8 +82,11 @@ class ExecutionContextScope {
   ExecutionContextScope& operator=(const ExecutionContextScope&) = delete;
 
  private:
+  void enter_streams();
+  void leave_streams() noexcept;
   ExecutionContext outer_;
   bool turned_grad_off_;
+  StreamSetScope* streams_ = nullptr;  // owned; null where no stream was changed
 };
 
 // Runs `task` under `context`: on the thread pool of its worker; without one, on that of any worker

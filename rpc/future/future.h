@@ -182,6 +182,7 @@ class [[nodiscard]] Future {
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
     if constexpr (!std::is_void_v<T>) {
+      state_->hand_over();
       if constexpr (detail::kCopyable<T>) {
         if (!sole) return state_->value();
       }
@@ -284,6 +285,7 @@ class Promise {
       } else if constexpr (std::is_void_v<T>) {
         promise.holder_->state->set_value();
       } else {
+        promise.holder_->state->set_arrived(inner.state_->arrived());
         promise.holder_->state->set_value(inner.get());
       }
     });

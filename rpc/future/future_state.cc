@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_pool.h"
 
@@ -180,6 +181,8 @@ void FutureStateBase::cancel() {
   set_exception(
       std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
 }
+
+void FutureStateBase::hand_over_memory() const { rpc::use_on_current_streams(*arrived_); }
 
 void FutureStateBase::set_canceller(base::UniqueFunction<void()> canceller) {
   base::MutexLock lock(mutex_);

@@ -16,6 +16,10 @@
 #include "stitch/base/recycler.h"
 #include "stitch/base/unique_function.h"
 
+namespace stitch::rpc {
+class ArrivedMemory;
+}  // namespace stitch::rpc
+
 namespace stitch::detail {
 
 // Whether a T can be copied. std::is_copy_constructible is true even for
@@ -71,6 +75,20 @@ class FutureStateBase {
   // What cancel() calls; dropped at completion.
   void set_canceller(base::UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
 
+  // The memory on devices that the outcome brings, null for none. Set before the outcome.
+  void set_arrived(std::shared_ptr<const rpc::ArrivedMemory> memory) noexcept {
+    arrived_ = std::move(memory);
+  }
+  // REQUIRES: ready().
+  [[nodiscard]] const std::shared_ptr<const rpc::ArrivedMemory>& arrived() const noexcept {
+    return arrived_;
+  }
+  // The code that runs here is given the outcome: before its value is. REQUIRES: ready().
+  void hand_over() const {
+    if (arrived_) [[unlikely]]
+      hand_over_memory();
+  }
+
  protected:
   // True for the one caller that may now store the outcome and must then publish() it.
   [[nodiscard]] bool claim() noexcept {
@@ -83,6 +101,8 @@ class FutureStateBase {
   std::exception_ptr exception_;  // written between claim() and publish(), constant after
 
  private:
+  void hand_over_memory() const;
+  std::shared_ptr<const rpc::ArrivedMemory> arrived_;  // likewise, or before
   std::atomic<bool> claimed_{false};
   std::atomic<bool> ready_{false};
   base::Mutex mutex_;

@@ -27,6 +27,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
 #include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/placed_tensor.h"
 
 namespace stitch::rpc {
 
@@ -103,7 +104,18 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
     fingerprint_.mix(0x2000);
     const auto index = base::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
     message_.frame.body().append(&index, sizeof(index));
+    if (tensor.defined() && !tensor.is_cpu()) [[unlikely]]
+      message_.placements.push_back({base::to_wire_order(index), seals_ + 1});
     message_.tensors.push_back(tensor);
+  }
+  // The same for a tensor that is to be put on `device` of the receiver.
+  void write_tensor(const at::Tensor& tensor, c10::Device device) {
+    write_tensor(tensor);
+    if (!tensor.defined()) return;
+    auto& placements = message_.placements;
+    if (tensor.is_cpu())
+      placements.push_back({static_cast<std::uint32_t>(message_.tensors.size() - 1), seals_ + 1});
+    placements.back().wanted = device;
   }
   // Writes one element of a container.
   template <class... Parts>
@@ -129,10 +141,12 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
       fail_element_memory(ErrorCode::invalid_argument, bytes);
     const auto value = base::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
     message_.frame.body().append(&value, sizeof(value));
+    ++seals_;
   }
 
  private:
   OutMessage& message_;
+  std::uint32_t seals_ = 0;  // arguments written
   FieldFingerprint fingerprint_;
   int nesting_ = 0;
   std::size_t elements_without_bytes_ = 0;
@@ -295,6 +309,14 @@ inline void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const at::Tensor& ten
 }
 inline void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, at::Tensor& tensor) {
   archive.read_tensor(tensor);
+}
+inline void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const PlacedTensor& placed) {
+  archive.write_tensor(placed.tensor(), placed.device());
+}
+inline void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, PlacedTensor& placed) {
+  at::Tensor tensor;
+  archive.read_tensor(tensor);
+  placed = PlacedTensor(std::move(tensor));
 }
 
 // Errors are values too.

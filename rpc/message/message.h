@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,8 @@
 
 namespace stitch::rpc {
 
+class ArrivedMemory;
+
 // Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
 namespace wire {
 enum FrameKind : std::uint16_t {
@@ -28,6 +31,8 @@ enum FrameKind : std::uint16_t {
 };
 enum SectionKind : std::uint16_t {
   kTensors = 1,  // descriptors of the tensors of the message
+  kDevices =
+      2,  // of the tensors that are not on the CPU of both ends: where they are there and here
   kFirstUpperSection = 0x100,
 };
 }  // namespace wire
@@ -77,6 +82,14 @@ struct OutMessage {
 
   transport::FrameBuilder frame;
   std::vector<at::Tensor> tensors;  // in the order the body refers to them
+  // What is to be known of the tensors that may concern a device, ascending; empty for most
+  // messages.
+  struct Placement {
+    std::uint32_t tensor = 0;
+    std::uint32_t argument = 0;           // from 1 on; 0: not of an argument
+    std::optional<c10::Device> wanted{};  // on(): over the device map
+  };
+  std::vector<Placement> placements;
   // The attachment of type T, made on first use; a message has at most one of each type.
   template <class T>
   T& attachment() {
@@ -94,6 +107,21 @@ struct OutMessage {
   std::vector<std::unique_ptr<Attachment>> attachments;
 };
 
+// Where a tensor of a received message was put, and where it was at its sender. Only for tensors
+// that were on a device at one of the two.
+struct ArrivedTensor {
+  std::uint32_t tensor = 0;
+  c10::Device here;
+  c10::Device there;
+};
+
+// What a message brought to devices.
+struct Arrival {
+  std::vector<ArrivedTensor> tensors;           // ascending
+  std::shared_ptr<const ArrivedMemory> memory;  // null when all are on the CPU here
+  std::optional<Error> error;                   // a tensor could not be put on its device
+};
+
 // A received message, its frame checked. Tensors are made by decode_tensors(), off the reader
 // thread where possible. Owned by the code that handles it. Not thread-safe.
 struct InMessage {
@@ -104,6 +132,7 @@ struct InMessage {
   transport::FrameView view;
   WorkerInfo from;
   std::vector<at::Tensor> tensors;
+  std::unique_ptr<Arrival> arrival;  // of a message with devices: `tensors` are complete; else null
   std::vector<std::unique_ptr<Attachment>>
       attachments;  // what layers above decoded from their sections
 

@@ -60,8 +60,11 @@ Buffer share(const at::Tensor& tensor, std::size_t bytes) {
 // takes time by the number of elements, which must have arrived then.
 enum class Expanded { once, in_full };
 
+// The caller's own, which may be changed after the call, or copies that only the message has.
+enum class Source { callers, copies, copies_to_come };
+
 void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& original,
-                 bool requires_grad, Expanded stride_0) {
+                 bool requires_grad, Expanded stride_0, Source source) {
   at::Tensor tensor = stride_0 == Expanded::once ? original : original.contiguous();
   if (tensor._is_zerotensor()) tensor = at::zeros(tensor.sizes(), tensor.options());
   tensor = tensor.resolve_conj().resolve_neg();
@@ -81,8 +84,8 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
   std::vector<std::int64_t> strides = tensor.strides().vec();
   for (const auto d : expanded) strides[static_cast<std::size_t>(d)] = 0;
   const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (bytes > message.frame.inline_bytes() && bytes <= kSnapshotBytes &&
-      tensor.is_alias_of(original))
+  if (source == Source::callers && bytes > message.frame.inline_bytes() &&
+      bytes <= kSnapshotBytes && tensor.is_alias_of(original))
     tensor = tensor.clone();
 
   const bool has_strides = !expanded.empty() || !tensor.is_contiguous();
@@ -118,7 +121,7 @@ void write_small_and_plain(OutMessage& message, ByteWriter& out, const at::Tenso
                                                 : Buffer{{}, tensor.data_ptr(), bytes, nullptr}));
 }
 
-void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor) {
+void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor, Source source) {
   if (!tensor.defined()) {
     out.write(Layout::undefined);
     return;
@@ -129,8 +132,7 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
   }
   if (!tensor.device().is_cpu()) {
     throw Error(ErrorCode::invalid_argument,
-                "tensor on device " + tensor.device().str() +
-                    " cannot be sent: this build moves CPU tensors only");
+                "tensor on device " + tensor.device().str() + " cannot be sent as one on the CPU");
   }
   if (static_cast<std::size_t>(tensor.dim()) > kMaxDims) {
     throw Error(ErrorCode::invalid_argument, "tensor with " + std::to_string(tensor.dim()) +
@@ -138,7 +140,7 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
                                                  std::to_string(kMaxDims));
   }
   if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested()) {
-    write_dense(message, out, tensor.detach(), tensor.requires_grad(), Expanded::once);
+    write_dense(message, out, tensor.detach(), tensor.requires_grad(), Expanded::once, source);
   } else if (tensor.layout() == at::kSparse) {
     const at::Tensor plain = tensor.detach();
     out.write(Layout::coo);
@@ -147,8 +149,8 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
                                         (tensor.is_coalesced() ? kCoalesced : 0)));
     out.write(static_cast<std::uint8_t>(tensor.dim()));
     for (const auto size : tensor.sizes()) out.write(size);
-    write_dense(message, out, plain._indices(), false, Expanded::in_full);
-    write_dense(message, out, plain._values(), false, Expanded::in_full);
+    write_dense(message, out, plain._indices(), false, Expanded::in_full, source);
+    write_dense(message, out, plain._values(), false, Expanded::in_full, source);
   } else {
     throw Error(ErrorCode::invalid_argument,
                 std::string("tensor of type ") + tensor.toString() +
@@ -369,19 +371,35 @@ bool looks_at_elements(ByteReader in) {
   return false;
 }
 
-}  // namespace
-
-void encode_tensors(OutMessage& message) {
-  if (message.tensors.empty()) return;
+void write_tensors(OutMessage& message, const std::vector<at::Tensor>& tensors, Source source) {
+  if (tensors.empty()) return;
   const at::NoGradGuard no_grad;
   Bytes table;
   ByteWriter out(table);
-  out.write(static_cast<std::uint32_t>(message.tensors.size()));
-  for (const auto& tensor : message.tensors) write_tensor(message, out, tensor);
+  out.write(static_cast<std::uint32_t>(tensors.size()));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    write_tensor(message, out, tensors[i],
+                 tensors[i].is_same(message.tensors[i]) ? Source::callers : source);
   message.frame.add_section(wire::kTensors, table.span());
 }
 
+}  // namespace
+
+void encode_tensors(OutMessage& message) {
+  write_tensors(message, message.tensors, Source::callers);
+}
+
+void encode_copies(OutMessage& message, const std::vector<at::Tensor>& copies, bool complete) {
+  // Bytes that are still to come cannot be copied into the frame.
+  if (!complete) message.frame.set_inline_bytes(0);
+  write_tensors(message, copies, complete ? Source::copies : Source::copies_to_come);
+}
+
 void decode_tensors(InMessage& message) {
+  if (message.arrival) [[unlikely]] {
+    if (message.arrival->error) throw *message.arrival->error;
+    return;
+  }
   const auto* section = message.view.section(wire::kTensors);
   if (section == nullptr) return;
   const at::NoGradGuard no_grad;

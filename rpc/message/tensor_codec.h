@@ -12,11 +12,17 @@ namespace stitch::rpc {
 // until the call completes.
 inline constexpr std::size_t kSnapshotBytes = std::size_t{64} << 10;
 
-// Writes the descriptors and buffers of message.tensors. Throws Error(invalid_argument) naming the
-// tensor's layout, dtype or device when it cannot be sent. REQUIRES: the body is ended.
+// Writes the descriptors and buffers of message.tensors, which are on the CPU. Throws
+// Error(invalid_argument) naming the tensor's layout, dtype or device when it cannot be sent.
+// REQUIRES: the body is ended.
 void encode_tensors(OutMessage& message);
+// The same with what stands for them on the CPU: the tensor itself, or a copy whose memory only the
+// message keeps. `complete`: copies have their bytes now; else they have them when the message is
+// sent.
+void encode_copies(OutMessage& message, const std::vector<at::Tensor>& copies, bool complete);
 
-// Fills message.tensors. Descriptors are checked against the buffers that arrived, each of which is
+// Fills message.tensors, on the CPU, unless the message has an arrival: then they are complete, or
+// its error is thrown. Descriptors are checked against the buffers that arrived, each of which is
 // used once; Error(protocol) when they disagree. Large dense tensors use the received memory
 // without a copy, so that the time is that of copying the frame and, for sparse and bool tensors,
 // of inspecting what arrived.

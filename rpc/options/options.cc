@@ -10,6 +10,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/name_list.h"
+#include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
@@ -76,8 +77,28 @@ std::vector<std::string> parse_list(const std::string& text) {
   return items;
 }
 
-// "ps0:cuda:0=cuda:1,..." would need an accelerator build; the variable is known so that its error
-// is clear.
+// "ps0:cuda:0=cuda:1,ps0:cuda:1=cuda:0,ps1:cuda:0=cpu". Names of workers may have colons in them,
+// and no name of a device is the end of another's.
+std::map<std::string, std::map<std::string, std::string>> parse_device_maps(
+    const std::string& text) {
+  std::map<std::string, std::map<std::string, std::string>> maps;
+  for (const auto& item : parse_list(text)) {
+    const auto equals = item.find('=');
+    const std::string left = item.substr(0, equals);
+    const bool numbered = !left.ends_with(":cpu") && !left.ends_with(":cuda");
+    const auto colon = numbered ? left.rfind(":cuda:") : left.rfind(':');
+    if (equals == std::string::npos || colon == std::string::npos || colon == 0) {
+      refuse("STITCH_DEVICE_MAPS", text,
+             "worker:device=device, several of them with commas, such as ps0:cuda:0=cuda:1");
+    }
+    auto& map = maps[left.substr(0, colon)];
+    if (!map.emplace(left.substr(colon + 1), item.substr(equals + 1)).second)
+      refuse("STITCH_DEVICE_MAPS", text,
+             "each device of a worker once; " + left + " is there twice");
+  }
+  return maps;
+}
+
 struct Variable {
   const char* name;
   std::function<void(Options&, const Options& defaults, const std::string& value)> read;
@@ -126,9 +147,7 @@ const std::vector<Variable>& variables() {
        field(&Options::receive_pool_bytes,
              [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
-       [](Options&, const Options&, const std::string& value) {
-         refuse("STITCH_DEVICE_MAPS", value, "nothing: this build moves CPU tensors only");
-       }},
+       field(&Options::device_maps, [](const std::string& v) { return parse_device_maps(v); })},
       // Read where they are used.
       {"STITCH_SECRET", nullptr},
       {"STITCH_SECRET_FILE", nullptr},
@@ -246,9 +265,7 @@ Options resolve_options(Options options) {
   check_choices("transports", options.transports,
                 {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});
   check_choices("channels", options.channels, {"basic", "cma"});
-  if (!options.device_maps.empty())
-    refuse("device_maps", options.device_maps.begin()->first,
-           "nothing: this build moves CPU tensors only");
+  static_cast<void>(rpc::parse_device_maps(options.device_maps));  // throws
   if (options.num_threads < 0)
     refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");
   if (options.num_threads == 0)

@@ -38,8 +38,10 @@ struct Options {
       transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's
                      // "tensorpipe-shm", "uv"; best first; default: the first three
   std::vector<std::string> channels{};  // of TensorPipe: "basic", "cma", best first
-  std::map<std::string, std::map<std::string, std::string>>
-      device_maps{};  // worker -> {my device -> its device}
+  // Where my tensors go on other workers: worker -> {my device -> its device}, such as
+  // {"ps0", {{"cuda:0", "cuda:1"}}}; "cpu" is a device, too. One-to-one: replies go back by it.
+  // A worker that is not named: each CUDA device to the one of the same number.
+  std::map<std::string, std::map<std::string, std::string>> device_maps{};
   // Shared by all workers; proved on every connection before anything else is read. Also from the
   // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.
   std::string secret{};

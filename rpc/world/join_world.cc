@@ -95,7 +95,8 @@ std::vector<Member> known_members(const MemberRecords& records, const MemberReco
   std::vector<Member> members;
   for (std::size_t i = 0; i < records.size(); ++i) {
     const MemberRecord& record = records[i];
-    Member member{{record.name, WorkerId(static_cast<std::uint32_t>(i)), record.epoch}, {}};
+    Member member{
+        {record.name, WorkerId(static_cast<std::uint32_t>(i)), record.epoch}, {}, record.devices};
     for (const auto& address : addresses[i]) {
       const bool usable = address.starts_with("loopback:")
                               ? by_loopback(record)

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch::rpc {
@@ -17,6 +18,7 @@ struct MemberRecord {
   std::string host;             // equal for workers that reach one another on 127.0.0.1
   std::string memory;           // equal for workers that can meet over shared memory; empty: cannot
   bool prefers_memory = false;  // to any transport but loopback within a process
+  WorkerDevices devices{};
 
   [[nodiscard]] std::string encode() const;
   // Throws Error(protocol) when `text` is not a record.

@@ -179,6 +179,9 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
                                                    " and rank " + std::to_string(record.rank));
     }
   }
+  std::map<std::string, const WorkerDevices*> devices;
+  for (const auto& record : records) devices.emplace(record.name, &record.devices);
+  check_device_maps(devices);
 }
 
 }  // namespace stitch::rpc

@@ -450,7 +450,10 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
     EXPECT_EQ(error.code(), ErrorCode::protocol);
     return std::string(error.what());
   };
-  const auto entry = [](const std::string& name, std::int64_t rank, std::int64_t size) {
+  // `map`: device of a map for worker "b", to cuda:0.
+  const auto entry = [](const std::string& name, std::int64_t rank, std::int64_t size,
+                        std::uint32_t devices = 0, const std::string& map = "",
+                        const std::string& peer = "b") {
     stitch::base::Bytes bytes;
     ByteWriter writer(bytes);
     writer.write_string(name);
@@ -459,6 +462,14 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
     writer.write(std::uint64_t{1});
     for (const char* token : {"process", "host", "memory"}) writer.write_string(token);
     writer.write(std::uint8_t{0});
+    writer.write(devices);
+    writer.write(std::uint32_t{map.empty() ? 0u : 1u});
+    if (!map.empty()) {
+      writer.write_string(peer);
+      writer.write(std::uint32_t{1});
+      writer.write_string(map);
+      writer.write_string("cuda:0");
+    }
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   };
   for (const std::int64_t rank : {std::int64_t{-1}, std::int64_t{2}, std::int64_t{1} << 40}) {
@@ -468,6 +479,12 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
   }
   EXPECT_NE(start_beside(entry("\x1b[2J", 0, 2), "1").find("worker \"?[2J\""), std::string::npos);
   EXPECT_NE(start_beside(entry("a", 0, 2) + "!", "1").find("1 bytes too many"), std::string::npos);
+  EXPECT_NE(start_beside(entry("a", 0, 2, 65), "1").find("has 65 CUDA devices; at most 64"),
+            std::string::npos);
+  EXPECT_NE(start_beside(entry("a", 0, 2, 1, "tpu:0"), "1").find("\"tpu:0\" is no device"),
+            std::string::npos);
+  EXPECT_NE(start_beside(entry("a", 0, 2, 1, "cuda:0", "\x1b[2J"), "1").find("no worker's name"),
+            std::string::npos);
   for (const char* world : {"", "12x", "-1", "99999999999999999999999"}) {
     EXPECT_NE(start_beside(entry("a", 0, 2), world)
                   .find("the number of the world is \"" + std::string(world)),

@@ -1,0 +1,99 @@
+#include "stitch/rpc/future/current_streams.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "stitch/rpc/future/execution_context.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+using c10::impl::VirtualGuardImpl;
+
+VirtualGuardImpl cuda() { return VirtualGuardImpl(c10::kCUDA); }
+
+template <class F>
+void for_each_device_in_use(F f) {
+  std::uint64_t left = devices_in_use.load(std::memory_order_acquire);
+  for (int index = 0; left != 0; ++index, left >>= 1) {
+    if ((left & 1) != 0) f(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
+  }
+}
+
+// Has `later` run what is queued from now on after what `earlier`, of the same device, has now.
+void order(const c10::Stream& earlier, const c10::Stream& later) {
+  if (earlier == later || cuda().queryStream(earlier)) return;
+  c10::Event event(c10::kCUDA);
+  event.record(earlier);
+  event.block(later);
+}
+
+}  // namespace
+
+int cuda_device_count() noexcept {
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return 0;
+  return std::min<int>(cuda().deviceCount(), kMaxDevices);
+}
+
+void note_device_in_use(c10::Device device) noexcept {
+  const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(device.index());
+  if ((devices_in_use.load(std::memory_order_relaxed) & bit) == 0) devices_in_use.fetch_or(bit);
+}
+
+std::shared_ptr<const StreamSet> StreamSet::from_pool() {
+  std::vector<c10::Stream> streams;
+  for_each_device_in_use([&](c10::Device device) {
+    streams.push_back(cuda().getStreamFromGlobalPool(device));
+    order(cuda().getDefaultStream(device), streams.back());
+  });
+  return streams.empty() ? nullptr : std::make_shared<const StreamSet>(std::move(streams));
+}
+
+std::shared_ptr<const StreamSet> StreamSet::current() {
+  std::vector<c10::Stream> streams;
+  bool all_default = true;
+  for_each_device_in_use([&](c10::Device device) {
+    streams.push_back(cuda().getStream(device));
+    all_default = all_default && streams.back() == cuda().getDefaultStream(device);
+  });
+  if (all_default) return nullptr;
+  const auto& here = ExecutionContext::current().streams;
+  if (here && here->streams() == streams) return here;
+  return std::make_shared<const StreamSet>(std::move(streams));
+}
+
+void StreamSet::wait_for_current() const {
+  for (const auto& stream : streams_) order(cuda().getStream(stream.device()), stream);
+}
+
+std::shared_ptr<const StreamSet> StreamSetScope::exchange_streams(const StreamSet& streams) {
+  std::vector<c10::Stream> outer;
+  outer.reserve(streams.streams().size());
+  for (const auto& stream : streams.streams()) outer.push_back(cuda().exchangeStream(stream));
+  return std::make_shared<const StreamSet>(std::move(outer));
+}
+
+void ArrivedMemory::add(const c10::Storage& storage, c10::Device device) {
+  pieces_.push_back({storage.getWeakStorageImpl(), device});
+}
+
+void ArrivedMemory::use_on_current_streams() const {
+  for (const auto& piece : pieces_) {
+    if (const auto storage = piece.storage.lock())
+      cuda().recordDataPtrOnStream(storage->data_ptr(), cuda().getStream(piece.device));
+  }
+}
+
+void ArrivedMemory::use_on_default_streams() const {
+  for (const auto& piece : pieces_) {
+    if (const auto storage = piece.storage.lock())
+      cuda().recordDataPtrOnStream(storage->data_ptr(), cuda().getDefaultStream(piece.device));
+  }
+}
+
+void use_on_current_streams(const ArrivedMemory& memory) { memory.use_on_current_streams(); }
+
+}  // namespace stitch::rpc

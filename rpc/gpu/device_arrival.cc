@@ -1,0 +1,179 @@
+// DeviceTensors: what arrives.
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/gpu/device_tensors.h"
+#include "stitch/rpc/gpu/host_copy.h"
+#include "stitch/rpc/gpu/wire_device.h"
+#include "stitch/rpc/message/tensor_codec.h"
+
+namespace stitch::rpc {
+
+std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message) const {
+  base::ByteReader in(message.view.section(wire::kDevices)->bytes, "section of devices");
+  constexpr std::size_t kEntryBytes = 8;
+  std::vector<ArrivedTensor> tensors;
+  const auto entries = in.read_count(kEntryBytes);
+  for (std::uint32_t i = 0; i < entries; ++i) {
+    const auto tensor = in.read<std::uint32_t>();
+    const auto here = read_device(in);
+    const auto there = read_device(in);
+    if (!tensors.empty() && tensors.back().tensor >= tensor)
+      throw Error(ErrorCode::protocol, "section of devices names its tensors in no order");
+    if (!own_.has(here)) {
+      throw Error(ErrorCode::protocol, "section of devices names device " + here.str() +
+                                           "; this worker has " + std::to_string(own_.count) +
+                                           " CUDA devices");
+    }
+    tensors.push_back({tensor, here, there});
+  }
+  in.expect_end();
+  return tensors;
+}
+
+void DeviceTensors::receive(InMessage&& incoming, Next next) {
+  auto message = std::make_shared<InMessage>(std::move(incoming));
+  const bool small = total_bytes(message->raw) <= 2 * kInlineBytes;
+  auto place = [this, message, small,
+                next = std::move(next)](const std::optional<Error>& stopped) mutable {
+    if (stopped) {
+      next(std::move(*message), stopped);
+      return;
+    }
+    auto gate = std::make_unique<DeviceGate>();
+    bool open = false;
+    try {
+      auto tensors = read_section(*message);
+      decode_tensors(*message);
+      for (const auto& each : tensors) {
+        if (each.tensor >= message->tensors.size() || !message->tensors[each.tensor].defined()) {
+          throw Error(ErrorCode::protocol,
+                      "section of devices names tensor " + std::to_string(each.tensor) + " of " +
+                          std::to_string(message->tensors.size()) + ", or one that is undefined");
+        }
+      }
+      message->arrival = std::make_unique<Arrival>();
+      message->arrival->tensors = std::move(tensors);
+      put_on_devices(*message, *gate);
+      try {
+        open = small ? gate->opens_within(kSpin) : gate->open();
+      } catch (const Error& failed) {
+        message->arrival->error = failed;
+        open = true;
+      }
+    } catch (...) {
+      next(std::move(*message), to_error(std::current_exception()));
+      return;
+    }
+    if (open) {
+      finish_arrival(message, next, std::nullopt);
+      return;
+    }
+    watch_.then(std::move(gate),
+                [this, message, next = std::move(next)](const std::optional<Error>& error) mutable {
+                  finish_arrival(message, next, error);
+                });
+  };
+  // Readers serve all connections.
+  if (small) {
+    place(std::nullopt);
+  } else {
+    watch_.then(nullptr, std::move(place));
+  }
+}
+
+void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate) {
+  const at::NoGradGuard no_grad;
+  Arrival& arrival = *message.arrival;
+  auto memory = std::make_shared<ArrivedMemory>();
+  std::map<c10::DeviceIndex, std::size_t> bytes;
+  std::size_t total = 0;
+  std::string what = "tensors could not be put on their devices";
+  try {
+    for (const auto& each : arrival.tensors) {
+      if (each.here.is_cpu()) continue;
+      const at::Tensor host = message.tensors[each.tensor];
+      const std::size_t size =
+          host.is_sparse() ? host._indices().nbytes() + host._values().nbytes() : host.nbytes();
+      what = "tensor " + std::to_string(each.tensor + 1) + " of " +
+             std::to_string(message.tensors.size()) + " (" + std::to_string(size) +
+             " bytes) could not be put on device " + each.here.str() + " of worker \"" + own_name_ +
+             "\"";
+      note_device_in_use(each.here);
+      bytes[each.here.index()] += size;
+      total += size;
+      const c10::StreamGuard on(copy_stream(each.here));
+      at::Tensor& placed = message.tensors[each.tensor];
+      if (host.is_sparse()) {
+        const at::Tensor indices = to_device(host._indices(), each.here, gate);
+        const at::Tensor values = to_device(host._values(), each.here, gate);
+        memory->add(indices.storage(), each.here);
+        memory->add(values.storage(), each.here);
+        placed = make_coo(indices, values, host);
+      } else {
+        placed = to_device(host, each.here, gate);
+        memory->add(placed.storage(), each.here);
+      }
+      if (host.requires_grad()) placed.set_requires_grad(true);
+    }
+  } catch (const std::exception& exception) {
+    arrival.error = device_error(what, exception);
+  }
+  try {
+    for (const auto& [index, unused] : bytes) gate.add(copy_stream(c10::Device(c10::kCUDA, index)));
+  } catch (const Error& error) {
+    if (!arrival.error) arrival.error = error;
+  }
+  if (!bytes.empty()) arrival.memory = std::move(memory);
+  for (const auto& each : arrival.tensors) {
+    if (each.here.is_cpu() && !each.there.is_cpu()) {
+      const auto& tensor = message.tensors[each.tensor];
+      if (!tensor.is_sparse()) total += tensor.nbytes();
+    }
+  }
+  count(false, total, message.from.id, bytes);
+}
+
+// The device's current stream runs the copy, and owns the memory.
+at::Tensor DeviceTensors::to_device(const at::Tensor& tensor, c10::Device device,
+                                    DeviceGate& gate) {
+  const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
+  if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  gate.keep(tensor);
+  if (tensor.is_contiguous()) return at::empty(tensor.sizes(), options).copy_(tensor, true);
+  // What lies between the first and the last element is copied as it is, so that the device needs
+  // as much memory as has arrived, whatever the strides are.
+  std::int64_t elements = 1;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d)
+    elements += (tensor.size(d) - 1) * tensor.stride(d);
+  // Not a view in the eyes of autograd: the caller may change it in place.
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  const at::Tensor bytes =
+      at::empty({elements}, options)
+          .copy_(tensor.as_strided({elements}, {1}, tensor.storage_offset()), true);
+  return bytes.as_strided(tensor.sizes(), tensor.strides(), 0);
+}
+
+void DeviceTensors::finish_arrival(const std::shared_ptr<InMessage>& message, Next& next,
+                                   const std::optional<Error>& error) {
+  if (error && error->code() == ErrorCode::shutting_down) {
+    next(std::move(*message), error);
+    return;
+  }
+  Arrival& arrival = *message->arrival;
+  if (error && !arrival.error) arrival.error = error;
+  if (arrival.error) {
+    message->tensors.clear();
+  } else if (arrival.memory) {
+    // Code that gets them in ways that are not seen here most often works on the default streams.
+    arrival.memory->use_on_default_streams();
+  }
+  next(std::move(*message), std::nullopt);
+}
+
+}  // namespace stitch::rpc

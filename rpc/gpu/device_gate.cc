@@ -1,0 +1,56 @@
+#include "stitch/rpc/gpu/device_gate.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <string>
+
+namespace stitch::rpc {
+
+Error device_error(const std::string& what, const std::exception& exception) {
+  const auto* const from_torch = dynamic_cast<const c10::Error*>(&exception);
+  const std::string text =
+      from_torch != nullptr ? from_torch->what_without_backtrace() : exception.what();
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr ||
+                      text.find("out of memory") != std::string::npos;
+  return Error(memory ? ErrorCode::overloaded : ErrorCode::internal, what + ": " + text);
+}
+
+void DeviceGate::add(const c10::Stream& stream) {
+  try {
+    if (c10::impl::VirtualGuardImpl(stream.device_type()).queryStream(stream)) return;
+    c10::Event event(stream.device_type());
+    event.record(stream);
+    marks_.push_back({std::move(event), stream.device()});
+  } catch (const std::exception& exception) {
+    throw device_error("device " + stream.device().str() + " has failed", exception);
+  }
+}
+
+void DeviceGate::add_all(const StreamSet& streams) {
+  for (const auto& stream : streams.streams()) add(stream);
+}
+
+bool DeviceGate::open() {
+  while (!marks_.empty()) {
+    try {
+      if (!marks_.back().event.query()) return false;
+    } catch (const std::exception& exception) {
+      throw device_error("device " + marks_.back().device.str() + " has failed", exception);
+    }
+    marks_.pop_back();
+  }
+  return true;
+}
+
+bool DeviceGate::opens_within(std::chrono::microseconds time) {
+  if (open()) return true;
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+    if (open()) return true;
+  }
+  return false;
+}
+
+}  // namespace stitch::rpc

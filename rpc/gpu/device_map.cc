@@ -1,0 +1,145 @@
+#include "stitch/rpc/gpu/device_map.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "stitch/base/error.h"
+#include "stitch/base/name_list.h"
+
+namespace stitch::rpc {
+
+c10::Device parse_device(const std::string& text) {
+  static const std::string kCuda = "cuda:";
+  if (text == "cpu") return c10::Device(c10::kCPU);
+  if (text == "cuda") return c10::Device(c10::kCUDA, 0);
+  int index = -1;
+  if (text.starts_with(kCuda)) {
+    const char* const end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data() + kCuda.size(), end, index);
+    if (error != std::errc() || at != end) index = -1;
+  }
+  constexpr int kMaxIndex = 63;
+  if (index < 0 || index > kMaxIndex) {
+    throw Error(ErrorCode::invalid_argument,
+                "\"" + text +
+                    "\" is no device that tensors are moved to; known are cpu and cuda:0 "
+                    "to cuda:" +
+                    std::to_string(kMaxIndex));
+  }
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+c10::Device with_index(c10::Device device) {
+  return device.is_cuda() && !device.has_index() ? c10::Device(c10::kCUDA, 0) : device;
+}
+
+DeviceMap::DeviceMap(const std::map<std::string, std::string>& text) {
+  for (const auto& [from, to] : text) {
+    const c10::Device source = parse_device(from);
+    const c10::Device destination = parse_device(to);
+    for (const auto& [other_source, other_destination] : entries_) {
+      if (other_source == source) {
+        throw Error(ErrorCode::invalid_argument, "a device map names " + source.str() + " twice");
+      }
+      if (other_destination != destination) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  "a device map has both " + other_source.str() + " and " + source.str() +
+                      " go to " + destination.str() +
+                      "; it must be one-to-one, since replies go back by it");
+    }
+    entries_.emplace_back(source, destination);
+  }
+  sort();
+}
+
+void DeviceMap::sort() {
+  std::sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
+    const auto key = [](c10::Device device) {
+      return std::pair(static_cast<int>(device.type()), static_cast<int>(device.index()));
+    };
+    return key(a.first) < key(b.first);
+  });
+}
+
+DeviceMap DeviceMap::same_index(int devices_of_sender, int devices_of_receiver) {
+  DeviceMap map;
+  for (int i = 0; i < std::min(devices_of_sender, devices_of_receiver); ++i) {
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
+    map.entries_.emplace_back(device, device);
+  }
+  return map;
+}
+
+std::optional<c10::Device> DeviceMap::destination(c10::Device source) const {
+  for (const auto& [from, to] : entries_) {
+    if (from == source) return to;
+  }
+  return source.is_cpu() ? std::optional(source) : std::nullopt;
+}
+
+DeviceMap DeviceMap::inverse() const {
+  DeviceMap map;
+  for (const auto& [from, to] : entries_) map.entries_.emplace_back(to, from);
+  map.sort();
+  return map;
+}
+
+bool DeviceMap::moves_cpu_tensors() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) {
+    return entry.first.is_cpu() && !entry.second.is_cpu();
+  });
+}
+
+std::string DeviceMap::text() const {
+  std::vector<std::string> parts;
+  for (const auto& [from, to] : entries_) parts.push_back(from.str() + '=' + to.str());
+  return parts.empty() ? "nothing" : base::join_names(parts);
+}
+
+DeviceMaps parse_device_maps(
+    const std::map<std::string, std::map<std::string, std::string>>& text) {
+  DeviceMaps maps;
+  for (const auto& [peer, map] : text) {
+    try {
+      maps.emplace(peer, DeviceMap(map));
+    } catch (const Error& error) {
+      throw error.with_prefix("device_maps of worker \"" + peer + "\"");
+    }
+  }
+  return maps;
+}
+
+DeviceMap map_between(const WorkerDevices& from, const WorkerDevices& to,
+                      const std::string& to_name) {
+  const auto found = from.maps.find(to_name);
+  return found != from.maps.end() ? found->second : DeviceMap::same_index(from.count, to.count);
+}
+
+void check_device_maps(const std::map<std::string, const WorkerDevices*>& workers) {
+  const auto check = [](const std::string& owner, const std::string& peer, const DeviceMap& map,
+                        const std::string& name, const WorkerDevices& worker, c10::Device device) {
+    if (worker.has(device)) return;
+    throw Error(ErrorCode::invalid_argument,
+                "device_maps of worker \"" + owner + "\" for worker \"" + peer + "\" (" +
+                    map.text() + ") name " + device.str() + ", which worker \"" + name +
+                    "\" does not have: it has " + std::to_string(worker.count) + " CUDA devices");
+  };
+  for (const auto& [owner, devices] : workers) {
+    for (const auto& [peer, map] : devices->maps) {
+      const auto found = workers.find(peer);
+      if (found == workers.end()) {
+        std::vector<std::string> names;
+        for (const auto& [name, unused] : workers) names.push_back(name);
+        throw Error(ErrorCode::invalid_argument, "device_maps of worker \"" + owner +
+                                                     "\" name worker \"" + peer +
+                                                     "\"; workers are " + base::join_names(names));
+      }
+      for (const auto& [source, destination] : map.entries()) {
+        check(owner, peer, map, owner, *devices, source);
+        check(owner, peer, map, peer, *found->second, destination);
+      }
+    }
+  }
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,232 @@
+#include "stitch/rpc/gpu/device_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/gpu/host_copy.h"
+#include "stitch/rpc/gpu/wire_device.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+using c10::impl::VirtualGuardImpl;
+
+// "argument 2 (tensor 3 of 4)".
+std::string position(const OutMessage& message, std::size_t tensor) {
+  const std::string number =
+      "tensor " + std::to_string(tensor + 1) + " of " + std::to_string(message.tensors.size());
+  if (message.frame.kind() != wire::kRequest) return number;
+  for (const auto& placement : message.placements) {
+    if (placement.tensor == tensor && placement.argument != 0)
+      return "argument " + std::to_string(placement.argument) + " (" + number + ')';
+  }
+  return number;
+}
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::invalid_argument, text);
+}
+
+}  // namespace
+
+void DeviceTensors::start(std::vector<Worker> workers, WorkerId self) {
+  own_ = workers[self.value()].devices;
+  const std::string& own_name = workers[self.value()].info.name;
+  for (auto& worker : workers) {
+    Peer peer{std::move(worker.info), std::move(worker.devices), {}, {}};
+    peer.requests = map_between(own_, peer.devices, peer.info.name);
+    peer.replies = map_between(peer.devices, own_, own_name).inverse();
+    peer.moves_cpu_tensors = peer.requests.moves_cpu_tensors() || peer.replies.moves_cpu_tensors();
+    peers_.push_back(std::move(peer));
+  }
+}
+
+std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
+                                                     const Peer& peer) const {
+  const DeviceMap& map = message.frame.kind() == wire::kReply ? peer.replies : peer.requests;
+  std::vector<c10::Device> devices;
+  auto placement = message.placements.begin();
+  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
+    while (placement != message.placements.end() && placement->tensor < i) ++placement;
+    const bool placed =
+        placement != message.placements.end() && placement->tensor == i && placement->wanted;
+    const at::Tensor& tensor = message.tensors[i];
+    if (!tensor.defined()) {
+      devices.emplace_back(c10::kCPU);
+      continue;
+    }
+    const c10::Device source = tensor.device();
+    const auto is = [&] { return position(message, i) + " is on device " + source.str(); };
+    if (!source.is_cpu() && !source.is_cuda()) {
+      refuse(is() + ", which cannot be sent: known are tensors on the CPU and on CUDA devices");
+    }
+    if (!source.is_cpu() && (tensor.is_quantized() || tensor.is_nested() ||
+                             (tensor.layout() != at::kStrided && tensor.layout() != at::kSparse))) {
+      refuse(position(message, i) + " of type " + tensor.toString() +
+             " cannot be sent: known are dense and sparse COO tensors");
+    }
+    if (!placed) {
+      const auto destination = map.destination(source);
+      if (!destination) {
+        refuse(is() + ", which no device map names for " + to_string(peer.info) + "; its map is " +
+               map.text() + ", of " + std::to_string(own_.count) + " CUDA devices here and " +
+               std::to_string(peer.devices.count) + " there");
+      }
+      devices.push_back(*destination);
+      continue;
+    }
+    const c10::Device wanted = with_index(*placement->wanted);
+    if ((!wanted.is_cpu() && !wanted.is_cuda()) || !peer.devices.has(wanted)) {
+      refuse(position(message, i) + " is to be put on device " + wanted.str() + " of " +
+             to_string(peer.info) + ", which has the CPU and " +
+             std::to_string(peer.devices.count) + " CUDA devices");
+    }
+    devices.push_back(wanted);
+  }
+  return devices;
+}
+
+StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& to) {
+  const at::NoGradGuard no_grad;
+  const auto there = destinations(message, peers_[to.id.value()]);
+  StagedTensors staged;
+  base::ByteWriter section(staged.section);
+  std::uint32_t listed = 0;
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    const auto& tensor = message.tensors[i];
+    if (tensor.defined() && !(tensor.is_cpu() && there[i].is_cpu())) ++listed;
+  }
+  if (listed != 0) section.write(listed);
+
+  // One for a dense tensor on a device, two for a sparse one, none for one on the CPU.
+  std::vector<PreparedCopy> prepared;
+  std::map<c10::DeviceIndex, std::size_t> bytes;
+  std::size_t total = 0;
+  c10::Device touched(c10::kCPU);  // the last device that was asked for something
+  try {
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      const auto& tensor = message.tensors[i];
+      if (!tensor.defined() || (tensor.is_cpu() && there[i].is_cpu())) continue;
+      section.write(static_cast<std::uint32_t>(i));
+      write_device(section, there[i]);
+      write_device(section, tensor.device());
+      if (tensor.is_cpu()) continue;
+      touched = tensor.device();
+      note_device_in_use(touched);
+      const auto add = [&](const at::Tensor& part) {
+        prepared.push_back(prepare_copy(part));
+        bytes[tensor.device().index()] += prepared.back().bytes();
+        total += prepared.back().bytes();
+      };
+      if (tensor.is_sparse()) {
+        add(tensor.detach()._indices());
+        add(tensor.detach()._values());
+      } else {
+        add(tensor);
+      }
+    }
+    staged.few_bytes = total <= kInlineBytes;
+    auto gate = std::make_unique<DeviceGate>();
+    // Few bytes are copied behind what computes them: the caller may change them by what it queues
+    // next. Many are copied aside, so that they do not delay that.
+    std::map<c10::DeviceIndex, c10::Stream> streams;
+    for (const auto& [index, unused] : bytes) {
+      const c10::Device device(c10::kCUDA, index);
+      touched = device;
+      const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(device);
+      const c10::Stream stream = staged.few_bytes ? current : copy_stream(device);
+      if (stream != current) {
+        c10::Event computed(c10::kCUDA);
+        computed.record(current);
+        computed.block(stream);
+      }
+      streams.emplace(index, stream);
+    }
+    std::size_t next = 0;
+    const auto copy = [&] {
+      const PreparedCopy& source = prepared[next++];
+      touched = source.dense.device();
+      const c10::StreamGuard on(streams.at(source.dense.device().index()));
+      gate->keep(source.dense);
+      return copy_to_host(source);
+    };
+    for (const auto& tensor : message.tensors) {
+      if (!tensor.defined() || tensor.is_cpu()) {
+        staged.copies.push_back(tensor);
+        continue;
+      }
+      at::Tensor host;
+      if (tensor.is_sparse()) {
+        const at::Tensor indices = copy();
+        host = make_coo(indices, copy(), tensor);
+      } else {
+        host = copy();
+      }
+      if (tensor.requires_grad()) host.set_requires_grad(true);
+      staged.copies.push_back(std::move(host));
+    }
+    for (const auto& [index, stream] : streams) gate->add(stream);
+    const bool there_now = staged.few_bytes ? gate->opens_within(kSpin) : gate->open();
+    if (!there_now) staged.gate = std::move(gate);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& exception) {
+    throw device_error("tensors could not be copied from device " + touched.str(), exception);
+  }
+  count(true, total, to.id, bytes);
+  return staged;
+}
+
+std::unique_ptr<DeviceGate> DeviceTensors::gate_of(const StreamSet& streams,
+                                                   std::unique_ptr<DeviceGate> gate) {
+  if (!gate) gate = std::make_unique<DeviceGate>();
+  gate->add_all(streams);
+  for (const auto& stream : streams.streams()) {
+    const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(stream.device());
+    if (current != stream) gate->add(current);
+  }
+  return gate->open() ? nullptr : std::move(gate);
+}
+
+c10::Stream DeviceTensors::copy_stream(c10::Device device) {
+  base::MutexLock lock(mutex_);
+  const auto found = copy_streams_.find(device.index());
+  if (found != copy_streams_.end()) return found->second;
+  constexpr bool kHighPriority = true;
+  return copy_streams_
+      .emplace(device.index(),
+               VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device, kHighPriority))
+      .first->second;
+}
+
+void DeviceTensors::count(bool sent, std::size_t total, WorkerId peer,
+                          const std::map<c10::DeviceIndex, std::size_t>& bytes) {
+  if (bytes.empty()) return;
+  const Path path = total <= kInlineBytes ? Path::inlined : Path::staging;
+  base::MutexLock lock(mutex_);
+  for (const auto& [index, size] : bytes) {
+    Count& counted = counts_[{sent, path, peer.value(), index}];
+    ++counted.messages;
+    counted.bytes += static_cast<std::int64_t>(size);
+  }
+}
+
+void DeviceTensors::debug_info(std::map<std::string, std::int64_t>& numbers) const {
+  if (own_.count > 0) numbers.emplace("gpu.waiting", static_cast<std::int64_t>(watch_.waiting()));
+  base::MutexLock lock(mutex_);
+  for (const auto& [key, counted] : counts_) {
+    const auto& [sent, path, peer, index] = key;
+    const std::string tail = std::string(path == Path::inlined ? "inline." : "staging.") +
+                             peers_[peer].info.name + ".cuda:" + std::to_string(index);
+    const std::string head = sent ? "gpu.sent_" : "gpu.received_";
+    numbers.emplace(head + "messages." + tail, counted.messages);
+    numbers.emplace(head + "bytes." + tail, counted.bytes);
+  }
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/rpc/gpu/device_gate.h"
+#include "stitch/rpc/gpu/device_map.h"
+#include "stitch/rpc/gpu/gate_watch.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::rpc {
+
+// Tensors of a message that concern devices, ready to be encoded.
+struct StagedTensors {
+  std::vector<at::Tensor> copies;    // all of the message's tensors, on the CPU
+  base::Bytes section;               // wire::kDevices; empty when all are on the CPU at both ends
+  bool few_bytes = false;            // at most DeviceTensors::kInlineBytes come from devices
+  std::unique_ptr<DeviceGate> gate;  // null: the copies have their bytes
+};
+
+// Tensors on CUDA devices in the messages of one worker: where they are put at the receiver (device
+// maps, on()), and how their bytes get through host memory on both sides. Neither side waits for a
+// device on a device: a message leaves when the host has seen its bytes, and is handled when the
+// host has seen its tensors on their devices. Messages of CPU tensors do not come here. Part of its
+// Agent. Thread contract: any thread once start() has been called; stage() is ordered after what
+// the calling thread's current streams have then.
+class DeviceTensors {
+ public:
+  // Up to so many bytes from devices travel inside the frame, if they come soon.
+  static constexpr std::size_t kInlineBytes = std::size_t{64} << 10;
+  // For so long a thread that sends or reads a message asks by itself whether a device is done.
+  static constexpr std::chrono::microseconds kSpin{50};
+
+  explicit DeviceTensors(std::string worker_name)
+      : own_name_(std::move(worker_name)), watch_("gpu-" + own_name_) {}
+  // `workers` are those of the world by id, `self` is one of them.
+  struct Worker {
+    WorkerInfo info;
+    WorkerDevices devices;
+  };
+  void start(std::vector<Worker> workers, WorkerId self);
+
+  // ---- sending
+  [[nodiscard]] bool concerns(const OutMessage& message, WorkerId to) const {
+    return !message.placements.empty() || peers_[to.value()].moves_cpu_tensors;
+  }
+  // Starts to copy what is on devices to the host. Throws Error(invalid_argument) naming the
+  // argument and the tensor that has no place at the receiver or is on another kind of device,
+  // before anything is copied; Error(overloaded) without memory.
+  [[nodiscard]] StagedTensors stage(const OutMessage& message, const WorkerInfo& to);
+
+  // ---- receiving
+  // Decodes the tensors of a message that has a section of devices and puts them there, then calls
+  // `next` with message.arrival set: on this thread or on that of the watch, where it must not
+  // wait. Without `failure` the message is complete (perhaps with arrival->error); with it the
+  // message makes no sense (`protocol`), or the worker shuts down.
+  using Next = base::UniqueFunction<void(InMessage&& message, const std::optional<Error>& failure)>;
+  void receive(InMessage&& message, Next next);
+
+  // ---- what waits for devices
+  // As GateWatch::then().
+  void when_open(std::unique_ptr<DeviceGate> gate, GateWatch::Then next) {
+    watch_.then(std::move(gate), std::move(next));
+  }
+  // `gate` (a new one for null) with what is queued on the streams and on this thread's current
+  // ones of their devices; null when all of it has ended.
+  [[nodiscard]] static std::unique_ptr<DeviceGate> gate_of(
+      const StreamSet& streams, std::unique_ptr<DeviceGate> gate = nullptr);
+  // Ends all waiting with `shutting_down`. False when the thread is busy at `deadline`.
+  bool stop(std::chrono::steady_clock::time_point deadline) { return watch_.stop(deadline); }
+
+  void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
+
+ private:
+  struct Peer {
+    WorkerInfo info;
+    WorkerDevices devices;
+    DeviceMap requests;  // also for frames of extensions
+    DeviceMap replies;
+    bool moves_cpu_tensors = false;
+  };
+  enum class Path : std::uint8_t { inlined, staging };
+  struct Count {
+    std::int64_t messages = 0;
+    std::int64_t bytes = 0;
+  };
+  // Sent or not, path, peer, device here.
+  using CountKey = std::tuple<bool, Path, std::uint32_t, std::int8_t>;
+
+  [[nodiscard]] std::vector<c10::Device> destinations(const OutMessage& message,
+                                                      const Peer& peer) const;
+  void put_on_devices(InMessage& message, DeviceGate& gate);
+  [[nodiscard]] at::Tensor to_device(const at::Tensor& tensor, c10::Device device,
+                                     DeviceGate& gate);
+  [[nodiscard]] std::vector<ArrivedTensor> read_section(const InMessage& message) const;
+  [[nodiscard]] c10::Stream copy_stream(c10::Device device) STITCH_EXCLUDES(mutex_);
+  void finish_arrival(const std::shared_ptr<InMessage>& message, Next& next,
+                      const std::optional<Error>& error);
+  void count(bool sent, std::size_t total, WorkerId peer,
+             const std::map<c10::DeviceIndex, std::size_t>& bytes) STITCH_EXCLUDES(mutex_);
+
+  const std::string own_name_;
+  std::vector<Peer> peers_;  // by id; constant after start(), as the next
+  WorkerDevices own_;
+  GateWatch watch_;
+  mutable base::Mutex mutex_;
+  std::map<c10::DeviceIndex, c10::Stream> copy_streams_ STITCH_GUARDED_BY(mutex_);
+  std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,50 @@
+#include "stitch/rpc/gpu/host_copy.h"
+
+#include <ATen/ATen.h>
+
+namespace stitch::rpc {
+
+namespace {
+
+bool pinned_memory_works() {
+  static const bool works = [] {
+    try {
+      static_cast<void>(at::empty({1}, at::TensorOptions().pinned_memory(true)));
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }();
+  return works;
+}
+
+}  // namespace
+
+PreparedCopy prepare_copy(const at::Tensor& original) {
+  at::Tensor dense = original.detach();
+  if (dense._is_zerotensor()) dense = at::zeros(dense.sizes(), dense.options());
+  dense = dense.resolve_conj().resolve_neg();
+  if (dense.numel() > 0 && !dense.is_non_overlapping_and_dense()) {
+    for (std::int64_t d = 0; d < dense.dim(); ++d) {
+      if (dense.stride(d) == 0 && dense.size(d) > 1) dense = dense.narrow(d, 0, 1);
+    }
+    if (!dense.is_non_overlapping_and_dense()) dense = dense.contiguous();
+  }
+  return {dense, original.sizes().vec()};
+}
+
+at::Tensor copy_to_host(const PreparedCopy& source) {
+  at::Tensor host = at::empty_strided(
+      source.dense.sizes(), source.dense.strides(),
+      at::TensorOptions().dtype(source.dense.scalar_type()).pinned_memory(pinned_memory_works()));
+  if (host.numel() > 0) host.copy_(source.dense, true);
+  return host.sizes() == at::IntArrayRef(source.sizes) ? host : host.expand(source.sizes);
+}
+
+at::Tensor make_coo(const at::Tensor& indices, const at::Tensor& values, const at::Tensor& like) {
+  return at::_sparse_coo_tensor_unsafe(indices, values, like.sizes(),
+                                       values.options().layout(at::kSparse))
+      ._coalesced_(like.is_coalesced());
+}
+
+}  // namespace stitch::rpc

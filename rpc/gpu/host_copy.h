@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace stitch::rpc {
+
+// A tensor on a device made ready for one copy to the host: dense, with its expanded dimensions
+// once. A value.
+struct PreparedCopy {
+  at::Tensor dense;
+  std::vector<std::int64_t> sizes;  // of the tensor
+
+  [[nodiscard]] std::size_t bytes() const {
+    return static_cast<std::size_t>(dense.numel()) * dense.element_size();
+  }
+};
+// What it has to compute is queued on the device's current stream. REQUIRES: grad mode is off; the
+// tensor is dense, as all below.
+[[nodiscard]] PreparedCopy prepare_copy(const at::Tensor& tensor);
+// The tensor on the CPU, in pinned memory where libtorch has that. The copy is queued on the
+// device's current stream.
+[[nodiscard]] at::Tensor copy_to_host(const PreparedCopy& source);
+// A sparse COO tensor of these parts, with the sizes and flags of `like`. Nothing is checked.
+[[nodiscard]] at::Tensor make_coo(const at::Tensor& indices, const at::Tensor& values,
+                                  const at::Tensor& like);
+
+}  // namespace stitch::rpc

@@ -1,0 +1,100 @@
+// Sections of devices that make no sense: each ends its connection with `protocol`, and nothing
+// else. Over fake devices.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/worker.h"
+#include "tests/gpu/fake_torch_device.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+
+namespace placement_hostile_test {  // its functions are registered under their full names
+namespace {
+
+using stitch::ErrorCode;
+using stitch::rpc_sync;
+using stitch::WorkerInfo;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::has_text;
+using Bytes = std::vector<std::uint8_t>;
+
+const Bytes* added = nullptr;  // to the requests of worker 0
+
+class AddSection final : public stitch::rpc::Extension {
+ public:
+  explicit AddSection(stitch::rpc::Agent& agent) : first_(agent.self().id.value() == 0) {}
+  void on_send(stitch::rpc::OutMessage& message, const WorkerInfo&) override {
+    if (added != nullptr && first_ && message.frame.kind() == stitch::rpc::wire::kRequest)
+      message.frame.add_section(stitch::rpc::wire::kDevices, std::as_bytes(std::span(*added)));
+  }
+
+ private:
+  const bool first_;
+};
+[[maybe_unused]] const int extension = stitch::rpc::register_extension(
+    [](stitch::rpc::Agent& agent) -> std::unique_ptr<stitch::rpc::Extension> {
+      return std::make_unique<AddSection>(agent);
+    });
+
+std::int64_t dimensions(const std::vector<at::Tensor>& tensors) {
+  return static_cast<std::int64_t>(tensors.size());
+}
+
+// u32 count, then for each: u32 tensor, u8 type and index here, u8 type and index there.
+Bytes section(std::initializer_list<Bytes> entries) {
+  Bytes bytes{static_cast<std::uint8_t>(entries.size()), 0, 0, 0};
+  for (const auto& entry : entries) bytes.insert(bytes.end(), entry.begin(), entry.end());
+  return bytes;
+}
+
+stitch::Error error_with(const Bytes& bytes) {
+  Cluster cluster(2);
+  added = &bytes;
+  const auto error = error_of([] {
+    static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2), at::Tensor()}));
+  });
+  added = nullptr;
+  static_cast<void>(cluster.shutdown());  // the two have lost each other
+  return error;
+}
+
+TEST(HostileDevices, ASectionThatMakesNoSenseEndsItsConnection) {
+  const std::vector<std::pair<Bytes, const char*>> cases{
+      {section({{0, 0, 0, 0, 1, 9, 0, 0}}), "names device cuda:9; this worker has 4"},
+      {section({{0, 0, 0, 0, 1, 200, 0, 0}}), "names device 200 of type 1"},
+      {section({{0, 0, 0, 0, 7, 0, 0, 0}}), "names device 0 of type 7"},
+      {section({{0, 0, 0, 0, 0, 1, 0, 0}}), "names device 1 of type 0"},
+      {section({{0, 0, 0, 0, 0, 0, 9, 0}}), "names device 0 of type 9"},
+      {section({{1, 0, 0, 0, 1, 0, 0, 0}}), "names tensor 1 of 2, or one that is undefined"},
+      {section({{2, 0, 0, 0, 1, 0, 0, 0}}), "names tensor 2 of 2"},
+      {section({{0, 0, 0, 0, 1, 0, 0, 0}, {0, 0, 0, 0, 1, 1, 0, 0}}), "in no order"},
+      {{255, 255, 255, 255}, "announces 4294967295 items"},
+      {{0, 0}, "section of devices"},
+      {{0, 0, 0, 0, 1}, "section of devices"},
+  };
+  for (const auto& [bytes, text] : cases) {
+    const auto error = error_with(bytes);
+    EXPECT_TRUE(has_text(error, ErrorCode::disconnected, "")) << text;
+  }
+}
+
+TEST(HostileDevices, TheWorkerGoesOnServingOthers) {
+  Cluster cluster(3);
+  const Bytes bytes = section({{0, 0, 0, 0, 1, 9, 0, 0}});
+  added = &bytes;
+  static_cast<void>(error_of(
+      [] { static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2)})); }));
+  added = nullptr;
+  EXPECT_EQ(cluster[2].rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}), 1);
+  static_cast<void>(cluster.shutdown());
+}
+
+}  // namespace
+}  // namespace placement_hostile_test
