@@ -88,17 +88,6 @@ void Pass::require_existing(const wire::Ack& ack) const {
     static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
 }
 
-template <class Event>
-PassEffects Pass::apply(Event event) {
-  PassEffects effects;
-  {
-    base::MutexLock lock(mutex_);
-    effects = event(protocol_);
-  }
-  perform(effects);
-  return effects;
-}
-
 void Pass::check_new_peer(const WorkerInfo& from) {
   check_lost(from.id);
   check_lost(id_.root);  // without the root, no message may ever end this pass

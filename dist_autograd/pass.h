@@ -95,7 +95,15 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Gives the protocol an event, a call of `event(PassProtocol&)`, performs its effects and returns
   // them: all but `deliver` and `new_peer` are done.
   template <class Event>
-  PassEffects apply(Event event) STITCH_EXCLUDES(mutex_);
+  PassEffects apply(Event event) STITCH_EXCLUDES(mutex_) {
+    PassEffects effects;
+    {
+      base::MutexLock lock(mutex_);
+      effects = event(protocol_);
+    }
+    perform(effects);
+    return effects;
+  }
   void perform(PassEffects& effects) STITCH_EXCLUDES(mutex_);
   // A message of `from` was the first: it or the root may have been lost before, and
   // on_peer_lost() came too early to end the pass.
