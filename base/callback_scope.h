@@ -11,6 +11,8 @@ class CallbackScope {
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
   [[nodiscard]] static bool on_this_thread() noexcept { return depth_ > 0; }
+  // How many this thread is in.
+  [[nodiscard]] static int depth() noexcept { return depth_; }
 
  private:
   static inline constinit thread_local int depth_ = 0;

@@ -8,6 +8,7 @@
 #include "stitch/dist_autograd/control_frames.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
+#include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
@@ -92,9 +93,10 @@ Future<void> Engine::backward_async(const std::shared_ptr<ContextState>& context
 void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots,
                       const Options& options) {
   if (rpc::Agent::delivers_here()) {  // it waits where it must not; nodes would keep others waiting
-    backward_async(context, std::move(roots), options).get();
+    rpc::Agent::outside_delivery([&] { backward_async(context, std::move(roots), options).get(); });
     return;
   }
+  static_cast<void>(rpc::has_fresh_torch_state());  // throws, if ever, while no pass is open
   NewPass made = make_pass(context, std::move(roots), options);
   Promise<void> promise;
   const auto future = promise.future();

@@ -34,7 +34,9 @@ class Engine final : public rpc::Extension {
   [[nodiscard]] ContextTable& contexts() noexcept { return contexts_; }
   // Ends a context of this worker, here and on all participants. Its passes end with `cancelled`;
   // returns when none of their nodes runs here.
-  void end_context(const std::shared_ptr<ContextState>& context) { release_.end_context(context); }
+  void end_context(const std::shared_ptr<ContextState>& context) {
+    rpc::Agent::outside_delivery([&] { release_.end_context(context); });
+  }
   // Starts a backward pass from here; its nodes run on the pool and where messages are read.
   // Throws Error(invalid_argument) for invalid roots or options.
   [[nodiscard]] Future<void> backward_async(const std::shared_ptr<ContextState>& context,

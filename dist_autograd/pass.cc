@@ -150,8 +150,13 @@ void Pass::before_node() {
 }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
-  flush(taken);
-  apply([&](PassProtocol& protocol) { return protocol.strand_quiet(taken, resolved); });
+  // At the root this may begin the marking, which refuses results of other contexts.
+  try {
+    flush(taken);
+    apply([&](PassProtocol& protocol) { return protocol.strand_quiet(taken, resolved); });
+  } catch (...) {
+    abort(found_here(to_error(std::current_exception())));
+  }
 }
 
 void Pass::failed(Error error) { abort(found_here(error)); }

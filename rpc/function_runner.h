@@ -77,6 +77,8 @@ void take_given(rpc::GivenArgument& given, P& argument) {
   if (given.type != type_id<P>())
     throw Error(ErrorCode::invalid_argument, "its reference is to an object of another type");
   if (given.reply) {
+    if (given.reply->arrival && given.reply->arrival->memory) [[unlikely]]
+      rpc::use_on_current_streams(*given.reply->arrival->memory);
     rpc::InArchive archive(*given.reply, given.reply->view.body().subspan(sizeof(std::uint64_t)));
     archive(argument);
     archive.check_seal();

@@ -41,7 +41,7 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
     });
     const auto keep = call();
     if (!keep) return;
-    for (std::size_t i = 0; i < values_.size(); ++i) {
+    for (std::size_t i = 0; i < refs_.arguments().size(); ++i) {
       const ReferredArgument& argument = refs_.arguments()[i];
       try {
         get(i, refs_.id(argument.index), refs_.handle(argument.index));
@@ -96,11 +96,13 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
   void fail(const Error& error) {
     std::shared_ptr<rpc::IncomingCall> call;
     std::vector<std::uint64_t> requests;
+    std::vector<rpc::GivenArgument> values;  // destroyed without the lock
     {
       const base::MutexLock lock(mutex_);
       if (!call_) return;
       call.swap(call_);
       requests.swap(requests_);
+      values.swap(values_);
     }
     call->fail(error);
     for (const std::uint64_t request : requests) call->agent().abandon_call(request);

@@ -20,7 +20,7 @@ void CallOrder::skip(std::uint64_t number) const noexcept { tell(false, number);
 void CallOrder::tell(bool end, std::uint64_t number) const noexcept {
   try {
     const auto alive = rrefs_->agent();
-    if (!alive) return;
+    if (!alive || alive->forked()) return;  // the order is the parent's
     rpc::OutMessage message(wire::kOrderFrame);
     base::ByteWriter out(message.frame.body());
     out.write(stream_);

@@ -12,6 +12,9 @@
 namespace stitch::rref {
 namespace {
 
+// Functions with more parameters do not take references for them.
+constexpr std::uint32_t kMaxArguments = 256;
+
 enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
 
 void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
@@ -190,6 +193,13 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
       each.position = in.read<std::uint32_t>();
       each.index = in.read<std::uint32_t>();
       each.type = in.read<std::uint64_t>();
+      // The writer goes through the arguments in order.
+      if (each.position >= kMaxArguments ||
+          (!refs->arguments_.empty() && refs->arguments_.back().position >= each.position)) {
+        throw Error(ErrorCode::protocol,
+                    "list of referred arguments names position " + std::to_string(each.position) +
+                        " out of order or above " + std::to_string(kMaxArguments - 1));
+      }
       if (each.index >= arrived.size())
         throw Error(ErrorCode::protocol, "an argument names reference " +
                                              std::to_string(each.index) + " of " +

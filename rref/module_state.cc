@@ -49,6 +49,9 @@ StateDifference load_module_state(torch::nn::Module& module,
     } else if (tensor.defined() && given.scalar_type() != tensor.scalar_type()) {
       wrong << "; \"" << name << "\" has dtype " << at::toString(tensor.scalar_type())
             << ", given is " << at::toString(given.scalar_type());
+    } else if (tensor.defined() && given.layout() != tensor.layout()) {
+      wrong << "; \"" << name << "\" has layout " << tensor.layout() << ", given is "
+            << given.layout();
     }
   }
   for (const auto& [name, tensor] : state) {

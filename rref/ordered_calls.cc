@@ -34,8 +34,6 @@ OrderedCalls::Arrived OrderedCalls::arrive(const WorkerLife& caller, const Place
     throw Error(ErrorCode::protocol, "ordered request " + std::to_string(place.number) +
                                          " has arrived before through the same handle");
   }
-  if (stream.slots.size() >= kMaxEarlyOfAStream)
-    throw Error(ErrorCode::protocol, "too many ordered requests wait for earlier ones");
   stream.slots[place.number];
   arrived.caller_ = caller;
   arrived.place_ = place;
@@ -51,6 +49,12 @@ void OrderedCalls::on_frame(const WorkerLife& caller, std::span<const std::byte>
   in.expect_end();
   const Key key{caller, id};
   if (!end) {
+    {
+      const base::MutexLock lock(mutex_);
+      const auto known = callers_.find(caller);
+      if (known != callers_.end() && known->second.ended_early >= kMaxEndedEarlyOfACaller)
+        throw Error(ErrorCode::protocol, "a peer has too many ordered requests that ended early");
+    }
     static_cast<void>(arrive(caller, {id, number}));  // and ends
     return;
   }
@@ -63,7 +67,7 @@ void OrderedCalls::on_frame(const WorkerLife& caller, std::span<const std::byte>
 OrderedCalls::Stream& OrderedCalls::stream(const Key& key) {
   const auto found = streams_.find(key);
   if (found != streams_.end()) return found->second;
-  std::size_t& count = streams_of_[key.caller];
+  std::size_t& count = callers_[key.caller].streams;
   if (count >= kMaxStreamsOfACaller)
     throw Error(ErrorCode::protocol, "a peer has too many ordered handles");
   Stream& added = streams_[key];
@@ -78,6 +82,8 @@ void OrderedCalls::end(const Key& key, std::uint64_t number) noexcept {
   const auto slot = found->second.slots.find(number);
   if (slot == found->second.slots.end()) return;
   slot->second.ended = true;
+  slot->second.early = number != found->second.next;
+  if (slot->second.early) ++callers_[key.caller].ended_early;
   start_due(key);
 }
 
@@ -92,11 +98,12 @@ void OrderedCalls::start_due(const Key& key) {
     stream.starting = false;
     while (!stream.slots.empty() && stream.slots.begin()->first == stream.next &&
            stream.slots.begin()->second.ended) {
+      if (stream.slots.begin()->second.early) --callers_[key.caller].ended_early;
       stream.slots.erase(stream.slots.begin());
       ++stream.next;
     }
     if (stream.total == stream.next && stream.slots.empty()) {
-      if (--streams_of_[key.caller] == 0) streams_of_.erase(key.caller);
+      if (--callers_[key.caller].streams == 0) callers_.erase(key.caller);
       streams_.erase(found);
       return;
     }
@@ -128,7 +135,7 @@ void OrderedCalls::caller_lost(const WorkerLife& caller) {
   {
     const base::MutexLock lock(mutex_);
     lost_.insert(caller);
-    streams_of_.erase(caller);
+    callers_.erase(caller);
     for (auto at = streams_.begin(); at != streams_.end();) {
       if (at->first.caller != caller) {
         ++at;
@@ -150,7 +157,7 @@ void OrderedCalls::close() {
       for (Start& start : take_waiting(stream)) waiting.push_back(std::move(start));
     }
     streams_.clear();
-    streams_of_.clear();
+    callers_.clear();
   }
   for (Start& start : waiting) start();
 }

@@ -26,9 +26,10 @@ namespace stitch::rref {
 class OrderedCalls : public std::enable_shared_from_this<OrderedCalls> {
  public:
   using Start = base::UniqueFunction<void()>;
-  // Limits for what a peer can make this worker remember.
+  // Limits for what a caller can make this worker remember: handles, and numbers that ended before
+  // their turn. Requests that wait are limited as all requests are (max_inflight_bytes).
   static constexpr std::size_t kMaxStreamsOfACaller = 1 << 20;
-  static constexpr std::size_t kMaxEarlyOfAStream = 1 << 20;
+  static constexpr std::size_t kMaxEndedEarlyOfACaller = 1 << 20;
 
   // A request that has arrived. Its number is over when this is destroyed. Moved, not copied.
   class Arrived {
@@ -73,7 +74,8 @@ class OrderedCalls : public std::enable_shared_from_this<OrderedCalls> {
  private:
   struct Slot {
     bool ended = false;
-    Start start;  // waits, if not empty
+    bool early = false;  // ended before its turn
+    Start start;         // waits, if not empty
   };
   struct Stream {
     std::uint64_t next = 0;  // all before have ended
@@ -91,6 +93,10 @@ class OrderedCalls : public std::enable_shared_from_this<OrderedCalls> {
       return base::hash_of(key.caller.epoch, key.caller.id, key.stream);
     }
   };
+  struct Caller {
+    std::size_t streams = 0;
+    std::size_t ended_early = 0;
+  };
   using Streams = std::unordered_map<Key, Stream, KeyHash>;
 
   [[nodiscard]] Stream& stream(const Key& key) STITCH_REQUIRES(mutex_);
@@ -101,7 +107,7 @@ class OrderedCalls : public std::enable_shared_from_this<OrderedCalls> {
   mutable base::Mutex mutex_;
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   Streams streams_ STITCH_GUARDED_BY(mutex_);
-  std::map<WorkerLife, std::size_t> streams_of_ STITCH_GUARDED_BY(mutex_);
+  std::map<WorkerLife, Caller> callers_ STITCH_GUARDED_BY(mutex_);
   std::set<WorkerLife> lost_ STITCH_GUARDED_BY(mutex_);  // their late requests do not wait
 };
 

@@ -170,8 +170,13 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
               promise.set_value();
             } else {
               promise.fulfil([&] {
-                return *static_cast<const T*>(
-                    static_cast<const rpc::OwnedObject*>(object.get())->object.get());
+                const auto& owned = *static_cast<const rpc::OwnedObject*>(object.get());
+                if (*owned.type != typeid(T)) {
+                  throw Error(ErrorCode::invalid_argument,
+                              "the object is of type " + base::demangle(owned.type->name()) +
+                                  ", not " + base::demangle(typeid(T).name()));
+                }
+                return *static_cast<const T*>(owned.object.get());
               });
             }
           }

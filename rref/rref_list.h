@@ -35,7 +35,7 @@ struct RRefInfo {
   std::string id;      // as RRef::describe()
   WorkerInfo owner;    // the worker that has the object; without a name if it is not known
   WorkerInfo creator;  // the worker that made the object or asked for it
-  RRefState state = RRefState::lost;
+  RRefState state = RRefState::lost;  // as this worker sees it
   // The function or class whose result the object is; empty if it is not known here: made by
   // make_rref(), or received from another worker.
   std::string made_by;

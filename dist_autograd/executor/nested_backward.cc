@@ -144,7 +144,12 @@ NestedBackward::~NestedBackward() {
   for (Borrowed& borrowed : borrowed_) give_back(borrowed, false);
 }
 
-NestedBackward* NestedBackward::current() noexcept { return current_scope; }
+NestedBackward* NestedBackward::current() noexcept {
+  // A message that is handled here while the node waits is not part of the node.
+  const bool here =
+      current_scope != nullptr && current_scope->callbacks_ == base::CallbackScope::depth();
+  return here ? current_scope : nullptr;
+}
 
 void NestedBackward::finish() {
   std::vector<Borrowed> borrowed;

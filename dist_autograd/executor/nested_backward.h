@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "stitch/base/callback_scope.h"
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 
@@ -43,6 +44,7 @@ class NestedBackward {
   void give_back(Borrowed& borrowed, bool keep_sum);
 
   NestedBackward* const outer_;
+  const int callbacks_ = base::CallbackScope::depth();
   const GradientSink sink_;
   std::vector<Borrowed> borrowed_;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "stitch/base/demangle.h"
@@ -172,14 +173,13 @@ void Strand::run_slice(StrandOwner& owner) {
   Next next_step = Next::go_on;
   while ((next_step = take_inbox(leave_if_empty)) == Next::go_on) {
     leave_if_empty = false;
-    for (Arrival& arrival : taken_now_) {
-      for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
-        put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
-      ++taken_;
-      check_.arrives(arrival.node);
-      arrive(arrival.node, arrival.live);
+    try {
+      take_arrivals();
+      if (ready_.empty()) publish_streams();
+    } catch (...) {
+      fail(owner, to_error(std::current_exception()));
+      continue;
     }
-    taken_now_.clear();
     if (ready_.empty()) {
       if (unresolved_ == 0) check_.resolved();
       owner.went_quiet(taken_, unresolved_ == 0);
@@ -194,17 +194,38 @@ void Strand::run_slice(StrandOwner& owner) {
     } catch (...) {
       Error error = failure_of(plan_->node(next));
       if (flags_.anomaly) plan_->node(next).metadata()->print_stack(plan_->node(next).name());
-      {
-        base::MutexLock lock(mutex_);
-        stop_ = true;
-        news_.store(true, std::memory_order_relaxed);
-      }
-      owner.failed(std::move(error));
+      fail(owner, std::move(error));
     }
   }
   if (next_step == Next::leave) return;
   drop_everything();
   owner.stopped();
+}
+
+void Strand::take_arrivals() {
+  for (Arrival& arrival : taken_now_) {
+    for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
+      put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
+    ++taken_;
+    check_.arrives(arrival.node);
+    arrive(arrival.node, arrival.live);
+  }
+  taken_now_.clear();
+}
+
+// Gradients are read on default streams: by steps, and by calls without tensors on devices.
+void Strand::publish_streams() {
+  for (const c10::Stream& stream : std::exchange(used_streams_, {}))
+    order_streams(stream, default_stream(stream));
+}
+
+void Strand::fail(StrandOwner& owner, Error error) {
+  {
+    base::MutexLock lock(mutex_);
+    stop_ = true;
+    news_.store(true, std::memory_order_relaxed);
+  }
+  owner.failed(std::move(error));
 }
 
 void Strand::run(std::uint32_t index, StrandOwner& owner) {
@@ -214,6 +235,10 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
   if (const auto wanted = node_stream(node)) {
     outer = c10::impl::VirtualGuardImpl(wanted->device_type()).getStream(wanted->device());
     stream.reset_stream(*wanted);
+    if (std::find(used_streams_.begin(), used_streams_.end(), *wanted) == used_streams_.end())
+      used_streams_.push_back(*wanted);
+    // The sum of a leaf may have been written on another stream.
+    if (plan_->kind(index) == NodeKind::accumulate) order_streams(default_stream(*wanted), *wanted);
   }
   variable_list inputs = std::move(slots_[index]);
   inputs.resize(node.num_inputs());

@@ -101,6 +101,9 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void run_slice(StrandOwner& owner) STITCH_EXCLUDES(mutex_);
   enum class Next : std::uint8_t { go_on, leave, stop };
   [[nodiscard]] Next take_inbox(bool leave_if_empty) STITCH_EXCLUDES(mutex_);
+  void take_arrivals();
+  void publish_streams();
+  void fail(StrandOwner& owner, Error error) STITCH_EXCLUDES(mutex_);
   void run(std::uint32_t node, StrandOwner& owner);
   void put(std::uint32_t node, std::uint32_t input, at::Tensor gradient);
   void arrive(std::uint32_t node, bool live);
@@ -119,6 +122,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::vector<variable_list> slots_;
   std::priority_queue<Ready> ready_;
   std::vector<std::uint32_t> dead_;
+  std::vector<c10::Stream> used_streams_;  // by nodes, since the strand was last quiet
   std::vector<Arrival> taken_now_;
   [[no_unique_address]] DeliveryCheck check_;
   std::uint32_t unresolved_ = 0;

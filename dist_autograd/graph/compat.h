@@ -53,6 +53,18 @@ template <class T, class... Args>
   return std::nullopt;
 }
 
+[[nodiscard]] inline c10::Stream default_stream(const c10::Stream& stream) {
+  return c10::impl::VirtualGuardImpl(stream.device_type()).getDefaultStream(stream.device());
+}
+
+// Has what `later` does from now on wait for what `earlier` has now.
+inline void order_streams(const c10::Stream& earlier, const c10::Stream& later) {
+  if (earlier == later) return;
+  c10::Event done(earlier.device_type());
+  done.record(earlier);
+  done.block(later);
+}
+
 // Makes work that `consumer` does later wait for what the current stream has done to `tensor`. CPU
 // tensors need nothing.
 inline void hand_over(const at::Tensor& tensor, const std::optional<c10::Stream>& consumer) {
@@ -60,11 +72,18 @@ inline void hand_over(const at::Tensor& tensor, const std::optional<c10::Stream>
     return;
   const c10::impl::VirtualGuardImpl device(tensor.device().type());
   const c10::Stream producer = device.getStream(tensor.device());
-  if (producer == *consumer || consumer->device_type() != producer.device_type()) return;
-  c10::Event ready(producer.device_type());
-  ready.record(producer);
-  ready.block(*consumer);
-  if (tensor.has_storage()) device.recordDataPtrOnStream(tensor.storage().data_ptr(), *consumer);
+  if (consumer->device_type() != producer.device_type()) return;
+  order_streams(producer, *consumer);
+  // On the same stream, too: what a message brought was allocated on that of the copies.
+  const auto record = [&](const at::Tensor& part) {
+    if (part.has_storage()) device.recordDataPtrOnStream(part.storage().data_ptr(), *consumer);
+  };
+  if (tensor.is_sparse()) {
+    record(tensor._indices());
+    record(tensor._values());
+  } else {
+    record(tensor);
+  }
 }
 
 // Tensor hooks that run before a node's own pre hooks, where this libtorch keeps them apart (else

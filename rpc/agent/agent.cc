@@ -155,10 +155,12 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
                             const WorkerInfo from = arrived.from;
                             agent->guarded(connection, from, arrived.view.kind(), call_id, [&] {
                               // Nothing waits any more for what a lost peer sent.
+                              const CountAtEnd received(&agent->received_);  // also if dropped
                               if (agent->stopped() || agent->peers_->lost(from.id)) return;
                               if (failure) throw *failure;
-                              const CountAtEnd received(&agent->received_);
                               agent->route(connection, std::move(arrived));
+                              if (agent->peers_->lost(from.id))  // in the meantime
+                                agent->served_calls_.on_peer_lost(from);
                             });
                           });
 }
@@ -220,6 +222,11 @@ void Agent::post(base::UniqueFunction<void()> task) {
 }
 
 bool Agent::delivers_here() noexcept { return delivery_here.agent != nullptr; }
+
+void Agent::outside_delivery(const std::function<void()>& task) {
+  const DeliveryScope none({});
+  task();
+}
 
 void Agent::post_where_read(base::UniqueFunction<void()> task) {
   if (delivery_here.agent != this || forked()) {

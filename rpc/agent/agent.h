@@ -88,6 +88,9 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   bool poll(const std::atomic<bool>& done, Clock::time_point deadline);
   // Whether this thread is handling a message of some worker: others wait until it returns.
   [[nodiscard]] static bool delivers_here() noexcept;
+  // Runs `task` as if this thread handled no message: what it posts goes to other threads, so that
+  // it may wait for that.
+  static void outside_delivery(const std::function<void()>& task);
 
   // ---- for extensions
   // Sends a frame of an extension's own kind that carries data: throws `overloaded` when

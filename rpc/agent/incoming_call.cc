@@ -38,15 +38,20 @@ IncomingCall::~IncomingCall() {
   agent_->served_calls().forget(*this);
 }
 
+// Also for a call that has waited since its tensors were decoded: for arguments that other workers
+// had, for its object, or for its turn.
 void IncomingCall::prepare() {
-  if (prepared_) return;
-  prepared_ = true;
   if (Clock::now() >= context_.deadline)
     throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
   if (agent_->stopped())
     throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
   if (stop_->requested())
     throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  if (std::exchange(prepared_, true)) {
+    if (context_.streams) [[unlikely]]
+      context_.streams->wait_for_default();
+    return;
+  }
   decode_tensors(message_);
   if (message_.arrival) [[unlikely]]
     context_.streams = StreamSet::from_pool();
@@ -111,6 +116,17 @@ KeepResult IncomingCall::keep_when_done(KeepResult sink) {
 
 void IncomingCall::wait_for_current_streams() { context_.streams->wait_for_current(); }
 
+void IncomingCall::hold_until_done() noexcept {
+  try {
+    const auto self = weak_from_this().lock();
+    if (!self) return;
+    if (auto gate = DeviceTensors::gate_of(*context_.streams))
+      agent_->device_tensors().when_open(std::move(gate), [self](const std::optional<Error>&) {});
+  } catch (const std::exception&) {
+    // The device has failed: there is nothing to wait for.
+  }
+}
+
 void IncomingCall::request_stop() {
   if (auto source = stop_->raise()) agent_->served_calls().stop_callbacks().run(std::move(*source));
 }
@@ -136,6 +152,8 @@ void IncomingCall::fail(const Error& error) {
 
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
+  if (context_.streams) [[unlikely]]
+    hold_until_done();
   try {
     std::rethrow_exception(exception);
   } catch (const CallRefused& refused) {

@@ -81,8 +81,10 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
     if (answered_.exchange(true)) return;
     if (one_way()) return;
     try {
-      if (context_.streams) [[unlikely]]
+      if (context_.streams) [[unlikely]] {
         wait_for_current_streams();  // another thread may have made the result
+        hold_until_done();
+      }
       const ExecutionContextScope scope(context_);
       OutMessage message(wire::kReply);
       OutArchive archive(message);
@@ -112,6 +114,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void prepare();
   [[nodiscard]] KeepResult keep_when_done(KeepResult sink);
   void wait_for_current_streams();
+  // What ends with this call (its turn, its place in an order, its object) ends after the work of
+  // its streams.
+  void hold_until_done() noexcept;
   void begin_reply(OutArchive& archive) const;
   void send_reply(OutMessage message, const std::optional<Error>& error);
   void send_error(const Error& error);

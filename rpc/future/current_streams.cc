@@ -69,6 +69,10 @@ void StreamSet::wait_for_current() const {
   for (const auto& stream : streams_) order(cuda().getStream(stream.device()), stream);
 }
 
+void StreamSet::wait_for_default() const {
+  for (const auto& stream : streams_) order(cuda().getDefaultStream(stream.device()), stream);
+}
+
 std::shared_ptr<const StreamSet> StreamSetScope::exchange_streams(const StreamSet& streams) {
   std::vector<c10::Stream> outer;
   outer.reserve(streams.streams().size());

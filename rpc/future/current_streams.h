@@ -37,6 +37,8 @@ class StreamSet {
   [[nodiscard]] const std::vector<c10::Stream>& streams() const noexcept { return streams_; }
   // Has them run what is queued from now on after what this thread's current streams have now.
   void wait_for_current() const;
+  // The same after what the default streams of their devices have now.
+  void wait_for_default() const;
 
  private:
   const std::vector<c10::Stream> streams_;

@@ -107,7 +107,7 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate) {
       note_device_in_use(each.here);
       bytes[each.here.index()] += size;
       total += size;
-      const c10::StreamGuard on(copy_stream(each.here));
+      const c10::StreamGuard on(copy_stream(each.here, Direction::received));
       at::Tensor& placed = message.tensors[each.tensor];
       if (host.is_sparse()) {
         const at::Tensor indices = to_device(host._indices(), each.here, gate);
@@ -125,7 +125,8 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate) {
     arrival.error = device_error(what, exception);
   }
   try {
-    for (const auto& [index, unused] : bytes) gate.add(copy_stream(c10::Device(c10::kCUDA, index)));
+    for (const auto& [index, unused] : bytes)
+      gate.add(copy_stream(c10::Device(c10::kCUDA, index), Direction::received));
   } catch (const Error& error) {
     if (!arrival.error) arrival.error = error;
   }

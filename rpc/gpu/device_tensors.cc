@@ -124,8 +124,9 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
         total += prepared.back().bytes();
       };
       if (tensor.is_sparse()) {
-        add(tensor.detach()._indices());
-        add(tensor.detach()._values());
+        // Sent in full: the host cannot expand what has not arrived.
+        add(tensor.detach()._indices().contiguous());
+        add(tensor.detach()._values().contiguous());
       } else {
         add(tensor);
       }
@@ -139,7 +140,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
       const c10::Device device(c10::kCUDA, index);
       touched = device;
       const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(device);
-      const c10::Stream stream = staged.few_bytes ? current : copy_stream(device);
+      const c10::Stream stream = staged.few_bytes ? current : copy_stream(device, Direction::sent);
       if (stream != current) {
         c10::Event computed(c10::kCUDA);
         computed.record(current);
@@ -193,13 +194,13 @@ std::unique_ptr<DeviceGate> DeviceTensors::gate_of(const StreamSet& streams,
   return gate->open() ? nullptr : std::move(gate);
 }
 
-c10::Stream DeviceTensors::copy_stream(c10::Device device) {
+c10::Stream DeviceTensors::copy_stream(c10::Device device, Direction direction) {
   base::MutexLock lock(mutex_);
-  const auto found = copy_streams_.find(device.index());
+  const auto found = copy_streams_.find({device.index(), direction});
   if (found != copy_streams_.end()) return found->second;
   constexpr bool kHighPriority = true;
   return copy_streams_
-      .emplace(device.index(),
+      .emplace(std::pair(device.index(), direction),
                VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device, kHighPriority))
       .first->second;
 }

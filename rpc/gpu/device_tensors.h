@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/mutex.h"
@@ -107,7 +108,10 @@ class DeviceTensors {
   [[nodiscard]] at::Tensor to_device(const at::Tensor& tensor, c10::Device device,
                                      DeviceGate& gate);
   [[nodiscard]] std::vector<ArrivedTensor> read_section(const InMessage& message) const;
-  [[nodiscard]] c10::Stream copy_stream(c10::Device device) STITCH_EXCLUDES(mutex_);
+  // What is sent waits for what the caller computes; what is received must not.
+  enum class Direction : std::uint8_t { sent, received };
+  [[nodiscard]] c10::Stream copy_stream(c10::Device device, Direction direction)
+      STITCH_EXCLUDES(mutex_);
   void finish_arrival(const std::shared_ptr<InMessage>& message, Next& next,
                       const std::optional<Error>& error);
   void count(bool sent, std::size_t total, WorkerId peer,
@@ -118,7 +122,8 @@ class DeviceTensors {
   WorkerDevices own_;
   GateWatch watch_;
   mutable base::Mutex mutex_;
-  std::map<c10::DeviceIndex, c10::Stream> copy_streams_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::pair<c10::DeviceIndex, Direction>, c10::Stream> copy_streams_
+      STITCH_GUARDED_BY(mutex_);
   std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);
 };
 

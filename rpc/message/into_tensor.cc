@@ -19,6 +19,7 @@ std::string describe(const at::Tensor& tensor) {
   std::ostringstream text;
   text << at::toString(tensor.scalar_type()) << ' ' << tensor.sizes();
   if (tensor.layout() != at::kStrided) text << ' ' << tensor.layout();
+  if (!tensor.is_cpu()) text << " on " << tensor.device();
   return text.str();
 }
 
@@ -51,7 +52,7 @@ transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
 
 at::Tensor IntoTensor::store_result(at::Tensor result) {
   if (!is_set()) return result;
-  if (!result.defined() || result.layout() != at::kStrided ||
+  if (!result.defined() || result.layout() != at::kStrided || result.device() != tensor_.device() ||
       result.scalar_type() != tensor_.scalar_type() || result.sizes() != tensor_.sizes()) {
     throw Error(ErrorCode::invalid_argument, "the result is " + describe(result) +
                                                  ", the tensor to receive it into is " +

@@ -28,7 +28,8 @@ class PlacedTensor {
   [[nodiscard]] c10::Device device() const noexcept { return device_; }
   // The tensor, where it is here.
   [[nodiscard]] const at::Tensor& tensor() const noexcept { return tensor_; }
-  operator const at::Tensor&() const noexcept { return tensor_; }  // NOLINT: used as the tensor
+  // The same: it is used as the tensor.
+  operator const at::Tensor&() const noexcept { return tensor_; }
 
  private:
   c10::Device device_{c10::kCPU};

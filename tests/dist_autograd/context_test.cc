@@ -96,6 +96,29 @@ TEST(Context, RefusesALossMadeUnderAnotherContext) {
   }
 }
 
+// Found out only when marking begins, on a thread of the worker.
+TEST(Context, RefusesALossMadePartlyUnderAnotherContextWhenMarkingFindsIt) {
+  Cluster cluster(2);
+  Context outer;
+  const auto received = rpc_sync<times_parameter>("worker1", ones());
+  for (const bool waits : {true, false}) {
+    Context inner;
+    const auto loss = received * 2;
+    rpc_sync<times_parameter>("worker1", loss);  // its result is not used
+    const auto error = error_of([&] {
+      if (waits) {
+        inner.backward({loss.sum()}, {.retain_graph = true});
+      } else {
+        inner.backward_async({loss.sum()}, {.retain_graph = true}).get();
+      }
+    });
+    EXPECT_NE(std::string(error.what()).find("received under another context"), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error_of([&] { inner.gradients(); }).what()).find("another context"),
+              std::string::npos);
+  }
+}
+
 TEST(Context, TravelsIntoContinuationsAndThreadsThatAskForIt) {
   Cluster cluster(2);
   Context context;

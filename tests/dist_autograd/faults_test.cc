@@ -22,7 +22,7 @@ at::Tensor ones() { return at::ones({3}, at::kDouble); }
 
 bool belongs_to_autograd(const Message& message) {
   const auto kind = kind_of(message);
-  return kind >= dist_autograd::wire::kMark && kind <= dist_autograd::wire::kHold;
+  return kind >= dist_autograd::wire::kFirstKind && kind <= dist_autograd::wire::kLastKind;
 }
 
 class Faults : public ::testing::TestWithParam<Mode> {};

@@ -254,7 +254,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenMessagesOvertakeEachOther
         std::mt19937_64 random(sequence);
         transport::Fate fate;
         const auto kind = kind_of(message);
-        if (kind >= dist_autograd::wire::kMark && kind <= dist_autograd::wire::kHold)
+        if (kind >= dist_autograd::wire::kFirstKind && kind <= dist_autograd::wire::kLastKind)
           fate.delay = std::chrono::microseconds(random() % 1000);
         return fate;
       });

@@ -12,7 +12,7 @@ set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 include(\"${SOURCE_DIR}/cmake/StitchCuda.cmake\")
 message(STATUS \"found: \${STITCH_CUDA_FOUND}\")
 ")
-  execute_process(COMMAND "${CMAKE_COMMAND}" -G Ninja "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}" "-DSTITCH_CUDA=${option}"
+  execute_process(COMMAND "${CMAKE_COMMAND}" -G "${GENERATOR}" "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}" "-DSTITCH_CUDA=${option}"
     -S "${WORK_DIR}" -B "${WORK_DIR}/build" RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REGEX REPLACE "[ \n]+" " " output "${output}")
   set(result "${result}" PARENT_SCOPE)

@@ -277,6 +277,7 @@ inline advance(x) {
         succeeded = true;
         /* DONE is sound. */
         assert(gradients == 0);
+        assert(ran == used && received == used);
         assert(phase[1] != GRADIENTS && phase[1] != MARKING && phase[1] != CLOSED || dead[1]);
         assert(phase[2] != GRADIENTS && phase[2] != MARKING && phase[2] != CLOSED || dead[2])
      :: else

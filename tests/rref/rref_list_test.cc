@@ -82,6 +82,7 @@ TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {
     tensor.when_created().get();
     tally.when_created().get();
     EXPECT_TRUE(bad.when_created().wait_for(20s));
+    ASSERT_TRUE(gate.wait_for_arrival());  // `late` is there
     const auto there = rrefs(cluster[1]);
     ASSERT_EQ(there.size(), 4u);
     const RRefInfo ones = find(there, tensor);

@@ -88,6 +88,15 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
     lanes_.offer(uid_, transfer->id,
                  {transfer->source.device, transfer->source.data, transfer->source.bytes,
                   transfer->keep_alive});
+    bool ended = false;
+    {
+      const base::MutexLock lock(mutex_);
+      ended = transfer->ended;
+    }
+    if (ended) {  // in the meantime: what ended it has not seen the offer
+      static_cast<void>(lanes_.take(uid_, transfer->id));
+      return;
+    }
   }
   RtsFrame rts;
   rts.id = transfer->id;
