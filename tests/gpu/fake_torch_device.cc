@@ -513,6 +513,7 @@ Lag::Lag(std::uint64_t seed) : state_(std::make_unique<State>()) {
           all.step(device, stream);
         }
       }
+      // The lag itself: devices are at another place in their work each time the host looks.
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
     }
   });

@@ -144,6 +144,22 @@ TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan sour
   return transfer->id;
 }
 
+DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::ask_for(PeerId from, TransferId id) {
+  IncomingPtr& entry = incoming_[{from, id}];
+  if (entry != nullptr && (entry->wanted || entry->refused)) {
+    throw Error(ErrorCode::protocol,
+                "transfer " + std::to_string(id) + " is received a second time");
+  }
+  if (entry == nullptr) {
+    entry = std::make_shared<Incoming>();
+    entry->from = from;
+    entry->id = id;
+  } else {
+    --peers_[from].unasked;
+  }
+  return entry;
+}
+
 void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std::size_t bytes,
                                     Allocate allocate, Done arrived) {
   Lane& lane = lanes_.lane(device);
@@ -153,19 +169,7 @@ void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std:
   {
     const base::MutexLock lock(mutex_);
     Peer& peer = peers_[from];
-    IncomingPtr& entry = incoming_[{from, id}];
-    if (entry != nullptr && (entry->wanted || entry->refused)) {
-      throw Error(ErrorCode::protocol,
-                  "transfer " + std::to_string(id) + " is received a second time");
-    }
-    if (entry == nullptr) {
-      entry = std::make_shared<Incoming>();
-      entry->from = from;
-      entry->id = id;
-    } else {
-      --peer.unasked;
-    }
-    transfer = entry;
+    transfer = ask_for(from, id);
     transfer->wanted = true;
     transfer->lane = &lane;
     transfer->bytes = bytes;
@@ -191,18 +195,7 @@ void DeviceTransfers::Impl::refuse(PeerId from, TransferId id, const Error& why)
     const base::MutexLock lock(mutex_);
     Peer& peer = peers_[from];
     if (closing_ || peer.lost) return;
-    IncomingPtr& entry = incoming_[{from, id}];
-    if (entry != nullptr && (entry->wanted || entry->refused)) {
-      throw Error(ErrorCode::protocol,
-                  "transfer " + std::to_string(id) + " is received a second time");
-    }
-    if (entry == nullptr) {
-      entry = std::make_shared<Incoming>();
-      entry->from = from;
-      entry->id = id;
-    } else {
-      --peer.unasked;
-    }
+    const IncomingPtr entry = ask_for(from, id);
     entry->refused = why;
     if (entry->cancelled) {
       incoming_.erase({from, id});

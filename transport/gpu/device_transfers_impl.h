@@ -184,6 +184,9 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // The source's end of a transfer whose bytes will not come.
   void cancel(const OutgoingPtr& transfer, const Error& error);
   [[nodiscard]] OutgoingPtr find_outgoing(PeerId to, TransferId id) const STITCH_REQUIRES(mutex_);
+  // The transfer that the layer above asks for or refuses now. Throws Error(protocol) if it did so
+  // before.
+  [[nodiscard]] IncomingPtr ask_for(PeerId from, TransferId id) STITCH_REQUIRES(mutex_);
   [[nodiscard]] IncomingPtr find_incoming(PeerId from, TransferId id) const STITCH_REQUIRES(mutex_);
   void count(PeerId peer, int device, Path path, bool sent, std::size_t bytes)
       STITCH_REQUIRES(mutex_);
