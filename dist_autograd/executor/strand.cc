@@ -87,12 +87,6 @@ void Strand::start() {
   schedule();
 }
 
-void Strand::deliver(std::uint32_t node, variable_list gradients) {
-  std::vector<Arrival> arrivals;
-  arrivals.push_back({node, true, std::move(gradients)});
-  post(std::move(arrivals));
-}
-
 void Strand::deliver(const std::vector<std::uint32_t>& nodes,
                      std::vector<variable_list> gradients) {
   std::vector<Arrival> arrivals;

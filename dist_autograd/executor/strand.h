@@ -60,10 +60,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void seed(std::size_t root, at::Tensor gradient);
   // Lets nodes run. Deliveries that came earlier wait for it. A second call does nothing.
   void start();
-  // The gradients of send node `node` have arrived. REQUIRES: once per node, or kill(node), not
-  // both.
-  void deliver(std::uint32_t node, variable_list gradients);
-  // The same for several: element i of `gradients` is for nodes[i].
+  // The gradients of send nodes have arrived: element i of `gradients` is for nodes[i]. REQUIRES:
+  // once per node, or kill(node), not both.
   void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients);
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes);

@@ -109,7 +109,9 @@ void LocalPass::route(RecvNode& node, variable_list gradients) {
     outcome_.links_sent.push_back(node.link());
   }
   Side& side = sides_[node.link().sender.value()];
-  side.strand->deliver(side.plan->find(node.link()), std::move(gradients));
+  std::vector<variable_list> arrived;
+  arrived.push_back(std::move(gradients));
+  side.strand->deliver({side.plan->find(node.link())}, std::move(arrived));
 }
 
 void LocalPass::finished(int part) {
