@@ -32,7 +32,8 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
       agent_(&agent) {
   // Called for messages of peers only: the agent and its table of peers exist then.
   lifetime_->set_world([&agent](const WorkerLife& life) {
-    return life.id < agent.peers().size() && agent.peers().infos()[life.id].epoch == life.epoch;
+    const rpc::Life* present = agent.peers().life(WorkerId(life.id));
+    return present != nullptr && present->info().epoch == life.epoch;
   });
 }
 
@@ -72,7 +73,7 @@ bool RRefAgent::destroys_here() noexcept { return destroying; }
 
 WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
   WorkerInfo info{"", WorkerId(life.id), life.epoch};
-  if (const auto alive = agent(); alive && life.id < alive->peers().size())
+  if (const auto alive = agent(); alive && alive->peers().life(info.id))
     info.name = alive->peers().find(info.id).name;
   return info;
 }
@@ -97,7 +98,7 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
 void RRefAgent::check_owner_life(const WorkerLife& owner) {
   const auto alive = agent();
   if (!alive || owner == lifetime_->self()) return;
-  if (owner.id >= alive->peers().size())
+  if (alive->peers().life(WorkerId(owner.id)) == nullptr)
     throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) +
                                          ", which is not in this world");
   const WorkerInfo& now = alive->peers().find(WorkerId(owner.id));
@@ -112,7 +113,7 @@ Error RRefAgent::lost_at(const WorkerInfo& from, const WorkerLife& owner) const 
 }
 
 void RRefAgent::require_alive(const WorkerInfo& peer) const {
-  if (const auto lost = require_agent()->peers().lost(peer.id)) throw *lost;
+  if (const auto lost = require_agent()->peers().lost(peer)) throw *lost;
 }
 
 void RRefAgent::add_ledger(rpc::OutMessage& message, const WorkerInfo& to) {
