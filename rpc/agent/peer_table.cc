@@ -141,6 +141,7 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
       effects.close.emplace_back(connection, std::move(*why));
     } else {
       opened->peer = WorkerId(connection->peer().id);
+      record("connection opened", *opened->peer);
       peer(*opened->peer).on_open(opened, effects);
     }
   }
@@ -167,6 +168,7 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
   }
   perform(std::move(effects));
   if (!bound) return;
+  record("connection bound", *sender->peer);
   if (sender->target) connection->send(bind_message(), nullptr);
   send_waiting(sender, connection);
 }
@@ -203,6 +205,7 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason) 
     }
     const auto id = closed->target ? closed->target : closed->peer;
     if (!id) return;  // it never identified itself, or was refused
+    record(closed->bound ? "connection lost" : "connection closed", *id);
     peer(*id).on_closed(closed, reason, effects);
   }
   perform(std::move(effects));
@@ -353,6 +356,11 @@ std::string PeerTable::condition(WorkerId id) const {
       Clock::duration(heard_[id.value()].load(std::memory_order_relaxed));
   if (silent <= kAliveInterval) return "worker is alive";
   return "worker is connected and has been silent for " + duration_text(silent);
+}
+
+bool PeerTable::connected(WorkerId id) const {
+  base::MutexLock lock(mutex_);
+  return peer(id).bound() != nullptr;
 }
 
 std::size_t PeerTable::connections() const {

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "stitch/base/event_ring.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/agent/members.h"
@@ -43,6 +44,8 @@ class PeerTable {
     std::function<bool(std::uint64_t call_id)> wanted;
   };
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
+  // Records what happens to connections there. Before start().
+  void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
 
   PeerTable() = default;
   ~PeerTable();
@@ -75,6 +78,8 @@ class PeerTable {
   // What is known of a worker, for error texts: "worker is alive", "worker is connected and has
   // been silent for 4.9 s", "worker is not connected: ...", "worker is gone".
   [[nodiscard]] std::string condition(WorkerId id) const STITCH_EXCLUDES(mutex_);
+  // Whether there is a bound connection to it.
+  [[nodiscard]] bool connected(WorkerId id) const STITCH_EXCLUDES(mutex_);
   // The number of workers with a bound connection.
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // The number of attempts to connect that have failed.
@@ -112,6 +117,9 @@ class PeerTable {
   void perform(Effects effects) STITCH_EXCLUDES(mutex_);
   void connect(const PeerConnectionPtr& attempt) STITCH_EXCLUDES(mutex_);
   void retry(WorkerId id) STITCH_EXCLUDES(mutex_);
+  void record(const char* what, WorkerId id) const noexcept {
+    if (ring_) ring_->record(what, id.value(), infos()[id.value()].epoch);
+  }
   [[nodiscard]] Peer& peer(WorkerId id) STITCH_REQUIRES(mutex_) { return peers_[id.value()]; }
   [[nodiscard]] const Peer& peer(WorkerId id) const STITCH_REQUIRES(mutex_) {
     return peers_[id.value()];
@@ -122,6 +130,7 @@ class PeerTable {
   std::vector<EndpointPtr> endpoints_;
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
+  std::shared_ptr<base::EventRing> ring_;
   WorkerId self_;
 
   // By id: when the peer was last heard of. The vector is constant after start().
