@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
+#include "stitch/base/thread_state.h"
 #include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/control_frames.h"
 #include "stitch/dist_autograd/pass.h"
@@ -78,6 +79,7 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
   for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
   pass->prepare(std::move(edges), leaf_set(options.inputs));
   static_cast<void>(context->open_pass(id, [&] { return pass; }));
+  agent_.events().record("pass begun", agent_.self().id.value(), agent_.self().epoch, id.counter);
   return {std::move(pass), std::move(gradients), deadline};
 }
 
@@ -228,6 +230,7 @@ void Engine::open_and_handle(rpc::InMessage message) {
         throw Error(ErrorCode::protocol,
                     "pass " + std::to_string(header.pass.counter) + " was not begun here");
       }
+      agent_.events().record("pass joined", from.id.value(), from.epoch, header.pass.counter);
       return std::make_shared<Pass>(*this, agent_.shared_from_this(), context, header.pass,
                                     Pass::Settings::from_wire(header.flags));
     });
@@ -312,6 +315,33 @@ void Engine::stop() {
   for (const auto& context : contexts_.remove_all()) {
     for (const auto& pass : context->end().passes) pass->abort(over);
   }
+}
+
+void Engine::report(rpc::Page page, rpc::Report& report) {
+  if (page != rpc::Page::contexts) return;
+  const auto now = rpc::Clock::now();
+  rpc::Table contexts{"contexts", {"context", "home", "links", "gradients", "failed"}};
+  rpc::Table passes{
+      "backward passes",
+      {"context", "root", "root here", "age", "waits for", "nodes run", "thread", "thread state"}};
+  for (const auto& context : contexts_.all()) {
+    const ContextId& id = context->id();
+    const auto failure = context->failure();
+    contexts.add({to_string(id), agent_.peers().find(id.home).name, context->send_count(),
+                  context->gradients()->size(),
+                  failure ? rpc::Cell(failure->what()) : rpc::Cell()});
+    for (const auto& pass : context->passes()) {
+      const auto progress = pass->progress();
+      std::string awaited;
+      for (const WorkerId worker : progress.awaited)
+        awaited += (awaited.empty() ? "" : " ") + agent_.peers().find(worker).name;
+      passes.add({to_string(id), agent_.peers().find(pass->id().root).name, pass->root() ? 1 : 0,
+                  now - progress.opened, std::move(awaited), progress.nodes_run, progress.thread,
+                  progress.thread == 0 ? std::string() : base::thread_state(progress.thread)});
+    }
+  }
+  report.push_back(std::move(contexts));
+  report.push_back(std::move(passes));
 }
 
 void Engine::debug_info(std::map<std::string, std::int64_t>& numbers) {

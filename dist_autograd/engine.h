@@ -68,6 +68,7 @@ class Engine final : public rpc::Extension {
   void on_peer_lost(const WorkerInfo& peer, const Error& reason) override;
   std::size_t active() override;
   void stop() override;
+  void report(rpc::Page page, rpc::Report& report) override;
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;
 
  private:

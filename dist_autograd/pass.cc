@@ -37,6 +37,7 @@ void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
     auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id);
     base::MutexLock lock(mutex_);
     protocol_.set_graph(std::move(graph));
+    built_ = true;
   });
 }
 
@@ -343,6 +344,8 @@ void Pass::finish(const std::optional<Error>& error) {
     context_->set_last_pass({std::move(sent_), strand_->nodes_run(), rpc::Clock::now() - opened_});
   }
   context_->close_pass(id_);
+  agent_->events().record(error ? "pass failed" : "pass ended", id_.root.value(), id_.epoch,
+                          id_.counter);
   if (error) context_->gradients()->clear();  // no reader gets them
   {
     base::MutexLock lock(mutex_);

@@ -75,6 +75,15 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void wait_until_quiet();
 
   [[nodiscard]] const PassId& id() const noexcept { return id_; }
+  // For reports: since when it is open here, for which workers it waits now, how many nodes have
+  // run, and the thread that runs one.
+  struct Progress {
+    rpc::Clock::time_point opened;
+    std::vector<WorkerId> awaited;
+    std::uint64_t nodes_run = 0;
+    int thread = 0;
+  };
+  [[nodiscard]] Progress progress() STITCH_EXCLUDES(mutex_);
   // Whether `header` is that of its messages.
   [[nodiscard]] bool is(const wire::PassHeader& header) const noexcept {
     return id_ == header.pass && context_->id() == header.context;
@@ -151,6 +160,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   PassProtocol protocol_ STITCH_GUARDED_BY(mutex_);
+  bool built_ STITCH_GUARDED_BY(mutex_) = false;  // the plan and the strand are there
   std::optional<Error> error_ STITCH_GUARDED_BY(mutex_);
   std::optional<Promise<void>> promise_ STITCH_GUARDED_BY(mutex_);
   rpc::Clock::time_point begun_ STITCH_GUARDED_BY(mutex_);

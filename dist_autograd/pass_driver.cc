@@ -64,4 +64,16 @@ void Pass::execute(base::UniqueFunction<void()> slice) {
   if (!CollectedWork::take(*this, slice)) agent_->post_where_read(std::move(slice));
 }
 
+Pass::Progress Pass::progress() {
+  Progress progress;
+  progress.opened = opened_;
+  base::MutexLock lock(mutex_);
+  const auto& awaited = protocol_.awaited();
+  progress.awaited.assign(awaited.begin(), awaited.end());
+  if (!built_) return progress;
+  progress.nodes_run = strand_->nodes_run();
+  progress.thread = strand_->thread();
+  return progress;
+}
+
 }  // namespace stitch::dist_autograd

@@ -13,6 +13,7 @@
 #include "stitch/dist_optim/context_gradients.h"
 #include "stitch/dist_optim/optimizer_traits.h"
 #include "stitch/dist_optim/shadow_parameter.h"
+#include "stitch/rpc/fault_step.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
@@ -65,6 +66,7 @@ class LocalOptimizer {
       entry->shadow.check(gradient, entry->name);
       due.emplace_back(entry.get(), std::move(gradient));
     }
+    fault_step();
     for (auto& [entry, gradient] : due) {
       base::MutexLock lock(entry->shadow.lock());
       entry->shadow.begin_step(gradient, entry->name);

@@ -113,6 +113,9 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
   void on_error(const Error& error) override {
     this->set_exception(std::make_exception_ptr(error));
   }
+  [[nodiscard]] std::uint64_t awaited_call() const noexcept override {
+    return call_id_.load(std::memory_order_acquire);
+  }
   void started(std::uint64_t call_id) noexcept {
     call_id_.store(call_id, std::memory_order_release);
   }

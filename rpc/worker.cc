@@ -98,6 +98,8 @@ const WorkerInfo& Worker::worker(WorkerId id) const { return agent_->peers().fin
 
 std::map<std::string, std::int64_t> Worker::debug_info() const { return agent_->debug_info(); }
 
+std::string Worker::dump(const std::string& folder) const { return agent_->dumps().write(folder); }
+
 void Worker::shutdown(ShutdownOptions options) {
   const auto agent = agent_;  // a second caller may outlast the Worker
   if (auto refusal = why_not_here(agent, options.graceful)) throw std::move(*refusal);

@@ -79,6 +79,11 @@ class Worker {
   // Named numbers about calls, queues, references, contexts, for tests and diagnosis.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const;
 
+  // Writes what this worker does now, what it waits for and what it did last into a file of
+  // `folder`, by default Options::dump_dir, and returns its path; `stitch-run --diagnose` reads it.
+  // Throws Error(invalid_argument) without a folder, Error(internal) if it cannot be written.
+  std::string dump(const std::string& folder = {}) const;
+
   // As stitch::rpc_sync(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_sync(Target target, Args&&... args) {

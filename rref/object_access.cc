@@ -133,6 +133,7 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   }
   static_cast<void>(rrefs->known_info_of(id.owner));  // while this worker has not shut down
   auto handle = std::make_shared<Handle>(rrefs, id);
+  rrefs->record("reference created", id, function);
   request.message.attachment<OutgoingRefs>().create({id, timeout});
   alive->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
                     std::make_shared<PendingCreation>(rrefs, id));

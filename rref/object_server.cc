@@ -153,6 +153,7 @@ void ObjectServer::find_target(const std::shared_ptr<rpc::IncomingCall>& call,
               to_string(id) + " is not owned by " + to_string(call->agent().self()))));
     return;
   }
+  call->note_object(id.creator.id, id.k);
   // The message keeps the object until the call is answered.
   rrefs_->when_created(id, [server = *this, call, refs = &refs](
                                const std::shared_ptr<void>& object,

@@ -27,6 +27,7 @@ Error life_is_over(const WorkerInfo& peer, std::uint64_t epoch, const std::strin
 RRefAgent::RRefAgent(rpc::Agent& agent)
     : self_(agent.self()),
       knows_losses_(reports_losses(agent.options().transports)),
+      events_(agent.shared_events()),
       lifetime_(std::make_shared<Lifetime>(life_of(agent.self()))),
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
       agent_(&agent) {
@@ -62,6 +63,7 @@ thread_local bool destroying = false;
 void RRefAgent::destroy(std::vector<std::shared_ptr<void>> objects) {
   const auto alive = agent();
   if (!alive) return;  // on this thread
+  events_->record("objects dropped", base::EventRing::kNoPeer, 0, objects.size());
   alive->post([objects = std::move(objects)]() mutable {
     destroying = true;
     objects.clear();
@@ -92,6 +94,7 @@ const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
 HandlePtr RRefAgent::adopt(const RRefId& id) {
   static_cast<void>(known_info_of(id.owner));  // while this worker has not shut down
   lifetime_->add_local(id);
+  record("reference received", id);
   return std::make_shared<Handle>(shared_from_this(), id);
 }
 
@@ -130,6 +133,7 @@ void RRefAgent::accept_ledger(const WorkerInfo& from, std::span<const std::byte>
 }
 
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  events_->record("references lost", peer.id.value(), peer.epoch);
   perform(lifetime_->peer_lost(life_of(peer),
                                life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
   ordered_calls_->caller_lost(life_of(peer));
@@ -162,6 +166,34 @@ void RRefAgent::destroy_remaining() {
     base::MutexLock lock(mutex_);
     remaining.swap(remaining_);
   }
+}
+
+rpc::Table RRefAgent::unfinished() const {
+  rpc::Table table{"objects being created",
+                   {"object", "owner", "creator", "creator id", "made by", "asked for", "age"}};
+  const auto counts = lifetime_->counts();
+  if (counts.entries + counts.holds > kMaxListed) {
+    table.left_out = counts.entries + counts.holds;
+    return table;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  for (const ListedRef& ref : lifetime_->list()) {
+    const bool here = ref.owned && ref.owned->value == OwnerTable::Value::pending;
+    const bool there = ref.held && ref.held->state == HolderTable::State::creating;
+    if (!here && !there) continue;
+    const auto add = [&](const auto& status, bool asked_for) {
+      table.add({std::to_string(ref.id.creator.id) + "/" + std::to_string(ref.id.k),
+                 info_of(ref.id.owner).name, info_of(ref.id.creator).name, ref.id.creator.id,
+                 status.made_by == nullptr ? std::string() : *status.made_by, asked_for ? 1 : 0,
+                 now - status.since});
+    };
+    if (here) {
+      add(*ref.owned, ref.owned->requested);
+    } else {
+      add(*ref.held, true);
+    }
+  }
+  return table;
 }
 
 void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {

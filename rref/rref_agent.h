@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -58,6 +59,11 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
     perform(lifetime_->when_created(id, std::move(waiter)));
   }
 
+  // Records what happened to references to an object, for dumps.
+  void record(const char* what, const RRefId& id, std::string_view made_by = {}) const noexcept {
+    events_->record(what, id.owner.id, id.owner.epoch, id.k, made_by);
+  }
+
   // ---- the lives of peers
   // References to objects of a life of a worker that is not its present one are lost (G6). Throws
   // Error(protocol) if there is no such worker.
@@ -82,6 +88,10 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // After stop(), when no handler runs that may use an object: destroys the remaining objects.
   void destroy_remaining();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
+  // The objects that are being created, here or for this worker, for reports. Not looked for among
+  // more than kMaxListed references.
+  [[nodiscard]] rpc::Table unfinished() const;
+  static constexpr std::size_t kMaxListed = 100'000;
   // The worker of `life`; its name is empty if it is not known.
   [[nodiscard]] WorkerInfo info_of(const WorkerLife& life) const;
   // The same; kept as long as this.
@@ -93,6 +103,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
 
   const WorkerInfo self_;
   const bool knows_losses_;
+  const std::shared_ptr<base::EventRing> events_;
   const std::shared_ptr<Lifetime> lifetime_;
   const std::shared_ptr<LedgerSender> ledgers_;
   const std::shared_ptr<TimeLimits> time_limits_ = std::make_shared<TimeLimits>();

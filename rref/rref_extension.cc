@@ -61,6 +61,9 @@ class RRefExtension final : public rpc::Extension {
   }
   void stop() override { rrefs->stop(); }
   void on_all_ended() override { rrefs->destroy_remaining(); }
+  void report(rpc::Page page, rpc::Report& report) override {
+    if (page == rpc::Page::rrefs) report.push_back(rrefs->unfinished());
+  }
   void debug_info(std::map<std::string, std::int64_t>& numbers) override {
     rrefs->debug_info(numbers);
   }

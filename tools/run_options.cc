@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kMaxProcesses = 1000;
 constexpr double kMaxSeconds = 1e7;
-constexpr std::array<std::string_view, 7> kOptions{"-n",          "--name", "--timeout", "--grace",
-                                                   "--no-prefix", "--help", "--version"};
+constexpr std::array<std::string_view, 8> kOptions{
+    "-n", "--name", "--timeout", "--grace", "--no-prefix", "--help", "--version", "--diagnose"};
 
 // The edit distance of two words.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
@@ -140,6 +140,7 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
 
 std::string help_text() {
   return R"(usage: stitch-run -n N [options] program [arguments...]
+       stitch-run --diagnose DIR [--dot FILE] [--svg FILE]
 
 Starts N processes of one program on this host as workers 0 to N-1 of a group.
 
@@ -160,6 +161,11 @@ Each process finds in its environment:
   STITCH_INIT_METHOD            file:// and a private file in which the workers meet
   OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
 Standard input is empty.
+
+--diagnose reads the dumps that workers have written into DIR (STITCH_DUMP_DIR: when a call times
+out, on SIGUSR1, on a fatal signal) and says who waits for whom, in which function and since when;
+the first line is the verdict. It draws DIR/waits.dot, and DIR/waits.svg where Graphviz is there.
+SIGUSR1 to a worker, or to all: pkill -USR1 -f ./app
 
 When one process fails, the others are asked to stop (SIGTERM) and killed after the grace time; the
 failure is printed last, and its status is stitch-run's: the exit status, or 128 + the number of the

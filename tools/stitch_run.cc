@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "diagnose.h"
 #include "launcher.h"
 #include "run_options.h"
 
@@ -12,8 +13,9 @@ int main(int argc, char** argv) {
   constexpr int kUsageStatus = 2;
   constexpr int kInternalStatus = 125;
   try {
-    stitch_run::RunOptions options =
-        stitch_run::parse_options(std::vector<std::string>(argv + 1, argv + argc));
+    const std::vector<std::string> arguments(argv + 1, argv + argc);
+    if (stitch_run::asks_for_diagnosis(arguments)) return stitch_run::diagnose(arguments);
+    stitch_run::RunOptions options = stitch_run::parse_options(arguments);
     if (options.help) {
       std::fputs(stitch_run::help_text().c_str(), stdout);
       return 0;

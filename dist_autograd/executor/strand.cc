@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/demangle.h"
+#include "stitch/base/thread_id.h"
 
 namespace stitch::dist_autograd {
 
@@ -183,6 +184,7 @@ void Strand::run_slice(StrandOwner& owner) {
     const std::uint32_t next = ready_.top().node;
     ready_.pop();
     owner.before_node();
+    thread_.store(base::this_thread_id(), std::memory_order_relaxed);
     try {
       run(next, owner);
     } catch (...) {
@@ -190,6 +192,7 @@ void Strand::run_slice(StrandOwner& owner) {
       if (flags_.anomaly) plan_->node(next).metadata()->print_stack(plan_->node(next).name());
       fail(owner, std::move(error));
     }
+    thread_.store(0, std::memory_order_relaxed);
   }
   if (next_step == Next::leave) return;
   drop_everything();

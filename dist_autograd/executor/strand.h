@@ -72,6 +72,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   [[nodiscard]] std::uint64_t nodes_run() const noexcept {
     return nodes_run_.load(std::memory_order_relaxed);
   }
+  // The thread that runs a node now (base::this_thread_id()), 0 for none.
+  [[nodiscard]] int thread() const noexcept { return thread_.load(std::memory_order_relaxed); }
   // True inside a node, hook or callback of this strand.
   [[nodiscard]] bool running_on_this_thread() const noexcept;
 
@@ -127,6 +129,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::uint64_t taken_ = 0;
 
   std::atomic<std::uint64_t> nodes_run_{0};
+  std::atomic<int> thread_{0};
 
   std::atomic<bool> news_{false};  // something is in the inbox, or stop() was called
 

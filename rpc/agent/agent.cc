@@ -30,6 +30,7 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
   set_frame_handler(wire::kLeave, [this](InMessage message) {
     graceful_shutdown_->on_message(std::move(message));
   });
+  set_frame_handler(wire::kDump, [this](InMessage message) { dumps_.on_asked(message.from); });
   for (const auto factory : extension_factories()) extensions_.push_back(factory(*this));
 }
 
@@ -48,8 +49,10 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   for (const auto& member : members) workers.push_back({member.info, member.devices});
   device_tensors_.start(std::move(workers), self_.id);
   sender_.start(self, *peers_);
+  dumps_.start(self);
   outgoing_calls_.start(self, *peers_, loop_);
   served_calls_.start(self, loop_);
+  peers_->record_events(shared_events());
   peers_->start(
       members, self_.id,
       {.on_message =
@@ -169,6 +172,8 @@ void Agent::route(const std::shared_ptr<transport::Connection>& connection, InMe
   const std::uint16_t kind = message.view.kind();
   switch (kind) {
     case wire::kRequest:
+      if (faults_) [[unlikely]]
+        faults_->on_call();
       served_calls_.on_request(connection, std::move(message));
       return;
     case wire::kReply:
@@ -209,6 +214,7 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const base::CallbackScope callback;
+  events().record("peer lost", peer.id.value(), peer.epoch);
   outgoing_calls_.on_peer_lost(peer, reason);
   served_calls_.on_peer_lost(peer);
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
@@ -330,6 +336,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
     self->loop_->close();
   });
   if (!closed) report_left_behind("an inline function or a callback blocks one of its threads");
+  dumps_.stop();
   if (handlers_ended && closed)
     for_each_extension([](Extension& extension) { extension.on_all_ended(); });
 }

@@ -12,6 +12,7 @@
 
 #include "stitch/base/event_loop.h"
 #include "stitch/rpc/agent/agent_state.h"
+#include "stitch/rpc/agent/dumps.h"
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/outgoing_calls.h"
 #include "stitch/rpc/agent/peer_table.h"
@@ -24,6 +25,7 @@
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/options.h"
 #include "stitch/transport/block_pool.h"
+#include "stitch/transport/faults/faults.h"
 
 namespace stitch::rpc {
 
@@ -134,6 +136,12 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
     served_calls_.dispatch(call, std::move(task));
   }
 
+  // Faults on purpose, from Options::fault; null for none. Set before start().
+  void set_faults(std::shared_ptr<transport::Faults> faults) { faults_ = std::move(faults); }
+  [[nodiscard]] const std::shared_ptr<transport::Faults>& faults() const noexcept {
+    return faults_;
+  }
+
   // ---- ending
   // Shuts down. Graceful: first waits until every live worker shuts down too and nothing is in
   // flight anywhere. Always ends everything here, at most a second after `timeout`, whatever its
@@ -155,6 +163,15 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Sender& sender() noexcept { return sender_; }
   [[nodiscard]] DeviceTensors& device_tensors() noexcept { return device_tensors_; }
   [[nodiscard]] ServedCalls& served_calls() noexcept { return served_calls_; }
+  [[nodiscard]] OutgoingCalls& outgoing_calls() noexcept { return outgoing_calls_; }
+  [[nodiscard]] GracefulShutdown& graceful_shutdown() noexcept { return *graceful_shutdown_; }
+  [[nodiscard]] ThreadPool& pool() noexcept { return pool_; }
+  [[nodiscard]] Dumps& dumps() noexcept { return dumps_; }
+  // What this worker has done last; any layer records there.
+  [[nodiscard]] base::EventRing& events() const noexcept { return state_.events(); }
+  [[nodiscard]] const std::shared_ptr<base::EventRing>& shared_events() const noexcept {
+    return state_.shared_events();
+  }
   struct Activity {
     std::uint64_t busy = 0;  // calls made, calls being served, operations of extensions
     std::uint64_t sent = 0;  // messages, not counting those of graceful shutdown
@@ -187,7 +204,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   const Options options_;
   const WorkerInfo self_;
   AgentState state_{self_};
-  std::uint64_t world_ = 0;  // constant after start()
+  std::uint64_t world_ = 0;                    // constant after start()
+  std::shared_ptr<transport::Faults> faults_;  // likewise
   const std::shared_ptr<base::EventLoop> loop_;
   const std::shared_ptr<transport::BlockPool> receive_pool_;
   std::unique_ptr<PeerTable> peers_;                      // constant after start()
@@ -200,6 +218,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   ServedCalls served_calls_{
       options_, state_, self_, extensions_, sender_, pool_, "stitch-" + self_.name};
   ThreadPool pool_;
+  Dumps dumps_{*this};
   std::unique_ptr<GracefulShutdown> graceful_shutdown_;
   std::unique_ptr<GatherExchange> gather_exchange_;
   std::atomic<std::uint64_t> received_{0};  // messages, not counting those of graceful shutdown

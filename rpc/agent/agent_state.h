@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
+#include "stitch/base/event_ring.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -36,8 +38,16 @@ class AgentState {
   void stop() noexcept { stopped_.store(true, std::memory_order_release); }
   void end() STITCH_EXCLUDES(mutex_);
 
+  // What the worker has done last; any part of it records there.
+  [[nodiscard]] base::EventRing& events() const noexcept { return *events_; }
+  // The same, for what may outlive the worker.
+  [[nodiscard]] const std::shared_ptr<base::EventRing>& shared_events() const noexcept {
+    return events_;
+  }
+
  private:
   const WorkerInfo& self_;
+  const std::shared_ptr<base::EventRing> events_ = std::make_shared<base::EventRing>();
   const std::uint32_t fork_ = base::fork_count();
   std::atomic<bool> shutting_down_{false};  // set under mutex_
   std::atomic<bool> stopped_{false};

@@ -79,6 +79,21 @@ std::vector<OutstandingCall> CallTable::take_all(const WorkerInfo& to) {
   return taken;
 }
 
+std::vector<OutstandingCall> CallTable::list() const {
+  base::MutexLock lock(mutex_);
+  std::vector<OutstandingCall> calls;
+  calls.reserve(calls_.size());
+  for (const auto& [id, call] : calls_) {
+    OutstandingCall copy{nullptr, call.to, call.function, call.timeout, call.deadline, id};
+    copy.made = call.made;
+    copy.under = call.under;
+    copy.queued = call.queued;
+    copy.sent = call.sent;
+    calls.push_back(std::move(copy));
+  }
+  return calls;
+}
+
 CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   base::MutexLock lock(mutex_);
   Expired expired;

@@ -30,6 +30,8 @@ struct OutstandingCall {
   std::chrono::nanoseconds timeout{0};
   Clock::time_point deadline = Clock::time_point::max();
   std::uint64_t id = 0;  // set by CallTable::add()
+  Clock::time_point made{};
+  const void* under = nullptr;  // the StopFlag of the call whose handler made it; compared only
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
   bool queued = false;
   std::optional<Clock::time_point> sent{};
@@ -59,6 +61,8 @@ class CallTable {
   // Removes all calls, or all to one worker.
   [[nodiscard]] std::vector<OutstandingCall> take_all() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<OutstandingCall> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
+  // Copies of all, without what waits for their outcomes.
+  [[nodiscard]] std::vector<OutstandingCall> list() const STITCH_EXCLUDES(mutex_);
   // Removes those whose deadline has passed. `next` is when to call this again, max() for never.
   struct Expired {
     std::vector<OutstandingCall> calls;

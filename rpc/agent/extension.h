@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/rpc/agent/report.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/message.h"
 
@@ -51,6 +52,9 @@ class Extension {
   // After stop(), when every handler and every callback here has returned. Not called if one was
   // still running at the end of the time limit; what it uses then lives as long as the agent.
   virtual void on_all_ended() {}
+  // Adds the tables that this layer has about what is under way. Must not need a user-function
+  // thread; takes only locks that are held briefly.
+  virtual void report(Page page, Report& report) {}
   virtual void debug_info(std::map<std::string, std::int64_t>& numbers) {}
 };
 

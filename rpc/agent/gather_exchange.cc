@@ -40,6 +40,14 @@ Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
   return make_ready(std::move(value));
 }
 
+std::vector<GatherExchange::Listed> GatherExchange::list() const {
+  base::MutexLock lock(mutex_);
+  std::vector<Listed> listed;
+  for (const auto& [key, each] : contributions_)
+    listed.push_back({key, each.left > 0, each.left, each.waiting.size(), each.since});
+  return listed;
+}
+
 void GatherExchange::close(const Error& why) {
   std::map<std::string, Contribution> contributions;
   {

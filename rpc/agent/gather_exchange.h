@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -25,6 +26,15 @@ class GatherExchange {
   void post(const std::string& key, OwnedObject value, std::size_t times) STITCH_EXCLUDES(mutex_);
   // Completes once the value is published.
   [[nodiscard]] Future<OwnedObject> fetch(const std::string& key) STITCH_EXCLUDES(mutex_);
+  // A gathering in which a participant here or elsewhere still waits, for reports.
+  struct Listed {
+    std::string key;          // the names of its participants, and its number among them
+    bool posted = false;      // this worker has arrived
+    std::size_t left = 0;     // participants that have not fetched what it gave
+    std::size_t waiting = 0;  // participants that wait for this worker to arrive
+    std::chrono::steady_clock::time_point since;
+  };
+  [[nodiscard]] std::vector<Listed> list() const STITCH_EXCLUDES(mutex_);
   // Erases everything: pending and later fetches fail with `why`.
   void close(const Error& why) STITCH_EXCLUDES(mutex_);
 
@@ -33,8 +43,9 @@ class GatherExchange {
     OwnedObject value;
     std::size_t left = 0;  // fetches to come; 0: not published yet
     std::vector<Promise<OwnedObject>> waiting;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   };
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, std::uint64_t> generations_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, Contribution> contributions_ STITCH_GUARDED_BY(mutex_);

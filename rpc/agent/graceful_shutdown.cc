@@ -14,6 +14,12 @@ using std::chrono::steady_clock;
 namespace {
 // Without an answer, a message that may be lost is repeated after this time.
 constexpr std::chrono::seconds kRepeatInterval{1};
+// What is waited for, in reports.
+constexpr const char* kForGo = "the leader of the shutdown";
+constexpr const char* kForShutdown = "shutdown to be called";
+constexpr const char* kForStatus = "an answer about what is in flight";
+constexpr const char* kForCalls = "calls to end";
+constexpr const char* kForGone = "its leave";
 }  // namespace
 
 std::set<WorkerId> GracefulShutdown::live() const {
@@ -121,6 +127,19 @@ Error GracefulShutdown::timed_out(const std::string& what,
                                        base::join_names(names));
 }
 
+std::optional<GracefulShutdown::Waiting> GracefulShutdown::waiting() const {
+  base::MutexLock lock(mutex_);
+  return waiting_;
+}
+
+void GracefulShutdown::now_waiting(const char* what, std::set<WorkerId> missing) {
+  if (missing.empty()) return;
+  if (waiting_ && waiting_->what == what && waiting_->missing == missing) return;
+  // Between two rounds about calls that do not end, the answers take no time to speak of.
+  if (waiting_ && waiting_->what == kForCalls && what == kForStatus) return;
+  waiting_ = Waiting{what, std::move(missing), steady_clock::now()};
+}
+
 std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
   for (;;) {
     // Read first: a loss that is noticed while READY is being sent must count.
@@ -145,6 +164,7 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
     auto repeat_at = steady_clock::now() + kRepeatInterval;
     base::MutexLock lock(mutex_);
     while (!go_received_ && losses_ == losses && steady_clock::now() < deadline) {
+      now_waiting(kForGo, {leader});
       changed_.wait_until(mutex_, std::min(deadline, repeat_at));
       if (go_received_ || losses_ != losses || steady_clock::now() < repeat_at) continue;
       lock.unlock();
@@ -171,7 +191,7 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
   };
   // Waits until every worker still live has `arrived`; returns those missing at the deadline.
   // Meanwhile the message to the missing ones is repeated.
-  const auto wait_for = [&](auto&& arrived, auto&& repeat) {
+  const auto wait_for = [&](const char* what, auto&& arrived, auto&& repeat) {
     constexpr std::chrono::milliseconds kFirstInterval{100};
     std::set<WorkerId> missing;
     std::chrono::milliseconds interval = kFirstInterval;
@@ -188,6 +208,7 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
       for (const auto id : others) {
         if (!arrived(id)) missing.insert(id);
       }
+      now_waiting(what, missing);
       if (missing.empty()) return missing;
       // A loss between still_live() and here costs only this short wait.
       const auto until = std::min(deadline, steady_clock::now() + kFirstInterval);
@@ -196,9 +217,10 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
     }
   };
   // A worker without a connection to this one may be gone unnoticed: connecting will tell.
-  auto missing =
-      wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); },
-               [this](WorkerId id) { agent_.peers().reach(id); });
+  auto missing = wait_for(
+      kForShutdown,
+      [this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return ready_.contains(id); },
+      [this](WorkerId id) { agent_.peers().reach(id); });
   if (!missing.empty())
     return timed_out("no shutdown was called within the time limit on", missing);
 
@@ -213,9 +235,10 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
     }
     const auto poll = [this, round](WorkerId id) { send(id, Step::poll, round, {}); };
     std::for_each(others.begin(), others.end(), poll);
-    missing = wait_for([this](WorkerId id)
-                           STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); },
-                       poll);
+    missing = wait_for(
+        kForStatus,
+        [this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return statuses_.contains(id); },
+        poll);
     if (!missing.empty()) return timed_out("no answer within the time limit from", missing);
     std::map<WorkerId, Status> statuses;
     {
@@ -237,6 +260,7 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
     if (busy.empty() && balanced && statuses == previous) break;
     previous = busy.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
     base::MutexLock lock(mutex_);
+    if (!busy.empty()) now_waiting(kForCalls, busy);
     changed_.wait_until(mutex_, std::min(deadline, steady_clock::now() + interval));
     if (steady_clock::now() >= deadline) {
       lock.unlock();
@@ -257,8 +281,9 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
   std::for_each(others.begin(), others.end(), send_go);
   // Close only when all have answered; a worker that has closed after its answer is lost, and not
   // waited for.
-  wait_for([this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return gone_.contains(id); },
-           send_go);
+  wait_for(
+      kForGone, [this](WorkerId id) STITCH_NO_THREAD_SAFETY_ANALYSIS { return gone_.contains(id); },
+      send_go);
   return std::nullopt;
 }
 

@@ -62,6 +62,13 @@ class GracefulShutdown {
   // Throws Error(protocol) for a message that is malformed, or not allowed now.
   void on_message(InMessage message) STITCH_EXCLUDES(mutex_);
   void on_peer_lost() STITCH_EXCLUDES(mutex_);
+  // For what run() waits now, for reports; nothing outside of it.
+  struct Waiting {
+    const char* what = "";  // "shutdown to be called", ...
+    std::set<WorkerId> missing;
+    std::chrono::steady_clock::time_point since;
+  };
+  [[nodiscard]] std::optional<Waiting> waiting() const STITCH_EXCLUDES(mutex_);
 
  private:
   enum class Step : std::uint8_t { ready = 1, poll, status, go, gone };
@@ -82,7 +89,10 @@ class GracefulShutdown {
   [[nodiscard]] Error timed_out(const std::string& what, const std::set<WorkerId>& missing) const;
 
   Agent& agent_;
-  base::Mutex mutex_;
+  void now_waiting(const char* what, std::set<WorkerId> missing) STITCH_REQUIRES(mutex_);
+
+  mutable base::Mutex mutex_;
+  std::optional<Waiting> waiting_ STITCH_GUARDED_BY(mutex_);
   base::CondVar changed_;
   bool go_received_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t losses_ STITCH_GUARDED_BY(mutex_) = 0;

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "stitch/base/deadline.h"
+#include "stitch/base/thread_id.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -28,7 +28,10 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
       function_(header.function_id == 0 ? nullptr
                                         : FunctionRegistry::instance().find(header.function_id)) {
   context_.runtime = agent_;
-  context_.deadline = base::deadline_or_none(std::chrono::nanoseconds(header.timeout_ns));
+  arrived_ = Clock::now();
+  const std::chrono::nanoseconds timeout(header.timeout_ns);
+  if (timeout.count() > 0 && timeout < Clock::time_point::max() - arrived_)
+    context_.deadline = arrived_ + timeout;
   context_.stop = stop_;
 }
 
@@ -41,7 +44,12 @@ IncomingCall::~IncomingCall() {
 // Also for a call that has waited since its tensors were decoded: for arguments that other workers
 // had, for its object, or for its turn.
 void IncomingCall::prepare() {
-  if (Clock::now() >= context_.deadline)
+  const Clock::time_point now = Clock::now();
+  started_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  thread_.store(base::this_thread_id(), std::memory_order_relaxed);
+  agent_->events().record_at(now, "call started", caller().id.value(), caller().epoch, id(),
+                             function_name());
+  if (now >= context_.deadline)
     throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
   if (agent_->stopped())
     throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
@@ -62,9 +70,38 @@ void IncomingCall::prepare() {
       [&](Extension& extension) { extension.on_decode(message_, context_); });
 }
 
+IncomingCall::ReportProgress IncomingCall::report_progress() const noexcept {
+  ReportProgress progress;
+  progress.arrived = arrived_;
+  progress.started = Clock::time_point(Clock::duration(started_.load(std::memory_order_relaxed)));
+  progress.thread = thread_.load(std::memory_order_relaxed);
+  const bool begun = progress.started != Clock::time_point();
+  if (answered_.load(std::memory_order_acquire)) {
+    progress.stage = ReportStage::answered;
+  } else if (progress.thread != 0) {
+    progress.stage = ReportStage::running;
+  } else {
+    progress.stage = !begun && queued_.load(std::memory_order_relaxed) ? ReportStage::queued
+                                                                       : ReportStage::awaiting;
+  }
+  return progress;
+}
+
+std::string IncomingCall::awaited_object() const {
+  const std::uint64_t object = object_.load(std::memory_order_relaxed);
+  if (object == 0) return "";
+  constexpr std::uint64_t kMask = (std::uint64_t{1} << 40) - 1;
+  return std::to_string(object >> 40) + "/" + std::to_string((object & kMask) - 1);
+}
+
+std::string_view IncomingCall::function_name() const noexcept {
+  return function_ == nullptr ? std::string_view() : std::string_view(function_->name);
+}
+
 void IncomingCall::run(void* object) {
   const IncomingCall* const outer = std::exchange(running_here, this);
   run_task([&] { function_->reply(shared_from_this(), object); });
+  leave();
   running_here = outer;
 }
 
@@ -72,6 +109,7 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   try {
     prepare();
   } catch (...) {
+    leave();
     sink({}, std::make_exception_ptr(CallRefused(to_error(std::current_exception()))));
     return;
   }
@@ -79,6 +117,7 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
   function_->keep(shared_from_this(), object, std::move(sink));
+  leave();
 }
 
 // Other handlers use the object on other streams: it is there once what makes it has ended.
@@ -138,6 +177,8 @@ void IncomingCall::begin_reply(OutArchive& archive) const {
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
   if (agent_->forked()) return;  // a handler that forked has returned in the child, too
+  agent_->events().record(error ? "call refused" : "call served", caller().id.value(),
+                          caller().epoch, id(), function_name());
   for (const auto& each : message_.attachments) each->on_answer(error);
   // If this thread reads again right after the answer, and does not block before.
   if (running_here == this && polls_after_answer_ && !agent_->served_calls().queued())

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/function/registry.h"
@@ -43,9 +44,35 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] bool one_way() const noexcept { return header_.call_id == 0; }
   // Null if the request names none, or one that is not registered here.
   [[nodiscard]] const Function* function() const noexcept { return function_; }
+  // Its name; empty where function() is null.
+  [[nodiscard]] std::string_view function_name() const noexcept;
   [[nodiscard]] bool names_function() const noexcept { return header_.function_id != 0; }
   [[nodiscard]] Clock::time_point deadline() const noexcept { return context_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+  // How far it has come, for reports. `queued`: it waits for a thread. `running`: a thread is in
+  // the handler, or in what decodes its arguments. `awaiting`: it is not answered and no thread is
+  // in it: it waits for a future that the handler returned, for an object, for its turn, or for
+  // arguments that other workers have.
+  enum class ReportStage : std::uint8_t { queued, running, awaiting, answered };
+  struct ReportProgress {
+    ReportStage stage = ReportStage::queued;
+    Clock::time_point arrived{};
+    Clock::time_point started{};  // once it is past `queued`
+    int thread = 0;               // base::this_thread_id() of the one that runs it; 0 for none
+  };
+  [[nodiscard]] ReportProgress report_progress() const noexcept;
+  [[nodiscard]] Clock::time_point arrived() const noexcept { return arrived_; }
+  // It waits for a thread from now on.
+  void note_queued() noexcept { queued_.store(true, std::memory_order_relaxed); }
+  // It waits for the creation of that object: the k-th that `creator` made here. For reports.
+  void note_object(std::uint32_t creator, std::uint64_t k) noexcept {
+    object_.store(std::uint64_t{creator} << 40 | (k + 1), std::memory_order_relaxed);
+  }
+  // "3/42": creator and k of note_object(); empty without.
+  [[nodiscard]] std::string awaited_object() const;
+  // The StopFlag of its execution context, as OutstandingCall::under and ThreadWait::under have it.
+  [[nodiscard]] const void* context_key() const noexcept { return stop_.get(); }
 
   // The one that brought the request.
   [[nodiscard]] transport::Connection& connection() noexcept { return *connection_; }
@@ -112,6 +139,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
 
  private:
   void prepare();
+  void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
   [[nodiscard]] KeepResult keep_when_done(KeepResult sink);
   void wait_for_current_streams();
   // What ends with this call (its turn, its place in an order, its object) ends after the work of
@@ -130,6 +158,11 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const std::shared_ptr<StopFlag> stop_ =
       std::allocate_shared<StopFlag>(base::RecyclingAllocator<StopFlag>());
   ExecutionContext context_;
+  Clock::time_point arrived_;
+  std::atomic<Clock::rep> started_{0};
+  std::atomic<int> thread_{0};
+  std::atomic<bool> queued_{false};
+  std::atomic<std::uint64_t> object_{0};
   bool prepared_ = false;
   bool polls_after_answer_ = true;  // the thread in run()
   std::atomic<bool> answered_{false};

@@ -101,7 +101,11 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   OutstandingCall call{std::move(pending), &peers_->known(to).info(), function, timeout,
                        base::deadline_or_none(timeout)};
   const Clock::time_point deadline = call.deadline;
+  call.made = deadline == Clock::time_point::max() ? Clock::now() : deadline - timeout;
+  call.under = ExecutionContext::current().stop.get();
+  const Clock::time_point made = call.made;
   const std::uint64_t id = table_.add(std::move(call));
+  state_.events().record_at(made, "call made", to.id.value(), to.epoch, id, function);
   const SendingRequest sending(*this, id);
   try {
     watch_->watch(deadline);
@@ -131,8 +135,13 @@ bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
   if (state_.forked()) return false;
   const auto call = table_.take(call_id);
   if (!call) return false;
+  note("call cancelled", *call);
   send_cancel(*call->to, call_id);
   return true;
+}
+
+void OutgoingCalls::note(const char* what, const OutstandingCall& call) const noexcept {
+  state_.events().record(what, call.to->id.value(), call.to->epoch, call.id, call.function);
 }
 
 void OutgoingCalls::on_request_sent(std::uint64_t call_id, const std::optional<Error>& error) {
@@ -141,12 +150,16 @@ void OutgoingCalls::on_request_sent(std::uint64_t call_id, const std::optional<E
     fail_call(call_id, *error, std::string("failed: ") + error->what());
   } else if (!immediately) {
     table_.note_sent(call_id, Clock::now());
+    state_.events().record("call sent", base::EventRing::kNoPeer, 0, call_id);
   }
 }
 
 void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error,
                               const std::string& text) noexcept {
-  if (const auto call = table_.take(call_id)) call->pending->on_error(about(*call, error, text));
+  const auto call = table_.take(call_id);
+  if (!call) return;
+  note("call failed", *call);
+  call->pending->on_error(about(*call, error, text));
 }
 
 void OutgoingCalls::send_cancel(const WorkerInfo& to, std::uint64_t call_id) noexcept {
@@ -194,7 +207,10 @@ void OutgoingCalls::on_answer(InMessage message) {
 
 void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message) {
   // Not there: it timed out, was cancelled or was answered before.
-  if (const auto call = table_.take(call_id, message.from)) complete_call(*call, message);
+  const auto call = table_.take(call_id, message.from);
+  if (!call) return;
+  note(message.view.kind() == wire::kReply ? "call answered" : "call failed there", *call);
+  complete_call(*call, message);
 }
 
 void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& message) {
@@ -232,6 +248,7 @@ void OutgoingCalls::fail_answered(std::uint64_t call_id, const WorkerInfo& from,
 
 void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   for (const auto& call : table_.take_all(peer)) {
+    note("call failed: peer lost", call);
     complete_with_error(call, [&] {
       return about(call, Error(ErrorCode::disconnected, ""),
                    std::string("failed: the worker is gone: ") + reason.what());
@@ -251,6 +268,8 @@ void OutgoingCalls::stop() {
 void OutgoingCalls::expire() {
   const auto expired = table_.take_expired(Clock::now());
   watch_->watch(expired.next);
+  for (const auto& call : expired.calls) note("call timed out", call);
+  if (on_timeout_ && !expired.calls.empty()) on_timeout_(expired.calls);
   for (const auto& call : expired.calls) {
     complete_with_error(
         call, [&] { return about(call, Error(ErrorCode::timeout, ""), timeout_text(call)); });

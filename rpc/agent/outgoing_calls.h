@@ -3,10 +3,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "stitch/rpc/agent/agent_state.h"
 #include "stitch/rpc/agent/call_table.h"
@@ -61,6 +63,13 @@ class OutgoingCalls {
   // ---- what is pending
   [[nodiscard]] bool contains(std::uint64_t call_id) const { return table_.contains(call_id); }
   [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
+  // As CallTable::list().
+  [[nodiscard]] std::vector<OutstandingCall> list() const { return table_.list(); }
+  // Calls `told` on the event loop with calls that have timed out, before their futures complete.
+  // Before start().
+  void set_on_timeout(std::function<void(const std::vector<OutstandingCall>&)> told) {
+    on_timeout_ = std::move(told);
+  }
   // Calls pending and answers being decoded.
   [[nodiscard]] std::uint64_t busy() const noexcept {
     const std::uint64_t pending = table_.size();
@@ -69,6 +78,8 @@ class OutgoingCalls {
   }
 
  private:
+  // Records an event of a call.
+  void note(const char* what, const OutstandingCall& call) const noexcept;
   // Removes the call from the table, if it is still pending, and completes it with the answer.
   void take_and_complete(std::uint64_t call_id, InMessage& message);
   void complete_call(const OutstandingCall& call, InMessage& message);
@@ -85,9 +96,10 @@ class OutgoingCalls {
   const Extensions& extensions_;
   Sender& sender_;
   ThreadPool& pool_;
-  std::weak_ptr<Runtime> owner_;          // constant after start()
-  PeerTable* peers_ = nullptr;            // likewise
-  std::shared_ptr<DeadlineWatch> watch_;  // likewise
+  std::weak_ptr<Runtime> owner_;                                         // constant after start()
+  PeerTable* peers_ = nullptr;                                           // likewise
+  std::shared_ptr<DeadlineWatch> watch_;                                 // likewise
+  std::function<void(const std::vector<OutstandingCall>&)> on_timeout_;  // likewise
   CallTable table_;
   std::atomic<std::uint64_t> decoding_{0};  // answers, on user-function threads
 };

@@ -134,6 +134,7 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
       effects.close.emplace_back(connection, std::move(*why));
     } else {
       opened->peer = members_.life(WorkerId(connection->peer().id));
+      record("connection opened", *opened->peer);
       peer(*opened->peer).on_open(opened, effects);
     }
   }
@@ -160,6 +161,7 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
   }
   perform(std::move(effects));
   if (!bound) return;
+  record("connection bound", *sender->peer);
   if (sender->target) connection->send(bind_message(), nullptr);
   send_waiting(sender, connection);
 }
@@ -196,6 +198,7 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason) 
     }
     const Life* life = closed->target != nullptr ? closed->target : closed->peer;
     if (life == nullptr) return;  // it never identified itself, or was refused
+    record(closed->bound ? "connection lost" : "connection closed", *life);
     peer(*life).on_closed(closed, reason, effects);
   }
   perform(std::move(effects));

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "stitch/base/event_ring.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/agent/members.h"
@@ -43,6 +44,8 @@ class PeerTable {
     std::function<bool(std::uint64_t call_id)> wanted;
   };
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
+  // Records what happens to connections there. Before start().
+  void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
 
   PeerTable() = default;
   ~PeerTable();
@@ -93,6 +96,8 @@ class PeerTable {
   // What is known of a worker, for error texts: "worker is alive", "worker is connected and has
   // been silent for 4.9 s", "worker is not connected: ...", "worker is gone".
   [[nodiscard]] std::string condition(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
+  // Whether there is a bound connection to it.
+  [[nodiscard]] bool connected(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
   // The number of workers with a bound connection.
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // The number of attempts to connect that have failed.
@@ -132,12 +137,16 @@ class PeerTable {
   void retry(Life& life) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
   void complete(Life& life) STITCH_REQUIRES(mutex_);
+  void record(const char* what, const Life& life) const noexcept {
+    if (ring_) ring_->record(what, life.info().id.value(), life.info().epoch);
+  }
 
   Members members_;  // changed under mutex_
   // Constant after start():
   std::vector<EndpointPtr> endpoints_;
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
+  std::shared_ptr<base::EventRing> ring_;
   WorkerId self_;
 
   mutable base::Mutex mutex_;

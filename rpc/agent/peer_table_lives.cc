@@ -79,6 +79,12 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
   return "worker is connected and has been silent for " + duration_text(silent);
 }
 
+bool PeerTable::connected(const WorkerInfo& info) const {
+  const Life& life = known(info);
+  base::MutexLock lock(mutex_);
+  return peer(life).bound() != nullptr;
+}
+
 std::size_t PeerTable::connections() const {
   base::MutexLock lock(mutex_);
   std::size_t count = 0;

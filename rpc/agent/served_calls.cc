@@ -53,6 +53,8 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
                                                        std::shared_ptr<Agent>(agent_), connection,
                                                        std::move(message), header);
   const std::size_t waiting = bytes_.fetch_add(call->bytes()) + call->bytes();
+  state_.events().record_at(call->arrived(), "call received", call->caller().id.value(),
+                            call->caller().epoch, call->id(), call->function_name());
   switch (table_.add(call)) {
     case IncomingTable::Added::serve:
       break;
@@ -101,6 +103,7 @@ void ServedCalls::dispatch(const std::shared_ptr<IncomingCall>& call,
     task();
     return;
   }
+  call->note_queued();
   if (!post_where_read(call->connection(), pool_, std::shared_ptr<Agent>(agent_), task))
     call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
 }

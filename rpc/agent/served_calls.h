@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "stitch/rpc/agent/agent_state.h"
 #include "stitch/rpc/agent/deadline_watch.h"
@@ -58,6 +59,9 @@ class ServedCalls {
 
   // ---- what is pending
   [[nodiscard]] std::size_t size() const { return table_.size(); }
+  [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list() const {
+    return table_.list(std::nullopt);
+  }
   // The memory that messages of calls being served take.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_.load(); }
   // Calls that were not asked to stop; the callers of the others have given up.

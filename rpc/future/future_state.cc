@@ -9,6 +9,7 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_pool.h"
+#include "stitch/rpc/future/thread_waits.h"
 
 namespace stitch::detail {
 
@@ -120,7 +121,9 @@ bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline)
   if (ready()) return true;
   const WaitingInside waiting;
   rpc::BlockingRegion blocking;
+  rpc::ThreadWaitScope noted(awaited_call());
   if (rpc::help_current_runtime(ready_, deadline)) return true;
+  noted.sleeps();
   base::MutexLock lock(mutex_);
   while (!ready()) {
     if (!completed_.wait_until(mutex_, deadline)) return ready();

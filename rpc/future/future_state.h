@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -58,6 +59,10 @@ class FutureStateBase {
   virtual ~FutureStateBase() = default;
   FutureStateBase(const FutureStateBase&) = delete;
   FutureStateBase& operator=(const FutureStateBase&) = delete;
+
+  // The id of the call whose outcome this is, 0 for what is not that of a call or has not started.
+  // For reports of what threads wait for.
+  [[nodiscard]] virtual std::uint64_t awaited_call() const noexcept { return 0; }
 
   [[nodiscard]] bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
   void wait() STITCH_EXCLUDES(mutex_);

@@ -27,6 +27,7 @@ enum FrameKind : std::uint16_t {
   kCancel = 4,      // call id
   kLeave = 5,       // graceful shutdown
   kBind = 6,        // empty: this connection is the one between the two workers (PeerTable)
+  kDump = 0x40,     // empty: a call of the sender has timed out; write a dump, if you do that
   kFirstUpperFrame = 0x100,
 };
 enum SectionKind : std::uint16_t {

@@ -14,6 +14,7 @@
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
+#include "stitch/transport/faults/fault_plan.h"
 
 extern "C" char** environ;  // NOLINT: POSIX's name
 
@@ -155,6 +156,8 @@ const std::vector<Variable>& variables() {
              [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
        field(&Options::device_maps, [](const std::string& v) { return parse_device_maps(v); })},
+      {"STITCH_DUMP_DIR", field(&Options::dump_dir, [](const std::string& v) { return v; })},
+      {"STITCH_FAULT", field(&Options::fault, [](const std::string& v) { return v; })},
       // Read where they are used.
       {"STITCH_SECRET", nullptr},
       {"STITCH_SECRET_FILE", nullptr},
@@ -282,6 +285,7 @@ Options resolve_options(Options options) {
   if (options.name.empty() && ranked) options.name = "worker" + std::to_string(options.rank);
   if (!options.name.empty() || ranked) check_name(options.name);
   check_init_method(options.init_method);
+  static_cast<void>(transport::parse_fault_plan(options.fault));
   check_choices("transports", options.transports,
                 {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});
   check_choices("channels", options.channels, {"basic", "cma"});

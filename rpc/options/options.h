@@ -63,6 +63,12 @@ struct Options {
       << 10;  // tensors up to this size are sent inside the frame; at most 1 MiB; 0: none
   std::size_t receive_pool_bytes =
       std::size_t{1} << 30;  // memory of received tensors kept for reuse; returned after 2 s unused
+  // Where dumps of what is stuck are written: on a call's timeout, on SIGUSR1, on a fatal signal,
+  // and by Worker::dump(); docs/diagnosis.md. Default: nowhere.
+  std::string dump_dir{};
+  // Faults on purpose, such as "seed=7,drop=0.01,delay=50ms,kill=ps0@step10"; docs/reliability.md.
+  // Default: none.
+  std::string fault{};
   // Instead of init_method: a store of the caller's own, for whole worlds in one process.
   std::shared_ptr<transport::Store> store{};
 };

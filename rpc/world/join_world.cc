@@ -10,6 +10,7 @@
 #include "stitch/rpc/world/member_record.h"
 #include "stitch/rpc/world/open_store.h"
 #include "stitch/rpc/world/rendezvous.h"
+#include "stitch/transport/faults/faults.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/selection/interfaces.h"
 #include "stitch/transport/selection/make_endpoints.h"
@@ -75,7 +76,7 @@ transport::TransportChoice choose_transports(const Options& options, const Membe
 // Listens only where some worker will connect from. Appends the addresses to advertise.
 void listen(PeerTable& peers, transport::EndpointOptions endpoint_options, const Options& options,
             const MemberRecords& members, const MemberRecord& self,
-            std::vector<std::string>& addresses) {
+            const std::shared_ptr<transport::Faults>& faults, std::vector<std::string>& addresses) {
   const bool memory_only = memory_is_enough(members, self);
   auto choice = choose_transports(options, members, self, memory_only);
   if (!memory_only) {
@@ -84,7 +85,8 @@ void listen(PeerTable& peers, transport::EndpointOptions endpoint_options, const
   }
   endpoint_options.refuse_own_id = true;  // calls to oneself stay in the process
   for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
-    for (auto& address : peers.listen(std::move(endpoint))) addresses.push_back(std::move(address));
+    for (auto& address : peers.listen(with_faults(std::move(endpoint), faults)))
+      addresses.push_back(std::move(address));
   }
 }
 
@@ -140,16 +142,21 @@ std::shared_ptr<Agent> join_world(Options options) {
 
   const LoopbackRule by_loopback(options, self);
   auto peers = std::make_unique<PeerTable>();
-  auto addresses = peers->listen(transport::make_loopback_endpoint(
-      endpoint_options, transport::LoopbackNetwork::process_wide()));
+  const auto plan = transport::parse_fault_plan(options.fault);
+  const auto faults = plan ? transport::Faults::make(*plan, options.name) : nullptr;
+  auto addresses =
+      peers->listen(with_faults(transport::make_loopback_endpoint(
+                                    endpoint_options, transport::LoopbackNetwork::process_wide()),
+                                faults));
   if (!std::all_of(records.begin(), records.end(), by_loopback))
-    listen(*peers, endpoint_options, options, records, self, addresses);
+    listen(*peers, endpoint_options, options, records, self, faults, addresses);
   const auto members =
       known_members(records, self, rendezvous.exchange_addresses(addresses), by_loopback);
 
   auto agent = std::make_shared<Agent>(
       options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
   agent->set_world(endpoint_options.self.world);
+  agent->set_faults(faults);
   agent->start(std::move(peers), members, std::make_shared<OpenStore>(std::move(opened)));
   try {
     rendezvous.finish();

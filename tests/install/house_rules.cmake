@@ -36,6 +36,7 @@ allow(transport/wire           base)
 allow(transport                base transport/wire)
 allow(transport/stream         base transport/wire transport)
 allow(transport/loopback       base transport)
+allow(transport/faults         base transport)
 allow(transport/tensorpipe     base transport)
 allow(transport/selection      base transport transport/stream transport/tensorpipe)
 allow(transport/store          base transport/wire)
@@ -45,20 +46,21 @@ allow(rpc/future               base)
 allow(rpc/message              base transport/wire)
 allow(rpc/function             base rpc/future rpc/message)
 allow(rpc/gpu                  base transport/wire rpc/future rpc/message)
-allow(rpc/options              base transport/wire transport/store rpc/message rpc/gpu)
+allow(rpc/options              base transport/wire transport/faults transport/store rpc/message rpc/gpu)
 allow(rpc/membership           base rpc/message rpc/options)
-allow(rpc/agent                base transport rpc/future rpc/message rpc/function rpc/gpu rpc/options
+allow(rpc/agent                base transport transport/faults rpc/future rpc/message rpc/function rpc/gpu rpc/options
                                rpc/membership)
-allow(rpc/world                base transport/wire transport transport/stream transport/loopback transport/selection
-                               transport/store rpc/future rpc/message rpc/gpu rpc/options rpc/membership rpc/agent)
-allow(rpc                      base rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/agent rpc/world)
+allow(rpc/world                base transport/wire transport transport/stream transport/loopback transport/faults
+                               transport/selection transport/store rpc/future rpc/message rpc/gpu rpc/options
+                               rpc/membership rpc/agent)
+allow(rpc                      base transport/faults rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/agent rpc/world)
 allow(rref/lifetime            base)
 allow(rref                     base rpc/future rpc/message rpc/agent rpc rref/lifetime)
 allow(dist_autograd/graph      base rpc/message rpc/function)
 allow(dist_autograd/executor   base dist_autograd/graph)
 allow(dist_autograd            base rpc/future rpc/message rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor)
-allow(dist_optim               base rref dist_autograd/graph dist_autograd)
+allow(dist_optim               base rpc rref dist_autograd/graph dist_autograd)
 
 set(headers "")
 foreach(folder IN LISTS folders)

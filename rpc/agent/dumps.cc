@@ -1,0 +1,211 @@
+#include "stitch/rpc/agent/dumps.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/dump_thread.h"
+#include "stitch/rpc/agent/worker_report.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+// Reports of workers with more than this are cut off behind a complete table.
+constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
+
+[[noreturn]] void fail(const std::string& path) {
+  throw Error(ErrorCode::internal,
+              "dump \"" + path + "\" cannot be written: " + std::generic_category().message(errno));
+}
+
+// Whole or not at all: readers see no half of a file. Only the user may read it.
+void write_file(const std::string& path, const std::string& text) {
+  const std::string unfinished = path + ".part";
+  const int fd = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
+                        S_IRUSR | S_IWUSR);
+  if (fd < 0) fail(unfinished);
+  std::size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t now = ::write(fd, text.data() + written, text.size() - written);
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) break;
+    written += static_cast<std::size_t>(now);
+  }
+  const int error = errno;
+  ::close(fd);
+  if (written < text.size() || ::rename(unfinished.c_str(), path.c_str()) != 0) {
+    if (written < text.size()) errno = error;
+    const int why = errno;
+    ::unlink(unfinished.c_str());
+    errno = why;
+    fail(path);
+  }
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
+// "call_timed_out": a reason as a part of a file's name.
+std::string as_name(const std::string& reason) {
+  std::string name;
+  for (const char c : reason.substr(0, 40))
+    name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  return name;
+}
+
+}  // namespace
+
+void Dumps::start(const std::shared_ptr<Agent>& agent) {
+  host_ = host_name();
+  const std::string& folder = agent_.options().dump_dir;
+  if (folder.empty()) return;
+  if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    throw Error(ErrorCode::invalid_argument, "dump_dir \"" + folder + "\" cannot be made: " +
+                                                 std::generic_category().message(errno));
+  }
+  try {
+    write_file(running_file(), head("running") + "  \"tables\": []\n}\n");
+  } catch (const Error& error) {
+    throw Error(ErrorCode::invalid_argument,
+                "dump_dir \"" + folder + "\" cannot be used: " + error.what());
+  }
+  running_ = true;
+  agent_.outgoing_calls().set_on_timeout(
+      [this](const std::vector<OutstandingCall>& calls) { on_timeout(calls); });
+  DumpThread::of_this_process().add(agent);
+}
+
+void Dumps::stop() noexcept {
+  if (!running_ || agent_.forked()) return;
+  DumpThread::of_this_process().remove(&agent_);
+  ::unlink(running_file().c_str());
+}
+
+std::string Dumps::running_file() const {
+  return agent_.options().dump_dir + "/" + agent_.name() + "." + std::to_string(::getpid()) +
+         ".running.json";
+}
+
+std::string Dumps::head(const std::string& reason) const {
+  std::string json = "{\n  \"stitch_dump\": 1,\n  \"name\": ";
+  append_json(json, agent_.name());
+  json += ",\n  \"id\": " + std::to_string(agent_.self().id.value()) +
+          ",\n  \"epoch\": " + std::to_string(agent_.self().epoch) +
+          ",\n  \"pid\": " + std::to_string(::getpid()) + ",\n  \"host\": ";
+  append_json(json, host_);
+  json += ",\n  \"reason\": ";
+  append_json(json, reason);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  char time[40];
+  std::snprintf(time, sizeof(time), "%.3f", std::chrono::duration<double>(now).count());
+  return json + ",\n  \"time\": " + time + ",\n";
+}
+
+std::string Dumps::write(const std::string& folder, const std::string& reason,
+                         const Table& timed_out) {
+  const std::string& where = folder.empty() ? agent_.options().dump_dir : folder;
+  if (where.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "a dump needs a folder: give one, or set Options::dump_dir or STITCH_DUMP_DIR");
+  }
+  std::string json = head(reason) + "  \"tables\": [";
+  Report report;
+  for (const Page page : kAllPages) rpc::report(agent_, page, report);
+  if (!timed_out.name.empty()) report.insert(report.begin(), timed_out);
+  const char* separator = "\n  ";
+  for (const Table& table : report) {
+    if (json.size() > kMaxBytes) break;
+    json += std::exchange(separator, ",\n  ");
+    append_json(json, table);
+  }
+  json += "\n  ]\n}\n";
+
+  std::uint64_t number = 0;
+  {
+    base::MutexLock lock(mutex_);
+    number = ++count_;
+  }
+  const std::string path = where + "/" + agent_.name() + "." + std::to_string(::getpid()) + "." +
+                           std::to_string(number) + "." + as_name(reason) + ".json";
+  write_file(path, json);
+  std::string oldest;
+  {
+    base::MutexLock lock(mutex_);
+    files_.push_back(path);
+    if (files_.size() > kMaxFiles) {
+      oldest = std::move(files_.front());
+      files_.pop_front();
+    }
+  }
+  if (!oldest.empty()) ::unlink(oldest.c_str());
+  return path;
+}
+
+void Dumps::write_quietly(const std::string& reason, const Table& timed_out) noexcept {
+  try {
+    write("", reason, timed_out);
+  } catch (const std::exception& error) {
+    base::MutexLock lock(mutex_);
+    if (!std::exchange(failed_, true)) std::fprintf(stderr, "stitch: %s\n", error.what());
+  }
+}
+
+bool Dumps::due() {
+  base::MutexLock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_) return false;
+  next_ = now + kInterval;
+  return true;
+}
+
+void Dumps::on_timeout(const std::vector<OutstandingCall>& calls) {
+  if (!due()) return;
+  const auto now = std::chrono::steady_clock::now();
+  Table table{"calls timed out",
+              {"call", "function", "to", "to id", "to epoch", "age", "under caller", "under call",
+               "under function"}};
+  for (const OutstandingCall& call : calls) {
+    table.add({call.id, call.function, call.to->name, call.to->id.value(), call.to->epoch,
+               now - call.made, Cell(), Cell(), Cell()});
+  }
+  DumpThread::of_this_process().post(
+      [this, alive = agent_.weak_from_this(), table = std::move(table)] {
+        if (const auto agent = alive.lock()) write_quietly("call timed out", table);
+      });
+  ask_others(calls);
+}
+
+void Dumps::on_asked(const WorkerInfo& from) {
+  if (!running_ || !due()) return;
+  DumpThread::of_this_process().post([this, alive = agent_.weak_from_this(), name = from.name] {
+    if (const auto agent = alive.lock()) write_quietly("asked by " + name);
+  });
+  ask_others({});
+}
+
+void Dumps::ask_others(const std::vector<OutstandingCall>& calls) {
+  std::set<const WorkerInfo*> others;
+  for (const auto& call : calls) others.insert(call.to);
+  for (const auto& call : agent_.outgoing_calls().list()) others.insert(call.to);
+  for (const WorkerInfo* to : others) {
+    if (to->id == agent_.self().id) continue;
+    try {
+      agent_.send_control(*to, OutMessage(wire::kDump));
+    } catch (const Error&) {
+      // It is lost, and has nothing to say.
+    }
+  }
+}
+
+}  // namespace stitch::rpc

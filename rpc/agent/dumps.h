@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/call_table.h"
+#include "stitch/rpc/agent/report.h"
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::rpc {
+
+class Agent;
+
+// The dumps of one worker: files that hold its report() as JSON, for stitch-run --diagnose. Written
+// when a call times out (at most one in kInterval; the workers that were called are asked to write
+// theirs, and ask in turn those for which they wait), on a signal (DumpThread), and when asked.
+// None of this needs a user-function thread. The last kMaxFiles are kept. While the worker runs, a
+// small file "<name>.<pid>.running.json" says that it should be there: of a worker that is stopped
+// or dead, nothing else may be. Part of its Agent. Thread contract: any thread once start() has
+// been called.
+class Dumps {
+ public:
+  static constexpr std::size_t kMaxFiles = 16;
+  static constexpr std::chrono::seconds kInterval{10};
+
+  // Keeps a reference.
+  explicit Dumps(Agent& agent) : agent_(agent) {}
+
+  // Before the agent's messages. Does nothing without Options::dump_dir. Throws
+  // Error(invalid_argument) naming a folder that cannot be written to.
+  void start(const std::shared_ptr<Agent>& agent);
+  // Takes the worker out of what signals have written.
+  void stop() noexcept;
+
+  // Writes a dump into `folder`, if empty into Options::dump_dir; returns its path. Throws
+  // Error(invalid_argument) without a folder, Error(internal) naming the file and the reason.
+  std::string write(const std::string& folder, const std::string& reason = "asked for",
+                    const Table& timed_out = {}) STITCH_EXCLUDES(mutex_);
+  // The same into Options::dump_dir; failures are said once, on stderr.
+  void write_quietly(const std::string& reason, const Table& timed_out = {}) noexcept;
+  // A frame kDump has come: a call of `from` has timed out.
+  void on_asked(const WorkerInfo& from);
+
+ private:
+  void on_timeout(const std::vector<OutstandingCall>& calls);
+  // Whether a dump for a timeout may be written now; the next one after kInterval.
+  [[nodiscard]] bool due() STITCH_EXCLUDES(mutex_);
+  // Asks the workers of these calls, and of all that are pending, to write dumps.
+  void ask_others(const std::vector<OutstandingCall>& calls);
+  [[nodiscard]] std::string head(const std::string& reason) const;
+  [[nodiscard]] std::string running_file() const;
+
+  Agent& agent_;
+  std::string host_;      // constant after start()
+  bool running_ = false;  // likewise
+  base::Mutex mutex_;
+  std::chrono::steady_clock::time_point next_ STITCH_GUARDED_BY(mutex_){};
+  std::uint64_t count_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::deque<std::string> files_ STITCH_GUARDED_BY(mutex_);  // oldest first
+  bool failed_ STITCH_GUARDED_BY(mutex_) = false;            // that has been said
+};
+
+}  // namespace stitch::rpc

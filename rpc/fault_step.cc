@@ -1,0 +1,18 @@
+#include "stitch/rpc/fault_step.h"
+
+#include <exception>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/call_path.h"
+
+namespace stitch {
+
+void fault_step() noexcept {
+  try {
+    if (const auto& faults = rpc::current_agent()->faults()) faults->on_step();
+  } catch (const std::exception&) {
+    // There is no worker that could count it.
+  }
+}
+
+}  // namespace stitch

@@ -1,0 +1,141 @@
+// Dumps that workers write, over clusters in one process.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/temporary_folder.h"
+
+namespace {
+
+using stitch::testing::Cluster;
+using stitch::testing::TemporaryFolder;
+
+int one() { return 1; }
+stitch::Promise<void>& gate() {
+  static stitch::Promise<void> promise;
+  return promise;
+}
+void waits_for_the_gate() { gate().future().get(); }
+
+std::string text_of(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+std::vector<std::string> files_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+// The part of a dump that is a table.
+std::string table_of(const std::string& dump, const std::string& name) {
+  const auto begin = dump.find("{\"name\": \"" + name + "\"");
+  if (begin == std::string::npos) return "";
+  return dump.substr(begin, dump.find("\"left_out\"", begin) - begin);
+}
+
+TEST(Dumps, SayWhatIsMadeServedAndWaitedFor) {
+  const TemporaryFolder folder;
+  Cluster cluster(2);
+  stitch::rpc_sync<one>("worker1");
+  auto pending = stitch::rpc_async<waits_for_the_gate>("worker1");
+  while (cluster[1].debug_info().at("rpc.calls_served") == 0) stitch::rpc_sync<one>("worker1");
+  std::string made;
+  std::string served;
+  // The handler begins to wait soon after it has arrived.
+  for (int i = 0; i < 1000 && table_of(served, "threads that wait").find("waits_for_the_gate") ==
+                                  std::string::npos;
+       ++i) {
+    made = text_of(cluster[0].dump(folder.path()));
+    served = text_of(cluster[1].dump(folder.path()));
+  }
+  EXPECT_NE(made.find("\"name\": \"worker0\",\n"), std::string::npos);
+  EXPECT_NE(table_of(made, "calls made").find("waits_for_the_gate\", \"worker1\", 1, "),
+            std::string::npos)
+      << made;
+  EXPECT_NE(table_of(made, "calls made").find("waits for an answer"), std::string::npos) << made;
+  EXPECT_NE(table_of(served, "calls served").find("waits_for_the_gate"), std::string::npos)
+      << served;
+  EXPECT_NE(table_of(served, "calls served").find("running"), std::string::npos) << served;
+  EXPECT_NE(table_of(served, "threads that wait").find("\"worker0\""), std::string::npos) << served;
+  for (const char* event : {"call made", "call answered", "connection bound"})
+    EXPECT_NE(table_of(made, "events").find(event), std::string::npos) << event;
+  for (const char* event : {"call received", "call started", "call served"})
+    EXPECT_NE(table_of(served, "events").find(event), std::string::npos) << event;
+  gate().set_value();
+  pending.get();
+}
+
+TEST(Dumps, NeedAFolder) {
+  Cluster cluster(1);
+  try {
+    cluster[0].dump();
+    FAIL() << "it was written";
+  } catch (const stitch::Error& error) {
+    EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("STITCH_DUMP_DIR"), std::string::npos);
+  }
+  try {
+    cluster[0].dump("/no/such/folder");
+    FAIL() << "it was written";
+  } catch (const stitch::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("\"/no/such/folder/worker0."), std::string::npos);
+  }
+}
+
+TEST(Dumps, AreNotWrittenInAHealthyRunAndTheSignOfLifeGoes) {
+  const TemporaryFolder folder;
+  const std::string dumps = folder.path() / "dumps";
+  {
+    Cluster cluster(2, [&](stitch::Options& options) { options.dump_dir = dumps; });
+    EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+    EXPECT_EQ(files_in(dumps).size(), 2U);
+  }
+  EXPECT_EQ(files_in(dumps), std::vector<std::string>{});
+}
+
+TEST(Dumps, AreLimitedInNumber) {
+  const TemporaryFolder folder;
+  Cluster cluster(1, [&](stitch::Options& options) { options.dump_dir = folder.path(); });
+  for (int i = 0; i < 40; ++i) cluster[0].dump();
+  EXPECT_EQ(files_in(folder.path()).size(), 17U);  // and the sign of life
+}
+
+TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {
+  try {
+    Cluster cluster(1, [](stitch::Options& options) { options.dump_dir = "/no/such/folder"; });
+    FAIL() << "it has started";
+  } catch (const stitch::Error& error) {
+    EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("dump_dir \"/no/such/folder\" cannot be made"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(FaultOption, ThatIsNotUnderstoodFailsTheStart) {
+  try {
+    Cluster cluster(1, [](stitch::Options& options) { options.fault = "seed=7,drop=often"; });
+    FAIL() << "it has started";
+  } catch (const stitch::Error& error) {
+    EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+    EXPECT_TRUE(std::string(error.what()).starts_with("fault \"drop=often\" is not understood"));
+  }
+}
+
+TEST(FaultOption, DelaysEveryMessage) {
+  Cluster cluster(2, [](stitch::Options& options) { options.fault = "delay=20ms"; });
+  stitch::rpc_sync<one>("worker1");
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(40));
+}
+
+}  // namespace

@@ -1,0 +1,187 @@
+// stitch-run --diagnose on dumps that are made up, damaged or hostile.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "diagnose_dump.h"
+#include "diagnose_json.h"
+#include "diagnose_waits.h"
+#include "tests/support/running_command.h"
+#include "tests/support/temporary_folder.h"
+
+namespace {
+
+using stitch::testing::RunningCommand;
+using stitch::testing::TemporaryFolder;
+using stitch_run::Dumps;
+using stitch_run::parse_json;
+
+std::string error_of_json(const std::string& text) {
+  try {
+    static_cast<void>(parse_json(text));
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// A dump with some tables, as a worker would write it.
+std::string dump(const std::string& name, const std::string& tables, double time = 100) {
+  return R"({"stitch_dump": 1, "name": ")" + name +
+         R"(", "id": 0, "epoch": 1, "pid": 1, "host": "h", "reason": "signal SIGUSR1", "time": )" +
+         std::to_string(time) + R"(, "tables": [)" + tables + "]}";
+}
+
+std::string made(const std::string& to, const std::string& function, double age) {
+  return R"({"name": "calls made", "columns": ["call", "function", "to", "age", "state"], )"
+         R"("rows": [[7, ")" +
+         function + R"(", ")" + to + R"(", )" + std::to_string(age) +
+         R"(, "waits for an answer"]]})";
+}
+
+class Diagnose : public ::testing::Test {
+ protected:
+  void put(const std::string& file, const std::string& text) const {
+    std::ofstream(folder_.path() / file, std::ios::binary) << text;
+  }
+  struct Result {
+    int status;
+    std::string out;
+    std::string err;
+  };
+  [[nodiscard]] Result run() const {
+    RunningCommand command({STITCH_RUN, "--diagnose", folder_.path()});
+    const int status = command.wait();
+    return {status, command.out(), command.err()};
+  }
+  const TemporaryFolder folder_;
+};
+
+TEST(DiagnoseJson, ReadsEveryKindOfValue) {
+  const auto json = parse_json(R"( {"a": [1, -2.5e3, true, false, null], "b": "x\"\\\n\u0041"} )");
+  ASSERT_NE(json.member("a"), nullptr);
+  const auto& array = *json.member("a")->array();
+  ASSERT_EQ(array.size(), 5U);
+  EXPECT_EQ(*array[1].number(), -2500);
+  EXPECT_EQ(*json.member("b")->text(), "x\"\\\nA");
+}
+
+TEST(DiagnoseJson, SaysWhatIsWrongAndWhere) {
+  EXPECT_EQ(error_of_json(""), "at byte 0: the text ends too early");
+  EXPECT_EQ(error_of_json("{\"a\": "), "at byte 6: the text ends too early");
+  EXPECT_EQ(error_of_json("[1, 2"), "at byte 5: the text ends too early");
+  EXPECT_EQ(error_of_json("\"abc"), "at byte 4: a string without an end");
+  EXPECT_EQ(error_of_json("{1: 2}"), "at byte 1: the name of a member is missing");
+  EXPECT_EQ(error_of_json("[1] x"), "at byte 4: something after the end of the value");
+  EXPECT_EQ(error_of_json("\"\\q\""), "at byte 3: an escape that does not exist");
+  EXPECT_EQ(error_of_json("[1e999]"), "at byte 1: there is no value here");
+  EXPECT_EQ(error_of_json(std::string(100'000, '[')), "at byte 33: values are nested too deeply");
+}
+
+TEST_F(Diagnose, NamesWhoWaitsForAWorkerThatIsSilent) {
+  put("a.json", dump("a", made("b", "f", 12.1)));
+  const Result result = run();
+  EXPECT_EQ(result.status, 0);
+  EXPECT_TRUE(result.out.starts_with(
+      "worker \"a\" waits for worker \"b\": call f() since 12.1 s; worker \"b\" has written no "
+      "dump: it is stopped, dead, cut off, or has no dump folder\n\nculprit: worker \"b\"\n"))
+      << result.out;
+}
+
+TEST_F(Diagnose, TakesTheNewestDumpOfAWorker) {
+  put("1.json", dump("a", made("b", "old", 1), 100));
+  put("2.json", dump("a", made("b", "newer", 2), 200));
+  put("3.json", dump("a", made("b", "older", 3), 150));
+  EXPECT_NE(run().out.find("call newer() since"), std::string::npos);
+}
+
+TEST_F(Diagnose, SaysThatNothingWaits) {
+  put("a.json", dump("a", ""));
+  EXPECT_TRUE(run().out.starts_with("no worker waits for another\n"));
+}
+
+TEST_F(Diagnose, DrawsThePicture) {
+  put("a.json", dump("a", made("b\\\"]; x", "f", 12.1)));
+  EXPECT_EQ(run().status, 0);
+  std::ifstream in(folder_.path() / "waits.dot");
+  const std::string dot((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  EXPECT_NE(dot.find("\"a\" -> \"b\\\""), std::string::npos) << dot;
+  EXPECT_NE(dot.find("f()\\n12.1 s"), std::string::npos) << dot;
+}
+
+TEST_F(Diagnose, LeavesOutFilesThatCannotBeReadAndSaysWhy) {
+  put("good.json", dump("a", made("b", "f", 1)));
+  put("empty.json", "");
+  put("half.json", dump("c", made("b", "f", 1)).substr(0, 90));
+  put("list.json", "[]");
+  put("future.json", R"({"stitch_dump": 9})");
+  put("nameless.json", R"({"stitch_dump": 1})");
+  put("row.json", dump("d", R"({"name": "t", "columns": ["x"], "rows": [[1, 2]]})"));
+  const Result result = run();
+  EXPECT_EQ(result.status, 0);
+  for (const char* line :
+       {"\"empty.json\": at byte 0: the text ends too early",
+        "\"half.json\": at byte 90: ", "\"list.json\": it is no dump of stitch",
+        "\"future.json\": it is of version 9 of dumps, and this program reads version 1",
+        "\"nameless.json\": \"name\" is missing or is no text",
+        "\"row.json\": a row of table \"t\" does not fit its columns"})
+    EXPECT_NE(result.out.find(line), std::string::npos) << line << " is not in\n" << result.out;
+}
+
+TEST_F(Diagnose, RefusesAFolderWithoutDumps) {
+  const Result result = run();
+  EXPECT_EQ(result.status, 125);
+  EXPECT_EQ(result.err, "stitch-run: there is no dump in \"" + folder_.path().string() + "\"\n");
+  RunningCommand missing({STITCH_RUN, "--diagnose", "/no/such/folder"});
+  EXPECT_EQ(missing.wait(), 125);
+  EXPECT_TRUE(missing.err().starts_with("stitch-run: \"/no/such/folder\" is not a folder"));
+  RunningCommand nothing({STITCH_RUN, "--diagnose"});
+  EXPECT_EQ(nothing.wait(), 2);
+  EXPECT_EQ(nothing.err(), "stitch-run: --diagnose needs the folder that the dumps are in\n");
+}
+
+TEST_F(Diagnose, PrintsNoControlCharactersOfADump) {
+  put("a.json", dump("a", made("b", R"(f\u001b[2J)", 1)));
+  const Result result = run();
+  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+  EXPECT_NE(result.out.find("call f?[2J() since"), std::string::npos) << result.out;
+}
+
+// A chain that leads back to itself ends.
+TEST_F(Diagnose, EndsOnDumpsThatReferToThemselves) {
+  const std::string served =
+      R"(, {"name": "calls served", "columns": ["caller", "call", "function", "stage",)"
+      R"( "running for", "thread", "object"], "rows": [["a", 7, "f", "awaiting", 1, 0, ""]]})";
+  const std::string under =
+      R"({"name": "calls made", "columns": ["call", "function", "to", "age", "under caller",)"
+      R"( "under call"], "rows": [[7, "f", "a", 5, "a", 7], [8, "f", "a", 5, null, null]]})";
+  put("a.json", dump("a", under + served));
+  EXPECT_EQ(run().status, 0);
+  put("a.json", dump("a", made("a", "f", 5) + served + "," + under));
+  EXPECT_EQ(run().status, 0);
+}
+
+// Any damage gives a diagnosis or an error, never a crash: each byte of a real shape of dump is
+// changed, and the text is cut anywhere.
+TEST(DiagnoseDump, SurvivesEveryDamage) {
+  const TemporaryFolder folder;
+  const std::string good = dump("a", made("b", "f", 1));
+  std::mt19937 random(7);
+  for (int i = 0; i < 1'000; ++i) {
+    std::string text = good;
+    for (int changes = 0; changes < 1 + i % 4; ++changes)
+      text[random() % text.size()] = static_cast<char>(random());
+    if (i % 3 == 0) text.resize(random() % text.size());
+    std::ofstream(folder.path() / "a.json", std::ios::binary | std::ios::trunc) << text;
+    try {
+      const Dumps dumps = stitch_run::read_dumps(folder.path());
+      static_cast<void>(stitch_run::find_waits(dumps));
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("there is no dump in"), std::string::npos);
+    }
+  }
+}
+
+}  // namespace

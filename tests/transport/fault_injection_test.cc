@@ -1,0 +1,211 @@
+// Faults on purpose: how they are written, and what they do to connections of every kind.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/faults/faults.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/transport/recorder.h"
+
+namespace stitch::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::string error_of(const std::string& text) {
+  try {
+    static_cast<void>(parse_fault_plan(text));
+    return "";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+}
+
+TEST(FaultPlan, ReadsEveryPart) {
+  const auto plan = parse_fault_plan(
+      "seed=7,drop=0.01,delay=10ms-50ms,duplicate=0.5,reorder=1,cut=2s,kill=ps0@step10,"
+      "stop=ps1@time2s,kill=a:b@call1000,partition=ps0+ps1|t@2s-5s,partition=x|y");
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->seed, 7U);
+  EXPECT_EQ(plan->drop, 0.01);
+  EXPECT_EQ(plan->delay_from, milliseconds(10));
+  EXPECT_EQ(plan->delay_to, milliseconds(50));
+  EXPECT_EQ(plan->duplicate, 0.5);
+  EXPECT_EQ(plan->reorder, 1);
+  EXPECT_EQ(plan->cut, std::chrono::seconds(2));
+  ASSERT_EQ(plan->strikes.size(), 3U);
+  EXPECT_EQ(plan->strikes[0].worker, "ps0");
+  EXPECT_EQ(plan->strikes[0].at, FaultPlan::Strike::At::step);
+  EXPECT_EQ(plan->strikes[0].count, 10U);
+  EXPECT_TRUE(plan->strikes[0].kill);
+  EXPECT_FALSE(plan->strikes[1].kill);
+  EXPECT_EQ(plan->strikes[1].time, std::chrono::seconds(2));
+  EXPECT_EQ(plan->strikes[2].worker, "a:b");
+  EXPECT_EQ(plan->strikes[2].at, FaultPlan::Strike::At::call);
+  ASSERT_EQ(plan->partitions.size(), 2U);
+  EXPECT_TRUE(plan->partitions[0].between("t", "ps1"));
+  EXPECT_FALSE(plan->partitions[0].between("ps0", "ps1"));
+  EXPECT_EQ(plan->partitions[0].from, std::chrono::seconds(2));
+  EXPECT_EQ(plan->partitions[0].until, std::chrono::seconds(5));
+  EXPECT_EQ(plan->partitions[1].until, FaultPlan::Duration::max());
+  EXPECT_FALSE(parse_fault_plan(""));
+}
+
+TEST(FaultPlan, NamesThePartThatIsWrong) {
+  EXPECT_EQ(
+      error_of("drop=2"),
+      "fault \"drop=2\" is not understood; drop takes a probability from 0 to 1, such as 0.01");
+  EXPECT_EQ(error_of("seed=7,delay=fast"),
+            "fault \"delay=fast\" is not understood; delay takes a duration, 50ms, or a range of "
+            "them, 10ms-50ms");
+  EXPECT_EQ(error_of("delay=5"), error_of("delay=5"));
+  EXPECT_NE(error_of("delay=5"), "");
+  EXPECT_NE(error_of("delay=50ms-10ms"), "");
+  EXPECT_EQ(error_of("kill=ps0"),
+            "fault \"kill=ps0\" is not understood; kill takes a worker and a moment: ps0@step10, "
+            "ps0@call1000, ps0@time2s");
+  for (const char* text : {"kill=ps0@step", "kill=ps0@step0", "kill=@step1", "stop=a@minute3",
+                           "kill=ps0@time", "kill=ps0@call-1", "cut=0s", "seed=-1", "seed=x",
+                           "partition=a", "partition=a|", "partition=a|b@5s-2s", "partition=a|a",
+                           "drop=nan", "drop=", "drop", ",", "drop=0.1,drop=0.2", "drop=0.1,"})
+    EXPECT_NE(error_of(text), "") << text;
+  EXPECT_NE(error_of("dorp=0.1").find("fault \"dorp\" is unknown; there are "), std::string::npos);
+  EXPECT_NE(error_of("dorp=0.1").find("did you mean drop?"), std::string::npos);
+}
+
+using MakeEndpoint = std::unique_ptr<Endpoint> (*)(std::uint32_t id);
+
+std::unique_ptr<Endpoint> loopback(std::uint32_t id) {
+  return make_loopback_endpoint(options(id), nullptr);
+}
+std::unique_ptr<Endpoint> shm(std::uint32_t id) {
+  return make_stream_endpoint(options(id), {{"shm"}, "127.0.0.1"});
+}
+std::unique_ptr<Endpoint> tcp(std::uint32_t id) {
+  return make_stream_endpoint(options(id), {{"tcp"}, "127.0.0.1"});
+}
+
+// Worker 2, which has faults, connected to worker 1, which has none.
+struct FaultyLine {
+  std::shared_ptr<Recorder> server = std::make_shared<Recorder>();
+  std::shared_ptr<Recorder> client = std::make_shared<Recorder>();
+  std::shared_ptr<Faults> faults;
+  std::unique_ptr<Endpoint> server_endpoint;
+  std::unique_ptr<Endpoint> client_endpoint;
+  std::shared_ptr<Connection> to_server;
+
+  FaultyLine(MakeEndpoint make, const std::string& plan)
+      : faults(Faults::make(*parse_fault_plan(plan), "worker2")),
+        server_endpoint(make(1)),
+        client_endpoint(with_faults(make(2), faults)) {
+    const auto addresses = server_endpoint->listen([this] { return server->events(); });
+    to_server = client_endpoint->connect(addresses.front(), client->events());
+    EXPECT_TRUE(client->wait_open());
+    EXPECT_TRUE(server->wait_open());
+  }
+  ~FaultyLine() {
+    client_endpoint.reset();
+    server_endpoint.reset();
+    EXPECT_EQ(client->faults(), std::vector<std::string>{});
+    EXPECT_EQ(server->faults(), std::vector<std::string>{});
+    EXPECT_EQ(client->sends(), client->done_count());
+  }
+  void send(const std::string& text) { to_server->send(make_message(text), client->done()); }
+};
+
+class FaultInjection : public ::testing::TestWithParam<MakeEndpoint> {};
+INSTANTIATE_TEST_SUITE_P(OverEach, FaultInjection, ::testing::Values(&loopback, &shm, &tcp));
+
+// How many of 200 messages arrive before the connection is cut.
+std::size_t delivered_before_drop(MakeEndpoint make, int seed) {
+  FaultyLine line(make, "drop=0.05,seed=" + std::to_string(seed));
+  for (int i = 0; i < 200; ++i) line.send(std::to_string(i));
+  EXPECT_TRUE(line.server->wait_closed());
+  EXPECT_TRUE(line.client->wait_closed());
+  const auto texts = line.server->take_texts();
+  for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(texts[i], std::to_string(i));
+  return 200 - static_cast<std::size_t>(line.client->failed());
+}
+
+TEST_P(FaultInjection, ADroppedMessageCutsTheConnectionAtTheSameOneForEachSeed) {
+  const auto first = delivered_before_drop(GetParam(), 7);
+  EXPECT_LT(first, 200U);
+  EXPECT_EQ(delivered_before_drop(GetParam(), 7), first);
+  std::vector<std::size_t> others;
+  for (int seed = 8; seed < 12; ++seed) others.push_back(delivered_before_drop(GetParam(), seed));
+  EXPECT_TRUE(std::any_of(others.begin(), others.end(), [&](auto each) { return each != first; }));
+}
+
+TEST_P(FaultInjection, DelayedMessagesArriveLaterAndInOrder) {
+  FaultyLine line(GetParam(), "delay=20ms-60ms");
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::string> expected;
+  for (int i = 0; i < 50; ++i) {
+    line.send(std::to_string(i));
+    expected.push_back(std::to_string(i));
+  }
+  ASSERT_TRUE(line.server->wait_messages(50));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(20));
+  EXPECT_EQ(line.server->take_texts(), expected);
+}
+
+TEST_P(FaultInjection, ADuplicateIsAMessageThatArrivesBeforeTheConnectionIsCut) {
+  FaultyLine line(GetParam(), "duplicate=1");
+  line.send("only");
+  ASSERT_TRUE(line.client->wait_closed());
+  ASSERT_TRUE(line.server->wait_closed());
+  EXPECT_EQ(line.client->failed(), 0U);
+  EXPECT_EQ(line.client->closed_code(), ErrorCode::disconnected);
+  EXPECT_EQ(line.server->take_texts(), std::vector<std::string>{"only"});
+}
+
+TEST_P(FaultInjection, OnlyLargeMessagesAreOvertaken) {
+  FaultyLine line(GetParam(), "reorder=1");
+  line.to_server->send(make_message(std::string(100'000, 'x')), line.client->done());
+  for (int i = 0; i < 5; ++i) line.send(std::to_string(i));
+  ASSERT_TRUE(line.server->wait_messages(6));
+  auto texts = line.server->take_texts();
+  EXPECT_EQ(texts.back().size(), 100'000U);
+  texts.pop_back();
+  EXPECT_EQ(texts, (std::vector<std::string>{"0", "1", "2", "3", "4"}));
+}
+
+TEST_P(FaultInjection, ConnectionsAreCutAfterAWhile) {
+  FaultyLine line(GetParam(), "cut=20ms");
+  ASSERT_TRUE(line.client->wait_closed());
+  ASSERT_TRUE(line.server->wait_closed());
+  EXPECT_NE(line.client->closed_text().find("was cut on purpose (fault cut)"), std::string::npos);
+}
+
+TEST_P(FaultInjection, APartitionHoldsMessagesBackUntilItEnds) {
+  FaultyLine line(GetParam(), "partition=worker2|worker1@0s-400ms");
+  line.send("late");
+  EXPECT_EQ(line.server->received(), 0U);
+  ASSERT_TRUE(line.server->wait_messages(1));
+  EXPECT_EQ(line.server->take_texts(), std::vector<std::string>{"late"});
+}
+
+TEST_P(FaultInjection, WhatIsHeldBackFailsWithItsConnection) {
+  FaultyLine line(GetParam(), "partition=worker2|worker1");
+  for (int i = 0; i < 3; ++i) line.send("never");
+  line.to_server->close(Error(ErrorCode::cancelled, "done waiting"));
+  ASSERT_TRUE(line.client->wait_sends_done());
+  EXPECT_EQ(line.client->failed(), 3U);
+  ASSERT_TRUE(line.server->wait_closed());
+  EXPECT_EQ(line.server->received(), 0U);
+}
+
+TEST(FaultInjectionPlan, WithoutFaultsOfConnectionsTheEndpointIsLeftAsItIs) {
+  auto endpoint = loopback(1);
+  const Endpoint* const before = endpoint.get();
+  const auto faults = Faults::make(*parse_fault_plan("kill=other@step1"), "worker1");
+  EXPECT_EQ(with_faults(std::move(endpoint), faults).get(), before);
+}
+
+}  // namespace
+}  // namespace stitch::transport

@@ -1,0 +1,198 @@
+#include "diagnose.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+
+#include "run_options.h"
+
+namespace stitch_run {
+namespace {
+
+constexpr std::size_t kMaxChains = 50;
+// Dumps of one hang are written within seconds.
+constexpr double kOldSeconds = 60;
+
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result;
+}
+
+std::string verdict_of(const WaitChain& chain) {
+  return (chain.circular ? "circular wait: " : "") + chain.text;
+}
+
+std::string culprit_of(const WaitChain& chain) {
+  std::string text = "worker \"" + chain.culprit + "\"";
+  if (!chain.culprit_function.empty()) text += ", " + chain.culprit_function;
+  return text;
+}
+
+void list_workers(const Dumps& dumps, std::string& text) {
+  double newest = 0;
+  for (const auto& [name, dump] : dumps.by_worker) newest = std::max(newest, dump.time);
+  text += "\nworkers:\n";
+  for (const auto& [name, dump] : dumps.by_worker) {
+    text += "  \"" + name + "\", process " + std::to_string(dump.pid) + " on " + dump.host + ": " +
+            dump.reason + " (" + dump.file + ")";
+    if (newest - dump.time > kOldSeconds)
+      text += ", " + seconds_text(newest - dump.time) + " older than the newest dump";
+    text += '\n';
+  }
+  for (const std::string& name : silent_workers(dumps))
+    text += "  \"" + name + "\" " + why_silent(dumps, name) + '\n';
+}
+
+// Has Graphviz draw. False where there is none.
+bool run_dot(const std::string& from, const std::string& to) {
+  const std::string output = "-o" + to;
+  const std::array<const char*, 5> command{"dot", "-Tsvg", from.c_str(), output.c_str(), nullptr};
+  const pid_t child = ::fork();
+  if (child < 0) return false;
+  if (child == 0) {
+    const int null = ::open("/dev/null", O_WRONLY);
+    if (null >= 0) ::dup2(null, STDERR_FILENO);
+    ::execvp(command[0], const_cast<char* const*>(command.data()));
+    ::_exit(127);
+  }
+  int status = -1;
+  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  if (!out.flush()) throw std::runtime_error("\"" + path + "\" cannot be written");
+}
+
+}  // namespace
+
+bool asks_for_diagnosis(const std::vector<std::string>& arguments) {
+  return !arguments.empty() &&
+         (arguments[0] == "--diagnose" || arguments[0].starts_with("--diagnose="));
+}
+
+std::string diagnosis_text(const Dumps& dumps) {
+  const auto chains = find_waits(dumps);
+  std::string text;
+  if (chains.empty()) {
+    text = "no worker waits for another\n";
+    const auto silent = silent_workers(dumps);
+    if (!silent.empty()) {
+      text = "no worker that has written a dump waits for another, but worker \"" + silent.front() +
+             "\" " + why_silent(dumps, silent.front()) + '\n';
+    }
+  } else {
+    text = verdict_of(chains.front()) + "\n\nculprit: " + culprit_of(chains.front()) + '\n';
+  }
+  if (chains.size() > 1) {
+    text += "\nall that waits:\n";
+    std::set<std::string> told;
+    std::size_t listed = 0;
+    for (const WaitChain& chain : chains) {
+      if (!told.insert(chain.text).second) continue;
+      if (listed++ == kMaxChains) break;
+      text += "  " + verdict_of(chain) + '\n';
+    }
+    if (listed > kMaxChains) text += "  ... and more\n";
+  }
+  list_workers(dumps, text);
+  if (!dumps.left_out.empty()) {
+    text += "\nleft out, because they cannot be read:\n";
+    for (const std::string& each : dumps.left_out) text += "  " + each + '\n';
+  }
+  return text;
+}
+
+std::string diagnosis_dot(const Dumps& dumps) {
+  const auto chains = find_waits(dumps);
+  std::map<std::string, std::string> notes;  // by worker: the functions that hold others up
+  std::set<std::string> workers;
+  struct Arrow {
+    int count = 0;
+    double seconds = 0;
+    bool circular = false;
+  };
+  std::map<std::tuple<std::string, std::string, std::string>, Arrow> arrows;
+  for (const auto& [name, dump] : dumps.by_worker) workers.insert(name);
+  const auto silent = silent_workers(dumps);
+  workers.insert(silent.begin(), silent.end());
+  for (const WaitChain& chain : chains) {
+    notes[chain.culprit] = chain.culprit_function;
+    workers.insert(chain.culprit);
+    for (const WaitLink& link : chain.links) {
+      workers.insert(link.worker);
+      workers.insert(link.to);
+      Arrow& arrow = arrows[{link.worker, link.to, link.what}];
+      ++arrow.count;
+      arrow.seconds = std::max(arrow.seconds, link.seconds);
+      arrow.circular = arrow.circular || chain.circular;
+    }
+  }
+  std::string dot = "digraph waits {\n  rankdir=LR;\n  node [shape=box, style=rounded];\n";
+  for (const std::string& name : workers) {
+    std::string label = escaped(name);
+    std::string style;
+    if (const auto note = notes.find(name); note != notes.end()) {
+      if (!note->second.empty()) label += "\\n" + escaped(note->second);
+      style = ", style=\"rounded,filled\", fillcolor=\"#ffd0d0\"";
+    }
+    if (std::find(silent.begin(), silent.end(), name) != silent.end())
+      label += "\\nno dump", style = ", style=\"rounded,filled,dashed\", fillcolor=\"#d0d0d0\"";
+    dot += "  \"" + escaped(name) + "\" [label=\"" + label + "\"" + style + "];\n";
+  }
+  for (const auto& [key, arrow] : arrows) {
+    const auto& [from, to, what] = key;
+    dot += "  \"" + escaped(from) + "\" -> \"" + escaped(to) + "\" [label=\"" + escaped(what) +
+           (arrow.count > 1 ? " (" + std::to_string(arrow.count) + ")" : "") + "\\n" +
+           seconds_text(arrow.seconds) + "\"" + (arrow.circular ? ", color=red" : "") + "];\n";
+  }
+  return dot + "}\n";
+}
+
+int diagnose(const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = arguments;
+  if (words[0].starts_with("--diagnose=")) {
+    words.insert(words.begin() + 1, words[0].substr(words[0].find('=') + 1));
+    words[0] = "--diagnose";
+  }
+  if (words.size() < 2) throw UsageError("--diagnose needs the folder that the dumps are in");
+  std::string dot_file;
+  std::string svg_file;
+  for (std::size_t i = 2; i < words.size(); i += 2) {
+    if (words[i] != "--dot" && words[i] != "--svg") {
+      throw UsageError("--diagnose does not understand \"" + words[i] +
+                       "\"; after the folder it takes --dot FILE and --svg FILE");
+    }
+    if (i + 1 == words.size()) throw UsageError(words[i] + " needs the name of a file");
+    (words[i] == "--dot" ? dot_file : svg_file) = words[i + 1];
+  }
+  const Dumps dumps = read_dumps(words[1]);
+  std::fputs(diagnosis_text(dumps).c_str(), stdout);
+  const std::string default_dot = words[1] + "/waits.dot";
+  if (dot_file.empty()) dot_file = default_dot;
+  write_file(dot_file, diagnosis_dot(dumps));
+  const std::string svg = svg_file.empty() ? words[1] + "/waits.svg" : svg_file;
+  if (run_dot(dot_file, svg)) {
+    std::printf("\npicture: %s\n", svg.c_str());
+  } else {
+    std::printf("\npicture: %s (no SVG: \"dot\" of Graphviz is not there)\n", dot_file.c_str());
+  }
+  return 0;
+}
+
+}  // namespace stitch_run

@@ -1,0 +1,165 @@
+#include "diagnose_dump.h"
+
+#include <algorithm>
+#include <fstream>
+#include <stdexcept>
+#include <system_error>
+
+namespace stitch_run {
+namespace {
+
+constexpr std::uintmax_t kMaxFileBytes = std::uintmax_t{64} << 20;
+constexpr std::size_t kMaxText = 300;
+constexpr std::size_t kMaxFiles = 20'000;
+
+[[noreturn]] void refuse(const std::string& why) { throw std::runtime_error(why); }
+
+std::string required_text(const Json& dump, std::string_view name) {
+  const Json* const value = dump.member(name);
+  if (value == nullptr || value->text() == nullptr)
+    refuse("\"" + std::string(name) + "\" is missing or is no text");
+  return readable(*value->text());
+}
+
+double required_number(const Json& dump, std::string_view name) {
+  const Json* const value = dump.member(name);
+  if (value == nullptr || value->number() == nullptr)
+    refuse("\"" + std::string(name) + "\" is missing or is no number");
+  return *value->number();
+}
+
+}  // namespace
+
+std::string readable(std::string_view text) {
+  std::string result(text.substr(0, kMaxText));
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  if (text.size() > kMaxText) result += "...";
+  return result;
+}
+
+const Json* DumpRow::find(std::string_view column) const {
+  const auto found = std::find(columns_->begin(), columns_->end(), column);
+  const auto index = static_cast<std::size_t>(found - columns_->begin());
+  return index < cells_->size() && found != columns_->end() ? &(*cells_)[index] : nullptr;
+}
+
+std::string DumpRow::text(std::string_view column) const {
+  const Json* const cell = find(column);
+  return cell == nullptr || cell->text() == nullptr ? "" : readable(*cell->text());
+}
+
+double DumpRow::number(std::string_view column) const {
+  const Json* const cell = find(column);
+  return cell == nullptr || cell->number() == nullptr ? 0 : *cell->number();
+}
+
+bool DumpRow::has(std::string_view column) const {
+  const Json* const cell = find(column);
+  return cell != nullptr && !std::holds_alternative<std::monostate>(cell->value);
+}
+
+std::vector<DumpRow> Dump::rows(std::string_view table) const {
+  std::vector<DumpRow> rows;
+  const auto found = tables_.find(table);
+  if (found == tables_.end()) return rows;
+  for (const Json::Array& cells : found->second.rows)
+    rows.emplace_back(found->second.columns, cells);
+  return rows;
+}
+
+Dump read_dump(const std::filesystem::path& file) {
+  if (!std::filesystem::is_regular_file(file)) refuse("it is no file");
+  if (std::filesystem::file_size(file) > kMaxFileBytes)
+    refuse("it has more than " + std::to_string(kMaxFileBytes) + " bytes");
+  std::ifstream in(file, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (!in) refuse("it cannot be read");
+  const Json json = parse_json(text);
+  const Json* const version = json.member("stitch_dump");
+  if (version == nullptr || version->number() == nullptr) refuse("it is no dump of stitch");
+  if (*version->number() != 1) {
+    refuse("it is of version " + std::to_string(static_cast<long>(*version->number())) +
+           " of dumps, and this program reads version 1");
+  }
+  Dump dump;
+  dump.file = readable(file.filename().string());
+  dump.name = required_text(json, "name");
+  dump.id = required_number(json, "id");
+  dump.epoch = required_number(json, "epoch");
+  const double pid = required_number(json, "pid");
+  dump.pid = pid >= 0 && pid < 1e9 ? static_cast<long>(pid) : 0;
+  dump.host = required_text(json, "host");
+  dump.reason = required_text(json, "reason");
+  dump.time = required_number(json, "time");
+  const Json* const tables = json.member("tables");
+  if (tables == nullptr || tables->array() == nullptr)
+    refuse("\"tables\" is missing or is no list");
+  for (const Json& each : *tables->array()) {
+    const Json* const columns = each.member("columns");
+    const Json* const rows = each.member("rows");
+    if (columns == nullptr || columns->array() == nullptr || rows == nullptr ||
+        rows->array() == nullptr)
+      refuse("a table has no columns or no rows");
+    Dump::Table table;
+    for (const Json& column : *columns->array()) {
+      if (column.text() == nullptr) refuse("the name of a column is no text");
+      table.columns.push_back(*column.text());
+    }
+    for (const Json& row : *rows->array()) {
+      if (row.array() == nullptr || row.array()->size() != table.columns.size())
+        refuse("a row of table \"" + required_text(each, "name") + "\" does not fit its columns");
+      table.rows.push_back(*row.array());
+    }
+    dump.tables_.insert_or_assign(required_text(each, "name"), std::move(table));
+  }
+  return dump;
+}
+
+const Dump* Dumps::find(std::string_view worker) const {
+  const auto found = by_worker.find(worker);
+  return found == by_worker.end() ? nullptr : &found->second;
+}
+
+Dumps read_dumps(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    refuse("\"" + folder.string() +
+           "\" is not a folder; dumps are in the one that Options::dump_dir or STITCH_DUMP_DIR "
+           "named");
+  }
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".json") continue;
+    files.push_back(entry.path());
+    if (files.size() == kMaxFiles) break;
+  }
+  std::sort(files.begin(), files.end());
+  Dumps dumps;
+  for (const auto& file : files) {
+    try {
+      Dump dump = read_dump(file);
+      auto& all = dump.only_running() ? dumps.running : dumps.by_worker;
+      const auto found = all.find(dump.name);
+      const bool newer = found == all.end() || dump.epoch > found->second.epoch ||
+                         (dump.epoch == found->second.epoch && dump.time >= found->second.time);
+      if (newer) all.insert_or_assign(dump.name, std::move(dump));
+    } catch (const std::exception& why) {
+      dumps.left_out.push_back("\"" + readable(file.filename().string()) +
+                               "\": " + readable(why.what()));
+    }
+  }
+  if (dumps.by_worker.empty()) {
+    std::string text = "there is no dump in \"" + folder.string() + "\"";
+    if (!dumps.running.empty()) {
+      text += ", but " + std::to_string(dumps.running.size()) +
+              " workers run that write them there: send them SIGUSR1";
+    }
+    for (const std::string& each : dumps.left_out) text += "\n  left out: " + each;
+    refuse(text);
+  }
+  return dumps;
+}
+
+}  // namespace stitch_run

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "diagnose_json.h"
+
+namespace stitch_run {
+
+// One row of a table of a dump. Refers to its table.
+class DumpRow {
+ public:
+  DumpRow(const std::vector<std::string>& columns, const Json::Array& cells)
+      : columns_(&columns), cells_(&cells) {}
+  // The text of a column, without control characters, cut to a readable length; empty if the row
+  // has none.
+  [[nodiscard]] std::string text(std::string_view column) const;
+  // The number; 0 if the row has none.
+  [[nodiscard]] double number(std::string_view column) const;
+  [[nodiscard]] bool has(std::string_view column) const;
+
+ private:
+  [[nodiscard]] const Json* find(std::string_view column) const;
+  const std::vector<std::string>* columns_;
+  const Json::Array* cells_;
+};
+
+// What one worker wrote about itself (rpc/agent/dumps.h), checked.
+class Dump {
+ public:
+  std::string file;
+  std::string name;
+  double id = 0;
+  double epoch = 0;
+  long pid = 0;
+  std::string host;
+  std::string reason;
+  double time = 0;  // seconds since 1970
+  // The worker's sign of life, which has no tables.
+  [[nodiscard]] bool only_running() const { return reason == "running"; }
+  // The rows of a table; none if the dump has no such table.
+  [[nodiscard]] std::vector<DumpRow> rows(std::string_view table) const;
+
+ private:
+  friend Dump read_dump(const std::filesystem::path& file);
+  struct Table {
+    std::vector<std::string> columns;
+    std::vector<Json::Array> rows;
+  };
+  std::map<std::string, Table, std::less<>> tables_;
+};
+
+// Throws std::runtime_error saying what is wrong with the file.
+[[nodiscard]] Dump read_dump(const std::filesystem::path& file);
+
+// The dumps of a folder: of each worker the newest of its highest epoch, and its sign of life.
+struct Dumps {
+  std::map<std::string, Dump, std::less<>> by_worker;
+  std::map<std::string, Dump, std::less<>> running;
+  std::vector<std::string> left_out;  // files that cannot be read, and why
+  [[nodiscard]] const Dump* find(std::string_view worker) const;
+};
+// Throws std::runtime_error for what is no folder, or holds no dump that can be read.
+[[nodiscard]] Dumps read_dumps(const std::filesystem::path& folder);
+
+// `text` without control characters, and not too long to be read.
+[[nodiscard]] std::string readable(std::string_view text);
+
+}  // namespace stitch_run

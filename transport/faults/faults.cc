@@ -1,0 +1,85 @@
+#include "stitch/transport/faults/faults.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "stitch/base/thread_id.h"
+
+namespace stitch::transport {
+
+namespace {
+
+// The finalizer of splitmix64: every bit of the result depends on every bit of `x`.
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+// FNV-1a: the same on every machine, unlike std::hash.
+std::uint64_t hash_name(std::string_view name) noexcept {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return hash;
+}
+
+void end_process(bool kill) noexcept { ::kill(::getpid(), kill ? SIGKILL : SIGSTOP); }
+
+}  // namespace
+
+std::shared_ptr<Faults> Faults::make(FaultPlan plan, std::string self) {
+  return std::shared_ptr<Faults>(new Faults(std::move(plan), std::move(self)), [](Faults* faults) {
+    // The last reference may be one of its own thread, which cannot wait for itself.
+    if (faults->thread_id_.load() == base::this_thread_id()) {
+      std::thread([faults] { delete faults; }).detach();
+    } else {
+      delete faults;
+    }
+  });
+}
+
+Faults::Faults(FaultPlan plan, std::string self) : plan_(std::move(plan)), self_(std::move(self)) {
+  thread_.post([this] { thread_id_.store(base::this_thread_id()); });
+  for (const auto& each : plan_.strikes) {
+    if (each.worker != self_ || each.at != FaultPlan::Strike::At::time) continue;
+    thread_.post_at(begin_ + each.time, [kill = each.kill] { end_process(kill); });
+  }
+}
+
+double Faults::Dice::roll(std::uint64_t n, std::uint32_t which) const noexcept {
+  const std::uint64_t bits = mix(state ^ mix(n * 8 + which));
+  return static_cast<double>(bits >> 11) * 0x1.0p-53;
+}
+
+Faults::Dice Faults::next_connection(std::string_view peer) {
+  std::uint64_t number = 0;
+  {
+    base::MutexLock lock(mutex_);
+    const auto found = connections_.try_emplace(std::string(peer), 0).first;
+    number = found->second++;
+  }
+  return {mix(plan_.seed) ^ mix(hash_name(self_)) ^ mix(mix(hash_name(peer)) + number)};
+}
+
+Faults::Clock::time_point Faults::deliverable(std::string_view peer, Clock::time_point now) const {
+  Clock::time_point when = now;
+  for (const auto& partition : plan_.partitions) {
+    if (!partition.between(self_, peer) || now - begin_ < partition.from) continue;
+    if (partition.until == FaultPlan::Duration::max()) return Clock::time_point::max();
+    when = std::max(when, begin_ + partition.until);
+  }
+  return when;
+}
+
+void Faults::strike(FaultPlan::Strike::At at, std::uint64_t count) noexcept {
+  for (const auto& each : plan_.strikes) {
+    if (each.at == at && each.count == count && each.worker == self_) end_process(each.kill);
+  }
+}
+
+}  // namespace stitch::transport

@@ -1,0 +1,313 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "stitch/base/mutex.h"
+#include "stitch/transport/faults/faults.h"
+
+namespace stitch::transport {
+
+namespace {
+
+using Clock = Faults::Clock;
+
+// How long a message that is to be overtaken is held back.
+constexpr std::chrono::milliseconds kReorderTime{10};
+constexpr std::size_t kLargeBytes = std::size_t{32} << 10;  // from here on others may overtake
+
+enum Which : std::uint32_t { kDrop, kDuplicate, kReorder, kDelay, kLife };
+
+std::size_t bytes_of(const Message& message) {
+  std::size_t bytes = message.frame.size();
+  for (const auto& buffer : message.buffers) bytes += buffer.bytes;
+  return bytes;
+}
+
+// A connection whose messages meet with faults on the way to the one behind it. What is held back
+// keeps its order, in one queue for small messages and one for large ones, and one thread at a time
+// passes it on. Held by its owner and by the callbacks of the one behind it. Thread contract: as
+// Connection; no lock is held while the one behind it is called.
+class FaultyConnection final : public Connection,
+                               public std::enable_shared_from_this<FaultyConnection> {
+ public:
+  FaultyConnection(std::shared_ptr<Faults> faults, std::string name)
+      : faults_(std::move(faults)), name_(std::move(name)) {}
+
+  // The callbacks for the connection behind this one.
+  [[nodiscard]] ConnectionEvents wrap(ConnectionEvents events) {
+    ConnectionEvents wrapped;
+    wrapped.check_peer = std::move(events.check_peer);
+    const auto self = shared_from_this();
+    wrapped.on_open = [self, on_open = std::move(events.on_open)](const auto& inner) {
+      self->open(inner);
+      if (on_open) on_open(self);
+      self->pass_on();
+    };
+    if (events.on_message) {
+      wrapped.on_message = [self, on_message = std::move(events.on_message)](const auto&,
+                                                                             Message message) {
+        on_message(self, std::move(message));
+      };
+    }
+    if (events.place) {
+      wrapped.place = [self, place = std::move(events.place)](const auto&, const base::Bytes& frame,
+                                                              std::size_t bytes) {
+        return place(self, frame, bytes);
+      };
+    }
+    wrapped.on_closed = [self, on_closed = std::move(events.on_closed)](const auto&,
+                                                                        const Error& reason) {
+      self->end(reason);
+      if (on_closed) on_closed(self, reason);
+    };
+    return wrapped;
+  }
+  // The connection behind this one, as soon as it is known.
+  void set_inner(std::shared_ptr<Connection> inner) STITCH_EXCLUDES(mutex_) {
+    base::MutexLock lock(mutex_);
+    if (ended_ || inner_) return;
+    name_ = inner->describe();
+    inner_ = std::move(inner);
+  }
+
+  [[nodiscard]] const Hello& peer() const override { return peer_; }
+  void send(Message message, SendDone done) override STITCH_EXCLUDES(mutex_) {
+    {
+      base::MutexLock lock(mutex_);
+      if (!ended_) {
+        hold({std::move(message), std::move(done)});
+        message = {};
+        done = nullptr;
+      }
+    }
+    if (done) {
+      done(Error(ErrorCode::disconnected, "the connection has ended"));
+      return;
+    }
+    pass_on();
+  }
+  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override {
+    const auto behind = inner();
+    return behind && behind->defer(work);
+  }
+  void pause_reading(bool paused) override {
+    if (const auto behind = inner()) behind->pause_reading(paused);
+  }
+  void blocking_work_done() override {
+    if (const auto behind = inner()) behind->blocking_work_done();
+  }
+  void close(const Error& reason) override {
+    if (const auto behind = inner()) behind->close(reason);
+  }
+  [[nodiscard]] std::string describe() const override STITCH_EXCLUDES(mutex_) {
+    base::MutexLock lock(mutex_);
+    return name_;
+  }
+
+ private:
+  struct Held {
+    Message message;
+    SendDone done;
+    std::uint64_t number = 0;
+    Clock::time_point due{};
+  };
+  struct Lane {
+    std::deque<Held> waiting;
+    Clock::time_point last_due{};
+  };
+
+  [[nodiscard]] std::shared_ptr<Connection> inner() const STITCH_EXCLUDES(mutex_) {
+    base::MutexLock lock(mutex_);
+    return inner_;
+  }
+
+  void open(const std::shared_ptr<Connection>& behind) STITCH_EXCLUDES(mutex_) {
+    set_inner(behind);
+    peer_ = behind->peer();
+    const Faults::Dice dice = faults_->next_connection(peer_.name);
+    {
+      base::MutexLock lock(mutex_);
+      dice_ = dice;
+      open_ = true;
+    }
+    const auto& plan = faults_->plan();
+    if (plan.cut.count() == 0) return;
+    const double life = -std::log(1 - dice.roll(0, kLife)) * static_cast<double>(plan.cut.count());
+    const auto when =
+        Clock::now() + std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(life, 1e18)));
+    faults_->thread().post_at(when, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->cut("cut");
+    });
+  }
+
+  void hold(Held held) STITCH_REQUIRES(mutex_) {
+    const auto& plan = faults_->plan();
+    held.number = ++sent_;
+    const bool large = bytes_of(held.message) > kLargeBytes;
+    auto wait = plan.delay_from;
+    const auto spread = static_cast<double>((plan.delay_to - plan.delay_from).count());
+    wait += std::chrono::nanoseconds(
+        static_cast<std::int64_t>(spread * dice_.roll(held.number, kDelay)));
+    if (large && dice_.roll(held.number, kReorder) < plan.reorder) wait += kReorderTime;
+    Lane& lane = lanes_[large ? 1 : 0];
+    // Only `reorder` lets small messages overtake; otherwise a large one holds up what follows.
+    const auto last =
+        plan.reorder > 0 ? lane.last_due : std::max(lanes_[0].last_due, lanes_[1].last_due);
+    held.due = std::max(last, Clock::now() + wait);
+    lane.last_due = held.due;
+    lane.waiting.push_back(std::move(held));
+  }
+
+  // The message that may go now; none: `next` is when one may, max() for not before an event.
+  [[nodiscard]] std::optional<Held> take(Clock::time_point& next) STITCH_REQUIRES(mutex_) {
+    next = Clock::time_point::max();
+    if (!open_ || ended_) return std::nullopt;
+    const auto now = Clock::now();
+    const auto deliverable = faults_->deliverable(peer_.name, now);
+    Lane* first = nullptr;
+    for (Lane& lane : lanes_) {
+      if (lane.waiting.empty()) continue;
+      const Held& front = lane.waiting.front();
+      const bool earlier =
+          first == nullptr || front.due < first->waiting.front().due ||
+          (front.due == first->waiting.front().due && front.number < first->waiting.front().number);
+      if (earlier) first = &lane;
+    }
+    if (first == nullptr) return std::nullopt;
+    next = std::max(first->waiting.front().due, deliverable);
+    if (next > now) return std::nullopt;
+    Held held = std::move(first->waiting.front());
+    first->waiting.pop_front();
+    return held;
+  }
+
+  // Passes on what is due, unless another thread does, and has the rest passed on when it is.
+  void pass_on() STITCH_EXCLUDES(mutex_) {
+    for (;;) {
+      std::optional<Held> held;
+      std::shared_ptr<Connection> behind;
+      {
+        base::MutexLock lock(mutex_);
+        if (passing_) return;
+        Clock::time_point next;
+        held = take(next);
+        if (!held) {
+          if (next != Clock::time_point::max() && next != timer_) {
+            timer_ = next;
+            faults_->thread().post_at(next, [weak = weak_from_this()] {
+              if (const auto self = weak.lock()) self->pass_on();
+            });
+          }
+          return;
+        }
+        passing_ = true;
+        behind = inner_;
+      }
+      deliver(behind, std::move(*held));
+      base::MutexLock lock(mutex_);
+      passing_ = false;
+    }
+  }
+
+  void deliver(const std::shared_ptr<Connection>& behind, Held held) {
+    const auto& plan = faults_->plan();
+    if (dice_.roll(held.number, kDrop) < plan.drop) {
+      held.message = {};
+      if (held.done) {
+        held.done(Error(ErrorCode::disconnected,
+                        "connection " + describe() + " was cut on purpose (fault drop)"));
+      }
+      cut("drop");
+      return;
+    }
+    if (dice_.roll(held.number, kDuplicate) < plan.duplicate) {
+      behind->send(std::move(held.message), [done = std::move(held.done), weak = weak_from_this()](
+                                                const std::optional<Error>& error) mutable {
+        if (done) done(error);
+        if (const auto self = weak.lock()) self->cut("duplicate");
+      });
+      return;
+    }
+    behind->send(std::move(held.message), std::move(held.done));
+  }
+
+  void cut(const char* fault) {
+    close(Error(ErrorCode::disconnected,
+                "connection " + describe() + " was cut on purpose (fault " + fault + ")"));
+  }
+
+  void end(const Error& reason) STITCH_EXCLUDES(mutex_) {
+    std::array<Lane, 2> left;
+    std::shared_ptr<Connection> behind;
+    {
+      base::MutexLock lock(mutex_);
+      ended_ = true;
+      left = std::move(lanes_);
+      lanes_ = {};
+      behind = std::move(inner_);
+    }
+    for (Lane& lane : left) {
+      for (Held& held : lane.waiting) {
+        held.message = {};
+        if (held.done) held.done(reason);
+      }
+    }
+  }
+
+  const std::shared_ptr<Faults> faults_;
+  Hello peer_;         // constant once open
+  Faults::Dice dice_;  // likewise
+  mutable base::Mutex mutex_;
+  std::string name_ STITCH_GUARDED_BY(mutex_);
+  std::shared_ptr<Connection> inner_ STITCH_GUARDED_BY(mutex_);  // until it ends
+  std::array<Lane, 2> lanes_ STITCH_GUARDED_BY(mutex_);          // small, large
+  std::uint64_t sent_ STITCH_GUARDED_BY(mutex_) = 0;
+  Clock::time_point timer_ STITCH_GUARDED_BY(mutex_){};
+  bool open_ STITCH_GUARDED_BY(mutex_) = false;
+  bool ended_ STITCH_GUARDED_BY(mutex_) = false;
+  bool passing_ STITCH_GUARDED_BY(mutex_) = false;
+};
+
+class FaultyEndpoint final : public Endpoint {
+ public:
+  FaultyEndpoint(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Faults> faults)
+      : endpoint_(std::move(endpoint)), faults_(std::move(faults)) {}
+
+  std::vector<std::string> listen(Accept accept) override {
+    return endpoint_->listen([faults = faults_, accept = std::move(accept)] {
+      return std::make_shared<FaultyConnection>(faults, "of a peer")->wrap(accept());
+    });
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      ConnectionEvents events) override {
+    auto connection = std::make_shared<FaultyConnection>(faults_, "to " + address);
+    connection->set_inner(endpoint_->connect(address, connection->wrap(std::move(events))));
+    return connection;
+  }
+  bool help(const std::atomic<bool>& done,
+            std::chrono::steady_clock::time_point deadline) override {
+    return endpoint_->help(done, deadline);
+  }
+  [[nodiscard]] std::map<std::string, std::int64_t> counters() const override {
+    return endpoint_->counters();
+  }
+  void close() override { endpoint_->close(); }
+  void join() override { endpoint_->join(); }
+
+ private:
+  const std::unique_ptr<Endpoint> endpoint_;
+  const std::shared_ptr<Faults> faults_;
+};
+
+}  // namespace
+
+std::unique_ptr<Endpoint> with_faults(std::unique_ptr<Endpoint> endpoint,
+                                      std::shared_ptr<Faults> faults) {
+  if (!faults || !faults->plan().touches_connections()) return endpoint;
+  return std::make_unique<FaultyEndpoint>(std::move(endpoint), std::move(faults));
+}
+
+}  // namespace stitch::transport
