@@ -48,14 +48,25 @@ std::shared_ptr<rpc::Agent> usable_agent() {
 const ContextId& ContextHandle::id() const noexcept { return state_->id(); }
 
 void ContextHandle::backward(std::vector<at::Tensor> roots, const Options& options) const {
+  backward(std::move(roots), options, nullptr);
+}
+
+void ContextHandle::backward(std::vector<at::Tensor> roots, const Options& options,
+                             std::shared_ptr<AtSettled> at_settled) const {
   agent_->throw_if_stopped();
-  Engine::of(*agent_).backward(state_, std::move(roots), options);
+  Engine::of(*agent_).backward(state_, std::move(roots), options, std::move(at_settled));
 }
 
 Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots,
                                            const Options& options) const {
+  return backward_async(std::move(roots), options, nullptr);
+}
+
+Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots, const Options& options,
+                                           std::shared_ptr<AtSettled> at_settled) const {
   agent_->throw_if_stopped();
-  return Engine::of(*agent_).backward_async(state_, std::move(roots), options);
+  return Engine::of(*agent_).backward_async(state_, std::move(roots), options,
+                                            std::move(at_settled));
 }
 
 // Read first, checked afterwards: if the context is usable now, the gradients were complete then.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_autograd/graph/gradient_map.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/rpc/future/execution_context.h"
@@ -69,6 +70,12 @@ class ContextHandle {
   // The same without waiting. Cancelling the future ends the pass; the context has failed then.
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots,
                                             const Options& options = {}) const;
+  // The same two for layers above: with what to do as soon as the gradients are complete on all
+  // workers, while the pass is still being ended.
+  void backward(std::vector<at::Tensor> roots, const Options& options,
+                std::shared_ptr<AtSettled> at_settled) const;
+  [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots, const Options& options,
+                                            std::shared_ptr<AtSettled> at_settled) const;
   // The gradients of this worker's leaves so far. A snapshot: later passes do not change it.
   [[nodiscard]] GradientMap gradients() const;
   // That of one leaf, undefined when it has none.

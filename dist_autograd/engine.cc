@@ -52,7 +52,8 @@ Engine& Engine::of(rpc::Agent& agent) {
 // ---- passes
 
 Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
-                                  std::vector<at::Tensor> roots, const Options& options) {
+                                  std::vector<at::Tensor> roots, const Options& options,
+                                  std::shared_ptr<AtSettled> at_settled) {
   context->throw_if_unusable();
   variable_list gradients = check_roots(roots, options);
   check_inputs(options.inputs);
@@ -73,7 +74,8 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
 
   const PassId id{agent_.self().id, agent_.self().epoch, context->next_pass()};
-  auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings);
+  auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings,
+                                     std::move(at_settled));
   std::vector<Edge> edges;
   edges.reserve(roots.size());
   for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
@@ -84,8 +86,9 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
 }
 
 Future<void> Engine::backward_async(const std::shared_ptr<ContextState>& context,
-                                    std::vector<at::Tensor> roots, const Options& options) {
-  NewPass made = make_pass(context, std::move(roots), options);
+                                    std::vector<at::Tensor> roots, const Options& options,
+                                    std::shared_ptr<AtSettled> at_settled) {
+  NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
   Promise<void> promise;
   auto future = promise.future();
   made.pass->begin(std::move(made.gradients), std::move(promise), made.deadline);
@@ -93,13 +96,14 @@ Future<void> Engine::backward_async(const std::shared_ptr<ContextState>& context
 }
 
 void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots,
-                      const Options& options) {
+                      const Options& options, std::shared_ptr<AtSettled> at_settled) {
   if (rpc::Agent::delivers_here()) {  // it waits where it must not; nodes would keep others waiting
-    rpc::Agent::outside_delivery([&] { backward_async(context, std::move(roots), options).get(); });
+    rpc::Agent::outside_delivery(
+        [&] { backward_async(context, std::move(roots), options, std::move(at_settled)).get(); });
     return;
   }
   static_cast<void>(rpc::has_fresh_torch_state());  // throws, if ever, while no pass is open
-  NewPass made = make_pass(context, std::move(roots), options);
+  NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
   Promise<void> promise;
   const auto future = promise.future();
   made.pass->begin_and_drive(std::move(made.gradients), std::move(promise), made.deadline);
@@ -152,7 +156,7 @@ void Engine::on_frame(rpc::InMessage message) {
       wire::Ack ack;
       archive(ack);
       archive.expect_end();
-      if (pass && pass->root() && pass->may_mark()) {
+      if (pass && pass->root() && pass->may_take_long()) {
         serve(CollectedWork::collects(header), [pass, from = message.from, ack = std::move(ack)] {
           CollectedWork slices(*pass);
           pass->on_ack(from, ack);
@@ -164,7 +168,7 @@ void Engine::on_frame(rpc::InMessage message) {
     }
     case wire::kQuiet:
       archive.expect_end();
-      if (pass && pass->may_mark()) {
+      if (pass && pass->may_take_long()) {
         serve(CollectedWork::collects(header), [pass, from = message.from] {
           CollectedWork slices(*pass);
           pass->on_quiet(from);

@@ -40,11 +40,12 @@ class Engine final : public rpc::Extension {
   // Starts a backward pass from here; its nodes run on the pool and where messages are read.
   // Throws Error(invalid_argument) for invalid roots or options.
   [[nodiscard]] Future<void> backward_async(const std::shared_ptr<ContextState>& context,
-                                            std::vector<at::Tensor> roots, const Options& options);
+                                            std::vector<at::Tensor> roots, const Options& options,
+                                            std::shared_ptr<AtSettled> at_settled);
   // The same, and waits: this thread runs nodes of the pass and reads messages meanwhile. Throws
   // the error of the pass.
   void backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots,
-                const Options& options);
+                const Options& options, std::shared_ptr<AtSettled> at_settled);
 
   // For Pass.
   [[nodiscard]] LinkId next_link() noexcept { return recording_.next_link(); }
@@ -79,7 +80,8 @@ class Engine final : public rpc::Extension {
     rpc::Clock::time_point deadline;
   };
   [[nodiscard]] NewPass make_pass(const std::shared_ptr<ContextState>& context,
-                                  std::vector<at::Tensor> roots, const Options& options);
+                                  std::vector<at::Tensor> roots, const Options& options,
+                                  std::shared_ptr<AtSettled> at_settled);
   void on_frame(rpc::InMessage message);
   // Does what a message of a pass asks for and what may take long: on this thread after polling, if
   // it drives the pass (`collect`), else like a request.

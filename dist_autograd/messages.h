@@ -62,9 +62,13 @@ struct Ack {
   // With the last one that is owed, which ends the sender's engagement: the workers that took part
   // below it, and itself. Empty in others.
   std::vector<WorkerId> participants;
+  // With participants: by how much the number of links has grown (modulo 2^64) that got no gradient
+  // on these workers, since each of them was last named.
+  std::uint64_t missing = 0;
   template <class Archive>
   void serialize(Archive& archive) {
     archive(count, participants);
+    if (!participants.empty()) archive(missing);
   }
 };
 

@@ -14,12 +14,13 @@
 namespace stitch::dist_autograd {
 
 Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
-           PassId id, Settings settings)
+           PassId id, Settings settings, std::shared_ptr<AtSettled> at_settled)
     : engine_(engine),
       agent_(std::move(agent)),
       context_(std::move(context)),
       id_(id),
       settings_(settings),
+      at_settled_(std::move(at_settled)),
       protocol_(agent_->self().id, id.root, settings.mode) {}
 
 void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
@@ -204,6 +205,8 @@ void Pass::flush(std::optional<std::uint64_t> quiet_at) {
 
 void Pass::perform(PassEffects& effects) {
   std::optional<Error> lost;  // the error that lost some of the effects
+  const bool settled = effects.settled && at_settled_;
+  if (settled) at_settled_->announce();
   try {
     for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
     for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
@@ -213,6 +216,7 @@ void Pass::perform(PassEffects& effects) {
   } catch (...) {
     lost = found_here(to_error(std::current_exception()));
   }
+  if (settled) run_at_settled(!lost);
   if (effects.fail) abort(*effects.fail);
   if (effects.succeed) engine_.found_unused(effects.found_unused);
   if (effects.succeed || effects.done) {
@@ -225,6 +229,16 @@ void Pass::perform(PassEffects& effects) {
   } else if (lost) {
     abort(*lost);
   }
+}
+
+// `told`: the other workers are being told that the pass is settled.
+void Pass::run_at_settled(bool told) {
+  {
+    base::MutexLock lock(mutex_);
+    told = told && !error_;
+  }
+  // This may be a slice of the strand, where grad mode is off.
+  rpc::Agent::in_fresh_state([&] { at_settled_->run(told); });
 }
 
 wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/executor/strand.h"
@@ -31,7 +32,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   using Settings = PassSettings;
 
   Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<ContextState> context,
-       PassId id, Settings settings);
+       PassId id, Settings settings, std::shared_ptr<AtSettled> at_settled = nullptr);
 
   // Builds the plan. Every path into the pass calls it first; only the first call counts. `roots`
   // and `inputs` (with Settings::run.only_inputs): on the root worker.
@@ -59,7 +60,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
                     std::vector<at::Tensor> tensors);
   void on_done(const WorkerInfo& from, const wire::Done& done);
   // Whether QUIET, or at the root an ACK, may take long: then it belongs on the thread pool.
-  [[nodiscard]] bool may_mark() const STITCH_EXCLUDES(mutex_) {
+  [[nodiscard]] bool may_take_long() const STITCH_EXCLUDES(mutex_) {
+    if (at_settled_) return true;
     base::MutexLock lock(mutex_);
     return protocol_.may_mark();
   }
@@ -130,6 +132,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   [[nodiscard]] rpc::OutMessage message(std::uint16_t kind, const Parts&... parts) const;
   void send(WorkerId to, rpc::OutMessage message, bool carries_gradients = false)
       STITCH_EXCLUDES(mutex_);
+  void run_at_settled(bool told) STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   // Runs a slice of the strand: on this thread if that has collected work of the pass to do.
@@ -142,6 +145,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   const std::shared_ptr<ContextState> context_;
   const PassId id_;
   const Settings settings_;
+  const std::shared_ptr<AtSettled> at_settled_;  // null, or on the root worker
 
   // Constant after prepare(), which every path calls first.
   std::once_flag prepared_;

@@ -1,6 +1,7 @@
 #include "stitch/dist_autograd/pass_protocol.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "stitch/base/name_list.h"
 
@@ -257,6 +258,7 @@ void PassProtocol::take_ack(const WorkerInfo& from, const wire::Ack& ack) {
   }
   owed_by -= ack.count;
   deficit_ -= ack.count;
+  below_missing_ += ack.missing;
   for (const WorkerId worker : ack.participants) {
     const bool added = participants_.insert(worker).second;
     if (added && is_root() && phase_ == Phase::marking && worker != self_) not_done_.insert(worker);
@@ -317,6 +319,8 @@ wire::Ack PassProtocol::answer_parent() {
   const auto owed = owed_.extract(*parent_);
   wire::Ack ack{1 + (owed ? owed.mapped() : 0), {participants_.begin(), participants_.end()}};
   ack.participants.push_back(self_);
+  ack.missing =
+      std::exchange(below_missing_, 0) + missing_ - std::exchange(told_missing_, missing_);
   parent_.reset();
   return ack;
 }
@@ -326,6 +330,8 @@ void PassProtocol::end_gradients(PassEffects& effects) {
   participants_.erase(self_);
   not_done_ = participants_;
   effects.quiet.assign(participants_.begin(), participants_.end());
+  // The differences of all workers add up to what each of them misses now.
+  effects.settled = below_missing_ + missing_ == 0;
   if (mode_ == PassMode::fast) {
     phase_ = Phase::closed;
     unused_ = unused_links();

@@ -59,11 +59,14 @@ struct PassEffects {
   std::vector<WorkerId> quiet;                         // QUIET to these
   std::vector<WorkerId> close_marking;                 // CLOSE_MARKING to these
   std::vector<std::uint32_t> kill;                     // SendNodes that get no gradient
-  std::optional<Error> fail;                           // the pass has to fail with this error
-  bool succeed = false;                                // root: all workers are done
-  bool found_unused = false;                           // with succeed: links that got no gradient
-  std::optional<wire::Done> done;                      // other workers: done here, DONE to the root
-  bool deliver = false;  // GRADIENTS: hand its gradients to the strand
+  // Root, at most once, with the QUIETs: every link of every participant has got its gradient, so
+  // all nodes have run, and none is left that could fail.
+  bool settled = false;
+  std::optional<Error> fail;       // the pass has to fail with this error
+  bool succeed = false;            // root: all workers are done
+  bool found_unused = false;       // with succeed: links that got no gradient
+  std::optional<wire::Done> done;  // other workers: done here, DONE to the root
+  bool deliver = false;            // GRADIENTS: hand its gradients to the strand
   // The sender of this message is new to the pass. The pass learns only of later losses, so it must
   // look whether the sender or the root is lost already.
   bool new_peer = false;
@@ -175,8 +178,10 @@ class PassProtocol {
   wire::Done unused_;                           // root: from all
   bool heard_quiet_ = false;
 
-  std::vector<bool> delivered_;  // by node: a GRADIENTS came for it
-  std::size_t missing_ = 0;      // SendNodes for which none came
+  std::vector<bool> delivered_;      // by node: a GRADIENTS came for it
+  std::size_t missing_ = 0;          // SendNodes for which none came
+  std::uint64_t told_missing_ = 0;   // the value of missing_ that other workers know
+  std::uint64_t below_missing_ = 0;  // the sum of what ACKs have told, not passed on yet
   std::uint64_t killed_ = 0;
   std::uint64_t posted_ = 0;  // deliveries and kills handed to the strand
   bool quiet_ = false;        // the strand has processed all of them and is idle

@@ -8,6 +8,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
+#include "stitch/base/freed_memory.h"
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
@@ -27,6 +28,7 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
       pool_(options_.num_threads, "stitch-" + self_.name),
       graceful_shutdown_(std::make_unique<GracefulShutdown>(*this)),
       gather_exchange_(std::make_unique<GatherExchange>()) {
+  base::keep_freed_memory();
   set_frame_handler(wire::kLeave, [this](InMessage message) {
     graceful_shutdown_->on_message(std::move(message));
   });

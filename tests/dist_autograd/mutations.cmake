@@ -51,6 +51,15 @@ stitch_mutated_copy(dist_autograd/pass_protocol.cc tests/dist_autograd/mutations
     mark_used(effects);
     if (broken(Mutation::kills_before_marking_has_ended)) close_marking(effects);]]
 
+  [[  below_missing_ += ack.missing;]]
+  [[  if (!broken(Mutation::forgets_what_others_miss)) below_missing_ += ack.missing;]]
+
+  [[  parent_.reset();
+  return ack;]]
+  [[  if (broken(Mutation::tells_twice_what_it_misses)) told_missing_ = 0;
+  parent_.reset();
+  return ack;]]
+
   [[    --owed_by;
     --deficit_;]]
   [[    --owed_by;

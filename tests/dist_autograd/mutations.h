@@ -24,7 +24,9 @@ enum class Mutation {
   answers_with_gradients_unacknowledged,  // its parent, while others owe it an ACK
   answers_with_gradients_before_it_is_quiet,
   acknowledges_gradients_that_answer,
-  forgets_acks_that_ride,           // on GRADIENTS
+  forgets_acks_that_ride,    // on GRADIENTS
+  forgets_what_others_miss,  // of their gradients, so that all seems settled
+  tells_twice_what_it_misses,
   forgets_what_it_owes_its_parent,  // besides the answer
   reports_no_unused_links,          // fast
   aborts_without_telling_marked_peers,

@@ -12,7 +12,8 @@ constexpr std::size_t kMaxSteps = 20'000;
 bool empty(const PassEffects& effects) {
   return effects.marks.empty() && effects.acks.empty() && effects.quiet.empty() &&
          effects.close_marking.empty() && effects.kill.empty() && !effects.fail &&
-         !effects.succeed && !effects.done && !effects.deliver && !effects.new_peer;
+         !effects.succeed && !effects.settled && !effects.done && !effects.deliver &&
+         !effects.new_peer;
 }
 
 }  // namespace
@@ -391,6 +392,7 @@ void PassSimulation::perform(Task task) {
     if (nodes_[node].used) fail(name(at) + " kills a node that the loss uses");
     post(at, node, false);
   }
+  if (effects.settled) check_settled();
   if (effects.fail) {
     const bool unused = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
       return node.kind == NodeKind::send && workers_[node.worker].participant &&
@@ -405,6 +407,8 @@ void PassSimulation::perform(Task task) {
       return node.kind == NodeKind::send && workers_[node.worker].participant && !node.used;
     });
     if (unused != effects.found_unused) fail("the root is wrong about unused results");
+    const bool at_once = options_.mode != PassMode::eager && !unused && !marked_;
+    if (settled_ != at_once) fail("the root is wrong about whether all was settled by gradients");
   }
   if (effects.succeed || effects.done) {
     const bool writing = std::any_of(writes_.begin(), writes_.end(), [&](const auto& write) {
@@ -432,6 +436,19 @@ void PassSimulation::check_mark(std::size_t at, const wire::Mark& mark) {
     if (!nodes_[send].used) fail(name(at) + " marks a link that the loss does not use");
     if (options_.mode == PassMode::exact && states_[send].received)
       fail(name(at) + " marks a link that has got its gradient");
+  }
+}
+
+// All nodes of all participants have run, and no gradient is in flight.
+void PassSimulation::check_settled() {
+  if (std::exchange(settled_, true)) fail("the root is told twice that all is settled");
+  for (std::size_t w = 0; w < workers_.size(); ++w) {
+    if (workers_[w].participant && workers_[w].unresolved != 0)
+      fail("all is settled, but nodes of " + name(w) + " have not run");
+  }
+  for (const Message& message : messages_) {
+    if (message.kind == Kind::gradients && workers_[message.to].participant)
+      fail("all is settled, but gradients are in flight");
   }
 }
 

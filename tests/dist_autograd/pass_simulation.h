@@ -104,6 +104,7 @@ class PassSimulation {
   void apply(std::size_t at, std::size_t from, std::vector<std::uint32_t> deliveries, Event event);
   void perform(Task task);
   void check_mark(std::size_t at, const wire::Mark& mark);
+  void check_settled();
   void say_done(std::size_t at, const wire::Done& done);
   void done_not_sent(std::size_t at);
   void finish(std::size_t at, bool well);
@@ -159,6 +160,7 @@ class PassSimulation {
   bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may
   bool succeeded_ = false;
   bool marked_ = false;  // a MARK was sent
+  bool settled_ = false;
   std::uint64_t gradients_sent_ = 0;
   std::string failure_;
 };
