@@ -178,6 +178,18 @@ void Agent::route(const std::shared_ptr<transport::Connection>& connection, InMe
     case wire::kCancel:
       served_calls_.on_cancel(message);
       return;
+    case wire::kAskRoom:
+      served_calls_.on_ask_room(message);
+      return;
+    case wire::kGiveRoom:
+      outgoing_calls_.on_give_room(message);
+      return;
+    case wire::kAskThreads:
+      served_calls_.on_ask_threads(message);
+      return;
+    case wire::kThreads:
+      outgoing_calls_.on_threads(message);
+      return;
     default:
       break;
   }
@@ -353,7 +365,6 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.calls_made", static_cast<std::int64_t>(outgoing_calls_.size())},
       {"rpc.calls_served", static_cast<std::int64_t>(served_calls_.size())},
       {"rpc.messages_received", static_cast<std::int64_t>(received_.load())},
-      {"rpc.incoming_bytes", static_cast<std::int64_t>(served_calls_.bytes())},
       {"rpc.pool_threads", pool_.threads()},
       {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
