@@ -40,7 +40,7 @@ class PeerFlow {
     std::size_t calls = 0;
   };
   // What a call takes on either side beside its message.
-  static constexpr std::size_t kCallBytes = 1024;
+  static constexpr std::size_t kCallBytes = 2048;
   // Bytes that the transport may have unwritten when it gets another small or large request.
   static constexpr std::size_t kSmallWindow = std::size_t{1} << 20;
   static constexpr std::size_t kLargeWindow = std::size_t{4} << 20;

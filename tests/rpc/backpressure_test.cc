@@ -289,7 +289,7 @@ TEST_F(Backpressure, TwoWorkersThatFloodEachOtherFinish) {
 TEST_F(Backpressure, OneWayCallsWaitUntilTheirReceiverHasHandledOthers) {
   Cluster cluster(2, [](stitch::Options& options) {
     options.max_inflight_calls = 64;
-    options.max_inflight_bytes = 256 << 10;
+    options.max_inflight_bytes = 512 << 10;
     options.num_threads = 1;
   });
   std::atomic<int> made{0};
@@ -302,7 +302,7 @@ TEST_F(Backpressure, OneWayCallsWaitUntilTheirReceiverHasHandledOthers) {
   });
   EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 64; }));
   std::this_thread::sleep_for(100ms);
-  EXPECT_LT(made, 300) << "what waits takes 1 KiB each";
+  EXPECT_LT(made, 300) << "what waits takes 2 KiB each";
   EXPECT_EQ(number(cluster[1], "rpc.peer.worker0.calls_held"), 64);
   gate.open();
   caller.join();
@@ -401,9 +401,7 @@ TEST_F(Backpressure, TimeoutsSayWhichFunctionsHoldTheThreads) {
   EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 2; }));
   const std::string text =
       timeout_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 300ms}); });
-  EXPECT_NE(text.find("timed out after 300 ms; worker is alive, call was queued there "),
-            std::string::npos)
-      << text;
+  EXPECT_NE(text.find(", call was queued there "), std::string::npos) << text;
   EXPECT_NE(text.find(" behind backpressure_test::(anonymous namespace)::hold_thread() (running "),
             std::string::npos)
       << text;
@@ -418,19 +416,18 @@ TEST_F(Backpressure, TimeoutsSayThatTheFunctionItselfIsRunningOrWaiting) {
   Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
   std::string text =
       timeout_of([] { stitch::rpc_sync<hold_thread>({.to = "worker1", .timeout = 300ms}); });
-  EXPECT_NE(text.find("worker is alive, call has been running there for "), std::string::npos)
-      << text;
+  EXPECT_NE(text.find(", call has been running there for "), std::string::npos) << text;
   text = timeout_of([] { stitch::rpc_sync<answer_later>({.to = "worker1", .timeout = 300ms}); });
-  EXPECT_NE(text.find("worker is alive, call has been waiting in its function there for "),
-            std::string::npos)
+  EXPECT_NE(text.find(", call has been waiting in its function there for "), std::string::npos)
       << text;
   gate.open();
 }
 
 // ---- cancelled coroutines
 
-std::atomic<int> stopped_below{0}, ended_by_cancel{0}, told_to_stop{0};
+std::atomic<int> begun_below{0}, stopped_below{0}, ended_by_cancel{0}, told_to_stop{0};
 void wait_for_stop() {
+  ++begun_below;
   const auto token = stitch::current_stop_token();
   if (eventually([&] { return token.stop_requested(); })) ++stopped_below;
 }
@@ -451,13 +448,13 @@ Future<int> wait_below(int depth) {
 
 class CancelledCoroutines : public testing::Test {
  protected:
-  CancelledCoroutines() { stopped_below = ended_by_cancel = told_to_stop = 0; }
+  CancelledCoroutines() { begun_below = stopped_below = ended_by_cancel = told_to_stop = 0; }
 };
 
 TEST_F(CancelledCoroutines, CancelWhatTheyAwaitHere) {
   Cluster cluster(2);
   auto work = wait_below(2);
-  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.calls_served") == 1; }));
+  EXPECT_TRUE(eventually([] { return begun_below == 1; }));
   work.cancel();
   EXPECT_EQ(error_of([&] { work.get(); }).code(), ErrorCode::cancelled);
   EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended_by_cancel == 3; }, 10s));
@@ -467,14 +464,14 @@ TEST_F(CancelledCoroutines, CancelWhatTheyAwaitHere) {
 TEST_F(CancelledCoroutines, CancelWhatTheyAwaitForACallerThatHasGivenUp) {
   Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
   auto cancelled = stitch::rpc_async<wait_below>("worker1", 1);
-  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.calls_served") == 2; }));
+  EXPECT_TRUE(eventually([] { return begun_below == 1; }));
   cancelled.cancel();
   EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended_by_cancel == 2; }, 10s));
   EXPECT_EQ(told_to_stop, 2);
   EXPECT_EQ(
       error_of([] { stitch::rpc_sync<wait_below>({.to = "worker1", .timeout = 50ms}, 0); }).code(),
       ErrorCode::timeout);
-  EXPECT_TRUE(eventually([] { return stopped_below == 2 && ended_by_cancel == 3; }, 10s));
+  EXPECT_TRUE(eventually([] { return stopped_below == 2; }, 10s));
 }
 
 }  // namespace
