@@ -163,6 +163,7 @@ auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&
     } catch (...) {
       return make_failed<R>(was_not_made(function.name, to, std::current_exception()));
     }
+    message.refuse_when_full = target.when_full() == WhenFull::refuse;
     return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
                          target.into());
   } catch (...) {
@@ -178,7 +179,9 @@ void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args
   const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
   rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
   encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
-  rpc::start_notify(agent, to, std::move(message));
+  message.refuse_when_full = target.when_full() == WhenFull::refuse;
+  rpc::start_notify(agent, to, kFunction<F>.name, rpc::effective_timeout(agent, target.timeout()),
+                    std::move(message));
 }
 
 }  // namespace detail
@@ -186,7 +189,9 @@ void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args
 // Calls F on the target and returns a future of its result. Arguments convert to F's parameter
 // types as in a direct call. Errors reach the future; only a worker that has shut down (or none)
 // throws here. The target may also be written
-// {.to = "ps0", .timeout = 5s}. Any thread; does not block.
+// {.to = "ps0", .timeout = 5s}. Any thread. A call for which its peer has no room waits for it, and
+// its future is pending; a thread of the program waits itself, until the deadline, once calls that
+// wait take all that Options::max_inflight_bytes allows. Handlers and callbacks never wait here.
 template <auto F, class... Args>
 auto rpc_async(Target target, Args&&... args) {
   return detail::call<F>(rpc::current_agent(), target, std::forward<Args>(args)...);
@@ -211,7 +216,8 @@ auto rpc_sync(TargetOptions target, Args&&... args) {
 }
 
 // Calls F on the target one-way: no reply, no error from there. Throws when the message cannot be
-// made. Does not block.
+// made. Waits for room as rpc_async does, until Target::timeout or Options::rpc_timeout; then, and
+// where it must not wait, it throws `overloaded`.
 template <auto F, class... Args>
 void notify(Target target, Args&&... args) {
   detail::notify<F>(rpc::current_agent(), target, std::forward<Args>(args)...);

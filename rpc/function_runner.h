@@ -161,6 +161,9 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
         delivery.refused(Error(ErrorCode::invalid_argument, kReturnedEmptyFuture));
         return;
       }
+      if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
+        if (!future.ready()) rpc::stops_with(*call, future.outcome());
+      }
       future.on_ready(
           [future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
             arguments.reset();  // what they hold is destroyed before the answer is sent

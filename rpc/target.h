@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,10 @@ namespace rpc {
 class PeerTable;
 }  // namespace rpc
 struct TargetOptions;
+
+// What becomes of a call to a peer for which Options::max_inflight_bytes or max_inflight_calls are
+// used up: it waits for its turn, or fails with `overloaded` at once.
+enum class WhenFull : std::uint8_t { wait, refuse };
 
 // Whom to call and for how long to wait: implicit from a name, a WorkerId, a WorkerInfo, or
 // `{.to = "ps0", .timeout = 5s}`. A timeout of zero means none; without one Options::rpc_timeout
@@ -52,6 +57,7 @@ class Target {
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {
     return timeout_;
   }
+  [[nodiscard]] WhenFull when_full() const noexcept { return when_full_; }
   // This target, with a tensor to receive the result into.
   [[nodiscard]] Target into(at::Tensor tensor) const {
     Target target = *this;
@@ -79,6 +85,7 @@ class Target {
   std::variant<std::string, WorkerId, WorkerInfo> to_;
   std::optional<std::chrono::nanoseconds> timeout_;
   at::Tensor into_;
+  WhenFull when_full_ = WhenFull::wait;
 };
 
 // The aggregate behind `{.to = ..., .timeout = ..., .into = ...}`.
@@ -86,11 +93,13 @@ struct TargetOptions {
   Target to;                                          // whom to call
   std::optional<std::chrono::nanoseconds> timeout{};  // default Options::rpc_timeout; 0: none
   at::Tensor into{};                                  // receives the result, as Target says
+  WhenFull when_full = WhenFull::wait;  // what a call does that the limits of its peer keep here
 };
 
 inline Target::Target(TargetOptions options) : Target(std::move(options.to)) {
   timeout_ = options.timeout;
   into_ = std::move(options.into);
+  when_full_ = options.when_full;
 }
 
 }  // namespace stitch

@@ -55,6 +55,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   outgoing_calls_.start(self, *peers_, loop_);
   served_calls_.start(self, loop_);
   peers_->record_events(shared_events());
+  peers_->limit_flows({options_.max_inflight_bytes, options_.max_inflight_calls});
   peers_->start(
       members, self_.id,
       {.on_message =
@@ -184,6 +185,18 @@ void Agent::route(const std::shared_ptr<transport::Connection>& connection, InMe
       return;
     case wire::kCancel:
       served_calls_.on_cancel(message);
+      return;
+    case wire::kAskRoom:
+      served_calls_.on_ask_room(message);
+      return;
+    case wire::kGiveRoom:
+      outgoing_calls_.on_give_room(message);
+      return;
+    case wire::kAskThreads:
+      served_calls_.on_ask_threads(message);
+      return;
+    case wire::kThreads:
+      outgoing_calls_.on_threads(message);
       return;
     default:
       break;
@@ -370,7 +383,6 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.calls_made", static_cast<std::int64_t>(outgoing_calls_.size())},
       {"rpc.calls_served", static_cast<std::int64_t>(served_calls_.size())},
       {"rpc.messages_received", static_cast<std::int64_t>(received_.load())},
-      {"rpc.incoming_bytes", static_cast<std::int64_t>(served_calls_.bytes())},
       {"rpc.pool_threads", pool_.threads()},
       {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},

@@ -80,9 +80,11 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
     return outgoing_calls_.start_call(to, function, timeout, std::move(message),
                                       std::move(pending));
   }
-  // One-way: no answer, no pending call.
-  void start_notify(const WorkerInfo& to, OutMessage message) {
-    outgoing_calls_.start_notify(to, std::move(message));
+  // One-way: no answer, no pending call. A thread of the program waits for room until `timeout`
+  // (zero: without end); throws `overloaded` when there is none.
+  void start_notify(const WorkerInfo& to, std::string_view function,
+                    std::chrono::nanoseconds timeout, OutMessage message) {
+    outgoing_calls_.start_notify(to, function, timeout, std::move(message));
   }
   // Forgets a call and tells the callee. False if it had completed. Its PendingCall is not called
   // any more.

@@ -29,8 +29,9 @@ std::uint64_t start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& 
   return agent->start_call(to, function, timeout, std::move(message), std::move(pending));
 }
 
-void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, OutMessage message) {
-  agent->start_notify(to, std::move(message));
+void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+                  std::string_view function, std::chrono::nanoseconds timeout, OutMessage message) {
+  agent->start_notify(to, function, timeout, std::move(message));
 }
 
 void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id) {
@@ -46,6 +47,10 @@ void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception) {
 }
 
 void others_poll(IncomingCall& call) noexcept { call.others_poll(); }
+
+void stops_with(IncomingCall& call, std::weak_ptr<detail::FutureStateBase> outcome) {
+  call.stops_with(std::move(outcome));
+}
 
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what) {
   call.reply([&](OutArchive& archive) { encode(what, archive); });

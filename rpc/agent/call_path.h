@@ -8,6 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "stitch/rpc/future/future_state.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -48,7 +49,8 @@ void throw_if_stopped(const std::shared_ptr<Agent>& agent);
 std::uint64_t start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
                          std::string_view function, std::chrono::nanoseconds timeout,
                          OutMessage message, std::shared_ptr<PendingCall> pending);
-void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to, OutMessage message);
+void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
+                  std::string_view function, std::chrono::nanoseconds timeout, OutMessage message);
 // Does nothing when the agent is gone.
 void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 
@@ -58,6 +60,8 @@ void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 void fail(IncomingCall& call, const Error& error);
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
 void others_poll(IncomingCall& call) noexcept;
+// When the call is asked to stop, so is the coroutine behind `outcome`.
+void stops_with(IncomingCall& call, std::weak_ptr<detail::FutureStateBase> outcome);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
 template <class Encode>

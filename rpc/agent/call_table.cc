@@ -20,6 +20,19 @@ bool CallTable::contains(std::uint64_t id) const {
   return calls_.contains(id);
 }
 
+std::uint64_t CallTable::new_id() {
+  base::MutexLock lock(mutex_);
+  return next_++;
+}
+
+bool CallTable::begin(std::uint64_t id, const PeerFlow::Size& size) {
+  base::MutexLock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return false;
+  found->second.share = FlowShare(*found->second.flow, size);
+  return true;
+}
+
 void CallTable::note_queued(std::uint64_t id) {
   base::MutexLock lock(mutex_);
   const auto found = calls_.find(id);
@@ -101,6 +114,11 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
     expired.calls.push_back(extract(calls_.find(deadlines_.first().id)));
   expired.next = deadlines_.first_deadline();
   return expired;
+}
+
+CallTable::Clock::time_point CallTable::first_deadline() const {
+  base::MutexLock lock(mutex_);
+  return deadlines_.first_deadline();
 }
 
 namespace {

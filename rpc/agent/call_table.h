@@ -17,6 +17,7 @@
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/agent/deadline_heap.h"
+#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/message/message.h"
 
 namespace stitch::rpc {
@@ -29,7 +30,10 @@ struct OutstandingCall {
   std::string_view function;       // the registry's
   std::chrono::nanoseconds timeout{0};
   Clock::time_point deadline = Clock::time_point::max();
-  std::uint64_t id = 0;  // set by CallTable::add()
+  PeerFlow* flow = nullptr;  // of `to`
+  FlowShare share{};         // none: it waits there
+  std::uint64_t id = 0;      // set by CallTable::add()
+  bool begun = false;        // once it has left the tables: it had a share
   Clock::time_point made{};
   const void* under = nullptr;  // the StopFlag of the call whose handler made it; compared only
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
@@ -46,6 +50,11 @@ class CallTable {
   // Returns the call's id, never 0. At its deadline take_expired() is to be called.
   std::uint64_t add(OutstandingCall call) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
+  // Another id of the same kind.
+  [[nodiscard]] std::uint64_t new_id() STITCH_EXCLUDES(mutex_);
+  // A call that has waited is about to be sent, and has a share of its flow from now on. False, and
+  // it has not, when it is not outstanding any more.
+  [[nodiscard]] bool begin(std::uint64_t id, const PeerFlow::Size& size) STITCH_EXCLUDES(mutex_);
   // The request was not written immediately; it has been written now. Calls that have completed are
   // ignored.
   void note_queued(std::uint64_t id) STITCH_EXCLUDES(mutex_);
@@ -69,6 +78,7 @@ class CallTable {
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Clock::time_point first_deadline() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
  private:

@@ -17,6 +17,26 @@ thread_local const IncomingCall* running_here = nullptr;
 
 }  // namespace
 
+class IncomingCall::Running {
+ public:
+  explicit Running(IncomingCall& call) noexcept
+      : call_(call), outer_waits_(std::exchange(waits_here, &call.waits_)) {
+    call_.on_threads_.store(call_.on_threads_.load(std::memory_order_relaxed) + 1,
+                            std::memory_order_relaxed);  // it runs on one thread at a time
+  }
+  ~Running() {
+    waits_here = outer_waits_;
+    call_.on_threads_.store(call_.on_threads_.load(std::memory_order_relaxed) - 1,
+                            std::memory_order_relaxed);
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  IncomingCall& call_;
+  std::atomic<int>* const outer_waits_;
+};
+
 IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
                            std::shared_ptr<transport::Connection> connection, InMessage message,
                            const CallHeader& header)
@@ -31,13 +51,15 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
   arrived_ = Clock::now();
   const std::chrono::nanoseconds timeout(header.timeout_ns);
   if (timeout.count() > 0 && timeout < Clock::time_point::max() - arrived_)
-    context_.deadline = arrived_ + timeout;
+    due_ = arrived_ + timeout;
+  context_.deadline = due_;
   context_.stop = stop_;
 }
 
 IncomingCall::~IncomingCall() {
   if (!answered_.load())
     fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+  end_held();
   agent_->served_calls().forget(*this);
 }
 
@@ -55,6 +77,7 @@ void IncomingCall::prepare() {
     throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
   if (stop_->requested())
     throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  began_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   if (std::exchange(prepared_, true)) {
     if (context_.streams) [[unlikely]]
       context_.streams->wait_for_default();
@@ -100,6 +123,7 @@ std::string_view IncomingCall::function_name() const noexcept {
 
 void IncomingCall::run(void* object) {
   const IncomingCall* const outer = std::exchange(running_here, this);
+  const Running running(*this);
   run_task([&] { function_->reply(shared_from_this(), object); });
   leave();
   running_here = outer;
@@ -114,6 +138,7 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
     return;
   }
   const ExecutionContextScope scope(context_);
+  const Running running(*this);
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
   function_->keep(shared_from_this(), object, std::move(sink));
@@ -167,7 +192,64 @@ void IncomingCall::hold_until_done() noexcept {
 }
 
 void IncomingCall::request_stop() {
+  const bool first = !stop_->requested();
   if (auto source = stop_->raise()) agent_->served_calls().stop_callbacks().run(std::move(*source));
+  std::shared_ptr<detail::FutureStateBase> work;
+  {
+    base::MutexLock lock(work_mutex_);
+    work = work_.lock();
+  }
+  if (work && first) work->stop_coroutine();
+  drop();
+}
+
+void IncomingCall::stops_with(std::weak_ptr<detail::FutureStateBase> outcome) {
+  {
+    base::MutexLock lock(work_mutex_);
+    work_ = outcome;
+  }
+  if (!stop_->requested()) return;  // else request_stop() may have been too early
+  if (const auto work = outcome.lock()) work->stop_coroutine();
+}
+
+void IncomingCall::await_turn() {
+  turn_.store(Turn::awaited);
+  if (stop_->requested()) drop();
+}
+
+bool IncomingCall::begin_turn() noexcept {
+  Turn turn = Turn::awaited;
+  return turn_.compare_exchange_strong(turn, Turn::begun);
+}
+
+void IncomingCall::drop() noexcept {
+  Turn turn = Turn::awaited;
+  if (!turn_.compare_exchange_strong(turn, Turn::dropped)) return;
+  try {
+    fail(Clock::now() >= context_.deadline
+             ? Error(ErrorCode::timeout, "its deadline passed while it waited to be run")
+             : Error(ErrorCode::cancelled, "it was cancelled while it waited to be run"));
+  } catch (...) {
+    // Its caller does not wait for the answer.
+  }
+  end_held();
+  message_.tensors.clear();
+  message_.raw = {};
+}
+
+void IncomingCall::end_held() noexcept {
+  if (flow_ != nullptr && !std::exchange(held_ended_, true)) flow_->end_held(bytes_);
+}
+
+IncomingCall::Progress IncomingCall::progress() const noexcept {
+  const Clock::rep began = began_.load(std::memory_order_relaxed);
+  if (began != 0) {
+    const bool runs =
+        on_threads_.load(std::memory_order_relaxed) > waits_.load(std::memory_order_relaxed);
+    return {runs ? Stage::running : Stage::waiting, Clock::time_point(Clock::duration(began))};
+  }
+  if (due_ == Clock::time_point::max()) return {};
+  return {Stage::queued, due_ - std::chrono::nanoseconds(header_.timeout_ns)};
 }
 
 void IncomingCall::begin_reply(OutArchive& archive) const {
@@ -180,6 +262,7 @@ void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& er
   agent_->events().record(error ? "call refused" : "call served", caller().id.value(),
                           caller().epoch, id(), function_name());
   for (const auto& each : message_.attachments) each->on_answer(error);
+  end_held();  // its caller may send the next one as soon as it has the answer
   // If this thread reads again right after the answer, and does not block before.
   if (running_here == this && polls_after_answer_ && !agent_->served_calls().queued())
     connection_->blocking_work_done();

@@ -6,8 +6,10 @@
 #include <string_view>
 
 #include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/execution_context.h"
+#include "stitch/rpc/future/future_state.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/transport/endpoint.h"
@@ -73,6 +75,24 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] std::string awaited_object() const;
   // The StopFlag of its execution context, as OutstandingCall::under and ThreadWait::under have it.
   [[nodiscard]] const void* context_key() const noexcept { return stop_.get(); }
+  // ---- its place among the calls of its caller: see PeerFlow
+  // `flow` counts it, until it is answered.
+  void held_by(PeerFlow& flow) noexcept { flow_ = &flow; }
+  [[nodiscard]] PeerFlow* flow() const noexcept { return flow_; }
+  void end_held() noexcept;
+  // It waits for a thread from now on: when its stop is requested before begin_turn(), it is
+  // answered at once and its message is freed.
+  void await_turn();
+  // Whether it is to be run.
+  [[nodiscard]] bool begin_turn() noexcept;
+
+  enum class Stage : std::uint8_t { queued, running, waiting };
+  struct Progress {
+    Stage stage = Stage::queued;  // waiting: for a future, in its function or after it
+    Clock::time_point since{};    // of a queued one: when it came, where it has a deadline
+  };
+  // Any thread.
+  [[nodiscard]] Progress progress() const noexcept;
 
   // The one that brought the request.
   [[nodiscard]] transport::Connection& connection() noexcept { return *connection_; }
@@ -131,6 +151,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
+  // When its stop is requested, the coroutine behind `outcome`, if there is one, is stopped.
+  void stops_with(std::weak_ptr<detail::FutureStateBase> outcome) STITCH_EXCLUDES(work_mutex_);
   // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
   void request_stop();
   // The call will not be answered.
@@ -140,6 +162,10 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  private:
   void prepare();
   void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
+  // Answers a call that will not be run, and frees its message.
+  void drop() noexcept;
+  // The function runs on this thread, for a block.
+  class Running;
   [[nodiscard]] KeepResult keep_when_done(KeepResult sink);
   void wait_for_current_streams();
   // What ends with this call (its turn, its place in an order, its object) ends after the work of
@@ -163,6 +189,16 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<int> thread_{0};
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> object_{0};
+  base::Mutex work_mutex_;
+  std::weak_ptr<detail::FutureStateBase> work_ STITCH_GUARDED_BY(work_mutex_);
+  PeerFlow* flow_ = nullptr;
+  bool held_ended_ = false;  // by who answers, or by the destructor
+  enum class Turn : std::uint8_t { none, awaited, begun, dropped };
+  std::atomic<Turn> turn_{Turn::none};
+  std::atomic<Clock::rep> began_{0};  // 0: it is queued
+  std::atomic<int> on_threads_{0};    // in its function
+  std::atomic<int> waits_{0};         // inside that
+  Clock::time_point due_ = Clock::time_point::max();  // as its caller has said; constant
   bool prepared_ = false;
   bool polls_after_answer_ = true;  // the thread in run()
   std::atomic<bool> answered_{false};

@@ -13,6 +13,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/published_table.h"
+#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
@@ -41,7 +42,7 @@ struct Life {
   Life* const previous;        // the former life of the same worker, if this worker knew it
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
   std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
-  std::atomic<std::size_t> control_bytes{0};             // that wait to be sent to it
+  std::optional<PeerFlow> flow;  // constant once complete
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/future/execution_context.h"
@@ -15,17 +16,10 @@ namespace stitch::rpc {
 
 namespace {
 
-std::string milliseconds(std::chrono::nanoseconds duration) {
-  const double ms = std::chrono::duration<double, std::milli>(duration).count();
-  std::string text = std::to_string(ms);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " ms";
-}
-
 // Fills in what begin_request() left open.
-void complete_header(OutMessage& message, std::uint64_t call_id, std::chrono::nanoseconds timeout) {
-  std::byte* const header = message.frame.body().data() + transport::FrameBuilder::body_offset();
+void complete_header(transport::Message& message, std::uint64_t call_id,
+                     std::chrono::nanoseconds timeout) {
+  std::byte* const header = message.frame.data() + transport::FrameBuilder::body_offset();
   const auto id = base::to_wire_order(call_id);
   const auto ns = base::to_wire_order(static_cast<std::int64_t>(timeout.count()));
   std::memcpy(header, &id, sizeof(id));
@@ -94,54 +88,190 @@ std::chrono::nanoseconds OutgoingCalls::effective_timeout(
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
+// Code of the worker itself: it must not wait for room, which may need its own end.
+bool OutgoingCalls::inside() noexcept {
+  return ThreadPool::on_any_pool_thread() || base::CallbackScope::on_this_thread();
+}
+
 std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view function,
                                         std::chrono::nanoseconds timeout, OutMessage message,
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
-  OutstandingCall call{std::move(pending), &peers_->known(to).info(), function, timeout,
-                       base::deadline_or_none(timeout)};
-  const Clock::time_point deadline = call.deadline;
-  call.made = deadline == Clock::time_point::max() ? Clock::now() : deadline - timeout;
+  OutstandingCall call{
+      std::move(pending), &peers_->known(to).info(),        function, timeout,
+      base::deadline_or_none(timeout), &sender_.flow(to)};
+  const bool limited = call.deadline != Clock::time_point::max();
+  call.made = limited ? call.deadline - timeout : Clock::now();
   call.under = ExecutionContext::current().stop.get();
-  const Clock::time_point made = call.made;
-  const std::uint64_t id = table_.add(std::move(call));
-  state_.events().record_at(made, "call made", to.id.value(), to.epoch, id, function);
-  const SendingRequest sending(*this, id);
+  std::optional<Sender::LaidOut> out;
   try {
-    watch_->watch(deadline);
-    complete_header(message, id, timeout);
-    // What is in flight keeps the agent alive, and with it this.
-    sender_.send(
-        to, nullptr, std::move(message), Sender::Traffic::call,
-        [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
+    out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
   } catch (...) {
-    const Error error = to_error(std::current_exception());
-    fail_call(id, error, std::string("was not made: ") + error.what());
+    complete_with_error(call, [&] {
+      const Error error = to_error(std::current_exception());
+      return about(call, error, std::string("was not made: ") + error.what());
+    });
+    return 0;
   }
-  if (!sending.sent()) table_.note_queued(id);
+  std::uint64_t id = 0;
+  const PeerFlow::Size size{out->in_flight.counted().bytes, inside()};
+  if (call.flow->try_begin(size)) [[likely]] {
+    call.share = FlowShare(*call.flow, size);
+    const Clock::time_point deadline = call.deadline;
+    id = add(std::move(call));
+    const SendingRequest sending(*this, id);
+    out->in_flight.begun(size, false);
+    transmit(to, std::move(*out), id, timeout, deadline);
+    if (!sending.sent()) table_.note_queued(id);
+  } else {
+    id = start_later(to, size, std::move(call), std::move(*out), message.refuse_when_full);
+  }
   // stop() may have run between the first check and the entry in the table, and missed this call.
   if (state_.stopped())
     fail_call(id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
   return id;
 }
 
-void OutgoingCalls::start_notify(const WorkerInfo& to, OutMessage message) {
+// What is in flight keeps the agent alive, and with it this.
+void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
+                             std::chrono::nanoseconds timeout,
+                             Clock::time_point deadline) noexcept {
+  try {
+    watch_->watch(deadline);
+    complete_header(out.message, id, timeout);
+    sender_.transmit(
+        to, nullptr, std::move(out),
+        [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
+    fail_call(id, error, std::string("was not made: ") + error.what());
+  }
+}
+
+std::uint64_t OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size,
+                                         OutstandingCall&& call, Sender::LaidOut&& out,
+                                         bool refuse) {
+  PeerFlow& flow = *call.flow;
+  const Clock::time_point deadline = call.deadline;
+  const WorkerInfo& peer = *call.to;
+  const std::uint64_t id = add(std::move(call));
+  const auto is_full = [&] {
+    const Error error = full(peer);
+    fail_call(id, error, std::string("was not made: ") + error.what());
+    return id;
+  };
+  if (refuse) return is_full();
+  table_.note_queued(id);
+  watch_->watch(deadline);
+  PeerFlow::Waiting waiting{
+      size, id, [this, &flow, &peer, size, id, deadline, out = std::move(out)]() mutable {
+        const auto now = Clock::now();
+        // expire() completes it.
+        if (now >= deadline || !table_.begin(id, size)) return false;
+        out.in_flight.begun(size, false);
+        const bool limited = deadline != Clock::time_point::max();
+        transmit(peer, std::move(out), id, limited ? deadline - now : std::chrono::nanoseconds(0),
+                 deadline);
+        return true;
+      }};
+  ask_room(peer, flow.to_ask());
+  const auto kept =
+      flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
+  return kept == PeerFlow::Kept::full ? is_full() : id;
+}
+
+Error OutgoingCalls::full(const WorkerInfo& peer) {
+  const auto numbers = sender_.flow(peer).numbers();
+  return Error(ErrorCode::overloaded,
+               std::to_string(numbers.calls) + " calls of " + std::to_string(numbers.bytes) +
+                   " bytes are unanswered there and " + std::to_string(numbers.waiting) +
+                   " wait here; the limits are max_inflight_bytes " +
+                   std::to_string(options_.max_inflight_bytes) + " and max_inflight_calls " +
+                   std::to_string(options_.max_inflight_calls));
+}
+
+void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function,
+                                 std::chrono::nanoseconds timeout, OutMessage message) {
   state_.throw_if_stopped();
-  complete_header(message, 0, std::chrono::nanoseconds(0));
-  sender_.send(to, std::move(message), Sender::Traffic::call, nullptr);
+  Sender::LaidOut out = sender_.lay_out(to, message, Sender::Traffic::request);
+  complete_header(out.message, 0, std::chrono::nanoseconds(0));
+  PeerFlow& flow = sender_.flow(to);
+  const PeerFlow::Size size{out.in_flight.counted().bytes, inside()};
+  if (flow.try_begin(size)) [[likely]] {
+    transmit_one_way(to, size, std::move(out));
+    return;
+  }
+  const auto was_not_made = [&](const Error& why) {
+    return Error(why.code(), "one-way call " + std::string(function) + "() to " + to_string(to) +
+                                 " was not made: " + why.what())
+        .with_worker(to.name)
+        .with_function(std::string(function));
+  };
+  if (message.refuse_when_full) throw was_not_made(full(to));
+  const WorkerInfo& peer = peers_->known(to).info();
+  PeerFlow::Waiting waiting{size, table_.new_id(),
+                            [this, &peer, size, out = std::move(out)]() mutable {
+                              transmit_one_way(peer, size, std::move(out));
+                              return true;
+                            }};
+  ask_room(peer, flow.to_ask());
+  const auto kept =
+      flow.wait(waiting, base::deadline_or_none(timeout), [&] { return !state_.stopped(); });
+  if (kept == PeerFlow::Kept::unwanted) state_.throw_if_stopped();
+  if (kept != PeerFlow::Kept::waits) throw was_not_made(full(to));
+}
+
+void OutgoingCalls::transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size,
+                                     Sender::LaidOut&& out) {
+  out.in_flight.begun(size, true);
+  const std::uint64_t ask = sender_.flow(to).one_way_begun(size);
+  sender_.transmit(to, nullptr, std::move(out), [](const std::optional<Error>&) {});
+  ask_room(to, ask);
+}
+
+void OutgoingCalls::on_give_room(const InMessage& message) {
+  base::ByteReader in(message.view.body(), "room");
+  PeerFlow::Handled handled;
+  handled.calls = in.read<std::uint64_t>();
+  handled.bytes = in.read<std::uint64_t>();
+  ask_room(message.from, sender_.flow(message.from).given_back(handled));
 }
 
 bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
   if (state_.forked()) return false;
-  const auto call = table_.take(call_id);
+  auto call = table_.take(call_id);
   if (!call) return false;
   note("call cancelled", *call);
-  send_cancel(*call->to, call_id);
+  if (leave_flow(*call)) send_cancel(*call->to, call_id);
   return true;
+}
+
+std::uint64_t OutgoingCalls::add(OutstandingCall&& call) {
+  const Clock::time_point made = call.made;
+  const WorkerInfo& to = *call.to;
+  const std::string_view function = call.function;
+  const std::uint64_t id = table_.add(std::move(call));
+  state_.events().record_at(made, "call made", to.id.value(), to.epoch, id, function);
+  return id;
 }
 
 void OutgoingCalls::note(const char* what, const OutstandingCall& call) const noexcept {
   state_.events().record(what, call.to->id.value(), call.to->epoch, call.id, call.function);
+}
+
+// Whether it had been sent.
+bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
+  if (call.share) {
+    call.begun = true;
+    call.share.end();
+    return true;
+  }
+  try {
+    call.flow->drop(call.id);
+  } catch (...) {
+    // It goes when its turn comes.
+  }
+  return false;
 }
 
 void OutgoingCalls::on_request_sent(std::uint64_t call_id, const std::optional<Error>& error) {
@@ -156,19 +286,22 @@ void OutgoingCalls::on_request_sent(std::uint64_t call_id, const std::optional<E
 
 void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error,
                               const std::string& text) noexcept {
-  const auto call = table_.take(call_id);
-  if (!call) return;
-  note("call failed", *call);
-  call->pending->on_error(about(*call, error, text));
+  if (auto call = table_.take(call_id)) {
+    note("call failed", *call);
+    static_cast<void>(leave_flow(*call));
+    call->pending->on_error(about(*call, error, text));
+  }
 }
 
-void OutgoingCalls::send_cancel(const WorkerInfo& to, std::uint64_t call_id) noexcept {
+// What cannot be sent, out of memory for example, is left out: the callee of a call that is not
+// cancelled continues until its deadline.
+void OutgoingCalls::send_number(const WorkerInfo& to, std::uint16_t kind,
+                                std::uint64_t number) noexcept {
   try {
-    OutMessage message(wire::kCancel);
-    base::ByteWriter(message.frame.body()).write(call_id);
+    OutMessage message(kind);
+    base::ByteWriter(message.frame.body()).write(number);
     sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
   } catch (const std::exception&) {
-    // Out of memory, for example: the callee continues until the call's deadline.
   }
 }
 
@@ -207,10 +340,11 @@ void OutgoingCalls::on_answer(InMessage message) {
 
 void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message) {
   // Not there: it timed out, was cancelled or was answered before.
-  const auto call = table_.take(call_id, message.from);
-  if (!call) return;
-  note(message.view.kind() == wire::kReply ? "call answered" : "call failed there", *call);
-  complete_call(*call, message);
+  if (auto call = table_.take(call_id, message.from)) {
+    note(message.view.kind() == wire::kReply ? "call answered" : "call failed there", *call);
+    call->share.end();  // before what the outcome sets off makes the next call
+    complete_call(*call, message);
+  }
 }
 
 void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& message) {
@@ -244,47 +378,6 @@ void OutgoingCalls::fail_answered(std::uint64_t call_id, const WorkerInfo& from,
                                   const Error& error) {
   if (const auto call = table_.take(call_id, from))
     call->pending->on_error(about(*call, error, std::string("failed: ") + error.what()));
-}
-
-void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  for (const auto& call : table_.take_all(peer)) {
-    note("call failed: peer lost", call);
-    complete_with_error(call, [&] {
-      return about(call, Error(ErrorCode::disconnected, ""),
-                   std::string("failed: the worker is gone: ") + reason.what());
-    });
-  }
-}
-
-void OutgoingCalls::stop() {
-  for (const auto& call : table_.take_all()) {
-    complete_with_error(call, [&] {
-      return about(call, Error(ErrorCode::shutting_down, ""),
-                   "failed: this worker is shutting down");
-    });
-  }
-}
-
-void OutgoingCalls::expire() {
-  const auto expired = table_.take_expired(Clock::now());
-  watch_->watch(expired.next);
-  for (const auto& call : expired.calls) note("call timed out", call);
-  if (on_timeout_ && !expired.calls.empty()) on_timeout_(expired.calls);
-  for (const auto& call : expired.calls) {
-    complete_with_error(
-        call, [&] { return about(call, Error(ErrorCode::timeout, ""), timeout_text(call)); });
-    send_cancel(*call.to, call.id);
-  }
-}
-
-std::string OutgoingCalls::timeout_text(const OutstandingCall& call) const {
-  std::string text =
-      "timed out after " + milliseconds(call.timeout) + "; " + peers_->condition(*call.to);
-  if (call.queued && !call.sent) return text + ", call was never sent";
-  const auto queued =
-      call.sent ? *call.sent - (call.deadline - call.timeout) : std::chrono::nanoseconds(0);
-  if (queued < std::chrono::milliseconds(1)) return text + ", call was sent at once";
-  return text + ", call was queued " + duration_text(queued);
 }
 
 }  // namespace stitch::rpc

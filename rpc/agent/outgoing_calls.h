@@ -45,7 +45,8 @@ class OutgoingCalls {
   std::uint64_t start_call(const WorkerInfo& to, std::string_view function,
                            std::chrono::nanoseconds timeout, OutMessage message,
                            std::shared_ptr<PendingCall> pending);
-  void start_notify(const WorkerInfo& to, OutMessage message);
+  void start_notify(const WorkerInfo& to, std::string_view function,
+                    std::chrono::nanoseconds timeout, OutMessage message);
   bool abandon_call(std::uint64_t call_id);
 
   // ---- how calls end
@@ -57,6 +58,10 @@ class OutgoingCalls {
   // An answer to the call came from `from` and could not be handled.
   void fail_answered(std::uint64_t call_id, const WorkerInfo& from, const Error& error);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  // The peer has handled one-way requests.
+  void on_give_room(const InMessage& message);
+  // Answers the question of expire().
+  void on_threads(InMessage& message);
   // Fails all calls with `shutting_down`. After AgentState::stop().
   void stop();
 
@@ -72,7 +77,7 @@ class OutgoingCalls {
   }
   // Calls pending and answers being decoded.
   [[nodiscard]] std::uint64_t busy() const noexcept {
-    const std::uint64_t pending = table_.size();
+    const std::uint64_t pending = table_.size() + late_.size();
     return pending +
            decoding_.load();  // read last: an answer is counted here before it leaves there
   }
@@ -80,16 +85,44 @@ class OutgoingCalls {
  private:
   // Records an event of a call.
   void note(const char* what, const OutstandingCall& call) const noexcept;
+  // As CallTable::add(), and notes that the call was made.
+  std::uint64_t add(OutstandingCall&& call);
   // Removes the call from the table, if it is still pending, and completes it with the answer.
   void take_and_complete(std::uint64_t call_id, InMessage& message);
   void complete_call(const OutstandingCall& call, InMessage& message);
   void fail_call(std::uint64_t call_id, const Error& error, const std::string& text) noexcept;
   // The transport has completed the request, or dropped it.
   void on_request_sent(std::uint64_t call_id, const std::optional<Error>& error);
-  void send_cancel(const WorkerInfo& to, std::uint64_t call_id) noexcept;
+  void send_cancel(const WorkerInfo& to, std::uint64_t call_id) noexcept {
+    send_number(to, wire::kCancel, call_id);
+  }
+  // A control frame of one number.
+  void send_number(const WorkerInfo& to, std::uint16_t kind, std::uint64_t number) noexcept;
+  // Whether this thread runs code of a worker: that must not wait for room.
+  [[nodiscard]] static bool inside() noexcept;
+  // Adds a call that has to wait to the table.
+  std::uint64_t start_later(const WorkerInfo& to, const PeerFlow::Size& size,
+                            OutstandingCall&& call, Sender::LaidOut&& out, bool refuse);
+  // Send what its flow has let begin.
+  void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
+                std::chrono::nanoseconds timeout, Clock::time_point deadline) noexcept;
+  void transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size, Sender::LaidOut&& out);
+  // Of a call that is out of the table. Whether it had begun.
+  bool leave_flow(OutstandingCall& call) noexcept;
+  // Asks for the room that one-way requests have taken. 0: does nothing.
+  void ask_room(const WorkerInfo& to, std::uint64_t calls) noexcept {
+    if (calls != 0) send_number(to, wire::kAskRoom, calls);
+  }
+  // The limits of a peer are used up.
+  [[nodiscard]] Error full(const WorkerInfo& peer);
+  // Asks the callee what a call waits for.
+  void ask_threads(const WorkerInfo& to, std::uint64_t question, std::uint64_t call_id) noexcept;
+  // `detail`: what the callee says; empty: nothing.
+  void complete_late(OutstandingCall&& call, const std::string& detail) noexcept;
   // Fails the calls whose deadline has passed. On the event loop.
   void expire();
-  [[nodiscard]] std::string timeout_text(const OutstandingCall& call) const;
+  [[nodiscard]] std::string timeout_text(const OutstandingCall& call,
+                                         const std::string& detail) const;
 
   const Options& options_;
   const AgentState& state_;
@@ -101,6 +134,7 @@ class OutgoingCalls {
   std::shared_ptr<DeadlineWatch> watch_;                                 // likewise
   std::function<void(const std::vector<OutstandingCall>&)> on_timeout_;  // likewise
   CallTable table_;
+  CallTable late_;  // their deadline has passed, and their callee is asked what they wait for
   std::atomic<std::uint64_t> decoding_{0};  // answers, on user-function threads
 };
 

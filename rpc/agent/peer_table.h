@@ -46,6 +46,8 @@ class PeerTable {
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
   // Records what happens to connections there. Before start().
   void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
+  // The limits of each life's PeerFlow. Before start().
+  void limit_flows(const PeerFlow::Limits& limits) { flow_limits_ = limits; }
 
   PeerTable() = default;
   ~PeerTable();
@@ -147,6 +149,7 @@ class PeerTable {
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
   std::shared_ptr<base::EventRing> ring_;
+  PeerFlow::Limits flow_limits_{std::size_t{4} << 30, PeerFlow::kMaxCalls};
   WorkerId self_;
 
   mutable base::Mutex mutex_;

@@ -29,6 +29,7 @@ void PeerTable::complete(Life& life) {
   for (const auto& address : life.member.addresses)
     reachable.push_back(by_scheme_.contains(scheme_of(address)));
   life.peer = std::make_unique<Peer>(life, self_, std::move(reachable));
+  life.flow.emplace(flow_limits_);
   if (closing_) life.peer->expect_closing();
 }
 

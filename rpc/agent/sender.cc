@@ -29,18 +29,19 @@ void Sender::send_reply(const WorkerInfo& to,
                         const std::shared_ptr<transport::Connection>& connection,
                         OutMessage&& message) {
   const bool error = message.frame.kind() == wire::kErrorReply;
-  send(to, connection, std::move(message), error ? Traffic::error_reply : Traffic::call,
+  send(to, connection, std::move(message), error ? Traffic::error_reply : Traffic::reply,
        [](const std::optional<Error>&) {});
 }
 
 Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic) {
   const bool control = traffic == Traffic::control || traffic == Traffic::error_reply;
-  const bool hooks = traffic == Traffic::call || traffic == Traffic::error_reply;
+  const bool hooks = traffic != Traffic::frame && traffic != Traffic::control;
   try {
     const auto kind = message.frame.kind();
     // Refused before an extension records that the message is sent, if it is too large already.
     check_frame(message.frame.body().size());
-    if (!control) check_inflight(outgoing_bytes_.load(), message.frame.body().size());
+    if (!control && message.frame.body().size() > options_.max_inflight_bytes)
+      throw exceeds(message.frame.body().size());
     message.frame.end_body();
     message.frame.set_inline_bytes(options_.inline_bytes);
     std::unique_ptr<DeviceGate> gate;
@@ -56,13 +57,21 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     if (hooks) {
       for (const auto& extension : extensions_) extension->on_send(message, to);
     }
-    LaidOut out{std::move(message.frame).finish(), {}, std::move(gate)};
-    check_frame(out.message.frame.size());
-    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0),
-                   control ? &peers_->known(to) : nullptr, kind != wire::kLeave};
-    count(to, out.counted);
-    if (out.counted.in_sent) sent_.fetch_add(1);
-    return out;
+    transport::Message laid_out = std::move(message.frame).finish();
+    check_frame(laid_out.frame.size());
+    const std::size_t bytes = total_bytes(laid_out);
+    if (!control && bytes > options_.max_inflight_bytes) throw exceeds(bytes);
+    Counted counted;
+    counted.flow = &flow(to);
+    counted.bytes = bytes + (control ? kControlFrameCost : 0);
+    counted.kind = control                       ? Counted::control
+                   : traffic == Traffic::request ? Counted::nothing
+                                                 : Counted::data;
+    counted.in_sent = kind != wire::kLeave;
+    count(to, counted);
+    if (counted.in_sent) sent_.fetch_add(1);
+    return {std::move(laid_out), InFlight(std::shared_ptr<Sender>(self_), counted), std::move(gate),
+            DepartingAttachments(std::move(message.attachments))};
   } catch (...) {
     DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
     throw;
@@ -82,7 +91,6 @@ std::unique_ptr<DeviceGate> Sender::encode_staged(OutMessage& message, const Wor
 
 void Sender::send_when_open(const WorkerInfo& to,
                             const std::shared_ptr<transport::Connection>& connection, LaidOut out,
-                            InFlight in_flight, DepartingAttachments attachments,
                             transport::SendDone done, std::uint64_t call_id) {
   // Of a reply; read before the frame is passed on.
   std::optional<std::uint64_t> answered;
@@ -101,8 +109,8 @@ void Sender::send_when_open(const WorkerInfo& to,
     transport::SendDone done;
   };
   auto waiting = std::make_unique<Waiting>(Waiting{to, connection, std::move(out.message),
-                                                   std::move(in_flight), std::move(attachments),
-                                                   std::move(done)});
+                                                   std::move(out.in_flight),
+                                                   std::move(out.attachments), std::move(done)});
   device_tensors_.when_open(
       std::move(out.gate), [this, waiting = std::move(waiting), answered,
                             call_id](const std::optional<Error>& error) mutable {
@@ -153,26 +161,19 @@ void Sender::check_frame(std::size_t bytes) const {
   }
 }
 
-void Sender::check_inflight(std::size_t queued, std::size_t bytes) const {
-  if (queued + bytes > options_.max_inflight_bytes) {
-    throw Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
-                                           " bytes would exceed max_inflight_bytes " +
-                                           std::to_string(options_.max_inflight_bytes));
-  }
+Error Sender::exceeds(std::size_t bytes) const {
+  return Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
+                                          " bytes would exceed max_inflight_bytes " +
+                                          std::to_string(options_.max_inflight_bytes));
 }
 
 void Sender::count(const WorkerInfo& to, const Counted& counted) {
-  if (counted.to == nullptr) {
-    const auto before = outgoing_bytes_.fetch_add(counted.bytes);
-    try {
-      check_inflight(before, counted.bytes);
-    } catch (...) {
-      end_count(counted);
-      throw;
-    }
+  if (counted.kind == Counted::nothing) return;
+  if (counted.kind == Counted::data) {
+    if (!counted.flow->add_data(counted.bytes)) throw exceeds(counted.bytes);
     return;
   }
-  auto& queued = counted.to->control_bytes;
+  auto& queued = counted.flow->control_bytes;
   if (queued.fetch_add(counted.bytes) + counted.bytes <= kMaxControlBytes) return;
   end_count(counted);
   // To drop the frame would make its receiver wait without end; the loss of the peer is reported to
@@ -185,10 +186,24 @@ void Sender::count(const WorkerInfo& to, const Counted& counted) {
 }
 
 void Sender::end_count(const Counted& counted) noexcept {
-  (counted.to != nullptr ? counted.to->control_bytes : outgoing_bytes_).fetch_sub(counted.bytes);
+  switch (counted.kind) {
+    case Counted::data:
+      counted.flow->data_written(counted.bytes);
+      return;
+    case Counted::control:
+      counted.flow->control_bytes.fetch_sub(counted.bytes);
+      return;
+    case Counted::request:
+    case Counted::one_way:
+      counted.flow->written(counted.size());
+      return;
+    default:
+      return;
+  }
 }
 
 void Sender::count_unsent(const Counted& counted) noexcept {
+  if (counted.kind == Counted::one_way) counted.flow->one_way_failed(counted.size());
   if (counted.in_sent) sent_.fetch_sub(1);
   end_count(counted);
 }
@@ -202,12 +217,42 @@ std::shared_ptr<Sender> Sender::InFlight::finish(const std::optional<Error>& err
   return std::move(sender_);
 }
 
+void Sender::give_up_all() {
+  peers_->for_each([](Life& life) { life.flow->give_up(); });
+}
+
 void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
+  PeerFlow::Numbers all;
   std::size_t control_bytes = 0;
-  peers_->for_each([&](const Life& life) { control_bytes += life.control_bytes.load(); });
-  numbers.emplace("rpc.messages_sent", static_cast<std::int64_t>(sent_.load()));
-  numbers.emplace("rpc.outgoing_bytes", static_cast<std::int64_t>(outgoing_bytes_.load()));
-  numbers.emplace("rpc.control_bytes", static_cast<std::int64_t>(control_bytes));
+  peers_->for_each([&](const Life& life) {
+    const WorkerInfo& peer = life.info();
+    const PeerFlow& flow = *life.flow;
+    const PeerFlow::Numbers each = flow.numbers();
+    const auto add = [&](const char* name, std::size_t PeerFlow::Numbers::*number) {
+      all.*number += each.*number;
+      if (each.*number != 0) {
+        numbers.emplace("rpc.peer." + peer.name + '.' + name,
+                        static_cast<std::int64_t>(each.*number));
+      }
+    };
+    add("calls_sent", &PeerFlow::Numbers::calls);
+    add("calls_sent_bytes", &PeerFlow::Numbers::bytes);
+    add("calls_waiting", &PeerFlow::Numbers::waiting);
+    add("calls_waiting_bytes", &PeerFlow::Numbers::waiting_bytes);
+    add("calls_unwritten_bytes", &PeerFlow::Numbers::unwritten_bytes);
+    add("replies_unwritten_bytes", &PeerFlow::Numbers::data_bytes);
+    add("calls_held", &PeerFlow::Numbers::held_calls);
+    add("calls_held_bytes", &PeerFlow::Numbers::held_bytes);
+    control_bytes += flow.control_bytes.load();
+  });
+  const auto total = [&](const char* name, std::size_t value) {
+    numbers.emplace(name, static_cast<std::int64_t>(value));
+  };
+  total("rpc.messages_sent", sent_.load());
+  total("rpc.outgoing_bytes", all.unwritten_bytes + all.data_bytes + all.waiting_bytes);
+  total("rpc.incoming_bytes", all.held_bytes);
+  total("rpc.calls_waiting", all.waiting);
+  total("rpc.control_bytes", control_bytes);
 }
 
 }  // namespace stitch::rpc

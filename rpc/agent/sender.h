@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/agent/peer_table.h"
 #include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/message/message.h"
@@ -19,16 +21,17 @@
 namespace stitch::rpc {
 
 // Sends the messages of one worker: encodes tensors, shows calls to the extensions, enforces
-// max_frame_bytes and the two budgets below, counts what is in flight and passes it to the peer's
-// connection; what waits for a device is passed on later, by another thread. Part of its Agent,
-// which every message in flight keeps alive. Thread contract: any thread once start() has been
-// called; no lock of its own.
+// max_frame_bytes and the budgets below, counts what is in flight and passes it to the peer's
+// connection; what waits for a device is passed on later, by another thread. When a request may be
+// sent, PeerFlow says. Part of its Agent, which every message in flight keeps alive. Thread
+// contract: any thread once start() has been called; no lock of its own.
 class Sender {
  public:
   enum class Traffic : std::uint8_t {
-    call,         // requests and replies: seen by extensions, counted in max_inflight_bytes
+    request,      // seen by extensions, counted by PeerFlow
+    reply,        // likewise, counted in the peer's budget for data, max_inflight_bytes
     error_reply,  // seen by extensions, counted in the peer's control budget
-    frame,        // an extension's own frames with data, counted in max_inflight_bytes
+    frame,        // an extension's own frames with data, counted in the peer's budget for data
     control,      // small frames that must arrive, counted in the peer's control budget
   };
   // The budget of each peer for control traffic that waits to be sent: bytes, and
@@ -42,26 +45,79 @@ class Sender {
   // `owner` holds this; it and `peers` may still have to be started.
   void start(const std::shared_ptr<void>& owner, PeerTable& peers);
 
-  // Sends over `connection`, or if null over the peer's. When the transport has completed the
-  // message, or dropped it: ends its counting, notifies its attachments, calls `done(error)`.
-  // Throws `out_of_range` or `overloaded` when a limit refuses the message, and what extensions
-  // throw; the attachments have then been notified, and `done` is not called.
+  // What is counted of a message.
+  struct Counted {
+    enum Kind : std::uint8_t {
+      nothing,  // a request that waits
+      data,
+      control,
+      request,
+      one_way,  // a request
+    };
+    PeerFlow* flow = nullptr;
+    std::uint64_t bytes : 56 = 0;
+    std::uint64_t kind : 6 = nothing;
+    std::uint64_t inside : 1 = 0;
+    std::uint64_t in_sent : 1 = 0;
+    [[nodiscard]] PeerFlow::Size size() const noexcept { return {bytes, inside != 0}; }
+  };
+  // A counted message until finish(). If destroyed before, the message was never sent. Moved, not
+  // copied.
+  class InFlight {
+   public:
+    InFlight(std::shared_ptr<Sender> sender, const Counted& counted) noexcept
+        : sender_(std::move(sender)), counted_(counted) {}
+    InFlight(InFlight&&) noexcept = default;
+    InFlight& operator=(InFlight&&) = delete;
+    ~InFlight() {
+      if (sender_) sender_->count_unsent(counted_);
+    }
+    // A request: PeerFlow has it under way.
+    void begun(const PeerFlow::Size& size, bool one_way) noexcept {
+      counted_.inside = size.inside;
+      counted_.kind = one_way ? Counted::one_way : Counted::request;
+    }
+    [[nodiscard]] const Counted& counted() const noexcept { return counted_; }
+    // Returns what keeps the agent alive.
+    std::shared_ptr<Sender> finish(const std::optional<Error>& error) noexcept;
+
+   private:
+    std::shared_ptr<Sender> sender_;
+    Counted counted_;
+  };
+  // A message laid out for the wire.
+  struct LaidOut {
+    transport::Message message;
+    InFlight in_flight;
+    std::unique_ptr<DeviceGate> gate;  // null: it can be sent now
+    DepartingAttachments attachments;
+  };
+
+  // Lays a message out and counts it; a request is not counted yet. Its attachments are told when
+  // the result is dropped. Throws `out_of_range` or
+  // `overloaded` when a limit refuses the message, and what extensions throw; the attachments have
+  // then been notified.
+  [[nodiscard]] LaidOut lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic);
+  // As lay_out() and transmit().
   template <class Done>
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
-            OutMessage&& message, Traffic traffic, Done done, std::uint64_t call_id = 0) {
-    LaidOut out = lay_out(to, message, traffic);
-    InFlight in_flight(std::shared_ptr<Sender>(self_), out.counted);
+            OutMessage&& message, Traffic traffic, Done done) {
+    transmit(to, connection, lay_out(to, message, traffic), std::move(done));
+  }
+  // Sends over `connection`, or if null over the peer's. When the transport has completed the
+  // message, or dropped it: ends its counting, notifies its attachments, calls `done(error)`.
+  template <class Done>
+  void transmit(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
+                LaidOut&& out, Done done, std::uint64_t call_id = 0) {
     if (out.gate) [[unlikely]] {
-      send_when_open(to, connection, std::move(out), std::move(in_flight),
-                     DepartingAttachments(std::move(message.attachments)),
-                     transport::SendDone(std::move(done)), call_id);
+      send_when_open(to, connection, std::move(out), transport::SendDone(std::move(done)), call_id);
       return;
     }
-    if (message.attachments.empty()) {
+    if (out.attachments.empty()) {
       // For requests this fits into a SendDone without an allocation.
       peers_->send(
           to, connection, std::move(out.message),
-          [in_flight = std::move(in_flight),
+          [in_flight = std::move(out.in_flight),
            done = std::move(done)](const std::optional<Error>& error) mutable {
             const auto self = in_flight.finish(error);
             done(error);
@@ -71,8 +127,7 @@ class Sender {
     }
     peers_->send(
         to, connection, std::move(out.message),
-        [in_flight = std::move(in_flight),
-         attachments = DepartingAttachments(std::move(message.attachments)),
+        [in_flight = std::move(out.in_flight), attachments = std::move(out.attachments),
          done = std::move(done)](const std::optional<Error>& error) mutable {
           const auto self = in_flight.finish(error);
           attachments.tell(error);
@@ -90,54 +145,27 @@ class Sender {
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_.load(); }
   [[nodiscard]] std::size_t control_bytes(const WorkerInfo& to) const {
     const Life* life = peers_->life(to);
-    return life == nullptr ? 0 : life->control_bytes.load();
+    return life == nullptr ? 0 : life->flow->control_bytes.load();
   }
+  // The counts and the queue of one life of a peer; as long as this.
+  [[nodiscard]] PeerFlow& flow(const WorkerInfo& peer) { return *peers_->known(peer).flow; }
+  // As PeerFlow::give_up(), for each.
+  void give_up_all();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 
  private:
-  struct Counted {
-    std::size_t bytes = 0;
-    Life* to = nullptr;  // whose control_bytes it is in; null: in outgoing_bytes_
-    bool in_sent = false;
-  };
-  struct LaidOut {
-    transport::Message message;
-    Counted counted;
-    std::unique_ptr<DeviceGate> gate{};  // null: it can be sent now
-  };
-  // A counted message until finish(). If destroyed before, the message was never sent. Moved, not
-  // copied.
-  class InFlight {
-   public:
-    InFlight(std::shared_ptr<Sender> sender, const Counted& counted) noexcept
-        : sender_(std::move(sender)), counted_(counted) {}
-    InFlight(InFlight&&) noexcept = default;
-    InFlight& operator=(InFlight&&) = delete;
-    ~InFlight() {
-      if (sender_) sender_->count_unsent(counted_);
-    }
-    // Returns what keeps the agent alive.
-    std::shared_ptr<Sender> finish(const std::optional<Error>& error) noexcept;
-
-   private:
-    std::shared_ptr<Sender> sender_;
-    Counted counted_;
-  };
-  // Lays the message out for the wire and counts it.
-  [[nodiscard]] LaidOut lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic);
   // The tensors of the message, which concern devices.
   [[nodiscard]] std::unique_ptr<DeviceGate> encode_staged(OutMessage& message,
                                                           const WorkerInfo& to) const;
   void send_when_open(const WorkerInfo& to,
                       const std::shared_ptr<transport::Connection>& connection, LaidOut out,
-                      InFlight in_flight, DepartingAttachments attachments,
                       transport::SendDone done, std::uint64_t call_id);
   // Answers a call with `error` in place of a reply that could not be made.
   void send_error_reply(const WorkerInfo& to,
                         const std::shared_ptr<transport::Connection>& connection,
                         std::uint64_t call_id, const Error& error) noexcept;
   void check_frame(std::size_t bytes) const;
-  void check_inflight(std::size_t queued, std::size_t bytes) const;
+  [[nodiscard]] Error exceeds(std::size_t bytes) const;
   void count(const WorkerInfo& to, const Counted& counted);
   void end_count(const Counted& counted) noexcept;
   // The same, and takes it out of sent(): graceful shutdown would wait for its arrival.
@@ -149,7 +177,6 @@ class Sender {
   std::weak_ptr<Sender> self_;  // constant after start()
   PeerTable* peers_ = nullptr;  // likewise
   std::atomic<std::uint64_t> sent_{0};
-  std::atomic<std::size_t> outgoing_bytes_{0};
 };
 
 }  // namespace stitch::rpc

@@ -1,5 +1,6 @@
 #include "stitch/rpc/agent/served_calls.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -52,7 +53,9 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
   const auto call = std::allocate_shared<IncomingCall>(base::RecyclingAllocator<IncomingCall>(),
                                                        std::shared_ptr<Agent>(agent_), connection,
                                                        std::move(message), header);
-  const std::size_t waiting = bytes_.fetch_add(call->bytes()) + call->bytes();
+  PeerFlow& flow = sender_.flow(call->caller());
+  const char* const exceeded = flow.hold(call->bytes());
+  call->held_by(flow);
   state_.events().record_at(call->arrived(), "call received", call->caller().id.value(),
                             call->caller().epoch, call->id(), call->function_name());
   switch (table_.add(call)) {
@@ -67,7 +70,7 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
                   "request " + std::to_string(header.call_id) + " is being served already");
   }
   watch(call->deadline());
-  if (const auto why = refusal(*call, waiting)) {
+  if (const auto why = refusal(*call, exceeded)) {
     call->fail(*why);
     return;
   }
@@ -79,13 +82,31 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
         Error(ErrorCode::protocol, "the request names no function that can run without an object"));
     return;
   }
-  dispatch(call, [call] { call->run(); });
+  if (call->function()->run_inline) {
+    call->run();
+    return;
+  }
+  call->await_turn();
+  dispatch(call, [this, call] { run(call); });
 }
 
-std::optional<Error> ServedCalls::refusal(const IncomingCall& call, std::size_t waiting) const {
-  if (waiting > options_.max_inflight_bytes) {
-    return Error(ErrorCode::overloaded, "calls waiting there exceed max_inflight_bytes " +
-                                            std::to_string(options_.max_inflight_bytes));
+void ServedCalls::run(const std::shared_ptr<IncomingCall>& call) {
+  if (call->flow()->many_replies()) [[unlikely]] {
+    base::UniqueFunction<void()> again = [this, call] {
+      dispatch(call, [this, call] { run(call); });
+    };
+    if (call->flow()->park(again)) return;
+  }
+  if (call->begin_turn()) call->run();
+}
+
+std::optional<Error> ServedCalls::refusal(const IncomingCall& call, const char* exceeded) const {
+  if (exceeded != nullptr) {
+    return Error(
+        ErrorCode::overloaded,
+        std::string("calls waiting there exceed ") + exceeded + ' ' +
+            std::to_string(exceeded == PeerFlow::kBytesName ? options_.max_inflight_bytes
+                                                            : options_.max_inflight_calls));
   }
   if (state_.stopped())
     return Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down");
@@ -130,7 +151,63 @@ void ServedCalls::on_peer_lost(const WorkerInfo& peer) {
 
 void ServedCalls::forget(const IncomingCall& call) {
   table_.remove(call);
-  bytes_.fetch_sub(call.bytes());
+  if (call.flow() == nullptr || !call.one_way()) return;
+  if (const auto told = call.flow()->handled(call.bytes())) give_room(call.caller(), *told);
+}
+
+void ServedCalls::on_ask_room(const InMessage& message) {
+  base::ByteReader in(message.view.body(), "room");
+  give_room(message.from, sender_.flow(message.from).asked(in.read<std::uint64_t>()));
+}
+
+void ServedCalls::give_room(const WorkerInfo& to, const PeerFlow::Handled& handled) noexcept {
+  try {
+    OutMessage message(wire::kGiveRoom);
+    base::ByteWriter out(message.frame.body());
+    out.write(handled.calls);
+    out.write(handled.bytes);
+    sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
+  } catch (const std::exception&) {
+    // The peer is lost, or memory is: it will ask again.
+  }
+}
+
+void ServedCalls::on_ask_threads(const InMessage& message) {
+  base::ByteReader in(message.view.body(), "threads");
+  const auto question = in.read<std::uint64_t>();
+  const auto call_id = in.read<std::uint64_t>();
+  OutMessage answer(wire::kThreads);
+  base::ByteWriter(answer.frame.body()).write(question);
+  report(message.from, call_id).write(answer);
+  sender_.send(message.from, std::move(answer), Sender::Traffic::control, nullptr);
+}
+
+ThreadReport ServedCalls::report(const WorkerInfo& caller, std::uint64_t call_id) const {
+  using Stage = IncomingCall::Stage;
+  const auto now = Clock::now();
+  ThreadReport report;
+  report.threads = static_cast<std::uint32_t>(pool_.max_running());
+  for (const auto& call : table_.list(std::nullopt)) {
+    const auto progress = call->progress();
+    const std::int64_t ns = (now - progress.since).count();
+    if (call->caller().id == caller.id && call->id() == call_id) {
+      report.state = progress.stage == Stage::queued    ? ThreadReport::queued
+                     : progress.stage == Stage::running ? ThreadReport::running
+                                                        : ThreadReport::waiting;
+      report.ns = ns;
+    } else if (progress.stage == Stage::running) {
+      const std::string name = call->function() == nullptr ? "unknown" : call->function()->name;
+      auto at = std::find_if(report.holders.begin(), report.holders.end(),
+                             [&](const auto& each) { return each.function == name; });
+      if (at == report.holders.end()) at = report.holders.insert(at, {name, 0, 0});
+      at->longest_ns = std::max(at->longest_ns, ns);
+      ++at->threads;
+    }
+  }
+  std::sort(report.holders.begin(), report.holders.end(),
+            [](const auto& a, const auto& b) { return a.longest_ns > b.longest_ns; });
+  if (report.holders.size() > ThreadReport::kHolders) report.holders.resize(ThreadReport::kHolders);
+  return report;
 }
 
 void ServedCalls::stop_all() {

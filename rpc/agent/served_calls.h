@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +14,7 @@
 #include "stitch/rpc/agent/incoming_table.h"
 #include "stitch/rpc/agent/sender.h"
 #include "stitch/rpc/agent/stop_callbacks.h"
+#include "stitch/rpc/agent/thread_report.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/options/options.h"
@@ -43,6 +43,9 @@ class ServedCalls {
   void refuse(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
               std::uint64_t call_id, const Error& error);
   void on_peer_lost(const WorkerInfo& peer);
+  // A peer asks for the room that its one-way requests have taken, or what a call waits for.
+  void on_ask_room(const InMessage& message);
+  void on_ask_threads(const InMessage& message);
 
   // ---- running calls
   // Queues `task` on the pool, or runs it here for an inline function. Fails the call when the pool
@@ -62,8 +65,6 @@ class ServedCalls {
   [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list() const {
     return table_.list(std::nullopt);
   }
-  // The memory that messages of calls being served take.
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_.load(); }
   // Calls that were not asked to stop; the callers of the others have given up.
   [[nodiscard]] std::uint64_t busy() const;
   // "f(), g()": the functions being run.
@@ -71,7 +72,12 @@ class ServedCalls {
 
  private:
   // Why a request cannot be served; nothing if it can.
-  [[nodiscard]] std::optional<Error> refusal(const IncomingCall& call, std::size_t waiting) const;
+  [[nodiscard]] std::optional<Error> refusal(const IncomingCall& call, const char* exceeded) const;
+  // Runs a call whose turn has come, or keeps it while its caller does not read what it has asked
+  // for.
+  void run(const std::shared_ptr<IncomingCall>& call);
+  void give_room(const WorkerInfo& to, const PeerFlow::Handled& handled) noexcept;
+  [[nodiscard]] ThreadReport report(const WorkerInfo& caller, std::uint64_t call_id) const;
   // Stops the handlers of calls whose deadline has passed: their callers may be unable to. On the
   // event loop.
   void expire();
@@ -87,7 +93,6 @@ class ServedCalls {
   std::weak_ptr<Agent> agent_;            // constant after start()
   std::shared_ptr<DeadlineWatch> watch_;  // likewise
   IncomingTable table_;
-  std::atomic<std::size_t> bytes_{0};
 };
 
 }  // namespace stitch::rpc

@@ -2,10 +2,12 @@
 
 #include <coroutine>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
+#include "stitch/base/recycler.h"
 #include "stitch/rpc/future/future.h"
 
 // What makes Future<T> awaitable and a coroutine return type. Included by future.h.
@@ -19,6 +21,17 @@ class FutureAwaiter {
   template <class P>
   void await_suspend(std::coroutine_handle<P> coroutine) {
     rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
+    std::shared_ptr<FutureStateBase> to_stop;
+    if constexpr (requires { coroutine.promise().await(future_, inside); }) {
+      outcome_ = coroutine.promise().await(future_, inside);
+      if (outcome_) {
+        const auto weak = future_.outcome();
+        const bool go_on = outcome_->set_awaited([weak] {
+          if (const auto awaited = weak.lock()) awaited->stop_work();
+        });
+        if (!go_on) to_stop = weak.lock();
+      }
+    }
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.
@@ -27,11 +40,16 @@ class FutureAwaiter {
     future_.on_ready([inside = std::move(inside), coroutine]() mutable {
       rpc::run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
     });
+    if (to_stop) to_stop->stop_work();  // nothing here is touched any more
   }
-  T await_resume() { return std::move(future_).get(); }
+  T await_resume() {
+    if (outcome_) outcome_->clear_awaited();
+    return std::move(future_).get();
+  }
 
  private:
   Future<T> future_;
+  std::shared_ptr<FutureStateBase> outcome_;  // of the coroutine that awaits it
 };
 
 // Where a coroutine ends: publishes its outcome after its frame, parameters included, is destroyed.
@@ -53,6 +71,21 @@ class CoroutinePromiseBase {
   std::suspend_never initial_suspend() noexcept { return {}; }
   PublishOutcome final_suspend() noexcept { return {}; }
   void unhandled_exception() { thrown_ = std::current_exception(); }
+  // The outcome of this coroutine, which is about to await something for the first time or again;
+  // `inside` is what is current in it afterwards. Its code has a stop token of its own from then
+  // on, which asks it to stop when its future is cancelled, or when its caller is asked to.
+  template <class Awaited>
+  [[nodiscard]] std::shared_ptr<FutureStateBase> await(const Future<Awaited>&,
+                                                       rpc::ExecutionContext& inside) {
+    auto outcome = promise_.future().outcome().lock();
+    if (!stop_) {
+      stop_ = std::allocate_shared<rpc::StopFlag>(base::RecyclingAllocator<rpc::StopFlag>(),
+                                                  inside.stop);
+      outcome->set_coroutine(stop_);
+    }
+    inside.stop = stop_;
+    return outcome;
+  }
   // What was current where the coroutine was started.
   [[nodiscard]] const rpc::ExecutionContext& outside() const noexcept { return outside_; }
 
@@ -62,6 +95,7 @@ class CoroutinePromiseBase {
 
  private:
   rpc::ExecutionContext outside_;
+  std::shared_ptr<rpc::StopFlag> stop_;  // once it has awaited something
 };
 
 template <class T>

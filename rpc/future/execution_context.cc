@@ -64,6 +64,7 @@ std::stop_token StopFlag::token() {
   if (!source_) {
     source_.emplace();
     if (requested()) source_->request_stop();  // it has no callbacks yet
+    if (outer_) of_outer_.emplace(outer_->token(), PassOn{*source_});
   }
   return source_->get_token();
 }

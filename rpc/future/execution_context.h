@@ -25,19 +25,28 @@ void use_on_current_streams(const ArrivedMemory& memory);
 // request() runs stop callbacks, under no lock.
 class StopFlag {
  public:
+  StopFlag() = default;
+  // Also asked when `outer` is.
+  explicit StopFlag(std::shared_ptr<StopFlag> outer) : outer_(std::move(outer)) {}
   void request() STITCH_EXCLUDES(mutex_);
   // As request(), but leaves it to the caller to request the stop of the source, which runs the
   // stop callbacks. Empty when that is not needed: no token was taken, or it was requested before.
   [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool requested() const noexcept {
-    return requested_.load(std::memory_order_acquire);
+    return requested_.load(std::memory_order_acquire) || (outer_ && outer_->requested());
   }
   [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
 
  private:
+  struct PassOn {
+    std::stop_source to;
+    void operator()() { to.request_stop(); }
+  };
+  const std::shared_ptr<StopFlag> outer_;
   std::atomic<bool> requested_{false};
   base::Mutex mutex_;
   std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
+  std::optional<std::stop_callback<PassOn>> of_outer_ STITCH_GUARDED_BY(mutex_);
 };
 
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it

@@ -150,6 +150,8 @@ class [[nodiscard]] Future {
     state("on_ready()").on_ready(std::move(callback));
   }
 
+  // For the layers below: the outcome to come. REQUIRES: valid().
+  [[nodiscard]] std::weak_ptr<detail::FutureStateBase> outcome() const { return state_; }
   // For the layers below: a future of an outcome that `state` will hold.
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 

@@ -82,6 +82,16 @@ class CancellerRunning {
   CancellerRunning& operator=(const CancellerRunning&) = delete;
 };
 
+void run_canceller(base::UniqueFunction<void()>& canceller) {
+  if (!canceller) return;
+  if (cancellers_running < kMaxNestedCancellers) {
+    const CancellerRunning running;
+    canceller();
+  } else {
+    run_in_turn({&canceller, 1});
+  }
+}
+
 // A callback waits for a future, which a callback queued behind it may complete: runs those first.
 class WaitingInside {
  public:
@@ -165,21 +175,51 @@ void FutureStateBase::publish() {
   run_in_turn(callbacks);
 }
 
+void FutureStateBase::set_coroutine(std::shared_ptr<rpc::StopFlag> stop) {
+  base::MutexLock lock(mutex_);
+  coroutine_ = std::move(stop);
+}
+
+bool FutureStateBase::set_awaited(base::UniqueFunction<void()> stop) {
+  base::MutexLock lock(mutex_);
+  canceller_ = std::move(stop);
+  return !std::exchange(asked_to_stop_, false);
+}
+
+void FutureStateBase::clear_awaited() {
+  base::UniqueFunction<void()> canceller;  // destroyed without the lock
+  base::MutexLock lock(mutex_);
+  canceller = std::move(canceller_);
+  lock.unlock();
+}
+
+bool FutureStateBase::stop_coroutine() {
+  base::UniqueFunction<void()> canceller;
+  std::shared_ptr<rpc::StopFlag> stop;
+  {
+    base::MutexLock lock(mutex_);
+    if (ready() || !coroutine_) return ready();
+    stop = coroutine_;
+    canceller = std::move(canceller_);
+    if (!canceller) asked_to_stop_ = true;
+  }
+  stop->request();
+  run_canceller(canceller);
+  return true;
+}
+
 void FutureStateBase::cancel() {
   base::UniqueFunction<void()> canceller;
+  std::shared_ptr<rpc::StopFlag> stop;
   {
     base::MutexLock lock(mutex_);
     if (ready()) return;
+    stop = coroutine_;
     canceller = std::move(canceller_);
+    if (!canceller && stop) asked_to_stop_ = true;
   }
-  if (canceller) {
-    if (cancellers_running < kMaxNestedCancellers) {
-      const CancellerRunning running;
-      canceller();
-    } else {
-      run_in_turn({&canceller, 1});
-    }
-  }
+  if (stop) stop->request();
+  run_canceller(canceller);
   ask_to_stop();
   set_exception(
       std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));

@@ -19,6 +19,7 @@
 
 namespace stitch::rpc {
 class ArrivedMemory;
+class StopFlag;
 }  // namespace stitch::rpc
 
 namespace stitch::detail {
@@ -77,6 +78,20 @@ class FutureStateBase {
   // Calls the canceller and ask_to_stop(), then completes the state with `cancelled`. Does nothing
   // when it is complete.
   void cancel() STITCH_EXCLUDES(mutex_);
+  // For the future of a coroutine: it is one from now on, and `stop` is what its code sees.
+  void set_coroutine(std::shared_ptr<rpc::StopFlag> stop) STITCH_EXCLUDES(mutex_);
+  // What stops what the coroutine awaits, until clear_awaited(). False when the coroutine was asked
+  // to stop while it awaited nothing: it is to be stopped now, once.
+  [[nodiscard]] bool set_awaited(base::UniqueFunction<void()> stop) STITCH_EXCLUDES(mutex_);
+  void clear_awaited() STITCH_EXCLUDES(mutex_);
+  // Stops what the coroutine behind this state awaits, which ends it in turn. False, and nothing
+  // is done, when it is not a coroutine that has awaited something.
+  bool stop_coroutine() STITCH_EXCLUDES(mutex_);
+  // The same for a coroutine; cancel() for any other.
+  void stop_work() {
+    if (!stop_coroutine()) cancel();
+  }
+
   // What cancel() calls; dropped at completion.
   void set_canceller(base::UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
 
@@ -114,6 +129,8 @@ class FutureStateBase {
   base::CondVar completed_;
   std::vector<base::UniqueFunction<void()>> callbacks_ STITCH_GUARDED_BY(mutex_);
   base::UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
+  std::shared_ptr<rpc::StopFlag> coroutine_ STITCH_GUARDED_BY(mutex_);
+  bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
 template <class T>

@@ -269,6 +269,8 @@ std::size_t ThreadPool::queued() const {
   return state_->queue.size();
 }
 
+int ThreadPool::max_running() const noexcept { return state_->max_running; }
+
 int ThreadPool::threads() const {
   base::MutexLock lock(state_->mutex);
   return state_->alive;
@@ -282,6 +284,7 @@ std::uint64_t ThreadPool::threads_missed() const {
 BlockingRegion::BlockingRegion()
     : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
   if (!state_) return;
+  if (waits_ != nullptr) waits_->fetch_add(1, std::memory_order_relaxed);
   base::MutexLock lock(state_->mutex);
   --state_->running;
   if (!guest) ++state_->blocked;
@@ -290,6 +293,7 @@ BlockingRegion::BlockingRegion()
 
 BlockingRegion::~BlockingRegion() {
   if (!state_) return;
+  if (waits_ != nullptr) waits_->fetch_sub(1, std::memory_order_relaxed);
   base::MutexLock lock(state_->mutex);
   ++state_->running;
   if (guest) return;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -8,6 +9,9 @@
 #include "stitch/base/unique_function.h"
 
 namespace stitch::rpc {
+
+// Counts the waits of the task that this thread runs, inside one another. Null: not counted.
+inline constinit thread_local std::atomic<int>* waits_here = nullptr;
 
 // The user-function threads of one worker: a queue served in order by at most a fixed number of
 // threads at a time. A thread is started when there is work for it and ends when it has been idle
@@ -50,6 +54,8 @@ class ThreadPool {
   [[nodiscard]] static bool on_any_pool_thread() noexcept;
   [[nodiscard]] std::size_t queued() const;
   [[nodiscard]] int threads() const;
+  // How many tasks run at a time, those that wait not counted.
+  [[nodiscard]] int max_running() const noexcept;
   // How often a thread was needed and could not be added: kMaxExtra existed already, or the system
   // had none. Either is reported on stderr, once.
   [[nodiscard]] std::uint64_t threads_missed() const;
@@ -75,6 +81,7 @@ class BlockingRegion {
 
  private:
   std::shared_ptr<ThreadPool::State> state_;
+  std::atomic<int>* const waits_ = waits_here;
 };
 
 }  // namespace stitch::rpc

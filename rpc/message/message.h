@@ -21,13 +21,17 @@ class ArrivedMemory;
 // Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
 namespace wire {
 enum FrameKind : std::uint16_t {
-  kRequest = 1,     // CallHeader, arguments
-  kReply = 2,       // call id, result
-  kErrorReply = 3,  // call id, error
-  kCancel = 4,      // call id
-  kLeave = 5,       // graceful shutdown
-  kBind = 6,        // empty: this connection is the one between the two workers (PeerTable)
-  kDump = 0x40,     // empty: a call of the sender has timed out; write a dump, if you do that
+  kRequest = 1,      // CallHeader, arguments
+  kReply = 2,        // call id, result
+  kErrorReply = 3,   // call id, error
+  kCancel = 4,       // call id
+  kLeave = 5,        // graceful shutdown
+  kBind = 6,         // empty: this connection is the one between the two workers (PeerTable)
+  kAskRoom = 16,     // how many one-way requests there were: when they are handled is to be told
+  kGiveRoom = 17,    // how many one-way requests, and their bytes, have been handled
+  kAskThreads = 18,  // call id: what does that call wait for
+  kThreads = 19,     // call id, what holds the threads (ThreadReport)
+  kDump = 0x40,  // empty: a call of the sender has timed out; write a dump, if you do that
   kFirstUpperFrame = 0x100,
 };
 enum SectionKind : std::uint16_t {
@@ -65,6 +69,7 @@ class DepartingAttachments {
   DepartingAttachments& operator=(DepartingAttachments&&) = delete;
   ~DepartingAttachments();
   void tell(const std::optional<Error>& error) noexcept;
+  [[nodiscard]] bool empty() const noexcept { return attachments_.empty(); }
 
  private:
   std::vector<std::unique_ptr<Attachment>> attachments_;
@@ -106,6 +111,7 @@ struct OutMessage {
     return nullptr;
   }
   std::vector<std::unique_ptr<Attachment>> attachments;
+  bool refuse_when_full = false;  // a request: not made where it would have to wait
 };
 
 // Where a tensor of a received message was put, and where it was at its sender. Only for tensors

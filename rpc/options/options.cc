@@ -148,6 +148,11 @@ const std::vector<Variable>& variables() {
       {"STITCH_MAX_INFLIGHT_BYTES",
        field(&Options::max_inflight_bytes,
              [](const std::string& v) { return parse_bytes("STITCH_MAX_INFLIGHT_BYTES", v); })},
+      {"STITCH_MAX_INFLIGHT_CALLS", field(&Options::max_inflight_calls,
+                                          [](const std::string& v) {
+                                            return static_cast<std::size_t>(std::max(
+                                                0, parse_int("STITCH_MAX_INFLIGHT_CALLS", v)));
+                                          })},
       {"STITCH_INLINE_BYTES",
        field(&Options::inline_bytes,
              [](const std::string& v) { return parse_bytes("STITCH_INLINE_BYTES", v); })},
@@ -302,9 +307,12 @@ Options resolve_options(Options options) {
   }
   options.init_timeout =
       std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
+  constexpr std::size_t kMaxInflightCalls = std::size_t{1} << 20;
   constexpr std::size_t kMaxInlineBytes = std::size_t{1} << 20;
   if (options.inline_bytes > kMaxInlineBytes)
     refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
+  if (options.max_inflight_calls < 1 || options.max_inflight_calls > kMaxInflightCalls)
+    refuse("max_inflight_calls", std::to_string(options.max_inflight_calls), "1 to 1048576");
   if (options.max_frame_bytes < 4096)
     refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
   return options;

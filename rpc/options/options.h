@@ -57,7 +57,8 @@ struct Options {
   std::size_t max_frame_bytes = std::size_t{64}
                                 << 20;  // a longer frame closes its connection with `protocol`
   std::size_t max_inflight_bytes =
-      std::size_t{4} << 30;  // queued here to be sent, or received and not yet handled
+      std::size_t{4} << 30;  // of calls to one peer, and of those from it; then calls wait
+  std::size_t max_inflight_calls = std::size_t{64} << 10;  // likewise calls; at most 1 Mi
   std::size_t inline_bytes =
       std::size_t{16}
       << 10;  // tensors up to this size are sent inside the frame; at most 1 MiB; 0: none

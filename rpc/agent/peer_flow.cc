@@ -1,0 +1,298 @@
+#include "stitch/rpc/agent/peer_flow.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace stitch::rpc {
+
+namespace {
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+// Bytes: sums of some messages do not leave their bits.
+constexpr std::size_t kMaxBytes = std::size_t{1} << 40;
+// How often a thread that waits for room looks whether its call is wanted.
+constexpr std::chrono::milliseconds kLook{50};
+}  // namespace
+
+PeerFlow::PeerFlow(const Limits& limits)
+    : limits_{std::min(limits.bytes, kMaxBytes),
+              std::clamp<std::size_t>(limits.calls, 1, kMaxCalls)},
+      tell_at_(kNever) {}
+
+bool PeerFlow::has_room(const Size& size, std::uint64_t used) const noexcept {
+  const std::uint64_t calls = used >> kByteBits;
+  const std::uint64_t bytes = used & kByteMask;
+  if (calls >= (size.inside ? 2 * limits_.calls : limits_.calls)) return false;
+  return bytes == 0 || bytes + size.cost() <= (size.inside ? limits_.bytes : limits_.bytes / 2);
+}
+
+// The window of the transport is looked at first: it changes by itself, and pump() is called then.
+bool PeerFlow::take(const Size& size) noexcept {
+  auto& unwritten = size.small() ? unwritten_small_ : unwritten_large_;
+  if (unwritten.load(std::memory_order_relaxed) > (size.small() ? kSmallWindow : kLargeWindow))
+    return false;
+  const std::uint64_t before = used_.fetch_add(packed(size));
+  if (!has_room(size, before)) {
+    used_.fetch_sub(packed(size));
+    return false;
+  }
+  unwritten.fetch_add(size.bytes);
+  return true;
+}
+
+PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
+                              const std::function<bool()>& wanted) {
+  const bool inside = request.size.inside;
+  const std::size_t cost = request.size.cost();
+  base::MutexLock lock(mutex_);
+  const auto no_room = [&]() STITCH_REQUIRES(mutex_) {
+    const std::size_t kept = waiting_bytes_[0] + waiting_bytes_[1];
+    const std::size_t bytes = inside ? waiting_bytes_[1] : kept + (used_.load() & kByteMask);
+    return !given_up_ && bytes != 0 && bytes + cost > limits_.bytes;
+  };
+  if (inside && no_room()) return Kept::full;
+  while (no_room()) {
+    ++blocked_;
+    waiting_.fetch_add(1);  // first: who makes room looks at it afterwards
+    if (no_room()) room_.wait_until(mutex_, std::min(deadline, Clock::now() + kLook));
+    waiting_.fetch_sub(1);
+    --blocked_;
+    lock.unlock();
+    const bool late = Clock::now() >= deadline;
+    if (late || !wanted()) return late ? Kept::late : Kept::unwanted;
+    lock.lock();
+  }
+  waiting_bytes_[inside] += cost;
+  queues_[inside][request.size.small()].emplace(request.id, std::move(request));
+  waiting_.fetch_add(inside ? kInside : 1);
+  lock.unlock();
+  pump();
+  return Kept::waits;
+}
+
+PeerFlow::Waiting PeerFlow::extract(Queue& queue, Queue::iterator at) {
+  Waiting request = std::move(at->second);
+  queue.erase(at);
+  waiting_bytes_[request.size.inside] -= request.size.cost();
+  return request;
+}
+
+// The request that was made first goes first, but one whose window is full does not keep those of
+// the other window.
+std::optional<PeerFlow::Waiting> PeerFlow::next_of(Queue (&queues)[2]) {
+  const bool small_first =
+      !queues[1].empty() &&
+      (queues[0].empty() || queues[1].begin()->first < queues[0].begin()->first);
+  for (const bool small : {small_first, !small_first}) {
+    Queue& queue = queues[small];
+    if (queue.empty()) continue;
+    const Size& size = queue.begin()->second.size;
+    if (given_up_ || take(size)) {
+      if (given_up_) {
+        used_.fetch_add(packed(size));
+        (small ? unwritten_small_ : unwritten_large_).fetch_add(size.bytes);
+      }
+      return extract(queue, queue.begin());
+    }
+    if (!has_room(size, used_.load())) return std::nullopt;  // others must not take it
+  }
+  return std::nullopt;
+}
+
+std::optional<PeerFlow::Waiting> PeerFlow::next() {
+  if (auto inside = next_of(queues_[1])) return inside;
+  return next_of(queues_[0]);
+}
+
+// One thread at a time, so that requests keep their order.
+void PeerFlow::pump() noexcept {
+  base::MutexLock lock(mutex_);
+  if (blocked_ > 0) room_.notify_all();
+  if (pumping_) {
+    pump_again_ = true;
+    return;
+  }
+  pumping_ = true;
+  for (;;) {
+    pump_again_ = false;
+    std::optional<Waiting> request = next();
+    if (!request) {
+      if (pump_again_) continue;
+      break;
+    }
+    lock.unlock();
+    const Size size = request->size;
+    bool sent = false;
+    try {
+      sent = request->go();
+    } catch (...) {
+      // It has told who waits for it.
+    }
+    request.reset();
+    if (!sent) {
+      used_.fetch_sub(packed(size));
+      (size.small() ? unwritten_small_ : unwritten_large_).fetch_sub(size.bytes);
+    }
+    // After it was sent: until then later ones wait.
+    waiting_.fetch_sub(size.inside ? kInside : 1);
+    lock.lock();
+    if (blocked_ > 0) room_.notify_all();
+  }
+  pumping_ = false;
+}
+
+void PeerFlow::drop(std::uint64_t id) {
+  std::optional<Waiting> dropped;  // destroyed without the lock
+  {
+    base::MutexLock lock(mutex_);
+    for (auto& queues : queues_) {
+      for (Queue& queue : queues) {
+        const auto at = queue.find(id);
+        if (at != queue.end()) dropped = extract(queue, at);
+      }
+    }
+    if (blocked_ > 0) room_.notify_all();
+  }
+  if (!dropped) return;
+  waiting_.fetch_sub(dropped->size.inside ? kInside : 1);
+  dropped.reset();
+  pump();  // it may have been the first
+}
+
+void PeerFlow::give_up() {
+  {
+    base::MutexLock lock(mutex_);
+    given_up_ = true;
+  }
+  pump();
+  unpark();
+}
+
+// ---- one-way requests
+
+std::uint64_t PeerFlow::one_way_begun(const Size& size) {
+  base::MutexLock lock(mutex_);
+  ++one_way_calls_;
+  one_way_bytes_ += size.bytes;
+  const std::size_t bytes = one_way_bytes_ - returned_.bytes + outstanding_calls() * kCallBytes;
+  const bool many = outstanding_calls() > limits_.calls / 8 || bytes > limits_.bytes / 8;
+  return many && asked_for_ == 0 ? asked_for_ = one_way_calls_ : 0;
+}
+
+std::uint64_t PeerFlow::to_ask() {
+  base::MutexLock lock(mutex_);
+  return outstanding_calls() > 0 && asked_for_ == 0 ? asked_for_ = one_way_calls_ : 0;
+}
+
+void PeerFlow::one_way_failed(const Size& size) noexcept {
+  {
+    base::MutexLock lock(mutex_);
+    --one_way_calls_;
+    one_way_bytes_ -= size.bytes;
+  }
+  end(size);
+}
+
+std::uint64_t PeerFlow::given_back(const Handled& handled) {
+  std::uint64_t ask = 0;
+  {
+    base::MutexLock lock(mutex_);
+    // The peer says what it likes: no more is given back than was taken.
+    Handled now{std::clamp(handled.calls, returned_.calls, one_way_calls_),
+                std::clamp(handled.bytes, returned_.bytes, one_way_bytes_)};
+    if (now.calls == one_way_calls_) now.bytes = one_way_bytes_;
+    const std::uint64_t calls = now.calls - returned_.calls;
+    used_.fetch_sub(packed(now.bytes - returned_.bytes + calls * kCallBytes, calls));
+    returned_ = now;
+    if (now.calls >= asked_for_) {
+      asked_for_ = 0;
+      // More has been sent meanwhile: while something waits, for that too.
+      if (waiting_.load() != 0 && outstanding_calls() > 0) ask = asked_for_ = one_way_calls_;
+    }
+  }
+  pump();
+  return ask;
+}
+
+std::optional<PeerFlow::Handled> PeerFlow::handled(std::size_t bytes) noexcept {
+  handled_bytes_.fetch_add(bytes);
+  const std::uint64_t calls = handled_calls_.fetch_add(1) + 1;
+  if (calls < tell_at_.load()) return std::nullopt;
+  base::MutexLock lock(mutex_);
+  if (calls < tell_at_.load()) return std::nullopt;
+  const Handled now{handled_calls_.load(), handled_bytes_.load()};
+  tell_at_ = now.calls >= told_until_
+                 ? kNever
+                 : now.calls + std::max<std::uint64_t>(1, (told_until_ - now.calls) / 8);
+  return now;
+}
+
+PeerFlow::Handled PeerFlow::asked(std::uint64_t calls) {
+  base::MutexLock lock(mutex_);
+  told_until_ = calls;
+  // Set before the count is read: who counts reads it afterwards.
+  tell_at_ = 0;
+  const Handled now{handled_calls_.load(), handled_bytes_.load()};
+  tell_at_ = now.calls >= told_until_
+                 ? kNever
+                 : now.calls + std::max<std::uint64_t>(1, (told_until_ - now.calls) / 8);
+  return now;
+}
+
+// ---- replies and frames
+
+bool PeerFlow::add_data(std::size_t bytes) noexcept {
+  if (data_bytes_.fetch_add(bytes) + bytes <= limits_.bytes) return true;
+  data_written(bytes);
+  return false;
+}
+
+bool PeerFlow::park(base::UniqueFunction<void()>& task) {
+  base::MutexLock lock(mutex_);
+  parked_count_.fetch_add(1);  // first: who writes a reply looks at it afterwards
+  if (given_up_ || data_bytes_.load() <= limits_.bytes / 2) {
+    parked_count_.fetch_sub(1);
+    return false;
+  }
+  parked_.push_back(std::move(task));
+  return true;
+}
+
+void PeerFlow::unpark() noexcept {
+  std::deque<base::UniqueFunction<void()>> tasks;
+  {
+    base::MutexLock lock(mutex_);
+    tasks.swap(parked_);
+    parked_count_.fetch_sub(tasks.size());
+  }
+  for (auto& task : tasks) task();
+}
+
+// ---- requests of the peer
+
+const char* PeerFlow::hold(std::size_t bytes) noexcept {
+  const std::uint64_t before = held_.fetch_add(packed(bytes + kCallBytes));
+  const std::uint64_t held = before & kByteMask;
+  if (bytes > limits_.bytes || (held != 0 && held + bytes + kCallBytes > limits_.bytes))
+    return kBytesName;
+  return before >> kByteBits >= 2 * limits_.calls ? "max_inflight_calls" : nullptr;
+}
+
+PeerFlow::Numbers PeerFlow::numbers() const {
+  Numbers numbers;
+  const std::uint64_t used = used_.load();
+  const std::uint64_t held = held_.load();
+  numbers.calls = used >> kByteBits;
+  numbers.bytes = used & kByteMask;
+  numbers.unwritten_bytes = unwritten_small_.load() + unwritten_large_.load();
+  numbers.held_calls = held >> kByteBits;
+  numbers.held_bytes = (held & kByteMask) - numbers.held_calls * kCallBytes;
+  numbers.data_bytes = data_bytes_.load();
+  base::MutexLock lock(mutex_);
+  for (const auto& queues : queues_) {
+    for (const Queue& queue : queues) numbers.waiting += queue.size();
+  }
+  numbers.waiting_bytes = waiting_bytes_[0] + waiting_bytes_[1];
+  return numbers;
+}
+
+}  // namespace stitch::rpc

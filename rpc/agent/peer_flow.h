@@ -1,0 +1,232 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+
+namespace stitch::rpc {
+
+// What one worker has under way to one peer and from it, and the requests that wait to be sent to
+// it. A request counts from its sending to its answer, a one-way one until the peer says that it
+// has been dealt with, so the caller's counts bound what the callee holds:
+//
+//   made --try_begin()--> under way --end()--> over
+//     \--wait()--> waiting --> under way
+//
+// Calls of the program ("outside") may have half of the byte limit and `calls` calls under way; the
+// others wait here, within the whole limit; their threads wait for more. Calls of handlers,
+// continuations and callbacks ("inside") never wait for those, which may wait for them: they may
+// have the whole limit and twice the calls under way, and as many bytes again may wait. A request
+// of any size up to the limit goes when nothing else is under way. Whatever its peer has room for,
+// a request is passed to the transport only when little is unwritten there: so those that are
+// cancelled or late meanwhile are never written. Small and large ones do not wait for each other.
+//
+// Thread contract: any thread. No lock is held while a request's `go` is called.
+class PeerFlow {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Limits {
+    std::size_t bytes = 0;
+    std::size_t calls = 0;
+  };
+  // What a call takes on either side beside its message.
+  static constexpr std::size_t kCallBytes = 2048;
+  // Bytes that the transport may have unwritten when it gets another small or large request.
+  static constexpr std::size_t kSmallWindow = std::size_t{1} << 20;
+  static constexpr std::size_t kLargeWindow = std::size_t{4} << 20;
+  static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
+  static constexpr std::size_t kMaxCalls = std::size_t{1} << 20;  // of Limits::calls
+
+  explicit PeerFlow(const Limits& limits);
+  PeerFlow(const PeerFlow&) = delete;
+  PeerFlow& operator=(const PeerFlow&) = delete;
+
+  // ---- requests to the peer
+  struct Size {
+    std::size_t bytes = 0;  // of the message
+    bool inside = false;
+    [[nodiscard]] bool small() const noexcept { return bytes <= kSmallBytes; }
+    [[nodiscard]] std::size_t cost() const noexcept { return bytes + kCallBytes; }
+  };
+  // Counts a request as under way and unwritten. False when it has to wait.
+  [[nodiscard]] bool try_begin(const Size& size) noexcept {
+    if (waits_before(size)) return false;
+    return take(size);
+  }
+  // Its answer has come, or never will.
+  void end(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
+    used_.fetch_sub(packed(size));
+    if (waiting_.load() != 0) pump();
+  }
+  // The transport has written it, or dropped it.
+  void written(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
+    (size.small() ? unwritten_small_ : unwritten_large_).fetch_sub(size.bytes);
+    if (waiting_.load() != 0) pump();
+  }
+
+  // A request that waits. `go()` sends it once it is counted as begun, unless it is not wanted any
+  // more: then it returns false. Destroyed without a call when it is dropped. `id`: its place.
+  struct Waiting {
+    Size size;
+    std::uint64_t id = 0;
+    base::UniqueFunction<bool()> go;
+  };
+  enum class Kept : std::uint8_t { waits, late, unwanted, full };
+  // Keeps a request until it can begin. Where bytes for that are missing, waits for them on this
+  // thread while `wanted` until the deadline; inside it does not: `full`. What is not kept stays
+  // the caller's.
+  [[nodiscard]] Kept wait(Waiting& request, Clock::time_point deadline,
+                          const std::function<bool()>& wanted) STITCH_EXCLUDES(mutex_);
+  // Drops a waiting request, if it is there.
+  void drop(std::uint64_t id) STITCH_EXCLUDES(mutex_);
+  // The peer is lost, or this worker stops: drops all, and nothing waits from now on.
+  void give_up() STITCH_EXCLUDES(mutex_);
+
+  // ---- one-way requests: who sends them asks for room, who has handled them gives it back
+  // One is under way. Returns the number to ask for (see asked()), 0: nothing is to be asked.
+  [[nodiscard]] std::uint64_t one_way_begun(const Size& size) STITCH_EXCLUDES(mutex_);
+  // Likewise, for requests that wait.
+  [[nodiscard]] std::uint64_t to_ask() STITCH_EXCLUDES(mutex_);
+  // It has not been sent.
+  void one_way_failed(const Size& size) noexcept STITCH_EXCLUDES(mutex_);
+  // What the peer has handled since the beginning. Returns what to ask for next, 0: nothing.
+  struct Handled {
+    std::uint64_t calls = 0;
+    std::uint64_t bytes = 0;
+  };
+  [[nodiscard]] std::uint64_t given_back(const Handled& handled) STITCH_EXCLUDES(mutex_);
+  // A one-way request of the peer has been handled; what to tell it, if it wants to know by now.
+  [[nodiscard]] std::optional<Handled> handled(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
+  // The peer wants to know until `calls` have been handled; what to tell it now.
+  [[nodiscard]] Handled asked(std::uint64_t calls) STITCH_EXCLUDES(mutex_);
+
+  // ---- requests of the peer
+  // Counts one. The limit that it exceeds, as text; empty when there is room. end_held() in any
+  // case.
+  static constexpr const char* kBytesName = "max_inflight_bytes";
+  [[nodiscard]] const char* hold(std::size_t bytes) noexcept;
+  void end_held(std::size_t bytes) noexcept { held_.fetch_sub(packed(bytes + kCallBytes)); }
+
+  // ---- replies and frames to the peer, which wait for nothing
+  // Counts one that is not written yet. False, and it is not counted, when that exceeds the limit.
+  [[nodiscard]] bool add_data(std::size_t bytes) noexcept;
+  void data_written(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
+    const std::size_t left = data_bytes_.fetch_sub(bytes) - bytes;
+    if (parked_count_.load() != 0 && left <= limits_.bytes / 4) unpark();
+  }
+  // Whether replies take half of the limit.
+  [[nodiscard]] bool many_replies() const noexcept {
+    return data_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2;
+  }
+  // Keeps `task`, which is about to make another reply, while they do: until some of them are
+  // written. False, and it is left untouched, when they do not.
+  [[nodiscard]] bool park(base::UniqueFunction<void()>& task) STITCH_EXCLUDES(mutex_);
+
+  // ---- numbers
+  std::atomic<std::size_t> control_bytes{0};  // control frames, not written yet
+  struct Numbers {
+    std::size_t calls = 0;            // under way
+    std::size_t bytes = 0;            // likewise, with kCallBytes each
+    std::size_t unwritten_bytes = 0;  // of these, with the transport
+    std::size_t waiting = 0;          // requests
+    std::size_t waiting_bytes = 0;
+    std::size_t held_calls = 0;  // of the peer
+    std::size_t held_bytes = 0;
+    std::size_t data_bytes = 0;
+  };
+  [[nodiscard]] Numbers numbers() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] const Limits& limits() const noexcept { return limits_; }
+
+ private:
+  // Calls in the upper bits, bytes in the others.
+  static constexpr int kByteBits = 42;
+  static constexpr std::uint64_t kByteMask = (std::uint64_t{1} << kByteBits) - 1;
+  [[nodiscard]] static std::uint64_t packed(std::size_t bytes, std::uint64_t calls = 1) noexcept {
+    return (calls << kByteBits) + bytes;
+  }
+  [[nodiscard]] static std::uint64_t packed(const Size& size) noexcept {
+    return packed(size.cost());
+  }
+  // Requests inside that wait, in units of this, and others that do, or threads.
+  static constexpr std::uint64_t kInside = std::uint64_t{1} << 32;
+  [[nodiscard]] bool waits_before(const Size& size) const noexcept {
+    const auto waiting = waiting_.load(std::memory_order_relaxed);
+    return size.inside ? waiting >= kInside : waiting != 0;
+  }
+  [[nodiscard]] bool take(const Size& size) noexcept;
+  [[nodiscard]] bool has_room(const Size& size, std::uint64_t used) const noexcept;
+  void pump() noexcept STITCH_EXCLUDES(mutex_);
+  void unpark() noexcept STITCH_EXCLUDES(mutex_);
+  using Queue = std::map<std::uint64_t, Waiting>;
+  [[nodiscard]] std::optional<Waiting> next() STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<Waiting> next_of(Queue (&queues)[2]) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] Waiting extract(Queue& queue, Queue::iterator at) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::uint64_t outstanding_calls() const STITCH_REQUIRES(mutex_) {
+    return one_way_calls_ - returned_.calls;
+  }
+
+  const Limits limits_;
+  alignas(64) std::atomic<std::uint64_t> used_{0};
+  std::atomic<std::size_t> unwritten_small_{0};
+  std::atomic<std::size_t> unwritten_large_{0};
+  std::atomic<std::uint64_t> waiting_{0};
+  alignas(64) std::atomic<std::uint64_t> held_{0};
+  std::atomic<std::size_t> data_bytes_{0};
+  std::atomic<std::size_t> parked_count_{0};
+  std::atomic<std::uint64_t> handled_calls_{0};
+  std::atomic<std::uint64_t> handled_bytes_{0};
+  std::atomic<std::uint64_t> tell_at_;  // handled calls
+
+  mutable base::Mutex mutex_;
+  base::CondVar room_;
+  Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);  // inside, small
+  std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
+  std::deque<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
+  bool pumping_ STITCH_GUARDED_BY(mutex_) = false;
+  bool pump_again_ STITCH_GUARDED_BY(mutex_) = false;
+  bool given_up_ STITCH_GUARDED_BY(mutex_) = false;
+  int blocked_ STITCH_GUARDED_BY(mutex_) = 0;                  // threads
+  std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
+  std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
+  Handled returned_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t asked_for_ STITCH_GUARDED_BY(mutex_) = 0;  // 0: nothing
+  std::uint64_t told_until_ STITCH_GUARDED_BY(mutex_) = 0;
+};
+
+// One request under way, until it is destroyed. Moved, not copied.
+class FlowShare {
+ public:
+  FlowShare() = default;
+  FlowShare(PeerFlow& flow, const PeerFlow::Size& size) noexcept : flow_(&flow), size_(size) {}
+  FlowShare(FlowShare&& other) noexcept
+      : flow_(std::exchange(other.flow_, nullptr)), size_(other.size_) {}
+  FlowShare& operator=(FlowShare&& other) noexcept {
+    if (this != &other) {
+      end();
+      flow_ = std::exchange(other.flow_, nullptr);
+      size_ = other.size_;
+    }
+    return *this;
+  }
+  ~FlowShare() { end(); }
+  void end() noexcept {
+    if (flow_ != nullptr) std::exchange(flow_, nullptr)->end(size_);
+  }
+  explicit operator bool() const noexcept { return flow_ != nullptr; }
+
+ private:
+  PeerFlow* flow_ = nullptr;
+  PeerFlow::Size size_;
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,133 @@
+// How the calls of OutgoingCalls end without an answer.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/agent/outgoing_calls.h"
+#include "stitch/rpc/agent/thread_report.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+// Calls with a shorter timeout are not asked about: they end in time.
+constexpr std::chrono::milliseconds kMinTimeoutToAsk{250};
+// How long the error of a call waits for the callee's answer: a tenth of the timeout, at most this.
+constexpr std::chrono::nanoseconds kMaxAnswerTime = std::chrono::milliseconds(100);
+// Questions at a time: calls that end together have one reason.
+constexpr std::size_t kMaxQuestions = 16;
+
+std::string milliseconds(std::chrono::nanoseconds duration) {
+  const double ms = std::chrono::duration<double, std::milli>(duration).count();
+  std::string text = std::to_string(ms);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " ms";
+}
+
+}  // namespace
+
+void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const auto lost = table_.take_all(peer);
+  sender_.flow(peer).give_up();
+  for (auto& call : late_.take_all(peer)) complete_late(std::move(call), "");
+  for (const auto& call : lost) {
+    note("call failed: peer lost", call);
+    complete_with_error(call, [&] {
+      return about(call, Error(ErrorCode::disconnected, ""),
+                   std::string("failed: the worker is gone: ") + reason.what());
+    });
+  }
+}
+
+void OutgoingCalls::stop() {
+  const auto stopped = table_.take_all();
+  sender_.give_up_all();
+  for (auto& call : late_.take_all()) complete_late(std::move(call), "");
+  for (const auto& call : stopped) {
+    complete_with_error(call, [&] {
+      return about(call, Error(ErrorCode::shutting_down, ""),
+                   "failed: this worker is shutting down");
+    });
+  }
+}
+
+void OutgoingCalls::expire() {
+  const auto now = Clock::now();
+  auto expired = table_.take_expired(now);
+  auto unanswered = late_.take_expired(now);
+  for (auto& call : unanswered.calls) complete_late(std::move(call), "");
+  for (const auto& call : expired.calls) note("call timed out", call);
+  if (on_timeout_ && !expired.calls.empty()) on_timeout_(expired.calls);
+  for (auto& call : expired.calls) {
+    const std::uint64_t id = call.id;
+    const WorkerInfo& to = *call.to;
+    const bool begun = leave_flow(call);
+    const bool sent = begun && (!call.queued || call.sent);
+    if (sent && call.timeout >= kMinTimeoutToAsk && late_.size() < kMaxQuestions &&
+        !peers_->lost(to) && !state_.stopped()) {
+      // The call is over. Its error waits a moment for what the callee's reader says about it.
+      call.deadline = now + std::min(kMaxAnswerTime, call.timeout / 10);
+      ask_threads(to, late_.add(std::move(call)), id);
+    } else {
+      complete_late(std::move(call), "");
+    }
+    if (begun) send_cancel(to, id);  // arrives after the question
+  }
+  if (state_.stopped()) {  // stop() may have missed the new ones
+    for (auto& call : late_.take_all()) complete_late(std::move(call), "");
+  }
+  watch_->watch(std::min(expired.next, late_.first_deadline()));
+}
+
+void OutgoingCalls::ask_threads(const WorkerInfo& to, std::uint64_t question,
+                                std::uint64_t call_id) noexcept {
+  try {
+    OutMessage message(wire::kAskThreads);
+    base::ByteWriter out(message.frame.body());
+    out.write(question);
+    out.write(call_id);
+    sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
+  } catch (const std::exception&) {
+    // Then the error does not say it.
+  }
+}
+
+void OutgoingCalls::on_threads(InMessage& message) {
+  base::ByteReader in(message.view.body(), "threads");
+  const auto question = in.read<std::uint64_t>();
+  auto call = late_.take(question, message.from);
+  if (!call) return;
+  std::string detail;
+  try {
+    detail = ThreadReport::read(message).text();
+  } catch (...) {
+    complete_late(std::move(*call), "");
+    throw;
+  }
+  complete_late(std::move(*call), detail);
+}
+
+void OutgoingCalls::complete_late(OutstandingCall&& call, const std::string& detail) noexcept {
+  complete_with_error(
+      call, [&] { return about(call, Error(ErrorCode::timeout, ""), timeout_text(call, detail)); });
+}
+
+std::string OutgoingCalls::timeout_text(const OutstandingCall& call,
+                                        const std::string& detail) const {
+  std::string text =
+      "timed out after " + milliseconds(call.timeout) + "; " + peers_->condition(*call.to);
+  if (!call.begun) {
+    const auto numbers = call.flow->numbers();
+    return text + ", call was never sent: " + std::to_string(numbers.calls) + " calls of " +
+           std::to_string(numbers.bytes) + " bytes to it are unanswered";
+  }
+  if (call.queued && !call.sent) return text + ", call was never sent";
+  const auto queued = call.sent ? *call.sent - call.made : std::chrono::nanoseconds(0);
+  if (queued >= std::chrono::milliseconds(1)) text += ", call was queued " + duration_text(queued);
+  if (!detail.empty()) return text + ", " + detail;
+  return queued < std::chrono::milliseconds(1) ? text + ", call was sent at once" : text;
+}
+
+}  // namespace stitch::rpc

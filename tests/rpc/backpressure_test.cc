@@ -1,0 +1,478 @@
+// Limits of what is under way to one peer: what exceeds them waits, and nothing waits without end.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/peer_flow.h"
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+#include "tests/support/gate.h"
+#include "tests/support/loopback_faults.h"
+
+namespace backpressure_test {  // its functions are registered under their full names
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::Future;
+using stitch::rpc::PeerFlow;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+using stitch::testing::Gate;
+using stitch::testing::has_text;
+using stitch::testing::kind_of;
+using stitch::testing::LoopbackFaults;
+using stitch::transport::Fate;
+using Time = PeerFlow::Clock::time_point;
+
+// ---- PeerFlow alone
+
+bool keep(PeerFlow& flow, std::uint64_t id, const PeerFlow::Size& size,
+          std::vector<std::uint64_t>& begun) {
+  PeerFlow::Waiting request{size, id, [&begun, id] {
+                              begun.push_back(id);
+                              return true;
+                            }};
+  return flow.wait(request, Time::max(), [] { return true; }) == PeerFlow::Kept::waits;
+}
+
+TEST(PeerFlow, LetsWaitingRequestsBeginInTheirOrder) {
+  PeerFlow flow({1 << 20, 2});
+  const PeerFlow::Size size{100, false};
+  EXPECT_TRUE(flow.try_begin(size));
+  EXPECT_TRUE(flow.try_begin(size));
+  EXPECT_FALSE(flow.try_begin(size));
+  std::vector<std::uint64_t> begun;
+  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_TRUE(keep(flow, id, size, begun));
+  EXPECT_EQ(flow.numbers().waiting, 4U);
+  flow.end(size);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1}));
+  EXPECT_FALSE(flow.try_begin(size)) << "others wait before it";
+  flow.drop(2);
+  flow.end(size);
+  flow.end(size);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 3, 4}));
+  EXPECT_EQ(flow.numbers().calls, 2U);
+  EXPECT_EQ(flow.numbers().waiting_bytes, 0U);
+}
+
+TEST(PeerFlow, CallsOfHandlersDoNotWaitForThoseOfTheProgram) {
+  PeerFlow flow({1 << 20, 1});
+  EXPECT_TRUE(flow.try_begin({100, false}));
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(keep(flow, 1, {100, false}, begun));
+  EXPECT_TRUE(flow.try_begin({100, true}));
+  EXPECT_FALSE(flow.try_begin({100, true})) << "twice the calls, no more";
+  EXPECT_TRUE(keep(flow, 2, {100, true}, begun));
+  flow.end({100, true});
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2})) << "and first";
+  flow.end({100, true});
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
+  flow.end({100, false});
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
+}
+
+TEST(PeerFlow, OneThatIsLargerThanItsShareGoesAlone) {
+  PeerFlow flow({1 << 20, 100});
+  EXPECT_TRUE(flow.try_begin({1 << 20, false}));
+  EXPECT_FALSE(flow.try_begin({1, false}));
+  std::vector<std::uint64_t> begun;
+  flow.written({1 << 20, false});
+  flow.end({1 << 20, false});
+  EXPECT_TRUE(flow.try_begin({1, false}));
+}
+
+TEST(PeerFlow, SmallOnesDoNotWaitForLargeOnesToBeWritten) {
+  PeerFlow flow({std::size_t{1} << 30, 100});
+  const PeerFlow::Size large{8 << 20, false};
+  EXPECT_TRUE(flow.try_begin(large));
+  EXPECT_FALSE(flow.try_begin(large)) << "the first one is not written";
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(keep(flow, 1, large, begun));
+  EXPECT_TRUE(keep(flow, 2, {100, false}, begun));
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
+  flow.written(large);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
+}
+
+TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {
+  PeerFlow sender({1 << 20, 16}), receiver({1 << 20, 16});
+  const PeerFlow::Size size{100, false};
+  std::uint64_t asked = 0;
+  for (int i = 0; i < 16; ++i) {
+    ASSERT_TRUE(sender.try_begin(size));
+    sender.written(size);
+    if (const auto ask = sender.one_way_begun(size)) {
+      EXPECT_EQ(asked, 0U) << "one question at a time";
+      asked = ask;
+    }
+  }
+  ASSERT_NE(asked, 0U);
+  EXPECT_FALSE(sender.try_begin(size));
+  EXPECT_EQ(sender.given_back(receiver.asked(asked)), 0U);
+  std::size_t handled = 0;
+  for (int i = 0; i < 16; ++i) {
+    if (const auto told = receiver.handled(100)) {
+      static_cast<void>(sender.given_back(*told));
+      handled = told->calls;
+    }
+  }
+  EXPECT_GE(handled, asked);
+  static_cast<void>(sender.given_back({1000, 1 << 30}));  // a peer that lies
+  EXPECT_EQ(sender.numbers().calls, 0U);
+  EXPECT_EQ(sender.numbers().bytes, 0U);
+}
+
+// ---- calls
+
+Gate gate;
+std::atomic<int> running{0}, most_running{0}, runs{0};
+std::vector<int> order;
+stitch::base::Mutex order_mutex;
+
+int pass_gate(int number) {
+  const int now = ++running;
+  for (int most = most_running; now > most && !most_running.compare_exchange_weak(most, now);) {
+  }
+  gate.pass();
+  {
+    const stitch::base::MutexLock lock(order_mutex);
+    order.push_back(number);
+  }
+  --running;
+  ++runs;
+  return number;
+}
+void pass_gate_with(const at::Tensor&) { pass_gate(0); }
+int count_run() { return ++runs; }
+std::int64_t elements(const at::Tensor& tensor) {
+  ++runs;
+  return tensor.numel();
+}
+void stop_reading() { gate.pass(); }
+STITCH_INLINE(stop_reading);
+
+std::int64_t number(stitch::Worker& worker, const std::string& name) {
+  const auto numbers = worker.debug_info();
+  const auto found = numbers.find(name);
+  return found == numbers.end() ? 0 : found->second;
+}
+
+class Backpressure : public testing::Test {
+ protected:
+  Backpressure() {
+    gate.close();
+    most_running = runs = 0;
+    order.clear();
+  }
+};
+using BackpressureFaults = Backpressure;  // over loopback only
+
+TEST_F(Backpressure, CallsBeyondTheLimitWaitHereAndAreMadeInOrder) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.max_inflight_calls = 4;
+    options.num_threads = 1;
+  });
+  std::vector<Future<int>> answers;
+  for (int i = 0; i < 20; ++i) answers.push_back(stitch::rpc_async<pass_gate>("worker1", i));
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 16);
+  EXPECT_EQ(number(cluster[0], "rpc.peer.worker1.calls_sent"), 4);
+  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 4; }));
+  gate.open();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
+  std::vector<int> expected(20);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(order, expected);
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 0);
+  EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
+}
+
+TEST_F(Backpressure, ACallWhoseDeadlinePassesWhileItWaitsIsNotSent) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 2; });
+  const auto first = stitch::rpc_async<pass_gate>("worker1", 1);
+  const auto second = stitch::rpc_async<pass_gate>("worker1", 2);
+  const auto received = number(cluster[1], "rpc.messages_received");
+  const auto late = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 50ms});
+  auto cancelled = stitch::rpc_async<count_run>("worker1");
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 2);
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(late.get()); }), ErrorCode::timeout,
+                       "call was never sent: 2 calls of "));
+  cancelled.cancel();
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 0);
+  gate.open();
+  EXPECT_EQ(first.get() + second.get(), 3);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 3);
+  EXPECT_LE(number(cluster[1], "rpc.messages_received"), received + 3) << "requests only";
+}
+
+TEST_F(Backpressure, AThreadOfTheProgramWaitsForBytesWithinItsDeadline) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 4 << 20; });
+  const auto tensor = at::zeros({1 << 20}, at::kByte);
+  std::vector<Future<void>> answers;
+  std::atomic<int> made{0};
+  std::thread caller([&] {
+    const stitch::WorkerScope scope(cluster[0]);
+    for (int i = 0; i < 12; ++i) {
+      answers.push_back(stitch::rpc_async<pass_gate_with>("worker1", tensor));
+      ++made;
+    }
+  });
+  EXPECT_TRUE(eventually([&] { return made == 3; }));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(made, 3) << "a fourth one would exceed 4 MiB";
+  const auto begun = std::chrono::steady_clock::now();
+  const Error error =
+      error_of([&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 100ms}, tensor); });
+  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "call was never sent: "));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 5s);
+  gate.open();
+  caller.join();
+  for (const auto& answer : answers) answer.get();
+  EXPECT_EQ(runs, 12);
+}
+
+TEST_F(Backpressure, WhoAsksForItIsRefusedAtOnce) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 1; });
+  const auto first = stitch::rpc_async<pass_gate>("worker1", 1);
+  const stitch::TargetOptions refusing{.to = "worker1", .when_full = stitch::WhenFull::refuse};
+  EXPECT_TRUE(has_text(error_of([&] { stitch::rpc_sync<count_run>(refusing); }),
+                       ErrorCode::overloaded, "was not made: 1 calls of "));
+  EXPECT_TRUE(has_text(error_of([&] { stitch::notify<count_run>(refusing); }),
+                       ErrorCode::overloaded, "one-way call "));
+  gate.open();
+  EXPECT_EQ(first.get(), 1);
+  EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
+  EXPECT_EQ(stitch::rpc_sync<count_run>(refusing), 2);
+}
+
+// Each of the calls of either side needs a further one of the other side.
+Future<int> ask_back(int depth) {
+  const std::string other =
+      stitch::rpc::current_agent()->name() == "worker0" ? "worker1" : "worker0";
+  if (depth == 0) co_return 1;
+  co_return 1 + co_await stitch::rpc_async<ask_back>(other, depth - 1);
+}
+
+TEST_F(Backpressure, TwoWorkersThatFloodEachOtherFinish) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.max_inflight_calls = 64;
+    options.max_inflight_bytes = 1 << 20;
+    options.num_threads = 1;
+  });
+  std::vector<std::thread> callers;
+  std::atomic<int> good{0};
+  for (int rank = 0; rank < 2; ++rank) {
+    callers.emplace_back([&, rank] {
+      const stitch::WorkerScope scope(cluster[rank]);
+      std::vector<Future<int>> answers;
+      const std::string other = "worker" + std::to_string(1 - rank);
+      for (int i = 0; i < 2'000; ++i) answers.push_back(stitch::rpc_async<ask_back>(other, 1));
+      for (auto& answer : answers) good += answer.get() == 2 ? 1 : 0;
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  EXPECT_EQ(good, 4'000);
+}
+
+TEST_F(Backpressure, OneWayCallsWaitUntilTheirReceiverHasHandledOthers) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.max_inflight_calls = 64;
+    options.max_inflight_bytes = 512 << 10;
+    options.num_threads = 1;
+  });
+  std::atomic<int> made{0};
+  std::thread caller([&] {
+    const stitch::WorkerScope scope(cluster[0]);
+    for (int i = 0; i < 1'000; ++i) {
+      stitch::notify<pass_gate>("worker1", i);
+      ++made;
+    }
+  });
+  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 64; }));
+  std::this_thread::sleep_for(100ms);
+  EXPECT_LT(made, 300) << "what waits takes 2 KiB each";
+  EXPECT_EQ(number(cluster[1], "rpc.peer.worker0.calls_held"), 64);
+  gate.open();
+  caller.join();
+  EXPECT_TRUE(eventually([] { return runs == 1'000; }));
+}
+
+// Behind a reader that does not read, more than a ring holds.
+TEST_F(Backpressure, ALargeRequestThatIsCancelledWhileItWaitsIsNotWritten) {
+  Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
+  const auto large = at::zeros({8 << 20});
+  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
+  ASSERT_TRUE(gate.wait_for_arrival());
+  const auto under_way = stitch::rpc_async<elements>("worker1", large);
+  auto cancelled = stitch::rpc_async<elements>("worker1", large);
+  const auto late = stitch::rpc_async<elements>({.to = "worker1", .timeout = 30ms}, large);
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 2);
+  cancelled.cancel();
+  EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 0);
+  EXPECT_EQ(number(cluster[0], "rpc.messages_sent"), 2) << "stop_reading() and the first one";
+  gate.open();
+  waiting.get();
+  EXPECT_EQ(under_way.get(), 8 << 20);
+  EXPECT_EQ(number(cluster[1], "rpc.messages_received"), 2);
+  EXPECT_EQ(runs, 1);
+}
+
+TEST_F(BackpressureFaults, ACallThatIsOverBeforeItsTurnFreesItsMessage) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  const auto running_one = stitch::rpc_async<pass_gate>("worker1", 1);
+  ASSERT_TRUE(gate.wait_for_arrival());
+  {
+    const LoopbackFaults faults(  // its caller cannot cancel it
+        [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+          Fate fate;
+          fate.drop = kind_of(message) == stitch::rpc::wire::kCancel;
+          return fate;
+        });
+    const auto late =
+        stitch::rpc_async<elements>({.to = "worker1", .timeout = 50ms}, at::zeros({1 << 20}));
+    EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.incoming_bytes") > 1 << 20; }));
+    EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
+    EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.incoming_bytes") < 1 << 20; }))
+        << "while the only thread is held";
+  }
+  EXPECT_EQ(runs, 0);
+  gate.open();
+  EXPECT_EQ(running_one.get(), 1);
+  EXPECT_EQ(runs, 1) << "it has not been run";
+  for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
+}
+
+// The caller's only reader stands still.
+std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
+
+TEST_F(Backpressure, HandlersWaitWhileTheirCallerDoesNotReadAnswers) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.transports = {"shm"};
+    options.max_inflight_bytes = 64 << 20;
+    options.num_threads = 2;
+  });
+  auto standing = cluster[1].rpc_async<stop_reading>("worker0");
+  ASSERT_TRUE(gate.wait_for_arrival());
+  std::vector<Future<std::string>> answers;
+  for (int i = 0; i < 100; ++i)
+    answers.push_back(stitch::rpc_async<text_of>("worker1", std::size_t{1} << 20));
+  const auto unwritten = [&] {
+    return number(cluster[1], "rpc.peer.worker0.replies_unwritten_bytes");
+  };
+  EXPECT_TRUE(eventually([&] { return unwritten() > 32 << 20; }));
+  std::this_thread::sleep_for(100ms);
+  EXPECT_LT(unwritten(), 40 << 20);
+  gate.open();
+  standing.get();
+  for (const auto& answer : answers) EXPECT_EQ(answer.get().size(), std::size_t{1} << 20);
+}
+
+// ---- who holds the threads
+
+void hold_thread() { gate.pass(); }
+Future<int> answer_later() {
+  co_await stitch::rpc_async<pass_gate>("worker1", 1);
+  co_return 1;
+}
+
+std::string timeout_of(const std::function<void()>& call) {
+  const Error error = error_of(call);
+  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+  return error.what();
+}
+
+TEST_F(Backpressure, TimeoutsSayWhichFunctionsHoldTheThreads) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
+  const auto first = stitch::rpc_async<hold_thread>("worker1");
+  const auto second = stitch::rpc_async<hold_thread>("worker1");
+  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 2; }));
+  const std::string text =
+      timeout_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 300ms}); });
+  EXPECT_NE(text.find(", call was queued there "), std::string::npos) << text;
+  EXPECT_NE(text.find(" behind backpressure_test::(anonymous namespace)::hold_thread() (running "),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find(" on 2 of 2 threads)"), std::string::npos) << text;
+  gate.open();
+  first.get();
+  second.get();
+  EXPECT_EQ(runs, 0);
+}
+
+TEST_F(Backpressure, TimeoutsSayThatTheFunctionItselfIsRunningOrWaiting) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
+  std::string text =
+      timeout_of([] { stitch::rpc_sync<hold_thread>({.to = "worker1", .timeout = 300ms}); });
+  EXPECT_NE(text.find(", call has been running there for "), std::string::npos) << text;
+  text = timeout_of([] { stitch::rpc_sync<answer_later>({.to = "worker1", .timeout = 300ms}); });
+  EXPECT_NE(text.find(", call has been waiting in its function there for "), std::string::npos)
+      << text;
+  gate.open();
+}
+
+// ---- cancelled coroutines
+
+std::atomic<int> begun_below{0}, stopped_below{0}, ended_by_cancel{0}, told_to_stop{0};
+void wait_for_stop() {
+  ++begun_below;
+  const auto token = stitch::current_stop_token();
+  if (eventually([&] { return token.stop_requested(); })) ++stopped_below;
+}
+Future<int> wait_below(int depth) {
+  try {
+    if (depth == 0) {
+      co_await stitch::rpc_async<wait_for_stop>("worker1");
+    } else {
+      co_await wait_below(depth - 1);
+    }
+  } catch (const Error& error) {
+    ended_by_cancel += error.code() == ErrorCode::cancelled ? 1 : 0;
+    told_to_stop += stitch::current_stop_token().stop_requested() ? 1 : 0;
+    throw;
+  }
+  co_return 0;
+}
+
+class CancelledCoroutines : public testing::Test {
+ protected:
+  CancelledCoroutines() { begun_below = stopped_below = ended_by_cancel = told_to_stop = 0; }
+};
+
+TEST_F(CancelledCoroutines, CancelWhatTheyAwaitHere) {
+  Cluster cluster(2);
+  auto work = wait_below(2);
+  EXPECT_TRUE(eventually([] { return begun_below == 1; }));
+  work.cancel();
+  EXPECT_EQ(error_of([&] { work.get(); }).code(), ErrorCode::cancelled);
+  EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended_by_cancel == 3; }, 10s));
+  EXPECT_EQ(told_to_stop, 3);
+}
+
+TEST_F(CancelledCoroutines, CancelWhatTheyAwaitForACallerThatHasGivenUp) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  auto cancelled = stitch::rpc_async<wait_below>("worker1", 1);
+  EXPECT_TRUE(eventually([] { return begun_below == 1; }));
+  cancelled.cancel();
+  EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended_by_cancel == 2; }, 10s));
+  EXPECT_EQ(told_to_stop, 2);
+  EXPECT_EQ(
+      error_of([] { stitch::rpc_sync<wait_below>({.to = "worker1", .timeout = 50ms}, 0); }).code(),
+      ErrorCode::timeout);
+  EXPECT_TRUE(eventually([] { return stopped_below == 2; }, 10s));
+}
+
+}  // namespace
+}  // namespace backpressure_test

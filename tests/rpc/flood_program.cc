@@ -1,0 +1,113 @@
+// A fast caller and a slow callee, for flood_test.cc: each watches its own memory. Arguments: what
+// travels ("calls", "tensors", "notify"), and for how many seconds.
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+std::size_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<std::size_t>(getpagesize());
+}
+
+// The most memory that this process takes beyond what it took at first, until the end.
+class Watch {
+ public:
+  Watch() = default;
+  ~Watch() { finish(); }
+  std::size_t finish() {
+    done_ = true;
+    if (thread_.joinable()) thread_.join();
+    return most_;
+  }
+
+ private:
+  const std::size_t first_ = resident_bytes();
+  std::atomic<bool> done_{false};
+  std::atomic<std::size_t> most_{0};
+  std::thread thread_{[this] {
+    while (!done_) {
+      const std::size_t now = resident_bytes();
+      most_ = std::max<std::size_t>(most_, now - std::min(now, first_));
+      std::this_thread::sleep_for(10ms);
+    }
+  }};
+};
+
+std::atomic<bool> begun{false};
+void begin() { begun = true; }
+void take_text(const std::string&) { std::this_thread::sleep_for(1ms); }
+void take_tensor(const at::Tensor&) { std::this_thread::sleep_for(20ms); }
+
+void report(const char* who, Watch& watch, std::chrono::seconds duration) {
+  std::this_thread::sleep_for(duration);
+  std::printf("%s %zu KiB\n", who, watch.finish() >> 10);
+  std::fflush(stdout);
+}
+
+void flood(const std::string& what, std::chrono::seconds duration) {
+  const std::string text(1024, 'x');
+  const auto tensor = at::ones({1 << 20}, at::kByte);
+  stitch::rpc_sync<take_text>("worker1", text);
+  stitch::rpc_sync<take_tensor>("worker1", tensor);
+  stitch::rpc_sync<begin>("worker1");
+  Watch watch;
+  static std::atomic<int> failed{0}, made{0};
+  std::thread([&what, text, tensor] {
+    const auto count_failure = [](const auto& future) {
+      future.on_ready([future] { failed += future.has_error() ? 1 : 0; });
+    };
+    for (;; ++made) {
+      if (what == "notify") {
+        stitch::notify<take_text>({.to = "worker1", .timeout = 300s}, text);
+      } else if (what == "calls") {
+        count_failure(stitch::rpc_async<take_text>({.to = "worker1", .timeout = 300s}, text));
+      } else {
+        count_failure(
+            stitch::rpc_async<take_tensor>({.to = "worker1", .timeout = 300s}, tensor.clone()));
+      }
+    }
+  }).detach();
+  std::this_thread::sleep_for(duration);
+  std::printf("made %d, failed %d\n", made.load(), failed.load());
+  report("caller", watch, 0s);
+  _exit(0);  // what is queued at the slow one would take minutes
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (argc < 3) return 2;
+  stitch::Options options;
+  options.max_inflight_bytes = std::size_t{64} << 20;
+  options.num_threads = 2;
+  options.shutdown_timeout = std::chrono::seconds(1);
+  options.receive_pool_bytes = 1;
+  const auto self = stitch::init(options);
+  const std::string what = argv[1];
+  const std::chrono::seconds duration(std::stoi(argv[2]));
+  if (self.rank() == 0) flood(what, duration);
+  while (!begun) std::this_thread::sleep_for(1ms);
+  Watch watch;
+  report("callee", watch, duration - 1s);
+  std::this_thread::sleep_for(3s);
+  _exit(0);
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 3;
+}

@@ -1,0 +1,45 @@
+// The memory of a fast caller and of a slow callee stays within max_inflight_bytes.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "tests/support/process_world.h"
+#include "tests/support/sanitizers.h"
+
+namespace {
+
+using stitch::testing::kAddressSanitizer;
+using stitch::testing::kThreadSanitizer;
+using stitch::testing::ProcessWorld;
+
+constexpr int kLimitKiB = 64 << 10;  // flood_program's
+
+void flood(const std::string& what) {
+  const char* const seconds = std::getenv("FLOOD_SECONDS");
+  ProcessWorld world(2, {FLOOD_PROGRAM, what, seconds == nullptr ? "10" : seconds}, {},
+                     std::chrono::seconds(300));
+  for (int rank = 0; rank < 2; ++rank) ASSERT_EQ(world[rank].wait(), 0) << world[rank].err();
+  const std::string out = world[0].out() + world[1].out();
+  std::printf("%s:\n%s", what.c_str(), out.c_str());
+  const auto number_after = [&out](const std::string& word) {
+    const auto at = out.find(word);
+    return at == std::string::npos ? -1 : std::stoi(out.substr(at + word.size()));
+  };
+  const int made = number_after("made "), failed = number_after("failed ");
+  const int caller = number_after("caller "), callee = number_after("callee ");
+  EXPECT_GT(made, 10);
+  EXPECT_EQ(failed, 0);
+  if (kAddressSanitizer || kThreadSanitizer) return;  // they keep what is freed
+  EXPECT_GT(caller + callee, 0);
+  EXPECT_LE(caller, kLimitKiB * 11 / 10);
+  EXPECT_LE(callee, kLimitKiB * 11 / 10);
+}
+
+TEST(Floods, OfSmallCallsStayWithinTheLimit) { flood("calls"); }
+TEST(Floods, OfTensorsStayWithinTheLimit) { flood("tensors"); }
+TEST(Floods, OfOneWayCallsStayWithinTheLimit) { flood("notify"); }
+
+}  // namespace
