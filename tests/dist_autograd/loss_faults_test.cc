@@ -141,7 +141,7 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
         });
     // Its earlier replies have arrived, but may still count.
     ASSERT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.outgoing_bytes") == 0; }));
-    const auto large = rpc_async<a_large_result>("worker1");
+    const auto large = cluster[2].rpc_async<a_large_result>("worker1");  // limits are per peer
     ASSERT_TRUE(eventually([&] { return under_way.load(); }));
     // Here worker1 has only marks, acknowledgements and its end to send.
     words->backward({words_loss}, {.mode = mode, .timeout = 10s});
