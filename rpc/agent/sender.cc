@@ -67,7 +67,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     counted.kind = control                       ? Counted::control
                    : traffic == Traffic::request ? Counted::nothing
                                                  : Counted::data;
-    counted.in_sent = kind != wire::kLeave;
+    counted.in_sent = wire::is_work(kind);
     count(to, counted);
     if (counted.in_sent) sent_.fetch_add(1);
     return {std::move(laid_out), InFlight(std::shared_ptr<Sender>(self_), counted), std::move(gate),

@@ -98,6 +98,26 @@ TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
     expect_death_noticed(transport, "death");
 }
 
+// A process that does not run is noticed by its silence, declared dead, and told so when it runs.
+TEST(Processes, AStoppedPeerIsNoticedDeclaredDeadAndToldSo) {
+  for (const char* transport : {"shm", "tcp"}) {
+    SCOPED_TRACE(transport);
+    ProcessWorld world(3, {WORLD_PROGRAM, "stop"}, {std::string("STITCH_TRANSPORTS=") + transport});
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world[rank].wait(), 0) << world[rank].err();
+    EXPECT_NE(world[0].out().find("disconnected after less than 2.5 s: call (anonymous "
+                                  "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "
+                                  "failed: the worker is gone: worker \"worker1\" (id 1) epoch "),
+              std::string::npos)
+        << world[0].out();
+    EXPECT_NE(world[0].out().find("has been silent for "), std::string::npos) << world[0].out();
+    EXPECT_NE(world[0].out().find("worker2 answers 1"), std::string::npos) << world[0].out();
+    EXPECT_NE(world[1].out().find("its call fails: "), std::string::npos) << world[1].out();
+    EXPECT_NE(world[1].out().find("was declared dead by worker \"worker0\" (id 0)"),
+              std::string::npos)
+        << world[1].out();
+  }
+}
+
 // Its child does not keep its connections open.
 TEST(Processes, AKilledPeerThatHasForkedIsNoticedAsSoon) {
   for (const char* transport : {"shm", "tcp"})

@@ -10,6 +10,8 @@
 #include <string>
 #include <thread>
 
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/worker.h"
 
 namespace {
@@ -70,6 +72,68 @@ int survive_a_death(const stitch::Worker& self) {
   return 0;
 }
 
+// Whether this worker still counts worker 1 as a member, for up to 10 s.
+bool hears_that_worker1_is_dead() {
+  const auto agent = stitch::rpc::current_agent();
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  while (std::chrono::steady_clock::now() < end) {
+    bool member = false;
+    for (const auto& info : agent->live_members()) member = member || info.id.value() == 1;
+    if (!member) return true;
+    std::this_thread::sleep_for(10ms);
+  }
+  return false;
+}
+
+// Worker 1 finds out what has become of it: prints why its calls fail.
+int be_stopped() {
+  const auto end = std::chrono::steady_clock::now() + 30s;
+  std::string last;
+  while (std::chrono::steady_clock::now() < end) {
+    try {
+      stitch::rpc_sync<unity>("worker0");
+    } catch (const stitch::Error& error) {
+      last = error.what();
+      if (last.find("was declared dead") != std::string::npos) {
+        std::printf("its call fails: %s\n", last.c_str());
+        return 0;
+      }
+    }
+    std::this_thread::sleep_for(50ms);
+  }
+  std::printf("it was told nothing: %s\n", last.c_str());
+  return 1;
+}
+
+int process_id() { return getpid(); }
+
+// Worker 1 is stopped in the middle of a call, and goes on when all others have heard its verdict.
+int survive_a_stop(const stitch::Worker& self) {
+  if (self.rank() == 1) return be_stopped();
+  if (self.rank() == 2) return hears_that_worker1_is_dead() ? 0 : 1;
+  const pid_t process = stitch::rpc_sync<process_id>("worker1");
+  stitch::rpc_sync<unity>("worker2");
+  auto pending = stitch::rpc_async<sleep_until_stopped>("worker1");
+  std::this_thread::sleep_for(100ms);
+  const auto start = std::chrono::steady_clock::now();
+  kill(process, SIGSTOP);
+  try {
+    pending.get();
+    return 1;
+  } catch (const stitch::Error& error) {
+    const auto after = std::chrono::steady_clock::now() - start;
+    std::printf("%s after %s: %s\n", std::string(to_string(error.code())).c_str(),
+                after < 2500ms ? "less than 2.5 s" : "too long", error.what());
+    std::printf("noticed after %d ms\n", static_cast<int>(after / 1ms));
+  }
+  std::printf("worker2 answers %d\n", stitch::rpc_sync<unity>("worker2"));
+  const bool heard = hears_that_worker1_is_dead();
+  std::printf("verdict after %d ms\n",
+              static_cast<int>((std::chrono::steady_clock::now() - start) / 1ms));
+  kill(process, SIGCONT);
+  return heard ? 0 : 1;
+}
+
 int throughput(const stitch::Worker& self) {
   if (self.rank() != 0) return 0;
   std::vector<stitch::Future<int>> futures;
@@ -78,8 +142,6 @@ int throughput(const stitch::Worker& self) {
   std::printf("5000 calls answered\n");
   return 0;
 }
-
-int process_id() { return getpid(); }
 
 // Children of a process that was a worker once are workers of their own, told apart though they
 // were forked.
@@ -122,6 +184,7 @@ int main(int argc, char** argv) try {
   if (what == "calls") return all_call(self);
   if (what == "death") return survive_a_death<die>(self);
   if (what == "death with a child") return survive_a_death<die_and_leave_a_child>(self);
+  if (what == "stop") return survive_a_stop(self);
   if (what == "throughput") return throughput(self);
   if (what == "nothing") return 0;
   std::fprintf(stderr, "unknown: %s\n", what.c_str());

@@ -1,0 +1,211 @@
+// Workers that join a world which runs, come back, and leave it, over loopback.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/membership_hooks.h"
+#include "stitch/rpc/calls.h"
+#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/store/hash_store.h"
+#include "stitch/transport/trimmed_pool.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::WorkerId;
+using stitch::WorkerInfo;
+using stitch::rpc::Agent;
+using stitch::rpc::Member;
+using stitch::rpc::MemberCard;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+
+std::string who_am_i() { return stitch::rpc::current_agent()->self().name; }
+
+// Writes down what the layers above are told.
+class Recorder final : public stitch::rpc::Extension {
+ public:
+  void on_peer_lost(const WorkerInfo& peer, const Error&) override { note("lost", peer); }
+  void on_member_dead(const WorkerInfo& dead, const Error&) override { note("dead", dead); }
+  void on_member_joined(const WorkerInfo& joined) override { note("joined", joined); }
+  void on_member_left(const WorkerInfo& left) override { note("left", left); }
+  [[nodiscard]] std::vector<std::string> notes() {
+    stitch::base::MutexLock lock(mutex_);
+    return notes_;
+  }
+
+ private:
+  void note(const std::string& what, const WorkerInfo& info) {
+    stitch::base::MutexLock lock(mutex_);
+    notes_.push_back(what + " " + info.name + "/" + std::to_string(info.epoch));
+  }
+  stitch::base::Mutex mutex_;
+  std::vector<std::string> notes_ STITCH_GUARDED_BY(mutex_);
+};
+
+const int kRecorder = stitch::rpc::register_extension(
+    [](Agent&) -> std::unique_ptr<stitch::rpc::Extension> { return std::make_unique<Recorder>(); });
+
+// One worker, without a rendezvous: `listen`, then `start` among the members that are known.
+class Node {
+ public:
+  Node(std::shared_ptr<stitch::transport::LoopbackNetwork> network, std::uint32_t id,
+       std::uint64_t epoch)
+      : network_(std::move(network)) {
+    card_.info = {"w" + std::to_string(id), WorkerId(id), epoch};
+    stitch::transport::EndpointOptions options;
+    options.self.id = id;
+    options.self.epoch = epoch;
+    options.self.name = card_.info.name;
+    options.self.world = 7;
+    card_.addresses = peers_->listen(stitch::transport::make_loopback_endpoint(options, network_));
+  }
+  ~Node() {
+    if (agent_) static_cast<void>(agent_->shutdown(false, 1s));
+  }
+  [[nodiscard]] const MemberCard& card() const { return card_; }
+  [[nodiscard]] Agent& agent() { return *agent_; }
+  [[nodiscard]] std::vector<std::string> notes() {
+    return static_cast<Recorder&>(agent_->extension(kRecorder)).notes();
+  }
+  void start(const std::vector<MemberCard>& cards) {
+    stitch::Options options;
+    options.name = card_.info.name;
+    options.rank = static_cast<int>(card_.info.id.value());
+    options.world_size = stitch::WorldSize::range(1, 8);
+    options.store = stitch::transport::make_hash_store();
+    options.num_threads = 2;
+    options.rpc_timeout = 20s;
+    auto loop = std::make_shared<stitch::base::EventLoop>("loop");
+    agent_ = std::make_shared<Agent>(stitch::resolve_options(options), card_.info, loop,
+                                     stitch::transport::make_trimmed_pool(1 << 20, loop));
+    agent_->set_membership({card_, cards});
+    std::vector<Member> members;
+    for (const MemberCard& card : cards) members.push_back({card.info, card.addresses});
+    agent_->start(std::move(peers_), members, nullptr);
+  }
+  void join(const std::vector<MemberCard>& others) {
+    std::vector<MemberCard> cards;
+    for (const MemberCard& each : others) {
+      if (each.info.id != card_.info.id) cards.push_back(each);
+    }
+    cards.push_back(card_);
+    start(cards);
+    agent_->join(stitch::rpc::Clock::now() + 20s);
+  }
+  [[nodiscard]] std::string call(const std::string& name) {
+    stitch::rpc::ExecutionContext context;
+    context.runtime = agent_;
+    const stitch::rpc::ExecutionContextScope scope(context);
+    return stitch::rpc_sync<who_am_i>(name);
+  }
+  [[nodiscard]] std::string call(const WorkerInfo& info) {
+    stitch::rpc::ExecutionContext context;
+    context.runtime = agent_;
+    const stitch::rpc::ExecutionContextScope scope(context);
+    return stitch::rpc_sync<who_am_i>(info);
+  }
+  void end_abruptly() {
+    static_cast<void>(agent_->shutdown(false, 1s));
+    agent_.reset();
+  }
+
+ private:
+  std::shared_ptr<stitch::transport::LoopbackNetwork> network_;
+  MemberCard card_;
+  std::unique_ptr<stitch::rpc::PeerTable> peers_ = std::make_unique<stitch::rpc::PeerTable>();
+  std::shared_ptr<Agent> agent_;
+};
+
+class Membership : public testing::Test {
+ protected:
+  Membership() : first(network, 0, 1), second(network, 1, 1) {
+    first.start(founders());
+    second.start(founders());
+  }
+  [[nodiscard]] std::vector<MemberCard> founders() const { return {first.card(), second.card()}; }
+  const std::shared_ptr<stitch::transport::LoopbackNetwork> network =
+      std::make_shared<stitch::transport::LoopbackNetwork>();
+  Node first;
+  Node second;
+};
+
+TEST_F(Membership, ANewWorkerIsKnownToAllBeforeItMakesACall) {
+  EXPECT_EQ(first.call("w1"), "w1");
+  Node third(network, 2, 1);
+  third.join(founders());
+  for (Node* each : {&first, &second, &third}) {
+    EXPECT_EQ(each->agent().live_members().size(), 3u);
+    for (const char* name : {"w0", "w1", "w2"}) EXPECT_EQ(each->call(name), name);
+  }
+  EXPECT_EQ(second.notes(), std::vector<std::string>{"joined w2/1"});
+}
+
+TEST_F(Membership, AWorkerThatCameBackUnderItsNameIsReachableAndItsFormerLifeIsNot) {
+  EXPECT_EQ(first.call("w1"), "w1");
+  const WorkerInfo former = second.card().info;
+  second.end_abruptly();
+  Node again(network, 1, 2);
+  again.join({first.card()});
+  EXPECT_EQ(first.call("w1"), "w1");
+  EXPECT_EQ(again.call("w0"), "w0");
+  const auto error = error_of([&] { static_cast<void>(first.call(former)); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_STREQ(error.what(), "worker \"w1\" epoch 1 is gone; it is now epoch 2");
+  EXPECT_EQ(first.notes(), (std::vector<std::string>{"lost w1/1", "dead w1/1", "joined w1/2"}));
+}
+
+TEST_F(Membership, ASecondWorkerUnderTheNameOfALiveOneIsRefused) {
+  Node twin(network, 1, 2);
+  const auto error = error_of([&] { twin.join(founders()); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(), "worker \"w1\" is still alive in epoch 1");
+  EXPECT_EQ(first.call("w1"), "w1");
+}
+
+TEST_F(Membership, AJoinFailsWhenNoMemberCanBeReached) {
+  first.end_abruptly();
+  second.end_abruptly();
+  Node late(network, 2, 1);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(error_of([&] { late.join(founders()); }).code(), ErrorCode::disconnected);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+}
+
+TEST_F(Membership, AWorkerLeavesWhileTheWorldGoesOn) {
+  Node third(network, 2, 1);
+  third.join(founders());
+  EXPECT_EQ(first.call("w1"), "w1");
+  EXPECT_FALSE(second.agent().shutdown(true, 10s).has_value());
+  EXPECT_TRUE(eventually([&] { return first.notes().size() == 3; }));
+  EXPECT_EQ(first.notes(), (std::vector<std::string>{"joined w2/1", "lost w1/1", "left w1/1"}));
+  const auto error = error_of([&] { static_cast<void>(first.call("w1")); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_NE(std::string(error.what()).find("has left"), std::string::npos) << error.what();
+  EXPECT_EQ(first.call("w2"), "w2");
+  EXPECT_EQ(first.agent().live_members().size(), 2u);
+}
+
+TEST_F(Membership, AWorkerThatEndsWithoutAWordIsDeclaredDead) {
+  Node third(network, 2, 1);
+  third.join(founders());
+  EXPECT_EQ(third.call("w1"), "w1");
+  second.end_abruptly();
+  // The third has the connection, the first decides, both hear of it once.
+  for (Node* each : {&first, &third}) {
+    EXPECT_TRUE(eventually([&] { return each->agent().live_members().size() == 2; }));
+    EXPECT_TRUE(eventually([&] { return each->notes().back() == "dead w1/1"; }));
+  }
+  EXPECT_EQ(third.call("w0"), "w0");
+}
+
+}  // namespace
