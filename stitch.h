@@ -5,6 +5,7 @@
 // All of stitch. Each header can also be included alone; README.md has a guide to them.
 #include "stitch/dist_autograd/context.h"             // IWYU pragma: export
 #include "stitch/dist_autograd/rref_backward.h"       // IWYU pragma: export
+#include "stitch/dist_optim/backward_and_step.h"      // IWYU pragma: export
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
 #include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export

@@ -5,6 +5,7 @@ set(STITCH_PUBLIC_HEADERS
   base/error.h
   dist_autograd/context.h
   dist_autograd/rref_backward.h
+  dist_optim/backward_and_step.h
   dist_optim/distributed_optimizer.h
   dist_optim/parameter_lock.h
   rpc/calls.h

@@ -16,6 +16,7 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/local_optimizer.h"
+#include "stitch/dist_optim/settled_steps.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
@@ -86,19 +87,20 @@ class DistributedOptimizer {
   // owner's error, counting the others: `cancelled` when the context has ended, the context's own
   // error when a pass in it failed.
   std::int64_t step(const dist_autograd::ContextHandle& context) {
-    return step_async(context).get();
+    return sum_of(start(context).get());
   }
   // The same without waiting. The context must not end before the future is ready: owners that
   // know of its end refuse to step.
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
-    context.throw_if_unusable();
-    const dist_autograd::ContextId id = context.id();
-    auto steps = on_all<&LocalOptimizer<Optimizer>::step>(id);
-    return when_all(std::move(steps)).then([](const std::vector<std::int64_t>& stepped) {
-      std::int64_t sum = 0;
-      for (const std::int64_t each : stepped) sum += each;
-      return sum;
-    });
+    return start(context).then(&sum_of);
+  }
+  // For backward_and_step(): appends what step() has each owner do.
+  void add_steps(const dist_autograd::ContextId& context, std::vector<OwnersStep>& steps) const {
+    for (const auto& part : parts_) {
+      steps.emplace_back([optimizer = part.optimizer, context] {
+        return optimizer.template rpc_async<&Local::step>(context);
+      });
+    }
   }
 
   // New options, for example a learning rate, for all parameters from the next step on. Waits.
@@ -128,6 +130,14 @@ class DistributedOptimizer {
 
  private:
   using Local = LocalOptimizer<Optimizer>;
+  // Has all owners step.
+  [[nodiscard]] Future<std::vector<std::int64_t>> start(
+      const dist_autograd::ContextHandle& context) const {
+    context.throw_if_unusable();
+    std::vector<OwnersStep> steps;
+    add_steps(context.id(), steps);
+    return start_steps(steps);
+  }
   struct Part {
     WorkerInfo owner;
     RRef<Local> optimizer;

@@ -54,8 +54,7 @@ void train_with(const optim::OptionsOf<Optimizer>& options,
     const auto parameters = server.rpc_async<&TrainingServer::fetch>();
     const auto loss = torch::nn::functional::cross_entropy(
         mlp_scores(parameters.get(), images.slice(0, at, end)), labels.slice(0, at, end));
-    context.backward({loss});
-    optimizer.step(context);
+    optim::backward_and_step(context, {loss}, optimizer);
     reported.get();  // of the step before: reporting costs no time
     reported =
         server.rpc_async<&TrainingServer::report>(plan.trainer, end - at, loss.item<double>());

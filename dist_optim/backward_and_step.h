@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/distributed_optimizer.h"
+#include "stitch/dist_optim/settled_steps.h"
+
+namespace stitch::optim {
+
+namespace detail {
+template <class... Optimizers>
+std::vector<OwnersStep> steps_of(const dist_autograd::ContextHandle& context,
+                                 DistributedOptimizer<Optimizers>&... optimizers) {
+  std::vector<OwnersStep> steps;
+  (optimizers.add_steps(context.id(), steps), ...);
+  return steps;
+}
+}  // namespace detail
+
+// context.backward(losses, options) and then optimizer.step(context) with each of the optimizers,
+// in one wave of messages instead of two: each owner steps its parameters as soon as the pass has
+// computed every gradient on all workers, while the pass is still being ended. Parameters are the
+// same afterwards as with the two calls, to the last bit. Where the loss leaves results unused that
+// is known only at the end of the pass, and the steps follow it as in the two calls.
+//
+// Waits for the pass and for all steps. Returns how many parameters were stepped. Throws what
+// backward() throws, and then nothing was stepped: an error of a node, a hook or the options, a
+// timeout, and the end of the context come before any step. One exception: when a worker is lost,
+// or the pass times out or is cancelled, while the last messages of the pass are under way, some
+// may have been stepped, and the error says how many. Throws what DistributedOptimizer::step()
+// throws when the pass succeeded and an owner failed to step. Parameters that two optimizers share
+// are stepped by both, in any order. Thread contract: any thread.
+template <class... Optimizers>
+std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
+                               std::vector<at::Tensor> losses,
+                               const dist_autograd::Options& options,
+                               DistributedOptimizer<Optimizers>&... optimizers) {
+  return backward_and_steps(context, std::move(losses), options,
+                            detail::steps_of(context, optimizers...));
+}
+// The same with default options.
+template <class... Optimizers>
+std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
+                               std::vector<at::Tensor> losses,
+                               DistributedOptimizer<Optimizers>&... optimizers) {
+  return backward_and_step(context, std::move(losses), dist_autograd::Options(), optimizers...);
+}
+
+// The same without waiting. The context must not end before the future is ready; the optimizers
+// may. With StalePolicy::allow, calls of the next step's forward may be made meanwhile: each sees a
+// parameter from before its step, from after it, or in the middle of it.
+template <class... Optimizers>
+[[nodiscard]] Future<std::int64_t> backward_and_step_async(
+    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
+    const dist_autograd::Options& options, DistributedOptimizer<Optimizers>&... optimizers) {
+  return backward_and_steps_async(context, std::move(losses), options,
+                                  detail::steps_of(context, optimizers...));
+}
+// The same with default options.
+template <class... Optimizers>
+[[nodiscard]] Future<std::int64_t> backward_and_step_async(
+    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
+    DistributedOptimizer<Optimizers>&... optimizers) {
+  return backward_and_step_async(context, std::move(losses), dist_autograd::Options(),
+                                 optimizers...);
+}
+
+}  // namespace stitch::optim

@@ -1,0 +1,278 @@
+// backward_and_step() beside backward() and step(): the same parameters to the last bit, and no
+// parameter changed by a pass that fails.
+#include "stitch/dist_optim/backward_and_step.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include "stitch/dist_autograd/messages.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/loopback_faults.h"
+
+namespace {
+
+namespace autograd = stitch::dist_autograd;
+using stitch::ErrorCode;
+using stitch::RRef;
+using stitch::optim::backward_and_step;
+using stitch::optim::backward_and_step_async;
+using stitch::optim::DistributedOptimizer;
+using stitch::optim::StalePolicy;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+
+at::Tensor initial(int which) {
+  return torch::linspace(0.5 + which, 2.0 + which, 6, torch::kDouble);
+}
+
+// A dense and a sparse parameter on one worker, and what is computed from them.
+class Layer {
+ public:
+  explicit Layer(int which)
+      : weight_(initial(which).set_requires_grad(true)),
+        rows_(initial(which + 2).reshape({3, 2}).set_requires_grad(true)) {}
+  std::vector<RRef<at::Tensor>> weight() { return {stitch::make_rref(weight_)}; }
+  std::vector<RRef<at::Tensor>> rows() { return {stitch::make_rref(rows_)}; }
+  at::Tensor times(const at::Tensor& x) { return weight_ * x; }
+  at::Tensor look_up(const at::Tensor& ids) {
+    return at::embedding(rows_, ids, -1, /*scale_grad_by_freq=*/false, /*sparse=*/true);
+  }
+  // A function whose backward throws.
+  at::Tensor fails_in_backward(const at::Tensor& x) {
+    at::Tensor y = weight_ * x;
+    y.register_hook([](const at::Tensor&) -> at::Tensor {
+      throw std::runtime_error("this hook always fails");
+    });
+    return y * 2;
+  }
+  std::vector<at::Tensor> now() { return {weight_.detach().clone(), rows_.detach().clone()}; }
+
+ private:
+  at::Tensor weight_, rows_;
+};
+
+using Adam = torch::optim::Adam;
+using Adagrad = torch::optim::Adagrad;
+using SGD = torch::optim::SGD;
+
+// Layers on workers 1 and 2, Adam for the dense parameters and Adagrad for the sparse ones.
+struct Model {
+  std::vector<RRef<Layer>> layers{stitch::remote<Layer>("worker1", 0),
+                                  stitch::remote<Layer>("worker2", 1)};
+  at::Tensor own = initial(5).set_requires_grad(true);
+  DistributedOptimizer<Adam> dense;
+  DistributedOptimizer<Adagrad> sparse;
+
+  explicit Model(StalePolicy policy = StalePolicy::detect)
+      : dense(references<&Layer::weight>({stitch::make_rref(own)}), torch::optim::AdamOptions(0.05),
+              policy),
+        sparse(references<&Layer::rows>({}), torch::optim::AdagradOptions(0.1), policy) {}
+  template <auto Get>
+  std::vector<RRef<at::Tensor>> references(std::vector<RRef<at::Tensor>> all) {
+    for (const auto& layer : layers) all.push_back(layer.rpc_sync<Get>().front());
+    return all;
+  }
+  // Ends on both layers and comes back to the first one.
+  at::Tensor loss(int step) {
+    const auto x = torch::full({6}, 0.1 * step + 1, torch::kDouble);
+    const auto ids = torch::tensor({0, 2, step % 3});
+    const auto first = layers[0].rpc_async<&Layer::times>(x * own).get();
+    const auto second = layers[1].rpc_async<&Layer::times>(first).get();
+    const auto third = layers[0].rpc_async<&Layer::times>(second).get();
+    return third.sum() + layers[0].rpc_async<&Layer::look_up>(ids).get().pow(2).sum() +
+           layers[1].rpc_async<&Layer::look_up>(ids).get().pow(2).sum();
+  }
+  // All parameters, one behind the other.
+  at::Tensor now() {
+    std::vector<at::Tensor> all{own.detach().clone()};
+    for (const auto& layer : layers) {
+      for (const auto& each : layer.rpc_sync<&Layer::now>()) all.push_back(each.flatten());
+    }
+    return at::cat(all);
+  }
+};
+
+void expect_equal_steps(
+    const autograd::Options& options,
+    const std::function<std::int64_t(Model&, const autograd::Context&, at::Tensor)>& step) {
+  Model together, apart;
+  for (int i = 0; i < 6; ++i) {
+    std::int64_t stepped = 0;
+    {
+      autograd::Context context;
+      stepped = step(together, context, together.loss(i));
+    }
+    autograd::Context context;
+    context.backward({apart.loss(i)}, options);
+    EXPECT_EQ(stepped, apart.dense.step(context) + apart.sparse.step(context));
+    ASSERT_TRUE(torch::equal(together.now(), apart.now())) << "step " << i;
+  }
+}
+
+TEST(BackwardAndStep, EqualsTheTwoCallsToTheLastBit) {
+  Cluster cluster(3);
+  for (const autograd::Mode mode : {autograd::Mode::exact, autograd::Mode::fast}) {
+    const autograd::Options options{.mode = mode};
+    expect_equal_steps(
+        options, [&](Model& model, const autograd::Context& context, at::Tensor loss) {
+          return backward_and_step(context, {std::move(loss)}, options, model.dense, model.sparse);
+        });
+  }
+}
+
+TEST(BackwardAndStep, EqualsThemWithoutWaitingToo) {
+  Cluster cluster(3);
+  expect_equal_steps({}, [](Model& model, const autograd::Context& context, at::Tensor loss) {
+    return backward_and_step_async(context, {std::move(loss)}, model.dense, model.sparse).get();
+  });
+}
+
+TEST(BackwardAndStep, FollowsThePassWhenResultsAreUnused) {
+  Cluster cluster(3);
+  expect_equal_steps({}, [](Model& model, const autograd::Context& context, at::Tensor loss) {
+    const auto unused = model.layers[1].rpc_async<&Layer::times>(initial(0)).get();
+    return backward_and_step(context, {std::move(loss)}, model.dense, model.sparse);
+  });
+}
+
+TEST(BackwardAndStep, StepsNothingWhenThePassFails) {
+  Cluster cluster(3);
+  Model model;
+  const auto before = model.now();
+  for (const int failing : {0, 1}) {
+    autograd::Context context;
+    const auto x = torch::ones({6}, torch::kDouble);
+    const auto bad = model.layers[static_cast<std::size_t>(failing)]
+                         .rpc_async<&Layer::fails_in_backward>(x)
+                         .get();
+    const auto loss = model.loss(1) + bad.sum();
+    const auto error =
+        error_of([&] { backward_and_step(context, {loss}, model.dense, model.sparse); });
+    EXPECT_NE(std::string(error.what()).find("this hook always fails"), std::string::npos)
+        << error.what();
+    EXPECT_EQ(std::string(error.what()).find("nevertheless"), std::string::npos) << error.what();
+    EXPECT_TRUE(torch::equal(model.now(), before));
+    EXPECT_NE(std::string(error_of([&] { model.dense.step(context); }).what())
+                  .find("this hook always fails"),
+              std::string::npos);
+  }
+  autograd::Context context;
+  EXPECT_EQ(error_of([&] { backward_and_step(context, {}, model.dense); }).code(),
+            ErrorCode::invalid_argument);
+  EXPECT_TRUE(torch::equal(model.now(), before));
+}
+
+// A hook on one worker fails only behind a result that the loss does not use: when the other worker
+// has long been complete.
+TEST(BackwardAndStep, StepsNothingWhenThePassFailsBehindAnUnusedResult) {
+  Cluster cluster(3);
+  Model model;
+  const auto before = model.now();
+  autograd::Context context;
+  const auto x = torch::ones({6}, torch::kDouble);
+  const auto shared = model.layers[1].rpc_async<&Layer::fails_in_backward>(x).get();
+  // The gradient of `shared` waits for this one, which no loss uses.
+  const auto unused = model.layers[0].rpc_async<&Layer::times>(shared).get();
+  const auto loss = model.loss(1) + shared.sum();
+  const auto error = error_of([&] { backward_and_step(context, {loss}, model.dense); });
+  EXPECT_NE(std::string(error.what()).find("this hook always fails"), std::string::npos)
+      << error.what();
+  EXPECT_TRUE(torch::equal(model.now(), before));
+}
+
+TEST(BackwardAndStep, PassesOnWhyAnOwnerRefusesToStep) {
+  Cluster cluster(3);
+  Model model;
+  DistributedOptimizer<Adam> wrong(model.references<&Layer::rows>({}),
+                                   torch::optim::AdamOptions(0.1));
+  const auto before = model.layers[0].rpc_sync<&Layer::now>();
+  autograd::Context context;
+  const auto loss = model.loss(1);
+  const auto error = error_of([&] { backward_and_step(context, {loss}, wrong, model.dense); });
+  EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+  EXPECT_NE(std::string(error.what()).find("Adam does not support sparse gradients"),
+            std::string::npos)
+      << error.what();
+  EXPECT_NE(std::string(error.what()).find("1 other"), std::string::npos) << error.what();
+  const auto after = model.layers[0].rpc_sync<&Layer::now>();
+  EXPECT_TRUE(torch::equal(after[1], before[1]));
+  EXPECT_FALSE(torch::equal(after[0], before[0])) << "the others have stepped";
+}
+
+// Runs on a trainer; each step in a context of its own.
+void subtract_one_each_step(std::vector<RRef<at::Tensor>> parameters, RRef<Layer> layer,
+                            int steps) {
+  DistributedOptimizer<SGD> optimizer(parameters, torch::optim::SGDOptions(1), StalePolicy::allow);
+  for (int i = 0; i < steps; ++i) {
+    autograd::Context context;
+    const auto ones = torch::ones({6}, torch::kDouble);
+    EXPECT_EQ(
+        backward_and_step(context, {layer.rpc_async<&Layer::times>(ones).get().sum()}, optimizer),
+        1);
+  }
+}
+
+TEST(BackwardAndStep, OfManyContextsAddUpExactly) {
+  Cluster cluster(3);
+  const auto layer = stitch::remote<Layer>("worker1", 0);
+  std::vector<stitch::Future<void>> trainers;
+  for (std::uint32_t t = 0; t < 4; ++t)
+    trainers.push_back(stitch::rpc_async<subtract_one_each_step>(
+        stitch::WorkerId(t % 3), layer.rpc_sync<&Layer::weight>(), layer, 15));
+  stitch::when_all(std::move(trainers)).get();
+  EXPECT_TRUE(torch::allclose(layer.rpc_sync<&Layer::now>()[0], initial(0) - 60, 1e-12, 0));
+}
+
+TEST(BackwardAndStep, LetsTheNextForwardBeginMeanwhileWhereStaleParametersAreAllowed) {
+  Cluster cluster(3);
+  Model model(StalePolicy::allow);
+  for (int i = 0; i < 10; ++i) {
+    autograd::Context first, second;
+    at::Tensor loss, next;
+    {
+      const auto in = autograd::context_scope(first.id());
+      loss = model.loss(i);
+    }
+    auto stepping = backward_and_step_async(first, {loss}, model.dense, model.sparse);
+    {
+      const auto in = autograd::context_scope(second.id());
+      next = model.loss(i + 1);
+    }
+    EXPECT_EQ(stepping.get(), 5);
+    EXPECT_EQ(backward_and_step(second, {next}, model.dense, model.sparse), 5);
+  }
+}
+
+// The message that ends a worker's part of the pass comes too late: by then it has stepped.
+TEST(BackwardAndStepFaults, StepsBeforeThePassHasEndedAndSaysSoWhenThatFails) {
+  Cluster cluster(3);
+  Model model;
+  const auto before = model.now();
+  autograd::Context context;
+  const auto loss = model.loss(1);
+  stitch::Error error(ErrorCode::internal, "");
+  {
+    const stitch::testing::LoopbackFaults delay_done(
+        [](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
+          const bool done = stitch::testing::kind_of(message) == autograd::wire::kDone;
+          return stitch::transport::Fate{.delay = std::chrono::seconds(done ? 2 : 0)};
+        });
+    error = error_of([&] {
+      backward_and_step(context, {loss}, {.timeout = std::chrono::seconds(1)}, model.dense);
+    });
+  }
+  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+  EXPECT_NE(std::string(error.what()).find("; 3 parameters were stepped nevertheless"),
+            std::string::npos)
+      << error.what();
+  EXPECT_FALSE(torch::equal(model.now(), before));
+}
+
+}  // namespace
