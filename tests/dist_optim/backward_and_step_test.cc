@@ -207,8 +207,9 @@ TEST(BackwardAndStep, PassesOnWhyAnOwnerRefusesToStep) {
 }
 
 // Runs on a trainer; each step in a context of its own.
-void add_one_each_step(std::vector<RRef<at::Tensor>> parameters, RRef<Layer> layer, int steps) {
-  DistributedOptimizer<SGD> optimizer(parameters, torch::optim::SGDOptions(-1), StalePolicy::allow);
+void subtract_one_each_step(std::vector<RRef<at::Tensor>> parameters, RRef<Layer> layer,
+                            int steps) {
+  DistributedOptimizer<SGD> optimizer(parameters, torch::optim::SGDOptions(1), StalePolicy::allow);
   for (int i = 0; i < steps; ++i) {
     autograd::Context context;
     const auto ones = torch::ones({6}, torch::kDouble);
@@ -223,10 +224,10 @@ TEST(BackwardAndStep, OfManyContextsAddUpExactly) {
   const auto layer = stitch::remote<Layer>("worker1", 0);
   std::vector<stitch::Future<void>> trainers;
   for (std::uint32_t t = 0; t < 4; ++t)
-    trainers.push_back(stitch::rpc_async<add_one_each_step>(
+    trainers.push_back(stitch::rpc_async<subtract_one_each_step>(
         stitch::WorkerId(t % 3), layer.rpc_sync<&Layer::weight>(), layer, 15));
   stitch::when_all(std::move(trainers)).get();
-  EXPECT_TRUE(torch::allclose(layer.rpc_sync<&Layer::now>()[0], initial(0) + 60, 1e-12, 0));
+  EXPECT_TRUE(torch::allclose(layer.rpc_sync<&Layer::now>()[0], initial(0) - 60, 1e-12, 0));
 }
 
 TEST(BackwardAndStep, LetsTheNextForwardBeginMeanwhileWhereStaleParametersAreAllowed) {
@@ -249,7 +250,7 @@ TEST(BackwardAndStep, LetsTheNextForwardBeginMeanwhileWhereStaleParametersAreAll
   }
 }
 
-// The message that ends a worker's part of the pass never arrives: by then it has stepped.
+// The message that ends a worker's part of the pass comes too late: by then it has stepped.
 TEST(BackwardAndStepFaults, StepsBeforeThePassHasEndedAndSaysSoWhenThatFails) {
   Cluster cluster(3);
   Model model;
@@ -258,13 +259,13 @@ TEST(BackwardAndStepFaults, StepsBeforeThePassHasEndedAndSaysSoWhenThatFails) {
   const auto loss = model.loss(1);
   stitch::Error error(ErrorCode::internal, "");
   {
-    const stitch::testing::LoopbackFaults lose_done(
+    const stitch::testing::LoopbackFaults delay_done(
         [](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
-          return stitch::transport::Fate{.drop = stitch::testing::kind_of(message) ==
-                                                 autograd::wire::kDone};
+          const bool done = stitch::testing::kind_of(message) == autograd::wire::kDone;
+          return stitch::transport::Fate{.delay = std::chrono::seconds(done ? 2 : 0)};
         });
     error = error_of([&] {
-      backward_and_step(context, {loss}, {.timeout = std::chrono::seconds(2)}, model.dense);
+      backward_and_step(context, {loss}, {.timeout = std::chrono::seconds(1)}, model.dense);
     });
   }
   EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
