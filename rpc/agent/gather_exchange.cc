@@ -5,11 +5,11 @@
 
 namespace stitch::rpc {
 
-std::string GatherExchange::next_key(const std::vector<std::string>& sorted_names) {
-  std::string names;
-  for (const auto& name : sorted_names) names += name + ' ';
+std::string GatherExchange::next_key(const std::vector<std::string>& sorted_lives) {
+  std::string lives;
+  for (const auto& life : sorted_lives) lives += life + ' ';
   base::MutexLock lock(mutex_);
-  return names + '#' + std::to_string(generations_[names]++);
+  return lives + '#' + std::to_string(generations_[lives]++);
 }
 
 void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t times) {

@@ -17,9 +17,9 @@ namespace stitch::rpc {
 // futures are completed without a lock.
 class GatherExchange {
  public:
-  // The key of this worker's next gathering among these workers. All participants get the same
-  // keys, because they call in the same order.
-  [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_names)
+  // The key of this worker's next gathering among these lives of workers ("name/epoch"). All
+  // participants get the same keys, because they call in the same order.
+  [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_lives)
       STITCH_EXCLUDES(mutex_);
   // Publishes a value that will be fetched `times` times.
   void post(const std::string& key, OwnedObject value, std::size_t times) STITCH_EXCLUDES(mutex_);
