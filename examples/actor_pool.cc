@@ -62,8 +62,7 @@ void until(const char* what, Condition condition) {
 }
 
 int learn(int kills) {
-  const auto folder = std::filesystem::temp_directory_path() / "stitch-actor-pool-XXXXXX";
-  std::string path = folder.string();
+  std::string path = std::filesystem::temp_directory_path() / "stitch-actor-pool-XXXXXX";
   if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("cannot make " + path);
   setenv("STITCH_INIT_METHOD", ("file://" + path + "/store").c_str(), 1);
   setenv("STITCH_WORLD_SIZE", "1:4", 1);
@@ -89,7 +88,8 @@ int learn(int kills) {
   };
 
   std::map<std::string, pid_t> collectors;
-  for (const char* name : {"collector0", "collector1", "collector2"}) collectors[name] = start(name);
+  for (const std::string name : {"collector0", "collector1", "collector2"})
+    collectors[name] = start(name);
   for (const auto& [name, process] : collectors) until("all work", [&] { return works(name); });
   for (int i = 0; i < kills; ++i) {
     const std::string victim = "collector" + std::to_string(i % 3);
@@ -112,7 +112,8 @@ int learn(int kills) {
 int main(int argc, char** argv) try {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string first = argc > 1 ? argv[1] : "";
-  return first == "collect" && argc > 2 ? collect(argv[2]) : learn(first.empty() ? 6 : std::stoi(first));
+  return first == "collect" && argc > 2 ? collect(argv[2])
+                                        : learn(first.empty() ? 6 : std::stoi(first));
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

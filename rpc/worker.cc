@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
@@ -38,10 +39,19 @@ std::optional<Error> why_not_here(const std::shared_ptr<rpc::Agent>& agent, bool
 }
 
 void leave(rpc::Agent& agent, ShutdownOptions options) {
-  // Whoever starts from here on is not to find a world that is about to end.
+  // A worker that starts from here on is not to find a world that is about to end.
   const bool all_leave = options.graceful && !agent.options().world_size.is_elastic();
   if (!agent.stopped() && (all_leave || agent.live_members().size() == 1))
     rpc::WorldExtension::of(agent).end_world();
+  if (!agent.stopped() && options.graceful && agent.options().world_size.is_elastic()) {
+    // The others are not waited for, but those that are in a gathering that has been completed here
+    // are about to fetch what they need.
+    constexpr std::chrono::seconds kFetchTimeout{2};
+    const std::chrono::nanoseconds limit = options.timeout.value_or(kFetchTimeout);
+    agent.gather_exchange().leave(
+        Error(ErrorCode::shutting_down, to_string(agent.self()) + " leaves the world"),
+        base::deadline_after(std::min<std::chrono::nanoseconds>(limit, kFetchTimeout)));
+  }
   const auto error =
       agent.shutdown(options.graceful, options.timeout.value_or(agent.options().shutdown_timeout));
   if (agent.stopped()) rpc::LiveRuntimes::of_this_process().remove(&agent);

@@ -204,10 +204,10 @@ Each process finds in its environment:
   OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
 Standard input is empty.
 
-When one process fails and is not to be started again, the others are asked to stop (SIGTERM) and killed after the grace time; the
-failure is printed last, and its status is stitch-run's: the exit status, or 128 + the number of the
-signal. Ctrl-C and SIGTERM are passed on to the processes; a second one kills them. No process is
-left behind.
+When one process fails and is not to be started again, the others are asked to stop (SIGTERM) and
+killed after the grace time; the failure is printed last, and its status is stitch-run's: the exit
+status, or 128 + the number of the signal. Ctrl-C and SIGTERM are passed on to the processes; a
+second one kills them. No process is left behind.
 )";
 }
 

@@ -30,6 +30,7 @@ void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t
 Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
   base::MutexLock lock(mutex_);
   if (closed_) return make_failed<OwnedObject>(*closed_);
+  if (leaving_ && !contributions_.contains(key)) return make_failed<OwnedObject>(*leaving_);
   Contribution& contribution = contributions_[key];
   if (contribution.left == 0) {
     contribution.waiting.emplace_back();
@@ -37,7 +38,28 @@ Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
   }
   OwnedObject value = contribution.value;
   if (--contribution.left == 0) contributions_.erase(key);
+  if (contributions_.empty()) fetched_.notify_all();
   return make_ready(std::move(value));
+}
+
+void GatherExchange::leave(const Error& why, std::chrono::steady_clock::time_point deadline) {
+  std::vector<Promise<OwnedObject>> waiting;
+  {
+    base::MutexLock lock(mutex_);
+    leaving_ = why;
+    for (auto each = contributions_.begin(); each != contributions_.end();) {
+      if (each->second.left > 0) {
+        ++each;
+        continue;
+      }
+      for (auto& promise : each->second.waiting) waiting.push_back(std::move(promise));
+      each = contributions_.erase(each);
+    }
+  }
+  for (auto& promise : waiting) promise.set_error(why);
+  base::MutexLock lock(mutex_);
+  while (!closed_ && !contributions_.empty() && std::chrono::steady_clock::now() < deadline)
+    fetched_.wait_until(mutex_, deadline);
 }
 
 void GatherExchange::close(const Error& why) {
@@ -46,6 +68,7 @@ void GatherExchange::close(const Error& why) {
     base::MutexLock lock(mutex_);
     closed_ = why;
     contributions.swap(contributions_);
+    fetched_.notify_all();
   }
   for (auto& [key, contribution] : contributions) {
     for (auto& promise : contribution.waiting) promise.set_error(why);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -25,6 +26,10 @@ class GatherExchange {
   void post(const std::string& key, OwnedObject value, std::size_t times) STITCH_EXCLUDES(mutex_);
   // Completes once the value is published.
   [[nodiscard]] Future<OwnedObject> fetch(const std::string& key) STITCH_EXCLUDES(mutex_);
+  // Nothing is going to be published any more: what waits for that, now or later, fails with `why`.
+  // What has been published can still be fetched; waits for that, until `deadline` at most.
+  void leave(const Error& why, std::chrono::steady_clock::time_point deadline)
+      STITCH_EXCLUDES(mutex_);
   // Erases everything: pending and later fetches fail with `why`.
   void close(const Error& why) STITCH_EXCLUDES(mutex_);
 
@@ -35,7 +40,9 @@ class GatherExchange {
     std::vector<Promise<OwnedObject>> waiting;
   };
   base::Mutex mutex_;
+  base::CondVar fetched_;  // the last of what was published
   std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);
+  std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, std::uint64_t> generations_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, Contribution> contributions_ STITCH_GUARDED_BY(mutex_);
 };

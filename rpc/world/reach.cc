@@ -71,9 +71,8 @@ Member Reach::see(const MemberCard& card) const {
   const bool near = by_loopback(record);
   Member member{card.info, {}, record.devices};
   for (const auto& address : card.addresses) {
-    const bool usable = address.starts_with("loopback:")
-                            ? near
-                            : !near && within_reach(address, self_, record);
+    const bool usable =
+        address.starts_with("loopback:") ? near : !near && within_reach(address, self_, record);
     if (usable) member.addresses.push_back(address);
   }
   return member;
@@ -87,7 +86,8 @@ std::vector<std::string> listen_where_needed(PeerTable& peers,
   std::vector<std::string> addresses;
   const bool memory_only = memory_is_enough(options, members, self);
   auto choice = choose_transports(options, members, self, memory_only);
-  if (choice.transports.empty()) return addresses;  // loopback alone
+  // The user names loopback alone: no worker of another process can join.
+  if (choice.transports.empty() && options.world_size.is_elastic()) return addresses;
   if (!memory_only) {
     check_open_network(options.name, endpoint_options.secret != nullptr, choice.bind_address);
     check_tensorpipe_address(choice.transports, choice.bind_address);

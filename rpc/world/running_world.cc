@@ -68,10 +68,10 @@ bool RunningWorld::answers() {
     const auto now = steady_clock::now();
     if (now >= give_up) return false;
     if (now >= deadline_) {
-      throw Error(ErrorCode::timeout,
-                  "worker \"" + options_.name + "\" waited " +
-                      std::to_string(options_.init_timeout / milliseconds(1)) +
-                      " ms for an answer of the world that is recorded in " + store_.describe());
+      throw Error(ErrorCode::timeout, "worker \"" + options_.name + "\" waited " +
+                                          std::to_string(options_.init_timeout / milliseconds(1)) +
+                                          " ms for an answer of the world that is recorded in " +
+                                          store_.describe());
     }
     if (!is_recorded()) return true;  // looked at again by the caller
     std::this_thread::sleep_for(kPollInterval);
@@ -147,7 +147,7 @@ WorkerId RunningWorld::claim_id(const WorldRecord& record, std::string& name) {
   }
 }
 
-// Whether `id` is this worker's; else `owner` (may be null) gets the name of the worker that has it.
+// Whether `id` is this worker's. Else `owner` (may be null) gets the name of the one that has it.
 bool RunningWorld::claim_this(const WorldRecord& record, WorkerId id, const std::string& name,
                               std::string* owner) {
   std::string found;

@@ -1,5 +1,7 @@
 #include "stitch/rpc/world/world_keeper.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -54,6 +56,7 @@ void WorldKeeper::wake_or_start(const std::shared_ptr<Agent>& agent) {
   if (opened_.alone || stopped_ || thread_.joinable() || !keeps(*agent)) return;
   try {
     thread_ = std::thread([this] { run(); });
+    pthread_setname_np(thread_.native_handle(), "stitch-keeper");
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "stitch: %s cannot keep the record of its world: %s\n",
                  to_string(agent->self()).c_str(), error.what());
@@ -137,9 +140,8 @@ void WorldKeeper::update_entries(Agent& agent) {
       *found = {std::move(card), true};
     }
   }
-  std::sort(record_.entries.begin(), record_.entries.end(), [](const auto& a, const auto& b) {
-    return a.card.info.id < b.card.info.id;
-  });
+  std::sort(record_.entries.begin(), record_.entries.end(),
+            [](const auto& a, const auto& b) { return a.card.info.id < b.card.info.id; });
 }
 
 void WorldKeeper::write_record(transport::Store& store, bool ending) {

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -80,9 +82,8 @@ int main(int argc, char** argv) try {
   const auto self = stitch::init(options);
   if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
   if (what == "host") return outlive(self, "worker0", "worker1", "worker2");
-  if (what == "wait") {
-    std::printf("%s is there, epoch %d\n", self.name().c_str(),
-                static_cast<int>(self.info().epoch));
+  if (what == "wait" && argc > 2) {
+    std::ofstream(argv[2] + self.name()) << self.info().epoch << '\n';
     serve();
     return 0;
   }

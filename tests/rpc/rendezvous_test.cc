@@ -87,8 +87,7 @@ class Meeting : public ::testing::TestWithParam<std::string> {
   }
 
   Store& store() { return *store_; }
-  RunningWorld running(const Options& options,
-                       std::chrono::milliseconds answer_timeout = 10s) {
+  RunningWorld running(const Options& options, std::chrono::milliseconds answer_timeout = 10s) {
     return RunningWorld(options, *store_, steady_clock::now() + 20s, answer_timeout);
   }
   // A world with this record runs, as far as the store goes.
@@ -142,8 +141,8 @@ INSTANTIATE_TEST_SUITE_P(Stores, Meeting, ::testing::Values("hash", "file", "tcp
                          [](const auto& info) { return info.param; });
 
 TEST_P(Meeting, FoundersAgreeAndLeaveTheRecordOfTheirWorld) {
-  const auto records = found_together({{.name = "b", .rank = 1, .world_size = 2},
-                                       {.name = "a", .rank = 0, .world_size = 2}});
+  const auto records = found_together(
+      {{.name = "b", .rank = 1, .world_size = 2}, {.name = "a", .rank = 0, .world_size = 2}});
   for (const auto& record : records) {
     ASSERT_EQ(record.entries.size(), 2u);
     EXPECT_EQ(record.entries[0].card.info.name, "a");
@@ -198,8 +197,8 @@ TEST_P(Meeting, WorkersThatStartAtOnceGetDifferentIds) {
   for (std::size_t i = 0; i < infos.size(); ++i) {
     EXPECT_GE(infos[i].id, WorkerId(2));
     EXPECT_TRUE(ids.insert(infos[i].id).second) << infos[i].id;
-    EXPECT_EQ(infos[i].name, i < 2 ? "new" + std::to_string(i)
-                                   : "worker" + std::to_string(infos[i].id.value()));
+    EXPECT_EQ(infos[i].name,
+              i < 2 ? "new" + std::to_string(i) : "worker" + std::to_string(infos[i].id.value()));
   }
 }
 
