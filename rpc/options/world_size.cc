@@ -29,8 +29,9 @@ WorldSize::WorldSize(const std::string& text) {
                                                     : whole_number(view.substr(colon + 1));
   if (!first || !last) {
     throw Error(ErrorCode::invalid_argument,
-                "world_size is \"" + text + "\"; allowed: a number such as 4, or a range such as "
-                                            "2:8 or 2: of an elastic world");
+                "world_size is \"" + text +
+                    "\"; allowed: a number such as 4, or a range such as "
+                    "2:8 or 2: of an elastic world");
   }
   min_ = *first;
   max_ = *last;

@@ -20,7 +20,7 @@ class WorldSize {
   // A fixed world. resolve_options() refuses numbers below 1.
   constexpr WorldSize(int size) noexcept : min_(size), max_(size) {}  // NOLINT: as an int
   // "4", "2:8", or "2:" for no limit. Throws Error(invalid_argument) for any other text.
-  WorldSize(const std::string& text);                         // NOLINT: as a text
+  WorldSize(const std::string& text);                            // NOLINT: as a text
   WorldSize(const char* text) : WorldSize(std::string(text)) {}  // NOLINT: as a text
   // The elastic world "min:max". resolve_options() refuses a min below 1 and a max below min.
   [[nodiscard]] static constexpr WorldSize range(int min, int max = kNoLimit) noexcept {
