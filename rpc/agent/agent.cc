@@ -1,16 +1,20 @@
+// One file, though long: an agent is where all parts of a worker meet.
 #include "stitch/rpc/agent/agent.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/bounded_task.h"
+#include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
+#include "stitch/rpc/agent/membership_service.h"
 #include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/future/live_runtimes.h"
@@ -26,10 +30,15 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
       receive_pool_(std::move(receive_pool)),
       pool_(options_.num_threads, "stitch-" + self_.name),
       graceful_shutdown_(std::make_unique<GracefulShutdown>(*this)),
-      gather_exchange_(std::make_unique<GatherExchange>()) {
+      gather_exchange_(std::make_unique<GatherExchange>()),
+      membership_(std::make_unique<MembershipService>(*this)) {
   set_frame_handler(wire::kLeave, [this](InMessage message) {
     graceful_shutdown_->on_message(std::move(message));
   });
+  for (const std::uint16_t kind : {wire::kHeartbeat, wire::kMembership}) {
+    set_frame_handler(kind,
+                      [this](InMessage message) { membership_->on_frame(std::move(message)); });
+  }
   for (const auto factory : extension_factories()) extensions_.push_back(factory(*this));
 }
 
@@ -50,6 +59,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   sender_.start(self, *peers_);
   outgoing_calls_.start(self, *peers_, loop_);
   served_calls_.start(self, loop_);
+  membership_->start(members);
   peers_->start(
       members, self_.id,
       {.on_message =
@@ -66,8 +76,24 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
                if (const auto agent = weak.lock()) task();
              });
            },
+       .on_stranger =
+           [this](const auto& connection, const WorkerInfo& stranger, transport::Message message) {
+             const base::CallbackScope callback;
+             membership_->on_stranger(connection, stranger, message);
+           },
+       .on_notice =
+           [this](const WorkerInfo& from, transport::Message message) {
+             const base::CallbackScope callback;
+             membership_->on_notice(from, message);
+           },
+       .obituary = [this](const WorkerInfo& info) { return membership_->obituary(info); },
        .wanted = [this](std::uint64_t call) { return outgoing_calls_.contains(call); }});
+  membership_->begin_ticks();
 }
+
+void Agent::set_membership(MembershipHooks hooks) { membership_->set_hooks(std::move(hooks)); }
+
+void Agent::join(Clock::time_point deadline) { membership_->join(deadline); }
 
 // ---- messages
 
@@ -121,12 +147,12 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
   }
   guarded(connection, from, kind, call_id, [&] {
     InMessage message(std::move(bytes), from);
-    if (message.view.section(wire::kDevices) != nullptr && kind != wire::kLeave) [[unlikely]] {
+    if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {
       on_device_message(connection, std::move(message), call_id);
       return;
     }
     // Counted once everything that it starts is counted as busy: see GracefulShutdown, A2.
-    const CountAtEnd received(kind == wire::kLeave ? nullptr : &received_);
+    const CountAtEnd received(wire::is_work(kind) ? &received_ : nullptr);
     route(connection, std::move(message));
   });
 }
@@ -209,19 +235,36 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
 
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const base::CallbackScope callback;
-  outgoing_calls_.on_peer_lost(peer, reason);
+  outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason));
   served_calls_.on_peer_lost(peer);
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
   graceful_shutdown_->on_peer_lost();
+  membership_->on_link_lost(peer, reason);
+}
+
+// The reason, with the life that it is about and when it was last heard of.
+Error Agent::with_last_sign(const WorkerInfo& peer, const Error& reason) const {
+  std::string text = std::string(reason.what()) + " (epoch " + std::to_string(peer.epoch);
+  const Life* life = peers_->life(peer);
+  const auto heard = life == nullptr ? 0 : life->heard.load(std::memory_order_relaxed);
+  if (heard == 0) {
+    text += ", never heard of)";
+  } else {
+    const auto silent = Clock::now().time_since_epoch() - Clock::duration(heard);
+    text += ", last heard of " +
+            duration_text(std::max<std::chrono::nanoseconds>(silent, std::chrono::nanoseconds(0))) +
+            " ago)";
+  }
+  return Error(reason.code(), text).with_worker(reason.worker());
 }
 
 std::vector<WorkerInfo> Agent::live_members() const {
   std::vector<WorkerInfo> live;
-  for (auto& info : peers_->infos()) {
-    if (info.id == self_.id || !peers_->lost(info)) live.push_back(std::move(info));
-  }
+  for (auto& card : live_cards()) live.push_back(std::move(card.info));
   return live;
 }
+
+std::vector<MemberCard> Agent::live_cards() const { return membership_->live_cards(); }
 
 // ---- running code
 
@@ -290,7 +333,8 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   std::optional<Error> error;
   if (graceful) {
     try {
-      error = graceful_shutdown_->run(deadline);
+      error =
+          options_.world_size.is_elastic() ? leave(deadline) : graceful_shutdown_->run(deadline);
     } catch (...) {
       error = to_error(std::current_exception());  // everything here still ends
     }
@@ -300,9 +344,30 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   return error;
 }
 
+void Agent::fence(const Error& error) {
+  state_.fence(error);
+  peers_->for_each([&](const Life& life) { peers_->end(life.info(), error, true); });
+}
+
+std::optional<Error> Agent::leave(Clock::time_point deadline) {
+  std::chrono::microseconds pause(200);
+  while (const auto busy = activity().busy) {
+    if (Clock::now() >= deadline) {
+      return Error(ErrorCode::timeout, "shutdown of " + to_string(self_) +
+                                           " was not graceful: it still makes or serves " +
+                                           std::to_string(busy) + " calls");
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(10));
+  }
+  membership_->leave(deadline);
+  return std::nullopt;
+}
+
 void Agent::stop_everything(Clock::time_point deadline) {
   constexpr std::chrono::milliseconds kTimeForTransports{100};
   state_.stop();
+  membership_->stop();
   peers_->expect_closing();
   {
     const base::CallbackScope callbacks;

@@ -29,6 +29,9 @@ namespace stitch::rpc {
 
 class GracefulShutdown;
 class GatherExchange;
+class MembershipService;
+struct MembershipHooks;
+struct MemberCard;
 
 // One worker: owns its peers, calls, extensions and threads, routes messages between them, and ends
 // them in order. Several live in one process, independent of each other. Shared by its Worker and
@@ -45,6 +48,11 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // until shutdown: the store server that other workers may still be reading from.
   void start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members,
              std::shared_ptr<void> rendezvous);
+  // What the rendezvous knows of the members. Before start().
+  void set_membership(MembershipHooks hooks);
+  // Makes this worker known to all live members of a running world; see MembershipService::join().
+  // After start(), before any call.
+  void join(Clock::time_point deadline);
 
   // ---- the world
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
@@ -52,8 +60,12 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   [[nodiscard]] PeerTable& peers() noexcept { return *peers_; }
   [[nodiscard]] std::size_t world_size() const noexcept { return peers_->size(); }
-  // The workers that are neither dead nor gone, as far as this one knows; this worker included.
+  // The workers that were not declared dead and have not left, as far as this one knows; this
+  // worker included, by id. One whose connection to this worker broke is among them until the
+  // verdict.
   [[nodiscard]] std::vector<WorkerInfo> live_members() const;
+  // The same with what else is known of them.
+  [[nodiscard]] std::vector<MemberCard> live_cards() const;
   // The number that all workers of one world share. Set before start().
   void set_world(std::uint64_t world) noexcept { world_ = world; }
   [[nodiscard]] std::uint64_t world() const noexcept { return world_; }
@@ -135,11 +147,13 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   }
 
   // ---- ending
+  // This worker was declared dead: all its calls fail with `error` from now on.
+  void fence(const Error& error);
   // Shuts down. Graceful: first waits until every live worker shuts down too and nothing is in
-  // flight anywhere. Always ends everything here, at most a second after `timeout`, whatever its
-  // threads do; returns the error that made it less than graceful, if any. A second call waits for
-  // the end of the first and does nothing else. Throws what why_not_here() returns, before doing
-  // anything.
+  // flight anywhere; in an elastic world until this worker has nothing to do, then leaves. Always
+  // ends everything here, at most a second after `timeout`, whatever its threads do; returns the
+  // error that made it less than graceful, if any. A second call waits for the end of the first and
+  // does nothing else. Throws what why_not_here() returns, before doing anything.
   std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
   // Why shutdown() must not be called on this thread, for which it would wait; nothing if it may.
   [[nodiscard]] std::optional<Error> why_not_here() const;
@@ -181,6 +195,9 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                                   const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
                                   const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  [[nodiscard]] Error with_last_sign(const WorkerInfo& peer, const Error& reason) const;
+  // Leaves an elastic world, which goes on.
+  std::optional<Error> leave(Clock::time_point deadline);
   void stop_everything(Clock::time_point deadline);
   void report_left_behind(const std::string& what) const;
 
@@ -202,7 +219,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   ThreadPool pool_;
   std::unique_ptr<GracefulShutdown> graceful_shutdown_;
   std::unique_ptr<GatherExchange> gather_exchange_;
-  std::atomic<std::uint64_t> received_{0};  // messages, not counting those of graceful shutdown
+  std::unique_ptr<MembershipService> membership_;
+  std::atomic<std::uint64_t> received_{0};  // messages that are work
 };
 
 }  // namespace stitch::rpc

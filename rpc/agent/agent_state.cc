@@ -14,10 +14,14 @@ void AgentState::throw_if_stopped() const {
                     "only exec, or do without stitch")
         .with_worker(self_.name);
   }
-  if (!shutting_down_.load(std::memory_order_acquire)) return;
+  if (!restricted_.load(std::memory_order_acquire)) return;
   if (stopped()) {
     throw Error(ErrorCode::shutting_down, to_string(self_) + " has shut down")
         .with_worker(self_.name);
+  }
+  {
+    base::MutexLock lock(mutex_);
+    if (fenced_) throw Error(*fenced_);
   }
   if (ThreadPool::on_any_pool_thread() || base::CallbackScope::on_this_thread()) return;
   throw Error(ErrorCode::shutting_down,
@@ -30,8 +34,15 @@ bool AgentState::ended() const {
   return ended_;
 }
 
+void AgentState::fence(const Error& error) {
+  base::MutexLock lock(mutex_);
+  fenced_ = error;
+  restricted_.store(true, std::memory_order_release);
+}
+
 bool AgentState::begin_shutdown() {
   base::MutexLock lock(mutex_);
+  restricted_.store(true, std::memory_order_release);
   if (!shutting_down_.exchange(true)) return true;
   while (!ended_) ended_changed_.wait(mutex_);
   return false;

@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
+#include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -28,9 +30,12 @@ class AgentState {
   }
   [[nodiscard]] bool ended() const STITCH_EXCLUDES(mutex_);
   // Throws `shutting_down` when the worker has stopped, and from begin_shutdown() on when this
-  // thread runs no handler, continuation or callback. Throws `invalid_argument` in a forked child.
-  void throw_if_stopped() const;
+  // thread runs no handler, continuation or callback; after fence() its error. Throws
+  // `invalid_argument` in a forked child.
+  void throw_if_stopped() const STITCH_EXCLUDES(mutex_);
 
+  // This worker was declared dead: from now on throw_if_stopped() throws `error`.
+  void fence(const Error& error) STITCH_EXCLUDES(mutex_);
   // True for the first caller. Later ones wait for end() and get false.
   [[nodiscard]] bool begin_shutdown() STITCH_EXCLUDES(mutex_);
   void stop() noexcept { stopped_.store(true, std::memory_order_release); }
@@ -39,7 +44,9 @@ class AgentState {
  private:
   const WorkerInfo& self_;
   const std::uint32_t fork_ = base::fork_count();
-  std::atomic<bool> shutting_down_{false};  // set under mutex_
+  std::atomic<bool> restricted_{false};     // shutting down or fenced
+  std::atomic<bool> shutting_down_{false};  // set under mutex_, as the next
+  std::optional<Error> fenced_ STITCH_GUARDED_BY(mutex_);
   std::atomic<bool> stopped_{false};
   mutable base::Mutex mutex_;
   base::CondVar ended_changed_;

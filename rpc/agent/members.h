@@ -42,7 +42,10 @@ struct Life {
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
   std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
   std::atomic<std::size_t> control_bytes{0};             // that wait to be sent to it
+  std::atomic<bool> sent{false};                         // something to it, since the last tick
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
+  std::atomic<bool> announced{false};      // the extensions know of it: it may connect
+  std::atomic<bool> loss_reported{false};  // to the extensions, too
 };
 
 // The workers of one world, each with its present life and the former ones. Grows. Thread contract:

@@ -27,6 +27,7 @@ struct PeerConnection {
   std::shared_ptr<transport::Connection> connection{};  // until it ends
   Life* peer = nullptr;                                 // who is at the other end, once open
   bool ended = false;
+  bool in_process = false;  // over loopback; once open
 };
 using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 

@@ -20,6 +20,9 @@ std::chrono::steady_clock::rep coarse_now() noexcept {
       .count();
 }
 
+// Connections of workers that are no members which wait for a first message or to be known.
+constexpr std::size_t kMaxStrangers = 256;
+
 transport::Message bind_message() {
   transport::FrameBuilder frame(wire::kBind);
   frame.end_body();
@@ -47,7 +50,8 @@ void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events 
   {
     base::MutexLock lock(mutex_);
     for (const Member& member : members)
-      members_.add(member, [this](Life& life) STITCH_REQUIRES(mutex_) { complete(life); });
+      members_.add(member, [this](Life& life) STITCH_REQUIRES(mutex_) { complete(life); })
+          .announced.store(true);
     started_ = true;
     early.swap(early_);
   }
@@ -80,7 +84,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
     if (peer_connection->bound.load(std::memory_order_acquire)) {
       receive(*peer_connection, connection, std::move(message));
     } else {
-      on_first_message(peer_connection, connection, message);
+      on_first_message(peer_connection, connection, std::move(message));
     }
   };
   events.place = [this, peer_connection](const ConnectionPtr&, const base::Bytes& frame,
@@ -122,33 +126,66 @@ std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
 
 void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& connection) {
   Effects effects;
+  std::optional<std::pair<WorkerInfo, Error>> refused;
   {
     base::MutexLock lock(mutex_);
     if (opened->ended) return;
     opened->connection = connection;
+    opened->in_process = connection->describe().starts_with("loopback:");
     if (!started_) {
       early_.push_back(opened);
       return;
     }
-    if (auto why = objection(*opened, connection->peer(), connection->describe())) {
-      effects.close.emplace_back(connection, std::move(*why));
+    const transport::Hello& hello = connection->peer();
+    const WorkerInfo claimed{hello.name, WorkerId(hello.id), hello.epoch};
+    auto why = objection(*opened, hello, connection->describe());
+    Life* const life = members_.life(claimed.id, claimed.epoch);
+    const bool waits = why ? opened->target == nullptr && events_.on_stranger != nullptr &&
+                                 claimed.id != self_ && !members_.refusal(claimed)
+                           : !life->announced.load();
+    if (waits && strangers_.size() < kMaxStrangers && !closing_) {
+      strangers_.push_back(opened);
+      return;
+    }
+    if (why || life->over.load()) {
+      if (!why) why = life->peer->lost();
+      refused.emplace(claimed, why.value_or(Error(ErrorCode::disconnected, "it is over")));
     } else {
-      opened->peer = members_.life(WorkerId(connection->peer().id));
+      opened->peer = life;
       peer(*opened->peer).on_open(opened, effects);
+    }
+  }
+  if (refused) {
+    auto message = events_.obituary ? events_.obituary(refused->first) : std::nullopt;
+    if (message) {
+      connection->send(std::move(*message),
+                       [connection, reason = refused->second](const std::optional<Error>&) {
+                         connection->close(reason);
+                       });
+    } else {
+      connection->close(refused->second);
     }
   }
   perform(std::move(effects));
 }
 
 void PeerTable::on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
-                                 const transport::Message& message) {
+                                 transport::Message message) {
   const auto head = transport::peek_frame(message.frame);
   bool bound = false;
+  bool stranger = false;
+  const Life* from = nullptr;  // of a notice
   Effects effects;
   {
     base::MutexLock lock(mutex_);
     if (sender->ended) return;
-    if (!sender->peer || !head || head->kind != wire::kBind) {
+    stranger = std::erase(strangers_, sender) != 0;
+    const bool notice = head && head->kind == wire::kMembership;
+    if (stranger) {
+      // Its first message decides.
+    } else if (notice && (sender->peer != nullptr || sender->target != nullptr)) {
+      from = sender->peer != nullptr ? sender->peer : sender->target;
+    } else if (!sender->peer || !head || head->kind != wire::kBind) {
       effects.close.emplace_back(
           connection,
           Error(ErrorCode::protocol, "message over connection " + connection->describe() +
@@ -159,6 +196,12 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
     }
   }
   perform(std::move(effects));
+  if (stranger) {
+    const transport::Hello& hello = connection->peer();
+    events_.on_stranger(connection, {hello.name, WorkerId(hello.id), hello.epoch},
+                        std::move(message));
+  }
+  if (from != nullptr && events_.on_notice) events_.on_notice(from->info(), std::move(message));
   if (!bound) return;
   if (sender->target) connection->send(bind_message(), nullptr);
   send_waiting(sender, connection);
@@ -190,6 +233,7 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason) 
     if (closed->ended) return;
     closed->ended = true;
     closed->connection.reset();
+    std::erase(strangers_, closed);
     if (!started_) {
       std::erase(early_, closed);
       return;
@@ -249,9 +293,10 @@ void PeerTable::retry(Life& life) {
 
 void PeerTable::send(const WorkerInfo& to, ConnectionPtr connection, transport::Message message,
                      transport::SendDone done, std::uint64_t call_id) {
-  Life* life = nullptr;
+  Life* life = &known(to);
+  if (!life->sent.load(std::memory_order_relaxed))
+    life->sent.store(true, std::memory_order_relaxed);
   if (!connection) {
-    life = &known(to);
     base::MutexLock lock(mutex_);
     connection = peer(*life).usable();
   }
@@ -324,6 +369,7 @@ void PeerTable::close() {
   {
     base::MutexLock lock(mutex_);
     early_.clear();
+    strangers_.clear();
     members_.for_each([&](Life& life) STITCH_REQUIRES(mutex_) {
       for (Life* each = &life; each != nullptr; each = each->previous)
         peer(*each).close(closed, effects);

@@ -14,6 +14,7 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/agent/inquiry.h"
 #include "stitch/rpc/agent/members.h"
 #include "stitch/rpc/agent/peer.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -26,6 +27,7 @@ namespace stitch::rpc {
 // and find() need start(); what find() returns is valid as long as the table.
 class PeerTable {
  public:
+  using Clock = std::chrono::steady_clock;
   struct Events {
     std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
                        transport::Message)>
@@ -39,6 +41,14 @@ class PeerTable {
     // Runs a task at a time, on a timer thread, unless the owner of the table is gone by then.
     std::function<void(std::chrono::steady_clock::time_point, base::UniqueFunction<void()>)>
         call_at;
+    // The first message over a connection from a worker that is no member: it may want to be one.
+    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& stranger,
+                       transport::Message)>
+        on_stranger{};
+    // A notice of membership over a connection that is not the bound one.
+    std::function<void(const WorkerInfo& from, transport::Message)> on_notice{};
+    // A life that is over has connected: what to tell it; nothing to say nothing.
+    std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
     // Whether the call of a waiting request is still outstanding.
     std::function<bool(std::uint64_t call_id)> wanted;
   };
@@ -73,8 +83,22 @@ class PeerTable {
     members_.for_each(f);
   }
   // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
-  // as Members::add().
+  // as Members::add(). Its connections wait until admit().
   Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
+  void admit(Life& life) STITCH_EXCLUDES(mutex_);
+  // Ends the connection to a life, which is lost before this returns; `over`: its messages are
+  // dropped from now on.
+  void end(const WorkerInfo& peer, const Error& reason, bool over) STITCH_EXCLUDES(mutex_);
+  // The bound connections to other processes: when something last arrived, whether something was
+  // sent since the last call.
+  struct Link {
+    const Life* life;
+    Clock::time_point heard;
+    bool sent;
+  };
+  [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
+  // Asks a worker over a connection of its own.
+  void inquire(Inquiry inquiry);
 
   // Sends over `connection`, or if null over the peer's, opening it when needed. A message that
   // waits for that is dropped with `cancelled` if `call_id` (not 0) is not wanted any more.
@@ -103,11 +127,11 @@ class PeerTable {
   bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline);
   // Broken connections are expected from now on: on_lost is not called any more.
   void expect_closing() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);
   // Closes all connections and waits for their threads. Not on a thread of an endpoint.
   void close();
 
  private:
-  using Clock = std::chrono::steady_clock;
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
   using Effects = Peer::Effects;
   [[nodiscard]] transport::ConnectionEvents events_for(const PeerConnectionPtr& peer_connection);
@@ -116,7 +140,7 @@ class PeerTable {
   void on_closed(const PeerConnectionPtr& closed, const Error& reason) STITCH_EXCLUDES(mutex_);
   // Over a connection that is not bound: BIND, or the connection is closed.
   void on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
-                        const transport::Message& message) STITCH_EXCLUDES(mutex_);
+                        transport::Message message) STITCH_EXCLUDES(mutex_);
   void receive(const PeerConnection& sender, const ConnectionPtr& connection,
                transport::Message message);
   // Why a connection must not be used with the worker that its hello names; nothing if it may.
@@ -144,6 +168,8 @@ class PeerTable {
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
   std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
+  // Opened by workers that may become members.
+  std::vector<PeerConnectionPtr> strangers_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::rpc

@@ -49,7 +49,52 @@ Life& PeerTable::add_life(const Member& member) {
   return *added;
 }
 
+void PeerTable::admit(Life& life) {
+  std::vector<std::pair<PeerConnectionPtr, ConnectionPtr>> waiting;
+  {
+    base::MutexLock lock(mutex_);
+    life.announced.store(true);
+    std::erase_if(strangers_, [&](const PeerConnectionPtr& each) {
+      const transport::Hello& hello = each->connection->peer();
+      if (hello.id != life.info().id.value() || hello.epoch != life.info().epoch) return false;
+      waiting.emplace_back(each, each->connection);
+      return true;
+    });
+  }
+  for (const auto& [each, connection] : waiting) on_open(each, connection);
+}
+
+void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over) {
+  Life* life = members_.life(info.id, info.epoch);
+  if (life == nullptr) return;
+  Effects effects;
+  {
+    base::MutexLock lock(mutex_);
+    if (over) life->over.store(true, std::memory_order_release);
+    peer(*life).lose(reason, effects);
+  }
+  perform(std::move(effects));
+}
+
+std::vector<PeerTable::Link> PeerTable::links() {
+  std::vector<Link> links;
+  base::MutexLock lock(mutex_);
+  members_.for_each([&](Life& life) STITCH_REQUIRES(mutex_) {
+    const auto& bound = peer(life).bound();
+    if (!bound || !bound->connection || bound->in_process) return;
+    links.push_back({&life,
+                     Clock::time_point(Clock::duration(life.heard.load(std::memory_order_relaxed))),
+                     life.sent.exchange(false, std::memory_order_relaxed)});
+  });
+  return links;
+}
+
 // ---- state
+
+bool PeerTable::closing() const {
+  base::MutexLock lock(mutex_);
+  return closing_;
+}
 
 std::optional<Error> PeerTable::lost(WorkerId id) const {
   const Life* life = members_.life(id);

@@ -59,7 +59,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     LaidOut out{std::move(message.frame).finish(), {}, std::move(gate)};
     check_frame(out.message.frame.size());
     out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0),
-                   control ? &peers_->known(to) : nullptr, kind != wire::kLeave};
+                   control ? &peers_->known(to) : nullptr, wire::is_work(kind)};
     count(to, out.counted);
     if (out.counted.in_sent) sent_.fetch_add(1);
     return out;

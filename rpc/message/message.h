@@ -27,8 +27,14 @@ enum FrameKind : std::uint16_t {
   kCancel = 4,      // call id
   kLeave = 5,       // graceful shutdown
   kBind = 6,        // empty: this connection is the one between the two workers (PeerTable)
+  kHeartbeat = 7,   // digest of what the sender knows of the members
+  kMembership = 8,  // a Notice (rpc/membership/)
   kFirstUpperFrame = 0x100,
 };
+// Whether frames of this kind are part of what the program does: graceful shutdown waits for them.
+[[nodiscard]] constexpr bool is_work(std::uint16_t kind) noexcept {
+  return kind != kLeave && kind != kHeartbeat && kind != kMembership;
+}
 enum SectionKind : std::uint16_t {
   kTensors = 1,  // descriptors of the tensors of the message
   kDevices =

@@ -136,6 +136,12 @@ const std::vector<Variable>& variables() {
       {"STITCH_SHUTDOWN_TIMEOUT",
        field(&Options::shutdown_timeout,
              [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
+      {"STITCH_HEARTBEAT_INTERVAL",
+       field(&Options::heartbeat_interval,
+             [](const std::string& v) { return parse_duration("STITCH_HEARTBEAT_INTERVAL", v); })},
+      {"STITCH_HEARTBEAT_TIMEOUT",
+       field(&Options::heartbeat_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_HEARTBEAT_TIMEOUT", v); })},
       {"STITCH_NUM_THREADS",
        field(&Options::num_threads,
              [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
@@ -295,6 +301,17 @@ Options resolve_options(Options options) {
                                        std::pair("shutdown_timeout", options.shutdown_timeout)}) {
     if (duration.count() < 0)
       refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
+  }
+  constexpr std::chrono::milliseconds kMinHeartbeat{10};
+  if (options.heartbeat_interval < kMinHeartbeat ||
+      options.heartbeat_interval > std::chrono::hours(1)) {
+    refuse("heartbeat_interval", std::to_string(options.heartbeat_interval.count()) + " ns",
+           "10ms to 1h");
+  }
+  if (options.heartbeat_timeout < 2 * options.heartbeat_interval ||
+      options.heartbeat_timeout > std::chrono::hours(24)) {
+    refuse("heartbeat_timeout", std::to_string(options.heartbeat_timeout.count()) + " ns",
+           "twice heartbeat_interval to 24h");
   }
   options.init_timeout =
       std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));

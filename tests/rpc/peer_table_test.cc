@@ -230,11 +230,11 @@ TEST_F(PeerTables, AShortageOfResourcesWhileConnectingIsRetried) {
   };
   start();
   for (const char* text : {"a", "b", "c"}) nodes[0]->send(1, text);
-  EXPECT_NE(nodes[0]->table().condition(WorkerId(1)).find("worker is not connected"),
+  EXPECT_NE(nodes[0]->table().condition(members[1].info).find("worker is not connected"),
             std::string::npos);
   EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"a", "b", "c"}); }));
   EXPECT_EQ(nodes[0]->table().failed_tries(), 4u);
-  EXPECT_EQ(nodes[0]->table().condition(WorkerId(1)), "worker is alive");
+  EXPECT_EQ(nodes[0]->table().condition(members[1].info), "worker is alive");
   EXPECT_TRUE(nodes[0]->lost().empty());
   EXPECT_TRUE(nodes[0]->failures().empty());
 }
@@ -251,7 +251,7 @@ TEST_F(PeerTables, APeerThatCannotBeReachedIsLostAfterAboutASecond) {
   EXPECT_LT(took, 5s);
   ASSERT_EQ(nodes[0]->failures().size(), 2u);
   EXPECT_STREQ(nodes[0]->failures()[0].what(), kNoDescriptors.what());
-  EXPECT_EQ(nodes[0]->table().condition(WorkerId(1)), "worker is gone");
+  EXPECT_EQ(nodes[0]->table().condition(members[1].info), "worker is gone");
   nodes[0]->send(1, "c");
   ASSERT_EQ(nodes[0]->failures().size(), 3u);
   EXPECT_EQ(nodes[0]->failures()[2].code(), ErrorCode::disconnected);
@@ -494,14 +494,14 @@ TEST_F(PeerTables, TheEndOfTheBoundConnectionLosesThePeer) {
   ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
   nodes[1].reset();
   EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
-  EXPECT_EQ(nodes[0]->table().condition(WorkerId(1)), "worker is gone");
+  EXPECT_EQ(nodes[0]->table().condition(members[1].info), "worker is gone");
 }
 
 TEST_F(PeerTables, APeerThatIsGivenUpIsLostWithTheReason) {
   start();
   nodes[0]->send(1, "a");
   ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
-  nodes[0]->table().give_up(WorkerId(1), Error(ErrorCode::overloaded, "it does not read"));
+  nodes[0]->table().give_up(members[1].info, Error(ErrorCode::overloaded, "it does not read"));
   EXPECT_TRUE(eventually([&] { return nodes[0]->lost() == from(1, {"it does not read"}); }));
 }
 

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/transport/endpoint.h"
+
+namespace stitch::rpc {
+
+// One question to another worker over a connection of its own, beside those that calls use: whether
+// it is there, or whether this worker may join its world. See PeerTable::inquire(). A plain value.
+struct Inquiry {
+  struct Outcome {
+    bool opened = false;  // the right worker has answered the handshake
+    std::optional<transport::Message> answer{};  // its first message that is not BIND
+    std::optional<Error> failure{};              // why the last address could not be reached
+  };
+  std::vector<std::string> addresses;  // tried in turn
+  // Why the worker that answers is the wrong one; nothing if it is right.
+  std::function<std::optional<Error>(const transport::Hello&)> objection;
+  // What to send; null: the handshake is the question, and whatever follows it the answer.
+  std::function<transport::Message()> question{};
+  std::chrono::steady_clock::time_point deadline{};
+  // Exactly once, on a thread of an endpoint or a timer, no lock held.
+  base::UniqueFunction<void(Outcome)> done;
+};
+
+}  // namespace stitch::rpc

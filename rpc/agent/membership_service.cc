@@ -1,0 +1,381 @@
+#include "stitch/rpc/agent/membership_service.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/base/callback_scope.h"
+#include "stitch/rpc/agent/agent.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+OutMessage out_message(const Notice& notice) {
+  OutMessage message(wire::kMembership);
+  notice.write(message.frame.body());
+  return message;
+}
+
+transport::Message bare_message(const Notice& notice) {
+  transport::FrameBuilder frame(wire::kMembership);
+  notice.write(frame.body());
+  frame.end_body();
+  return std::move(frame).finish();
+}
+
+Notice notice_in(const transport::Message& message) {
+  const auto head = transport::peek_frame(message.frame);
+  if (!head || head->kind != wire::kMembership)
+    throw Error(ErrorCode::protocol, "a notice of membership was expected");
+  return Notice::read(head->body);
+}
+
+}  // namespace
+
+void MembershipService::start(const std::vector<Member>& members) {
+  const Options& options = agent_.options();
+  std::vector<KnownLife> lives;
+  if (hooks_.members.empty()) {
+    for (const Member& member : members) lives.push_back({{member.info, member.addresses, {}}});
+    hooks_.self.info = agent_.self();
+    for (const KnownLife& life : lives) {
+      if (life.card.info == agent_.self()) hooks_.self = life.card;
+    }
+  } else {
+    for (const MemberCard& card : hooks_.members) lives.push_back({card});
+  }
+  base::MutexLock lock(mutex_);
+  protocol_.emplace(hooks_.self, MembershipProtocol::Settings{options.heartbeat_interval,
+                                                              options.heartbeat_timeout,
+                                                              hooks_.admit});
+  protocol_->start(lives);
+}
+
+void MembershipService::begin_ticks() {
+  const auto interval = agent_.options().heartbeat_interval / MembershipProtocol::kTicks;
+  agent_.loop().call_at(Clock::now() + interval, [this, weak = agent_.weak_from_this()] {
+    const auto alive = weak.lock();
+    if (!alive || stopped_.load() || alive->forked()) return;
+    tick();
+    begin_ticks();
+  });
+}
+
+void MembershipService::tick() {
+  const base::CallbackScope callback;
+  const auto links = agent_.peers().links();
+  std::vector<MembershipProtocol::Link> seen;
+  seen.reserve(links.size());
+  for (const auto& link : links)
+    seen.push_back({link.life->info().id, link.life->info().epoch, link.heard, link.sent});
+  step([&](MembershipProtocol& protocol) { return protocol.on_tick(Clock::now(), seen); });
+}
+
+// ---- effects
+
+template <class F>
+void MembershipService::step(F&& change) {
+  {
+    base::MutexLock lock(mutex_);
+    if (!protocol_ || stopped_.load()) return;
+    Effects effects = change(*protocol_);
+    if (!effects.empty()) queue_.push_back(std::move(effects));
+  }
+  drain();
+}
+
+void MembershipService::drain() {
+  for (bool first = true;; first = false) {
+    Effects next;
+    {
+      base::MutexLock lock(mutex_);
+      if (first && draining_) return;
+      draining_ = !queue_.empty();
+      if (queue_.empty()) return;
+      next = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    if (perform(next)) continue;
+    base::MutexLock lock(mutex_);
+    queue_.push_front(std::move(next));
+    const auto& about = queue_.front().events.front().card.info;
+    const Life* life = agent_.peers().life(about);
+    if (life != nullptr && life->loss_reported.load()) continue;  // meanwhile
+    draining_ = false;  // on_link_lost() goes on
+    return;
+  }
+}
+
+bool MembershipService::perform(Effects& effects) {
+  for (const auto& [info, reason] : std::exchange(effects.lose, {}))
+    agent_.peers().end(info, reason, false);
+  while (!effects.events.empty()) {
+    if (!tell(effects.events.front())) return false;
+    effects.events.erase(effects.events.begin());
+  }
+  for (const auto& [to, notice] : effects.send) send(to, out_message(notice));
+  if (!effects.heartbeats.empty()) {
+    std::uint64_t digest = 0;
+    {
+      base::MutexLock lock(mutex_);
+      digest = protocol_->digest();
+    }
+    for (const WorkerInfo& to : effects.heartbeats) {
+      OutMessage message(wire::kHeartbeat);
+      base::ByteWriter(message.frame.body()).write(digest);
+      send(to, std::move(message));
+    }
+  }
+  for (const WorkerInfo& about : effects.probes) probe(about);
+  for (const auto& each : effects.answers) answer(each);
+  if (effects.leave_done) {
+    base::MutexLock lock(mutex_);
+    left_ = true;
+    left_changed_.notify_all();
+  }
+  return true;
+}
+
+bool MembershipService::tell(const MembershipProtocol::Event& event) {
+  using Kind = MembershipProtocol::Event::Kind;
+  PeerTable& peers = agent_.peers();
+  switch (event.kind) {
+    case Kind::joined: {
+      const Member member = see(event.card);
+      Life* life = nullptr;
+      try {
+        agent_.device_tensors().add({member.info, member.devices});
+        life = &peers.add_life(member);
+      } catch (const Error& error) {
+        std::fprintf(stderr, "stitch: %s does not take in a new member: %s\n",
+                     to_string(agent_.self()).c_str(), error.what());
+        return true;
+      }
+      agent_.for_each_extension(
+          [&](Extension& extension) { extension.on_member_joined(life->info()); });
+      peers.admit(*life);
+      return true;
+    }
+    case Kind::dead:
+    case Kind::left: {
+      Life* life = peers.life(event.card.info);
+      if (life == nullptr) return true;  // it never was a member here
+      life->over.store(true, std::memory_order_release);
+      if (!life->loss_reported.load() && !stopped_.load() && !peers.closing()) return false;
+      agent_.for_each_extension([&](Extension& extension) {
+        if (event.kind == Kind::dead) {
+          extension.on_member_dead(life->info(), event.reason);
+        } else {
+          extension.on_member_left(life->info());
+        }
+      });
+      return true;
+    }
+    case Kind::fenced:
+      agent_.fence(event.reason);
+      return true;
+  }
+  return true;
+}
+
+void MembershipService::send(const WorkerInfo& to, OutMessage message) {
+  try {
+    agent_.send_control(to, std::move(message));
+  } catch (const Error&) {
+    // The worker is lost, which the protocol is told.
+  }
+}
+
+void MembershipService::probe(const WorkerInfo& about) {
+  const Life* life = agent_.peers().life(about);
+  const auto report = [this, about](std::optional<bool> answered) {
+    step([&](MembershipProtocol& protocol) {
+      return protocol.on_probe(about, answered, Clock::now());
+    });
+  };
+  if (life == nullptr) return report(std::nullopt);
+  Inquiry inquiry;
+  inquiry.addresses = life->member.addresses;
+  if (inquiry.addresses.empty()) return report(std::nullopt);
+  inquiry.objection = [about](const transport::Hello& hello) -> std::optional<Error> {
+    if (hello.id == about.id.value() && hello.epoch == about.epoch) return std::nullopt;
+    return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
+  };
+  inquiry.deadline = Clock::now() + agent_.options().heartbeat_timeout;
+  inquiry.done = [this, about, report](Inquiry::Outcome outcome) {
+    if (outcome.answer) on_notice(about, *outcome.answer);
+    if (outcome.opened) return report(true);
+    if (!outcome.failure) return report(false);  // it is silent
+    const ErrorCode code = outcome.failure->code();
+    if (outcome.failure->remote() && code == ErrorCode::overloaded) return report(true);
+    const bool here = code == ErrorCode::overloaded || code == ErrorCode::unimplemented ||
+                      code == ErrorCode::shutting_down || code == ErrorCode::internal;
+    report(here ? std::nullopt : std::optional(false));
+  };
+  agent_.peers().inquire(std::move(inquiry));
+}
+
+void MembershipService::answer(const MembershipProtocol::Answer& answer) {
+  std::shared_ptr<transport::Connection> connection;
+  {
+    base::MutexLock lock(mutex_);
+    const auto found = tickets_.find(answer.ticket);
+    if (found == tickets_.end()) return;
+    connection = std::move(found->second);
+    tickets_.erase(found);
+  }
+  // The other side closes it.
+  connection->send(bare_message(answer.notice), [](const std::optional<Error>&) {});
+}
+
+// ---- events
+
+void MembershipService::on_link_lost(const WorkerInfo& peer, const Error& reason) {
+  if (Life* life = agent_.peers().life(peer)) life->loss_reported.store(true);
+  step([&](MembershipProtocol& protocol) {
+    return protocol.on_link_lost(peer, reason, Clock::now());
+  });
+}
+
+void MembershipService::on_frame(InMessage message) {
+  if (message.view.kind() == wire::kHeartbeat) {
+    base::ByteReader in(message.view.body(), "heartbeat");
+    const auto digest = in.read<std::uint64_t>();
+    in.expect_end();
+    step([&](MembershipProtocol& protocol) {
+      return protocol.on_heartbeat(message.from, digest, Clock::now());
+    });
+    return;
+  }
+  const Notice notice = Notice::read(message.view.body());
+  step([&](MembershipProtocol& protocol) {
+    return protocol.on_notice(message.from, notice, Clock::now());
+  });
+}
+
+void MembershipService::on_notice(const WorkerInfo& from, const transport::Message& message) {
+  try {
+    const Notice notice = notice_in(message);
+    // Over such a connection a worker only learns that one of its two ends is over.
+    if (notice.step != Notice::Step::dead) return;
+    if (notice.about != agent_.self() && notice.about != from) return;
+    step([&](MembershipProtocol& protocol) {
+      return protocol.on_notice(from, notice, Clock::now());
+    });
+  } catch (const Error&) {
+    // The connection ends anyway.
+  }
+}
+
+void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>& connection,
+                                    const WorkerInfo& stranger,
+                                    const transport::Message& message) {
+  try {
+    const Notice notice = notice_in(message);
+    if (notice.step != Notice::Step::join || notice.lives[0].card.info != stranger)
+      throw Error(ErrorCode::protocol, to_string(stranger) + " is no member and asked nothing");
+    step([&](MembershipProtocol& protocol) STITCH_REQUIRES(mutex_) {
+      const std::uint64_t ticket = next_ticket_++;
+      tickets_.emplace(ticket, connection);
+      return protocol.on_join(ticket, notice.lives[0].card, Clock::now());
+    });
+  } catch (const Error& error) {
+    connection->close(error);
+  }
+}
+
+// ---- joining and leaving
+
+void MembershipService::join(Clock::time_point deadline) {
+  struct Waiting {
+    base::Mutex mutex;
+    base::CondVar changed;
+    std::optional<Inquiry::Outcome> outcome STITCH_GUARDED_BY(mutex);
+  };
+  std::vector<MemberCard> cards = hooks_.members;
+  std::sort(cards.begin(), cards.end(),
+            [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
+  std::string tried;
+  for (const MemberCard& card : cards) {
+    if (card.info.id == agent_.self().id) continue;
+    const auto waiting = std::make_shared<Waiting>();
+    Inquiry inquiry;
+    inquiry.addresses = see(card).addresses;
+    inquiry.objection = [info = card.info](const transport::Hello& hello) -> std::optional<Error> {
+      if (hello.id == info.id.value() && hello.epoch == info.epoch) return std::nullopt;
+      return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
+    };
+    inquiry.question = [this] {
+      return bare_message(
+          {Notice::Step::join, agent_.self(), agent_.self(), {}, {{hooks_.self}}});
+    };
+    // All of its acknowledgements are bounded by twice the timeout, a probe by one.
+    inquiry.deadline = std::min(
+        deadline, Clock::now() + 4 * std::chrono::nanoseconds(agent_.options().heartbeat_timeout));
+    inquiry.done = [waiting](Inquiry::Outcome outcome) {
+      base::MutexLock lock(waiting->mutex);
+      waiting->outcome = std::move(outcome);
+      waiting->changed.notify_all();
+    };
+    agent_.peers().inquire(std::move(inquiry));
+    Inquiry::Outcome outcome;
+    {
+      base::MutexLock lock(waiting->mutex);
+      while (!waiting->outcome) waiting->changed.wait(waiting->mutex);
+      outcome = std::move(*waiting->outcome);
+    }
+    if (outcome.answer) {
+      const Notice notice = notice_in(*outcome.answer);
+      if (notice.step == Notice::Step::refusal || notice.step == Notice::Step::dead)
+        throw Error(ErrorCode::invalid_argument, notice.text).with_worker(agent_.self().name);
+      if (notice.step != Notice::Step::welcome)
+        throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
+      step([&](MembershipProtocol& protocol) { return protocol.on_welcome(notice, Clock::now()); });
+      return;
+    }
+    if (Clock::now() >= deadline) {
+      throw Error(ErrorCode::timeout, to_string(agent_.self()) +
+                                          " was not admitted within the time limit; asked was " +
+                                          to_string(card.info));
+    }
+    tried += (tried.empty() ? "" : ", ") + to_string(card.info) +
+             (outcome.failure ? std::string(": ") + outcome.failure->what() : ": no answer");
+  }
+  throw Error(ErrorCode::disconnected,
+              to_string(agent_.self()) + " reached no member of its world: " + tried);
+}
+
+void MembershipService::leave(Clock::time_point deadline) {
+  step([](MembershipProtocol& protocol) { return protocol.leave(Clock::now()); });
+  base::MutexLock lock(mutex_);
+  while (!left_ && Clock::now() < deadline) left_changed_.wait_until(mutex_, deadline);
+}
+
+// ---- state
+
+std::vector<MemberCard> MembershipService::live_cards() const {
+  base::MutexLock lock(mutex_);
+  return protocol_ ? protocol_->live_cards() : std::vector<MemberCard>();
+}
+
+std::optional<transport::Message> MembershipService::obituary(const WorkerInfo& info) const {
+  base::MutexLock lock(mutex_);
+  const auto notice = protocol_ ? protocol_->obituary(info) : std::nullopt;
+  if (!notice || notice->step != Notice::Step::dead) return std::nullopt;
+  return bare_message(*notice);
+}
+
+Member MembershipService::see(const MemberCard& card) const {
+  try {
+    if (hooks_.see) return hooks_.see(card);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "stitch: %s cannot reach %s: %s\n", to_string(agent_.self()).c_str(),
+                 to_string(card.info).c_str(), error.what());
+    return {card.info, {}, {}};
+  }
+  return {card.info, card.addresses, {}};
+}
+
+}  // namespace stitch::rpc

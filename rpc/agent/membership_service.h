@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/membership_hooks.h"
+#include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/membership/membership_protocol.h"
+#include "stitch/rpc/message/message.h"
+
+namespace stitch::rpc {
+
+class Agent;
+
+// Runs the MembershipProtocol of one worker: a timer for heartbeats, its frames, its probes over
+// connections of their own, and the events for the extensions, in their order. Part of its Agent.
+// Thread contract: any thread once start() has been called; effects are performed without its lock,
+// one after another, by the thread that finds none at it.
+class MembershipService {
+ public:
+  explicit MembershipService(Agent& agent) : agent_(agent) {}
+
+  // Before start(). Without it, the members are what start() gets.
+  void set_hooks(MembershipHooks hooks) { hooks_ = std::move(hooks); }
+  void start(const std::vector<Member>& members);
+  // The first tick follows. Needs the peers.
+  void begin_ticks();
+  // Makes this worker known to all live members of the world that set_hooks() has described, and
+  // takes in what they know. Blocks. Throws Error(disconnected) when no member can be reached,
+  // Error(invalid_argument) with the reason of a refusal, Error(timeout) at the deadline.
+  void join(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // Tells all live members that this worker leaves, and waits until they know. Blocks.
+  void leave(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // Nothing is done any more.
+  void stop() noexcept { stopped_.store(true); }
+
+  // ---- events of the agent
+  // After everything else has been told.
+  void on_link_lost(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
+  void on_frame(InMessage message) STITCH_EXCLUDES(mutex_);
+  // Over connections that are not bound.
+  void on_notice(const WorkerInfo& from, const transport::Message& message)
+      STITCH_EXCLUDES(mutex_);
+  void on_stranger(const std::shared_ptr<transport::Connection>& connection,
+                   const WorkerInfo& stranger, const transport::Message& message)
+      STITCH_EXCLUDES(mutex_);
+
+  // ---- state
+  // Without those that are dead or have left; this worker among them.
+  [[nodiscard]] std::vector<MemberCard> live_cards() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<transport::Message> obituary(const WorkerInfo& info) const
+      STITCH_EXCLUDES(mutex_);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Effects = MembershipProtocol::Effects;
+
+  // Changes the protocol under the lock, and has what follows performed.
+  template <class F>
+  void step(F&& change) STITCH_EXCLUDES(mutex_);
+  void drain() STITCH_EXCLUDES(mutex_);
+  // False: a loss has to be reported first; `effects` has what is left.
+  [[nodiscard]] bool perform(Effects& effects);
+  [[nodiscard]] bool tell(const MembershipProtocol::Event& event);
+  void send(const WorkerInfo& to, OutMessage message);
+  void probe(const WorkerInfo& about);
+  void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
+  void tick();
+  [[nodiscard]] Member see(const MemberCard& card) const;
+
+  Agent& agent_;
+  MembershipHooks hooks_;  // constant after start()
+  std::atomic<bool> stopped_{false};
+  mutable base::Mutex mutex_;
+  base::CondVar left_changed_;
+  std::optional<MembershipProtocol> protocol_ STITCH_GUARDED_BY(mutex_);
+  std::deque<Effects> queue_ STITCH_GUARDED_BY(mutex_);
+  bool draining_ STITCH_GUARDED_BY(mutex_) = false;
+  bool left_ STITCH_GUARDED_BY(mutex_) = false;
+  std::uint64_t next_ticket_ STITCH_GUARDED_BY(mutex_) = 1;
+  std::map<std::uint64_t, std::shared_ptr<transport::Connection>> tickets_
+      STITCH_GUARDED_BY(mutex_);
+};
+
+}  // namespace stitch::rpc

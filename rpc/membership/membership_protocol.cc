@@ -1,0 +1,556 @@
+// One file, though long: the rules of membership refer to one another.
+#include "stitch/rpc/membership/membership_protocol.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "stitch/base/hash.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+// A worker that decides and does not answer is asked again after so many timeouts.
+constexpr int kAskAgain = 2;
+// Heartbeats in a row whose digest differs before a list is sent.
+constexpr int kMismatches = 2;
+
+std::string life_text(const WorkerInfo& info) {
+  return to_string(info) + " epoch " + std::to_string(info.epoch);
+}
+
+std::string verdict_text(const WorkerInfo& about, const WorkerInfo& by, const std::string& why) {
+  return life_text(about) + " was declared dead by " + to_string(by) + ": " + why;
+}
+
+std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
+  return std::to_string(duration / std::chrono::milliseconds(1)) + " ms";
+}
+
+}  // namespace
+
+MembershipProtocol::MembershipProtocol(MemberCard self, Settings settings)
+    : self_(std::move(self)), settings_(std::move(settings)) {}
+
+void MembershipProtocol::start(std::span<const KnownLife> lives) {
+  for (const KnownLife& life : lives) {
+    if (life.card.info.id != self_.info.id) entries_.try_emplace(life.card.info.id, Entry{life});
+  }
+}
+
+// ---- state
+
+MembershipProtocol::Entry* MembershipProtocol::find(WorkerId id) {
+  const auto found = entries_.find(id);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+MembershipProtocol::Entry* MembershipProtocol::find(const WorkerInfo& info) {
+  Entry* entry = find(info.id);
+  return entry != nullptr && entry->info().epoch == info.epoch ? entry : nullptr;
+}
+
+std::uint64_t MembershipProtocol::digest() const {
+  const auto of = [](const WorkerInfo& info, bool over) {
+    return base::mix_bits(base::mix_bits(info.epoch + 1) + info.id.value() * 2 + (over ? 1 : 0));
+  };
+  std::uint64_t sum = of(self_.info, false);
+  for (const auto& [id, entry] : entries_) sum += of(entry.info(), !entry.alive());
+  return sum;
+}
+
+std::vector<KnownLife> MembershipProtocol::lives() const {
+  std::vector<KnownLife> lives{{self_}};
+  for (const auto& [id, entry] : entries_) lives.push_back(entry.life);
+  std::sort(lives.begin(), lives.end(), [](const KnownLife& a, const KnownLife& b) {
+    return a.card.info.id < b.card.info.id;
+  });
+  return lives;
+}
+
+std::vector<MemberCard> MembershipProtocol::live_cards() const {
+  std::vector<MemberCard> cards;
+  for (KnownLife& life : lives()) {
+    if (life.state == LifeState::alive) cards.push_back(std::move(life.card));
+  }
+  return cards;
+}
+
+std::optional<LifeState> MembershipProtocol::state(const WorkerInfo& info) const {
+  if (info.id == self_.info.id && info.epoch == self_.info.epoch) return LifeState::alive;
+  const auto found = entries_.find(info.id);
+  if (found == entries_.end() || found->second.info().epoch < info.epoch) return std::nullopt;
+  if (found->second.info().epoch > info.epoch) return LifeState::dead;
+  return found->second.life.state;
+}
+
+std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const {
+  if (fenced_) return Notice{Notice::Step::dead, self_.info, self_.info, fenced_->what()};
+  const auto found = entries_.find(info.id);
+  if (found == entries_.end()) return std::nullopt;
+  const Entry& entry = found->second;
+  const std::uint64_t epoch = entry.info().epoch;
+  if (epoch < info.epoch || (epoch == info.epoch && entry.alive())) return std::nullopt;
+  if (epoch > info.epoch) {
+    return Notice{Notice::Step::dead, info, self_.info,
+                  life_text(info) + " is over: it is now epoch " + std::to_string(epoch)};
+  }
+  if (entry.life.state == LifeState::left) return Notice{Notice::Step::left, info};
+  return Notice{Notice::Step::dead, info, self_.info, entry.life.verdict};
+}
+
+// ---- suspicion
+
+void MembershipProtocol::tell_all(const Notice& notice, Effects& effects) const {
+  for (const auto& [id, entry] : entries_) {
+    if (entry.within_reach()) effects.send.emplace_back(entry.info(), notice);
+  }
+}
+
+void MembershipProtocol::lose(Entry& entry, const Error& reason, Effects& effects) {
+  if (entry.unreachable) return;
+  entry.unreachable = reason;
+  effects.lose.emplace_back(entry.info(), reason);
+}
+
+// What depended on a link to `lost`.
+void MembershipProtocol::after_loss(const WorkerInfo& lost, Time now, Effects& effects) {
+  for (auto& [ticket, joining] : joining_) joining.pending.erase(lost.id);
+  leave_pending_.erase(lost.id);
+  for (auto& [id, entry] : entries_) {
+    // It may have died while it told the others of a verdict.
+    if (!entry.relayed && entry.by == lost.id) {
+      entry.relayed = true;
+      if (const auto notice = obituary(entry.info())) tell_all(*notice, effects);
+    }
+    entry.askers.erase(lost.id);
+    if (entry.asked == lost.id) {
+      entry.asked.reset();
+      if (entry.suspected()) pursue(entry, now, effects);
+    }
+  }
+}
+
+// The live worker with the lowest id decides: asks it, or decides here.
+void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
+  if (entry.probing || !entry.suspected()) return;
+  WorkerId decider = self_.info.id;
+  for (const auto& [id, other] : entries_) {
+    if (id < decider && other.within_reach() && &other != &entry) decider = id;
+  }
+  if (decider == self_.info.id) {
+    entry.probing = true;
+    entry.asked.reset();
+    effects.probes.push_back(entry.info());
+    return;
+  }
+  if (entry.asked == decider && now < entry.asked_at + kAskAgain * settings_.heartbeat_timeout)
+    return;
+  entry.asked = decider;
+  entry.asked_at = now;
+  effects.send.emplace_back(
+      find(decider)->info(),
+      Notice{Notice::Step::suspect, entry.info(), self_.info,
+             entry.unreachable ? entry.unreachable->what() : "another worker suspects it"});
+}
+
+void MembershipProtocol::settle_askers(Entry& entry, const Notice& answer, Effects& effects) {
+  for (const WorkerId id : std::exchange(entry.askers, {})) {
+    if (const Entry* asker = find(id); asker != nullptr && asker->within_reach())
+      effects.send.emplace_back(asker->info(), answer);
+  }
+}
+
+void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::string& verdict,
+                                 Time now, Effects& effects) {
+  if (!entry.alive()) return;
+  const Error reason = Error(ErrorCode::disconnected, verdict).with_worker(entry.info().name);
+  lose(entry, reason, effects);
+  entry.life.state = LifeState::dead;
+  entry.life.verdict = verdict;
+  entry.probing = false;
+  entry.askers.clear();
+  entry.asked.reset();
+  entry.by = by.id;
+  const Entry* judge = find(by);
+  // All have to hear of it, also when the worker that decided dies before it has told them all.
+  entry.relayed = by.id == self_.info.id || judge == nullptr || !judge->within_reach();
+  effects.events.push_back({Event::Kind::dead, entry.life.card, reason});
+  if (entry.relayed)
+    tell_all({Notice::Step::dead, entry.info(), by, verdict}, effects);
+  after_loss(entry.info(), now, effects);
+}
+
+void MembershipProtocol::mark_left(Entry& entry, Time now, Effects& effects) {
+  if (!entry.alive()) return;
+  lose(entry,
+       Error(ErrorCode::disconnected, life_text(entry.info()) + " has left")
+           .with_worker(entry.info().name),
+       effects);
+  entry.life.state = LifeState::left;
+  entry.askers.clear();
+  entry.asked.reset();
+  effects.events.push_back({Event::Kind::left, entry.life.card, {}});
+  after_loss(entry.info(), now, effects);
+}
+
+void MembershipProtocol::fence(const std::string& verdict, Effects& effects) {
+  if (fenced_) return;
+  fenced_ = Error(ErrorCode::disconnected, "this worker (epoch " +
+                                               std::to_string(self_.info.epoch) +
+                                               ") was declared dead: " + verdict)
+                .with_worker(self_.info.name);
+  for (auto& [id, entry] : entries_) {
+    if (entry.alive()) lose(entry, *fenced_, effects);
+  }
+  effects.events.push_back({Event::Kind::fenced, self_, *fenced_});
+  for (const auto& [ticket, joining] : std::exchange(joining_, {})) {
+    effects.answers.push_back(
+        {ticket, {Notice::Step::refusal, joining.card.info, self_.info, fenced_->what()}});
+  }
+  effects.leave_done = leave_deadline_.has_value();
+}
+
+// ---- events
+
+MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<const Link> links) {
+  Effects effects;
+  if (over()) return effects;
+  // After a pause of this process, silence says nothing about the others.
+  if (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) awake_since_ = now;
+  last_tick_ = now;
+  for (const Link& link : links) {
+    Entry* entry = find(link.id);
+    if (entry == nullptr || entry->info().epoch != link.epoch || !entry->within_reach()) continue;
+    entry->heard = std::max(link.heard, awake_since_);
+    if (now - entry->heard >= settings_.heartbeat_timeout) {
+      lose(*entry,
+           Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
+                                              milliseconds_text(now - entry->heard))
+               .with_worker(entry->info().name),
+           effects);
+      after_loss(entry->info(), now, effects);
+    } else if (!link.sent) {
+      effects.heartbeats.push_back(entry->info());
+    }
+  }
+  for (auto& [id, entry] : entries_) {
+    const bool due = now >= entry.asked_at + kAskAgain * settings_.heartbeat_timeout;
+    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
+      pursue(entry, now, effects);
+  }
+  answer_joins(now, effects);
+  if (leave_deadline_ && now >= *leave_deadline_) leave_pending_.clear();
+  finish_leave(effects);
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_link_lost(const WorkerInfo& peer,
+                                                             const Error& reason, Time now) {
+  Effects effects;
+  Entry* entry = find(peer);
+  if (over() || entry == nullptr || !entry->within_reach()) return effects;
+  entry->unreachable = reason;
+  after_loss(peer, now, effects);
+  if (leave_deadline_) {
+    finish_leave(effects);
+  } else {
+    pursue(*entry, now, effects);
+  }
+  answer_joins(now, effects);
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about,
+                                                         std::optional<bool> answered, Time now) {
+  Effects effects;
+  Entry* entry = find(about);
+  if (over() || entry == nullptr || !entry->alive()) return effects;
+  if (std::exchange(entry->confirming, false) && !entry->probing) return effects;
+  entry->probing = false;
+  entry->asked_at = now;
+  const auto refuse_joins = [&](const std::string& why) {
+    for (auto each = joining_.begin(); each != joining_.end();) {
+      const auto& [ticket, joining] = *each;
+      if (joining.announced || joining.card.info.id != about.id) {
+        ++each;
+        continue;
+      }
+      effects.answers.push_back(
+          {ticket, {Notice::Step::refusal, joining.card.info, self_.info, why}});
+      each = joining_.erase(each);
+    }
+  };
+  if (answered == true) {
+    settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
+    refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
+                 std::to_string(about.epoch));
+    return effects;
+  }
+  // What goes over the link proves more than a connection that could not be made.
+  const bool link_holds = !entry->unreachable && now - entry->heard < settings_.heartbeat_timeout &&
+                          entry->heard != Time{};
+  if (!answered || link_holds) {
+    refuse_joins("whether worker \"" + about.name + "\" is alive in epoch " +
+                 std::to_string(about.epoch) + " cannot be decided now");
+    return effects;  // again after a while
+  }
+  const std::string why =
+      entry->unreachable ? entry->unreachable->what() : "it does not answer";
+  declare(*entry, self_.info, verdict_text(about, self_.info, why), now, effects);
+  for (auto& [ticket, joining] : joining_) {
+    if (!joining.announced && joining.card.info.id == about.id) announce(joining, now, effects);
+  }
+  answer_joins(now, effects);
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_heartbeat(const WorkerInfo& from,
+                                                             std::uint64_t digest, Time now) {
+  Effects effects;
+  Entry* entry = find(from);
+  if (over() || entry == nullptr || !entry->within_reach()) return effects;
+  if (digest == this->digest()) {
+    entry->mismatches = 0;
+  } else if (++entry->mismatches >= kMismatches &&
+             now >= entry->listed_at + settings_.heartbeat_interval) {
+    entry->mismatches = 0;
+    entry->listed_at = now;
+    Notice list{Notice::Step::list, self_.info, self_.info, {}, {}};
+    list.lives = lives();
+    effects.send.emplace_back(from, std::move(list));
+  }
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from,
+                                                          const Notice& notice, Time now) {
+  Effects effects;
+  Entry* sender = find(from);
+  // What a dead life says is not heard.
+  if (over() || sender == nullptr || !sender->alive()) return effects;
+  switch (notice.step) {
+    case Notice::Step::suspect:
+      on_suspect(from, notice, now, effects);
+      break;
+    case Notice::Step::alive:
+      if (Entry* entry = find(notice.about); entry != nullptr && entry->alive()) {
+        entry->asked.reset();
+        entry->asked_at = now;
+        settle_askers(*entry, notice, effects);
+        // Only this link is down; or that worker has declared this one dead, and says so.
+        if (entry->unreachable && !entry->probing && !std::exchange(entry->confirming, true))
+          effects.probes.push_back(entry->info());
+      }
+      break;
+    case Notice::Step::dead:
+      on_dead(from, notice, now, effects);
+      break;
+    case Notice::Step::member:
+      add(notice.lives[0], from, now, effects);
+      if (const auto over = obituary(notice.lives[0].card.info))
+        effects.send.emplace_back(from, *over);
+      effects.send.emplace_back(
+          from, Notice{Notice::Step::known, notice.lives[0].card.info, self_.info});
+      break;
+    case Notice::Step::known:
+      acknowledged(from.id, notice.about);
+      break;
+    case Notice::Step::left:
+      if (Entry* entry = find(notice.about)) {
+        // The end of the connection tells the one that leaves that it may.
+        mark_left(*entry, now, effects);
+      }
+      break;
+    case Notice::Step::list:
+      merge(notice.lives, from, now, effects);
+      break;
+    case Notice::Step::join:
+    case Notice::Step::welcome:
+    case Notice::Step::refusal:
+      break;  // over connections of their own
+  }
+  answer_joins(now, effects);
+  return effects;
+}
+
+void MembershipProtocol::on_suspect(const WorkerInfo& from, const Notice& notice, Time now,
+                                    Effects& effects) {
+  if (const auto over = obituary(notice.about)) {
+    effects.send.emplace_back(from, *over);
+    return;
+  }
+  Entry* entry = find(notice.about);
+  if (entry == nullptr || entry->info() == from) return;
+  entry->askers.insert(from.id);
+  pursue(*entry, now, effects);
+}
+
+void MembershipProtocol::on_dead(const WorkerInfo& from, const Notice& notice, Time now,
+                                 Effects& effects) {
+  const WorkerInfo& about = notice.about;
+  if (about.id == self_.info.id) {
+    if (about.epoch == self_.info.epoch) fence(notice.text, effects);
+    return;
+  }
+  Entry* entry = find(about.id);
+  if (entry == nullptr) {
+    KnownLife life{{about, {}, {}}, LifeState::dead, notice.text};
+    entries_.try_emplace(about.id, Entry{std::move(life)});
+  } else if (entry->info().epoch == about.epoch) {
+    declare(*entry, notice.by, notice.text, now, effects);
+  } else if (entry->info().epoch < about.epoch) {
+    add({{about, {}, {}}, LifeState::dead, notice.text}, from, now, effects);
+  }
+}
+
+// ---- joining and leaving
+
+// Takes in what another member knows of one life, if it is news.
+void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time now,
+                             Effects& effects) {
+  const WorkerInfo& info = life.card.info;
+  if (info.id == self_.info.id) {
+    // A later life of this worker: this one is over.
+    if (info.epoch > self_.info.epoch) {
+      fence("it is now epoch " + std::to_string(info.epoch), effects);
+    } else if (info.epoch == self_.info.epoch && life.state == LifeState::dead) {
+      fence(life.verdict, effects);
+    }
+    return;
+  }
+  Entry* entry = find(info.id);
+  if (entry != nullptr && entry->info().epoch > info.epoch) return;
+  if (entry != nullptr && entry->info().epoch == info.epoch) {
+    if (life.state == LifeState::dead) declare(*entry, by, life.verdict, now, effects);
+    if (life.state == LifeState::left) mark_left(*entry, now, effects);
+    return;
+  }
+  if (entry != nullptr) {
+    declare(*entry, by,
+            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+            now, effects);
+    entries_.erase(info.id);
+  }
+  entries_.try_emplace(info.id, Entry{life});
+  if (life.state == LifeState::alive)
+    effects.events.push_back({Event::Kind::joined, life.card, {}});
+}
+
+void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now,
+                               Effects& effects) {
+  for (const KnownLife& life : lives) {
+    if (over()) return;
+    add(life, by, now, effects);
+  }
+}
+
+std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
+  const WorkerInfo& info = card.info;
+  const auto refused = [&](const std::string& why) {
+    return Error(ErrorCode::invalid_argument, to_string(info) + " cannot join: " + why)
+        .with_worker(info.name);
+  };
+  if (info.id == self_.info.id || info.name == self_.info.name)
+    return refused("it is " + to_string(self_.info) + ", which is alive");
+  for (const auto& [id, entry] : entries_) {
+    const WorkerInfo& known = entry.info();
+    if ((id == info.id) != (known.name == info.name))
+      return refused("there is " + to_string(known) + " already");
+    if (id != info.id) continue;
+    if (known.epoch > info.epoch || (known.epoch == info.epoch && !entry.alive()))
+      return refused("its epoch " + std::to_string(info.epoch) + " is over; it was epoch " +
+                     std::to_string(known.epoch) + " last");
+  }
+  if (!settings_.admit) return std::nullopt;
+  std::vector<MemberCard> live = live_cards();
+  std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
+  return settings_.admit(card, live);
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
+                                                        const MemberCard& card, Time now) {
+  Effects effects;
+  std::optional<Error> why = fenced_;
+  if (!why && leave_deadline_)
+    why = Error(ErrorCode::disconnected, to_string(self_.info) + " is leaving");
+  if (!why) why = refusal(card);
+  if (why) {
+    effects.answers.push_back(
+        {ticket, {Notice::Step::refusal, card.info, self_.info, why->what()}});
+    return effects;
+  }
+  Joining& joining = joining_[ticket] = {ticket, card};
+  Entry* former = find(card.info.id);
+  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {
+    // Two workers of one name, or one that came back before its death was noticed.
+    if (!std::exchange(former->probing, true)) effects.probes.push_back(former->info());
+    return effects;
+  }
+  announce(joining, now, effects);
+  answer_joins(now, effects);
+  return effects;
+}
+
+void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) {
+  joining.announced = true;
+  joining.deadline = now + kAskAgain * settings_.heartbeat_timeout;
+  add({joining.card}, self_.info, now, effects);
+  const Notice notice{
+      Notice::Step::member, joining.card.info, self_.info, {}, {{joining.card}}};
+  for (const auto& [id, entry] : entries_) {
+    if (id == joining.card.info.id || !entry.within_reach()) continue;
+    joining.pending.insert(id);
+    effects.send.emplace_back(entry.info(), notice);
+  }
+}
+
+void MembershipProtocol::answer_joins(Time now, Effects& effects) {
+  for (auto each = joining_.begin(); each != joining_.end();) {
+    const Joining& joining = each->second;
+    if (!joining.announced || (!joining.pending.empty() && now < joining.deadline)) {
+      ++each;
+      continue;
+    }
+    Notice welcome{Notice::Step::welcome, joining.card.info, self_.info, {}, {}};
+    welcome.lives = lives();
+    effects.answers.push_back({joining.ticket, std::move(welcome)});
+    each = joining_.erase(each);
+  }
+}
+
+void MembershipProtocol::acknowledged(WorkerId by, const WorkerInfo& about) {
+  for (auto& [ticket, joining] : joining_) {
+    if (joining.card.info == about) joining.pending.erase(by);
+  }
+}
+
+void MembershipProtocol::finish_leave(Effects& effects) {
+  if (!leave_deadline_ || !leave_pending_.empty()) return;
+  leave_deadline_.reset();
+  effects.leave_done = true;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_welcome(const Notice& welcome, Time now) {
+  Effects effects;
+  if (!over()) merge(welcome.lives, welcome.by, now, effects);
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::leave(Time now) {
+  Effects effects;
+  const Notice notice{Notice::Step::left, self_.info, self_.info};
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.within_reach()) continue;
+    leave_pending_.insert(id);
+    effects.send.emplace_back(entry.info(), notice);
+  }
+  if (over() || leave_pending_.empty()) {
+    effects.leave_done = true;
+  } else {
+    leave_deadline_ = now + settings_.heartbeat_timeout;
+  }
+  return effects;
+}
+
+}  // namespace stitch::rpc

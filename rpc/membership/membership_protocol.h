@@ -1,0 +1,174 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/rpc/membership/member_card.h"
+#include "stitch/rpc/membership/notice.h"
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::rpc {
+
+// Who is a member of the world, as one of its workers knows it: heartbeats on idle connections,
+// suspicion, the verdict, joining and leaving. PROTOCOL.md has the rules and what they guarantee.
+// Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
+// MembershipService, or by a simulation. Not thread-safe.
+class MembershipProtocol {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Time = Clock::time_point;
+  struct Settings {
+    // A connection over which nothing was sent for so long gets a heartbeat.
+    Clock::duration heartbeat_interval = std::chrono::milliseconds(500);
+    // A worker that was not heard of for so long is suspected; also the limit of one probe.
+    Clock::duration heartbeat_timeout = std::chrono::milliseconds(1500);
+    // Why `joiner` cannot be a member beside `live`; nothing if it can. A pure function, or empty.
+    std::function<std::optional<Error>(const MemberCard& joiner,
+                                       const std::vector<MemberCard>& live)>
+        admit{};
+  };
+  // What happened, for the layers above, in this order.
+  struct Event {
+    enum class Kind : std::uint8_t { joined, dead, left, fenced };
+    Kind kind;
+    MemberCard card;
+    Error reason;  // of dead and fenced
+  };
+  // The end of a request to join.
+  struct Answer {
+    std::uint64_t ticket;
+    Notice notice;  // welcome or refusal
+  };
+  // To be performed in the order of the members, with no lock held, before those of later calls.
+  struct Effects {
+    std::vector<std::pair<WorkerInfo, Error>> lose;  // end the connection; it fails its calls
+    std::vector<Event> events;
+    std::vector<std::pair<WorkerInfo, Notice>> send;  // reliably, while the link holds
+    std::vector<WorkerInfo> heartbeats;               // each with digest()
+    std::vector<WorkerInfo> probes;                   // each answered by on_probe()
+    std::vector<Answer> answers;
+    bool leave_done = false;
+    [[nodiscard]] bool empty() const noexcept {
+      return lose.empty() && events.empty() && send.empty() && heartbeats.empty() &&
+             probes.empty() && answers.empty() && !leave_done;
+    }
+  };
+  // A bound connection to a live worker, as it stands at a tick.
+  struct Link {
+    WorkerId id;
+    std::uint64_t epoch;
+    Time heard;  // when something of it last arrived, or the connection was bound
+    bool sent;   // something was sent to it since the last tick
+  };
+
+  // `self` is a member, or will be.
+  MembershipProtocol(MemberCard self, Settings settings);
+
+  // ---- events. All of them may return effects.
+  // The members at the start, other than self; no events are returned for them. Old lives among
+  // them are `dead` or `left`.
+  void start(std::span<const KnownLife> lives);
+  // Every kTicks-th part of the heartbeat interval.
+  [[nodiscard]] Effects on_tick(Time now, std::span<const Link> links);
+  static constexpr int kTicks = 2;
+  // The connection to a life is over, and there will be no other.
+  [[nodiscard]] Effects on_link_lost(const WorkerInfo& peer, const Error& reason, Time now);
+  [[nodiscard]] Effects on_notice(const WorkerInfo& from, const Notice& notice, Time now);
+  [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now);
+  // Whether a life has answered a connection of its own; nothing if that could not be found out.
+  [[nodiscard]] Effects on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now);
+  // A worker that is no member asks to be one. One Answer with this ticket follows.
+  [[nodiscard]] Effects on_join(std::uint64_t ticket, const MemberCard& card, Time now);
+  // What this worker was told when it joined.
+  [[nodiscard]] Effects on_welcome(const Notice& welcome, Time now);
+  // This worker leaves: leave_done follows, at the latest after the heartbeat timeout.
+  [[nodiscard]] Effects leave(Time now);
+
+  // ---- state
+  [[nodiscard]] const WorkerInfo& self() const noexcept { return self_.info; }
+  [[nodiscard]] const std::optional<Error>& fenced() const noexcept { return fenced_; }
+  // A number that is equal at two workers that know the same; see on_heartbeat().
+  [[nodiscard]] std::uint64_t digest() const;
+  // The last life of each worker, this one among them, by id.
+  [[nodiscard]] std::vector<KnownLife> lives() const;
+  [[nodiscard]] std::vector<MemberCard> live_cards() const;
+  // Nothing for an id without a life, or an epoch that this worker has not heard of; a former life
+  // is dead unless it left.
+  [[nodiscard]] std::optional<LifeState> state(const WorkerInfo& info) const;
+  // What to tell a life that connects: that it is over, or that this one is; nothing if neither.
+  [[nodiscard]] std::optional<Notice> obituary(const WorkerInfo& info) const;
+
+ private:
+  struct Entry {
+    KnownLife life;
+    std::optional<Error> unreachable{};  // why the connection is over
+    Time heard{};                        // as of the last tick
+    // While it is suspected:
+    std::set<WorkerId> askers{};      // who want to know
+    std::optional<WorkerId> asked{};  // whom this worker has asked
+    Time asked_at{};                  // or has had an answer
+    bool probing = false;
+    bool confirming = false;  // a probe is under way that decides nothing
+    // Once it is over:
+    WorkerId by{};          // who gave the verdict
+    bool relayed = true;    // others have been told by this worker, or are by `by`
+    int mismatches = 0;     // heartbeats with another digest
+    Time listed_at{};       // when it was last sent a list
+    [[nodiscard]] const WorkerInfo& info() const noexcept { return life.card.info; }
+    [[nodiscard]] bool alive() const noexcept { return life.state == LifeState::alive; }
+    [[nodiscard]] bool suspected() const noexcept {
+      return alive() && (unreachable || !askers.empty());
+    }
+    [[nodiscard]] bool within_reach() const noexcept { return alive() && !unreachable; }
+  };
+  struct Joining {
+    std::uint64_t ticket;
+    MemberCard card;
+    bool announced = false;        // else the former life is being probed
+    std::set<WorkerId> pending{};  // who have not said that they know
+    Time deadline{};
+  };
+
+  [[nodiscard]] bool over() const noexcept { return fenced_.has_value(); }
+  [[nodiscard]] Entry* find(const WorkerInfo& info);
+  [[nodiscard]] Entry* find(WorkerId id);
+  void tell_all(const Notice& notice, Effects& effects) const;
+  void lose(Entry& entry, const Error& reason, Effects& effects);
+  void after_loss(const WorkerInfo& lost, Time now, Effects& effects);
+  void pursue(Entry& entry, Time now, Effects& effects);
+  void settle_askers(Entry& entry, const Notice& answer, Effects& effects);
+  void declare(Entry& entry, const WorkerInfo& by, const std::string& verdict, Time now,
+               Effects& effects);
+  void mark_left(Entry& entry, Time now, Effects& effects);
+  void on_suspect(const WorkerInfo& from, const Notice& notice, Time now, Effects& effects);
+  void on_dead(const WorkerInfo& from, const Notice& notice, Time now, Effects& effects);
+  void fence(const std::string& verdict, Effects& effects);
+  void add(const KnownLife& life, const WorkerInfo& by, Time now, Effects& effects);
+  void merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now, Effects& effects);
+  [[nodiscard]] std::optional<Error> refusal(const MemberCard& card) const;
+  void announce(Joining& joining, Time now, Effects& effects);
+  void answer_joins(Time now, Effects& effects);
+  void acknowledged(WorkerId by, const WorkerInfo& about);
+  void finish_leave(Effects& effects);
+
+  const MemberCard self_;
+  const Settings settings_;
+  std::map<WorkerId, Entry> entries_;  // the others: the last life of each
+  std::map<std::uint64_t, Joining> joining_;
+  std::optional<Time> last_tick_;
+  Time awake_since_{};  // this process did not run for a while before
+  std::optional<Error> fenced_;
+  std::optional<Time> leave_deadline_;
+  std::set<WorkerId> leave_pending_;
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,67 @@
+#include "stitch/rpc/membership/notice.h"
+
+#include "stitch/base/byte_io.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+void write_info(base::ByteWriter& out, const WorkerInfo& info) {
+  out.write_string(info.name);
+  out.write(info.id.value());
+  out.write(info.epoch);
+}
+
+WorkerInfo read_info(base::ByteReader& in) {
+  WorkerInfo info;
+  info.name = in.read_string();
+  info.id = WorkerId(in.read<std::uint32_t>());
+  info.epoch = in.read<std::uint64_t>();
+  return info;
+}
+
+}  // namespace
+
+void Notice::write(base::Bytes& bytes) const {
+  base::ByteWriter out(bytes);
+  out.write(step);
+  write_info(out, about);
+  write_info(out, by);
+  out.write_string(text);
+  out.write(static_cast<std::uint32_t>(lives.size()));
+  for (const KnownLife& life : lives) {
+    out.write(life.state);
+    out.write_string(life.verdict);
+    life.card.write(out);
+  }
+}
+
+Notice Notice::read(std::span<const std::byte> bytes) {
+  constexpr std::size_t kMinLifeBytes = 1 + 4 + 4 + 4 + 8 + 4 + 4;
+  base::ByteReader in(bytes, "notice of membership");
+  const auto wrong = [](const std::string& what) {
+    return Error(ErrorCode::protocol, "notice of membership: " + what);
+  };
+  Notice notice;
+  notice.step = in.read<Step>();
+  if (notice.step < Step::suspect || notice.step > Step::list)
+    throw wrong("step " + std::to_string(static_cast<int>(notice.step)) + " is unknown");
+  notice.about = read_info(in);
+  notice.by = read_info(in);
+  notice.text = in.read_string();
+  const auto count = in.read_count(kMinLifeBytes);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    KnownLife life;
+    life.state = in.read<LifeState>();
+    if (life.state > LifeState::left) throw wrong("the state of a life is unknown");
+    life.verdict = in.read_string();
+    life.card = MemberCard::read(in);
+    notice.lives.push_back(std::move(life));
+  }
+  in.expect_end();
+  if ((notice.step == Step::join || notice.step == Step::member) && notice.lives.size() != 1)
+    throw wrong("one card was expected, not " + std::to_string(notice.lives.size()));
+  return notice;
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,59 @@
+# Deliberate mistakes in the protocol of membership, for membership_mutation_test.cc, which turns them on one at a time.
+include("${PROJECT_SOURCE_DIR}/tests/support/mutate.cmake")
+
+stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_mutations.h mutated_membership
+  [[    if (id < decider && other.within_reach() && &other != &entry) decider = id;]]
+  [[    if (broken(Mutation::any_worker_decides)) break;
+    if (id < decider && other.within_reach() && &other != &entry) decider = id;]]
+
+  [[    entry.probing = true;
+    entry.asked.reset();]]
+  [[    if (broken(Mutation::decides_without_a_probe))
+      return declare(entry, self_.info, "it is suspected", now, effects);
+    entry.probing = true;
+    entry.asked.reset();]]
+
+  [[  if (over() || sender == nullptr || !sender->alive()) return effects;]]
+  [[  if (over() || sender == nullptr || (!sender->alive() && !broken(Mutation::obeys_the_dead)))
+    return effects;]]
+
+  [[    if (about.epoch == self_.info.epoch) fence(notice.text, effects);]]
+  [[    if (about.epoch == self_.info.epoch && !broken(Mutation::goes_on_when_declared_dead))
+      fence(notice.text, effects);]]
+
+  [[    joining.pending.insert(id);]]
+  [[    if (!broken(Mutation::welcomes_before_all_know)) joining.pending.insert(id);]]
+
+  [[    declare(*entry, by,
+            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+            now, effects);]]
+  [[    if (!broken(Mutation::forgets_to_end_a_former_life))
+      declare(*entry, by,
+              life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+              now, effects);]]
+
+  [[  if (!entry.alive()) return;
+  const Error reason]]
+  [[  if (!entry.alive() && !broken(Mutation::declares_twice)) return;
+  const Error reason]]
+
+  [[        mark_left(*entry, now, effects);
+      }]]
+  [[        if (!broken(Mutation::takes_a_leaver_for_dead)) mark_left(*entry, now, effects);
+      }]]
+
+  [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {]]
+  [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch &&
+      !broken(Mutation::admits_a_second_of_a_name)) {]]
+
+  [[  } else if (++entry->mismatches >= kMismatches &&]]
+  [[  } else if (!broken(Mutation::sends_no_lists) && ++entry->mismatches >= kMismatches &&]]
+
+  [[    if (entry.asked == lost.id) {
+      entry.asked.reset();]]
+  [[    if (entry.asked == lost.id && !broken(Mutation::asks_only_once)) {
+      entry.asked.reset();]]
+
+  [[    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))]]
+  [[    if (entry.suspected() && !broken(Mutation::asks_only_once) &&
+        (entry.asked || due || entry.asked_at == Time{}))]])

@@ -1,0 +1,25 @@
+#pragma once
+
+namespace stitch::rpc {
+
+// The deliberate mistakes that membership_mutations.cmake builds into the protocol.
+enum class Mutation {
+  none,
+  any_worker_decides,
+  decides_without_a_probe,
+  obeys_the_dead,
+  goes_on_when_declared_dead,
+  welcomes_before_all_know,
+  forgets_to_end_a_former_life,
+  declares_twice,
+  takes_a_leaver_for_dead,
+  admits_a_second_of_a_name,
+  sends_no_lists,
+  asks_only_once,
+  last = asks_only_once,
+};
+
+// Whether this mutation is turned on.
+[[nodiscard]] bool broken(Mutation mutation);
+
+}  // namespace stitch::rpc

@@ -1,0 +1,557 @@
+#include "tests/rpc/membership_simulation.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace stitch::rpc::testing {
+
+namespace {
+constexpr std::chrono::milliseconds kFaults{12'000};  // faults begin within this time
+constexpr std::chrono::milliseconds kRest{40'000};    // and then all comes to rest
+constexpr std::chrono::milliseconds kConnectTimeout{1000};
+}  // namespace
+
+// One life of a worker.
+struct MembershipSimulation::Node {
+  std::size_t index;
+  MembershipProtocol protocol;
+  bool member;
+  bool running = true;
+  bool stopped = false;
+  bool leaving = false;
+  bool refused = false;
+  std::uint64_t tickets = 0;
+  std::set<std::pair<std::uint32_t, std::uint64_t>> joined{};  // lives, as this one was told
+  std::set<std::pair<std::uint32_t, std::uint64_t>> over{};
+  std::vector<std::function<void()>> postponed{};  // until it runs again
+
+  [[nodiscard]] const WorkerInfo& info() const { return protocol.self(); }
+  [[nodiscard]] bool takes_part() const { return running && member && !protocol.fenced(); }
+};
+
+struct MembershipSimulation::Link {
+  enum class State { none, bound, ended } state = State::none;
+  struct End {
+    std::deque<Frame> incoming{};
+    Time last_delivery{};
+    Time heard{};
+    bool sent = false;
+    bool lost = false;  // it knows
+  };
+  std::map<std::size_t, End> ends{};  // by the node there
+};
+
+MembershipSimulation::MembershipSimulation(std::uint64_t seed, Options options)
+    : options_(options), random_(seed) {}
+
+MembershipSimulation::~MembershipSimulation() = default;
+
+void MembershipSimulation::fail(const std::string& what) {
+  if (failure_.empty())
+    failure_ = std::to_string(now_.time_since_epoch() / Ms(1)) + " ms: " + what;
+}
+
+void MembershipSimulation::at(Time when, std::function<void()> event) {
+  events_.push({when, order_++, std::move(event)});
+}
+
+void MembershipSimulation::advance_to(Time end) {
+  while (failure_.empty() && !events_.empty() && events_.top().when <= end) {
+    now_ = events_.top().when;
+    const auto run = events_.top().run;
+    events_.pop();
+    run();
+  }
+  now_ = end;
+}
+
+MembershipSimulation::Node& MembershipSimulation::add_node(std::uint32_t id, std::uint64_t epoch,
+                                                           bool member) {
+  MemberCard card{{"w" + std::to_string(id), WorkerId(id), epoch}, {}, {}};
+  nodes_.push_back(std::make_unique<Node>(
+      Node{nodes_.size(), MembershipProtocol(std::move(card), {}), member}));
+  return *nodes_.back();
+}
+
+MembershipSimulation::Node* MembershipSimulation::node_of(const WorkerInfo& info) {
+  for (const auto& node : nodes_) {
+    if (node->info() == info) return node.get();
+  }
+  return nullptr;
+}
+
+MembershipSimulation::Node* MembershipSimulation::random_running() {
+  std::vector<Node*> running;
+  for (const auto& node : nodes_) {
+    if (node->takes_part() && !node->stopped && !node->leaving) running.push_back(node.get());
+  }
+  return running.size() < 2 ? nullptr : running[static_cast<std::size_t>(pick(running.size()))];
+}
+
+bool MembershipSimulation::reaches(const Node& a, const Node& b) const {
+  return apart_.contains(a.index) == apart_.contains(b.index) &&
+         !blocked_.contains(std::minmax(a.index, b.index));
+}
+
+MembershipSimulation::Link& MembershipSimulation::link(const Node& a, const Node& b) {
+  auto& found = links_[std::minmax(a.index, b.index)];
+  if (!found) {
+    found = std::make_unique<Link>();
+    found->ends[a.index];
+    found->ends[b.index];
+  }
+  return *found;
+}
+
+// ---- the network
+
+void MembershipSimulation::send(Node& from, Node& to, Frame frame) {
+  Link& between = link(from, to);
+  if (between.ends[from.index].lost) return;
+  if (between.state == Link::State::ended) {
+    at(now_ + kConnectTimeout, [this, &from, &to] { lose(from, to, "refused", true); });
+    return;
+  }
+  between.ends[from.index].sent = true;
+  Link::End& there = between.ends[to.index];
+  there.incoming.push_back(std::move(frame));
+  if (between.state == Link::State::none) connect(from, to);
+  if (between.state != Link::State::bound) return;
+  const Time when = std::max(there.last_delivery, now_ + delay());
+  there.last_delivery = when;
+  at(when, [this, &from, &to] { deliver(from, to); });
+}
+
+void MembershipSimulation::connect(Node& from, Node& to) {
+  Link& between = link(from, to);
+  const auto give_up = [this, &from, &to](const std::string& why, Ms after) {
+    at(now_ + after, [this, &from, &to, why] { lose(from, to, why, true); });
+  };
+  if (!to.running) return give_up("connection refused", kConnectTimeout);
+  if (!reaches(from, to)) return give_up("no answer", kConnectTimeout);
+  if (to.stopped || (!to.protocol.fenced() && !to.protocol.state(from.info()))) {
+    // It waits: for the process, or until the other side knows this one.
+    at(now_ + Ms(50), [this, &from, &to] {
+      const Link& waiting = link(from, to);
+      if (waiting.state == Link::State::none && from.running && !waiting.ends.at(from.index).lost)
+        connect(from, to);
+    });
+    return;
+  }
+  if (const auto obituary = to.protocol.obituary(from.info())) {
+    at(now_ + delay(), [this, &from, &to, notice = *obituary] {
+      if (from.running) perform(from, from.protocol.on_notice(to.info(), notice, now_));
+    });
+    return give_up("refused", Ms(250));
+  }
+  between.state = Link::State::bound;
+  for (auto& [index, end] : between.ends) {
+    end.heard = now_;
+    Node& receiver = *nodes_[index];
+    Node& sender = index == from.index ? to : from;
+    for (std::size_t i = 0; i < end.incoming.size(); ++i) {
+      end.last_delivery = std::max(end.last_delivery, now_ + delay());
+      at(end.last_delivery, [this, &sender, &receiver] { deliver(sender, receiver); });
+    }
+  }
+}
+
+void MembershipSimulation::deliver(Node& from, Node& to) {
+  Link& between = link(from, to);
+  Link::End& end = between.ends[to.index];
+  if (between.state == Link::State::ended || end.incoming.empty() || !to.running) return;
+  if (to.stopped) {
+    to.postponed.push_back([this, &from, &to] { deliver(from, to); });
+    return;
+  }
+  if (!reaches(from, to)) {  // sent again until it gets there, or the connection ends
+    at(now_ + Ms(100), [this, &from, &to] { deliver(from, to); });
+    return;
+  }
+  const Frame frame = std::move(end.incoming.front());
+  end.incoming.pop_front();
+  end.heard = now_;
+  handle(from, to, frame);
+}
+
+void MembershipSimulation::handle(Node& from, Node& to, const Frame& frame) {
+  const auto state = to.protocol.state(from.info());
+  if (to.member && !state && frame.kind == Frame::Kind::work && !to.protocol.fenced())
+    return fail(to_string(to.info()) + " is called by " + to_string(from.info()) +
+                ", which it does not know");
+  Effects effects;
+  if (frame.kind == Frame::Kind::heartbeat)
+    effects = to.protocol.on_heartbeat(from.info(), frame.digest, now_);
+  if (frame.kind == Frame::Kind::notice)
+    effects = to.protocol.on_notice(from.info(), frame.notice, now_);
+  if (state && *state != LifeState::alive && !effects.empty())
+    return fail(to_string(to.info()) + " obeys " + to_string(from.info()) + ", which is over");
+  perform(to, std::move(effects));
+}
+
+// The connection to `other` is over for `at`. What has arrived there may still be handled.
+void MembershipSimulation::lose(Node& here, Node& other, const std::string& why, bool tell) {
+  Link& between = link(here, other);
+  Link::End& end = between.ends[here.index];
+  if (end.lost) return;
+  end.lost = true;
+  if (options_.short_stops > 0 && here.running && other.running && !here.protocol.fenced() &&
+      !other.protocol.fenced() && !here.leaving && !other.leaving) {
+    fail(to_string(here.info()) + " has lost " + to_string(other.info()) + " without need: " + why);
+  }
+  end_link(here, other, why);
+  if (tell && here.running)
+    perform(here, here.protocol.on_link_lost(other.info(),
+                                             Error(ErrorCode::disconnected, why), now_));
+}
+
+void MembershipSimulation::end_link(Node& a, Node& b, const std::string& why) {
+  Link& between = link(a, b);
+  if (between.state == Link::State::ended) return;
+  between.state = Link::State::ended;
+  for (auto& [index, end] : between.ends) {
+    Node& here = *nodes_[index];
+    Node& other = index == a.index ? b : a;
+    const std::deque<Frame> read = std::move(end.incoming);
+    if (!read.empty() && here.running && !here.stopped && pick(2) == 0) {
+      at(now_, [this, &here, &other, frame = read.front()] {
+        if (here.running && !here.stopped) handle(other, here, frame);
+      });
+    }
+    const auto notice = [this, &here, &other, why] {
+      const auto tell = [this, &here, &other, why] {
+        Link::End& own = link(here, other).ends[here.index];
+        if (std::exchange(own.lost, true) || !here.running) return;
+        perform(here, here.protocol.on_link_lost(other.info(),
+                                                 Error(ErrorCode::disconnected, why), now_));
+      };
+      if (here.stopped) {
+        here.postponed.push_back(tell);
+      } else {
+        tell();
+      }
+    };
+    // Over a network that delivers nothing, only silence tells.
+    if (reaches(here, other)) {
+      at(now_ + delay(), notice);
+    } else {
+      at(now_ + Ms(1500 + pick(500)), notice);
+    }
+  }
+}
+
+// ---- what the workers do
+
+void MembershipSimulation::schedule_tick(Node& node) {
+  at(now_ + Ms(245 + pick(10)), [this, &node] {
+    if (!node.running) return;
+    if (node.stopped) {
+      node.postponed.push_back([this, &node] { schedule_tick(node); });
+      return;
+    }
+    tick(node);
+    schedule_tick(node);
+  });
+}
+
+void MembershipSimulation::tick(Node& node) {
+  std::vector<MembershipProtocol::Link> links;
+  for (auto& [pair, between] : links_) {
+    if (between->state != Link::State::bound || !between->ends.contains(node.index)) continue;
+    Link::End& end = between->ends[node.index];
+    const std::size_t other = pair.first == node.index ? pair.second : pair.first;
+    const WorkerInfo& info = nodes_[other]->info();
+    if (!end.lost)
+      links.push_back({info.id, info.epoch, end.heard, std::exchange(end.sent, false)});
+  }
+  perform(node, node.protocol.on_tick(now_, links));
+}
+
+void MembershipSimulation::schedule_work(Node& node) {
+  at(now_ + Ms(200 + pick(2000)), [this, &node] {
+    if (!node.running || node.protocol.fenced() || node.leaving) return;
+    if (!node.stopped && node.member) {
+      for (const KnownLife& life : node.protocol.lives()) {
+        if (life.state != LifeState::alive || life.card.info == node.info()) continue;
+        if (!calm_ && pick(3) != 0) continue;
+        if (Node* to = node_of(life.card.info)) send(node, *to, {});
+      }
+    }
+    schedule_work(node);
+  });
+}
+
+void MembershipSimulation::perform(Node& node, Effects effects) {
+  const auto key = [](const WorkerInfo& info) { return std::pair(info.id.value(), info.epoch); };
+  if (!node.running) return;
+  for (const auto& [info, reason] : effects.lose) {
+    if (Node* other = node_of(info)) lose(node, *other, reason.what(), false);
+  }
+  for (const auto& event : effects.events) {
+    using Kind = MembershipProtocol::Event::Kind;
+    const WorkerInfo& about = event.card.info;
+    const std::string who = to_string(node.info()) + " hears of " + to_string(about) + " epoch " +
+                            std::to_string(about.epoch);
+    Node* subject = node_of(about);
+    switch (event.kind) {
+      case Kind::joined:
+        if (!node.joined.insert(key(about)).second) fail(who + " joining twice");
+        // What became of a connection before says nothing.
+        if (subject != nullptr) link(node, *subject).ends[node.index].lost = false;
+        for (const auto& each : node.joined) {
+          if (each.first == about.id.value() && each.second < about.epoch &&
+              !node.over.contains(each))
+            fail(who + " joining before its former life is over");
+        }
+        break;
+      case Kind::dead:
+        ++counts_.verdicts;
+        declared_.insert(key(about));
+        if (!node.over.insert(key(about)).second) fail(who + " being over twice");
+        if (subject != nullptr && subject->running && options_.stops + options_.partitions == 0 &&
+            !subject->protocol.fenced())
+          fail(who + " being dead, though it runs and can be reached");
+        if (options_.deaths + options_.stops + options_.partitions + options_.blocks == 0)
+          fail(who + " being dead, in a world without deaths: " + event.reason.what());
+        break;
+      case Kind::left:
+        ++counts_.left;
+        if (!node.over.insert(key(about)).second) fail(who + " being over twice");
+        break;
+      case Kind::fenced:
+        ++counts_.fenced;
+        if (!declared_.contains(key(node.info())))
+          fail(to_string(node.info()) + " is fenced, but was not declared dead");
+        break;
+    }
+  }
+  for (auto& [to, notice] : effects.send) {
+    if (Node* other = node_of(to)) send(node, *other, {Frame::Kind::notice, std::move(notice)});
+  }
+  for (const WorkerInfo& to : effects.heartbeats) {
+    if (Node* other = node_of(to))
+      send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
+  }
+  for (const WorkerInfo& about : effects.probes) {
+    if (Node* other = node_of(about)) probe(node, *other);
+  }
+  for (const auto& answer : effects.answers) {
+    Node* joiner = node_of(answer.notice.about);
+    if (joiner == nullptr || !reaches(node, *joiner)) continue;
+    if (answer.notice.step == Notice::Step::welcome) check_welcome(node, answer.notice);
+    at(now_ + delay(), [this, joiner, notice = answer.notice] {
+      if (!joiner->running || joiner->stopped || joiner->member || joiner->refused) return;
+      if (notice.step == Notice::Step::refusal) {
+        ++counts_.refused;
+        joiner->refused = true;
+        end_process(*joiner);
+        return;
+      }
+      ++counts_.welcomed;
+      joiner->member = true;
+      perform(*joiner, joiner->protocol.on_welcome(notice, now_));
+      schedule_tick(*joiner);
+      schedule_work(*joiner);
+    });
+  }
+  if (effects.leave_done && node.leaving) end_process(node);
+}
+
+void MembershipSimulation::probe(Node& node, Node& about) {
+  const auto report = [this, &node, &about](Ms after, std::optional<bool> answered) {
+    at(now_ + after, [this, &node, &about, answered] {
+      const auto tell = [this, &node, &about, answered] {
+        perform(node, node.protocol.on_probe(about.info(), answered, now_));
+      };
+      if (node.stopped) {
+        node.postponed.push_back(tell);
+      } else if (node.running) {
+        tell();
+      }
+    });
+  };
+  if (pick(20) == 0) return report(delay(), std::nullopt);
+  if (!about.running && reaches(node, about)) return report(delay(), false);
+  if (about.stopped || !about.running || !reaches(node, about)) return report(Ms(1500), false);
+  if (const auto obituary = about.protocol.obituary(node.info())) {
+    at(now_, [this, &node, &about, notice = *obituary] {
+      if (node.running && !node.stopped)
+        perform(node, node.protocol.on_notice(about.info(), notice, now_));
+    });
+  }
+  report(delay(), true);
+}
+
+void MembershipSimulation::end_process(Node& node) {
+  node.running = false;
+  for (const auto& other : nodes_) {
+    if (other.get() != &node && links_.contains(std::minmax(node.index, other->index)))
+      end_link(node, *other, "the peer closed the connection");
+  }
+}
+
+// Asks the members in the order of their ids until one answers.
+void MembershipSimulation::ask_to_join(Node& joiner, std::size_t first) {
+  if (joiner.member || joiner.refused || !joiner.running) return;
+  std::vector<Node*> members;
+  for (const auto& node : nodes_) {
+    if (node->member && node.get() != &joiner && node->info().id != joiner.info().id)
+      members.push_back(node.get());
+  }
+  std::sort(members.begin(), members.end(),
+            [](const Node* a, const Node* b) { return a->info().id < b->info().id; });
+  if (members.empty()) return;
+  Node& asked = *members[first % members.size()];
+  const bool there = asked.running && !asked.stopped && reaches(joiner, asked);
+  if (there) {
+    at(now_ + delay(), [this, &joiner, &asked] {
+      if (!asked.running || asked.stopped || !joiner.running || joiner.member) return;
+      const std::uint64_t ticket = (joiner.index << 16) + ++joiner.tickets;
+      perform(asked, asked.protocol.on_join(ticket, {joiner.info(), {}, {}}, now_));
+    });
+  }
+  at(now_ + Ms(there ? 6000 : 200), [this, &joiner, first] { ask_to_join(joiner, first + 1); });
+}
+
+// ---- faults
+
+void MembershipSimulation::kill(bool restart) {
+  Node* victim = random_running();
+  if (victim == nullptr || (options_.blocks > 0 && victim->info().id.value() == 0)) return;
+  end_process(*victim);
+  if (!restart) return;
+  at(later(5000), [this, victim] {
+    Node& again = add_node(victim->info().id.value(), victim->info().epoch + 1, false);
+    ask_to_join(again, 0);
+  });
+}
+
+void MembershipSimulation::stop(int milliseconds) {
+  Node* victim = random_running();
+  if (victim == nullptr) return;
+  victim->stopped = true;
+  at(now_ + Ms(milliseconds), [this, victim] {
+    victim->stopped = false;
+    auto postponed = std::exchange(victim->postponed, {});
+    // Its timer and its readers race.
+    std::shuffle(postponed.begin(), postponed.end(), random_);
+    
+    for (auto& each : postponed) at(now_ + Ms(pick(5)), std::move(each));
+  });
+}
+
+void MembershipSimulation::partition() {
+  if (!apart_.empty()) return;
+  for (const auto& node : nodes_) {
+    if (pick(2) == 0) apart_.insert(node->index);
+  }
+  at(now_ + Ms(500 + pick(8000)), [this] { apart_.clear(); });
+}
+
+void MembershipSimulation::inject() {
+  const auto often = [this](int count, const std::function<void()>& fault) {
+    for (int i = 0; i < count; ++i) at(later(kFaults.count()), fault);
+  };
+  for (int i = 0; i < options_.deaths; ++i)
+    at(later(kFaults.count()), [this, again = i < options_.restarts] { kill(again); });
+  often(options_.stops, [this] { stop(500 + pick(8000)); });
+  for (int i = 0; i < options_.short_stops; ++i)
+    at(later(1000) + Ms(4000 * i), [this] { stop(100 + pick(600)); });
+  often(options_.partitions, [this] { partition(); });
+  often(options_.cuts, [this] {
+    for (auto& [pair, between] : links_) {
+      if (between->state != Link::State::bound || pick(4) != 0) continue;
+      return end_link(*nodes_[pair.first], *nodes_[pair.second], "connection reset");
+    }
+  });
+  often(options_.blocks, [this] {
+    Node* a = random_running();
+    Node* b = random_running();
+    if (a == nullptr || a == b || a->info().id.value() == 0 || b->info().id.value() == 0) return;
+    blocked_.insert(std::minmax(a->index, b->index));
+  });
+  often(options_.joins, [this] { ask_to_join(add_node(next_id_++, 1, false), 0); });
+  often(options_.leaves, [this] {
+    Node* leaver = random_running();
+    if (leaver == nullptr) return;
+    leaver->leaving = true;
+    perform(*leaver, leaver->protocol.leave(now_));
+  });
+  often(options_.duplicates, [this] {
+    Node* original = random_running();
+    if (original == nullptr) return;
+    ask_to_join(add_node(original->info().id.value(), original->info().epoch + 1, false), 0);
+  });
+}
+
+void MembershipSimulation::run() {
+  now_ = Time(std::chrono::hours(1));
+  next_id_ = static_cast<std::uint32_t>(options_.workers);
+  for (std::uint32_t id = 0; id < next_id_; ++id) add_node(id, 1, true);
+  std::vector<KnownLife> all;
+  for (const auto& node : nodes_) all.push_back({{node->info(), {}, {}}});
+  for (const auto& node : nodes_) {
+    node->protocol.start(all);
+    for (const KnownLife& life : all)
+      node->joined.insert({life.card.info.id.value(), life.card.info.epoch});
+    schedule_tick(*node);
+    schedule_work(*node);
+  }
+  inject();
+  advance_to(now_ + kFaults + Ms(9000));
+  calm_ = true;
+  advance_to(now_ + kRest);
+  if (failure_.empty()) check_rest();
+}
+
+// ---- what must hold
+
+// Every worker that can be reached and runs knows the new one when it is welcome.
+void MembershipSimulation::check_welcome(const Node& sponsor, const Notice& welcome) {
+  if (options_.stops + options_.short_stops + options_.partitions + options_.cuts +
+          options_.blocks >
+      0)
+    return;
+  for (const auto& node : nodes_) {
+    if (!node->takes_part() || node->leaving || node.get() == &sponsor) continue;
+    if (sponsor.protocol.state(node->info()) != LifeState::alive) continue;
+    if (!node->protocol.state(welcome.about))
+      fail(to_string(welcome.about) + " is welcome before " + to_string(node->info()) + " knows");
+  }
+}
+
+void MembershipSimulation::check_rest() {
+  const auto alive_at = [](const Node& node, const WorkerInfo& info) {
+    return node.protocol.state(info) == LifeState::alive;
+  };
+  // A worker that has joined through one that could not reach all, or was declared dead itself.
+  const auto stranded = [&](const Node& node) {
+    return options_.cuts + options_.blocks + options_.partitions + options_.stops > 0 &&
+           std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& other) {
+             return other->takes_part() && !other->protocol.state(node.info());
+           });
+  };
+  for (const auto& a : nodes_) {
+    if (!a->takes_part() || stranded(*a)) continue;
+    for (const auto& b : nodes_) {
+      if (a == b || b->refused || stranded(*b)) continue;
+      const std::string pair = to_string(a->info()) + " epoch " + std::to_string(a->info().epoch) +
+                               " and " + to_string(b->info()) + " epoch " +
+                               std::to_string(b->info().epoch);
+      if (!b->running || b->protocol.fenced()) {
+        if (alive_at(*a, b->info()))
+          return fail(pair + ": the second is over, the first believes it alive");
+        continue;
+      }
+      if (!b->member) continue;
+      if (alive_at(*a, b->info()) != alive_at(*b, a->info()))
+        return fail(pair + ": only one believes the other alive");
+      if (options_.partitions + options_.stops == 0 && !alive_at(*a, b->info()))
+        return fail(pair + ": both run and do not know each other");
+      if (link(*a, *b).state == Link::State::bound && a->protocol.digest() != b->protocol.digest())
+        return fail(pair + ": they are connected and disagree about others");
+    }
+  }
+}
+
+}  // namespace stitch::rpc::testing
