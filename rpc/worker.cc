@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
@@ -16,6 +17,7 @@
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/join_world.h"
 #include "stitch/rpc/world/slow_blas.h"
+#include "stitch/rpc/world/world_extension.h"
 
 namespace stitch {
 
@@ -37,6 +39,19 @@ std::optional<Error> why_not_here(const std::shared_ptr<rpc::Agent>& agent, bool
 }
 
 void leave(rpc::Agent& agent, ShutdownOptions options) {
+  // A worker that starts from here on is not to find a world that is about to end.
+  const bool all_leave = options.graceful && !agent.options().world_size.is_elastic();
+  if (!agent.stopped() && (all_leave || agent.live_members().size() == 1))
+    rpc::WorldExtension::of(agent).end_world();
+  if (!agent.stopped() && options.graceful && agent.options().world_size.is_elastic()) {
+    // The others are not waited for, but those that are in a gathering that has been completed here
+    // are about to fetch what they need.
+    constexpr std::chrono::seconds kFetchTimeout{2};
+    const std::chrono::nanoseconds limit = options.timeout.value_or(kFetchTimeout);
+    agent.gather_exchange().leave(
+        Error(ErrorCode::shutting_down, to_string(agent.self()) + " leaves the world"),
+        base::deadline_after(std::min<std::chrono::nanoseconds>(limit, kFetchTimeout)));
+  }
   const auto error =
       agent.shutdown(options.graceful, options.timeout.value_or(agent.options().shutdown_timeout));
   if (agent.stopped()) rpc::LiveRuntimes::of_this_process().remove(&agent);
@@ -90,11 +105,23 @@ Worker::~Worker() {
 
 const WorkerInfo& Worker::info() const { return agent_->self(); }
 
-std::vector<WorkerInfo> Worker::workers() const { return agent_->peers().infos(); }
+std::vector<WorkerInfo> Worker::workers() const {
+  return agent_->options().world_size.is_elastic() ? agent_->live_members()
+                                                   : agent_->peers().infos();
+}
 
 const WorkerInfo& Worker::worker(std::string_view name) const { return agent_->peers().find(name); }
 
 const WorkerInfo& Worker::worker(WorkerId id) const { return agent_->peers().find(id); }
+
+MembershipWatch Worker::on_join(std::function<void(const WorkerInfo&)> callback) {
+  return MembershipWatch(rpc::WorldExtension::of(*agent_).joins().add(
+      [callback = std::move(callback)](const WorkerInfo& info, LeaveReason) { callback(info); }));
+}
+
+MembershipWatch Worker::on_leave(std::function<void(const WorkerInfo&, LeaveReason)> callback) {
+  return MembershipWatch(rpc::WorldExtension::of(*agent_).leaves().add(std::move(callback)));
+}
 
 std::map<std::string, std::int64_t> Worker::debug_info() const { return agent_->debug_info(); }
 
@@ -120,12 +147,14 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
                 "worker \"" + name() + "\" cannot wait in a barrier that does not name it");
   }
   Gathering gathering;
+  std::vector<std::string> lives;
   for (const auto& each : names) {
     const WorkerInfo& info = worker(each);
     if (info.id != id()) gathering.others.push_back(info);
+    lives.push_back(info.name + '/' + std::to_string(info.epoch));
   }
   agent_->throw_if_stopped();
-  gathering.key = agent_->gather_exchange().next_key(names);
+  gathering.key = agent_->gather_exchange().next_key(lives);
   agent_->gather_exchange().post(gathering.key, std::move(value), gathering.others.size());
   return gathering;
 }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "stitch/rpc/calls.h"
+#include "stitch/rpc/membership/membership_watch.h"
 #include "stitch/rpc/message/owned_object.h"
 #include "stitch/rpc/options/options.h"
 
@@ -39,22 +41,38 @@ class Worker {
 
   // "worker<rank>" unless Options::name says otherwise.
   [[nodiscard]] const std::string& name() const { return info().name; }
-  // 0 to world_size() - 1.
+  // In a fixed world 0 to its size - 1; in an elastic one the id, which may be any number below the
+  // number of workers that there have been.
   [[nodiscard]] int rank() const { return static_cast<int>(id().value()); }
   // The rank as a WorkerId.
   [[nodiscard]] WorkerId id() const { return info().id; }
-  // How many workers there are, as far as this one knows.
+  // How many workers there are: workers().size().
   [[nodiscard]] int world_size() const { return static_cast<int>(workers().size()); }
-  // Name, id and epoch of this worker.
+  // Name, id and epoch of this worker; valid as long as it.
   [[nodiscard]] const WorkerInfo& info() const;
-  // Those of all workers that this one knows now, itself among them, by rank.
+  // Those of all workers as this one knows them at this moment, itself among them, by rank. In a
+  // fixed world all, also one that is dead and may be restarted; in an elastic one those that live.
   [[nodiscard]] std::vector<WorkerInfo> workers() const;
-  // Those of one worker; valid as long as this Worker. Throws Error(invalid_argument) naming what
-  // was looked for, and near names.
+  // Those of the present or last life of one worker; valid as long as this Worker. Throws
+  // Error(invalid_argument) naming what was looked for, and near names.
   [[nodiscard]] const WorkerInfo& worker(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& worker(WorkerId id) const;
 
-  // Leaves the world; the worker can do nothing afterwards. From here on the program's own threads
+  // Calls `callback` with each worker that joins the world from now on, or comes back to it with a
+  // higher epoch, as long as the result and this worker live. Take a look at workers() after this,
+  // not before, and no worker is missed. The callback runs on the user-function threads, under this
+  // worker, after the new worker can be called; the calls of one callback come one at a time, in
+  // the order of the events. It may block, make calls, and add or stop callbacks. What it throws
+  // is reported on stderr.
+  MembershipWatch on_join(std::function<void(const WorkerInfo&)> callback);
+  // The same for each worker that leaves the world while that goes on, or dies: what was declared
+  // dead by the world, not what this worker alone cannot reach. Calls to it have failed by then. In
+  // a fixed world, workers that shut down together do not "leave".
+  MembershipWatch on_leave(std::function<void(const WorkerInfo&, LeaveReason)> callback);
+
+  // Leaves the world; the worker can do nothing afterwards. In a fixed world that is graceful when
+  // all workers do; one worker leaves an elastic world by itself, once its own calls, and those to
+  // it, are over. From here on the program's own threads
   // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
   // flight. Everything ends within the timeout (plus at most a second); throws Error(timeout)
   // naming who was waited for when it could not be graceful. A second call waits for the end of the
@@ -65,16 +83,23 @@ class Worker {
   void shutdown(ShutdownOptions options = {});
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
-  // of names counts its barriers and all_gathers by itself. Throws Error(timeout) naming the
-  // workers that did not arrive within Options::rpc_timeout, and Error(invalid_argument), on each
-  // of them, when one called all_gather() instead.
+  // of lives of workers counts its barriers and all_gathers by itself: after one of them was
+  // restarted they begin anew. In an elastic world workers may differ for a moment about who all
+  // are: state the names. When one of them dies or leaves, the others get its error at once. Throws
+  // Error(timeout) naming the workers that did not arrive within Options::rpc_timeout, and
+  // Error(invalid_argument), on each of them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
-  // Gives `value` to all workers and returns the values of all, by worker name. T must be sendable,
-  // and the same on all workers. Errors as barrier(); other types are invalid_argument, naming
-  // them.
+  // Gives `value` to all workers, or all of `names` (this worker among them), and returns the
+  // values of all, by worker name. T must be sendable, and the same on all workers. Errors as
+  // barrier(); other types are invalid_argument, naming them.
   template <class T>
-  [[nodiscard]] std::map<std::string, T> all_gather(const T& value);
+  [[nodiscard]] std::map<std::string, T> all_gather(const T& value) {
+    return all_gather(value, all_names());
+  }
+  template <class T>
+  [[nodiscard]] std::map<std::string, T> all_gather(const T& value,
+                                                    const std::vector<std::string>& names);
 
   // Named numbers about calls, queues, references, contexts, for tests and diagnosis.
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info() const;
@@ -147,9 +172,12 @@ class Worker {
 };
 
 // Joins the world: finds the others by Options::init_method and returns when all world_size workers
-// are there. Throws Error: invalid_argument (an option, a variable, a duplicate name or rank,
-// naming both workers), timeout (naming who is missing), disconnected (the store cannot be
-// reached). Blocks for at most Options::init_timeout.
+// are there, in an elastic world when as many are there as it needs to start. Where the world runs
+// already, a worker that starts under a name of it comes back with that name's id and a higher
+// epoch, and a new one joins if the world is elastic; returns when all live members know it. Throws
+// Error: invalid_argument (an option, a variable, a duplicate name or rank, naming both workers; no
+// room in the world), timeout (naming who is missing), disconnected (the store cannot be reached).
+// Blocks for at most Options::init_timeout.
 [[nodiscard]] Worker init(Options options = {});
 
 // Makes a worker current on this thread for a block.
@@ -216,10 +244,9 @@ std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::str
 }
 
 template <class T>
-std::map<std::string, T> Worker::all_gather(const T& value) {
+std::map<std::string, T> Worker::all_gather(const T& value, const std::vector<std::string>& names) {
   static_assert(Sendable<T>, "stitch: all_gather needs a sendable type");
-  const auto gathering =
-      begin_gathering(all_names(), rpc::OwnedObject::of(std::make_shared<T>(value)));
+  const auto gathering = begin_gathering(names, rpc::OwnedObject::of(std::make_shared<T>(value)));
   auto others = gather<T>(gathering, "all_gather of " + base::demangle(typeid(T).name()));
   std::map<std::string, T> values{{name(), value}};
   for (std::size_t i = 0; i < others.size(); ++i)

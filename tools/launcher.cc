@@ -86,17 +86,14 @@ int Launcher::run() {
 }
 
 bool Launcher::start_all() {
-  const int port = find_free_port();
+  port_ = find_free_port();
   for (int rank = 0; rank < options_.processes; ++rank) {
     const std::string name = options_.name + std::to_string(rank);
     const std::string prefix = options_.prefix ? "[" + name + "] " : "";
     try {
-      // The guardian gets the group before the program runs: stitch-run may be killed at any time.
-      const ChildProcess process =
-          start_process(options_.command, worker_environment(options_, rank, port, rendezvous_),
-                        options_.prefix, [this](pid_t group) { guardian_.watch(group); });
-      workers_.push_back(std::make_unique<Worker>(Worker{
-          name, process, LineSplitter(out_, prefix), LineSplitter(err_, prefix), std::nullopt}));
+      workers_.push_back(
+          std::make_unique<Worker>(Worker{rank, name, start(rank), LineSplitter(out_, prefix),
+                                          LineSplitter(err_, prefix), std::nullopt}));
       ++running_;
     } catch (const std::system_error& error) {
       const std::string& program = options_.command.front();
@@ -111,6 +108,48 @@ bool Launcher::start_all() {
     }
   }
   return true;
+}
+
+ChildProcess Launcher::start(int rank) {
+  // The guardian gets the group before the program runs: stitch-run may be killed at any time.
+  return start_process(options_.command, worker_environment(options_, rank, port_, rendezvous_),
+                       options_.prefix, [this](pid_t group) { guardian_.watch(group); });
+}
+
+void Launcher::say(const Worker& worker, const std::string& consequence) {
+  err_.write_line("", "stitch-run: " + worker.name + " " + worker.status->text() + consequence);
+}
+
+bool Launcher::restart(Worker& worker) {
+  // Where another has ended well, a world of fixed size is over.
+  const bool over = !options_.elastic && std::ranges::any_of(workers_, [](const auto& each) {
+    return each->status && each->status->success();
+  });
+  if (ending_ || over || worker.restarts >= options_.restarts) return false;
+  // What the former process has left behind. It stays a zombie until the sweep: see note_exits().
+  ::kill(-worker.process.pid, SIGKILL);
+  drain(worker.process.out, worker.out);
+  drain(worker.process.err, worker.err);
+  try {
+    worker.process = start(worker.rank);
+  } catch (const std::system_error& error) {
+    err_.write_line(
+        "", "stitch-run: cannot start " + worker.name + " again: " + error.code().message());
+    return false;
+  }
+  ++worker.restarts;
+  say(worker, "; restarted (" + std::to_string(worker.restarts) + " of " +
+                  std::to_string(options_.restarts) + ")");
+  worker.status.reset();
+  return true;
+}
+
+bool Launcher::enough_without(const Worker& failed) const {
+  if (ending_ || !options_.elastic) return false;
+  const auto there = std::ranges::count_if(workers_, [&](const auto& each) {
+    return each.get() != &failed && (!each->status || each->status->success());
+  });
+  return there >= options_.elastic->min;
 }
 
 void Launcher::wait_for_events() {
@@ -167,8 +206,14 @@ void Launcher::note_exits() {
         info.si_pid == 0)
       continue;
     worker->status = ExitStatus{info.si_code != CLD_EXITED, info.si_status};
+    if (!worker->status->success() && restart(*worker)) continue;
     --running_;
-    if (!worker->status->success()) stop({.failed = worker.get()}, SIGTERM);
+    if (worker->status->success()) continue;
+    if (enough_without(*worker)) {
+      say(*worker, "; the others go on");
+    } else {
+      stop({.failed = worker.get()}, SIGTERM);
+    }
   }
 }
 

@@ -34,11 +34,13 @@ class Launcher {
   using Clock = std::chrono::steady_clock;
 
   struct Worker {
+    int rank;
     std::string name;
     ChildProcess process;
     LineSplitter out;
     LineSplitter err;
     std::optional<ExitStatus> status;
+    int restarts = 0;  // so far
   };
 
   // The reason for which the run is stopped before all processes have ended; the first one is kept.
@@ -51,6 +53,14 @@ class Launcher {
 
   // False when the program cannot be started; the reason has been printed and `exit_code_` set.
   bool start_all();
+  // Throws std::system_error.
+  [[nodiscard]] ChildProcess start(int rank);
+  // Starts the program of a worker that has failed again. False when that is not to be, or fails.
+  bool restart(Worker& worker);
+  // Whether the run goes on although this worker has failed.
+  [[nodiscard]] bool enough_without(const Worker& failed) const;
+  // Says that a worker has failed, and what comes of it.
+  void say(const Worker& worker, const std::string& consequence);
   void wait_for_events();
   void read_signals();
   void note_exits();
@@ -75,6 +85,7 @@ class Launcher {
   LineSink err_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::size_t running_ = 0;
+  int port_ = 0;
   std::optional<Ending> ending_;
   std::optional<Clock::time_point> kill_at_;
   std::optional<Clock::time_point> timeout_at_;

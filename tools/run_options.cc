@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kMaxProcesses = 1000;
 constexpr double kMaxSeconds = 1e7;
-constexpr std::array<std::string_view, 8> kOptions{
-    "-n", "--name", "--timeout", "--grace", "--no-prefix", "--help", "--version", "--diagnose"};
+constexpr std::array<std::string_view, 11> kOptions{
+    "-n",        "--min-workers", "--max-workers", "--restarts", "--name",    "--timeout",
+    "--grace",   "--no-prefix",   "--help",        "--version",  "--diagnose"};
 
 // The edit distance of two words.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
@@ -46,20 +47,49 @@ std::string unknown_option(const std::string& option) {
   return text + " (stitch-run --help lists the options)";
 }
 
-int parse_processes(const std::string& text) {
+int parse_processes(const std::string& option, const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool digits =
       !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
   if (!digits || end != text.data() + text.size() || (error == std::errc() && value == 0)) {
-    throw UsageError("-n is \"" + text + "\"; it takes a number of processes from 1 to " +
+    throw UsageError(option + " is \"" + text + "\"; it takes a number of processes from 1 to " +
                      std::to_string(kMaxProcesses));
   }
   if (error != std::errc() || value > kMaxProcesses) {
-    throw UsageError("-n is " + text + "; one host runs at most " + std::to_string(kMaxProcesses) +
-                     " processes");
+    throw UsageError(option + " is " + text + "; one host runs at most " +
+                     std::to_string(kMaxProcesses) + " processes");
   }
   return value;
+}
+
+int parse_restarts(const std::string& text) {
+  constexpr int kMaxRestarts = 1000;
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0 ||
+      value > kMaxRestarts) {
+    throw UsageError("--restarts is \"" + text + "\"; it takes a number from 0 to " +
+                     std::to_string(kMaxRestarts));
+  }
+  return value;
+}
+
+// Fills what was not given, and checks that it fits together: min <= n <= max.
+void complete_sizes(RunOptions& options, std::optional<int> processes, std::optional<int> min,
+                    std::optional<int> max) {
+  if (!processes && !max) {
+    throw UsageError("-n is missing: say how many processes to start, as in stitch-run -n 4 ./app");
+  }
+  options.processes = processes ? *processes : *max;
+  if (!min && !max) return;
+  options.elastic = RunOptions::Range{min.value_or(1), max.value_or(options.processes)};
+  const auto [least, most] = *options.elastic;
+  if (least > options.processes || options.processes > most) {
+    throw UsageError(std::to_string(options.processes) +
+                     " processes do not fit a world of --min-workers " + std::to_string(least) +
+                     " to --max-workers " + std::to_string(most));
+  }
 }
 
 std::chrono::milliseconds parse_seconds(const std::string& option, const std::string& text) {
@@ -76,7 +106,9 @@ std::chrono::milliseconds parse_seconds(const std::string& option, const std::st
 
 RunOptions parse_options(const std::vector<std::string>& arguments) {
   RunOptions options;
-  bool processes_given = false;
+  std::optional<int> processes;
+  std::optional<int> min;
+  std::optional<int> max;
   std::size_t i = 0;
   for (; i < arguments.size(); ++i) {
     std::string option = arguments[i];
@@ -107,8 +139,13 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
     };
 
     if (option == "-n") {
-      options.processes = parse_processes(value());
-      processes_given = true;
+      processes = parse_processes(option, value());
+    } else if (option == "--min-workers") {
+      min = parse_processes(option, value());
+    } else if (option == "--max-workers") {
+      max = parse_processes(option, value());
+    } else if (option == "--restarts") {
+      options.restarts = parse_restarts(value());
     } else if (option == "--name") {
       options.name = value();
     } else if (option == "--timeout") {
@@ -130,8 +167,7 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
   }
   options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
   if (options.help || options.version) return options;
-  if (!processes_given)
-    throw UsageError("-n is missing: say how many processes to start, as in stitch-run -n 4 ./app");
+  complete_sizes(options, processes, min, max);
   if (options.command.empty())
     throw UsageError("the program is missing, as in stitch-run -n " +
                      std::to_string(options.processes) + " ./app");
@@ -145,6 +181,12 @@ std::string help_text() {
 Starts N processes of one program on this host as workers 0 to N-1 of a group.
 
   -n N            how many processes
+  --min-workers M, --max-workers X
+                  an elastic world: it starts when M workers have arrived (default: 1), and workers
+                  join and leave, up to X at a time (default: N). -n is X where it is not given.
+                  The run goes on while M workers are there
+  --restarts K    starts a worker that fails again, under its rank and name, up to K times
+                  (default: 0), and says so; the others go on meanwhile
   --name PREFIX   worker i is called PREFIX<i> (default: worker)
   --timeout S     stop everything after S seconds, with status 124
   --grace S       time between asking processes to stop and killing them (default: 5)
@@ -159,6 +201,7 @@ Each process finds in its environment:
   MASTER_ADDR, MASTER_PORT      127.0.0.1 and a port that was free
   STITCH_NAME                   its name
   STITCH_INIT_METHOD            file:// and a private file in which the workers meet
+  STITCH_WORLD_SIZE             M:X, in an elastic world
   OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
 Standard input is empty.
 
@@ -167,10 +210,10 @@ out, on SIGUSR1, on a fatal signal) and says who waits for whom, in which functi
 the first line is the verdict. It draws DIR/waits.dot, and DIR/waits.svg where Graphviz is there.
 SIGUSR1 to a worker, or to all: pkill -USR1 -f ./app
 
-When one process fails, the others are asked to stop (SIGTERM) and killed after the grace time; the
-failure is printed last, and its status is stitch-run's: the exit status, or 128 + the number of the
-signal. Ctrl-C and SIGTERM are passed on to the processes; a second one kills them. No process is
-left behind.
+When one process fails and is not to be started again, the others are asked to stop (SIGTERM) and
+killed after the grace time; the failure is printed last, and its status is stitch-run's: the exit
+status, or 128 + the number of the signal. Ctrl-C and SIGTERM are passed on to the processes; a
+second one kills them. No process is left behind.
 )";
 }
 

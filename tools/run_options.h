@@ -11,6 +11,14 @@ namespace stitch_run {
 // The options of the command line.
 struct RunOptions {
   int processes = 0;
+  // An elastic world: with how many workers it starts, how many there may be.
+  struct Range {
+    int min = 1;
+    int max = 1;
+  };
+  std::optional<Range> elastic;
+  // How many times each worker that fails is started again.
+  int restarts = 0;
   // Worker i is named <name><i>.
   std::string name = "worker";
   // Stops everything after this time.

@@ -80,6 +80,10 @@ std::vector<std::string> worker_environment(const RunOptions& options, int rank,
   variables["MASTER_PORT"] = std::to_string(port);
   variables["STITCH_NAME"] = options.name + std::to_string(rank);
   variables["STITCH_INIT_METHOD"] = rendezvous.init_method();
+  if (options.elastic) {
+    variables["STITCH_WORLD_SIZE"] =
+        std::to_string(options.elastic->min) + ':' + std::to_string(options.elastic->max);
+  }
   variables.try_emplace("OMP_NUM_THREADS",
                         std::to_string(std::max(1, usable_processors() / options.processes)));
 

@@ -5,11 +5,11 @@
 
 namespace stitch::rpc {
 
-std::string GatherExchange::next_key(const std::vector<std::string>& sorted_names) {
-  std::string names;
-  for (const auto& name : sorted_names) names += name + ' ';
+std::string GatherExchange::next_key(const std::vector<std::string>& sorted_lives) {
+  std::string lives;
+  for (const auto& life : sorted_lives) lives += life + ' ';
   base::MutexLock lock(mutex_);
-  return names + '#' + std::to_string(generations_[names]++);
+  return lives + '#' + std::to_string(generations_[lives]++);
 }
 
 void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t times) {
@@ -30,6 +30,7 @@ void GatherExchange::post(const std::string& key, OwnedObject value, std::size_t
 Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
   base::MutexLock lock(mutex_);
   if (closed_) return make_failed<OwnedObject>(*closed_);
+  if (leaving_ && !contributions_.contains(key)) return make_failed<OwnedObject>(*leaving_);
   Contribution& contribution = contributions_[key];
   if (contribution.left == 0) {
     contribution.waiting.emplace_back();
@@ -37,6 +38,7 @@ Future<OwnedObject> GatherExchange::fetch(const std::string& key) {
   }
   OwnedObject value = contribution.value;
   if (--contribution.left == 0) contributions_.erase(key);
+  if (contributions_.empty()) fetched_.notify_all();
   return make_ready(std::move(value));
 }
 
@@ -48,12 +50,33 @@ std::vector<GatherExchange::Listed> GatherExchange::list() const {
   return listed;
 }
 
+void GatherExchange::leave(const Error& why, std::chrono::steady_clock::time_point deadline) {
+  std::vector<Promise<OwnedObject>> waiting;
+  {
+    base::MutexLock lock(mutex_);
+    leaving_ = why;
+    for (auto each = contributions_.begin(); each != contributions_.end();) {
+      if (each->second.left > 0) {
+        ++each;
+        continue;
+      }
+      for (auto& promise : each->second.waiting) waiting.push_back(std::move(promise));
+      each = contributions_.erase(each);
+    }
+  }
+  for (auto& promise : waiting) promise.set_error(why);
+  base::MutexLock lock(mutex_);
+  while (!closed_ && !contributions_.empty() && std::chrono::steady_clock::now() < deadline)
+    fetched_.wait_until(mutex_, deadline);
+}
+
 void GatherExchange::close(const Error& why) {
   std::map<std::string, Contribution> contributions;
   {
     base::MutexLock lock(mutex_);
     closed_ = why;
     contributions.swap(contributions_);
+    fetched_.notify_all();
   }
   for (auto& [key, contribution] : contributions) {
     for (auto& promise : contribution.waiting) promise.set_error(why);

@@ -18,9 +18,9 @@ namespace stitch::rpc {
 // futures are completed without a lock.
 class GatherExchange {
  public:
-  // The key of this worker's next gathering among these workers. All participants get the same
-  // keys, because they call in the same order.
-  [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_names)
+  // The key of this worker's next gathering among these lives of workers ("name/epoch"). All
+  // participants get the same keys, because they call in the same order.
+  [[nodiscard]] std::string next_key(const std::vector<std::string>& sorted_lives)
       STITCH_EXCLUDES(mutex_);
   // Publishes a value that will be fetched `times` times.
   void post(const std::string& key, OwnedObject value, std::size_t times) STITCH_EXCLUDES(mutex_);
@@ -35,6 +35,10 @@ class GatherExchange {
     std::chrono::steady_clock::time_point since;
   };
   [[nodiscard]] std::vector<Listed> list() const STITCH_EXCLUDES(mutex_);
+  // Nothing is going to be published any more: what waits for that, now or later, fails with `why`.
+  // What has been published can still be fetched; waits for that, until `deadline` at most.
+  void leave(const Error& why, std::chrono::steady_clock::time_point deadline)
+      STITCH_EXCLUDES(mutex_);
   // Erases everything: pending and later fetches fail with `why`.
   void close(const Error& why) STITCH_EXCLUDES(mutex_);
 
@@ -46,7 +50,9 @@ class GatherExchange {
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   };
   mutable base::Mutex mutex_;
+  base::CondVar fetched_;  // the last of what was published
   std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);
+  std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, std::uint64_t> generations_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, Contribution> contributions_ STITCH_GUARDED_BY(mutex_);
 };

@@ -11,8 +11,8 @@
 
 namespace stitch {
 
-// Identifies a worker within its world: a strong integer, equal to its rank in a world of fixed
-// size.
+// Identifies a worker within its world: a strong integer, equal to its rank. It belongs to the
+// worker's name: a worker that is restarted under its name has it again.
 class WorkerId {
  public:
   constexpr WorkerId() noexcept = default;

@@ -71,6 +71,15 @@ std::string master_address(const Environment& environment) {
 
 }  // namespace
 
+std::string torchrun_restart(const Environment& environment) {
+  const auto run = environment("TORCHELASTIC_RUN_ID");
+  const auto restart = environment("TORCHELASTIC_RESTART_COUNT");
+  if (!run && !restart) return {};
+  // Keys have a limited length.
+  constexpr std::size_t kMaxRunId = 128;
+  return run.value_or("none").substr(0, kMaxRunId) + '/' + restart.value_or("0");
+}
+
 std::string first_slurm_host(const std::string& node_list) {
   const auto bracket = node_list.find('[');
   const auto comma = node_list.find(',');

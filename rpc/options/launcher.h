@@ -23,6 +23,10 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 // the one that is missing.
 [[nodiscard]] std::optional<LaunchInfo> read_launcher(const Environment& environment);
 
+// Which run, and which restart of all its workers, this is under torchrun: "<run id>/<restart>".
+// Empty under other launchers. Workers of different restarts must not meet.
+[[nodiscard]] std::string torchrun_restart(const Environment& environment);
+
 // The first host of a Slurm node list: "gpu[03-07,9],login1" -> "gpu03".
 [[nodiscard]] std::string first_slurm_host(const std::string& node_list);
 

@@ -5,16 +5,20 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/event_loop.h"
+#include "stitch/rpc/agent/membership_hooks.h"
 #include "stitch/rpc/options/security_options.h"
+#include "stitch/rpc/world/admission.h"
 #include "stitch/rpc/world/member_record.h"
 #include "stitch/rpc/world/open_store.h"
+#include "stitch/rpc/world/reach.h"
 #include "stitch/rpc/world/rendezvous.h"
+#include "stitch/rpc/world/running_world.h"
+#include "stitch/rpc/world/world_extension.h"
+#include "stitch/rpc/world/world_keeper.h"
 #include "stitch/transport/faults/faults.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
-#include "stitch/transport/selection/interfaces.h"
-#include "stitch/transport/selection/make_endpoints.h"
-#include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/trimmed_pool.h"
 #include "stitch/transport/wire/secret_key.h"
 
@@ -22,150 +26,212 @@ namespace stitch::rpc {
 
 namespace {
 
-constexpr const char* kLoopback = "loopback";
-constexpr const char* kSharedMemory = "shm";
+using Deadline = std::chrono::steady_clock::time_point;
 
-using MemberRecords = std::vector<MemberRecord>;
-
-// Which workers are reached over loopback: this one itself always, others of this process unless
-// the user names transports and loopback is not among them.
-class LoopbackRule {
- public:
-  LoopbackRule(const Options& options, const MemberRecord& self)
-      : self_(self),
-        allowed_(options.transports.empty() ||
-                 std::find(options.transports.begin(), options.transports.end(), kLoopback) !=
-                     options.transports.end()) {}
-  [[nodiscard]] bool operator()(const MemberRecord& other) const {
-    return other.process == self_.process && (allowed_ || other.rank == self_.rank);
-  }
-
- private:
-  const MemberRecord& self_;
-  const bool allowed_;
+// What an agent keeps of the store until its end. The keeper ends before the store it writes to.
+struct Kept {
+  OpenStore opened;
+  std::shared_ptr<WorldKeeper> keeper;
 };
 
-// Whether all workers can meet in shared memory and prefer it. Any user of this host could connect
-// to a port, so there is none then.
-bool memory_is_enough(const MemberRecords& members, const MemberRecord& self) {
-  return !self.memory.empty() &&
-         std::all_of(members.begin(), members.end(), [&](const MemberRecord& member) {
-           return member.memory == self.memory && member.prefers_memory;
-         });
-}
+// One worker on its way into a world. Lives within join_world().
+class Entrance {
+ public:
+  Entrance(Options& options, std::shared_ptr<base::EventLoop> loop,
+           std::shared_ptr<const transport::SecretKey> key, OpenStore opened, Deadline deadline)
+      : options_(options),
+        loop_(std::move(loop)),
+        key_(std::move(key)),
+        opened_(std::move(opened)),
+        store_(opened_.store),
+        deadline_(deadline),
+        self_(describe_this_worker(options)) {}
 
-transport::TransportChoice choose_transports(const Options& options, const MemberRecords& members,
-                                             const MemberRecord& self, bool memory_only) {
-  transport::TransportChoice choice;
-  if (!options.transports.empty()) choice.transports = options.transports;
-  std::erase(choice.transports, kLoopback);
-  if (!options.channels.empty()) choice.channels = options.channels;
-  if (memory_only) {
-    choice.transports = {kSharedMemory};
-    return choice;
-  }
-  const bool other_hosts =
-      std::any_of(members.begin(), members.end(),
-                  [&](const MemberRecord& member) { return member.host != self.host; });
-  const auto wanted = transport::wanted_interfaces_from_environment();
-  choice.bind_address =
-      transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
-  return choice;
-}
+  // The running agent, once all other members know it.
+  std::shared_ptr<Agent> enter();
 
-// Listens only where some worker will connect from. Appends the addresses to advertise.
-void listen(PeerTable& peers, transport::EndpointOptions endpoint_options, const Options& options,
-            const MemberRecords& members, const MemberRecord& self,
-            const std::shared_ptr<transport::Faults>& faults, std::vector<std::string>& addresses) {
-  const bool memory_only = memory_is_enough(members, self);
-  auto choice = choose_transports(options, members, self, memory_only);
-  if (!memory_only) {
-    check_open_network(options.name, endpoint_options.secret != nullptr, choice.bind_address);
-    check_tensorpipe_address(choice.transports, choice.bind_address);
-  }
-  endpoint_options.refuse_own_id = true;  // calls to oneself stay in the process
-  for (auto& endpoint : transport::make_endpoints(endpoint_options, choice)) {
-    for (auto& address : peers.listen(with_faults(std::move(endpoint), faults)))
-      addresses.push_back(std::move(address));
-  }
-}
+ private:
+  std::shared_ptr<Agent> found(Rendezvous& rendezvous,
+                               const std::vector<Rendezvous::Founder>& founders);
+  std::shared_ptr<Agent> join(const WorldRecord& record, const WorkerInfo& info);
+  // This worker is a member: from here on it may have to keep the world's record.
+  std::shared_ptr<Agent> keep(std::shared_ptr<Agent> agent);
+  // The worker has its name, id and epoch.
+  void be(const WorkerInfo& info);
+  // Listens where `members` will connect from; the card to be published.
+  MemberCard listen(const WorkerInfo& info, std::uint64_t world,
+                    const std::vector<MemberRecord>& members);
+  std::shared_ptr<Agent> start(const MemberCard& own, const WorldRecord& record);
 
-// The members as the agent knows them, each with those of its addresses that `self` can reach.
-std::vector<Member> known_members(const MemberRecords& records, const MemberRecord& self,
-                                  const std::vector<std::vector<std::string>>& addresses,
-                                  const LoopbackRule& by_loopback) {
-  std::vector<Member> members;
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    const MemberRecord& record = records[i];
-    Member member{
-        {record.name, WorkerId(static_cast<std::uint32_t>(i)), record.epoch}, {}, record.devices};
-    for (const auto& address : addresses[i]) {
-      const bool usable = address.starts_with("loopback:")
-                              ? by_loopback(record)
-                              : !by_loopback(record) && within_reach(address, self, record);
-      if (usable) member.addresses.push_back(address);
+  Options& options_;
+  const std::shared_ptr<base::EventLoop> loop_;
+  const std::shared_ptr<const transport::SecretKey> key_;
+  OpenStore opened_;
+  const std::shared_ptr<transport::Store> store_;
+  const Deadline deadline_;
+  MemberRecord self_;
+  std::shared_ptr<transport::BlockPool> receive_pool_;
+  std::shared_ptr<transport::Faults> faults_;  // null: none
+  std::unique_ptr<PeerTable> peers_;
+  std::shared_ptr<WorldKeeper> keeper_;
+};
+
+std::shared_ptr<Agent> Entrance::enter() {
+  const auto [name, rank] = std::pair(options_.name, options_.rank);
+  RunningWorld running(options_, *store_, deadline_);
+  if (opened_.reopen && options_.world_size.is_elastic())
+    running.await_former_world(opened_.server != nullptr);
+  bool tried = false;
+  for (;;) {
+    options_.name = self_.name = name;
+    options_.rank = rank;
+    self_.rank = rank;
+    if (const auto record = running.find()) {
+      try {
+        return keep(join(*record, running.claim(*record)));
+      } catch (const Error& error) {
+        // Its last members may have ended meanwhile.
+        if (error.code() != ErrorCode::disconnected || tried) throw;
+        tried = true;
+        continue;
+      }
     }
-    members.push_back(std::move(member));
+    Rendezvous rendezvous(options_, *store_, opened_.server != nullptr, deadline_);
+    const auto founders = rendezvous.meet(self_, [&] { return running.is_recorded(); });
+    if (founders) return keep(found(rendezvous, *founders));
   }
-  return members;
 }
 
-}  // namespace
+std::shared_ptr<Agent> Entrance::keep(std::shared_ptr<Agent> agent) {
+  WorldExtension::of(*agent).keep(std::exchange(keeper_, nullptr));
+  return agent;
+}
 
-std::shared_ptr<Agent> join_world(Options options) {
-  const SecretWiper wiper(options.secret);
-  auto loop = std::make_shared<base::EventLoop>("stitch-loop");
-  // Stretched once, for the store and all connections.
-  const std::shared_ptr<const transport::SecretKey> key =
-      options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
-  wipe(options.secret);  // its text is not needed any more
-  OpenStore opened = open_store(options, key, *loop);
-  const auto store = transport::make_prefix_store("stitch", opened.store);
-  Rendezvous rendezvous(options, *store, opened.server != nullptr);
-  const MemberRecords records = rendezvous.meet(describe_this_worker(options));
-  const MemberRecord& self = records[static_cast<std::size_t>(options.rank)];
+void Entrance::be(const WorkerInfo& info) {
+  options_.name = self_.name = info.name;
+  options_.rank = static_cast<int>(info.id.value());
+  self_.rank = options_.rank;
+}
 
-  transport::EndpointOptions endpoint_options;
-  endpoint_options.self.id = static_cast<std::uint32_t>(options.rank);
-  endpoint_options.self.epoch = self.epoch;
-  endpoint_options.self.name = options.name;
-  endpoint_options.self.world = rendezvous.world_number();
-  endpoint_options.secret = key;
-  endpoint_options.encryption = options.encryption.value_or(Encryption::on);
-  endpoint_options.max_frame_bytes = options.max_frame_bytes;
-  // A message that is larger is received alone.
-  endpoint_options.max_receiving_bytes = options.max_inflight_bytes;
-  const auto receive_pool = transport::make_trimmed_pool(options.receive_pool_bytes, loop);
-  endpoint_options.allocator = [receive_pool](transport::Device device, std::size_t bytes) {
-    return receive_pool->allocate(device, bytes);
-  };
-
-  const LoopbackRule by_loopback(options, self);
-  auto peers = std::make_unique<PeerTable>();
-  const auto plan = transport::parse_fault_plan(options.fault);
-  const auto faults = plan ? transport::Faults::make(*plan, options.name) : nullptr;
-  auto addresses =
-      peers->listen(with_faults(transport::make_loopback_endpoint(
-                                    endpoint_options, transport::LoopbackNetwork::process_wide()),
-                                faults));
-  if (!std::all_of(records.begin(), records.end(), by_loopback))
-    listen(*peers, endpoint_options, options, records, self, faults, addresses);
-  const auto members =
-      known_members(records, self, rendezvous.exchange_addresses(addresses), by_loopback);
-
-  auto agent = std::make_shared<Agent>(
-      options, members[static_cast<std::size_t>(options.rank)].info, loop, receive_pool);
-  agent->set_world(endpoint_options.self.world);
-  agent->set_faults(faults);
-  agent->start(std::move(peers), members, std::make_shared<OpenStore>(std::move(opened)));
+std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
+                                       const std::vector<Rendezvous::Founder>& founders) {
+  const WorkerInfo info = rendezvous.self();
+  be(info);
+  std::vector<MemberRecord> members;
+  for (const auto& founder : founders) members.push_back(founder.record);
+  WorldRecord record;
+  record.number = rendezvous.world_number();
+  record.size = options_.world_size;
+  const MemberCard own = listen(info, record.number, members);
+  for (auto& card : rendezvous.exchange(own)) record.entries.push_back({std::move(card), true});
+  auto agent = start(own, record);
   try {
-    rendezvous.finish();
+    rendezvous.finish(record);
   } catch (...) {
     // It serves already, and init() will not return it.
     static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
     throw;
   }
   return agent;
+}
+
+std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, const WorkerInfo& info) {
+  be(info);
+  std::vector<MemberRecord> members{self_};
+  for (const auto& entry : record.entries) {
+    if (entry.live && entry.card.info.id != info.id)
+      members.push_back(MemberRecord::decode(entry.card.record));
+  }
+  const MemberCard own = listen(info, record.number, members);
+  WorldRecord with_self = record;
+  std::erase_if(with_self.entries,
+                [&](const auto& entry) { return entry.card.info.id == info.id; });
+  with_self.entries.push_back({own, true});
+  auto agent = start(own, with_self);
+  try {
+    agent->join(deadline_);
+  } catch (...) {
+    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+    throw;
+  }
+  return agent;
+}
+
+MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
+                            const std::vector<MemberRecord>& members) {
+  transport::EndpointOptions endpoint_options;
+  endpoint_options.self.id = info.id.value();
+  endpoint_options.self.epoch = info.epoch;
+  endpoint_options.self.name = info.name;
+  endpoint_options.self.world = world;
+  endpoint_options.secret = key_;
+  endpoint_options.encryption = options_.encryption.value_or(Encryption::on);
+  endpoint_options.max_frame_bytes = options_.max_frame_bytes;
+  // A message that is larger is received alone.
+  endpoint_options.max_receiving_bytes = options_.max_inflight_bytes;
+  receive_pool_ = transport::make_trimmed_pool(options_.receive_pool_bytes, loop_);
+  endpoint_options.allocator = [pool = receive_pool_](transport::Device device, std::size_t bytes) {
+    return pool->allocate(device, bytes);
+  };
+  const Reach reach(options_, self_);
+  const auto plan = transport::parse_fault_plan(options_.fault);
+  faults_ = plan ? transport::Faults::make(*plan, options_.name) : nullptr;
+  peers_ = std::make_unique<PeerTable>();
+  MemberCard own{info, {}, self_.encode()};
+  own.addresses = peers_->listen(
+      with_faults(transport::make_loopback_endpoint(endpoint_options,
+                                                    transport::LoopbackNetwork::process_wide()),
+                  faults_));
+  const bool loopback_is_enough =
+      !options_.world_size.is_elastic() &&
+      std::all_of(members.begin(), members.end(),
+                  [&](const MemberRecord& member) { return reach.by_loopback(member); });
+  if (!loopback_is_enough) {
+    for (auto& address : listen_where_needed(*peers_, endpoint_options, options_, members, self_,
+                                             faults_))
+      own.addresses.push_back(std::move(address));
+  }
+  return own;
+}
+
+std::shared_ptr<Agent> Entrance::start(const MemberCard& own, const WorldRecord& record) {
+  auto agent = std::make_shared<Agent>(options_, own.info, loop_, receive_pool_);
+  agent->set_world(record.number);
+  agent->set_faults(faults_);
+  const Reach reach(options_, self_);
+  MembershipHooks hooks;
+  hooks.self = own;
+  std::vector<Member> members;
+  for (const auto& entry : record.entries) {
+    if (!entry.live) continue;
+    hooks.members.push_back(entry.card);
+    members.push_back(reach.see(entry.card));
+  }
+  hooks.see = [reach](const MemberCard& card) { return reach.see(card); };
+  hooks.admit = [size = record.size](const MemberCard& joiner,
+                                     const std::vector<MemberCard>& live) {
+    return objection_to(joiner, live, size);
+  };
+  agent->set_membership(std::move(hooks));
+  auto kept = std::make_shared<Kept>();
+  kept->opened = opened_;
+  keeper_ = kept->keeper = std::make_shared<WorldKeeper>(opened_, record);
+  agent->start(std::move(peers_), members, std::move(kept));
+  return agent;
+}
+
+}  // namespace
+
+std::shared_ptr<Agent> join_world(Options options) {
+  const SecretWiper wiper(options.secret);
+  const auto deadline = base::deadline_after(options.init_timeout);
+  auto loop = std::make_shared<base::EventLoop>("stitch-loop");
+  // Stretched once, for the store and all connections.
+  const std::shared_ptr<const transport::SecretKey> key =
+      options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
+  wipe(options.secret);  // its text is not needed any more
+  OpenStore opened = open_store(options, key, loop);
+  return Entrance(options, loop, key, std::move(opened), deadline).enter();
 }
 
 }  // namespace stitch::rpc

@@ -116,7 +116,7 @@ std::string MemberRecord::encode() const {
   out.write_string(name);
   out.write(rank);
   out.write(world_size);
-  out.write(epoch);
+  out.write(founders);
   out.write_string(process);
   out.write_string(host);
   out.write_string(memory);
@@ -140,7 +140,7 @@ MemberRecord MemberRecord::decode(const std::string& text) {
   record.name = in.read_string();
   record.rank = in.read<std::int64_t>();
   record.world_size = in.read<std::int64_t>();
-  record.epoch = in.read<std::uint64_t>();
+  record.founders = in.read<std::int64_t>();
   record.process = in.read_string();
   record.host = in.read_string();
   record.memory = in.read_string();
@@ -153,8 +153,8 @@ MemberRecord MemberRecord::decode(const std::string& text) {
 MemberRecord describe_this_worker(const Options& options) {
   return {options.name,
           options.rank,
+          options.world_size.max(),
           options.world_size.min(),
-          0,
           process_token(),
           host_token(),
           memory_token(options),

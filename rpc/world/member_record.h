@@ -11,9 +11,9 @@ namespace stitch::rpc {
 // What a worker writes about itself into the store of its world.
 struct MemberRecord {
   std::string name;
-  std::int64_t rank = 0;
-  std::int64_t world_size = 0;
-  std::uint64_t epoch = 0;
+  std::int64_t rank = 0;        // Options::kFromLauncher: the store gives one
+  std::int64_t world_size = 0;  // the most there may be
+  std::int64_t founders = 0;    // how many the world starts with
   std::string process;          // equal for workers of one process, and only for those
   std::string host;             // equal for workers that reach one another on 127.0.0.1
   std::string memory;           // equal for workers that can meet over shared memory; empty: cannot
@@ -25,7 +25,7 @@ struct MemberRecord {
   [[nodiscard]] static MemberRecord decode(const std::string& text);
 };
 
-// This worker's, with epoch 0. Tries out shared memory where `options` allow it and other workers
+// This worker's. Tries out shared memory where `options` allow it and other workers
 // could share it.
 [[nodiscard]] MemberRecord describe_this_worker(const Options& options);
 

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "stitch/base/error.h"
@@ -9,6 +11,7 @@
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/hash_store.h"
+#include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/store/tcp_store.h"
 
 namespace stitch::rpc {
@@ -30,6 +33,11 @@ bool another_rank_0_hosts(base::EventLoop& loop, transport::TcpStoreOptions tcp,
   }
 }
 
+std::optional<std::string> environment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
 }  // namespace
 
 void check_open_network(const std::string& name, bool has_secret, const std::string& address) {
@@ -43,31 +51,55 @@ void check_open_network(const std::string& name, bool has_secret, const std::str
 }
 
 OpenStore open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
-                     base::EventLoop& loop) {
-  if (options.store) return {options.store, nullptr};
-  if (options.world_size == 1) return {transport::make_hash_store(), nullptr};
+                     const std::shared_ptr<base::EventLoop>& loop) {
+  const std::string restart = torchrun_restart(environment);
+  const std::string prefix = restart.empty() ? "stitch" : "stitch/" + restart;
+  OpenStore opened;
+  const auto own_keys = [prefix](std::shared_ptr<transport::Store> store) {
+    return transport::make_prefix_store(prefix, std::move(store));
+  };
   const std::string& method = options.init_method;
-  if (method.starts_with("file://")) return {transport::make_file_store(method.substr(7)), nullptr};
+  if (options.store) {
+    opened.store = own_keys(options.store);
+    return opened;
+  }
+  if (options.world_size == 1) {
+    opened.store = own_keys(transport::make_hash_store());
+    opened.alone = true;
+    return opened;
+  }
+  if (method.starts_with("file://")) {
+    opened.store = own_keys(transport::make_file_store(method.substr(7)));
+    return opened;
+  }
   const auto place = parse_tcp_method(method).value();  // checked by resolve_options()
   transport::TcpStoreOptions tcp;
   tcp.host = place.host;
   tcp.port = place.port;
   tcp.port_span = 16;
-  tcp.job = method;
+  // The server of an earlier restart may still be there.
+  tcp.job = restart.empty() ? method : method + '#' + restart;
   tcp.key = std::move(key);
   tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
-  OpenStore opened;
+  transport::TcpStoreOptions again = tcp;
+  again.one_round = true;
+  again.connect_timeout = OpenStore::kStoreTimeout;
+  opened.reopen = [loop, again, own_keys] {
+    // The store uses the loop as long as it lives.
+    const auto store = transport::make_tcp_store(*loop, again);
+    return own_keys(std::shared_ptr<transport::Store>(store.get(), [store, loop](auto*) {}));
+  };
   if (options.rank == 0) {
     check_open_network(options.name, tcp.key != nullptr, tcp.host);
-    auto server = std::make_shared<transport::TcpStoreServer>(loop, tcp);
+    auto server = std::make_shared<transport::TcpStoreServer>(*loop, tcp);
     // If two workers claim rank 0, all workers meet in one store, where each sees both.
-    if (!another_rank_0_hosts(loop, tcp, server->port())) {
+    if (!another_rank_0_hosts(*loop, tcp, server->port())) {
       opened.server = server;
       tcp.port = server->port();
       tcp.port_span = 1;
     }
   }
-  opened.store = transport::make_tcp_store(loop, tcp);
+  opened.store = own_keys(transport::make_tcp_store(*loop, tcp));
   return opened;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,17 +14,24 @@ namespace stitch::rpc {
 
 // The store where the workers of a world meet.
 struct OpenStore {
+  // How long one request of a store from reopen() may take.
+  static constexpr std::chrono::milliseconds kStoreTimeout{1000};
+
   std::shared_ptr<transport::Store> store;
   std::shared_ptr<void> server{};  // on the worker that hosts the store; ends with its last owner
+  // Of a TCP store: connects anew, because the host may be another process by now. Throws as the
+  // store does, within kStoreTimeout.
+  std::function<std::shared_ptr<transport::Store>()> reopen{};
+  bool alone = false;  // no other worker can see it
 };
 
 // Opens the store that `options` names: Options::store, else that of init_method, which the worker
-// of rank 0 hosts if it is a TCP store. Blocks for at most options.init_timeout; errors as init().
-// `key` (may be null) is stretched from options.secret. REQUIRES: options went through
-// resolve_options().
+// of rank 0 hosts if it is a TCP store. Its keys are those of this job, and under torchrun of this
+// restart of it. Blocks for at most options.init_timeout; errors as init(). `key` (may be null) is
+// stretched from options.secret. REQUIRES: options went through resolve_options().
 [[nodiscard]] OpenStore open_store(const Options& options,
                                    std::shared_ptr<const transport::SecretKey> key,
-                                   base::EventLoop& loop);
+                                   const std::shared_ptr<base::EventLoop>& loop);
 
 // Throws Error(invalid_argument) when worker `name` would listen on a network without a secret and
 // STITCH_INSECURE is not set: any host that reaches the port could call any registered function.

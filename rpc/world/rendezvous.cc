@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -12,13 +12,17 @@
 #include "stitch/base/random.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
+#include "stitch/rpc/world/running_world.h"
 
 namespace stitch::rpc {
 
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using transport::Store;
+
+constexpr int kNoRank = Options::kFromLauncher;
 
 // A text from the store, which may end up on a terminal.
 std::string shown(std::string text) {
@@ -31,48 +35,71 @@ std::string shown(std::string text) {
 
 }  // namespace
 
-Rendezvous::Rendezvous(const Options& options, Store& store, bool hosts)
+Rendezvous::Rendezvous(const Options& options, Store& store, bool hosts,
+                       steady_clock::time_point deadline)
     : options_(options),
       store_(store),
       hosts_(hosts),
-      deadline_(steady_clock::now() + options.init_timeout) {}
+      deadline_(deadline),
+      founders_(options.world_size.min()) {}
 
-std::vector<MemberRecord> Rendezvous::meet(MemberRecord self) {
-  self.epoch = static_cast<std::uint64_t>(store_.add("epoch/" + self.name, 1));
-  const auto slot = store_.add("arrived", 1) - 1;
-  store_.set("member/" + std::to_string(slot), self.encode());
-  if (slot >= options_.world_size.min()) {
+std::string Rendezvous::key(const std::string& name) const {
+  return "founding/" + std::to_string(generation_) + '/' + name;
+}
+
+std::string Rendezvous::slot_key(const char* name, std::int64_t slot) const {
+  return key(std::string(name) + '/' + std::to_string(slot));
+}
+
+std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
+    MemberRecord self, const std::function<bool()>& recorded) {
+  generation_ = store_.add(world_key::kGeneration, 0);
+  slot_ = store_.add(key("arrived"), 1) - 1;
+  if (slot_ >= founders_) {
+    if (recorded_in_time(recorded)) return std::nullopt;
     tell_the_others({});
-    throw Error(ErrorCode::invalid_argument, "worker \"" + self.name +
-                                                 "\" is one too many: the world of " +
-                                                 std::to_string(options_.world_size.min()) +
-                                                 " at " + store_.describe() + " is full");
+    throw Error(ErrorCode::invalid_argument,
+                "worker \"" + self.name + "\" is one too many: the world of " +
+                    options_.world_size.str() + " at " + store_.describe() + " is full");
   }
-  std::vector<MemberRecord> records;
+  store_.set(slot_key("member", slot_), self.encode());
   try {
-    for (const auto& text : read_all("member/")) records.push_back(MemberRecord::decode(text));
+    const auto texts = read_members(recorded);
+    if (!texts) return std::nullopt;
+    records_.clear();
+    for (const auto& text : *texts) records_.push_back(MemberRecord::decode(text));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::timeout) throw;
-    throw Error(ErrorCode::timeout,
-                "worker \"" + self.name + "\" waited " +
-                    std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
-                    " ms for a world of " + std::to_string(options_.world_size.min()) + " at " +
-                    store_.describe() + ": only these arrived: " + arrived_names());
+    throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " +
+                                        std::to_string(options_.init_timeout / milliseconds(1)) +
+                                        " ms for a world of " + options_.world_size.str() + " at " +
+                                        store_.describe() +
+                                        ": only these arrived: " + arrived_names());
   }
   try {
-    check(records);
+    for (const auto& record : records_) check_member(record);
+    assign_ids();
+    check(records_);
   } catch (const Error&) {
-    tell_the_others(records);
+    tell_the_others(records_);
     throw;
   }
-  std::sort(records.begin(), records.end(),
-            [](const MemberRecord& a, const MemberRecord& b) { return a.rank < b.rank; });
-  return records;
+  std::vector<Founder> founders;
+  for (std::size_t i = 0; i < records_.size(); ++i) founders.push_back({ids_[i], records_[i]});
+  std::sort(founders.begin(), founders.end(),
+            [](const Founder& a, const Founder& b) { return a.id < b.id; });
+  return founders;
+}
+
+WorkerInfo Rendezvous::self() {
+  const auto slot = static_cast<std::size_t>(slot_);
+  const std::string& name = records_[slot].name;
+  return {name, ids_[slot], RunningWorld::next_epoch(store_, name, 0)};
 }
 
 std::uint64_t Rendezvous::world_number() {
   const std::string text =
-      store_.compare_and_set("world", std::nullopt, std::to_string(base::random_number()));
+      store_.compare_and_set(key("number"), std::nullopt, std::to_string(base::random_number()));
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) {
@@ -82,35 +109,93 @@ std::uint64_t Rendezvous::world_number() {
   return number;
 }
 
-std::vector<std::vector<std::string>> Rendezvous::exchange_addresses(
-    const std::vector<std::string>& own) {
-  std::string joined;
-  for (const auto& address : own) joined += address + '\n';
-  store_.set("address/" + std::to_string(options_.rank), joined);
-  std::vector<std::vector<std::string>> all;
-  for (const auto& text : read_all("address/")) all.push_back(split_lines(text));
-  return all;
-}
-
-bool Rendezvous::finish() {
-  if (store_.add("read", 1) < options_.world_size.min()) return false;
-  for (std::int64_t i = 0; i < options_.world_size.min(); ++i) {
-    store_.erase("member/" + std::to_string(i));
-    store_.erase("address/" + std::to_string(i));
+std::vector<MemberCard> Rendezvous::exchange(const MemberCard& own) {
+  base::Bytes bytes;
+  base::ByteWriter out(bytes);
+  own.write(out);
+  store_.set(slot_key("card", slot_),
+             std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  std::vector<MemberCard> cards;
+  // Key after key: a wait for all of them would have the store keep the keys of all workers for all
+  // workers.
+  for (std::int64_t i = 0; i < founders_; ++i) {
+    const std::string text = store_.get(slot_key("card", i), left());
+    base::ByteReader in(std::as_bytes(std::span(text)), "card of a member");
+    cards.push_back(MemberCard::read(in));
+    const auto slot = static_cast<std::size_t>(i);
+    if (cards.back().info.id != ids_[slot] || cards.back().info.name != records_[slot].name)
+      throw Error(ErrorCode::protocol, "an entry in " + store_.describe() +
+                                           " makes no sense: " + to_string(cards.back().info) +
+                                           " in the place of worker \"" + records_[slot].name +
+                                           "\"");
   }
-  store_.erase("world");
-  store_.erase("read");
-  store_.erase("arrived");
-  return true;
+  std::sort(cards.begin(), cards.end(),
+            [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
+  return cards;
 }
 
-// Key after key: a wait for all of them would have the store keep the keys of all workers for all
-// workers.
-std::vector<std::string> Rendezvous::read_all(const std::string& prefix) {
+void Rendezvous::finish(const WorldRecord& record) {
+  if (record.entries.front().card.info.id == ids_[static_cast<std::size_t>(slot_)]) {
+    record_world(record);
+    store_.set(key("recorded"), "1");
+  } else {
+    static_cast<void>(store_.get(key("recorded"), left()));
+  }
+  if (store_.add(key("read"), 1) >= founders_) erase_keys();
+}
+
+// By the founder with the lowest id.
+void Rendezvous::record_world(const WorldRecord& record) {
+  const std::string text = record.encode();
+  const auto there = store_.try_get(world_key::kWorld);
+  const bool free = !there || there->empty();
+  if (!free || store_.compare_and_set(world_key::kWorld, there, text) != text) {
+    throw Error(ErrorCode::disconnected, "worker \"" + options_.name +
+                                             "\" cannot found a world at " + store_.describe() +
+                                             ": another one has come to run there");
+  }
+  store_.add(world_key::kGeneration, 1);
+}
+
+void Rendezvous::erase_keys() {
+  for (std::int64_t i = 0; i < founders_; ++i) {
+    store_.erase(slot_key("member", i));
+    store_.erase(slot_key("card", i));
+  }
+  for (const char* name : {"number", "read", "arrived", "recorded"}) store_.erase(key(name));
+}
+
+// Nothing when the record of a world turns up.
+std::optional<std::vector<std::string>> Rendezvous::read_members(
+    const std::function<bool()>& recorded) {
+  constexpr Timeout kLookInterval{100};
   std::vector<std::string> values;
-  for (std::int64_t i = 0; i < options_.world_size.min(); ++i)
-    values.push_back(store_.get(prefix + std::to_string(i), left()));
+  for (std::int64_t i = 0; i < founders_;) {
+    const Timeout time = left();
+    try {
+      values.push_back(store_.get(slot_key("member", i), std::min(time, kLookInterval)));
+      ++i;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::timeout || time <= kLookInterval) throw;
+      if (recorded()) return std::nullopt;
+    }
+  }
   return values;
+}
+
+// Whether a world is recorded soon: this worker has come too late to found it.
+bool Rendezvous::recorded_in_time(const std::function<bool()>& recorded) {
+  constexpr milliseconds kPollInterval{10};
+  constexpr std::chrono::seconds kFoundingTime{2};
+  // An elastic world may still wait for its first workers, and then there is room for more.
+  const auto give_up = options_.world_size.is_elastic()
+                           ? deadline_
+                           : std::min(deadline_, steady_clock::now() + kFoundingTime);
+  while (!recorded()) {
+    if (steady_clock::now() >= give_up) return false;
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  return true;
 }
 
 // The records do not form a world. Workers that expect a larger one wait for more records than will
@@ -118,17 +203,16 @@ std::vector<std::string> Rendezvous::read_all(const std::string& prefix) {
 // all that arrived have read them, for at most kGracePeriod.
 void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records) {
   constexpr std::chrono::seconds kGracePeriod{2};
-  constexpr std::chrono::milliseconds kPollInterval{5};
+  constexpr milliseconds kPollInterval{5};
   constexpr std::int64_t kMaxFilled = 4096;
   const auto give_up = std::min(deadline_, steady_clock::now() + kGracePeriod);
   try {
-    store_.add("seen", 1);  // how many have read the records: this worker throws after this
+    store_.add(key("seen"), 1);  // how many have read the records: this worker throws after this
     std::int64_t largest = 0;
     for (const auto& record : records) largest = std::max(largest, record.world_size);
-    for (std::int64_t i = options_.world_size.min(); i < std::min(largest, kMaxFilled); ++i) {
-      store_.compare_and_set("member/" + std::to_string(i), std::nullopt, records.front().encode());
-    }
-    while (hosts_ && store_.add("seen", 0) < store_.add("arrived", 0) &&
+    for (std::int64_t i = founders_; i < std::min(largest, kMaxFilled); ++i)
+      store_.compare_and_set(slot_key("member", i), std::nullopt, records.front().encode());
+    while (hosts_ && store_.add(key("seen"), 0) < store_.add(key("arrived"), 0) &&
            steady_clock::now() < give_up)
       std::this_thread::sleep_for(kPollInterval);
   } catch (const Error&) {
@@ -138,34 +222,65 @@ void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records) {
 
 Store::Timeout Rendezvous::left() const {
   const auto now = steady_clock::now();
-  return now >= deadline_ ? Store::Timeout(0) : std::chrono::ceil<Store::Timeout>(deadline_ - now);
+  return now >= deadline_ ? Timeout(0) : std::chrono::ceil<Timeout>(deadline_ - now);
 }
 
 std::string Rendezvous::arrived_names() {
   std::vector<std::string> names;
-  for (std::int64_t i = 0; i < options_.world_size.min(); ++i) {
-    if (const auto text = store_.try_get("member/" + std::to_string(i)))
-      names.push_back(MemberRecord::decode(*text).name);
+  for (std::int64_t i = 0; i < founders_; ++i) {
+    const auto text = store_.try_get(slot_key("member", i));
+    if (!text) continue;
+    const std::string name = MemberRecord::decode(*text).name;
+    names.push_back(name.empty() ? "a worker without a name" : name);
   }
   return base::join_names(names);
+}
+
+void Rendezvous::check_member(const MemberRecord& record) const {
+  const bool elastic = options_.world_size.is_elastic();
+  const bool ranked = record.rank != kNoRank;
+  const bool rank_fits = ranked ? record.rank >= 0 && record.rank < record.world_size : elastic;
+  const bool name_fits = is_worker_name(record.name) || (elastic && !ranked && record.name.empty());
+  if (!rank_fits || !name_fits) {
+    throw Error(ErrorCode::protocol, "an entry in " + store_.describe() +
+                                         " makes no sense: " + "worker \"" + shown(record.name) +
+                                         "\", rank " + std::to_string(record.rank) + " of " +
+                                         std::to_string(record.world_size));
+  }
+  if (record.world_size != options_.world_size.max() || record.founders != founders_) {
+    const std::string theirs =
+        record.founders == record.world_size
+            ? std::to_string(record.world_size)
+            : std::to_string(record.founders) + ':' + std::to_string(record.world_size);
+    throw Error(ErrorCode::invalid_argument,
+                "worker \"" + record.name + "\" (rank " + std::to_string(record.rank) +
+                    ") expects a world of " + theirs + ", worker \"" + options_.name +
+                    "\" one of " + options_.world_size.str());
+  }
+}
+
+// A rank is the id; a worker without one gets the lowest that is free, in the order of the slots.
+void Rendezvous::assign_ids() {
+  std::set<std::int64_t> taken;
+  for (const auto& record : records_) {
+    if (record.rank != kNoRank) taken.insert(record.rank);
+  }
+  ids_.clear();
+  std::int64_t next = 0;
+  for (auto& record : records_) {
+    if (record.rank == kNoRank) {
+      while (!taken.insert(next).second) ++next;
+      record.rank = next;
+    }
+    ids_.emplace_back(static_cast<std::uint32_t>(record.rank));
+    if (record.name.empty()) record.name = "worker" + std::to_string(record.rank);
+  }
 }
 
 void Rendezvous::check(const std::vector<MemberRecord>& records) const {
   std::map<std::int64_t, const MemberRecord*> by_rank;
   std::map<std::string, const MemberRecord*> by_name;
   for (const auto& record : records) {
-    if (record.rank < 0 || record.rank >= record.world_size || !is_worker_name(record.name)) {
-      throw Error(ErrorCode::protocol, "an entry in " + store_.describe() +
-                                           " makes no sense: " + "worker \"" + shown(record.name) +
-                                           "\", rank " + std::to_string(record.rank) + " of " +
-                                           std::to_string(record.world_size));
-    }
-    if (record.world_size != options_.world_size.min()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "worker \"" + record.name + "\" (rank " + std::to_string(record.rank) +
-                      ") expects a world of " + std::to_string(record.world_size) + ", worker \"" +
-                      options_.name + "\" one of " + std::to_string(options_.world_size.min()));
-    }
     const auto [same_rank, new_rank] = by_rank.emplace(record.rank, &record);
     if (!new_rank) {
       throw Error(ErrorCode::invalid_argument,
@@ -182,7 +297,7 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
   }
   std::map<std::string, const WorkerDevices*> devices;
   for (const auto& record : records) devices.emplace(record.name, &record.devices);
-  check_device_maps(devices);
+  if (!options_.world_size.is_elastic()) check_device_maps(devices);
 }
 
 }  // namespace stitch::rpc

@@ -76,6 +76,15 @@ TEST(Examples, LeavingWaitsForWhatIsInFlight) {
       << text;
 }
 
+TEST(Examples, ActorPoolLearnsOnWhileCollectorsAreKilledAndComeBack) {
+  const auto text = run({example("actor_pool"), "3"});
+  for (const char* line :
+       {"collector0 is dead after ", "collector1 is dead after ", "collector2 is dead after ",
+        "collector0 joined, epoch 2", "collector1 joined, epoch 2", "collector2 joined, epoch 2",
+        "3 collectors were killed and came back, the learner has learned all the time"})
+    EXPECT_TRUE(contains(text, line)) << line << " is missing in:\n" << text;
+}
+
 TEST(Examples, TwoWorkerAutogradLowersItsLoss) {
   const auto text = run({STITCH_RUN, "-n", "2", example("two_worker_autograd")});
   EXPECT_TRUE(contains(text, "step 20  loss 0.0")) << text;

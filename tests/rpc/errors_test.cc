@@ -441,9 +441,9 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
   using stitch::base::ByteWriter;
   const auto start_beside = [](const std::string& entry, const std::string& world) {
     const auto store = stitch::transport::make_hash_store();
-    store->add("stitch/arrived", 1);
-    store->set("stitch/member/0", entry);
-    store->set("stitch/world", world);
+    store->add("stitch/founding/0/arrived", 1);
+    store->set("stitch/founding/0/member/0", entry);
+    store->set("stitch/founding/0/number", world);
     const Error error = error_of([&] {
       auto worker = stitch::init({.rank = 1, .world_size = 2, .init_timeout = 5s, .store = store});
     });
@@ -459,7 +459,7 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
     writer.write_string(name);
     writer.write(rank);
     writer.write(size);
-    writer.write(std::uint64_t{1});
+    writer.write(size);
     for (const char* token : {"process", "host", "memory"}) writer.write_string(token);
     writer.write(std::uint8_t{0});
     writer.write(devices);

@@ -258,6 +258,63 @@ TEST_F(StitchRun, StopsAfterTheTimeLimit) {
             "stitch-run: stopped after 0.2 s (--timeout); still running were: worker0\n");
 }
 
+TEST_F(StitchRun, StartsAFailedWorkerAgainAsOftenAsTold) {
+  // worker1 fails twice and then ends well; worker0 goes on meanwhile.
+  const Result result =
+      run(shell({"-n", "2", "--restarts", "2"},
+                "echo start $RANK $STITCH_NAME >&2; if [ $RANK = 1 ]; then echo x >> " +
+                    path("tries") + "; [ $(wc -l < " + path("tries") + ") -ge 3 ] && touch " +
+                    path("good") + " && exit 0; " + "[ $(wc -l < " + path("tries") +
+                    ") = 1 ] && kill -9 $$; exit 3; fi; " + "for i in $(seq 200); do [ -e " +
+                    path("good") + " ] && exit 0; sleep 0.05; done; exit 9"));
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(sorted_lines(result.err),
+            (std::vector<std::string>{
+                "[worker0] start 0 worker0", "[worker1] start 1 worker1",
+                "[worker1] start 1 worker1", "[worker1] start 1 worker1",
+                "stitch-run: worker1 exited with status 3; restarted (2 of 2)",
+                "stitch-run: worker1 was killed by signal 9 (Killed); restarted (1 of 2)"}));
+}
+
+TEST_F(StitchRun, GivesUpAWorkerThatFailsTooOften) {
+  const Result result =
+      run(shell({"-n", "2", "--restarts", "1"}, "[ $RANK = 0 ] && sleep 20; exit 7"));
+  EXPECT_EQ(result.status, 7) << result.err;
+  EXPECT_NE(result.err.find("stitch-run: worker1 exited with status 7; restarted (1 of 1)"),
+            std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("stitch-run: worker1 exited with status 7\n"), std::string::npos)
+      << result.err;
+}
+
+TEST_F(StitchRun, DoesNotStartAWorkerAgainWhoseWorldIsOver) {
+  const Result result =
+      run(shell({"-n", "2", "--restarts", "5"}, "[ $RANK = 0 ] && exit 0; sleep 0.5; exit 4"));
+  EXPECT_EQ(result.status, 4) << result.err;
+  EXPECT_EQ(result.err.find("restarted"), std::string::npos) << result.err;
+}
+
+TEST_F(StitchRun, SaysThatAWorldIsElastic) {
+  const Result result = run(shell({"--min-workers", "2", "--max-workers", "3"},
+                                  "echo $RANK $STITCH_WORLD_SIZE $WORLD_SIZE"));
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(
+      sorted_lines(result.out),
+      (std::vector<std::string>{"[worker0] 0 2:3 3", "[worker1] 1 2:3 3", "[worker2] 2 2:3 3"}));
+}
+
+TEST_F(StitchRun, AnElasticWorldGoesOnWhileEnoughWorkersAreThere) {
+  const Result goes_on =
+      run(shell({"-n", "3", "--min-workers", "2"}, "[ $RANK = 2 ] && exit 5; sleep 0.5"));
+  EXPECT_EQ(goes_on.status, 0) << goes_on.err;
+  EXPECT_NE(goes_on.err.find("stitch-run: worker2 exited with status 5; the others go on"),
+            std::string::npos)
+      << goes_on.err;
+  const Result too_few =
+      run(shell({"-n", "3", "--min-workers", "3"}, "[ $RANK = 2 ] && exit 5; sleep 20"));
+  EXPECT_EQ(too_few.status, 5) << too_few.err;
+}
+
 TEST_F(StitchRun, ExplainsAWrongCommandLine) {
   const auto refused = [](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), STITCH_RUN);

@@ -1,0 +1,120 @@
+// One learner, and collectors that come and go. The program starts its three collectors itself,
+// kills one after another in the middle of its work, and starts it again under its name; the others
+// never stop, and neither does the learner.
+//   actor_pool [kills]
+#include <signal.h>
+#include <stitch/stitch.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+// ---- what runs on the learner
+
+std::mutex mutex;
+std::map<std::string, long> rollouts;  // by collector, of its present life
+std::atomic<long> total{0};
+std::atomic<bool> finished{false};
+
+// Takes what a collector has seen. False: there is no need for more.
+bool learn_from(const std::string& collector, at::Tensor rollout) {
+  total += rollout.numel() > 0;
+  const std::lock_guard lock(mutex);
+  ++rollouts[collector];
+  return !finished;
+}
+
+// ---- a collector: a process of its own, which does not know that it may be killed
+
+int collect(const std::string& name) {
+  const auto self = stitch::init({.name = name});
+  while (stitch::rpc_sync<learn_from>("learner", self.name(), at::rand({4, 16}))) {
+  }
+  return 0;
+}
+
+// ---- the program that the user starts: the learner, and what starts and kills its collectors
+
+pid_t start(const std::string& collector) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  execl("/proc/self/exe", "actor_pool", "collect", collector.c_str(), nullptr);
+  _exit(127);
+}
+
+// Waits until `condition` holds, for a bounded time.
+template <class Condition>
+void until(const char* what, Condition condition) {
+  for (int i = 0; i < 3000; ++i) {
+    if (condition()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  throw std::runtime_error(std::string("waited in vain until ") + what);
+}
+
+int learn(int kills) {
+  std::string path = std::filesystem::temp_directory_path() / "stitch-actor-pool-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("cannot make " + path);
+  setenv("STITCH_INIT_METHOD", ("file://" + path + "/store").c_str(), 1);
+  setenv("STITCH_WORLD_SIZE", "1:4", 1);
+
+  auto self = stitch::init({.name = "learner"});  // an elastic world: it runs from here on
+  std::map<std::string, std::uint64_t> epochs;    // of the collectors that live
+  const auto joins = self.on_join([&](const stitch::WorkerInfo& info) {
+    const std::lock_guard lock(mutex);
+    epochs[info.name] = info.epoch;
+    rollouts[info.name] = 0;
+    std::printf("%s joined, epoch %d\n", info.name.c_str(), static_cast<int>(info.epoch));
+  });
+  const auto leaves = self.on_leave([&](const stitch::WorkerInfo& info, stitch::LeaveReason why) {
+    const std::lock_guard lock(mutex);
+    epochs.erase(info.name);
+    std::printf("%s is %s after %ld rollouts; %ld from all\n", info.name.c_str(),
+                why == stitch::LeaveReason::dead ? "dead" : "gone", rollouts[info.name],
+                total.load());
+  });
+  const auto works = [&](const std::string& name) {
+    const std::lock_guard lock(mutex);
+    return epochs.contains(name) && rollouts[name] > 0;
+  };
+
+  std::map<std::string, pid_t> collectors;
+  for (const std::string name : {"collector0", "collector1", "collector2"})
+    collectors[name] = start(name);
+  for (const auto& [name, process] : collectors) until("all work", [&] { return works(name); });
+  for (int i = 0; i < kills; ++i) {
+    const std::string victim = "collector" + std::to_string(i % 3);
+    kill(collectors[victim], SIGKILL);
+    waitpid(collectors[victim], nullptr, 0);
+    until("its death is known", [&] { return !works(victim); });
+    const long before = total;
+    until("the others have gone on", [&] { return total > before + 100; });
+    collectors[victim] = start(victim);
+    until("it works again", [&] { return works(victim); });
+  }
+  finished = true;  // the collectors leave
+  for (const auto& [name, process] : collectors) waitpid(process, nullptr, 0);
+  std::printf("%d collectors were killed and came back, the learner has %s\n", kills,
+              total > 0 ? "learned all the time" : "learned nothing");
+  std::filesystem::remove_all(path);
+  return 0;
+}
+
+int main(int argc, char** argv) try {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  const std::string first = argc > 1 ? argv[1] : "";
+  return first == "collect" && argc > 2 ? collect(argv[2])
+                                        : learn(first.empty() ? 6 : std::stoi(first));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,62 @@
+#include "stitch/rpc/world/world_extension.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+std::unique_ptr<Extension> make_world_extension(Agent& agent) {
+  return std::make_unique<WorldExtension>(agent);
+}
+const int kIndex = register_extension(make_world_extension);
+
+}  // namespace
+
+WorldExtension& WorldExtension::of(Agent& agent) {
+  return static_cast<WorldExtension&>(agent.extension(kIndex));
+}
+
+void WorldExtension::keep(const std::shared_ptr<WorldKeeper>& keeper) {
+  {
+    const base::MutexLock lock(mutex_);
+    keeper_ = keeper;
+  }
+  keeper->start(agent_.shared_from_this());
+}
+
+std::shared_ptr<WorldKeeper> WorldExtension::keeper() const {
+  const base::MutexLock lock(mutex_);
+  return keeper_.lock();
+}
+
+void WorldExtension::end_world() {
+  if (const auto kept = keeper()) kept->end_world();
+}
+
+void WorldExtension::tell(Watchers& watchers, const WorkerInfo& info, LeaveReason reason) {
+  if (const auto kept = keeper()) kept->on_change();
+  watchers.notify(agent_.shared_from_this(), info, reason);
+}
+
+void WorldExtension::on_member_joined(const WorkerInfo& joined) {
+  tell(joins_, joined, LeaveReason::left);
+}
+
+void WorldExtension::on_member_left(const WorkerInfo& left) {
+  tell(leaves_, left, LeaveReason::left);
+}
+
+void WorldExtension::on_member_dead(const WorkerInfo& dead, const Error&) {
+  tell(leaves_, dead, LeaveReason::dead);
+}
+
+void WorldExtension::stop() {
+  joins_.close();
+  leaves_.close();
+  const auto kept = keeper();
+  if (!kept) return;
+  // The others may have left while this worker was leaving, too.
+  if (agent_.live_members().size() == 1) kept->end_world();
+  kept->stop();
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/membership/watcher.h"
+#include "stitch/rpc/world/world_keeper.h"
+
+namespace stitch::rpc {
+
+// Tells those concerned that members of the world have come or gone: the callbacks of the user and
+// the keeper of the world's record. Part of every Agent. Thread contract: any thread.
+class WorldExtension final : public Extension {
+ public:
+  explicit WorldExtension(Agent& agent) : agent_(agent) {}
+  [[nodiscard]] static WorldExtension& of(Agent& agent);
+
+  // To be called once, when the agent has started and its keeper shall begin.
+  void keep(const std::shared_ptr<WorldKeeper>& keeper) STITCH_EXCLUDES(mutex_);
+  // As WorldKeeper::end_world().
+  void end_world() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Watchers& joins() noexcept { return joins_; }
+  [[nodiscard]] Watchers& leaves() noexcept { return leaves_; }
+
+  void on_member_joined(const WorkerInfo& joined) override STITCH_EXCLUDES(mutex_);
+  void on_member_left(const WorkerInfo& left) override STITCH_EXCLUDES(mutex_);
+  void on_member_dead(const WorkerInfo& dead, const Error& reason) override STITCH_EXCLUDES(mutex_);
+  void stop() override STITCH_EXCLUDES(mutex_);
+
+ private:
+  [[nodiscard]] std::shared_ptr<WorldKeeper> keeper() const STITCH_EXCLUDES(mutex_);
+  void tell(Watchers& watchers, const WorkerInfo& info, LeaveReason reason) STITCH_EXCLUDES(mutex_);
+
+  Agent& agent_;
+  Watchers joins_;
+  Watchers leaves_;
+  mutable base::Mutex mutex_;
+  std::weak_ptr<WorldKeeper> keeper_ STITCH_GUARDED_BY(mutex_);  // the agent's end ends it
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,168 @@
+#include "stitch/rpc/world/world_keeper.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "stitch/base/error.h"
+
+namespace stitch::rpc {
+
+using std::chrono::steady_clock;
+
+namespace {
+constexpr std::chrono::milliseconds kLookInterval{200};
+// Beyond what one request to the store may take.
+constexpr std::chrono::milliseconds kEndTimeout = OpenStore::kStoreTimeout * 3 / 2;
+}  // namespace
+
+WorldKeeper::WorldKeeper(OpenStore opened, WorldRecord record)
+    : opened_(std::move(opened)), record_(std::move(record)) {}
+
+WorldKeeper::~WorldKeeper() {
+  stop();
+  std::thread thread;
+  {
+    const base::MutexLock lock(mutex_);
+    thread.swap(thread_);
+  }
+  if (thread.joinable()) thread.join();
+}
+
+void WorldKeeper::start(const std::shared_ptr<Agent>& agent) {
+  const base::MutexLock lock(mutex_);
+  agent_ = agent;
+  wake_or_start(agent);
+}
+
+void WorldKeeper::on_change() {
+  const base::MutexLock lock(mutex_);
+  if (const auto agent = agent_.lock()) wake_or_start(agent);
+}
+
+bool WorldKeeper::keeps(const Agent& agent) const {
+  const auto live = agent.live_members();
+  return std::all_of(live.begin(), live.end(),
+                     [&](const WorkerInfo& info) { return info.id >= agent.self().id; });
+}
+
+void WorldKeeper::wake_or_start(const std::shared_ptr<Agent>& agent) {
+  ++changes_;
+  changed_.notify_all();
+  if (opened_.alone || stopped_ || thread_.joinable() || !keeps(*agent)) return;
+  try {
+    thread_ = std::thread([this] { run(); });
+    pthread_setname_np(thread_.native_handle(), "stitch-keeper");
+  } catch (const std::system_error& error) {
+    std::fprintf(stderr, "stitch: %s cannot keep the record of its world: %s\n",
+                 to_string(agent->self()).c_str(), error.what());
+  }
+}
+
+void WorldKeeper::end_world() {
+  const auto give_up = steady_clock::now() + kEndTimeout;
+  base::MutexLock lock(mutex_);
+  ending_ = true;
+  ++changes_;
+  changed_.notify_all();
+  const auto agent = agent_.lock();
+  if (!agent || !thread_.joinable()) return;
+  lock.unlock();
+  const bool responsible = keeps(*agent);
+  lock.lock();
+  while (responsible && !ended_ && !stopped_ && steady_clock::now() < give_up)
+    changed_.wait_until(mutex_, give_up);
+}
+
+void WorldKeeper::stop() {
+  const base::MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+void WorldKeeper::run() {
+  for (;;) {
+    std::uint64_t seen = 0;
+    bool ending = false;
+    std::shared_ptr<Agent> agent;
+    {
+      const base::MutexLock lock(mutex_);
+      if (stopped_) return;
+      seen = changes_;
+      ending = ending_;
+      agent = agent_.lock();
+    }
+    if (!agent) return;
+    const bool responsible = keeps(*agent);
+    if (responsible) look_after_store(*agent, ending);
+    agent.reset();  // its end waits for this thread
+    base::MutexLock lock(mutex_);
+    if (responsible && ending) {
+      ended_ = true;
+      changed_.notify_all();
+    }
+    const auto until = steady_clock::now() + kLookInterval;
+    while (!stopped_ && changes_ == seen && (!responsible || steady_clock::now() < until)) {
+      if (responsible) {
+        changed_.wait_until(mutex_, until);
+      } else {
+        changed_.wait(mutex_);
+      }
+    }
+  }
+}
+
+void WorldKeeper::look_after_store(Agent& agent, bool ending) {
+  try {
+    if (!store_) store_ = opened_.reopen ? opened_.reopen() : opened_.store;
+    update_entries(agent);
+    write_record(*store_, ending);
+    if (!ending) answer(*store_);
+  } catch (const Error&) {
+    // Its host is gone, or does not answer: another may serve it soon.
+    if (opened_.reopen) store_ = nullptr;
+  }
+}
+
+// Each worker's last life; a life that is over keeps its place.
+void WorldKeeper::update_entries(Agent& agent) {
+  for (auto& entry : record_.entries) entry.live = false;
+  for (auto& card : agent.live_cards()) {
+    const auto same = [&](const auto& entry) { return entry.card.info.id == card.info.id; };
+    const auto found = std::find_if(record_.entries.begin(), record_.entries.end(), same);
+    if (found == record_.entries.end()) {
+      record_.entries.push_back({std::move(card), true});
+    } else {
+      *found = {std::move(card), true};
+    }
+  }
+  std::sort(record_.entries.begin(), record_.entries.end(),
+            [](const auto& a, const auto& b) { return a.card.info.id < b.card.info.id; });
+}
+
+void WorldKeeper::write_record(transport::Store& store, bool ending) {
+  const std::string wanted = ending ? "" : record_.encode();
+  const auto there = store.try_get(world_key::kWorld);
+  if (there.value_or("") == wanted) return;
+  if (there && !there->empty() && WorldRecord::decode(*there).number != record_.number) {
+    if (!std::exchange(another_world_reported_, true) && !ending) {
+      std::fprintf(stderr,
+                   "stitch: another world runs at %s: workers that start find that one, not this\n",
+                   store.describe().c_str());
+    }
+    return;
+  }
+  if (!there || there->empty()) store.add(world_key::kGeneration, 1);
+  store.compare_and_set(world_key::kWorld, there, wanted);
+}
+
+void WorldKeeper::answer(transport::Store& store) {
+  const auto ring = store.try_get(world_key::kRing);
+  if (ring && store.try_get(world_key::kRung) != ring) store.set(world_key::kRung, *ring);
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/world/open_store.h"
+#include "stitch/rpc/world/world_record.h"
+
+namespace stitch::rpc {
+
+// Keeps the record of the running world in its store, where workers that start find it. Every
+// worker has one; the live worker with the lowest id does the work, on a thread that it starts for
+// that: it writes the record when the members change or when the store has come back empty (a new
+// worker of rank 0 serves it), and answers those that ring, so that they know the world from a dead
+// one. The loss of the store is not reported: it is needed for joins only, and looked for again
+// until it is there. Part of what an Agent keeps until its end. Thread contract: any thread.
+class WorldKeeper {
+ public:
+  // `record`: of the world as this worker found it.
+  WorldKeeper(OpenStore opened, WorldRecord record);
+  // Ends the thread, which may be in a request to the store for at most kStoreTimeout.
+  ~WorldKeeper();
+  WorldKeeper(const WorldKeeper&) = delete;
+  WorldKeeper& operator=(const WorldKeeper&) = delete;
+
+  // To be called once, when the agent has started.
+  void start(const std::shared_ptr<Agent>& agent) STITCH_EXCLUDES(mutex_);
+  // The members have changed. Does not block.
+  void on_change() STITCH_EXCLUDES(mutex_);
+  // This worker leaves together with all others, or as the last one: nothing is to be joined any
+  // more. If it keeps the record, that is taken away before this returns, where the store answers
+  // within kStoreTimeout.
+  void end_world() STITCH_EXCLUDES(mutex_);
+  // No new work is begun. Does not block.
+  void stop() STITCH_EXCLUDES(mutex_);
+
+ private:
+  void run() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool keeps(const Agent& agent) const;
+  void look_after_store(Agent& agent, bool ending) STITCH_EXCLUDES(mutex_);
+  void write_record(transport::Store& store, bool ending);
+  void answer(transport::Store& store);
+  void update_entries(Agent& agent);
+  void wake_or_start(const std::shared_ptr<Agent>& agent) STITCH_REQUIRES(mutex_);
+
+  const OpenStore opened_;
+
+  // The thread only.
+  WorldRecord record_;
+  std::shared_ptr<transport::Store> store_;  // null: to be opened again
+  bool another_world_reported_ = false;
+
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  std::weak_ptr<Agent> agent_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t changes_ STITCH_GUARDED_BY(mutex_) = 0;
+  bool ending_ STITCH_GUARDED_BY(mutex_) = false;
+  bool ended_ STITCH_GUARDED_BY(mutex_) = false;  // the record is gone, or cannot be reached
+  bool stopped_ STITCH_GUARDED_BY(mutex_) = false;
+  std::thread thread_ STITCH_GUARDED_BY(mutex_);
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,266 @@
+// Workers that join a running world, leave it, and come back to it: all in one process.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+#include "stitch/transport/store/hash_store.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::LeaveReason;
+using stitch::Options;
+using stitch::Worker;
+using stitch::WorkerInfo;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+using stitch::testing::has_text;
+
+int twice(int x) { return 2 * x; }
+
+// Worlds whose workers all meet in one store.
+class Joining : public ::testing::Test {
+ protected:
+  Options elastic(const std::string& name, const char* size = "1:8") const {
+    return {.name = name,
+            .world_size = size,
+            .rpc_timeout = 20s,
+            .init_timeout = 30s,
+            .shutdown_timeout = 10s,
+            .store = store_};
+  }
+  Options fixed(int rank, int size) const {
+    return {.rank = rank,
+            .world_size = size,
+            .rpc_timeout = 20s,
+            .init_timeout = 30s,
+            .shutdown_timeout = 10s,
+            .store = store_};
+  }
+  std::vector<Worker> fixed_world(int size) const {
+    std::map<int, Worker> by_rank;
+    std::mutex mutex;
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < size; ++rank) {
+        threads.emplace_back([&, rank] {
+          auto worker = stitch::init(fixed(rank, size));
+          const std::lock_guard lock(mutex);
+          by_rank.emplace(rank, std::move(worker));
+        });
+      }
+    }
+    std::vector<Worker> workers;
+    for (auto& [rank, worker] : by_rank) workers.push_back(std::move(worker));
+    return workers;
+  }
+  static void shut_down_together(std::vector<Worker> workers) {
+    std::vector<std::jthread> threads;
+    for (auto& worker : workers) threads.emplace_back([&worker] { worker.shutdown(); });
+  }
+  // Ends as a process that is killed does, as far as the others can see.
+  static void kill(Worker& worker) { worker.shutdown({.graceful = false}); }
+
+ private:
+  std::shared_ptr<stitch::transport::Store> store_ = stitch::transport::make_hash_store();
+};
+
+TEST_F(Joining, ANewWorkerIsKnownToAllWhenItsInitReturns) {
+  auto a = stitch::init(elastic("a"));
+  std::mutex mutex;
+  std::vector<std::string> joined;
+  const auto watch = a.on_join([&](const WorkerInfo& info) {
+    const std::lock_guard lock(mutex);
+    joined.push_back(info.name);
+  });
+  EXPECT_EQ(a.world_size(), 1);
+  auto b = stitch::init(elastic("b"));
+  auto c = stitch::init(elastic(""));
+  EXPECT_EQ(c.name(), "worker2");
+  EXPECT_EQ(a.world_size(), 3);
+  EXPECT_EQ(b.world_size(), 3);
+  EXPECT_EQ(a.rpc_sync<twice>("b", 21), 42);
+  EXPECT_EQ(b.rpc_sync<twice>("worker2", 4), 8);
+  EXPECT_EQ(c.rpc_sync<twice>("a", 5), 10);
+  EXPECT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return joined == std::vector<std::string>{"b", "worker2"};
+  }));
+}
+
+TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {
+  auto a = stitch::init(elastic("a"));
+  auto b = stitch::init(elastic("b"));
+  std::atomic<int> left{0};
+  const auto watch = a.on_leave([&](const WorkerInfo& info, LeaveReason reason) {
+    left += info.name == "b" && reason == LeaveReason::left ? 1 : 100;
+  });
+  const auto began = steady_clock::now();
+  b.shutdown();
+  EXPECT_LT(steady_clock::now() - began, 5s);
+  EXPECT_TRUE(eventually([&] { return left == 1 && a.world_size() == 1; }));
+  EXPECT_EQ(error_of([&] { a.rpc_sync<twice>("b", 1); }).code(), ErrorCode::disconnected);
+  auto again = stitch::init(elastic("b"));
+  EXPECT_EQ(again.info().epoch, 2u);
+  EXPECT_EQ(a.rpc_sync<twice>("b", 3), 6);
+}
+
+TEST_F(Joining, ARestartedWorkerIsReachedUnderItsName) {
+  auto workers = fixed_world(3);
+  const WorkerInfo before = workers[0].worker("worker1");
+  kill(workers[1]);
+  workers[1] = stitch::init(fixed(1, 3));
+  EXPECT_EQ(workers[1].id(), before.id);
+  EXPECT_EQ(workers[1].info().epoch, before.epoch + 1);
+  for (const int caller : {0, 2}) {
+    EXPECT_EQ(workers[static_cast<std::size_t>(caller)].rpc_sync<twice>("worker1", 8), 16);
+  }
+  EXPECT_EQ(workers[1].rpc_sync<twice>("worker2", 9), 18);
+  const Error error = error_of([&] { workers[0].rpc_sync<twice>(before, 1); });
+  EXPECT_TRUE(has_text(error, ErrorCode::disconnected,
+                       "worker \"worker1\" epoch 1 is gone; it is now epoch 2"));
+  EXPECT_EQ(workers[0].world_size(), 3);
+  shut_down_together(std::move(workers));
+}
+
+TEST_F(Joining, TheWorkerWithTheLowestIdMayBeRestartedToo) {
+  auto workers = fixed_world(3);
+  kill(workers[0]);
+  workers[0] = stitch::init(fixed(0, 3));
+  EXPECT_EQ(workers[0].info().epoch, 2u);
+  EXPECT_EQ(workers[0].rpc_sync<twice>("worker2", 2), 4);
+  EXPECT_EQ(workers[1].rpc_sync<twice>("worker0", 3), 6);
+  kill(workers[1]);
+  workers[1] = stitch::init(fixed(1, 3));
+  EXPECT_EQ(workers[2].rpc_sync<twice>("worker1", 4), 8);
+  shut_down_together(std::move(workers));
+}
+
+TEST_F(Joining, ANameOfALivingWorkerIsRefused) {
+  auto workers = fixed_world(2);
+  const Error error = error_of([&] { auto worker = stitch::init(fixed(1, 2)); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+  EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
+  EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", 8), 16);  // the first one is untouched
+  shut_down_together(std::move(workers));
+}
+
+TEST_F(Joining, ThereIsNoRoomBeyondTheMaximum) {
+  auto a = stitch::init(elastic("a", "1:2"));
+  auto b = stitch::init(elastic("b", "1:2"));
+  const Error error = error_of([&] { auto c = stitch::init(elastic("c", "1:2")); });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "worker \"c\" is one too many"));
+  b.shutdown();
+  auto c = stitch::init(elastic("c", "1:2"));
+  EXPECT_EQ(a.rpc_sync<twice>("c", 8), 16);
+}
+
+TEST_F(Joining, TrafficGoesOnWhileWorkersComeAndGo) {
+  auto a = stitch::init(elastic("a"));
+  auto b = stitch::init(elastic("b"));
+  std::atomic<bool> over{false};
+  std::atomic<int> calls{0};
+  std::atomic<int> failures{0};
+  {
+    std::jthread traffic([&] {
+      while (!over) {
+        try {
+          EXPECT_EQ(a.rpc_sync<twice>("b", 2), 4);
+          EXPECT_EQ(b.rpc_sync<twice>("a", 3), 6);
+          ++calls;
+        } catch (const Error& error) {
+          ++failures;
+          ADD_FAILURE() << error.what();
+          over = true;
+        }
+      }
+    });
+    for (int i = 1; i <= 6 && !over; ++i) {
+      const int before = calls;
+      auto c = stitch::init(elastic("c"));
+      EXPECT_EQ(c.info().epoch, static_cast<std::uint64_t>(i));
+      EXPECT_EQ(a.rpc_sync<twice>("c", i), 2 * i);
+      EXPECT_EQ(c.rpc_sync<twice>("b", i), 2 * i);
+      if (i % 2 == 0) {
+        kill(c);
+      } else {
+        c.shutdown();
+      }
+      EXPECT_TRUE(eventually([&] { return calls > before + 10 || over; }));
+    }
+    over = true;
+  }
+  EXPECT_EQ(failures, 0);
+}
+
+TEST_F(Joining, ABarrierEndsWhenOneOfItsWorkersLeavesOrDies) {
+  auto a = stitch::init(elastic("a"));
+  auto b = stitch::init(elastic("b"));
+  for (const bool dies : {false, true}) {
+    auto c = stitch::init(elastic("c"));
+    const std::vector<std::string> names{"a", "b", "c"};
+    std::vector<std::string> errors(2);
+    const auto began = steady_clock::now();
+    {
+      std::jthread in_a([&] { errors[0] = error_of([&] { a.barrier(names); }).what(); });
+      std::jthread in_b([&] { errors[1] = error_of([&] { b.barrier(names); }).what(); });
+      std::this_thread::sleep_for(100ms);
+      if (dies) {
+        kill(c);
+      } else {
+        c.shutdown();
+      }
+    }
+    EXPECT_LT(steady_clock::now() - began, 10s);
+    for (const auto& error : errors) {
+      EXPECT_NE(error.find("barrier on worker"), std::string::npos) << error;
+      EXPECT_NE(error.find("no answer from worker \"c\""), std::string::npos) << error;
+    }
+  }
+  auto c = stitch::init(elastic("c"));  // a new life counts its barriers from the start
+  {
+    std::vector<std::jthread> threads;
+    for (Worker* worker : {&a, &b, &c}) {
+      threads.emplace_back([worker] {
+        const auto all = worker->all_gather(worker->name(), {"a", "b", "c"});
+        EXPECT_EQ(all.size(), 3u);
+      });
+    }
+  }
+}
+
+TEST_F(Joining, AWatchThatHasStoppedIsNotCalled) {
+  auto a = stitch::init(elastic("a"));
+  std::atomic<int> seen{0};
+  std::atomic<int> kept{0};
+  auto stopped = a.on_join([&](const WorkerInfo&) { ++seen; });
+  const auto watch = a.on_join([&](const WorkerInfo&) { ++kept; });
+  stopped.stop();
+  auto b = stitch::init(elastic("b"));
+  EXPECT_TRUE(eventually([&] { return kept == 1; }));
+  EXPECT_EQ(seen, 0);
+}
+
+TEST_F(Joining, AWorldThatHasEndedIsFollowedByANewOne) {
+  for (int i = 0; i < 3; ++i) {
+    auto workers = fixed_world(2);
+    EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", i), 2 * i);
+    EXPECT_EQ(workers[1].info().epoch, static_cast<std::uint64_t>(i + 1));
+    shut_down_together(std::move(workers));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,101 @@
+// One worker of a world in which others are killed and started again, for restart_test.cc. The
+// first argument says what it does.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "stitch/rpc/worker.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+
+std::atomic<bool> over{false};
+int process_id() { return getpid(); }
+void die() { kill(getpid(), SIGKILL); }
+void end() { over = true; }
+
+void serve() {
+  for (int i = 0; i < 6000 && !over; ++i) std::this_thread::sleep_for(10ms);
+}
+
+// Calls `name` until a life of it with a higher epoch than `former` answers.
+stitch::WorkerInfo until_back(const stitch::Worker& self, const stitch::WorkerInfo& former) {
+  for (int i = 0; i < 3000; ++i) {
+    const stitch::WorkerInfo now = self.worker(former.id);
+    if (now.epoch > former.epoch) return now;
+    std::this_thread::sleep_for(10ms);
+  }
+  throw std::runtime_error(former.name + " did not come back");
+}
+
+// Worker `victim` is killed and comes back while `witness` and `other` call each other.
+int outlive(const stitch::Worker& self, const std::string& victim, const std::string& witness,
+            const std::string& other) {
+  if (self.name() != witness) {
+    serve();
+    return 0;
+  }
+  const stitch::WorkerInfo former = self.worker(victim);
+  const int process = self.rpc_sync<process_id>(former);
+  self.notify<die>(former);
+  int calls = 0;
+  std::jthread traffic([&](std::stop_token stop) {
+    const stitch::WorkerScope scope(self);
+    for (; !stop.stop_requested(); ++calls) self.rpc_sync<process_id>(other);
+  });
+  const auto now = until_back(self, former);
+  const bool another = self.rpc_sync<process_id>(victim) != process;
+  traffic.request_stop();
+  traffic.join();
+  std::printf("%s is back, epoch %d, %s\n", now.name.c_str(), static_cast<int>(now.epoch),
+              another ? "in another process" : "in the same process");
+  std::printf("%s\n", calls > 100 ? "calls to others went on" : "calls to others stopped");
+  try {
+    self.rpc_sync<process_id>(former);
+  } catch (const Error& error) {
+    std::printf("%s: %s\n", std::string(to_string(error.code())).c_str(), error.what());
+  }
+  self.notify<end>(victim);
+  self.notify<end>(other);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  const std::string what = argc > 1 ? argv[1] : "";
+  stitch::Options options{.init_timeout = 40s, .shutdown_timeout = 40s};
+  // The store of the launcher is a file; here worker 0 serves one.
+  if (what == "host") options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
+  const auto self = stitch::init(options);
+  if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
+  if (what == "host") return outlive(self, "worker0", "worker1", "worker2");
+  if (what == "wait" && argc > 2) {
+    std::ofstream(argv[2] + self.name()) << self.info().epoch << '\n';
+    serve();
+    return 0;
+  }
+  if (what == "meet") {
+    self.barrier();
+    std::printf("%s has met the others, epoch %d\n", self.name().c_str(),
+                static_cast<int>(self.info().epoch));
+    return 0;
+  }
+  std::fprintf(stderr, "unknown: %s\n", what.c_str());
+  return 2;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 3;
+}

@@ -1,0 +1,100 @@
+// Workers that are killed and started again, as processes.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/eventually.h"
+#include "tests/support/running_command.h"
+#include "tests/support/temporary_folder.h"
+
+namespace {
+
+using std::chrono::steady_clock;
+using stitch::testing::eventually;
+using stitch::testing::RunningCommand;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Restarts, AKilledWorkerComesBackUnderItsName) {
+  RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "1", MEMBER_PROGRAM, "restart"},
+                     std::chrono::seconds(100));
+  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+  EXPECT_TRUE(contains(run.out(), "worker1 is back, epoch 2, in another process")) << run.out();
+  EXPECT_TRUE(contains(run.out(), "calls to others went on")) << run.out();
+  EXPECT_TRUE(
+      contains(run.out(), "disconnected: worker \"worker1\" epoch 1 is gone; it is now epoch 2"))
+      << run.out();
+  EXPECT_TRUE(contains(run.err(), "worker1 was killed by signal 9 (Killed); restarted (1 of 1)"))
+      << run.err();
+}
+
+// Worker 0 serves the store over TCP. Its successor finds an empty one, and yet the world.
+TEST(Restarts, TheHostOfTheStoreComesBackToItsWorld) {
+  RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "1", MEMBER_PROGRAM, "host"},
+                     std::chrono::seconds(100));
+  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+  EXPECT_TRUE(contains(run.out(), "worker0 is back, epoch 2, in another process")) << run.out();
+  EXPECT_TRUE(contains(run.out(), "calls to others went on")) << run.out();
+  EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();  // nothing is said about the store
+}
+
+// Two workers that meet at a file and are killed, all of them.
+class AllKilled : public ::testing::Test {
+ protected:
+  std::unique_ptr<RunningCommand> start(int rank, const std::vector<std::string>& variables,
+                                        const char* what) const {
+    std::vector<std::string> command{"env", "STITCH_INIT_METHOD=file://" + path("store"),
+                                     "RANK=" + std::to_string(rank), "WORLD_SIZE=2"};
+    command.insert(command.end(), variables.begin(), variables.end());
+    command.insert(command.end(), {MEMBER_PROGRAM, what, path("there-")});
+    return std::make_unique<RunningCommand>(command, std::chrono::seconds(60));
+  }
+  void start_and_kill(const std::vector<std::string>& variables) const {
+    const auto worker0 = start(0, variables, "wait");
+    const auto worker1 = start(1, variables, "wait");
+    EXPECT_TRUE(eventually([&] {
+      return std::filesystem::exists(path("there-worker0")) &&
+             std::filesystem::exists(path("there-worker1"));
+    }));
+    for (const auto* worker : {worker0.get(), worker1.get()}) worker->send_signal(SIGKILL);
+    EXPECT_EQ(worker0->wait(), 128 + SIGKILL);
+    EXPECT_EQ(worker1->wait(), 128 + SIGKILL);
+  }
+  // What the workers print once they have met.
+  std::string meet_again(const std::vector<std::string>& variables) const {
+    const auto worker0 = start(0, variables, "meet");
+    const auto worker1 = start(1, variables, "meet");
+    EXPECT_EQ(worker0->wait(), 0) << worker0->err();
+    EXPECT_EQ(worker1->wait(), 0) << worker1->err();
+    return worker0->out() + worker1->out();
+  }
+
+ private:
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
+  const stitch::testing::TemporaryFolder folder_;
+};
+
+// torchrun starts all workers again, with a higher count of restarts.
+TEST_F(AllKilled, WorkersMeetAnewUnderTorchrun) {
+  start_and_kill({"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=0"});
+  EXPECT_EQ(meet_again({"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=1"}),
+            "worker0 has met the others, epoch 1\nworker1 has met the others, epoch 1\n");
+}
+
+// The record of the dead world is still in the store.
+TEST_F(AllKilled, ADeadWorldIsFollowedByANewOne) {
+  start_and_kill({});
+  const auto began = steady_clock::now();
+  EXPECT_EQ(meet_again({}),
+            "worker0 has met the others, epoch 2\nworker1 has met the others, epoch 2\n");
+  EXPECT_LT(steady_clock::now() - began, std::chrono::seconds(30));
+}
+
+}  // namespace
