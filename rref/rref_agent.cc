@@ -31,9 +31,25 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
       agent_(&agent) {
   // Called for messages of peers only: the agent and its table of peers exist then.
-  lifetime_->set_world([&agent](const WorkerLife& life) {
-    return life.id < agent.peers().size() && agent.peers().infos()[life.id].epoch == life.epoch;
-  });
+  lifetime_->set_world({.contains =
+                            [&agent](const WorkerLife& life) {
+                              return life.id < agent.peers().size() &&
+                                     agent.peers().infos()[life.id].epoch == life.epoch;
+                            },
+                        .live =
+                            [&agent] {
+                              std::vector<WorkerLife> live;
+                              for (const WorkerInfo& each : agent.live_members())
+                                live.push_back(life_of(each));
+                              return live;
+                            },
+                        .gone =
+                            [&agent](const WorkerLife& life) {
+                              WorkerInfo info{"", WorkerId(life.id), life.epoch};
+                              if (life.id < agent.peers().size())
+                                info.name = agent.peers().find(info.id).name;
+                              return life_is_over(info, life.epoch, "");
+                            }});
 }
 
 std::shared_ptr<rpc::Agent> RRefAgent::agent() const {
@@ -134,6 +150,15 @@ void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   ordered_calls_->caller_lost(life_of(peer));
 }
 
+void RRefAgent::on_member_over(const WorkerInfo& member, const std::string& why) {
+  perform(lifetime_->member_over(life_of(member), life_is_over(member, member.epoch, why)));
+  ordered_calls_->caller_lost(life_of(member));
+}
+
+void RRefAgent::on_member_joined(const WorkerInfo& joined) {
+  perform(lifetime_->member_joined(life_of(joined)));
+}
+
 void RRefAgent::stop() {
   const Error why(ErrorCode::shutting_down, "this worker has shut down");
   Effects leaving = lifetime_->leave(why);
@@ -187,6 +212,7 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   put("ledger_unsent", counts.ledger_unsent);
   put("ledger_unacknowledged", counts.ledger_unacknowledged);
   put("ledger_frames", ledgers_->frames_sent());
+  put("lives_unswept", counts.unswept);
   numbers.emplace("rref.bytes_known", bytes_known_.load());
   const auto ordered = ordered_calls_->counts();
   put("ordered_handles", ordered.streams);

@@ -78,6 +78,9 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // Throws Error(protocol) if the frame is malformed or breaks the rules.
   void accept_ledger(const WorkerInfo& from, std::span<const std::byte> frame);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  // That life of a worker is over for the whole world.
+  void on_member_over(const WorkerInfo& member, const std::string& why);
+  void on_member_joined(const WorkerInfo& joined);
   void stop();
   // After stop(), when no handler runs that may use an object: destroys the remaining objects.
   void destroy_remaining();
