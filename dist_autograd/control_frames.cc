@@ -22,7 +22,7 @@ void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::O
   } catch (...) {
     // Over the limits: it will never fit.
     if (to_error(std::current_exception()).code() == ErrorCode::out_of_range) return;
-    if (agent.stopped() || agent.peers().lost(to.id)) return;
+    if (agent.stopped() || agent.peers().lost(to)) return;
     agent.loop().call_at(rpc::Clock::now() + kResendDelay,
                          [weak = agent.weak_from_this(), to, make = std::move(make)]() mutable {
                            if (const auto again = weak.lock())
@@ -48,8 +48,11 @@ void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader&
   });
 }
 
-void require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what) {
-  if (worker.value() < agent.world_size() && agent.peers().find(worker).epoch == epoch) return;
+bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what) {
+  const rpc::Life* present = agent.peers().life(worker);
+  if (present != nullptr && present->info().epoch == epoch) return true;
+  // Below the first epoch known here it may have ended before this worker joined.
+  if (present != nullptr && epoch != 0 && epoch < present->info().epoch) return false;
   throw Error(ErrorCode::protocol, std::string(what) + " is worker " +
                                        std::to_string(worker.value()) + " in epoch " +
                                        std::to_string(epoch) + ", which does not exist");

@@ -66,6 +66,8 @@ class Engine final : public rpc::Extension {
     recording_.on_decode(message, execution);
   }
   void on_peer_lost(const WorkerInfo& peer, const Error& reason) override;
+  void on_member_dead(const WorkerInfo& dead, const Error& reason) override;
+  void on_member_left(const WorkerInfo& left) override;
   std::size_t active() override;
   void stop() override;
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;

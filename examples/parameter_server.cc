@@ -73,9 +73,9 @@ int main(int argc, char** argv) try {
   if (options.world_size < 2)
     throw std::invalid_argument(
         "one server and at least one trainer are needed: stitch-run -n 2 or more");
-  if (line.workers && *line.workers != options.world_size - 1) {
+  if (line.workers && *line.workers != options.world_size.min() - 1) {
     throw std::invalid_argument("--workers is " + std::to_string(*line.workers) + ", but " +
-                                std::to_string(options.world_size - 1) +
+                                std::to_string(options.world_size.min() - 1) +
                                 " trainers were started: stitch-run -n " +
                                 std::to_string(*line.workers + 1));
   }

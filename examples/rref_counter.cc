@@ -38,7 +38,7 @@ int main() {
   auto self = stitch::init();
   if (self.rank() == 0) {
     // [tutorial: use]
-    const auto& owner = self.workers().back();
+    const auto owner = self.workers().back();
     // Constructed on the owner. Returns at once: calls of methods wait there for the constructor.
     auto counter = stitch::remote<Counter>(owner, "apple");
 

@@ -90,7 +90,7 @@ Worker::~Worker() {
 
 const WorkerInfo& Worker::info() const { return agent_->self(); }
 
-const std::vector<WorkerInfo>& Worker::workers() const { return agent_->peers().infos(); }
+std::vector<WorkerInfo> Worker::workers() const { return agent_->peers().infos(); }
 
 const WorkerInfo& Worker::worker(std::string_view name) const { return agent_->peers().find(name); }
 

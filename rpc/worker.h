@@ -43,13 +43,14 @@ class Worker {
   [[nodiscard]] int rank() const { return static_cast<int>(id().value()); }
   // The rank as a WorkerId.
   [[nodiscard]] WorkerId id() const { return info().id; }
-  // How many workers there are.
+  // How many workers there are, as far as this one knows.
   [[nodiscard]] int world_size() const { return static_cast<int>(workers().size()); }
   // Name, id and epoch of this worker.
   [[nodiscard]] const WorkerInfo& info() const;
-  // Those of all workers, this one among them, by rank.
-  [[nodiscard]] const std::vector<WorkerInfo>& workers() const;
-  // Those of one worker. Throws Error(invalid_argument) naming what was looked for, and near names.
+  // Those of all workers that this one knows now, itself among them, by rank.
+  [[nodiscard]] std::vector<WorkerInfo> workers() const;
+  // Those of one worker; valid as long as this Worker. Throws Error(invalid_argument) naming what
+  // was looked for, and near names.
   [[nodiscard]] const WorkerInfo& worker(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& worker(WorkerId id) const;
 

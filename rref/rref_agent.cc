@@ -22,6 +22,22 @@ Error life_is_over(const WorkerInfo& peer, std::uint64_t epoch, const std::strin
       .with_worker(peer.name);
 }
 
+// This very life, be it over; null if it is not known here.
+const rpc::Life* find_life(rpc::Agent& agent, const WorkerLife& life) {
+  return agent.peers().life(WorkerInfo{"", WorkerId(life.id), life.epoch});
+}
+
+// Its name is that of any life of this worker: they share it; empty if none is known here.
+WorkerInfo describe(rpc::Agent& agent, const WorkerLife& life) {
+  WorkerInfo info{"", WorkerId(life.id), life.epoch};
+  if (const rpc::Life* present = agent.peers().life(info.id)) info.name = present->info().name;
+  return info;
+}
+
+std::string now_in(const WorkerInfo& present) {
+  return "; it is now epoch " + std::to_string(present.epoch);
+}
+
 }  // namespace
 
 RRefAgent::RRefAgent(rpc::Agent& agent)
@@ -31,25 +47,18 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
       agent_(&agent) {
   // Called for messages of peers only: the agent and its table of peers exist then.
-  lifetime_->set_world({.contains =
-                            [&agent](const WorkerLife& life) {
-                              return life.id < agent.peers().size() &&
-                                     agent.peers().infos()[life.id].epoch == life.epoch;
-                            },
-                        .live =
-                            [&agent] {
-                              std::vector<WorkerLife> live;
-                              for (const WorkerInfo& each : agent.live_members())
-                                live.push_back(life_of(each));
-                              return live;
-                            },
-                        .gone =
-                            [&agent](const WorkerLife& life) {
-                              WorkerInfo info{"", WorkerId(life.id), life.epoch};
-                              if (life.id < agent.peers().size())
-                                info.name = agent.peers().find(info.id).name;
-                              return life_is_over(info, life.epoch, "");
-                            }});
+  lifetime_->set_world(
+      {.contains = [&agent](const WorkerLife& life) { return find_life(agent, life) != nullptr; },
+       .live =
+           [&agent] {
+             std::vector<WorkerLife> live;
+             for (const WorkerInfo& each : agent.live_members()) live.push_back(life_of(each));
+             return live;
+           },
+       .gone =
+           [&agent](const WorkerLife& life) {
+             return life_is_over(describe(agent, life), life.epoch, "");
+           }});
 }
 
 std::shared_ptr<rpc::Agent> RRefAgent::agent() const {
@@ -87,10 +96,8 @@ void RRefAgent::destroy(std::vector<std::shared_ptr<void>> objects) {
 bool RRefAgent::destroys_here() noexcept { return destroying; }
 
 WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
-  WorkerInfo info{"", WorkerId(life.id), life.epoch};
-  if (const auto alive = agent(); alive && life.id < alive->peers().size())
-    info.name = alive->peers().find(info.id).name;
-  return info;
+  const auto alive = agent();
+  return alive ? describe(*alive, life) : WorkerInfo{"", WorkerId(life.id), life.epoch};
 }
 
 const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
@@ -113,13 +120,23 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
 void RRefAgent::check_owner_life(const WorkerLife& owner) {
   const auto alive = agent();
   if (!alive || owner == lifetime_->self()) return;
-  if (owner.id >= alive->peers().size())
+  const rpc::Life* present = alive->peers().life(WorkerId(owner.id));
+  if (present == nullptr)
     throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) +
                                          ", which is not in this world");
-  const WorkerInfo& now = alive->peers().find(WorkerId(owner.id));
-  if (now.epoch == owner.epoch) return;
+  if (present->info().epoch == owner.epoch) return;
   perform(lifetime_->peer_lost(
-      owner, life_is_over(now, owner.epoch, "; it is now epoch " + std::to_string(now.epoch))));
+      owner, life_is_over(present->info(), owner.epoch, now_in(present->info()))));
+}
+
+std::optional<Error> RRefAgent::why_lost(const RRefId& id) const {
+  auto lost = lifetime_->status(id).lost;
+  const auto alive = lost ? agent() : nullptr;
+  if (!alive) return lost;
+  const rpc::Life* present = alive->peers().life(WorkerId(id.owner.id));
+  if (present != nullptr && present->info().epoch > id.owner.epoch)
+    return life_is_over(present->info(), id.owner.epoch, now_in(present->info()));
+  return lost;
 }
 
 Error RRefAgent::lost_at(const WorkerInfo& from, const WorkerLife& owner) const {
@@ -128,7 +145,7 @@ Error RRefAgent::lost_at(const WorkerInfo& from, const WorkerLife& owner) const 
 }
 
 void RRefAgent::require_alive(const WorkerInfo& peer) const {
-  if (const auto lost = require_agent()->peers().lost(peer.id)) throw *lost;
+  if (const auto lost = require_agent()->peers().lost(peer)) throw *lost;
 }
 
 void RRefAgent::add_ledger(rpc::OutMessage& message, const WorkerInfo& to) {

@@ -66,6 +66,9 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // it was not written completely. TensorPipe reports the end of a message some time after the peer
   // received it, or never.
   [[nodiscard]] bool knows_losses() const noexcept { return knows_losses_; }
+  // Why the reference cannot be used, with the present epoch of its owner if that has come back;
+  // nothing if it can.
+  [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const;
   // Why references of `owner` that arrive as lost from `from` cannot be used.
   [[nodiscard]] Error lost_at(const WorkerInfo& from, const WorkerLife& owner) const;
   // Throws the reason if that life of a worker is known to be over: nothing is pinned for a message

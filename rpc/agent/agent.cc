@@ -47,7 +47,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   std::vector<DeviceTensors::Worker> workers;
   for (const auto& member : members) workers.push_back({member.info, member.devices});
   device_tensors_.start(std::move(workers), self_.id);
-  sender_.start(self, *peers_, members.size());
+  sender_.start(self, *peers_);
   outgoing_calls_.start(self, *peers_, loop_);
   served_calls_.start(self, loop_);
   peers_->start(
@@ -156,10 +156,10 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
                             agent->guarded(connection, from, arrived.view.kind(), call_id, [&] {
                               // Nothing waits any more for what a lost peer sent.
                               const CountAtEnd received(&agent->received_);  // also if dropped
-                              if (agent->stopped() || agent->peers_->lost(from.id)) return;
+                              if (agent->stopped() || agent->peers_->lost(from)) return;
                               if (failure) throw *failure;
                               agent->route(connection, std::move(arrived));
-                              if (agent->peers_->lost(from.id))  // in the meantime
+                              if (agent->peers_->lost(from))  // in the meantime
                                 agent->served_calls_.on_peer_lost(from);
                             });
                           });
@@ -213,6 +213,14 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   served_calls_.on_peer_lost(peer);
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
   graceful_shutdown_->on_peer_lost();
+}
+
+std::vector<WorkerInfo> Agent::live_members() const {
+  std::vector<WorkerInfo> live;
+  for (auto& info : peers_->infos()) {
+    if (info.id == self_.id || !peers_->lost(info)) live.push_back(std::move(info));
+  }
+  return live;
 }
 
 // ---- running code

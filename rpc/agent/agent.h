@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "stitch/base/event_loop.h"
 #include "stitch/rpc/agent/agent_state.h"
@@ -45,12 +46,14 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   void start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members,
              std::shared_ptr<void> rendezvous);
 
-  // ---- the world: constant after start()
+  // ---- the world
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
   [[nodiscard]] const std::string& name() const noexcept override { return self_.name; }
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   [[nodiscard]] PeerTable& peers() noexcept { return *peers_; }
   [[nodiscard]] std::size_t world_size() const noexcept { return peers_->size(); }
+  // The workers that are neither dead nor gone, as far as this one knows; this worker included.
+  [[nodiscard]] std::vector<WorkerInfo> live_members() const;
   // The number that all workers of one world share. Set before start().
   void set_world(std::uint64_t world) noexcept { world_ = world; }
   [[nodiscard]] std::uint64_t world() const noexcept { return world_; }

@@ -37,6 +37,13 @@ class Extension {
   virtual bool take_over(const std::shared_ptr<IncomingCall>& call) { return false; }
   // The connection to `peer` broke. Within this epoch of the peer there will be no other one.
   virtual void on_peer_lost(const WorkerInfo& peer, const Error& reason) {}
+  // `dead` was declared dead: the binding verdict, once a life, on every live worker; after
+  // on_peer_lost() of that life.
+  virtual void on_member_dead(const WorkerInfo& dead, const Error& reason) {}
+  // A new life is a member; before any of its messages.
+  virtual void on_member_joined(const WorkerInfo& joined) {}
+  // A worker left gracefully while the world goes on.
+  virtual void on_member_left(const WorkerInfo& left) {}
   // The number of operations that graceful shutdown must wait for.
   [[nodiscard]] virtual std::size_t active() { return 0; }
   // The worker is shutting down: completes or drops everything. Before the thread pool closes.

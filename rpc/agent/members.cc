@@ -1,8 +1,10 @@
 #include "stitch/rpc/agent/members.h"
 
+#include <functional>
 #include <utility>
 
 #include "stitch/base/name_list.h"
+#include "stitch/rpc/agent/peer.h"
 
 namespace stitch::rpc {
 
@@ -14,34 +16,92 @@ std::string quoted_list(const std::vector<std::string>& names) {
   return list;
 }
 
+std::string in_epoch(const WorkerInfo& info) {
+  return "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch);
+}
+
 }  // namespace
 
-Members::Members(std::vector<Member> members) : members_(std::move(members)) {
-  for (const auto& member : members_) {
-    infos_.push_back(member.info);
-    by_name_.emplace(member.info.name, member.info.id);
+Life::Life(Member its_member, Life* former) : member(std::move(its_member)), previous(former) {}
+
+Life::~Life() = default;
+
+Members::~Members() {
+  for (auto& each : names_) {
+    for (Name* name = each.load(); name != nullptr;) delete std::exchange(name, name->next);
   }
 }
 
+std::optional<Error> Members::refusal(const WorkerInfo& info) const {
+  const auto refused = [&](const std::string& why) {
+    return Error(ErrorCode::invalid_argument, to_string(info) + " cannot join: " + why)
+        .with_worker(info.name);
+  };
+  if (info.id.value() >= base::PublishedTable<Life>::kMaxSize) {
+    return refused("ids are below " + std::to_string(base::PublishedTable<Life>::kMaxSize));
+  }
+  const Name* known = named(info.name);
+  if (known != nullptr && known->id != info.id)
+    return refused("the name is that of " + to_string(find(known->id)));
+  const Life* present = life(info.id);
+  if (present == nullptr) return std::nullopt;
+  if (present->info().name != info.name)
+    return refused("the id is that of worker \"" + present->info().name + "\"");
+  if (present->info().epoch < info.epoch) return std::nullopt;
+  return refused("its epoch " + std::to_string(info.epoch) + " is not higher than epoch " +
+                 std::to_string(present->info().epoch) + ", which was here before");
+}
+
+Life& Members::add(Member member, const Complete& complete) {
+  if (auto why = refusal(member.info)) throw std::move(*why);
+  Life* former = life(member.info.id);
+  const std::uint32_t id = member.info.id.value();
+  auto life = std::make_unique<Life>(std::move(member), former);
+  complete(*life);
+  Life& added = lives_.publish(id, std::move(life));
+  if (former == nullptr) {
+    auto& head = bucket(added.info().name);
+    head.store(new Name{added.info().name, added.info().id, head.load()},
+               std::memory_order_release);
+    size_.fetch_add(1);
+  }
+  return added;
+}
+
+std::vector<WorkerInfo> Members::infos() const {
+  std::vector<WorkerInfo> infos;
+  for_each([&](const Life& life) { infos.push_back(life.info()); });
+  return infos;
+}
+
+std::atomic<Members::Name*>& Members::bucket(std::string_view name) const {
+  return names_[std::hash<std::string_view>{}(name) % kBuckets];
+}
+
+const Members::Name* Members::named(std::string_view name) const {
+  const Name* known = bucket(name).load(std::memory_order_acquire);
+  while (known != nullptr && known->name != name) known = known->next;
+  return known;
+}
+
 const WorkerInfo& Members::find(std::string_view name) const {
-  const auto found = by_name_.find(std::string(name));
-  if (found != by_name_.end()) return infos_[found->second.value()];
+  if (const Name* known = named(name)) return life(known->id)->info();
   std::vector<std::string> names;
-  for (const auto& info : infos_) names.push_back(info.name);
+  for_each([&](const Life& life) { names.push_back(life.info().name); });
   auto nearest = base::nearest_names(std::string(name), names, 5);
   if (nearest.empty() && names.size() <= 8) nearest = std::move(names);
   throw Error(ErrorCode::invalid_argument,
               "worker \"" + std::string(name) + "\" is not in this world of " +
-                  std::to_string(infos_.size()) +
+                  std::to_string(size()) +
                   (nearest.empty() ? "" : "; known are " + quoted_list(nearest)))
       .with_worker(std::string(name));
 }
 
 const WorkerInfo& Members::find(WorkerId id) const {
-  if (id.value() < infos_.size()) return infos_[id.value()];
+  if (const Life* present = life(id)) return present->info();
   throw Error(ErrorCode::invalid_argument, "worker id " + std::to_string(id.value()) +
                                                " is not in this world; ids are 0 to " +
-                                               std::to_string(infos_.size() - 1));
+                                               std::to_string(lives_.end() - 1));
 }
 
 const WorkerInfo& Members::find(const WorkerInfo& info) const {
@@ -54,8 +114,7 @@ const WorkerInfo& Members::find(const WorkerInfo& info) const {
         .with_worker(info.name);
   }
   throw Error(ErrorCode::disconnected,
-              "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch) +
-                  " is gone; it is now epoch " + std::to_string(known.epoch))
+              in_epoch(info) + " is gone; it is now epoch " + std::to_string(known.epoch))
       .with_worker(info.name);
 }
 
@@ -68,9 +127,10 @@ std::optional<Error> Members::objection(const transport::Hello& hello) const {
   const auto not_here = [&](ErrorCode code) {
     return Error(code, claimed_identity(hello) + " is not in this world");
   };
-  if (hello.id >= infos_.size() || infos_[hello.id].name != hello.name)
+  const Life* present = life(WorkerId(hello.id));
+  if (present == nullptr || present->info().name != hello.name)
     return not_here(ErrorCode::unauthenticated);
-  if (infos_[hello.id].epoch != hello.epoch) return not_here(ErrorCode::disconnected);
+  if (present->info().epoch != hello.epoch) return not_here(ErrorCode::disconnected);
   return std::nullopt;
 }
 

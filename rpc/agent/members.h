@@ -1,41 +1,87 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/published_table.h"
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
 
 namespace stitch::rpc {
 
-// A worker as the rendezvous found it.
+class Peer;
+
+// A worker as the rendezvous found it, or as it joined.
 struct Member {
   WorkerInfo info;
   std::vector<std::string> addresses;  // where it listens, best first
   WorkerDevices devices{};
 };
 
-// The workers of one world. Never changes. Thread contract: any thread.
+// One life of a worker, as long as this worker's agent exists: what other parts keep for it.
+struct Life {
+  Life(Member its_member, Life* former);
+  ~Life();
+  Life(const Life&) = delete;
+  Life& operator=(const Life&) = delete;
+
+  [[nodiscard]] const WorkerInfo& info() const noexcept { return member.info; }
+
+  const Member member;
+  Life* const previous;        // the former life of the same worker, if this worker knew it
+  std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
+  std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
+  std::atomic<std::size_t> control_bytes{0};             // that wait to be sent to it
+  std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
+};
+
+// The workers of one world, each with its present life and the former ones. Grows. Thread contract:
+// any thread; only add() takes a lock, and is called by one thread at a time.
 class Members {
  public:
   Members() = default;
-  // By id, from 0 without gaps.
-  explicit Members(std::vector<Member> members);
+  ~Members();
+  Members(const Members&) = delete;
+  Members& operator=(const Members&) = delete;
 
-  [[nodiscard]] std::size_t size() const noexcept { return infos_.size(); }
-  [[nodiscard]] const std::vector<Member>& all() const noexcept { return members_; }
-  [[nodiscard]] const std::vector<WorkerInfo>& infos() const noexcept { return infos_; }
-  [[nodiscard]] const std::vector<std::string>& addresses(WorkerId id) const noexcept {
-    return members_[id.value()].addresses;
+  // Called once a life is complete, before other threads see it.
+  using Complete = std::function<void(Life&)>;
+  // Adds a new worker, or a life that follows the present one of its worker. Throws
+  // Error(invalid_argument) for an id or name of another worker, an epoch that is not higher, or an
+  // id that is too large.
+  Life& add(Member member, const Complete& complete);
+  // Why add() would throw; nothing if it would not.
+  [[nodiscard]] std::optional<Error> refusal(const WorkerInfo& info) const;
+
+  // The number of workers, also of those that are gone.
+  [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_acquire); }
+  // The present life of each, by id.
+  [[nodiscard]] std::vector<WorkerInfo> infos() const;
+  template <class F>
+  void for_each(F&& f) const {
+    lives_.for_each(f);
+  }
+  // The present life; null for an id that is not in this world.
+  [[nodiscard]] Life* life(WorkerId id) const noexcept { return lives_.at(id.value()); }
+  // This very life, be it over; null if there was none.
+  [[nodiscard]] Life* life(WorkerId id, std::uint64_t epoch) const noexcept {
+    Life* found = life(id);
+    while (found != nullptr && found->info().epoch != epoch) [[unlikely]] found = found->previous;
+    return found;
   }
   // Throw Error(invalid_argument) naming what was looked for, and the nearest names or the range of
-  // ids; the last one Error(disconnected) for a member of another epoch.
+  // ids; the last one Error(disconnected) for a member of another epoch. What they return is valid
+  // as long as this.
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const;
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const;
@@ -45,9 +91,18 @@ class Members {
   [[nodiscard]] static std::string claimed_identity(const transport::Hello& hello);
 
  private:
-  std::vector<Member> members_;
-  std::vector<WorkerInfo> infos_;
-  std::unordered_map<std::string, WorkerId> by_name_;
+  struct Name {
+    std::string name;
+    WorkerId id;
+    Name* next;
+  };
+  static constexpr std::size_t kBuckets = 1024;
+  [[nodiscard]] std::atomic<Name*>& bucket(std::string_view name) const;
+  [[nodiscard]] const Name* named(std::string_view name) const;
+
+  base::PublishedTable<Life> lives_;  // by id
+  std::atomic<std::size_t> size_{0};
+  mutable std::atomic<Name*> names_[kBuckets]{};  // lists that only grow, at their heads
 };
 
 }  // namespace stitch::rpc

@@ -98,7 +98,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                                         std::chrono::nanoseconds timeout, OutMessage message,
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
-  OutstandingCall call{std::move(pending), &peers_->find(to.id), function, timeout,
+  OutstandingCall call{std::move(pending), &peers_->known(to).info(), function, timeout,
                        base::deadline_or_none(timeout)};
   const Clock::time_point deadline = call.deadline;
   const std::uint64_t id = table_.add(std::move(call));
@@ -260,7 +260,7 @@ void OutgoingCalls::expire() {
 
 std::string OutgoingCalls::timeout_text(const OutstandingCall& call) const {
   std::string text =
-      "timed out after " + milliseconds(call.timeout) + "; " + peers_->condition(call.to->id);
+      "timed out after " + milliseconds(call.timeout) + "; " + peers_->condition(*call.to);
   if (call.queued && !call.sent) return text + ", call was never sent";
   const auto queued =
       call.sent ? *call.sent - (call.deadline - call.timeout) : std::chrono::nanoseconds(0);

@@ -35,10 +35,10 @@ Error not_needed() { return Error(ErrorCode::disconnected, "the connection is no
 
 }  // namespace
 
-Peer::Peer(const Member& member, WorkerId self, std::vector<bool> reachable)
-    : member_(member), self_(self) {
-  for (std::size_t i = 0; i < member.addresses.size(); ++i)
-    addresses_.push_back({member.addresses[i], reachable[i]});
+Peer::Peer(Life& life, WorkerId self, std::vector<bool> reachable) : life_(life), self_(self) {
+  const auto& addresses = life.member.addresses;
+  for (std::size_t i = 0; i < addresses.size(); ++i)
+    addresses_.push_back({addresses[i], reachable[i]});
 }
 
 void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
@@ -125,7 +125,7 @@ void Peer::try_next(std::size_t first, Effects& effects) {
   for (std::size_t i = first; i < addresses_.size(); ++i) {
     if (!addresses_[i].worth_trying()) continue;
     own_ = std::make_shared<PeerConnection>();
-    own_->target = info().id;
+    own_->target = &life_;
     own_->address = i;
     effects.connect = own_;
     return;
@@ -158,7 +158,7 @@ void Peer::retry_or_lose(Effects& effects) {
   if (worth_trying && !closing_ && now < first_failure_ + time_limit) {
     retry_scheduled_ = true;
     retry_delay_ = std::clamp(retry_delay_ * 2, kMinRetryDelay, kMaxRetryDelay);
-    effects.retry.emplace(info().id, now + retry_delay_);
+    effects.retry.emplace(&life_, now + retry_delay_);
     return;
   }
   const Error last = failure_.value_or(Error(ErrorCode::disconnected, "it was refused"));
@@ -213,7 +213,7 @@ void Peer::lose(const Error& reason, Effects& effects) {
   if (lost_) return;
   lost_ = Error(ErrorCode::disconnected, to_string(info()) + " is gone: " + reason.what())
               .with_worker(info().name);
-  if (!closing_) effects.lost.emplace(info().id, reason);
+  if (!closing_) effects.lost.emplace(&life_, reason);
 }
 
 void Peer::close(const Error& reason, Effects& effects) {

@@ -21,11 +21,11 @@ namespace stitch::rpc {
 // with the connection's event handlers. Except for `bound`, what changes is guarded by the mutex of
 // the PeerTable.
 struct PeerConnection {
-  std::optional<WorkerId> target;  // whom this worker connects to; none: a peer connected here
-  std::size_t address = 0;         // index of the target's address
+  Life* target = nullptr;   // whom this worker connects to; null: a peer connected here
+  std::size_t address = 0;  // index of the target's address
   std::atomic<bool> bound{false};
   std::shared_ptr<transport::Connection> connection{};  // until it ends
-  std::optional<WorkerId> peer{};                       // who is at the other end, once open
+  Life* peer = nullptr;                                 // who is at the other end, once open
   bool ended = false;
 };
 using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
@@ -62,14 +62,14 @@ class Peer {
     std::vector<std::pair<ConnectionPtr, Error>> close;
     PeerConnectionPtr connect;
     ConnectionPtr send_bind;
-    std::optional<std::pair<WorkerId, Clock::time_point>> retry;
-    std::optional<std::pair<WorkerId, Error>> lost;  // to be reported to the owner of the table
+    std::optional<std::pair<Life*, Clock::time_point>> retry;
+    std::optional<std::pair<Life*, Error>> lost;  // to be reported to the owner of the table
     std::vector<WaitingMessage> failed;
     std::optional<Error> failure;  // of `failed`
   };
 
   // `reachable`, by address: whether this worker has a transport for it.
-  Peer(const Member& member, WorkerId self, std::vector<bool> reachable);
+  Peer(Life& life, WorkerId self, std::vector<bool> reachable);
 
   // ---- events of its connections
   void on_open(const PeerConnectionPtr& opened, Effects& effects);
@@ -116,7 +116,7 @@ class Peer {
     std::string refusal{};  // why it is not tried again
     [[nodiscard]] bool worth_trying() const noexcept { return reachable && refusal.empty(); }
   };
-  [[nodiscard]] const WorkerInfo& info() const noexcept { return member_.info; }
+  [[nodiscard]] const WorkerInfo& info() const noexcept { return life_.info(); }
   void offer(const PeerConnectionPtr& connection, Effects& effects);
   static void drop(PeerConnectionPtr& connection, const std::string& why, Effects& effects);
   // Begins an attempt at the first address from `first` on that is worth trying; after the last one
@@ -125,7 +125,7 @@ class Peer {
   void on_attempt_failed(const PeerConnection& attempt, const Error& reason, Effects& effects);
   void retry_or_lose(Effects& effects);
 
-  const Member& member_;
+  Life& life_;
   WorkerId self_;
   std::vector<Address> addresses_;
   ConnectionPtr usable_;

@@ -11,9 +11,6 @@ namespace stitch::rpc {
 
 namespace {
 
-// A worker that was heard of within this time is reported as alive.
-constexpr std::chrono::seconds kAliveInterval{1};
-
 // The steady clock, milliseconds coarse, at the cost of a few nanoseconds.
 std::chrono::steady_clock::rep coarse_now() noexcept {
   timespec now{};
@@ -44,19 +41,13 @@ std::vector<std::string> PeerTable::listen(EndpointPtr endpoint) {
 }
 
 void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events events) {
-  members_ = Members(members);
   events_ = std::move(events);
   self_ = self;
-  heard_ = std::vector<std::atomic<Clock::rep>>(members_.size());
   std::vector<PeerConnectionPtr> early;
   {
     base::MutexLock lock(mutex_);
-    for (const Member& member : members_.all()) {
-      std::vector<bool> reachable;
-      for (const auto& address : member.addresses)
-        reachable.push_back(by_scheme_.contains(scheme_of(address)));
-      peers_.emplace_back(member, self, std::move(reachable));
-    }
+    for (const Member& member : members)
+      members_.add(member, [this](Life& life) STITCH_REQUIRES(mutex_) { complete(life); });
     started_ = true;
     early.swap(early_);
   }
@@ -76,7 +67,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
   transport::ConnectionEvents events;
   if (peer_connection->target) {
     events.check_peer = [this, peer_connection](const transport::Hello& hello) {
-      const auto& addresses = members_.addresses(*peer_connection->target);
+      const auto& addresses = peer_connection->target->member.addresses;
       if (auto why = objection(*peer_connection, hello, addresses[peer_connection->address]))
         throw std::move(*why);
     };
@@ -95,7 +86,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
   events.place = [this, peer_connection](const ConnectionPtr&, const base::Bytes& frame,
                                          std::size_t bytes) {
     if (!peer_connection->bound.load(std::memory_order_acquire)) return transport::Buffer{};
-    return events_.place(infos()[peer_connection->peer->value()], frame, bytes);
+    return events_.place(peer_connection->peer->info(), frame, bytes);
   };
   events.on_closed = [this, peer_connection](const ConnectionPtr&, const Error& reason) {
     on_closed(peer_connection, reason);
@@ -105,18 +96,20 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
 
 void PeerTable::receive(const PeerConnection& sender, const ConnectionPtr& connection,
                         transport::Message message) {
-  const std::uint32_t id = sender.peer->value();  // constant once bound
-  heard_[id].store(coarse_now(), std::memory_order_relaxed);
-  events_.on_message(connection, infos()[id], std::move(message));
+  Life& from = *sender.peer;  // constant once bound
+  if (from.over.load(std::memory_order_acquire)) [[unlikely]]
+    return;
+  from.heard.store(coarse_now(), std::memory_order_relaxed);
+  events_.on_message(connection, from.info(), std::move(message));
 }
 
 std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
                                           const transport::Hello& hello,
                                           const std::string& address) const {
   if (auto why = members_.objection(hello)) return why;
-  if (peer_connection.target && peer_connection.target->value() != hello.id) {
+  if (peer_connection.target && peer_connection.target->info().id.value() != hello.id) {
     return Error(ErrorCode::unauthenticated, Members::claimed_identity(hello) + " answers where " +
-                                                 to_string(members_.find(*peer_connection.target)) +
+                                                 to_string(peer_connection.target->info()) +
                                                  " should");
   }
   // A worker connects to itself within the process only.
@@ -140,7 +133,7 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
     if (auto why = objection(*opened, connection->peer(), connection->describe())) {
       effects.close.emplace_back(connection, std::move(*why));
     } else {
-      opened->peer = WorkerId(connection->peer().id);
+      opened->peer = members_.life(WorkerId(connection->peer().id));
       peer(*opened->peer).on_open(opened, effects);
     }
   }
@@ -162,7 +155,7 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
                                          " before both sides took it into use"));
     } else {
       bound = peer(*sender->peer).on_bind(sender, effects);
-      if (bound) heard_[sender->peer->value()].store(coarse_now(), std::memory_order_relaxed);
+      if (bound) sender->peer->heard.store(coarse_now(), std::memory_order_relaxed);
     }
   }
   perform(std::move(effects));
@@ -201,9 +194,9 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason) 
       std::erase(early_, closed);
       return;
     }
-    const auto id = closed->target ? closed->target : closed->peer;
-    if (!id) return;  // it never identified itself, or was refused
-    peer(*id).on_closed(closed, reason, effects);
+    const Life* life = closed->target != nullptr ? closed->target : closed->peer;
+    if (life == nullptr) return;  // it never identified itself, or was refused
+    peer(*life).on_closed(closed, reason, effects);
   }
   perform(std::move(effects));
 }
@@ -217,15 +210,15 @@ void PeerTable::perform(Effects effects) {
     each.message = {};
     each.done(effects.failure);
   }
-  if (effects.lost) events_.on_lost(infos()[effects.lost->first.value()], effects.lost->second);
+  if (effects.lost) events_.on_lost(effects.lost->first->info(), effects.lost->second);
   if (effects.retry) {
-    events_.call_at(effects.retry->second, [this, id = effects.retry->first] { retry(id); });
+    events_.call_at(effects.retry->second, [this, life = effects.retry->first] { retry(*life); });
   }
   if (effects.connect) connect(effects.connect);
 }
 
 void PeerTable::connect(const PeerConnectionPtr& attempt) {
-  const std::string& address = members_.addresses(*attempt->target)[attempt->address];
+  const std::string& address = attempt->target->member.addresses[attempt->address];
   ConnectionPtr connection;
   try {
     const EndpointPtr& endpoint = by_scheme_.find(scheme_of(address))->second;
@@ -243,11 +236,11 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
   connection->close(Error(ErrorCode::disconnected, "the connection is not needed"));
 }
 
-void PeerTable::retry(WorkerId id) {
+void PeerTable::retry(Life& life) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
-    peer(id).on_retry_timer(effects);
+    peer(life).on_retry_timer(effects);
   }
   perform(std::move(effects));
 }
@@ -256,18 +249,20 @@ void PeerTable::retry(WorkerId id) {
 
 void PeerTable::send(const WorkerInfo& to, ConnectionPtr connection, transport::Message message,
                      transport::SendDone done, std::uint64_t call_id) {
+  Life* life = nullptr;
   if (!connection) {
+    life = &known(to);
     base::MutexLock lock(mutex_);
-    connection = peer(to.id).usable();
+    connection = peer(*life).usable();
   }
   if (connection) {
     connection->send(std::move(message), std::move(done));
   } else {
-    send_when_bound(to.id, {std::move(message), std::move(done), call_id});
+    send_when_bound(*life, {std::move(message), std::move(done), call_id});
   }
 }
 
-void PeerTable::send_when_bound(WorkerId to, Peer::WaitingMessage message) {
+void PeerTable::send_when_bound(Life& to, Peer::WaitingMessage message) {
   ConnectionPtr connection;  // it may have been bound meanwhile
   Effects effects;
   {
@@ -283,7 +278,7 @@ void PeerTable::reach(WorkerId id) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
-    peer(id).connect(effects);
+    peer(*members_.life(id)).connect(effects);
   }
   perform(std::move(effects));
 }
@@ -298,15 +293,16 @@ bool PeerTable::help(const std::atomic<bool>& done,
 
 // ---- ending
 
-void PeerTable::give_up(WorkerId id, const Error& reason) {
+void PeerTable::give_up(const WorkerInfo& given_up, const Error& reason) {
+  const Life& life = known(given_up);
   ConnectionPtr connection;
   Effects effects;
   {
     base::MutexLock lock(mutex_);
-    if (const auto& bound = peer(id).bound()) {
+    if (const auto& bound = peer(life).bound()) {
       connection = bound->connection;  // its end makes the peer lost
     } else {
-      peer(id).lose(reason, effects);
+      peer(life).lose(reason, effects);
     }
   }
   if (connection) connection->close(reason);
@@ -315,7 +311,8 @@ void PeerTable::give_up(WorkerId id, const Error& reason) {
 
 void PeerTable::expect_closing() {
   base::MutexLock lock(mutex_);
-  for (Peer& each : peers_) each.expect_closing();
+  closing_ = true;
+  members_.for_each([&](Life& life) STITCH_REQUIRES(mutex_) { peer(life).expect_closing(); });
 }
 
 void PeerTable::close() {
@@ -327,54 +324,13 @@ void PeerTable::close() {
   {
     base::MutexLock lock(mutex_);
     early_.clear();
-    for (Peer& each : peers_) each.close(closed, effects);
+    members_.for_each([&](Life& life) STITCH_REQUIRES(mutex_) {
+      for (Life* each = &life; each != nullptr; each = each->previous)
+        peer(*each).close(closed, effects);
+    });
   }
   effects.failure = closed;
   perform(std::move(effects));
-}
-
-// ---- state
-
-std::optional<Error> PeerTable::lost(WorkerId id) const {
-  base::MutexLock lock(mutex_);
-  return peer(id).lost();
-}
-
-std::string PeerTable::condition(WorkerId id) const {
-  base::MutexLock lock(mutex_);
-  const Peer& about = peer(id);
-  if (about.lost()) return "worker is gone";
-  if (!about.bound()) {
-    return "worker is not connected" +
-           (about.failure() ? std::string(": ") + about.failure()->what() : std::string(" yet"));
-  }
-  const Clock::duration silent =
-      Clock::now().time_since_epoch() -
-      Clock::duration(heard_[id.value()].load(std::memory_order_relaxed));
-  if (silent <= kAliveInterval) return "worker is alive";
-  return "worker is connected and has been silent for " + duration_text(silent);
-}
-
-std::size_t PeerTable::connections() const {
-  base::MutexLock lock(mutex_);
-  std::size_t count = 0;
-  for (const Peer& each : peers_) count += each.bound() ? 1 : 0;
-  return count;
-}
-
-std::uint64_t PeerTable::failed_tries() const {
-  base::MutexLock lock(mutex_);
-  std::uint64_t count = 0;
-  for (const Peer& each : peers_) count += each.failed_attempts();
-  return count;
-}
-
-void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
-  numbers.emplace("rpc.connections", static_cast<std::int64_t>(connections()));
-  numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
-  for (const auto& endpoint : endpoints_) {
-    for (const auto& [name, count] : endpoint->counters()) numbers[name] += count;
-  }
 }
 
 }  // namespace stitch::rpc

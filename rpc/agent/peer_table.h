@@ -23,7 +23,7 @@ namespace stitch::rpc {
 
 // The workers of the world and the connections to them, opened on first use (see Peer). Thread
 // contract: any thread; events run on the endpoints' threads and the timer's, no lock held. infos()
-// and find() need start() and never change after it.
+// and find() need start(); what find() returns is valid as long as the table.
 class PeerTable {
  public:
   struct Events {
@@ -35,7 +35,7 @@ class PeerTable {
                                     std::size_t bytes)>
         place;
     std::function<void(const WorkerInfo& peer, const Error& reason)>
-        on_lost;  // at most once a peer; never after expect_closing()
+        on_lost;  // at most once a life of a peer; never after expect_closing()
     // Runs a task at a time, on a timer thread, unless the owner of the table is gone by then.
     std::function<void(std::chrono::steady_clock::time_point, base::UniqueFunction<void()>)>
         call_at;
@@ -49,17 +49,32 @@ class PeerTable {
   // Adds an endpoint and listens on it. Returns the addresses to advertise; later connections to
   // addresses of the same schemes go through it. Before start().
   std::vector<std::string> listen(EndpointPtr endpoint);
-  // Makes the members known and answers those that have connected already. `members` by id, from 0
-  // without gaps; `self` is this worker, which connects to itself over loopback only.
+  // Makes the members known and answers those that have connected already. `self` is this worker,
+  // which connects to itself over loopback only.
   void start(const std::vector<Member>& members, WorkerId self, Events events)
       STITCH_EXCLUDES(mutex_);
 
   // As Members.
   [[nodiscard]] std::size_t size() const noexcept { return members_.size(); }
-  [[nodiscard]] const std::vector<WorkerInfo>& infos() const noexcept { return members_.infos(); }
+  [[nodiscard]] std::vector<WorkerInfo> infos() const { return members_.infos(); }
+  [[nodiscard]] Life* life(WorkerId id) const noexcept { return members_.life(id); }
+  [[nodiscard]] Life* life(const WorkerInfo& info) const noexcept {
+    return members_.life(info.id, info.epoch);
+  }
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const { return members_.find(name); }
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const { return members_.find(id); }
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const { return members_.find(info); }
+
+  // This very life, be it over. Throws Error(invalid_argument) if this worker does not know it.
+  [[nodiscard]] Life& known(const WorkerInfo& info) const;
+  // Calls f(Life&) with the present life of each worker.
+  template <class F>
+  void for_each(F&& f) const {
+    members_.for_each(f);
+  }
+  // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
+  // as Members::add().
+  Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
 
   // Sends over `connection`, or if null over the peer's, opening it when needed. A message that
   // waits for that is dropped with `cancelled` if `call_id` (not 0) is not wanted any more.
@@ -69,12 +84,15 @@ class PeerTable {
   // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
   // Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
-  // Closes the connection to a worker, which is then lost for `reason`.
-  void give_up(WorkerId id, const Error& reason) STITCH_EXCLUDES(mutex_);
+  // Closes the connection to a life of a worker, which is then lost for `reason`.
+  void give_up(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
+  // Why the present life of this worker is lost; nothing if it is not.
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
+  // The same of this very life.
+  [[nodiscard]] std::optional<Error> lost(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
   // What is known of a worker, for error texts: "worker is alive", "worker is connected and has
   // been silent for 4.9 s", "worker is not connected: ...", "worker is gone".
-  [[nodiscard]] std::string condition(WorkerId id) const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::string condition(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
   // The number of workers with a bound connection.
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // The number of attempts to connect that have failed.
@@ -108,28 +126,24 @@ class PeerTable {
   // Sends what has waited for this connection. What is sent meanwhile waits behind it.
   void send_waiting(const PeerConnectionPtr& bound, const ConnectionPtr& connection)
       STITCH_EXCLUDES(mutex_);
-  void send_when_bound(WorkerId to, Peer::WaitingMessage message) STITCH_EXCLUDES(mutex_);
+  void send_when_bound(Life& to, Peer::WaitingMessage message) STITCH_EXCLUDES(mutex_);
   void perform(Effects effects) STITCH_EXCLUDES(mutex_);
   void connect(const PeerConnectionPtr& attempt) STITCH_EXCLUDES(mutex_);
-  void retry(WorkerId id) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] Peer& peer(WorkerId id) STITCH_REQUIRES(mutex_) { return peers_[id.value()]; }
-  [[nodiscard]] const Peer& peer(WorkerId id) const STITCH_REQUIRES(mutex_) {
-    return peers_[id.value()];
-  }
+  void retry(Life& life) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
+  void complete(Life& life) STITCH_REQUIRES(mutex_);
 
+  Members members_;  // changed under mutex_
   // Constant after start():
-  Members members_;
   std::vector<EndpointPtr> endpoints_;
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
   WorkerId self_;
 
-  // By id: when the peer was last heard of. The vector is constant after start().
-  std::vector<std::atomic<Clock::rep>> heard_;
   mutable base::Mutex mutex_;
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
+  bool closing_ STITCH_GUARDED_BY(mutex_) = false;
   std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
-  std::vector<Peer> peers_ STITCH_GUARDED_BY(mutex_);               // by id
 };
 
 }  // namespace stitch::rpc

@@ -11,10 +11,9 @@
 
 namespace stitch::rpc {
 
-void Sender::start(const std::shared_ptr<void>& owner, PeerTable& peers, std::size_t world_size) {
+void Sender::start(const std::shared_ptr<void>& owner, PeerTable& peers) {
   self_ = std::shared_ptr<Sender>(owner, this);
   peers_ = &peers;
-  control_bytes_ = std::vector<std::atomic<std::size_t>>(world_size);
 }
 
 void Sender::send(const WorkerInfo& to, OutMessage&& message, Traffic traffic,
@@ -59,8 +58,8 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     }
     LaidOut out{std::move(message.frame).finish(), {}, std::move(gate)};
     check_frame(out.message.frame.size());
-    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0), to.id, control,
-                   kind != wire::kLeave};
+    out.counted = {total_bytes(out.message) + (control ? kControlFrameCost : 0),
+                   control ? &peers_->known(to) : nullptr, kind != wire::kLeave};
     count(to, out.counted);
     if (out.counted.in_sent) sent_.fetch_add(1);
     return out;
@@ -163,7 +162,7 @@ void Sender::check_inflight(std::size_t queued, std::size_t bytes) const {
 }
 
 void Sender::count(const WorkerInfo& to, const Counted& counted) {
-  if (!counted.control) {
+  if (counted.to == nullptr) {
     const auto before = outgoing_bytes_.fetch_add(counted.bytes);
     try {
       check_inflight(before, counted.bytes);
@@ -173,7 +172,7 @@ void Sender::count(const WorkerInfo& to, const Counted& counted) {
     }
     return;
   }
-  auto& queued = control_bytes_.at(to.id.value());
+  auto& queued = counted.to->control_bytes;
   if (queued.fetch_add(counted.bytes) + counted.bytes <= kMaxControlBytes) return;
   end_count(counted);
   // To drop the frame would make its receiver wait without end; the loss of the peer is reported to
@@ -181,12 +180,12 @@ void Sender::count(const WorkerInfo& to, const Counted& counted) {
   const Error error(ErrorCode::overloaded, to_string(to) + " does not read: control messages of " +
                                                std::to_string(kMaxControlBytes >> 20) +
                                                " MiB wait for it");
-  peers_->give_up(to.id, error);
+  peers_->give_up(to, error);
   throw error;
 }
 
 void Sender::end_count(const Counted& counted) noexcept {
-  (counted.control ? control_bytes_[counted.to.value()] : outgoing_bytes_).fetch_sub(counted.bytes);
+  (counted.to != nullptr ? counted.to->control_bytes : outgoing_bytes_).fetch_sub(counted.bytes);
 }
 
 void Sender::count_unsent(const Counted& counted) noexcept {
@@ -205,7 +204,7 @@ std::shared_ptr<Sender> Sender::InFlight::finish(const std::optional<Error>& err
 
 void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   std::size_t control_bytes = 0;
-  for (const auto& each : control_bytes_) control_bytes += each.load();
+  peers_->for_each([&](const Life& life) { control_bytes += life.control_bytes.load(); });
   numbers.emplace("rpc.messages_sent", static_cast<std::int64_t>(sent_.load()));
   numbers.emplace("rpc.outgoing_bytes", static_cast<std::int64_t>(outgoing_bytes_.load()));
   numbers.emplace("rpc.control_bytes", static_cast<std::int64_t>(control_bytes));

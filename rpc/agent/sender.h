@@ -40,7 +40,7 @@ class Sender {
   Sender(const Options& options, const Extensions& extensions, DeviceTensors& device_tensors)
       : options_(options), extensions_(extensions), device_tensors_(device_tensors) {}
   // `owner` holds this; it and `peers` may still have to be started.
-  void start(const std::shared_ptr<void>& owner, PeerTable& peers, std::size_t world_size);
+  void start(const std::shared_ptr<void>& owner, PeerTable& peers);
 
   // Sends over `connection`, or if null over the peer's. When the transport has completed the
   // message, or dropped it: ends its counting, notifies its attachments, calls `done(error)`.
@@ -88,16 +88,16 @@ class Sender {
 
   // Messages sent or queued, except those of graceful shutdown.
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_.load(); }
-  [[nodiscard]] std::size_t control_bytes(WorkerId to) const {
-    return control_bytes_[to.value()].load();
+  [[nodiscard]] std::size_t control_bytes(const WorkerInfo& to) const {
+    const Life* life = peers_->life(to);
+    return life == nullptr ? 0 : life->control_bytes.load();
   }
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 
  private:
   struct Counted {
     std::size_t bytes = 0;
-    WorkerId to;
-    bool control = false;  // in control_bytes_, else in outgoing_bytes_
+    Life* to = nullptr;  // whose control_bytes it is in; null: in outgoing_bytes_
     bool in_sent = false;
   };
   struct LaidOut {
@@ -146,9 +146,8 @@ class Sender {
   const Options& options_;
   const Extensions& extensions_;
   DeviceTensors& device_tensors_;
-  std::weak_ptr<Sender> self_;                           // constant after start()
-  PeerTable* peers_ = nullptr;                           // likewise
-  std::vector<std::atomic<std::size_t>> control_bytes_;  // by peer; the vector likewise
+  std::weak_ptr<Sender> self_;  // constant after start()
+  PeerTable* peers_ = nullptr;  // likewise
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::size_t> outgoing_bytes_{0};
 };

@@ -89,7 +89,7 @@ std::optional<Error> ServedCalls::refusal(const IncomingCall& call, std::size_t 
     return Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down");
   if (call.names_function() && call.function() == nullptr) {
     // A caller that sends small requests and does not read must not make large answers pile up.
-    const bool reads = sender_.control_bytes(call.caller().id) < kManyControlBytes;
+    const bool reads = sender_.control_bytes(call.caller()) < kManyControlBytes;
     return Error(ErrorCode::unimplemented, reads ? registered_function_names() : std::string());
   }
   return std::nullopt;

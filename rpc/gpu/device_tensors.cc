@@ -35,15 +35,20 @@ std::string position(const OutMessage& message, std::size_t tensor) {
 }  // namespace
 
 void DeviceTensors::start(std::vector<Worker> workers, WorkerId self) {
-  own_ = workers[self.value()].devices;
-  const std::string& own_name = workers[self.value()].info.name;
-  for (auto& worker : workers) {
-    Peer peer{std::move(worker.info), std::move(worker.devices), {}, {}};
-    peer.requests = map_between(own_, peer.devices, peer.info.name);
-    peer.replies = map_between(peer.devices, own_, own_name).inverse();
-    peer.moves_cpu_tensors = peer.requests.moves_cpu_tensors() || peer.replies.moves_cpu_tensors();
-    peers_.push_back(std::move(peer));
+  for (const auto& worker : workers) {
+    if (worker.info.id == self) own_ = worker.devices;
   }
+  for (auto& worker : workers) add(std::move(worker));
+}
+
+void DeviceTensors::add(Worker worker) {
+  auto peer =
+      std::make_unique<Peer>(Peer{std::move(worker.info), std::move(worker.devices), {}, {}});
+  peer->requests = map_between(own_, peer->devices, peer->info.name);
+  peer->replies = map_between(peer->devices, own_, own_name_).inverse();
+  peer->moves_cpu_tensors = peer->requests.moves_cpu_tensors() || peer->replies.moves_cpu_tensors();
+  const std::uint32_t id = peer->info.id.value();
+  peers_.publish(id, std::move(peer));
 }
 
 std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
@@ -93,7 +98,7 @@ std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
 
 StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& to) {
   const at::NoGradGuard no_grad;
-  const auto there = destinations(message, peers_[to.id.value()]);
+  const auto there = destinations(message, *peers_.at(to.id.value()));
   StagedTensors staged;
   base::ByteWriter section(staged.section);
   std::uint32_t listed = 0;
@@ -223,7 +228,7 @@ void DeviceTensors::debug_info(std::map<std::string, std::int64_t>& numbers) con
   for (const auto& [key, counted] : counts_) {
     const auto& [sent, path, peer, index] = key;
     const std::string tail = std::string(path == Path::inlined ? "inline." : "staging.") +
-                             peers_[peer].info.name + ".cuda:" + std::to_string(index);
+                             peers_.at(peer)->info.name + ".cuda:" + std::to_string(index);
     const std::string head = sent ? "gpu.sent_" : "gpu.received_";
     numbers.emplace(head + "messages." + tail, counted.messages);
     numbers.emplace(head + "bytes." + tail, counted.bytes);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "stitch/base/mutex.h"
+#include "stitch/base/published_table.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/rpc/gpu/device_map.h"
@@ -54,10 +55,12 @@ class DeviceTensors {
     WorkerDevices devices;
   };
   void start(std::vector<Worker> workers, WorkerId self);
+  // A worker that has joined, or come back.
+  void add(Worker worker);
 
   // ---- sending
   [[nodiscard]] bool concerns(const OutMessage& message, WorkerId to) const {
-    return !message.placements.empty() || peers_[to.value()].moves_cpu_tensors;
+    return !message.placements.empty() || peers_.at(to.value())->moves_cpu_tensors;
   }
   // Starts to copy what is on devices to the host. Throws Error(invalid_argument) naming the
   // argument and the tensor that has no place at the receiver or is on another kind of device,
@@ -118,8 +121,8 @@ class DeviceTensors {
              const std::map<c10::DeviceIndex, std::size_t>& bytes) STITCH_EXCLUDES(mutex_);
 
   const std::string own_name_;
-  std::vector<Peer> peers_;  // by id; constant after start(), as the next
-  WorkerDevices own_;
+  base::PublishedTable<Peer> peers_;  // by id
+  WorkerDevices own_;                 // constant after start()
   GateWatch watch_;
   mutable base::Mutex mutex_;
   std::map<std::pair<c10::DeviceIndex, Direction>, c10::Stream> copy_streams_

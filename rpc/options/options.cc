@@ -67,6 +67,14 @@ int parse_int(const std::string& what, const std::string& text) {
   return value;
 }
 
+WorldSize parse_world_size(const std::string& text) {
+  try {
+    return WorldSize(text);
+  } catch (const Error&) {
+    refuse("STITCH_WORLD_SIZE", text, "a number from 1 on, or a range such as 2:8 or 2:");
+  }
+}
+
 std::vector<std::string> parse_list(const std::string& text) {
   std::vector<std::string> items;
   for (std::size_t at = 0; at <= text.size();) {
@@ -117,8 +125,7 @@ const std::vector<Variable>& variables() {
       {"STITCH_RANK",
        field(&Options::rank, [](const std::string& v) { return parse_int("STITCH_RANK", v); })},
       {"STITCH_WORLD_SIZE",
-       field(&Options::world_size,
-             [](const std::string& v) { return parse_int("STITCH_WORLD_SIZE", v); })},
+       field(&Options::world_size, [](const std::string& v) { return parse_world_size(v); })},
       {"STITCH_INIT_METHOD", field(&Options::init_method, [](const std::string& v) { return v; })},
       {"STITCH_RPC_TIMEOUT",
        field(&Options::rpc_timeout,
@@ -215,35 +222,47 @@ void check_choices(const std::string& what, const std::vector<std::string>& chos
   }
 }
 
-}  // namespace
-
-Options resolve_options(Options options) {
-  const rpc::SecretWiper wiper(options.secret);  // once it has been moved to the caller
-  read_variables(options);
-  rpc::resolve_security(options);
+// The rank and the size of the world.
+void resolve_place_in_world(Options& options, const std::optional<rpc::LaunchInfo>& launch) {
   constexpr int kUnset = Options::kFromLauncher;
-  const auto launch = rpc::read_launcher(environment);
   if (launch && options.rank == kUnset) options.rank = launch->rank;
-  if (launch && options.world_size == kUnset) options.world_size = launch->world_size;
-  if (options.world_size == 1 && options.rank == kUnset) options.rank = 0;
+  if (launch && !options.world_size.is_set()) options.world_size = launch->world_size;
+  const bool place_is_known = options.init_method != "env://" || options.store != nullptr;
+  if (!options.world_size.is_set() && place_is_known) options.world_size = WorldSize::range(1);
+  const WorldSize& size = options.world_size;
+  if (size == 1 && options.rank == kUnset) options.rank = 0;
   // -1 may be a number that could not be read: treating it as "not set" would hide that.
   if (options.rank < 0 && options.rank != kUnset)
     refuse("rank", std::to_string(options.rank), "a number from 0 on");
-  if (options.world_size < 1 && options.world_size != kUnset)
-    refuse("world_size", std::to_string(options.world_size), "a number from 1 on");
-  if (options.rank == kUnset || options.world_size == kUnset) {
+  if (size.is_set() && (size.min() < 1 || size.max() < size.min())) {
+    refuse("world_size", size.is_elastic() ? size.str() : std::to_string(size.min()),
+           size.is_elastic() ? "min:max with a min from 1 on and a max that is not less"
+                             : "a number from 1 on");
+  }
+  if (!size.is_set() || (options.rank == kUnset && !size.is_elastic())) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(options.rank == kUnset ? "rank" : "world_size") +
                     " is not known: start the program with stitch-run, torchrun, srun or mpirun, "
                     "set RANK and WORLD_SIZE, or set it in "
                     "stitch::Options");
   }
-  if (options.rank >= options.world_size) {
+  if (options.rank >= size.max()) {
     throw Error(ErrorCode::invalid_argument,
-                "rank " + std::to_string(options.rank) + " does not fit a world of " +
-                    std::to_string(options.world_size) + "; ranks are 0 to world_size - 1");
+                "rank " + std::to_string(options.rank) + " does not fit a world of " + size.str() +
+                    "; ranks are 0 to " +
+                    (size.is_elastic() ? std::to_string(size.max() - 1) : "world_size - 1"));
   }
-  if (options.init_method == "env://" && !options.store && options.world_size > 1) {
+}
+
+}  // namespace
+
+Options resolve_options(Options options) {
+  const rpc::SecretWiper wiper(options.secret);  // once it has been moved to the caller
+  read_variables(options);
+  rpc::resolve_security(options);
+  const auto launch = rpc::read_launcher(environment);
+  resolve_place_in_world(options, launch);
+  if (options.init_method == "env://" && !options.store && options.world_size != 1) {
     if (!launch || launch->init_method.empty()) {
       const auto address = environment("MASTER_ADDR");
       const auto port = environment("MASTER_PORT");
@@ -259,8 +278,9 @@ Options resolve_options(Options options) {
       options.init_method = launch->init_method;
     }
   }
-  if (options.name.empty()) options.name = "worker" + std::to_string(options.rank);
-  check_name(options.name);
+  const bool ranked = options.rank != Options::kFromLauncher;
+  if (options.name.empty() && ranked) options.name = "worker" + std::to_string(options.rank);
+  if (!options.name.empty() || ranked) check_name(options.name);
   check_init_method(options.init_method);
   check_choices("transports", options.transports,
                 {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});

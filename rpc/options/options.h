@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/rpc/options/world_size.h"
 #include "stitch/transport/wire/encryption.h"
 
 namespace stitch {
@@ -24,8 +25,13 @@ using transport::Encryption;
 struct Options {
   std::string name{};                                                    // default "worker<rank>"
   static constexpr int kFromLauncher = std::numeric_limits<int>::min();  // "not set"
-  int rank = kFromLauncher;        // default: what the launcher says
-  int world_size = kFromLauncher;  // how many workers; default: what the launcher says
+  int rank = kFromLauncher;  // default: what the launcher says
+                             // An elastic world takes it as the worker's id, and gives a
+                             // worker without one the next that is free
+  // How many workers: 4, or the range "2:8" of an elastic world, which workers join and leave while
+  // it runs. Default: what the launcher says; without a launcher, where init_method or store say
+  // where to meet, "1:".
+  WorldSize world_size{};
   std::string init_method =
       "env://";  // where workers meet: "env://", "tcp://host:port", "file:///path"
   std::chrono::nanoseconds rpc_timeout =

@@ -153,7 +153,7 @@ MemberRecord MemberRecord::decode(const std::string& text) {
 MemberRecord describe_this_worker(const Options& options) {
   return {options.name,
           options.rank,
-          options.world_size,
+          options.world_size.min(),
           0,
           process_token(),
           host_token(),

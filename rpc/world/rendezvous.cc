@@ -41,11 +41,12 @@ std::vector<MemberRecord> Rendezvous::meet(MemberRecord self) {
   self.epoch = static_cast<std::uint64_t>(store_.add("epoch/" + self.name, 1));
   const auto slot = store_.add("arrived", 1) - 1;
   store_.set("member/" + std::to_string(slot), self.encode());
-  if (slot >= options_.world_size) {
+  if (slot >= options_.world_size.min()) {
     tell_the_others({});
-    throw Error(ErrorCode::invalid_argument,
-                "worker \"" + self.name + "\" is one too many: the world of " +
-                    std::to_string(options_.world_size) + " at " + store_.describe() + " is full");
+    throw Error(ErrorCode::invalid_argument, "worker \"" + self.name +
+                                                 "\" is one too many: the world of " +
+                                                 std::to_string(options_.world_size.min()) +
+                                                 " at " + store_.describe() + " is full");
   }
   std::vector<MemberRecord> records;
   try {
@@ -55,7 +56,7 @@ std::vector<MemberRecord> Rendezvous::meet(MemberRecord self) {
     throw Error(ErrorCode::timeout,
                 "worker \"" + self.name + "\" waited " +
                     std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
-                    " ms for a world of " + std::to_string(options_.world_size) + " at " +
+                    " ms for a world of " + std::to_string(options_.world_size.min()) + " at " +
                     store_.describe() + ": only these arrived: " + arrived_names());
   }
   try {
@@ -92,8 +93,8 @@ std::vector<std::vector<std::string>> Rendezvous::exchange_addresses(
 }
 
 bool Rendezvous::finish() {
-  if (store_.add("read", 1) < options_.world_size) return false;
-  for (std::int64_t i = 0; i < options_.world_size; ++i) {
+  if (store_.add("read", 1) < options_.world_size.min()) return false;
+  for (std::int64_t i = 0; i < options_.world_size.min(); ++i) {
     store_.erase("member/" + std::to_string(i));
     store_.erase("address/" + std::to_string(i));
   }
@@ -107,7 +108,7 @@ bool Rendezvous::finish() {
 // workers.
 std::vector<std::string> Rendezvous::read_all(const std::string& prefix) {
   std::vector<std::string> values;
-  for (std::int64_t i = 0; i < options_.world_size; ++i)
+  for (std::int64_t i = 0; i < options_.world_size.min(); ++i)
     values.push_back(store_.get(prefix + std::to_string(i), left()));
   return values;
 }
@@ -124,7 +125,7 @@ void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records) {
     store_.add("seen", 1);  // how many have read the records: this worker throws after this
     std::int64_t largest = 0;
     for (const auto& record : records) largest = std::max(largest, record.world_size);
-    for (std::int64_t i = options_.world_size; i < std::min(largest, kMaxFilled); ++i) {
+    for (std::int64_t i = options_.world_size.min(); i < std::min(largest, kMaxFilled); ++i) {
       store_.compare_and_set("member/" + std::to_string(i), std::nullopt, records.front().encode());
     }
     while (hosts_ && store_.add("seen", 0) < store_.add("arrived", 0) &&
@@ -142,7 +143,7 @@ Store::Timeout Rendezvous::left() const {
 
 std::string Rendezvous::arrived_names() {
   std::vector<std::string> names;
-  for (std::int64_t i = 0; i < options_.world_size; ++i) {
+  for (std::int64_t i = 0; i < options_.world_size.min(); ++i) {
     if (const auto text = store_.try_get("member/" + std::to_string(i)))
       names.push_back(MemberRecord::decode(*text).name);
   }
@@ -159,11 +160,11 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
                                            "\", rank " + std::to_string(record.rank) + " of " +
                                            std::to_string(record.world_size));
     }
-    if (record.world_size != options_.world_size) {
+    if (record.world_size != options_.world_size.min()) {
       throw Error(ErrorCode::invalid_argument,
                   "worker \"" + record.name + "\" (rank " + std::to_string(record.rank) +
                       ") expects a world of " + std::to_string(record.world_size) + ", worker \"" +
-                      options_.name + "\" one of " + std::to_string(options_.world_size));
+                      options_.name + "\" one of " + std::to_string(options_.world_size.min()));
     }
     const auto [same_rank, new_rank] = by_rank.emplace(record.rank, &record);
     if (!new_rank) {

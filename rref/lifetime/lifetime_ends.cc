@@ -64,8 +64,7 @@ void Lifetime::end_life(const WorkerLife& over, const Error& why, TableEffects& 
     std::set<WorkerLife> owners;
     for (const auto& [token, id] : found->second.tokens) owners.insert(id.owner);
     owners.erase(self_);
-    for (const WorkerLife& owner : owners)
-      effects.ops.push_back({owner, LedgerOp::make_ask(over)});
+    for (const WorkerLife& owner : owners) effects.ops.push_back({owner, LedgerOp::make_ask(over)});
   }
   // Objects of this worker. While none is lent, no sweep is needed; it is made up for as soon as
   // another one is, since that may depend on it.

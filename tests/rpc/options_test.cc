@@ -125,6 +125,66 @@ TEST(Options, NegativeNumbersAreNotTakenForNotSet) {
   EXPECT_EQ(stitch::resolve_options({}).world_size, 1);
 }
 
+TEST(Options, AWorldSizeIsANumberOrARange) {
+  stitch::Options options;
+  EXPECT_FALSE(options.world_size.is_set());
+  options.world_size = 4;
+  EXPECT_EQ(options.world_size, 4);
+  EXPECT_FALSE(options.world_size.is_elastic());
+  options.world_size = "2:8";
+  EXPECT_NE(options.world_size, 2);
+  EXPECT_TRUE(options.world_size.is_elastic());
+  EXPECT_EQ(options.world_size.min(), 2);
+  EXPECT_EQ(options.world_size.max(), 8);
+  EXPECT_EQ(options.world_size, stitch::WorldSize::range(2, 8));
+  EXPECT_EQ(options.world_size.str(), "2:8");
+  EXPECT_EQ(stitch::WorldSize("3:").max(), stitch::WorldSize::kNoLimit);
+  EXPECT_EQ(stitch::WorldSize("3:").str(), "3:");
+  EXPECT_TRUE(stitch::WorldSize("4:4").is_elastic());
+  EXPECT_EQ(stitch::WorldSize("4"), 4);
+  EXPECT_GT(options.world_size, 1);
+  EXPECT_LT(options.world_size, 3);
+  for (const char* wrong : {"", ":", ":4", "a", "2:b", "2:4:6", "-1", "2 :3", "99999999999"}) {
+    EXPECT_THROW(stitch::WorldSize{wrong}, stitch::Error) << wrong;
+  }
+}
+
+TEST(Options, AnElasticWorldNeedsNoRank) {
+  const stitch::Options elastic{.world_size = "2:3", .init_method = "file:///tmp/x"};
+  EXPECT_EQ(stitch::resolve_options(elastic).name, "");  // until the store gives an id
+  const auto ranked = [&](int rank) {
+    auto options = elastic;
+    options.rank = rank;
+    return options;
+  };
+  EXPECT_EQ(stitch::resolve_options(ranked(2)).name, "worker2");
+  EXPECT_EQ(error_with({}, ranked(3)), "rank 3 does not fit a world of 2:3; ranks are 0 to 2");
+  EXPECT_EQ(error_with({}, {.world_size = "3:2", .init_method = "file:///tmp/x"}),
+            "world_size is \"3:2\"; allowed: min:max with a min from 1 on and a max that is not "
+            "less");
+  EXPECT_EQ(error_with({}, {.world_size = "0:2", .init_method = "file:///tmp/x"}),
+            "world_size is \"0:2\"; allowed: min:max with a min from 1 on and a max that is not "
+            "less");
+  // Where the place is known and no size is given, workers come and go.
+  EXPECT_EQ(stitch::resolve_options({.init_method = "file:///tmp/x"}).world_size.str(), "1:");
+}
+
+TEST(Options, TheRangeOfTheEnvironmentCountsMoreThanTheLaunchersNumber) {
+  {
+    const Variables scope({{"STITCH_WORLD_SIZE", "2:8"},
+                           {"RANK", "5"},
+                           {"WORLD_SIZE", "8"},
+                           {"STITCH_INIT_METHOD", "file:///tmp/x"}});
+    const auto options = stitch::resolve_options({});
+    EXPECT_EQ(options.world_size.str(), "2:8");
+    EXPECT_EQ(options.rank, 5);
+    EXPECT_EQ(options.name, "worker5");
+  }
+  EXPECT_EQ(error_with({{"STITCH_WORLD_SIZE", "2:x"}}, {}),
+            "STITCH_WORLD_SIZE is \"2:x\"; allowed: a number from 1 on, or a range such as 2:8 or "
+            "2:");
+}
+
 TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
   const auto with_method = [](const std::string& method) {
     return error_with({}, {.rank = 0, .world_size = 1, .init_method = method});

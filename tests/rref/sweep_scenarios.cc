@@ -4,8 +4,7 @@
 
 namespace stitch::rref::test {
 
-Quartet::Quartet(WorkerLife last, std::size_t created_by)
-    : names_{{0, 1}, {1, 1}, {2, 1}, last} {
+Quartet::Quartet(WorkerLife last, std::size_t created_by) : names_{{0, 1}, {1, 1}, {2, 1}, last} {
   for (const WorkerLife& name : names_) {
     lives_.push_back(std::make_unique<Lifetime>(name));
     lives_.back()->set_world({.contains = {}, .live = [this] { return names_; }, .gone = {}});

@@ -1,0 +1,106 @@
+// What a PeerTable knows of the lives of its workers.
+
+#include <utility>
+
+#include "stitch/rpc/agent/call_table.h"
+#include "stitch/rpc/agent/peer_table.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+// A worker that was heard of within this time is reported as alive.
+constexpr std::chrono::seconds kAliveInterval{1};
+
+std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
+
+}  // namespace
+
+// ---- lives
+
+Life& PeerTable::known(const WorkerInfo& info) const {
+  if (Life* life = members_.life(info.id, info.epoch)) return *life;
+  static_cast<void>(members_.find(info));  // says why not
+  throw Error(ErrorCode::invalid_argument, to_string(info) + " is not in this world");
+}
+
+void PeerTable::complete(Life& life) {
+  std::vector<bool> reachable;
+  for (const auto& address : life.member.addresses)
+    reachable.push_back(by_scheme_.contains(scheme_of(address)));
+  life.peer = std::make_unique<Peer>(life, self_, std::move(reachable));
+  if (closing_) life.peer->expect_closing();
+}
+
+Life& PeerTable::add_life(const Member& member) {
+  Effects effects;
+  Life* added = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    added = &members_.add(member, [this](Life& life) STITCH_REQUIRES(mutex_) { complete(life); });
+    if (Life* former = added->previous) {
+      former->over.store(true, std::memory_order_release);
+      peer(*former).lose(
+          Error(ErrorCode::disconnected, "it is now epoch " + std::to_string(member.info.epoch)),
+          effects);
+    }
+  }
+  perform(std::move(effects));
+  return *added;
+}
+
+// ---- state
+
+std::optional<Error> PeerTable::lost(WorkerId id) const {
+  const Life* life = members_.life(id);
+  if (life == nullptr) return std::nullopt;
+  base::MutexLock lock(mutex_);
+  return peer(*life).lost();
+}
+
+std::optional<Error> PeerTable::lost(const WorkerInfo& info) const {
+  const Life& life = known(info);
+  base::MutexLock lock(mutex_);
+  return peer(life).lost();
+}
+
+std::string PeerTable::condition(const WorkerInfo& info) const {
+  const Life& life = known(info);
+  base::MutexLock lock(mutex_);
+  const Peer& about = peer(life);
+  if (about.lost()) return "worker is gone";
+  if (!about.bound()) {
+    return "worker is not connected" +
+           (about.failure() ? std::string(": ") + about.failure()->what() : std::string(" yet"));
+  }
+  const Clock::duration silent =
+      Clock::now().time_since_epoch() - Clock::duration(life.heard.load(std::memory_order_relaxed));
+  if (silent <= kAliveInterval) return "worker is alive";
+  return "worker is connected and has been silent for " + duration_text(silent);
+}
+
+std::size_t PeerTable::connections() const {
+  base::MutexLock lock(mutex_);
+  std::size_t count = 0;
+  members_.for_each([&](const Life& life)
+                        STITCH_REQUIRES(mutex_) { count += peer(life).bound() ? 1 : 0; });
+  return count;
+}
+
+std::uint64_t PeerTable::failed_tries() const {
+  base::MutexLock lock(mutex_);
+  std::uint64_t count = 0;
+  members_.for_each([&](const Life& life)
+                        STITCH_REQUIRES(mutex_) { count += peer(life).failed_attempts(); });
+  return count;
+}
+
+void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
+  numbers.emplace("rpc.connections", static_cast<std::int64_t>(connections()));
+  numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
+  for (const auto& endpoint : endpoints_) {
+    for (const auto& [name, count] : endpoint->counters()) numbers[name] += count;
+  }
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,30 @@
+#include "stitch/rpc/membership/member_card.h"
+
+#include "stitch/base/error.h"
+
+namespace stitch::rpc {
+
+void MemberCard::write(base::ByteWriter& out) const {
+  out.write_string(info.name);
+  out.write(info.id.value());
+  out.write(info.epoch);
+  out.write(static_cast<std::uint32_t>(addresses.size()));
+  for (const auto& address : addresses) out.write_string(address);
+  out.write_string(record);
+}
+
+MemberCard MemberCard::read(base::ByteReader& in) {
+  constexpr std::size_t kLengthBytes = 4;  // of a string
+  MemberCard card;
+  card.info.name = in.read_string();
+  if (!is_worker_name(card.info.name))
+    throw Error(ErrorCode::protocol, "card of a member has what is no worker's name");
+  card.info.id = WorkerId(in.read<std::uint32_t>());
+  card.info.epoch = in.read<std::uint64_t>();
+  const auto count = in.read_count(kLengthBytes);
+  for (std::uint32_t i = 0; i < count; ++i) card.addresses.push_back(in.read_string());
+  card.record = in.read_string();
+  return card;
+}
+
+}  // namespace stitch::rpc

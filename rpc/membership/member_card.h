@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::rpc {
+
+// What a worker makes known about one life of itself: in the store of its world, and to the members
+// of a running world that it joins. A plain value.
+struct MemberCard {
+  WorkerInfo info;
+  std::vector<std::string> addresses;  // all that it listens on, best first
+  std::string record;                  // its MemberRecord, encoded (rpc/world/member_record.h)
+
+  void write(base::ByteWriter& out) const;
+  // Throws Error(protocol) for what is no card, or names no worker.
+  [[nodiscard]] static MemberCard read(base::ByteReader& in);
+  friend bool operator==(const MemberCard&, const MemberCard&) = default;
+};
+
+}  // namespace stitch::rpc
