@@ -57,7 +57,7 @@ void Lifetime::end_life(const WorkerLife& over, const Error& why, TableEffects& 
   std::vector<WorkerLife> receivers;
   for (const auto& [receiver, state] : peers_) receivers.push_back(receiver);
   for (const WorkerLife& receiver : receivers) void_pins(receiver, over, effects);
-  // Objects of others: what was borrowed from it is registered before anybody may hear that this
+  // Objects of others: what was borrowed from it is registered before any owner may hear that this
   // worker is clean (G3), and owners are asked when pins towards it may go.
   holders_.register_borrowed_from(over, effects);
   if (const auto found = peers_.find(over); found != peers_.end()) {
@@ -124,7 +124,7 @@ void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffe
   switch (op.kind) {
     case LedgerOp::Kind::sweep:
       // The question is sent once the end of that life has been declared, and may be the first news
-      // of it. If it is about this worker, nobody waits for its answer any more.
+      // of it. If it is about this worker, its answer is not waited for any more.
       if (op.life == self_) return;
       end_life(op.life, gone_error(op.life), effects);
       effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});

@@ -82,7 +82,7 @@ void Quartet::exchange(std::size_t a, std::size_t b) {
 void Quartet::release(std::size_t worker) { perform(lives_[worker]->drop_local(id_)); }
 
 // The owner's object is held by 1, which lent it to 2, which lent it to 3. 1 and 2 die; 3 has
-// answered for 1 before anybody hears of the death of 2.
+// answered for 1 before any other hears of the death of 2.
 std::string two_workers_of_a_chain_die() {
   Quartet world;
   world.lend(0, 1);
