@@ -49,10 +49,12 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
   // Called for messages of peers only: the agent and its table of peers exist then.
   lifetime_->set_world(
       {.contains = [&agent](const WorkerLife& life) { return find_life(agent, life) != nullptr; },
+       // All that this worker knows. Those that are over are told one by one: membership itself may
+       // be ahead, and a life that it counts no more may not have been swept.
        .live =
            [&agent] {
              std::vector<WorkerLife> live;
-             for (const WorkerInfo& each : agent.live_members()) live.push_back(life_of(each));
+             for (const WorkerInfo& each : agent.peers().infos()) live.push_back(life_of(each));
              return live;
            },
        .gone =
