@@ -21,13 +21,14 @@ Error ended_error(const ContextId& id) {
 }  // namespace
 
 std::shared_ptr<ContextState> ContextRelease::join(const ContextId& id, const WorkerInfo& from) {
-  require_life(agent_, id.home, id.epoch, "the home of the context of a call");
+  // A context of a life that is over has ended with it.
+  if (!require_life(agent_, id.home, id.epoch, "the home of the context of a call")) return nullptr;
   if (id.home == agent_.self().id) return contexts_.find_or_join(id);
   bool first = false;
-  auto context = contexts_.find_or_join(id, from.id, first);
+  auto context = contexts_.find_or_join(id, from, first);
   if (!first) return context;
   // The caller may have been lost before this call was handled: hold_contexts_told_by() missed it.
-  if (from.id != id.home && agent_.peers().lost(from.id)) hold(id.home, id.epoch, {id.counter});
+  if (from.id != id.home && agent_.peers().lost(from)) hold(id.home, id.epoch, {id.counter});
   return context;
 }
 
@@ -45,9 +46,9 @@ void ContextRelease::end_context(const std::shared_ptr<ContextState>& context) {
 // the context is unknown here: then it has overtaken the call that tells the id.
 void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& release_of) {
   const ContextId& id = release_of.context;
-  const bool from_home = from.id == id.home;
+  const bool from_home = from.id == id.home && from.epoch == id.epoch;
   const auto known = contexts_.find(id);
-  if (known && !from_home && !known->told_by(from.id)) return;
+  if (known && !from_home && !known->told_by(from.id, from.epoch)) return;
   std::vector<std::shared_ptr<ContextState>> over;
   if (auto context = contexts_.remove(id)) over.push_back(std::move(context));
   if (from_home) {
@@ -87,7 +88,8 @@ void ContextRelease::hold_contexts_told_by(const WorkerInfo& lost) {
   std::map<std::pair<WorkerId, std::uint64_t>, std::vector<std::uint64_t>> by_home;
   for (const auto& context : contexts_.all()) {
     const ContextId& id = context->id();
-    if (id.home == agent_.self().id || context->told_by(id.home) || !context->told_by(lost.id))
+    if (id.home == agent_.self().id || context->told_by(id.home, id.epoch) ||
+        !context->told_by(lost.id, lost.epoch))
       continue;
     by_home[{id.home, id.epoch}].push_back(id.counter);
   }
@@ -101,7 +103,9 @@ void ContextRelease::hold_contexts_told_by(const WorkerInfo& lost) {
 }
 
 void ContextRelease::hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts) {
-  send_reliably(agent_, agent_.peers().find(home), [held = wire::Hold{epoch, std::move(contexts)}] {
+  const WorkerInfo& present = agent_.peers().find(home);
+  if (present.epoch != epoch) return;  // they have ended with the life of their home
+  send_reliably(agent_, present, [held = wire::Hold{epoch, std::move(contexts)}] {
     rpc::OutMessage out(wire::kHold);
     rpc::OutArchive archive(out);
     archive(held);

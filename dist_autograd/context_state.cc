@@ -67,7 +67,8 @@ bool ContextState::has_gradient_links() const {
 bool ContextState::add_peer(const WorkerInfo& peer) {
   base::MutexLock lock(mutex_);
   if (ended_) return false;
-  if (!peers_.contains(peer.id)) peers_.emplace(peer.id, peer);
+  const auto [known, fresh] = peers_.emplace(peer.id, peer);
+  if (!fresh && known->second.epoch < peer.epoch) known->second = peer;  // the other life is over
   return true;
 }
 
@@ -78,16 +79,17 @@ std::vector<WorkerInfo> ContextState::peers() const {
   return all;
 }
 
-bool ContextState::add_teller(WorkerId worker) {
+bool ContextState::add_teller(WorkerId worker, std::uint64_t epoch) {
+  const Life teller{worker, epoch};
   base::MutexLock lock(mutex_);
-  if (std::find(tellers_.begin(), tellers_.end(), worker) != tellers_.end()) return false;
-  tellers_.push_back(worker);
+  if (std::find(tellers_.begin(), tellers_.end(), teller) != tellers_.end()) return false;
+  tellers_.push_back(teller);
   return true;
 }
 
-bool ContextState::told_by(WorkerId worker) const {
+bool ContextState::told_by(WorkerId worker, std::uint64_t epoch) const {
   base::MutexLock lock(mutex_);
-  return std::find(tellers_.begin(), tellers_.end(), worker) != tellers_.end();
+  return std::find(tellers_.begin(), tellers_.end(), Life{worker, epoch}) != tellers_.end();
 }
 
 std::uint64_t ContextState::next_pass() {

@@ -70,8 +70,8 @@ class ContextState {
   [[nodiscard]] std::vector<WorkerInfo> peers() const STITCH_EXCLUDES(mutex_);
   // Remembers that `worker` has told this one the id: RELEASE will come from it, too. True the
   // first time.
-  bool add_teller(WorkerId worker) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool told_by(WorkerId worker) const STITCH_EXCLUDES(mutex_);
+  bool add_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool told_by(WorkerId worker, std::uint64_t epoch) const STITCH_EXCLUDES(mutex_);
 
   // The number of a new pass that this worker starts.
   [[nodiscard]] std::uint64_t next_pass() STITCH_EXCLUDES(mutex_);
@@ -125,7 +125,7 @@ class ContextState {
   std::unordered_map<LinkId, Send> sends_ STITCH_GUARDED_BY(mutex_);
   std::size_t gradient_links_ STITCH_GUARDED_BY(mutex_) = 0;
   std::unordered_map<WorkerId, WorkerInfo> peers_ STITCH_GUARDED_BY(mutex_);
-  std::vector<WorkerId> tellers_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Life> tellers_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = 1;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
   std::optional<PassSummary> last_pass_ STITCH_GUARDED_BY(mutex_);

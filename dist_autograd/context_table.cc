@@ -24,11 +24,11 @@ std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
   return find_or_make(id);
 }
 
-std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id, WorkerId teller,
-                                                         bool& first) {
+std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id,
+                                                         const WorkerInfo& teller, bool& first) {
   base::MutexLock lock(mutex_);
   auto context = find_or_make(id);
-  first = context && context->add_teller(teller);
+  first = context && context->add_teller(teller.id, teller.epoch);
   return context;
 }
 

@@ -34,8 +34,9 @@ class ContextTable {
       STITCH_EXCLUDES(mutex_);
   // The same, told by `teller`, which is stored before any other thread sees the context: `teller`
   // may send its RELEASE at any time. `first`: `teller` had not told this worker before.
-  [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id, WorkerId teller,
-                                                           bool& first) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id,
+                                                           const WorkerInfo& teller, bool& first)
+      STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
   // All contexts of that home below `counter` have ended. Takes out those that are still here: the

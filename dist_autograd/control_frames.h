@@ -18,7 +18,9 @@ void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::O
 void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader& header,
                 const Error& error);
 
-// Throws Error(protocol) unless that life of `worker` is in this world; `what` names it.
-void require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what);
+// Whether that life of `worker` is the present one; false if it is over. Throws Error(protocol) if
+// it never was in this world; `what` names it.
+[[nodiscard]] bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch,
+                                const char* what);
 
 }  // namespace stitch::dist_autograd

@@ -117,8 +117,10 @@ void Engine::on_frame(rpc::InMessage message) {
     wire::Release release;
     archive(release);
     archive.expect_end();
-    require_life(agent_, release.context.home, release.context.epoch,
-                 "the home of a context that has ended");
+    if (!require_life(agent_, release.context.home, release.context.epoch,
+                      "the home of a context that has ended")) {
+      return;  // it ended with the life of its home
+    }
     if (release.context.home == agent_.self().id)
       throw Error(ErrorCode::protocol,
                   "only its home may end context " + to_string(release.context));
@@ -131,7 +133,8 @@ void Engine::on_frame(rpc::InMessage message) {
     wire::Hold hold;
     archive(hold);
     archive.expect_end();
-    require_life(agent_, agent_.self().id, hold.epoch, "the home of contexts that are held");
+    if (!require_life(agent_, agent_.self().id, hold.epoch, "the home of contexts that are held"))
+      return;
     agent_.post_where_read([agent = agent_.shared_from_this(), this, from = message.from,
                             hold = std::move(hold)] { release_.on_hold(from, hold); });
     return;
@@ -219,7 +222,8 @@ void Engine::open_and_handle(rpc::InMessage message) {
   try {
     rpc::InArchive archive(message, message.view.body());
     archive(header);
-    require_life(agent_, header.pass.root, header.pass.epoch, "the root of a pass");
+    if (!require_life(agent_, header.pass.root, header.pass.epoch, "the root of a pass"))
+      throw Error(ErrorCode::disconnected, "the worker that began the pass is gone");
     const auto context = contexts_.find(header.context);
     if (!context) {
       const std::string here = stitch::to_string(agent_.self());
@@ -304,6 +308,15 @@ void Engine::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
     for (const auto& pass : context->passes()) pass->on_peer_lost(peer, reason);
   }
   release_.hold_contexts_told_by(peer);
+}
+
+// A life that is over is lost here, too, whether or not there was a connection to it.
+void Engine::on_member_dead(const WorkerInfo& dead, const Error& reason) {
+  on_peer_lost(dead, reason);
+}
+
+void Engine::on_member_left(const WorkerInfo& left) {
+  on_peer_lost(left, Error(ErrorCode::disconnected, "it has left the world"));
 }
 
 std::size_t Engine::active() {

@@ -67,6 +67,8 @@ class Engine final : public rpc::Extension {
     recording_.on_decode(message, execution);
   }
   void on_peer_lost(const WorkerInfo& peer, const Error& reason) override;
+  void on_member_dead(const WorkerInfo& dead, const Error& reason) override;
+  void on_member_left(const WorkerInfo& left) override;
   std::size_t active() override;
   void stop() override;
   void report(rpc::Page page, rpc::Report& report) override;

@@ -91,13 +91,14 @@ void Pass::require_existing(const wire::Ack& ack) const {
 }
 
 void Pass::check_new_peer(const WorkerInfo& from) {
-  check_lost(from.id);
-  check_lost(id_.root);  // without the root, no message may ever end this pass
+  check_lost(from);
+  // Without the root, no message may ever end this pass.
+  if (const rpc::Life* root = agent_->peers().life(WorkerInfo{"", id_.root, id_.epoch}))
+    check_lost(root->info());
 }
 
-void Pass::check_lost(WorkerId peer) {
-  if (const auto reason = agent_->peers().lost(peer))
-    on_peer_lost(agent_->peers().find(peer), *reason);
+void Pass::check_lost(const WorkerInfo& peer) {
+  if (const auto reason = agent_->peers().lost(peer)) on_peer_lost(peer, *reason);
 }
 
 void Pass::guard(const std::function<void()>& handle) {
@@ -125,6 +126,7 @@ Error Pass::found_here(const Error& error) const {
 
 void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
   require_context(node, context_->id());
+  static_cast<void>(agent_->peers().find(node.sender()));  // throws if another life has its id
   sent_.push_back({node.link(), bytes_of(gradients)});
   std::uint64_t gradient_link = 0;
   std::vector<std::uint32_t> differentiable;

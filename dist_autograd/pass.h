@@ -119,7 +119,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // A message of `from` was the first: it or the root may have been lost before, and
   // on_peer_lost() came too early to end the pass.
   void check_new_peer(const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
-  void check_lost(WorkerId peer) STITCH_EXCLUDES(mutex_);
+  void check_lost(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
 
   void require_existing(const wire::Ack& ack) const;
   // Sends what the outbox has. `quiet_at`: the strand is going quiet, having taken so much.

@@ -268,9 +268,12 @@ void IncomingRefs::limit_creation(const std::shared_ptr<rpc::IncomingCall>& call
   if (deadline == TimeLimits::Time::max()) return;
   limit_.passed = [weak = std::weak_ptr(call), timeout] {
     const auto late = weak.lock();
-    if (!late) return;
+    auto* const refs = late ? late->message().find_attachment<IncomingRefs>() : nullptr;
+    if (refs == nullptr || !refs->claim_outcome()) return;  // it has just ended
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    late->fail(Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms"));
+    const Error why(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms");
+    refs->store_failure(why);
+    late->fail(why);
     // Not from a user-function thread: such handlers may occupy all of them.
     late->request_stop();
   };
@@ -283,12 +286,15 @@ template <class MakeError>
 void IncomingRefs::end(MakeError&& if_not_created) {
   if (std::exchange(ended_, true)) return;
   // Every request to create ends with an outcome of its object; the first one is kept.
-  if (create_ && !created_.load()) {
+  if (create_ && claim_outcome()) {
     end_limit();
-    receiver_->perform(
-        receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(if_not_created())));
+    store_failure(if_not_created());
   }
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
+}
+
+void IncomingRefs::store_failure(const Error& why) {
+  receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(why)));
 }
 
 // The error that the creator's own call ends with, so that every use of the object fails alike.

@@ -104,8 +104,9 @@ class IncomingRefs final : public rpc::Attachment {
   // Limits the time of the creation. Called before it starts.
   void limit_creation(const std::shared_ptr<rpc::IncomingCall>& call);
   void end_limit() noexcept;
-  // The outcome of the creation has been stored: the answer has none to add.
-  void created() noexcept { created_.store(true); }
+  // Whether the caller is the first to know an outcome of the creation, and stores it before the
+  // answer leaves: so the creator and the owner agree on one.
+  [[nodiscard]] bool claim_outcome() noexcept { return !claimed_.exchange(true); }
   // The object to be created is the result of `function`, a registered name. Called before the
   // creation.
   void set_creating(std::string_view function) { creating_ = function; }
@@ -121,6 +122,7 @@ class IncomingRefs final : public rpc::Attachment {
   // `if_not_created` makes the error of a creation that has no outcome yet.
   template <class MakeError>
   void end(MakeError&& if_not_created);
+  void store_failure(const Error& why);
   [[nodiscard]] Error creation_failed(const Error& why) const;
 
   const std::shared_ptr<RRefAgent> receiver_;
@@ -129,7 +131,7 @@ class IncomingRefs final : public rpc::Attachment {
   std::shared_ptr<void> object_;
   std::string_view creating_;
   bool ended_ = false;
-  std::atomic<bool> created_{false};
+  std::atomic<bool> claimed_{false};
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;
   std::vector<ReferredArgument> arguments_;

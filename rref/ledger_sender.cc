@@ -86,12 +86,14 @@ void LedgerSender::flush_due() {
   const auto alive = agent();
   if (!alive) return;
   for (const WorkerLife& peer : peers) {
+    const rpc::Life* to = alive->peers().life(WorkerInfo{"", WorkerId(peer.id), peer.epoch});
+    if (to == nullptr) continue;
     for (;;) {  // until nothing is due: another message may have carried it
       rpc::OutMessage message(wire::kLedgerFrame);
       if (!lifetime_->encode_ledger(peer, message.frame.body())) break;
       frames_sent_.fetch_add(1);
       try {
-        alive->send_control(alive->peers().find(WorkerId(peer.id)), std::move(message));
+        alive->send_control(to->info(), std::move(message));
       } catch (const Error&) {
         break;  // a later tick resends it
       }

@@ -65,7 +65,7 @@ std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_vie
   if (!agent)
     throw Error(ErrorCode::shutting_down,
                 to_string(handle.id()) + " cannot be used: its worker has shut down");
-  if (const auto lost = handle.rrefs()->lifetime().status(handle.id()).lost)
+  if (const auto lost = handle.rrefs()->why_lost(handle.id()))
     throw rpc::CallRefused(not_made(*lost, function, handle.owner()));
   return agent;
 }

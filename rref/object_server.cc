@@ -148,7 +148,7 @@ void ObjectServer::find_target(const std::shared_ptr<rpc::IncomingCall>& call,
   Lifetime& lifetime = rrefs_->lifetime();
   const RRefId& id = refs.target_id();
   if (id.owner != lifetime.self() || !lifetime.owns(id)) {
-    call->fail(lifetime.status(id).lost.value_or(
+    call->fail(rrefs_->why_lost(id).value_or(
         Error(ErrorCode::disconnected,
               to_string(id) + " is not owned by " + to_string(call->agent().self()))));
     return;
@@ -239,11 +239,11 @@ void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call
     if (!exception) {
       RRefAgent& rrefs = *server.rrefs_;
       auto* const refs = call->message().find_attachment<IncomingRefs>();
+      if (!refs->claim_outcome()) return;  // its time has passed: the answer says so
       refs->end_limit();
       // The function has returned on this thread, not later on that of a future's completion.
       ServedNext next(creating_here == call.get() && call->agent().serves_here());
       rrefs.perform(rrefs.lifetime().resolve(id, server.box(std::move(value)), std::nullopt));
-      refs->created();
       call->reply([](rpc::OutArchive&) {});
       next.run();
       return;

@@ -22,6 +22,22 @@ Error life_is_over(const WorkerInfo& peer, std::uint64_t epoch, const std::strin
       .with_worker(peer.name);
 }
 
+// This very life, be it over; null if it is not known here.
+const rpc::Life* find_life(rpc::Agent& agent, const WorkerLife& life) {
+  return agent.peers().life(WorkerInfo{"", WorkerId(life.id), life.epoch});
+}
+
+// Its name is that of any life of this worker: they share it; empty if none is known here.
+WorkerInfo describe(rpc::Agent& agent, const WorkerLife& life) {
+  WorkerInfo info{"", WorkerId(life.id), life.epoch};
+  if (const rpc::Life* present = agent.peers().life(info.id)) info.name = present->info().name;
+  return info;
+}
+
+std::string now_in(const WorkerInfo& present) {
+  return "; it is now epoch " + std::to_string(present.epoch);
+}
+
 }  // namespace
 
 RRefAgent::RRefAgent(rpc::Agent& agent)
@@ -32,10 +48,20 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
       agent_(&agent) {
   // Called for messages of peers only: the agent and its table of peers exist then.
-  lifetime_->set_world([&agent](const WorkerLife& life) {
-    const rpc::Life* present = agent.peers().life(WorkerId(life.id));
-    return present != nullptr && present->info().epoch == life.epoch;
-  });
+  lifetime_->set_world(
+      {.contains = [&agent](const WorkerLife& life) { return find_life(agent, life) != nullptr; },
+       // All that this worker knows. Those that are over are told one by one: membership itself may
+       // be ahead, and a life that it counts no more may not have been swept.
+       .live =
+           [&agent] {
+             std::vector<WorkerLife> live;
+             for (const WorkerInfo& each : agent.peers().infos()) live.push_back(life_of(each));
+             return live;
+           },
+       .gone =
+           [&agent](const WorkerLife& life) {
+             return life_is_over(describe(agent, life), life.epoch, "");
+           }});
 }
 
 std::shared_ptr<rpc::Agent> RRefAgent::agent() const {
@@ -74,10 +100,8 @@ void RRefAgent::destroy(std::vector<std::shared_ptr<void>> objects) {
 bool RRefAgent::destroys_here() noexcept { return destroying; }
 
 WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
-  WorkerInfo info{"", WorkerId(life.id), life.epoch};
-  if (const auto alive = agent(); alive && alive->peers().life(info.id))
-    info.name = alive->peers().find(info.id).name;
-  return info;
+  const auto alive = agent();
+  return alive ? describe(*alive, life) : WorkerInfo{"", WorkerId(life.id), life.epoch};
 }
 
 const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
@@ -101,13 +125,23 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
 void RRefAgent::check_owner_life(const WorkerLife& owner) {
   const auto alive = agent();
   if (!alive || owner == lifetime_->self()) return;
-  if (alive->peers().life(WorkerId(owner.id)) == nullptr)
+  const rpc::Life* present = alive->peers().life(WorkerId(owner.id));
+  if (present == nullptr)
     throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) +
                                          ", which is not in this world");
-  const WorkerInfo& now = alive->peers().find(WorkerId(owner.id));
-  if (now.epoch == owner.epoch) return;
+  if (present->info().epoch == owner.epoch) return;
   perform(lifetime_->peer_lost(
-      owner, life_is_over(now, owner.epoch, "; it is now epoch " + std::to_string(now.epoch))));
+      owner, life_is_over(present->info(), owner.epoch, now_in(present->info()))));
+}
+
+std::optional<Error> RRefAgent::why_lost(const RRefId& id) const {
+  auto lost = lifetime_->status(id).lost;
+  const auto alive = lost ? agent() : nullptr;
+  if (!alive) return lost;
+  const rpc::Life* present = alive->peers().life(WorkerId(id.owner.id));
+  if (present != nullptr && present->info().epoch > id.owner.epoch)
+    return life_is_over(present->info(), id.owner.epoch, now_in(present->info()));
+  return lost;
 }
 
 Error RRefAgent::lost_at(const WorkerInfo& from, const WorkerLife& owner) const {
@@ -137,6 +171,15 @@ void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   perform(lifetime_->peer_lost(life_of(peer),
                                life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
   ordered_calls_->caller_lost(life_of(peer));
+}
+
+void RRefAgent::on_member_over(const WorkerInfo& member, const std::string& why) {
+  perform(lifetime_->member_over(life_of(member), life_is_over(member, member.epoch, why)));
+  ordered_calls_->caller_lost(life_of(member));
+}
+
+void RRefAgent::on_member_joined(const WorkerInfo& joined) {
+  perform(lifetime_->member_joined(life_of(joined)));
 }
 
 void RRefAgent::stop() {
@@ -220,6 +263,7 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   put("ledger_unsent", counts.ledger_unsent);
   put("ledger_unacknowledged", counts.ledger_unacknowledged);
   put("ledger_frames", ledgers_->frames_sent());
+  put("lives_unswept", counts.unswept);
   numbers.emplace("rref.bytes_known", bytes_known_.load());
   const auto ordered = ordered_calls_->counts();
   put("ordered_handles", ordered.streams);

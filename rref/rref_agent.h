@@ -72,6 +72,9 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // it was not written completely. TensorPipe reports the end of a message some time after the peer
   // received it, or never.
   [[nodiscard]] bool knows_losses() const noexcept { return knows_losses_; }
+  // Why the reference cannot be used, with the present epoch of its owner if that has come back;
+  // nothing if it can.
+  [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const;
   // Why references of `owner` that arrive as lost from `from` cannot be used.
   [[nodiscard]] Error lost_at(const WorkerInfo& from, const WorkerLife& owner) const;
   // Throws the reason if that life of a worker is known to be over: nothing is pinned for a message
@@ -84,6 +87,9 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // Throws Error(protocol) if the frame is malformed or breaks the rules.
   void accept_ledger(const WorkerInfo& from, std::span<const std::byte> frame);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
+  // That life of a worker is over for the whole world.
+  void on_member_over(const WorkerInfo& member, const std::string& why);
+  void on_member_joined(const WorkerInfo& joined);
   void stop();
   // After stop(), when no handler runs that may use an object: destroys the remaining objects.
   void destroy_remaining();

@@ -59,6 +59,13 @@ class RRefExtension final : public rpc::Extension {
   void on_peer_lost(const WorkerInfo& peer, const Error& reason) override {
     rrefs->on_peer_lost(peer, reason);
   }
+  void on_member_dead(const WorkerInfo& dead, const Error& reason) override {
+    rrefs->on_member_over(dead, std::string(": ") + reason.what());
+  }
+  void on_member_left(const WorkerInfo& left) override {
+    rrefs->on_member_over(left, ": it has left");
+  }
+  void on_member_joined(const WorkerInfo& joined) override { rrefs->on_member_joined(joined); }
   void stop() override { rrefs->stop(); }
   void on_all_ended() override { rrefs->destroy_remaining(); }
   void report(rpc::Page page, rpc::Report& report) override {

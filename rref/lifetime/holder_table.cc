@@ -1,5 +1,6 @@
 #include "stitch/rref/lifetime/holder_table.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -30,7 +31,9 @@ void HolderTable::answered(const RRefId& id, const std::optional<Error>& failure
 
 void HolderTable::create_not_sent(const RRefId& id, const Error& why, TableEffects& effects) {
   const auto found = holds_.find(id);
-  if (found != holds_.end() && found->second.state == State::creating) lose(found, why, effects);
+  if (found == holds_.end() || found->second.state != State::creating) return;
+  if (found->second.told) effects.ops.push_back({id.owner, LedgerOp::make_unmade(id)});
+  lose(found, why, effects);
 }
 
 void HolderTable::add_local(const RRefId& id) { ++at(id).local; }
@@ -46,13 +49,16 @@ bool HolderTable::pin(const RRefId& id) {
   Hold& hold = at(id);
   if (hold.state == State::lost) return false;
   ++hold.pins;
+  if (hold.state == State::creating) hold.told = true;
   return true;
 }
 
 void HolderTable::unpin(const RRefId& id, TableEffects& effects) {
   const auto found = holds_.find(id);
   if (found == holds_.end()) return;
-  --found->second.pins;
+  Hold& hold = found->second;
+  --hold.pins;
+  if (hold.state == State::lost && hold.pins == 0) settle(hold, effects);
   erase_if_unused(found, effects);
 }
 
@@ -132,6 +138,23 @@ void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, TableEff
     if (at->first.owner == owner && at->second.state != State::lost) lose(at, why, effects);
     at = next;
   }
+}
+
+void HolderTable::owner_over(const WorkerLife& owner, TableEffects& effects) {
+  for (auto& [id, hold] : holds_) {
+    if (id.owner == owner) settle(hold, effects);
+  }
+}
+
+void HolderTable::register_borrowed_from(const WorkerLife& lender, TableEffects& effects) {
+  std::vector<RRefId> due;
+  for (const RRefId& id : borrowed_) {
+    const Hold& hold = at(id);
+    if (hold.rare && std::any_of(hold.rare->creditors.begin(), hold.rare->creditors.end(),
+                                 [&](const Creditor& each) { return each.sender == lender; }))
+      due.push_back(id);
+  }
+  for (const RRefId& id : due) start_registering(id, at(id), effects);
 }
 
 void HolderTable::drop_all_handles(TableEffects& effects) {
@@ -236,7 +259,8 @@ void HolderTable::lose(Map::iterator at, const Error& why, TableEffects& effects
   no_longer_borrowed(at->first);
   hold.state = State::lost;
   hold.set_error(why);
-  settle(hold, effects);  // there is no object to protect any more
+  // Nothing here needs the object any more, but what was lent on from here may.
+  if (hold.pins == 0) settle(hold, effects);
   release_waiters(hold, effects);
   erase_if_unused(at, effects);
 }
@@ -256,6 +280,7 @@ void HolderTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
       effects.ops.push_back({at->first.owner, LedgerOp::make_drop(at->first)});
       break;
     case State::lost:
+      settle(hold, effects);
       break;
   }
   holds_.erase(at);

@@ -63,7 +63,8 @@ class HolderTable {
   // The owner answered: the object exists, or its creation failed (the Hold stays registered: the
   // owner keeps the outcome).
   void answered(const RRefId& id, const std::optional<Error>& failure, TableEffects& effects);
-  // The request to create certainly never reached the owner.
+  // The request to create certainly never reached the owner, which is told if others may know of
+  // the object.
   void create_not_sent(const RRefId& id, const Error& why, TableEffects& effects);
 
   // One more handle or message that refers to it. REQUIRES: the Hold has a local reference.
@@ -93,8 +94,13 @@ class HolderTable {
   void tick(TableEffects& effects);
   // The ledger reports that the owner has applied the REG.
   void registered(const RRefId& id, TableEffects& effects);
-  // That life of the owner is over.
+  // That life of the owner cannot be reached any more: its Holds are lost. Those that others
+  // borrowed from (pins) keep what they were lent, because the owner may go on for others.
   void owner_lost(const WorkerLife& owner, const Error& why, TableEffects& effects);
+  // That life of the owner is over, after owner_lost(): nothing is left to protect.
+  void owner_over(const WorkerLife& owner, TableEffects& effects);
+  // That life is over: registers what was borrowed from it.
+  void register_borrowed_from(const WorkerLife& lender, TableEffects& effects);
   // This worker is leaving: handles no longer count; every Hold ends as its state allows, once its
   // pins are settled and its creation is answered.
   void drop_all_handles(TableEffects& effects);
@@ -128,6 +134,7 @@ class HolderTable {
     bool created : 1 = false;
     bool answered : 1 = false;   // its creation ended, with `error` if it failed
     bool old : 1 = false;        // borrowed since before the previous tick
+    bool told : 1 = false;       // while creating: it has been in a message, others may know it
     bool kept_before = false;    // in kept_ since before the previous register_kept()
     std::uint32_t local = 0;     // handles and messages being processed
     std::uint32_t arriving = 0;  // of these, messages being processed

@@ -11,7 +11,7 @@ namespace {
 
 // Flag: the sender resends and waits for an acknowledgement.
 constexpr std::uint8_t kAcknowledgeSoon = 1;
-constexpr std::size_t kSmallestOpBytes = 13;  // a settlement: kind, first token, count
+constexpr std::size_t kSmallestOpBytes = 13;  // kind, and 12 of a settlement or a life
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::protocol, "reference ledger " + what);
@@ -19,11 +19,23 @@ constexpr std::size_t kSmallestOpBytes = 13;  // a settlement: kind, first token
 
 void write(base::ByteWriter& out, const LedgerOp& op) {
   out.write(op.kind);
-  if (op.kind == LedgerOp::Kind::settle) {
-    out.write(op.first_token);
-    out.write(op.tokens);
-  } else {
-    rref::write(out, op.id);
+  switch (op.kind) {
+    case LedgerOp::Kind::settle:
+      out.write(op.first_token);
+      out.write(op.tokens);
+      return;
+    case LedgerOp::Kind::reg:
+    case LedgerOp::Kind::drop:
+    case LedgerOp::Kind::unmade:
+      rref::write(out, op.id);
+      return;
+    case LedgerOp::Kind::sweep:
+    case LedgerOp::Kind::clean:
+    case LedgerOp::Kind::ask:
+    case LedgerOp::Kind::swept:
+      out.write(op.life.id);
+      out.write(op.life.epoch);
+      return;
   }
 }
 
@@ -33,7 +45,15 @@ LedgerOp read_op(base::ByteReader& in) {
   switch (op.kind) {
     case LedgerOp::Kind::reg:
     case LedgerOp::Kind::drop:
+    case LedgerOp::Kind::unmade:
       op.id = read_rref_id(in);
+      return op;
+    case LedgerOp::Kind::sweep:
+    case LedgerOp::Kind::clean:
+    case LedgerOp::Kind::ask:
+    case LedgerOp::Kind::swept:
+      op.life.id = in.read<std::uint32_t>();
+      op.life.epoch = in.read<std::uint64_t>();
       return op;
     case LedgerOp::Kind::settle:
       op.first_token = in.read<std::uint64_t>();

@@ -19,17 +19,36 @@ struct LedgerOp {
     reg = 1,     // holder -> owner: the sender holds `id`
     drop = 2,    // holder -> owner: the sender no longer holds `id`
     settle = 3,  // receiver -> sender: drop the pins of tokens [first_token, first_token + tokens)
+    sweep = 4,   // owner -> worker: `life` is over; register what you borrowed from it, say clean
+    clean = 5,   // worker -> owner: the REGs before this one are all that `life` leaves here
+    ask = 6,     // holder -> owner: the sender has pins of your objects towards `life`
+    swept = 7,   // owner -> holder: no worker depends on `life` for my objects; drop those pins
+    unmade = 8,  // creator -> owner: the request to create `id` was never sent and will not be
   };
   Kind kind = Kind::settle;
-  RRefId id;                      // reg, drop
+  RRefId id;                      // reg, drop, unmade
   std::uint64_t first_token = 0;  // settle
   std::uint32_t tokens = 0;       // settle, at least 1
+  WorkerLife life{};              // sweep, clean, ask, swept
 
   [[nodiscard]] static LedgerOp make_reg(const RRefId& id) { return {Kind::reg, id, 0, 0}; }
   [[nodiscard]] static LedgerOp make_drop(const RRefId& id) { return {Kind::drop, id, 0, 0}; }
   [[nodiscard]] static LedgerOp make_settle(std::uint64_t token) {
     return {Kind::settle, {}, token, 1};
   }
+  [[nodiscard]] static LedgerOp make_sweep(const WorkerLife& over) {
+    return {Kind::sweep, {}, 0, 0, over};
+  }
+  [[nodiscard]] static LedgerOp make_clean(const WorkerLife& over) {
+    return {Kind::clean, {}, 0, 0, over};
+  }
+  [[nodiscard]] static LedgerOp make_ask(const WorkerLife& over) {
+    return {Kind::ask, {}, 0, 0, over};
+  }
+  [[nodiscard]] static LedgerOp make_swept(const WorkerLife& over) {
+    return {Kind::swept, {}, 0, 0, over};
+  }
+  [[nodiscard]] static LedgerOp make_unmade(const RRefId& id) { return {Kind::unmade, id, 0, 0}; }
 };
 
 // How soon a ledger frame must leave if no message to the peer can carry it before. none: there is

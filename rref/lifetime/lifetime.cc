@@ -120,6 +120,7 @@ CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
   base::MutexLock lock(mutex_);
   CarriedRef carried{.id = id};
   if (leaving_) throw *leaving_;
+  if (const auto gone = gone_.find(receiver); gone != gone_.end()) throw gone->second;
   if (receiver == self_) {  // counters only: the message is one more local reference
     if (owned_here(id)) {
       (void)owners_.add_local(id);
@@ -155,15 +156,17 @@ Effects Lifetime::unpin(const CarriedRef& carried, const WorkerLife& receiver) {
     } else {
       holders_.drop_local(carried.id, effects);
     }
-  } else if (carried.pinned && peers_[receiver].tokens.erase(carried.token) > 0) {
-    drop_pin(carried.id, effects);
+  } else if (carried.pinned) {
+    const auto peer = peers_.find(receiver);  // it may have been swept meanwhile
+    if (peer != peers_.end() && peer->second.tokens.erase(carried.token) > 0)
+      drop_pin(carried.id, effects);
   }
   return pack(std::move(effects));
 }
 
-void Lifetime::set_world(std::function<bool(const WorkerLife&)> in_world) {
+void Lifetime::set_world(World world) {
   base::MutexLock lock(mutex_);
-  in_world_ = std::move(in_world);
+  world_ = std::move(world);
 }
 
 bool Lifetime::owned_here(const RRefId& id) const {
@@ -183,8 +186,8 @@ void Lifetime::check_locked(const RRefId& id) const {
       throw Error(ErrorCode::protocol,
                   to_string(id) + " was never created by worker " + std::to_string(self_.id));
     }
-  } else if (id.owner == self_ && in_world_ && !gone_.contains(id.creator) &&
-             !in_world_(id.creator)) {
+  } else if (id.owner == self_ && world_.contains && !gone_.contains(id.creator) &&
+             !world_.contains(id.creator)) {
     throw Error(ErrorCode::protocol,
                 to_string(id) + " names a creator, worker " + std::to_string(id.creator.id) +
                     " epoch " + std::to_string(id.creator.epoch) + ", that is not in this world");
@@ -214,8 +217,11 @@ Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
     const auto owner = peers_.find(carried.id.owner);
     still_registered = owner != peers_.end() && owner->second.ledger.withdraw_drop(carried.id);
   }
-  holders_.receive(carried.id, {sender, carried.token, carried.pinned, carried.created},
-                   still_registered, lost, effects);
+  // What a worker that is over has lent protects nothing any more.
+  const bool pinned = carried.pinned && !sweeps_.over(sender);
+  if (carried.pinned && !pinned && !still_registered && !lost) lost = gone_.at(sender);
+  holders_.receive(carried.id, {sender, carried.token, pinned, carried.created}, still_registered,
+                   lost, effects);
   return pack(std::move(effects));
 }
 
@@ -283,40 +289,6 @@ Effects Lifetime::tick() {
   return packed;
 }
 
-Effects Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
-  base::MutexLock lock(mutex_);
-  TableEffects effects;
-  if (!gone_.emplace(peer, why).second) return {};
-  // Nothing more is expected from it or sent to it. Pins towards it stay: it may have passed its
-  // borrowed references on to other workers.
-  const auto found = peers_.find(peer);
-  if (found != peers_.end()) found->second.ledger = Ledger();
-  holders_.owner_lost(peer, why, effects);
-  owners_.creator_lost(peer, why, effects);
-  return pack(std::move(effects));
-}
-
-Effects Lifetime::leave(const Error& why) {
-  base::MutexLock lock(mutex_);
-  TableEffects effects;
-  if (leaving_) return {};
-  leaving_ = why;
-  holders_.drop_all_handles(effects);
-  owners_.drop_all_handles(effects);
-  return pack(std::move(effects));
-}
-
-Effects Lifetime::close() {
-  base::MutexLock lock(mutex_);
-  TableEffects effects;
-  if (!leaving_) leaving_ = Error(ErrorCode::shutting_down, "this worker has shut down");
-  owners_.clear(*leaving_, effects);
-  for (const auto& [peer, state] : peers_) gone_.emplace(peer, *leaving_);
-  Effects packed = pack(std::move(effects));
-  peers_.clear();
-  return packed;
-}
-
 Effects Lifetime::pack(TableEffects effects) {
   for (const TableEffects::Op& op : effects.ops) {
     if (gone_.contains(op.to)) continue;
@@ -357,6 +329,11 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
     }
     return;
   }
+  if (op.kind != LedgerOp::Kind::reg && op.kind != LedgerOp::Kind::drop &&
+      op.kind != LedgerOp::Kind::unmade) {
+    apply_sweep(op, peer, effects);
+    return;
+  }
   if (op.id.owner != self_) {
     throw Error(ErrorCode::protocol, "reference ledger: names " + to_string(op.id) + " to worker " +
                                          std::to_string(self_.id) + " epoch " +
@@ -365,6 +342,12 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
   check_locked(op.id);
   if (op.kind == LedgerOp::Kind::reg) {
     owners_.add_holder(op.id, peer);
+  } else if (op.kind == LedgerOp::Kind::unmade) {
+    if (op.id.creator != peer)
+      throw Error(ErrorCode::protocol, "reference ledger: worker " + std::to_string(peer.id) +
+                                           " did not create " + to_string(op.id));
+    owners_.not_requested(
+        op.id, Error(ErrorCode::cancelled, "its creator could not send the request"), effects);
   } else {
     owners_.drop_holder(op.id, peer, effects);
   }

@@ -19,6 +19,7 @@
 #include "stitch/rref/lifetime/ledger.h"
 #include "stitch/rref/lifetime/owner_table.h"
 #include "stitch/rref/lifetime/rref_id.h"
+#include "stitch/rref/lifetime/sweeps.h"
 
 namespace stitch::rref {
 
@@ -47,9 +48,17 @@ struct ListedRef {
 class Lifetime {
  public:
   explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
-  // Only lives for which `in_world` returns true may create objects here, see check(). `in_world`
-  // is called under the lock and must not call back. REQUIRES: called before the first message.
-  void set_world(std::function<bool(const WorkerLife&)> in_world);
+  // What the membership of the world says. Each is called under the lock and must not call back.
+  struct World {
+    // Only lives for which it returns true may create objects here, see check(). Empty: all.
+    std::function<bool(const WorkerLife&)> contains;
+    // The workers that are alive, as far as this one knows. Empty: there are no others.
+    std::function<std::vector<WorkerLife>()> live;
+    // Why what belongs to a life that is over cannot be used. Empty: the life is named by numbers.
+    std::function<Error(const WorkerLife&)> gone;
+  };
+  // REQUIRES: called before the first message.
+  void set_world(World world);
 
   struct Status {
     bool owned = false;      // this worker owns the object
@@ -61,6 +70,7 @@ class Lifetime {
     HolderTable::Counts held;
     std::size_t entries = 0, holds = 0, tokens = 0;
     std::size_t ledger_unsent = 0, ledger_unacknowledged = 0;
+    std::size_t unswept = 0;  // lives that are over, and that objects here may still wait for
   };
 
   // --- objects ---
@@ -123,8 +133,18 @@ class Lifetime {
   [[nodiscard]] Effects tick();
 
   // --- ends ---
-  // That life of `peer` is over: what it owns is lost with `why`; nothing more is expected from it.
+  // This worker cannot reach that life of `peer` any more: what it owns is lost here with `why`;
+  // nothing more is expected from it. What it holds, and pins towards it, stay.
   [[nodiscard]] Effects peer_lost(const WorkerLife& peer, const Error& why);
+  // The world has declared that life over, or it has left: peer_lost(), and it is swept: what it
+  // holds, and pins towards it, go as soon as no worker depends on them.
+  [[nodiscard]] Effects member_over(const WorkerLife& peer, const Error& why);
+  // Whether that life is over, as far as is known here: references that it sends are lost.
+  [[nodiscard]] bool over(const WorkerLife& life) const;
+  // Whether a reference to it here would be lost, or is.
+  [[nodiscard]] bool lost(const RRefId& id) const;
+  // A new life is a member of the world.
+  [[nodiscard]] Effects member_joined(const WorkerLife& life);
   // This worker is leaving: every handle here is lost with `why`. Ledgers work until close().
   [[nodiscard]] Effects leave(const Error& why);
   // After leave(): releases the remaining objects, whether they are referenced or not.
@@ -151,6 +171,22 @@ class Lifetime {
   void drop_pin(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
   void apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
+  // The operations about lives that are over.
+  void apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
+  void lose(const WorkerLife& peer, const Error& why, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
+  void end_life(const WorkerLife& over, const Error& why, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
+  void ask(const std::vector<Sweeps::Question>& questions, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
+  void start_sweeps(TableEffects& effects) STITCH_REQUIRES(mutex_);
+  void finish_sweeps(TableEffects& effects) STITCH_REQUIRES(mutex_);
+  // Drops the pins of objects of `owner` in messages to `receiver`, which will not be settled.
+  void void_pins(const WorkerLife& receiver, const WorkerLife& owner, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<WorkerLife> live() const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] Error gone_error(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const STITCH_REQUIRES(mutex_);
   // Whether references to `id` are counted by its OwnedEntry. Those to an object of this worker
   // that arrived as lost before the object was created are counted by a Hold, and so are all later
@@ -164,9 +200,11 @@ class Lifetime {
   HolderTable holders_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
+  // Lives that this worker cannot reach; those of them that are over are in sweeps_, too.
   std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
+  Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
-  std::function<bool(const WorkerLife&)> in_world_ STITCH_GUARDED_BY(mutex_);  // empty: all are
+  World world_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::rref

@@ -17,6 +17,7 @@ Lifetime::Counts Lifetime::counts() const {
     counts.ledger_unsent += state.ledger.unsent();
     counts.ledger_unacknowledged += state.ledger.unacknowledged();
   }
+  counts.unswept = sweeps_.unswept().size();
   return counts;
 }
 

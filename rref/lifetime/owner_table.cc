@@ -1,5 +1,6 @@
 #include "stitch/rref/lifetime/owner_table.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -12,15 +13,21 @@ OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return nullptr;
   OwnedEntry& entry = entries_[id];
-  const auto gone = gone_creators_.find(id.creator);
-  if (gone != gone_creators_.end()) {
-    // It will never be requested. Its k stays unseen: other workers may still hold references, and
-    // each that arrives adds this placeholder again.
+  if (const Error* const why = never_requested(id)) {
+    // Its k stays unseen: other workers may still hold references, and each that arrives adds this
+    // placeholder again.
     entry.requested = true;
     entry.value = Value::failed;
-    entry.more().failure = gone->second;
+    entry.more().failure = *why;
   }
   return &entry;
+}
+
+const Error* OwnerTable::never_requested(const RRefId& id) const {
+  if (const auto gone = gone_creators_.find(id.creator); gone != gone_creators_.end())
+    return &gone->second;
+  const auto found = not_requested_.find(id);
+  return found == not_requested_.end() ? nullptr : &found->second;
 }
 
 void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::string* made_by) {
@@ -129,6 +136,32 @@ void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Table
     }
     at = next;
   }
+}
+
+void OwnerTable::not_requested(const RRefId& id, const Error& why, TableEffects& effects) {
+  const auto seen = seen_.find(id.creator);
+  if (seen != seen_.end() && seen->second.contains(id.k)) return;
+  not_requested_.emplace(id, why);
+  const auto found = entries_.find(id);
+  if (found == entries_.end() || found->second.requested) return;
+  found->second.requested = true;
+  found->second.more().failure = why;
+  finish(found, Value::failed, effects);
+}
+
+void OwnerTable::drop_life(const WorkerLife& life, TableEffects& effects) {
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    const auto next = std::next(at);
+    if (at->second.holders.erase(life)) erase_if_unused(at, effects);
+    at = next;
+  }
+}
+
+bool OwnerTable::lent() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
+    const OwnedEntry& entry = each.second;
+    return !entry.requested || !entry.holders.empty() || entry.pins > 0;
+  });
 }
 
 void OwnerTable::drop_all_handles(TableEffects& effects) {

@@ -80,6 +80,13 @@ class OwnerTable {
   // That life of a worker is over: objects it never requested will not be created, and whatever
   // waits for them, now or later, gets `why`.
   void creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects);
+  // The creator says that it never sent the request to create `id`: whatever waits for it, now or
+  // later, gets `why`. Nothing if it has been requested.
+  void not_requested(const RRefId& id, const Error& why, TableEffects& effects);
+  // Nothing depends any more on what that life of a worker held.
+  void drop_life(const WorkerLife& life, TableEffects& effects);
+  // Whether other workers may have references to an object here.
+  [[nodiscard]] bool lent() const;
   // This worker is leaving: handles here no longer count.
   void drop_all_handles(TableEffects& effects);
   // This worker is leaving: deletes every entry, referenced or not. Waiters get `why`.
@@ -126,6 +133,8 @@ class OwnerTable {
   // The entry, or a new placeholder if no request to create it arrived yet; null if the object was
   // deleted.
   [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id);
+  // Why no request to create it will come; null if one may.
+  [[nodiscard]] const Error* never_requested(const RRefId& id) const;
   void finish(Map::iterator at, Value value, TableEffects& effects);
   // Deletes an entry that nothing keeps alive. Invalidates `at` if it does.
   void erase_if_unused(Map::iterator at, TableEffects& effects);
@@ -135,6 +144,7 @@ class OwnerTable {
   std::unordered_map<WorkerLife, IntervalSet, WorkerLifeHash>
       seen_;  // per creator: which k were created
   std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_creators_;
+  std::unordered_map<RRefId, Error, RRefIdHash> not_requested_;
 };
 
 }  // namespace stitch::rref

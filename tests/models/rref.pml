@@ -2,7 +2,7 @@
    reference is sent up to M times, by and to any of them, and dropped anywhere. Messages arrive in any order; ledgers apply their operations
    once and in order (G4, which the model takes for granted, as it does the epochs of G6). The owner does not die: then every Hold is Lost.
 
-   -DDIES=1, -DDIES=2   that worker dies at any point
+   -DDIES=1, -DDIES=2   that worker dies at any point, is swept, and everything that it held is reclaimed. A graceful leave is swept alike.
    Broken variants, each of which the verifier must refuse: see the macros BROKEN_... below and CMakeLists.txt. */
 
 #ifndef M
@@ -38,12 +38,13 @@ bool holds_it[3]; /* holders */
 byte from[M], to[M], token[M];
 byte sent;
 
-mtype = { REG, DROP, SETTLE, CREATED };
+mtype = { REG, DROP, SETTLE, CREATED, SWEEP, CLEAN, SWEPT };
 /* Ledgers, by sender and receiver: 3 * sender + receiver. */
-chan ledger[9] = [6] of { mtype, byte };
+chan ledger[9] = [8] of { mtype, byte };
 bool create_flies, answer_flies, ack_flies[3];
 
 bool died, noticed[3];
+bool swept;
 #ifdef DIES
 #define creator_lost (DIES == 1 && noticed[0])
 #else
@@ -51,6 +52,11 @@ bool died, noticed[3];
 #endif
 byte i, m, h;
 
+#ifdef DIES
+#define DIES_OR_1 DIES
+#else
+#define DIES_OR_1 1
+#endif
 #ifdef DIES
 #define dead(x) (died && x == DIES)
 #else
@@ -63,6 +69,12 @@ byte i, m, h;
 #define alive(x) (handles[x] != 0)
 #else
 #define alive(x) (handles[x] != 0 || pins(x))
+#endif
+
+#ifdef BROKEN_TAKES_IN_THE_DEAD
+#define flying(k) (token[k] == FLYING && !dead(to[k]))
+#else
+#define flying(k) (token[k] == FLYING && !dead(to[k]) && !(dead(from[k]) && noticed[to[k]]))
 #endif
 
 /* SETTLE of token k is appended to the receiver's ledger to the sender. */
@@ -157,6 +169,44 @@ inline register(x) {
   skip
 }
 
+#ifdef DIES
+/* Pins of worker x towards the dead one go. */
+inline void_pins(x) {
+  i = 0;
+  do
+  :: i < M ->
+     if :: from[i] == x && to[i] == DIES && token[i] != UNSENT -> token[i] = SETTLED :: else fi;
+     i++
+  :: else -> break
+  od;
+  i = 0
+}
+/* Nothing depends any more on what the dead one held. */
+inline drop_the_dead() {
+  holds_it[DIES] = false;
+  void_pins(0)
+}
+/* Worker x, which is not the owner, hears of the death: it registers what it has borrowed from the dead one. */
+inline notice_borrowed(x) {
+#ifndef BROKEN_CLEAN_WITHOUT_REG
+  h = 0;
+  i = 0;
+  do
+  :: i < M -> if :: token[i] == CREDITOR && to[i] == x && from[i] == DIES -> h = 1 :: else fi; i++
+  :: else -> break
+  od;
+  i = 0;
+  if :: h == 1 && hold[x] == BORROWED && alive(x) -> register(x) :: else fi;
+  h = 0;
+#endif
+#ifdef BROKEN_PINS_TOWARDS_THE_DEAD_GO_AT_ONCE
+  void_pins(x);
+  end_hold(x);
+#endif
+  skip
+}
+#endif
+
 /* The owner of ledger x, on worker y, applies the next operation. */
 inline apply(x, y) {
   if
@@ -167,6 +217,22 @@ inline apply(x, y) {
      ack_flies[x] = true
   :: ledger[3 * x + y]?[DROP, _] -> ledger[3 * x + y]?DROP, _; holds_it[x] = false
   :: ledger[3 * x + y]?[SETTLE, _] -> ledger[3 * x + y]?SETTLE, m; token[m] = SETTLED; m = 0; end_hold(y)
+#ifdef DIES
+  :: ledger[3 * x + y]?[SWEEP, _] ->
+     ledger[3 * x + y]?SWEEP, _;
+#ifdef BROKEN_CLEAN_BEFORE_REG
+     ledger[3 * y]!CLEAN(0);
+#endif
+     if :: !noticed[y] -> notice_borrowed(y) :: else fi;
+     noticed[y] = true;
+#ifndef BROKEN_CLEAN_BEFORE_REG
+     ledger[3 * y]!CLEAN(0)
+#else
+     skip
+#endif
+  :: ledger[3 * x + y]?[CLEAN, _] -> ledger[3 * x + y]?CLEAN, _; swept = true; drop_the_dead(); ledger[3 * y + x]!SWEPT(0)
+  :: ledger[3 * x + y]?[SWEPT, _] -> ledger[3 * x + y]?SWEPT, _; void_pins(y); end_hold(y)
+#endif
   fi
 }
 
@@ -187,7 +253,7 @@ inline destroy() {
      assert(dead(2) || handles[2] == 0);
      i = 0;
      do
-     :: i < M -> assert(token[i] != FLYING || dead(from[i])); i++
+     :: i < M -> assert(!flying(i)); i++
      :: else -> break
      od;
      i = 0
@@ -202,11 +268,10 @@ inline send_reference(x, y) {
 }
 
 #define can_send(x, y) (sent < M && handles[x] != 0 && !dead(x) && !(dead(y) && noticed[x]))
-#define flying(k) (token[k] == FLYING && !dead(to[k]) && !(dead(from[k]) && noticed[to[k]]))
 #define can_apply(x, y) (nempty(ledger[3 * x + y]) && !dead(y) && !(dead(x) && noticed[y]))
 
 #ifdef DIES
-/* What the dead worker holds, and pins towards it, stay: it may have lent on what it was lent. */
+/* What the dead worker holds, and pins towards it, stay until it is swept: it may have lent on what it was lent. */
 inline die() {
   died = true;
   create_flies = create_flies && DIES != 1;
@@ -214,7 +279,17 @@ inline die() {
 }
 inline notice(x) {
   noticed[x] = true;
-  if :: x == 0 && entry == PLACEHOLDER && DIES == 1 -> entry = READY :: else fi
+  if
+  :: x == 0 ->
+     if :: entry == PLACEHOLDER && DIES == 1 -> entry = READY :: else fi;
+     ledger[3 - DIES]!SWEEP(0);
+#ifdef BROKEN_DROPS_THE_DEAD_AT_ONCE
+     drop_the_dead()
+#else
+     skip
+#endif
+  :: else -> notice_borrowed(x)
+  fi
 }
 #endif
 
@@ -229,7 +304,16 @@ inline check_rest() {
      :: else -> break
      od;
      i = 0
-  :: else
+  :: else ->
+     assert(swept);
+     assert(entry == GONE || (entry == UNSEEN && !seen));
+     assert(handles[3 - DIES_OR_1] == 0 && hold[3 - DIES_OR_1] == NO_HOLD);
+     i = 0;
+     do
+     :: i < M -> assert(token[i] == UNSENT || token[i] == SETTLED || from[i] == DIES_OR_1); i++
+     :: else -> break
+     od;
+     i = 0
   fi
 }
 
@@ -288,7 +372,7 @@ init {
 #ifdef DIES
   :: atomic { !died -> d_step { die() } }
   :: atomic { died && !noticed[0] -> d_step { notice(0) } }
-  :: atomic { died && !noticed[3 - DIES] -> d_step { notice(3 - DIES) } }
+  :: atomic { died && !noticed[3 - DIES] -> d_step { notice((3 - DIES)) } }
 #endif
   :: else -> break
   od;

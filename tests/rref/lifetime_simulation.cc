@@ -24,10 +24,30 @@ struct LifetimeSimulation::Probe {
 
 LifetimeSimulation::LifetimeSimulation(std::uint64_t seed, Options options)
     : options_(options), random_(seed) {
-  handles_.resize(options.workers);
-  waiting_.resize(options.workers);
   for (std::size_t w = 0; w < options.workers; ++w)
-    lives_.push_back(std::make_unique<Lifetime>(life(w)));
+    add_life({static_cast<std::uint32_t>(w), 1 + w});
+}
+
+void LifetimeSimulation::add_life(const WorkerLife& life) {
+  const std::size_t number = lives_.size();
+  names_.push_back(life);
+  handles_.emplace_back();
+  waiting_.push_back(0);
+  lives_.push_back(std::make_unique<Lifetime>(life));
+  lives_.back()->set_world({.contains = {},
+                            .live =
+                                [this, number] {
+                                  std::vector<WorkerLife> live;
+                                  for (std::size_t w = 0; w < names_.size(); ++w) {
+                                    if (!heard_.contains({number, w})) live.push_back(names_[w]);
+                                  }
+                                  return live;
+                                },
+                            .gone = {}});
+}
+
+std::size_t LifetimeSimulation::number_of(const WorkerLife& life) const {
+  return static_cast<std::size_t>(std::find(names_.begin(), names_.end(), life) - names_.begin());
 }
 
 LifetimeSimulation::~LifetimeSimulation() {
@@ -45,8 +65,22 @@ void LifetimeSimulation::run() {
       start_creation();
     }
   }
+  std::multimap<int, int> events;  // by step
+  const auto any_step = [&] {
+    return options_.steps / 8 + static_cast<int>(pick(static_cast<std::size_t>(options_.steps)));
+  };
+  for (std::size_t i = 0; i < options_.deaths; ++i) events.emplace(any_step(), 0);
+  for (std::size_t i = 0; i < options_.restarts; ++i) events.emplace(any_step(), 1);
+  for (std::size_t i = 0; i < options_.cuts; ++i) events.emplace(any_step(), 2);
+  for (std::size_t i = 0; i < options_.chains; ++i) events.emplace(any_step(), 3);
   for (int i = 0; i < options_.steps && failure_.empty(); ++i) {
-    if (options_.kill_one && i == options_.steps / 2) kill(pick(options_.workers));
+    for (auto [at, last] = events.equal_range(i); at != last; ++at) {
+      const std::size_t w = pick(lives());
+      if (at->second == 0 && alive(w)) kill(w);
+      if (at->second == 1 && !alive(w)) restart(w);
+      if (at->second == 2) lose_link(w, pick(lives()));
+      if (at->second == 3) lend_and_die();
+    }
     step(i > options_.steps * 3 / 4);
   }
   if (failure_.empty()) come_to_rest();
@@ -54,8 +88,8 @@ void LifetimeSimulation::run() {
 }
 
 void LifetimeSimulation::step(bool winding_down) {
-  const std::size_t w = pick(options_.workers);
-  const std::size_t other = pick(options_.workers);
+  const std::size_t w = pick(lives());
+  const std::size_t other = pick(lives());
   switch (pick(winding_down ? 8 : 11)) {
     case 0:
     case 1:
@@ -99,7 +133,7 @@ void LifetimeSimulation::step(bool winding_down) {
 }
 
 void LifetimeSimulation::make_object() {
-  const std::size_t w = pick(options_.workers);
+  const std::size_t w = pick(lives());
   if (!alive(w)) return;
   objects_.push_back(std::make_unique<Object>());
   Object& object = *objects_.back();
@@ -111,9 +145,10 @@ void LifetimeSimulation::make_object() {
 }
 
 void LifetimeSimulation::start_creation() {
-  const std::size_t w = pick(options_.workers);
-  const std::size_t owner = pick(options_.workers);
-  if (w == owner || !alive(w) || !alive(owner) || cut(owner, w)) return;
+  const std::size_t w = pick(lives());
+  const std::size_t owner = pick(lives());
+  if (w == owner || !alive(w) || !alive(owner) || cut(owner, w) || lives_[w]->over(life(owner)))
+    return;
   objects_.push_back(std::make_unique<Object>());
   Object& object = *objects_.back();
   object.owner = owner;
@@ -128,12 +163,19 @@ void LifetimeSimulation::start_creation() {
   perform(w,
           lives_[w]->when_created(
               object.id, [this, w](const auto&, const std::optional<Error>&) { --waiting_[w]; }));
+  if (chance(0.1)) {  // the request cannot be sent, but others may hear of the object
+    if (chance(0.5)) send(w, {object.id}, Kind::call, pick(lives()));
+    for (const CarriedRef& carried : message.carried)
+      perform(w, lives_[w]->unpin(carried, life(owner)));
+    perform(w, lives_[w]->create_not_sent(object.id, Error(ErrorCode::overloaded, "no room")));
+    return;
+  }
   messages_.push_back(std::move(message));
 }
 
 void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_handles, Kind kind,
                               std::size_t to) {
-  if (!alive(to) || cut(to, from)) return;
+  if (!alive(to) || cut(to, from) || lives_[from]->over(life(to))) return;
   std::set<RRefId> ids;
   for (std::size_t i = 0; i < 1 + pick(2); ++i) ids.insert(from_handles[pick(from_handles.size())]);
   Message message{kind, from, to, {}, {}, false};
@@ -151,6 +193,8 @@ void LifetimeSimulation::deliver(std::size_t index) {
   messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(index));
   const std::size_t at = message.to;
   if (!alive(at) || cut(message.from, at)) return;
+  // It is being read while its sender is declared dead: what it carries is not accepted.
+  if (lives_[at]->over(life(message.from))) message.kind = Kind::call;
   tasks_.push_back({message, {}});  // from here on its objects are in use there
   for (const CarriedRef& carried : message.carried)
     perform(at, lives_[at]->receive(carried, life(message.from)));
@@ -192,7 +236,7 @@ void LifetimeSimulation::work_on(std::size_t index) {
       }
       return;
     default:
-      if (!task.handles.empty()) send(at, task.handles, Kind::call, pick(options_.workers));
+      if (!task.handles.empty()) send(at, task.handles, Kind::call, pick(lives()));
   }
 }
 
@@ -256,27 +300,128 @@ void LifetimeSimulation::kill(std::size_t victim) {
   failure_ = std::move(kept);
 }
 
+// A reference goes from worker to worker, each of which may drop it then, and workers on its way
+// die: what is left lives on a chain of loans of the dead. Random walks alone seldom meet this.
+void LifetimeSimulation::lend_and_die() {
+  std::size_t at = pick(lives());
+  if (!alive(at) || handles_[at].empty()) return;
+  const RRefId id = handles_[at][pick(handles_[at].size())];
+  std::vector<std::size_t> way = {at};
+  for (std::size_t hops = 2 + pick(2); hops > 0; --hops) {
+    const std::size_t to = pick(lives());
+    const std::size_t before = messages_.size();
+    if (to == at || !usable(at, id)) return;
+    send(at, {id}, Kind::call, to);
+    if (messages_.size() == before) return;
+    deliver(messages_.size() - 1);
+    lives_[to]->add_local(id);
+    handles_[to].push_back(id);
+    if (chance(0.7)) {
+      while (!tasks_.empty() && tasks_.back().message.to == to) finish(tasks_.size() - 1);
+    }
+    for (std::size_t i = handles_[at].size(); i-- > 0 && chance(0.8);) {
+      if (handles_[at][i] == id) drop_handle(at, i);
+    }
+    if (std::find(handles_[to].begin(), handles_[to].end(), id) == handles_[to].end()) return;
+    way.push_back(at = to);
+  }
+  way.pop_back();  // the last one has it
+  std::shuffle(way.begin(), way.end(), random_);
+  std::vector<std::size_t> victims;
+  for (const std::size_t w : way) {
+    if (!alive(w) || chance(0.4)) continue;
+    if (options_.cuts > 0 && chance(0.5)) {
+      lose_link(w, number_of(id.owner));
+      continue;
+    }
+    kill(w);
+    victims.push_back(w);
+    const std::size_t witness = chance(0.5) ? number_of(id.owner) : pick(lives());
+    for (int news = 0; news < 2; ++news) {
+      if (alive(witness) && chance(0.8)) tell(witness, w);
+    }
+  }
+  std::shuffle(victims.begin(), victims.end(), random_);
+  for (const std::size_t w : victims) {  // the owner acts, often before others have heard
+    if (!alive(number_of(id.owner)) || chance(0.3)) continue;
+    tell(number_of(id.owner), w);
+    if (chance(0.5)) talk(number_of(id.owner));
+  }
+}
+
+void LifetimeSimulation::talk(std::size_t worker) {
+  for (std::size_t w = 0; w < lives(); ++w) {
+    if (!alive(w) || w == worker) continue;
+    flush(worker, w);
+    for (std::size_t i = 0; i < 20 && !frames_.empty(); ++i) deliver_frame(frames_.size() - 1);
+    flush(w, worker);
+    for (std::size_t i = 0; i < 20 && !frames_.empty(); ++i) deliver_frame(frames_.size() - 1);
+  }
+}
+
+// Its worker is alive again, under the same id. Others have heard of the death before.
+void LifetimeSimulation::restart(std::size_t dead) {
+  const WorkerLife& last = *std::max_element(
+      names_.begin(), names_.end(), [&](const WorkerLife& a, const WorkerLife& b) {
+        return (a.id == life(dead).id ? a.epoch : 0) < (b.id == life(dead).id ? b.epoch : 0);
+      });
+  if (alive(number_of(last))) return;
+  for (std::size_t w = 0; w < lives(); ++w) {
+    if (!alive(w)) continue;
+    tell(w, number_of(last));
+    tell(w, number_of(last));
+  }
+  declared_.insert(number_of(last));
+  const std::size_t number = lives();
+  add_life({last.id, last.epoch + 10});
+  for (const std::size_t over : declared_) {  // none of these is a member when it joins
+    lost_.insert({number, over});
+    heard_.insert({number, over});
+  }
+  for (std::size_t w = 0; w < number; ++w) {
+    if (alive(w)) perform(w, lives_[w]->member_joined(life(number)));
+  }
+}
+
+void LifetimeSimulation::lose_link(std::size_t a, std::size_t b) {
+  if (a == b || !alive(a) || !alive(b)) return;
+  losses_ = true;
+  const Error why(ErrorCode::disconnected, "the link is lost");
+  lost_.insert({a, b});
+  lost_.insert({b, a});
+  perform(a, lives_[a]->peer_lost(life(b), why));
+  perform(b, lives_[b]->peer_lost(life(a), why));
+}
+
 void LifetimeSimulation::tell_of_death() {
   for (const std::size_t victim : dead_) {
-    const std::size_t w = pick(options_.workers);
-    if (alive(w) && heard_.insert({w, victim}).second) {
-      perform(w, lives_[w]->peer_lost(life(victim), Error(ErrorCode::disconnected, "worker died")));
-    }
+    const std::size_t w = pick(lives());
+    if (alive(w)) tell(w, victim);
+  }
+}
+
+void LifetimeSimulation::tell(std::size_t worker, std::size_t victim) {
+  const Error why(ErrorCode::disconnected, "worker died");
+  if (lost_.insert({worker, victim}).second) {
+    perform(worker, lives_[worker]->peer_lost(life(victim), why));
+  } else if (heard_.insert({worker, victim}).second) {
+    declared_.insert(victim);
+    perform(worker, lives_[worker]->member_over(life(victim), why));
   }
 }
 
 void LifetimeSimulation::come_to_rest() {
   for (int round = 0; round < 60; ++round) {
-    for (std::size_t i = 0; i < options_.workers; ++i) tell_of_death();
+    for (std::size_t i = 0; i < lives(); ++i) tell_of_death();
     while (!messages_.empty()) deliver(messages_.size() - 1);
     while (!tasks_.empty()) finish(tasks_.size() - 1);
-    for (std::size_t w = 0; w < options_.workers; ++w) {
+    for (std::size_t w = 0; w < lives(); ++w) {
       while (alive(w) && !handles_[w].empty()) drop_handle(w, 0);
       if (alive(w)) perform(w, lives_[w]->tick());
       if (alive(w)) perform(w, lives_[w]->register_kept());
     }
-    for (std::size_t a = 0; a < options_.workers; ++a) {
-      for (std::size_t b = 0; b < options_.workers; ++b) {
+    for (std::size_t a = 0; a < lives(); ++a) {
+      for (std::size_t b = 0; b < lives(); ++b) {
         if (alive(a) && alive(b)) flush(a, b);
       }
     }
@@ -286,13 +431,13 @@ void LifetimeSimulation::come_to_rest() {
 
 void LifetimeSimulation::check_rest() {
   for (const auto& object : objects_) {
-    const bool expected = object->made && dead_.empty();
+    const bool expected = object->made && !losses_;
     if (expected && object->destroyed != 1)
       fail(to_string(object->id) + " was destroyed " + std::to_string(object->destroyed) +
            " times");
     if (object->destroyed > 1) fail(to_string(object->id) + " was destroyed twice");
   }
-  for (std::size_t w = 0; w < options_.workers; ++w) {
+  for (std::size_t w = 0; w < lives(); ++w) {
     if (!alive(w)) continue;
     if (waiting_[w] != 0)
       fail("at rest, worker " + std::to_string(w) + " has " + std::to_string(waiting_[w]) +
@@ -301,7 +446,7 @@ void LifetimeSimulation::check_rest() {
     const std::string who = "at rest, worker " + std::to_string(w) + " ";
     if (counts.ledger_unacknowledged != 0)
       fail(who + "waits for " + std::to_string(counts.ledger_unacknowledged) + " acknowledgements");
-    if (!dead_.empty()) {  // what a dead worker held or was sent stays pinned; nothing else does
+    if (losses_) {  // what a worker cannot be told stays; nothing waits for it
       if (counts.held.in(HolderTable::State::creating) +
               counts.held.in(HolderTable::State::registering) >
           0)
@@ -319,7 +464,7 @@ void LifetimeSimulation::perform(std::size_t worker, Effects effects) {
   for (Effects::Run& waiter : effects.run) waiter();
   effects.destroy.clear();
   for (const auto& [peer, urgency] : effects.flush) {
-    if (urgency == Urgency::soon && chance(0.7) && alive(worker)) flush(worker, peer.id);
+    if (urgency == Urgency::soon && chance(0.7) && alive(worker)) flush(worker, number_of(peer));
   }
 }
 
@@ -336,22 +481,30 @@ bool LifetimeSimulation::in_use(const RRefId& id, std::string& where) const {
     return std::any_of(message.carried.begin(), message.carried.end(),
                        [&](const CarriedRef& c) { return c.id == id && !c.lost; });
   };
-  for (std::size_t w = 0; w < options_.workers; ++w) {
-    if (alive(w) && std::find(handles_[w].begin(), handles_[w].end(), id) != handles_[w].end())
+  for (std::size_t w = 0; w < lives(); ++w) {
+    if (alive(w) && usable(w, id) &&
+        std::find(handles_[w].begin(), handles_[w].end(), id) != handles_[w].end())
       where = "a handle at worker " + std::to_string(w);
   }
   for (const Task& task : tasks_) {
+    if (!usable(task.message.to, id)) continue;
     if (carries(task.message) ||
         std::find(task.handles.begin(), task.handles.end(), id) != task.handles.end()) {
       where = "a message being handled at worker " + std::to_string(task.message.to);
     }
   }
   for (const Message& message : messages_) {
-    if (carries(message) && alive(message.to) && !cut(message.from, message.to)) {
+    if (carries(message) && alive(message.to) && !cut(message.from, message.to) &&
+        !lives_[message.to]->over(life(message.from)) && usable(message.to, id)) {
       where = "a message on its way to worker " + std::to_string(message.to);
     }
   }
   return !where.empty();
+}
+
+// A reference that is lost there keeps nothing alive.
+bool LifetimeSimulation::usable(std::size_t worker, const RRefId& id) const {
+  return !lives_[worker]->lost(id);
 }
 
 void LifetimeSimulation::fail(const std::string& what) {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/rref/sweep_scenarios.h"
+
 namespace stitch::rref::test {
 namespace {
 
@@ -32,15 +34,51 @@ TEST(LifetimeSimulation, LongWalksWithManyObjectsLeaveNothingBehind) {
   walk(4'000'000, 40, {.workers = 4, .objects = 30, .steps = 20000});
 }
 
-TEST(LifetimeSimulation, ADyingWorkerTakesNoObjectOfOthersWithIt) {
-  for (std::uint64_t i = 0; i < 10'000; ++i) {
-    walk(5'000'000 + i, 1,
+// What the dead held is reclaimed, and nothing else is.
+void walk_with(std::uint64_t first_seed, std::uint64_t walks, std::size_t deaths,
+               std::size_t restarts, std::size_t chains, std::size_t cuts = 0) {
+  for (std::uint64_t i = 0; i < walks; ++i) {
+    walk(first_seed + i, 1,
          {.workers = 2 + i % 4,
           .objects = 1 + i % 5,
           .steps = 200 + static_cast<int>(i % 400),
-          .kill_one = true});
-    if (HasFatalFailure()) return;
+          .deaths = deaths,
+          .restarts = restarts,
+          .chains = chains,
+          .cuts = cuts});
+    if (testing::Test::HasFatalFailure()) return;
   }
+}
+
+TEST(LifetimeSimulation, WhatADeadWorkerHeldIsReclaimedAndNothingElse) {
+  walk_with(5'000'000, 20'000, 1, 0, 0);
+}
+
+TEST(LifetimeSimulation, SeveralWorkersMayDieAtOnce) { walk_with(6'000'000, 20'000, 2, 0, 2); }
+
+TEST(LifetimeSimulation, ALifeThatReturnsIsAnotherHolder) { walk_with(7'000'000, 40'000, 2, 4, 4); }
+
+TEST(SweepScenarios, SweepsThatRunAtTheSameTimeEndTogether) {
+  EXPECT_EQ(two_workers_of_a_chain_die(), "");
+}
+
+TEST(SweepScenarios, AWorkerThatLosesTheOwnerKeepsWhatItLentOnAlive) {
+  EXPECT_EQ(a_lender_loses_the_owner(), "");
+}
+
+TEST(SweepScenarios, ADeathBeforeTheCreationIsMadeUpFor) {
+  EXPECT_EQ(a_borrower_dies_before_the_creation(), "");
+}
+
+TEST(SweepScenarios, WhatADeadWorkerSentProtectsNothingAfterItsSweep) {
+  EXPECT_EQ(a_message_of_the_dead_arrives_late(), "");
+}
+
+TEST(SweepScenarios, ALaterLifeKeepsWhatItHolds) { EXPECT_EQ(an_earlier_life_is_swept(), ""); }
+
+TEST(LifetimeSimulation, LivingWorkersThatLoseEachOtherHarmNoThird) {
+  walk_with(8'000'000, 10'000, 0, 0, 0, 2);
+  walk_with(9'000'000, 10'000, 1, 2, 1, 2);
 }
 
 }  // namespace

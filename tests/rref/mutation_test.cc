@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/rref/lifetime_simulation.h"
+#include "tests/rref/sweep_scenarios.h"
 
 namespace stitch::rref {
 namespace {
@@ -21,13 +22,21 @@ bool broken(Mutation mutation) { return mutation == turned_on; }
 namespace test {
 namespace {
 
-// The first failure of up to `walks` random walks; empty if there is none.
+// The first failure of the scenarios and of up to `walks` random walks; empty if there is none.
 std::string found_within(int walks) {
+  for (const Scenario scenario : sweep_scenarios()) {
+    if (auto failure = scenario(); !failure.empty()) return failure;
+  }
   for (int i = 0; i < walks; ++i) {
     const auto seed = 6'000'000 + static_cast<std::uint64_t>(i);
     const std::size_t few = 1 + static_cast<std::size_t>(i % 3);
-    LifetimeSimulation simulation(
-        seed, {.workers = 1 + few, .objects = few, .steps = 300 + 100 * (i % 3)});
+    LifetimeSimulation simulation(seed, {.workers = 1 + few + static_cast<std::size_t>(i % 2),
+                                         .objects = few,
+                                         .steps = 300 + 100 * (i % 3),
+                                         .deaths = static_cast<std::size_t>(i % 4),
+                                         .restarts = static_cast<std::size_t>(i % 2),
+                                         .chains = static_cast<std::size_t>(i % 5),
+                                         .cuts = static_cast<std::size_t>(i % 8 == 7)});
     try {
       simulation.run();
     } catch (const std::exception& error) {
@@ -40,7 +49,7 @@ std::string found_within(int walks) {
 
 TEST(LifetimeMutations, TheSimulationFindsNothingWrongInTheProtocolItself) {
   turned_on = Mutation::none;
-  EXPECT_EQ(found_within(500), "");
+  EXPECT_EQ(found_within(2000), "");
 }
 
 TEST(LifetimeMutations, TheSimulationFindsEachDeliberateMistake) {

@@ -23,14 +23,84 @@ stitch_mutated_copy(rref/lifetime/holder_table.cc tests/rref/mutations.h mutated
 
   [[    kept_.insert(id);]]
   [[    if (broken(Mutation::forgets_what_is_kept)) settle(hold, effects);
-    kept_.insert(id);]])
+    kept_.insert(id);]]
+
+  [[  if (hold.pins == 0) settle(hold, effects);]]
+  [[  if (hold.pins == 0 || broken(Mutation::settles_what_it_lent_when_lost))
+    settle(hold, effects);]]
+
+  [[  if (found->second.told)]]
+  [[  if (found->second.told && !broken(Mutation::hides_unsent_creations))]])
 
 stitch_mutated_copy(rref/lifetime/owner_table.cc tests/rref/mutations.h mutated_owner_table
   [[entry.pins > 0 ||]]
   [[(entry.pins > 0 && !broken(Mutation::pins_keep_no_entry)) ||]]
 
   [[  entry->holders.insert(creator);]]
-  [[  if (!broken(Mutation::creators_hold_nothing)) entry->holders.insert(creator);]])
+  [[  if (!broken(Mutation::creators_hold_nothing)) entry->holders.insert(creator);]]
+
+  [[    if (at->second.holders.erase(life)) erase_if_unused(at, effects);]]
+  [[    bool erased = at->second.holders.erase(life);
+    if (broken(Mutation::drops_the_next_life))
+      erased = at->second.holders.erase({life.id, life.epoch + 10}) || erased;
+    if (erased) erase_if_unused(at, effects);]])
+
+stitch_mutated_copy(rref/lifetime/sweeps.cc tests/rref/mutations.h mutated_sweeps
+  [[    if (sweep.state == State::running && !answered(sweep)) return {};]]
+  [[    if (sweep.state == State::running && !answered(sweep) &&
+        !broken(Mutation::drops_the_dead_at_once) && !broken(Mutation::sweeps_end_one_by_one))
+      return {};]]
+
+  [[    if (sweep.state != State::running) continue;
+    sweep.state = State::swept;]]
+  [[    if (sweep.state != State::running) continue;
+    if (broken(Mutation::sweeps_end_one_by_one) && !answered(sweep)) continue;
+    sweep.state = State::swept;]])
+
+stitch_mutated_copy(rref/lifetime/lifetime.cc tests/rref/mutations.h mutated_lifetime
+  [[  const bool pinned = carried.pinned && !sweeps_.over(sender);]]
+  [[  const bool pinned = carried.pinned &&
+                      (!sweeps_.over(sender) || broken(Mutation::borrows_from_the_dead));]]
+
+  [[  if (gone_.contains(peer)) return {};]]
+  [[  if (gone_.contains(peer) && !broken(Mutation::applies_ledgers_of_the_dead)) return {};]])
+
+stitch_mutated_copy(rref/lifetime/lifetime_ends.cc tests/rref/mutations.h mutated_lifetime_ends
+  [[  for (const WorkerLife& receiver : receivers) void_pins(receiver, over, effects);]]
+  [[  for (const WorkerLife& receiver : receivers) {
+    if (!broken(Mutation::keeps_pins_of_the_dead)) void_pins(receiver, over, effects);
+  }
+  if (broken(Mutation::drops_pins_towards_the_dead_at_once)) {
+    std::set<WorkerLife> of;
+    if (peers_.contains(over)) {
+      for (const auto& [token, id] : peers_[over].tokens) of.insert(id.owner);
+    }
+    for (const WorkerLife& owner : of) void_pins(over, owner, effects);
+  }]]
+
+  [[  holders_.register_borrowed_from(over, effects);]]
+  [[  if (!broken(Mutation::is_clean_without_registering))
+    holders_.register_borrowed_from(over, effects);]]
+
+  [[    for (const WorkerLife& owner : owners)]]
+  [[    if (broken(Mutation::asks_no_owner)) owners.clear();
+    for (const WorkerLife& owner : owners)]]
+
+  [[  if (owners_.lent() || sweeps_.running() || sweeps_.wanted()) start_sweeps(effects);]]
+  [[  if ((owners_.lent() || sweeps_.running() || sweeps_.wanted()) &&
+      !(sweeps_.running() && broken(Mutation::ignores_deaths_during_sweeps))) {
+    start_sweeps(effects);
+  } else if (broken(Mutation::believes_that_unlent_is_swept)) {
+    (void)sweeps_.start({});
+  }]]
+
+  [[      end_life(op.life, gone_error(op.life), effects);]]
+  [[      if (broken(Mutation::is_clean_before_registering))
+        effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});
+      end_life(op.life, gone_error(op.life), effects);]]
+
+  [[      void_pins(op.life, peer, effects);]]
+  [[      if (!broken(Mutation::keeps_pins_towards_the_swept)) void_pins(op.life, peer, effects);]])
 
 stitch_mutated_copy(rref/lifetime/ledger.cc tests/rref/mutations.h mutated_ledger
   [[    if (number < expected_) {]]

@@ -332,7 +332,10 @@ std::optional<Error> thrown_by(const std::function<void()>& call) {
 
 TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) {
   Lifetime owner(kOwner);
-  owner.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });
+  owner.set_world(
+      {.contains = [](const WorkerLife& life) { return life == kHere || life == kFriend; },
+       .live = {},
+       .gone = {}});
   const RRefId real = owner.add_object(std::make_shared<int>(1));
   const RRefId never_made{kOwner, kOwner, real.k + 1};
   const RRefId of_a_stranger{kOwner, {7, 70}, 0}, of_another_life{kOwner, {1, 99}, 0};
@@ -351,7 +354,10 @@ TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) 
     base::Bytes frame;
     ASSERT_TRUE(rogue.encode(frame));
     Lifetime victim(kOwner);
-    victim.set_world([](const WorkerLife& life) { return life == kHere || life == kFriend; });
+    victim.set_world(
+        {.contains = [](const WorkerLife& life) { return life == kHere || life == kFriend; },
+         .live = {},
+         .gone = {}});
     const auto effects = victim.accept_ledger(kFriend, frame.span());
     ASSERT_TRUE(effects.broken) << to_string(forged);
     EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);

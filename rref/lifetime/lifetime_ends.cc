@@ -1,0 +1,171 @@
+// What happens when workers end: others, which are swept, and this one.
+#include <set>
+#include <string>
+#include <utility>
+
+#include "stitch/rref/lifetime/lifetime.h"
+
+namespace stitch::rref {
+
+Effects Lifetime::peer_lost(const WorkerLife& peer, const Error& why) {
+  base::MutexLock lock(mutex_);
+  TableEffects effects;
+  lose(peer, why, effects);
+  return pack(std::move(effects));
+}
+
+Effects Lifetime::member_over(const WorkerLife& peer, const Error& why) {
+  base::MutexLock lock(mutex_);
+  TableEffects effects;
+  end_life(peer, why, effects);
+  return pack(std::move(effects));
+}
+
+bool Lifetime::over(const WorkerLife& life) const {
+  base::MutexLock lock(mutex_);
+  return sweeps_.over(life);
+}
+
+bool Lifetime::lost(const RRefId& id) const {
+  base::MutexLock lock(mutex_);
+  if (const auto hold = holders_.status(id)) return hold->state == HolderTable::State::lost;
+  return gone_.contains(id.owner);
+}
+
+Effects Lifetime::member_joined(const WorkerLife& life) {
+  base::MutexLock lock(mutex_);
+  TableEffects effects;
+  if (life != self_) ask(sweeps_.joined(life), effects);
+  return pack(std::move(effects));
+}
+
+// Nothing more is expected from it or sent to it. Pins towards it stay: it may have lent on what it
+// was lent, and what it holds stays, because it may have lent that.
+void Lifetime::lose(const WorkerLife& peer, const Error& why, TableEffects& effects) {
+  if (!gone_.emplace(peer, why).second) return;
+  const auto found = peers_.find(peer);
+  if (found != peers_.end()) found->second.ledger = Ledger();
+  holders_.owner_lost(peer, why, effects);
+  owners_.creator_lost(peer, why.with_prefix("its creator died before creation"), effects);
+}
+
+void Lifetime::end_life(const WorkerLife& over, const Error& why, TableEffects& effects) {
+  if (over == self_ || !sweeps_.add(over)) return;
+  lose(over, why, effects);
+  // Its own objects: there is nothing to protect.
+  holders_.owner_over(over, effects);
+  std::vector<WorkerLife> receivers;
+  for (const auto& [receiver, state] : peers_) receivers.push_back(receiver);
+  for (const WorkerLife& receiver : receivers) void_pins(receiver, over, effects);
+  // Objects of others: what was borrowed from it is registered before any owner may hear that this
+  // worker is clean (G3), and owners are asked when pins towards it may go.
+  holders_.register_borrowed_from(over, effects);
+  if (const auto found = peers_.find(over); found != peers_.end()) {
+    std::set<WorkerLife> owners;
+    for (const auto& [token, id] : found->second.tokens) owners.insert(id.owner);
+    owners.erase(self_);
+    for (const WorkerLife& owner : owners) effects.ops.push_back({owner, LedgerOp::make_ask(over)});
+  }
+  // Objects of this worker. While none is lent, no sweep is needed; it is made up for as soon as
+  // another one is, since that may depend on it.
+  if (owners_.lent() || sweeps_.running() || sweeps_.wanted()) start_sweeps(effects);
+  finish_sweeps(effects);
+}
+
+std::vector<WorkerLife> Lifetime::live() const {
+  std::vector<WorkerLife> live;
+  if (world_.live) live = world_.live();
+  std::erase(live, self_);
+  return live;
+}
+
+Error Lifetime::gone_error(const WorkerLife& life) const {
+  if (world_.gone) return world_.gone(life);
+  return Error(ErrorCode::disconnected, "worker " + std::to_string(life.id) + " epoch " +
+                                            std::to_string(life.epoch) + " is gone");
+}
+
+void Lifetime::ask(const std::vector<Sweeps::Question>& questions, TableEffects& effects) {
+  for (const Sweeps::Question& each : questions)
+    effects.ops.push_back({each.to, LedgerOp::make_sweep(each.over)});
+}
+
+void Lifetime::start_sweeps(TableEffects& effects) { ask(sweeps_.start(live()), effects); }
+
+void Lifetime::finish_sweeps(TableEffects& effects) {
+  for (const Sweeps::Swept& each : sweeps_.finish()) {
+    owners_.drop_life(each.over, effects);
+    void_pins(each.over, self_, effects);
+    for (const WorkerLife& by : each.wanted_by)
+      effects.ops.push_back({by, LedgerOp::make_swept(each.over)});
+  }
+}
+
+void Lifetime::void_pins(const WorkerLife& receiver, const WorkerLife& owner,
+                         TableEffects& effects) {
+  const auto found = peers_.find(receiver);
+  if (found == peers_.end()) return;
+  auto& tokens = found->second.tokens;
+  for (auto at = tokens.begin(); at != tokens.end();) {
+    if (at->second.owner == owner) {
+      drop_pin(at->second, effects);
+      at = tokens.erase(at);
+    } else {
+      ++at;
+    }
+  }
+  if (tokens.empty() && sweeps_.over(receiver)) peers_.erase(found);
+}
+
+void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects) {
+  if (op.life == peer)
+    throw Error(ErrorCode::protocol, "reference ledger: worker " + std::to_string(peer.id) +
+                                         " says that it is over itself");
+  switch (op.kind) {
+    case LedgerOp::Kind::sweep:
+      // The question is sent once the end of that life has been declared, and may be the first news
+      // of it. If it is about this worker, its answer is not waited for any more.
+      if (op.life == self_) return;
+      end_life(op.life, gone_error(op.life), effects);
+      effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});
+      return;
+    case LedgerOp::Kind::clean:
+      sweeps_.clean(op.life, peer);
+      finish_sweeps(effects);
+      return;
+    case LedgerOp::Kind::ask:
+      if (sweeps_.want(op.life, peer)) {
+        effects.ops.push_back({peer, LedgerOp::make_swept(op.life)});
+      } else if (sweeps_.over(op.life)) {  // else its sweep starts when this worker hears of it
+        start_sweeps(effects);
+        finish_sweeps(effects);
+      }
+      return;
+    default:  // swept
+      void_pins(op.life, peer, effects);
+      return;
+  }
+}
+
+Effects Lifetime::leave(const Error& why) {
+  base::MutexLock lock(mutex_);
+  TableEffects effects;
+  if (leaving_) return {};
+  leaving_ = why;
+  holders_.drop_all_handles(effects);
+  owners_.drop_all_handles(effects);
+  return pack(std::move(effects));
+}
+
+Effects Lifetime::close() {
+  base::MutexLock lock(mutex_);
+  TableEffects effects;
+  if (!leaving_) leaving_ = Error(ErrorCode::shutting_down, "this worker has shut down");
+  owners_.clear(*leaving_, effects);
+  for (const auto& [peer, state] : peers_) gone_.emplace(peer, *leaving_);
+  Effects packed = pack(std::move(effects));
+  peers_.clear();
+  return packed;
+}
+
+}  // namespace stitch::rref

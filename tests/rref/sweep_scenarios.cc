@@ -1,0 +1,202 @@
+#include "tests/rref/sweep_scenarios.h"
+
+#include <utility>
+
+namespace stitch::rref::test {
+
+Quartet::Quartet(WorkerLife last, std::size_t created_by) : names_{{0, 1}, {1, 1}, {2, 1}, last} {
+  for (const WorkerLife& name : names_) {
+    lives_.push_back(std::make_unique<Lifetime>(name));
+    lives_.back()->set_world({.contains = {}, .live = [this] { return names_; }, .gone = {}});
+  }
+  if (created_by != 0) {
+    id_ = lives_[created_by]->begin_create(life(0));
+    return;
+  }
+  auto object = std::make_shared<int>(1);
+  object_ = object;
+  id_ = lives_[0]->add_object(std::move(object));
+}
+
+void Quartet::creation_arrives() {
+  expect(lives_[0]->create(id_, id_.creator), "it was created before");
+  auto object = std::make_shared<int>(1);
+  object_ = object;
+  perform(lives_[0]->resolve(id_, std::move(object), std::nullopt));
+}
+
+Quartet::~Quartet() {
+  for (auto& each : lives_) static_cast<void>(each->close());
+}
+
+void Quartet::perform(Effects effects) {
+  if (effects.broken) expect(false, effects.broken->what());
+}
+
+CarriedRef Quartet::send(std::size_t from, std::size_t to) {
+  return lives_[from]->pin(id_, life(to));
+}
+
+void Quartet::arrive(const CarriedRef& carried, std::size_t from, std::size_t to) {
+  perform(lives_[to]->receive(carried, life(from)));
+}
+
+void Quartet::drop(std::size_t worker, std::size_t lender) {
+  perform(lives_[worker]->message_done(id_, life(lender)));
+}
+
+void Quartet::keep(std::size_t worker, std::size_t lender) {
+  lives_[worker]->add_local(id_);
+  perform(lives_[worker]->message_done(id_, life(lender)));
+  perform(lives_[worker]->register_kept());
+  perform(lives_[worker]->register_kept());
+}
+
+void Quartet::die(std::size_t worker) { perform(lives_[worker]->close()); }
+
+void Quartet::hears_of_the_death(std::size_t worker, std::size_t dead) {
+  const Error why(ErrorCode::disconnected, "worker died");
+  perform(lives_[worker]->peer_lost(life(dead), why));
+  perform(lives_[worker]->member_over(life(dead), why));
+}
+
+void Quartet::lose_each_other(std::size_t a, std::size_t b) {
+  const Error why(ErrorCode::disconnected, "the link is lost");
+  perform(lives_[a]->peer_lost(life(b), why));
+  perform(lives_[b]->peer_lost(life(a), why));
+}
+
+void Quartet::flush(std::size_t from, std::size_t to) {
+  base::Bytes frame;
+  if (lives_[from]->encode_ledger(life(to), frame))
+    perform(lives_[to]->accept_ledger(life(from), frame.span()));
+}
+
+void Quartet::exchange(std::size_t a, std::size_t b) {
+  for (int i = 0; i < 4; ++i) {
+    flush(a, b);
+    flush(b, a);
+  }
+}
+
+void Quartet::release(std::size_t worker) { perform(lives_[worker]->drop_local(id_)); }
+
+// The owner's object is held by 1, which lent it to 2, which lent it to 3. 1 and 2 die; 3 has
+// answered for 1 before any other hears of the death of 2.
+std::string two_workers_of_a_chain_die() {
+  Quartet world;
+  world.lend(0, 1);
+  world.keep(1, 0);
+  world.exchange(0, 1);
+  world.release(0);
+  world.lend(1, 2);
+  world.lend(2, 3);
+  world.die(1);
+  world.die(2);
+  world.hears_of_the_death(0, 1);
+  world.exchange(0, 3);
+  world.expect(!world.destroyed(), "destroyed before 2 has answered");
+  world.hears_of_the_death(0, 2);
+  world.expect(!world.destroyed(), "destroyed though 3 borrows from 2");
+  world.exchange(0, 3);
+  world.expect(!world.destroyed(), "destroyed though 3 has registered");
+  world.drop(3, 2);
+  world.exchange(0, 3);
+  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  return world.failure();
+}
+
+// 1 holds the owner's object and lent it to 2, which lent it to 3 and drops its own reference. Then
+// 2 and the owner lose each other, and 1 drops its reference: 3 lives on the loan of 2.
+std::string a_lender_loses_the_owner() {
+  Quartet world;
+  world.lend(0, 1);
+  world.keep(1, 0);
+  world.exchange(0, 1);
+  world.release(0);
+  world.lend(1, 2);
+  world.lend(2, 3);
+  world.lose_each_other(0, 2);
+  world.drop(2, 1);
+  world.exchange(1, 2);
+  world.release(1);
+  world.exchange(0, 1);
+  world.expect(!world.destroyed(), "destroyed though 3 borrows from 2");
+  world.keep(3, 2);
+  world.exchange(0, 3);
+  world.exchange(3, 2);
+  world.exchange(2, 1);
+  world.exchange(1, 0);
+  world.expect(!world.destroyed(), "destroyed though 3 has registered");
+  world.release(3);
+  world.exchange(0, 3);
+  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  return world.failure();
+}
+
+// 1 creates an object and lends it to 2, which lends it to 3 and dies while the request to create
+// it is on its way: nothing is lent then, as far as the owner knows. When 1 dies, too, 3 lives on
+// the loans of both.
+std::string a_borrower_dies_before_the_creation() {
+  Quartet world({3, 1}, 1);
+  world.lend(1, 2);
+  world.lend(2, 3);
+  world.die(2);
+  world.hears_of_the_death(0, 2);
+  world.creation_arrives();
+  world.die(1);
+  world.hears_of_the_death(0, 1);
+  world.exchange(0, 3);
+  world.expect(!world.destroyed(), "destroyed though 3 borrows from 2");
+  world.drop(3, 2);
+  world.exchange(0, 3);
+  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  return world.failure();
+}
+
+// A message of 1 is read by 2 before the death of 1 is declared, and handled after it is swept.
+std::string a_message_of_the_dead_arrives_late() {
+  Quartet world;
+  world.lend(0, 1);
+  const CarriedRef late = world.send(1, 2);
+  world.release(0);
+  world.die(1);
+  world.hears_of_the_death(0, 1);
+  world.exchange(0, 3);
+  world.expect(!world.destroyed(), "destroyed before 2 has answered");
+  world.exchange(0, 2);
+  world.expect(world.destroyed(), "not destroyed after the only holder is dead");
+  world.arrive(late, 1, 2);
+  world.expect(world.lost_at(2), "a reference of the dead can be used");
+  world.keep(2, 1);
+  world.exchange(0, 2);
+  return world.failure();
+}
+
+// 1 dies and comes back: what its new life holds stays when the old one is swept.
+std::string an_earlier_life_is_swept() {
+  Quartet world({1, 11});
+  world.lend(0, 3);
+  world.keep(3, 0);
+  world.exchange(0, 3);
+  world.lend(0, 1);
+  world.release(0);
+  world.die(1);
+  world.hears_of_the_death(0, 1);
+  world.exchange(0, 2);
+  world.exchange(0, 3);
+  world.expect(!world.destroyed(), "destroyed though a later life holds it");
+  world.release(3);
+  world.exchange(0, 3);
+  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  return world.failure();
+}
+
+const std::vector<Scenario>& sweep_scenarios() {
+  static const std::vector<Scenario> all = {
+      two_workers_of_a_chain_die, a_lender_loses_the_owner, a_borrower_dies_before_the_creation,
+      a_message_of_the_dead_arrives_late, an_earlier_life_is_swept};
+  return all;
+}
+
+}  // namespace stitch::rref::test

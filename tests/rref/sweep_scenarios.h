@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stitch/rref/lifetime/lifetime.h"
+
+namespace stitch::rref::test {
+
+// Four workers and one object of the first, for scenarios that random walks seldom meet. Messages
+// arrive when said so; ledgers when exchange() is called. failure() is the first violation.
+class Quartet {
+ public:
+  // `last`: the life of the last worker. `created_by`: the worker that creates the object, not the
+  // owner; its request arrives when creation_arrives() says so.
+  explicit Quartet(WorkerLife last = {3, 1}, std::size_t created_by = 0);
+  ~Quartet();
+  Quartet(const Quartet&) = delete;
+  Quartet& operator=(const Quartet&) = delete;
+
+  void creation_arrives();
+  // `from` sends the reference; it arrives and stays in use there.
+  void lend(std::size_t from, std::size_t to) { arrive(send(from, to), from, to); }
+  [[nodiscard]] CarriedRef send(std::size_t from, std::size_t to);
+  void arrive(const CarriedRef& carried, std::size_t from, std::size_t to);
+  // The message that brought the reference to `worker` is done with; nothing else uses it there.
+  void drop(std::size_t worker, std::size_t lender);
+  // The reference at `worker`, brought by `lender`, is registered.
+  void keep(std::size_t worker, std::size_t lender);
+  void die(std::size_t worker);
+  void hears_of_the_death(std::size_t worker, std::size_t dead);
+  void lose_each_other(std::size_t a, std::size_t b);
+  void exchange(std::size_t a, std::size_t b);
+  // The owner, or a worker that keeps a reference, drops it.
+  void release(std::size_t worker);
+  [[nodiscard]] bool destroyed() const { return object_.expired(); }
+  [[nodiscard]] bool lost_at(std::size_t worker) const { return lives_[worker]->lost(id_); }
+  void expect(bool fulfilled, const std::string& what) {
+    if (!fulfilled && failure_.empty()) failure_ = what;
+  }
+  [[nodiscard]] const std::string& failure() const { return failure_; }
+
+ private:
+  void perform(Effects effects);
+  void flush(std::size_t from, std::size_t to);
+  [[nodiscard]] const WorkerLife& life(std::size_t worker) const { return names_[worker]; }
+
+  std::vector<WorkerLife> names_;
+  std::vector<std::unique_ptr<Lifetime>> lives_;
+  std::weak_ptr<void> object_;
+  RRefId id_;
+  std::string failure_;
+};
+
+// Each returns its failure; empty if there is none.
+[[nodiscard]] std::string two_workers_of_a_chain_die();
+[[nodiscard]] std::string a_lender_loses_the_owner();
+[[nodiscard]] std::string a_borrower_dies_before_the_creation();
+[[nodiscard]] std::string a_message_of_the_dead_arrives_late();
+[[nodiscard]] std::string an_earlier_life_is_swept();
+using Scenario = std::string (*)();
+[[nodiscard]] const std::vector<Scenario>& sweep_scenarios();
+
+}  // namespace stitch::rref::test

@@ -1,0 +1,136 @@
+// What a worker held is reclaimed when the world declares it dead. The verdict is given by the
+// tests themselves, on every live worker.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rref/rref.h"
+#include "tests/rref/tables.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+// Functions of the same names are registered by other units of this program.
+namespace stitch::sweep_test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Cluster;
+using testing::error_of;
+using testing::eventually;
+
+struct Tally {
+  int count = 0;
+  int add(int by) { return count += by; }
+};
+
+base::Mutex kept_mutex;
+std::map<std::string, RRef<Tally>> kept;  // by worker
+void keep(RRef<Tally> tally) {
+  base::MutexLock lock(kept_mutex);
+  kept[rpc::current_agent()->self().name] = std::move(tally);
+}
+RRef<Tally> kept_here() {
+  base::MutexLock lock(kept_mutex);
+  return kept[rpc::current_agent()->self().name];
+}
+int use_kept() { return kept_here().rpc_sync<&Tally::add>(1); }
+void pass_on(std::string to) { rpc_sync<keep>(to, kept_here()); }
+void drop_kept() {
+  RRef<Tally> dropped;
+  base::MutexLock lock(kept_mutex);
+  dropped = std::exchange(kept[rpc::current_agent()->self().name], RRef<Tally>());
+  lock.unlock();
+}
+// What membership does on every live worker.
+void hear_of_death(std::uint32_t id) {
+  rpc::Agent& agent = *rpc::current_agent();
+  const WorkerInfo& dead = agent.peers().find(WorkerId(id));
+  agent.for_each_extension([&](rpc::Extension& each) {
+    each.on_member_dead(dead, Error(ErrorCode::disconnected, "no heartbeat"));
+  });
+}
+void hear_of_leave(std::uint32_t id) {
+  rpc::Agent& agent = *rpc::current_agent();
+  const WorkerInfo& left = agent.peers().find(WorkerId(id));
+  agent.for_each_extension([&](rpc::Extension& each) { each.on_member_left(left); });
+}
+
+class Sweep : public ::testing::Test {
+ protected:
+  ~Sweep() override {
+    base::MutexLock lock(kept_mutex);
+    kept.clear();
+  }
+};
+
+TEST_F(Sweep, AnObjectThatOnlyADeadWorkerHeldIsReclaimed) {
+  Cluster cluster(4);
+  rpc_sync<keep>("worker1", remote<Tally>("worker2"));
+  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
+  EXPECT_EQ(rpc_sync<use_kept>("worker1"), 1);
+  cluster[1].shutdown({.graceful = false, .timeout = 1s});
+  EXPECT_EQ(number(cluster, 2, "entries"), 1);
+  EXPECT_FALSE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 100ms))
+      << "the loss of the link is no verdict";
+  rpc_sync<hear_of_death>("worker2", 1U);  // the others hear of it from worker2 first
+  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 5s))
+      << tables(cluster);
+  EXPECT_EQ(number(cluster, 2, "lives_unswept"), 0);
+}
+
+TEST_F(Sweep, WhatADeadWorkerLentLivesOn) {
+  Cluster cluster(4);
+  rpc_sync<keep>("worker1", remote<Tally>("worker2"));
+  rpc_sync<pass_on>("worker1", "worker3");
+  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
+  cluster[1].shutdown({.graceful = false, .timeout = 1s});
+  for (const char* each : {"worker0", "worker2", "worker3"}) rpc_sync<hear_of_death>(each, 1U);
+  ASSERT_TRUE(eventually([&] { return number(cluster, 2, "lives_unswept") == 0; }, 5s))
+      << tables(cluster);
+  EXPECT_EQ(rpc_sync<use_kept>("worker3"), 1);
+  EXPECT_EQ(number(cluster, 2, "entries"), 1);
+  rpc_sync<drop_kept>("worker3");
+  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 5s))
+      << tables(cluster);
+}
+
+TEST_F(Sweep, TheReferencesOfADeadOwnerFailAndCanStillBePassedOn) {
+  Cluster cluster(4);
+  const auto tally = remote<Tally>("worker1");
+  rpc_sync<keep>("worker2", tally);
+  EXPECT_EQ(rpc_sync<use_kept>("worker2"), 1);
+  const auto owner = tally.owner();
+  cluster[1].shutdown({.graceful = false, .timeout = 1s});
+  for (const char* each : {"worker0", "worker2", "worker3"}) rpc_sync<hear_of_death>(each, 1U);
+  const Error mine = error_of([&] { tally.rpc_sync<&Tally::add>(1); });
+  EXPECT_EQ(mine.code(), ErrorCode::disconnected);
+  EXPECT_NE(std::string(mine.what())
+                .find("worker \"worker1\" epoch " + std::to_string(owner.epoch) + " is gone"),
+            std::string::npos)
+      << mine.what();
+  rpc_sync<pass_on>("worker2", "worker3");
+  EXPECT_EQ(error_of([] { rpc_sync<use_kept>("worker3"); }).code(), ErrorCode::disconnected);
+  // Nothing of it is left but the handles.
+  EXPECT_TRUE(eventually([&] {
+    return number(cluster, 0, "pins") == 0 && number(cluster, 2, "pins") == 0;
+  })) << tables(cluster);
+}
+
+TEST_F(Sweep, WhatALeaverHeldIsReclaimed) {
+  Cluster cluster(3);
+  rpc_sync<keep>("worker1", remote<Tally>("worker2"));
+  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
+  cluster[1].shutdown({.graceful = false, .timeout = 1s});
+  for (const char* each : {"worker0", "worker2"}) rpc_sync<hear_of_leave>(each, 1U);
+  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 5s))
+      << tables(cluster);
+}
+
+}  // namespace
+}  // namespace stitch::sweep_test
