@@ -31,7 +31,8 @@ class Context;
 // owner, until it has been created. Errors: a request about an object whose creation failed fails
 // with that error; about an object whose owner is gone, with `disconnected` naming the owner and
 // its epoch; after this worker's shutdown, with `shutting_down`. Functions that return a future
-// report them through it.
+// report them through it. What a worker refers to that dies or leaves is given up when the world
+// has declared that; an RRef whose owner is gone may still be copied and sent.
 //
 // Where a remote function has a parameter T, an RRef<T> may be the argument of rpc_sync, rpc_async,
 // remote and notify, of a function or of a method: the callee gets a copy of the object, from its

@@ -52,7 +52,8 @@ class Lifetime {
   struct World {
     // Only lives for which it returns true may create objects here, see check(). Empty: all.
     std::function<bool(const WorkerLife&)> contains;
-    // The workers that are alive, as far as this one knows. Empty: there are no others.
+    // The present life of every worker that this one knows; those of which member_over() has not
+    // been told count as alive. Empty: there are no others.
     std::function<std::vector<WorkerLife>()> live;
     // Why what belongs to a life that is over cannot be used. Empty: the life is named by numbers.
     std::function<Error(const WorkerLife&)> gone;
