@@ -97,7 +97,12 @@ std::vector<OutstandingCall> CallTable::list() const {
   std::vector<OutstandingCall> calls;
   calls.reserve(calls_.size());
   for (const auto& [id, call] : calls_) {
-    OutstandingCall copy{nullptr, call.to, call.function, call.timeout, call.deadline, id};
+    OutstandingCall copy;
+    copy.to = call.to;
+    copy.function = call.function;
+    copy.timeout = call.timeout;
+    copy.deadline = call.deadline;
+    copy.id = id;
     copy.made = call.made;
     copy.under = call.under;
     copy.queued = call.queued;

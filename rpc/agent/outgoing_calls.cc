@@ -102,7 +102,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
       base::deadline_or_none(timeout), &sender_.flow(to)};
   const bool limited = call.deadline != Clock::time_point::max();
   call.made = limited ? call.deadline - timeout : Clock::now();
-  call.under = ExecutionContext::current().stop.get();
+  if (const auto& stop = ExecutionContext::current().stop) call.under = stop->outermost();
   std::optional<Sender::LaidOut> out;
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));

@@ -36,6 +36,12 @@ class StopFlag {
     return requested_.load(std::memory_order_acquire) || (outer_ && outer_->requested());
   }
   [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
+  // That of the call being served, for one inside it.
+  [[nodiscard]] const StopFlag* outermost() const noexcept {
+    const StopFlag* flag = this;
+    while (flag->outer_) flag = flag->outer_.get();
+    return flag;
+  }
 
  private:
   struct PassOn {

@@ -88,7 +88,7 @@ ThreadWaitScope::ThreadWaitScope(std::uint64_t call) {
     const ExecutionContext& context = ExecutionContext::current();
     one.call.store(call, std::memory_order_relaxed);
     one.worker.store(context.runtime.get(), std::memory_order_relaxed);
-    one.under.store(context.stop.get(), std::memory_order_relaxed);
+    one.under.store(context.stop ? context.stop->outermost() : nullptr, std::memory_order_relaxed);
     one.since.store(0, std::memory_order_relaxed);
   }
   here.depth.store(depth_ + 1, std::memory_order_release);
