@@ -72,6 +72,20 @@ TEST(PathChoice, FollowsTheTable) {
   }
 }
 
+TEST(PathChoice, ProcessesOnOneGpuShareMemoryOnceThatIsTested) {
+  using S = PathState;
+  const PathEnd here = end(1, 1, 'a', 0);
+  const PathEnd there = end(1, 2, 'a', 1);
+  EXPECT_EQ(choose_path(here, there, S::open, S::open, 1, S::open).path, Path::ipc);
+  EXPECT_FALSE(choose_path(here, there, S::open, S::open, 1, S::open).open_ipc);
+  EXPECT_EQ(choose_path(here, there, S::open, S::open, 1, S::untried).path, Path::staging);
+  EXPECT_TRUE(choose_path(here, there, S::open, S::untried, 1, S::untried).open_ipc);
+  EXPECT_FALSE(choose_path(here, there, S::open, S::untried, 1, S::untried).open_nccl);
+  EXPECT_FALSE(choose_path(here, there, S::open, S::open, 1, S::closed).open_ipc);
+  EXPECT_FALSE(choose_path(here, end(1, 2, 'b', 1), S::open, S::open, 1, S::untried).open_ipc);
+  EXPECT_FALSE(choose_path(here, end(2, 2, 'a', 1), S::open, S::open, 1, S::untried).open_ipc);
+}
+
 TEST(PathChoice, AProcessKnowsItself) {
   EXPECT_EQ(this_process(), this_process());
   EXPECT_NE(this_process().process, 0U);
@@ -92,8 +106,9 @@ TEST(TransferFrames, AreTheBytesOfThePage) {
   EXPECT_EQ(bytes_of(encode(RetryFrame{9})), (std::vector<unsigned>{4, 9, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(GrantFrame{9, 2})),
             (std::vector<unsigned>{5, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0}));
-  EXPECT_EQ(bytes_of(encode(CancelFrame{9, "no"})),
-            (std::vector<unsigned>{8, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 'n', 'o'}));
+  EXPECT_EQ(bytes_of(encode(CancelFrame{9, 5, "no"})),
+            (std::vector<unsigned>{8, 9, 0, 0, 0, 0, 0, 0, 0, 5, 2, 0, 0, 0, 'n', 'o'}));
+  EXPECT_EQ(bytes_of(encode(ForgetFrame{9})), (std::vector<unsigned>{12, 9, 0, 0, 0, 0, 0, 0, 0}));
 }
 
 TEST(TransferFrames, GoThereAndBack) {

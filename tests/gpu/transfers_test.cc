@@ -84,6 +84,63 @@ TEST(Transfers, ProcessesOnOneDeviceDoNotUseNccl) {
   EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 0U);
 }
 
+TEST(Transfers, ProcessesOnOneDeviceShareMemoryOnceThatIsTested) {
+  TransfersWorld world({});
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  world.await_path(1, 1, 0, 1, Path::ipc);
+  world.expect_arrival(0, 1, 1, 1, 1, 'a');
+  // More than all slots, in both directions, beside others that need some.
+  const auto large = world.start(0, 1, 1, 1, 75 * kMiB + 3, 'b');
+  const auto back = world.start(1, 1, 0, 1, 17 * kMiB, 'c');
+  world.expect_arrival(0, 1, 1, 1, 5000, 'd');
+  world.wait(*large);
+  world.wait(*back);
+  world.expect_bytes(*large);
+  world.expect_bytes(*back);
+  EXPECT_GE(world.count(1, 0, Path::ipc, false).bytes, 75 * kMiB);
+}
+
+TEST(Transfers, WhereIpcIsRefusedProcessesOnOneDeviceGoByStaging) {
+  TransfersWorld world({.gpu = {.ipc = false}});
+  for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
+  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle"), 1U);
+}
+
+TEST(Transfers, WhereMappingFailsProcessesOnOneDeviceGoByStaging) {
+  TransfersWorld world({});
+  world.gpu.inject(1, "ipc_open_mem_handle", cuda::kInvalidValue);
+  for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
+  EXPECT_EQ(world.gpu.calls("ipc_open_mem_handle", 1), 1U);
+}
+
+TEST(Transfers, TheSlotsOfALostPeerHoldBackNoOtherPeer) {
+  TransfersWorld world({.workers = 3});
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  world.await_path(0, 1, 2, 1, Path::ipc);
+  const auto lost = world.start(0, 1, 1, 1, 70 * kMiB, 'x');
+  world.lose(1);
+  EXPECT_TRUE(stitch::testing::eventually([&] { return lost->sent > 0; }));
+  world.expect_arrival(0, 1, 2, 1, 70 * kMiB, 'y');
+  EXPECT_GE(world.count(0, 2, Path::ipc, true).bytes, 70 * kMiB);
+}
+
+TEST(Transfers, ACancelThatCrossesTheEndLeavesNothingBehind) {
+  TransfersWorld world({.adjust = without_nccl});
+  world.expect_arrival(0, 0, 1, 1, 1000, 'a');
+  // Worker 1 has ended transfer 99 with FINISHED when the CANCEL of worker 0 comes.
+  constexpr TransferId kEnded = 99;
+  world.transfers[1]->on_frame(0, encode(CancelFrame{kEnded, 12, "no"}).span());
+  EXPECT_EQ(world.transfers[1]->counters().incoming, 1U);
+  FinishedFrame finished;
+  finished.id = kEnded;
+  finished.failed = 1;
+  world.transfers[0]->on_frame(1, encode(finished).span());
+  EXPECT_TRUE(
+      stitch::testing::eventually([&] { return world.transfers[1]->counters().incoming == 0; }));
+}
+
 TEST(Transfers, DifferentNcclVersionsGoByStaging) {
   TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
     if (worker == 1) options.use_nccl = false;
@@ -158,6 +215,22 @@ TEST(Transfers, WhatABrokenCommunicatorHadGoesByStaging) {
       world.wait(*transfer);
       world.expect_bytes(*transfer);
     }
+    EXPECT_GE(world.transfers[0]->counters().breaks, 1U) << function;
+    world.await_path(0, 0, 1, 1, Path::nccl);  // it is opened again
+  }
+}
+
+TEST(Transfers, AnErrorInTheMiddleOfAGroupOfPiecesBreaksThePairAndNoMore) {
+  for (const char* const function : {"send", "recv", "group_start"}) {
+    TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+      with_quick_reopening(worker, options);
+      options.nccl_piece_bytes = 4096;
+    }});
+    world.await_path(0, 0, 1, 1, Path::nccl);
+    const bool piece = std::string(function) != "group_start";
+    world.gpu.inject(std::string(function) == "recv" ? 1 : 0, function, nccl::kSystemError,
+                     piece ? 3 : 1);  // after two pieces of five
+    world.expect_arrival(0, 0, 1, 1, 4096 * 4 + 9, 'a');
     EXPECT_GE(world.transfers[0]->counters().breaks, 1U) << function;
     world.await_path(0, 0, 1, 1, Path::nccl);  // it is opened again
   }
@@ -272,7 +345,7 @@ TEST(Transfers, ShutdownEndsWhatDoesNotEndInTime) {
   EXPECT_EQ(transfer->sent, 1);
   EXPECT_EQ(transfer->send_error->code(), ErrorCode::shutting_down);
   world.wait(*transfer);
-  EXPECT_EQ(transfer->receive_error->code(), ErrorCode::cancelled);
+  EXPECT_EQ(transfer->receive_error->code(), ErrorCode::shutting_down);
   world.gpu.open_gate(gate);
 }
 

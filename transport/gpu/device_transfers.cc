@@ -31,13 +31,16 @@ DeviceTransfers::DeviceTransfers(Options options)
 
 DeviceTransfers::~DeviceTransfers() { impl_->shutdown(std::chrono::steady_clock::now()); }
 
-TransferId DeviceTransfers::send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
-                                 std::shared_ptr<const void> keep_alive, Done done) {
-  return impl_->send(to, to_device, source, ready, std::move(keep_alive), std::move(done));
+TransferId DeviceTransfers::new_id() { return impl_->new_id(); }
+void DeviceTransfers::send_as(TransferId id, PeerId to, int to_device, DeviceSpan source,
+                              cuda::Event ready, std::shared_ptr<const void> keep_alive,
+                              Done done) {
+  impl_->send(id, to, to_device, source, ready, std::move(keep_alive), std::move(done));
 }
 void DeviceTransfers::receive(PeerId from, TransferId id, int device, std::size_t bytes,
-                              Allocate allocate, Done arrived) {
-  impl_->receive(from, id, device, bytes, std::move(allocate), std::move(arrived));
+                              Allocate allocate, Done arrived, Adopt adopt) {
+  impl_->receive(from, id, device, bytes, std::move(allocate), std::move(arrived),
+                 std::move(adopt));
 }
 void DeviceTransfers::refuse(PeerId from, TransferId id, const Error& why) {
   impl_->refuse(from, id, why);
@@ -90,9 +93,14 @@ void DeviceTransfers::Impl::send_frame(PeerId to, base::Bytes frame) {
   if (call) options_.send_frame(to, std::move(frame));
 }
 
-TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan source,
-                                       cuda::Event ready, std::shared_ptr<const void> keep_alive,
-                                       Done done) {
+TransferId DeviceTransfers::Impl::new_id() {
+  const base::MutexLock lock(mutex_);
+  return ++last_id_;
+}
+
+void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, DeviceSpan source,
+                                 cuda::Event ready, std::shared_ptr<const void> keep_alive,
+                                 Done done) {
   Lane& lane = lanes_.lane(source.device);
   if (to_device < 0 || (source.data == nullptr && source.bytes > 0)) {
     throw Error(ErrorCode::invalid_argument,
@@ -101,6 +109,7 @@ TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan sour
                     : "device " + std::to_string(to_device) + " cannot be a destination");
   }
   auto transfer = std::make_shared<Outgoing>();
+  transfer->id = id;
   transfer->to = to;
   transfer->to_device = to_device;
   transfer->source = source;
@@ -112,7 +121,6 @@ TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan sour
   bool greet = false;
   {
     const base::MutexLock lock(mutex_);
-    transfer->id = ++last_id_;
     Peer& peer = peers_[to];
     if (closing_) {
       refused.emplace(ErrorCode::shutting_down, "device transfers of this worker are closed");
@@ -141,7 +149,6 @@ TransferId DeviceTransfers::Impl::send(PeerId to, int to_device, DeviceSpan sour
       return true;
     });
   });
-  return transfer->id;
 }
 
 DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::ask_for(PeerId from, TransferId id) {
@@ -161,7 +168,7 @@ DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::ask_for(PeerId from, T
 }
 
 void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std::size_t bytes,
-                                    Allocate allocate, Done arrived) {
+                                    Allocate allocate, Done arrived, Adopt adopt) {
   Lane& lane = lanes_.lane(device);
   IncomingPtr transfer;
   std::optional<Error> refused;
@@ -174,6 +181,7 @@ void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std:
     transfer->lane = &lane;
     transfer->bytes = bytes;
     transfer->allocate = std::move(allocate);
+    transfer->adopt = std::move(adopt);
     transfer->arrived = std::move(arrived);
     announced = transfer->rts.has_value();
     if (closing_) {
@@ -239,6 +247,7 @@ void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
 void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error) {
   Done arrived;
   Allocate allocate;
+  Adopt adopt;
   Lane* const lane = transfer->lane;
   {
     const base::MutexLock lock(mutex_);
@@ -249,6 +258,9 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
     }
     arrived = std::move(transfer->arrived);
     allocate = std::move(transfer->allocate);
+    adopt = std::move(transfer->adopt);
+    if (error && transfer->rts)
+      error = error->with_prefix("by " + std::string(to_string(transfer->rts->path)));
     for (std::byte* const slot : transfer->granted) {
       transfer->lane->post([lane = transfer->lane, slot] { lane->incoming().give_back(slot); });
     }
@@ -256,7 +268,7 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
     ++calls_;
   }
   if (lane != nullptr) {
-    lane->post([unused = std::move(allocate)] {});
+    lane->post([unused = std::move(allocate), too = std::move(adopt)] {});
     call_on(*lane, std::move(arrived), std::move(error));
   } else {
     end_call();
@@ -296,7 +308,10 @@ void DeviceTransfers::Impl::cancel(const OutgoingPtr& transfer, const Error& err
     tell = !transfer->ended && !peers_[transfer->to].lost;
   }
   end(transfer, error);
-  if (tell) send_frame(transfer->to, encode(CancelFrame{transfer->id, error.what()}));
+  if (tell)
+    send_frame(
+        transfer->to,
+        encode(CancelFrame{transfer->id, static_cast<std::uint8_t>(error.code()), error.what()}));
 }
 
 void DeviceTransfers::Impl::on_peer_lost(PeerId peer, const Error& why) {
@@ -321,6 +336,7 @@ void DeviceTransfers::Impl::on_peer_lost(PeerId peer, const Error& why) {
   for (const PairPtr& pair : pairs) break_pair(pair, why, false);
   for (const OutgoingPtr& transfer : outgoing) end(transfer, why);
   for (const IncomingPtr& transfer : incoming) end(transfer, why);
+  close_ipc(peer, false);
   const base::MutexLock lock(mutex_);
   for (auto at = slots_.begin(); at != slots_.end();) {
     at = std::get<0>(at->first) == peer ? slots_.erase(at) : std::next(at);
@@ -353,6 +369,7 @@ void DeviceTransfers::Impl::shutdown(std::chrono::steady_clock::time_point deadl
   for (const PairPtr& pair : pairs) break_pair(pair, why, true);
   for (const OutgoingPtr& transfer : outgoing) cancel(transfer, why);
   for (const IncomingPtr& transfer : incoming) finish(transfer, why);
+  close_ipc(std::nullopt, true);
   const base::MutexLock lock(mutex_);
   closed_ = true;
   // Only a device that hangs keeps its lane from calling.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/bytes.h"
@@ -55,6 +56,10 @@ class DeviceTransfers {
   // current, not before the transfer's turn. May be destroyed uncalled.
   using Allocate =
       base::UniqueFunction<DeviceMemory(int device, std::size_t bytes, cuda::Stream stream)>;
+  // Within a process, on one device: takes what owns the bytes (send()'s keep_alive) in place of a
+  // copy of them, if it can be given away. True: it was taken, nothing is allocated. Runs as
+  // Allocate does. May be destroyed uncalled.
+  using Adopt = base::UniqueFunction<bool(const std::shared_ptr<const void>& keep_alive)>;
   // Sends a frame of at most kMaxFrameBytes to a peer. Frames may overtake one another; each
   // arrives once, or the peer is reported by on_peer_lost(). Called from any thread and under no
   // lock; must not block, must not call back, and errors are for it to report as the loss of the
@@ -70,6 +75,7 @@ class DeviceTransfers {
     // What tells processes and hosts apart; this_process() but for tests of several in one.
     ProcessIdentity identity = this_process();
     bool use_nccl = true;  // where the library is there
+    bool use_ipc = true;   // between processes on one GPU
     std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
     std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
     std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
@@ -92,7 +98,15 @@ class DeviceTransfers {
   // that gets an error. Throws Error(invalid_argument) for a device that is not there or null
   // bytes.
   TransferId send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
-                  std::shared_ptr<const void> keep_alive, Done done);
+                  std::shared_ptr<const void> keep_alive, Done done) {
+    const TransferId id = new_id();
+    send_as(id, to, to_device, source, ready, std::move(keep_alive), std::move(done));
+    return id;
+  }
+  // The same in two steps, for a message that names the transfer and is sent before it begins.
+  [[nodiscard]] TransferId new_id();
+  void send_as(TransferId id, PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
+               std::shared_ptr<const void> keep_alive, Done done);
 
   // Receives the transfer `id` of `from`. To be called as soon as the message that names it has
   // been read, before any user code runs: the source's later transfers may wait for it. The
@@ -100,7 +114,7 @@ class DeviceTransfers {
   // Error(invalid_argument) for a device that is not there, Error(protocol) if `id` is being
   // received already.
   void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
-               Done arrived);
+               Done arrived, Adopt adopt = nullptr);
   // In place of receive(): the transfer is not wanted. Its source's `done` gets `why`.
   void refuse(PeerId from, TransferId id, const Error& why);
 

@@ -103,6 +103,7 @@ struct Incoming {
   Lane* lane = nullptr;
   std::size_t bytes = 0;
   DeviceTransfers::Allocate allocate;
+  DeviceTransfers::Adopt adopt;
   DeviceTransfers::Done arrived;
   std::optional<RtsFrame> rts;
   bool retried = false;
@@ -125,10 +126,11 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   explicit Impl(Options options);
 
   // --- device_transfers.cc ---
-  TransferId send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
-                  std::shared_ptr<const void> keep_alive, Done done);
+  TransferId new_id();
+  void send(TransferId id, PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
+            std::shared_ptr<const void> keep_alive, Done done);
   void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
-               Done arrived);
+               Done arrived, Adopt adopt);
   void refuse(PeerId from, TransferId id, const Error& why);
   void on_peer_lost(PeerId peer, const Error& why);
   void shutdown(std::chrono::steady_clock::time_point deadline);
@@ -204,6 +206,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void on_retry(PeerId from, const RetryFrame& frame);
   void on_finished(PeerId from, const FinishedFrame& frame);
   void on_cancel(PeerId from, const CancelFrame& frame);
+  void on_forget(PeerId from, const ForgetFrame& frame);
   void end_if_settled(const OutgoingPtr& transfer);
 
   // --- staged_path.cc ---
@@ -217,7 +220,28 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
 
   // --- local_path.cc ---
   void start_local(const IncomingPtr& transfer);
+  // Lane. Whether the destination has taken the memory itself.
+  [[nodiscard]] bool adopt(const IncomingPtr& transfer, const Lanes::LocalSource& source);
   void test_peer_copies(int source, int destination);
+
+  // --- ipc_path.cc ---
+  using IpcKey = std::tuple<PeerId, std::uint32_t, std::uint32_t>;  // with source, destination
+  [[nodiscard]] PathState ipc_state(PeerId peer, std::uint32_t device,
+                                    std::uint32_t to_device) const STITCH_REQUIRES(mutex_);
+  void open_ipc(Lane& lane, PeerId peer, std::uint32_t to_device);
+  void on_ipc_offer(PeerId from, const IpcOfferFrame& frame);
+  void map_ipc(Lane& lane, PeerId from, const IpcOfferFrame& frame);
+  void on_ipc_ready(PeerId from, const IpcReadyFrame& frame);
+  void on_ipc_closed(PeerId from, const IpcClosedFrame& frame);
+  void remove_ipc_user(int device);
+  void close_ipc(std::optional<PeerId> peer, bool tell);
+  void start_ipc(const IncomingPtr& transfer);
+  void on_ipc_slot(PeerId from, const IpcSlotFrame& frame);
+  void copy_from_slot(const IncomingPtr& transfer, const std::byte* bytes, std::uint64_t offset,
+                      const IpcFreeFrame& free);
+  void begin_ipc(const OutgoingPtr& transfer);
+  void fill_slot(const OutgoingPtr& transfer);
+  void on_ipc_free(PeerId from, const IpcFreeFrame& frame);
 
   // --- nccl_pairs.cc ---
   [[nodiscard]] PathState nccl_state(const PairSlot& slot, int device) const;
@@ -274,6 +298,9 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<std::pair<PeerId, TransferId>, IncomingPtr> incoming_ STITCH_GUARDED_BY(mutex_);
   std::map<SlotKey, PairSlot> slots_ STITCH_GUARDED_BY(mutex_);
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
+  std::map<IpcKey, PathState> ipc_out_ STITCH_GUARDED_BY(mutex_);             // of own memory
+  std::map<IpcKey, std::byte*> ipc_in_ STITCH_GUARDED_BY(mutex_);  // mapped here and tested
+  std::set<std::tuple<PeerId, int, int>> ipc_lent_ STITCH_GUARDED_BY(mutex_);  // device, slot
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t retries_ STITCH_GUARDED_BY(mutex_) = 0;

@@ -25,7 +25,7 @@ void leak(std::vector<Lane::Watch> watches) {
 }  // namespace
 
 Lane::Lane(const CudaApi& cuda, int device)
-    : cuda_(cuda), device_(device), outgoing_(cuda), incoming_(cuda) {
+    : cuda_(cuda), device_(device), outgoing_(cuda), incoming_(cuda), outbox_(cuda) {
   const base::SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
 }
@@ -180,6 +180,7 @@ void Lane::tear_down() {
   if (sink_ != nullptr) (void)cuda_.free(sink_);
   outgoing_.free_memory();
   incoming_.free_memory();
+  outbox_.free_memory();
 }
 
 void Lane::run() {

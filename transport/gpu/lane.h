@@ -14,6 +14,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/transport/gpu/cuda_api.h"
+#include "stitch/transport/gpu/ipc_outbox.h"
 #include "stitch/transport/gpu/staging_ring.h"
 #include "stitch/transport/gpu/transfer_order.h"
 
@@ -78,6 +79,7 @@ class Lane {
   [[nodiscard]] void* sink(std::size_t bytes);
   [[nodiscard]] StagingRing& outgoing() noexcept { return outgoing_; }
   [[nodiscard]] StagingRing& incoming() noexcept { return incoming_; }
+  [[nodiscard]] IpcOutbox& outbox() noexcept { return outbox_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -110,6 +112,7 @@ class Lane {
   std::size_t sink_bytes_ = 0;
   StagingRing outgoing_;
   StagingRing incoming_;
+  IpcOutbox outbox_;
 
   std::thread thread_;  // last: it uses everything above
 };

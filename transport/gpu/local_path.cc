@@ -87,6 +87,17 @@ class PeerCopyTest {
 
 }  // namespace
 
+bool DeviceTransfers::Impl::adopt(const IncomingPtr& transfer, const Lanes::LocalSource& source) {
+  Adopt adopt;
+  {
+    const base::MutexLock lock(mutex_);
+    if (transfer->ended) return false;
+    adopt = std::move(transfer->adopt);
+  }
+  const CallOut call(*this);
+  return call && adopt && adopt(source.owner);
+}
+
 void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer) {
   std::uint64_t uid = uid_;
   if (transfer->from != options_.self) {
@@ -97,6 +108,9 @@ void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer) {
   std::optional<Lanes::LocalSource> source = lanes_.take(uid, transfer->id);
   if (!source || source->bytes != transfer->bytes) return retry(transfer);
   Lane& lane = *transfer->lane;
+  if (source->device == lane.device() && adopt(transfer, *source)) {
+    return finish(transfer, std::nullopt);
+  }
   if (!allocate(transfer, lane.copies_in())) return finish(transfer, transfer->no_memory);
   const CudaApi& cuda = lanes_.cuda();
   const cuda::Status status =

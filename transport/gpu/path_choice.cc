@@ -36,8 +36,26 @@ std::string_view to_string(Path path) noexcept {
       return "peer copy";
     case Path::nccl:
       return "NCCL";
+    case Path::ipc:
+      return "IPC";
   }
   return "unknown path";
+}
+
+std::string_view short_name(Path path) noexcept {
+  switch (path) {
+    case Path::staging:
+      return "staging";
+    case Path::local:
+      return "local";
+    case Path::peer:
+      return "peer";
+    case Path::nccl:
+      return "nccl";
+    case Path::ipc:
+      return "ipc";
+  }
+  return "unknown";
 }
 
 ProcessIdentity this_process() {
@@ -58,7 +76,7 @@ bool nccl_versions_match(int one, int other) noexcept {
 }
 
 PathChoice choose_path(const PathEnd& source, const PathEnd& destination, PathState peer,
-                       PathState nccl, std::size_t bytes) {
+                       PathState nccl, std::size_t bytes, PathState ipc) {
   PathChoice choice;
   if (bytes == 0) return choice;
   if (source.process == destination.process) {
@@ -74,7 +92,12 @@ PathChoice choose_path(const PathEnd& source, const PathEnd& destination, PathSt
   // NCCL refuses two ranks on one GPU.
   const bool one_gpu = source.process.host == destination.process.host &&
                        source.device_uuid == destination.device_uuid;
-  if (one_gpu || !nccl_versions_match(source.nccl_version, destination.nccl_version)) return choice;
+  if (one_gpu) {
+    if (ipc == PathState::open) choice.path = Path::ipc;
+    choice.open_ipc = ipc == PathState::untried;
+    return choice;
+  }
+  if (!nccl_versions_match(source.nccl_version, destination.nccl_version)) return choice;
   if (nccl == PathState::open) {
     choice.path = Path::nccl;
   } else {

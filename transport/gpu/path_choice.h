@@ -14,9 +14,12 @@ enum class Path : std::uint8_t {
   local = 1,    // one copy on the device, within a process
   peer = 2,     // one copy from device to device, within a process
   nccl = 3,     // a two-rank communicator
+  ipc = 4,      // two copies on one GPU, through memory that both processes have mapped
 };
-inline constexpr std::size_t kPaths = 4;
+inline constexpr std::size_t kPaths = 5;
 [[nodiscard]] std::string_view to_string(Path path) noexcept;
+// As counters name it: "staging", "local", "peer", "nccl", "ipc".
+[[nodiscard]] std::string_view short_name(Path path) noexcept;
 
 // What tells whether two workers share a process. Equal identities: the same process.
 struct ProcessIdentity {
@@ -47,6 +50,7 @@ struct PathChoice {
   Path path = Path::staging;
   bool open_nccl = false;  // besides: begin to open a communicator
   bool test_peer = false;  // besides: begin to test copies between the devices
+  bool open_ipc = false;   // besides: offer memory to the other process
 };
 
 // Two NCCL versions work together if their major and minor numbers are equal.
@@ -54,6 +58,7 @@ struct PathChoice {
 
 // The path of a transfer of `bytes` from `source` to `destination`. Pure.
 [[nodiscard]] PathChoice choose_path(const PathEnd& source, const PathEnd& destination,
-                                     PathState peer, PathState nccl, std::size_t bytes);
+                                     PathState peer, PathState nccl, std::size_t bytes,
+                                     PathState ipc = PathState::closed);
 
 }  // namespace stitch::transport::gpu

@@ -114,19 +114,23 @@ void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* 
 
 void DeviceTransfers::Impl::on_grant(PeerId from, const GrantFrame& frame) {
   OutgoingPtr transfer;
+  bool by_ipc = false;
   {
     const base::MutexLock lock(mutex_);
     transfer = find_outgoing(from, frame.id);
     if (transfer == nullptr) return;
     transfer->granted += frame.chunks;
-    if (!transfer->announced || transfer->path != Path::staging ||
+    by_ipc = transfer->announced && transfer->path == Path::ipc;
+    if (!transfer->announced || (transfer->path != Path::staging && !by_ipc) ||
+        (by_ipc && transfer->granted != 1) ||
         transfer->granted > chunks_of(transfer->source.bytes)) {
       throw Error(ErrorCode::protocol, "GRANT frame of " + std::to_string(frame.chunks) +
                                            " chunks for transfer " + std::to_string(frame.id) +
                                            ", which has none left to send");
     }
   }
-  transfer->lane->post([self = shared_from_this(), transfer, chunks = frame.chunks] {
+  transfer->lane->post([self = shared_from_this(), transfer, by_ipc, chunks = frame.chunks] {
+    if (by_ipc) return self->begin_ipc(transfer);
     for (std::uint32_t i = 0; i < chunks; ++i) self->send_chunk(transfer);
   });
 }

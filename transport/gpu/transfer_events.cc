@@ -44,7 +44,9 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
   const PathState peer = source.process == destination.process
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
-  return choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes);
+  return choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes,
+                     ipc_state(transfer.to, static_cast<std::uint32_t>(device),
+                               static_cast<std::uint32_t>(to_device)));
 }
 
 void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
@@ -75,6 +77,8 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
   if (to_open != nullptr) {
     lanes_.connector().post([self = shared_from_this(), to_open] { self->open_pair(to_open); });
   }
+  if (choice.open_ipc)
+    open_ipc(*transfer->lane, transfer->to, static_cast<std::uint32_t>(transfer->to_device));
   if (choice.test_peer) test_peer_copies(transfer->source.device, transfer->to_device);
   if (choice.path == Path::nccl && announce_nccl(transfer, pair)) return;
   if (choice.path == Path::nccl) choice.path = Path::staging;  // it has broken in the meantime
@@ -119,6 +123,7 @@ void DeviceTransfers::Impl::on_retry(PeerId from, const RetryFrame& frame) {
     }
     transfer->retried = true;
     transfer->finished.reset();
+    transfer->granted = 0;
     pair = std::exchange(transfer->pair, nullptr);
     ++retries_;
   }
@@ -134,10 +139,13 @@ void DeviceTransfers::Impl::on_finished(PeerId from, const FinishedFrame& frame)
   {
     const base::MutexLock lock(mutex_);
     transfer = find_outgoing(from, frame.id);
-    if (transfer == nullptr) return;
-    if (!transfer->announced || transfer->finished) unexpected("FINISHED", frame.id);
-    transfer->finished = frame;
+    if (transfer != nullptr) {
+      if (!transfer->announced || transfer->finished) unexpected("FINISHED", frame.id);
+      transfer->finished = frame;
+    }
   }
+  // It was cancelled here: its CANCEL comes to a destination that knows it no more.
+  if (transfer == nullptr) return send_frame(from, encode(ForgetFrame{frame.id}));
   end_if_settled(transfer);
 }
 
@@ -207,6 +215,8 @@ void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
   transfer->lane->post([self = shared_from_this(), transfer, path = rts.path] {
     if (path == Path::staging) {
       self->start_staged(transfer);
+    } else if (path == Path::ipc) {
+      self->start_ipc(transfer);
     } else {
       self->start_local(transfer);
     }
@@ -257,7 +267,11 @@ void DeviceTransfers::Impl::retry(const IncomingPtr& transfer) {
 }
 
 void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
-  const Error why = Error(ErrorCode::cancelled, frame.text).with_remote(true);
+  const bool known = frame.code >= static_cast<std::uint8_t>(ErrorCode::invalid_argument) &&
+                     frame.code <= static_cast<std::uint8_t>(ErrorCode::internal);
+  const Error why =
+      Error(known ? static_cast<ErrorCode>(frame.code) : ErrorCode::internal, frame.text)
+          .with_remote(true);
   IncomingPtr transfer;
   PairPtr pair;
   {
@@ -282,6 +296,14 @@ void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
   }
   if (pair != nullptr) break_pair(pair, why, true);
   end(transfer, why);
+}
+
+void DeviceTransfers::Impl::on_forget(PeerId from, const ForgetFrame& frame) {
+  const base::MutexLock lock(mutex_);
+  const auto at = incoming_.find({from, frame.id});
+  if (at == incoming_.end() || at->second->wanted || !at->second->cancelled) return;
+  --peers_[from].unasked;
+  incoming_.erase(at);
 }
 
 void DeviceTransfers::Impl::check_unasked(Peer& peer) {
@@ -332,6 +354,18 @@ void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> fra
       return on_finished(from, decode_finished(frame));
     case FrameKind::cancel:
       return on_cancel(from, decode_cancel(frame));
+    case FrameKind::forget:
+      return on_forget(from, decode_forget(frame));
+    case FrameKind::ipc_offer:
+      return on_ipc_offer(from, decode_ipc_offer(frame));
+    case FrameKind::ipc_ready:
+      return on_ipc_ready(from, decode_ipc_ready(frame));
+    case FrameKind::ipc_slot:
+      return on_ipc_slot(from, decode_ipc_slot(frame));
+    case FrameKind::ipc_free:
+      return on_ipc_free(from, decode_ipc_free(frame));
+    case FrameKind::ipc_closed:
+      return on_ipc_closed(from, decode_ipc_closed(frame));
     case FrameKind::comm_open:
       return on_comm_open(from, decode_comm_open(frame));
     case FrameKind::comm_ready:

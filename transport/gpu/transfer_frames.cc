@@ -207,6 +207,7 @@ Bytes encode(const CancelFrame& frame) {
   Bytes out;
   Writer writer(out, FrameKind::cancel);
   writer.write(frame.id);
+  writer.write(frame.code);
   writer.write_text(frame.text);
   return out;
 }
@@ -214,7 +215,21 @@ CancelFrame decode_cancel(FrameBytes bytes) {
   Reader reader(bytes, "CANCEL frame");
   CancelFrame frame;
   frame.id = reader.read<std::uint64_t>();
+  frame.code = reader.read<std::uint8_t>();
   frame.text = reader.read_string();
+  reader.expect_end();
+  return frame;
+}
+
+Bytes encode(const ForgetFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::forget);
+  writer.write(frame.id);
+  return out;
+}
+ForgetFrame decode_forget(FrameBytes bytes) {
+  Reader reader(bytes, "FORGET frame");
+  const ForgetFrame frame{reader.read<std::uint64_t>()};
   reader.expect_end();
   return frame;
 }
@@ -271,11 +286,96 @@ CommBreakFrame decode_comm_break(FrameBytes bytes) {
   return frame;
 }
 
+Bytes encode(const IpcOfferFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::ipc_offer);
+  writer.write_pair(frame.pair);
+  out.append(frame.handle.data(), frame.handle.size());
+  return out;
+}
+IpcOfferFrame decode_ipc_offer(FrameBytes bytes) {
+  Reader reader(bytes, "IPC_OFFER frame");
+  IpcOfferFrame frame;
+  frame.pair = reader.read_pair();
+  std::memcpy(frame.handle.data(), reader.take(frame.handle.size()).data(), frame.handle.size());
+  reader.expect_end();
+  return frame;
+}
+
+Bytes encode(const IpcReadyFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::ipc_ready);
+  writer.write_pair(frame.pair);
+  writer.write(frame.failed);
+  writer.write_text(frame.text);
+  return out;
+}
+IpcReadyFrame decode_ipc_ready(FrameBytes bytes) {
+  Reader reader(bytes, "IPC_READY frame");
+  IpcReadyFrame frame;
+  frame.pair = reader.read_pair();
+  frame.failed = reader.read_flag() ? 1 : 0;
+  frame.text = reader.read_string();
+  reader.expect_end();
+  return frame;
+}
+
+Bytes encode(const IpcSlotFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::ipc_slot);
+  writer.write(frame.id);
+  writer.write(frame.device);
+  writer.write(frame.slot);
+  writer.write(frame.offset);
+  return out;
+}
+IpcSlotFrame decode_ipc_slot(FrameBytes bytes) {
+  Reader reader(bytes, "SLOT frame");
+  IpcSlotFrame frame;
+  frame.id = reader.read<std::uint64_t>();
+  frame.device = reader.read<std::uint32_t>();
+  frame.slot = reader.read<std::uint32_t>();
+  frame.offset = reader.read<std::uint64_t>();
+  reader.expect_end();
+  return frame;
+}
+
+Bytes encode(const IpcFreeFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::ipc_free);
+  writer.write(frame.id);
+  writer.write(frame.device);
+  writer.write(frame.slot);
+  return out;
+}
+IpcFreeFrame decode_ipc_free(FrameBytes bytes) {
+  Reader reader(bytes, "FREE frame");
+  IpcFreeFrame frame;
+  frame.id = reader.read<std::uint64_t>();
+  frame.device = reader.read<std::uint32_t>();
+  frame.slot = reader.read<std::uint32_t>();
+  reader.expect_end();
+  return frame;
+}
+
+Bytes encode(const IpcClosedFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::ipc_closed);
+  writer.write_pair(frame.pair);
+  return out;
+}
+IpcClosedFrame decode_ipc_closed(FrameBytes bytes) {
+  Reader reader(bytes, "IPC_CLOSED frame");
+  const IpcClosedFrame frame{reader.read_pair()};
+  reader.expect_end();
+  return frame;
+}
+
 FrameKind kind_of(FrameBytes frame) {
   if (frame.empty()) throw Error(ErrorCode::protocol, "device transfer frame is empty");
   const auto kind = static_cast<std::uint8_t>(frame[0]);
   if (kind < static_cast<std::uint8_t>(FrameKind::hello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::comm_break)) {
+      kind > static_cast<std::uint8_t>(FrameKind::ipc_closed)) {
     throw Error(ErrorCode::protocol, "device transfer frame has kind " + std::to_string(kind));
   }
   return static_cast<FrameKind>(kind);

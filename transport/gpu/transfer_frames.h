@@ -27,6 +27,12 @@ enum class FrameKind : std::uint8_t {
   comm_open = 9,
   comm_ready = 10,
   comm_break = 11,
+  forget = 12,
+  ipc_offer = 13,
+  ipc_ready = 14,
+  ipc_slot = 15,
+  ipc_free = 16,
+  ipc_closed = 17,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -75,7 +81,34 @@ struct FinishedFrame {  // destination: has the bytes, or does not want them for
 };
 struct CancelFrame {  // source: the bytes will not come
   std::uint64_t id = 0;
+  std::uint8_t code = 0;  // an ErrorCode
   std::string text;
+};
+struct ForgetFrame {  // source: its CANCEL and that FINISHED crossed each other
+  std::uint64_t id = 0;
+};
+struct IpcOfferFrame {  // source: memory that the destination may map
+  PairName pair;        // its epoch is 0, as below
+  std::array<char, 64> handle{};
+};
+struct IpcReadyFrame {  // destination: mapped and tested, or not
+  PairName pair;
+  std::uint8_t failed = 0;
+  std::string text;
+};
+struct IpcSlotFrame {  // source: the bytes at `offset` are in that slot
+  std::uint64_t id = 0;
+  std::uint32_t device = 0;  // whose memory the slot is in, at the source
+  std::uint32_t slot = 0;
+  std::uint64_t offset = 0;
+};
+struct IpcFreeFrame {  // destination: has what was in that slot, or does not want it
+  std::uint64_t id = 0;
+  std::uint32_t device = 0;
+  std::uint32_t slot = 0;
+};
+struct IpcClosedFrame {  // destination: has the memory mapped no more
+  PairName pair;
 };
 struct CommOpenFrame {
   PairName pair;
@@ -100,6 +133,12 @@ struct CommBreakFrame {
 [[nodiscard]] base::Bytes encode(const DataFrame& frame);
 [[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
 [[nodiscard]] base::Bytes encode(const CancelFrame& frame);
+[[nodiscard]] base::Bytes encode(const ForgetFrame& frame);
+[[nodiscard]] base::Bytes encode(const IpcOfferFrame& frame);
+[[nodiscard]] base::Bytes encode(const IpcReadyFrame& frame);
+[[nodiscard]] base::Bytes encode(const IpcSlotFrame& frame);
+[[nodiscard]] base::Bytes encode(const IpcFreeFrame& frame);
+[[nodiscard]] base::Bytes encode(const IpcClosedFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommBreakFrame& frame);
@@ -114,6 +153,12 @@ struct CommBreakFrame {
 [[nodiscard]] DataFrame decode_data(std::span<const std::byte> frame);  // refers to `frame`
 [[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);
 [[nodiscard]] CancelFrame decode_cancel(std::span<const std::byte> frame);
+[[nodiscard]] ForgetFrame decode_forget(std::span<const std::byte> frame);
+[[nodiscard]] IpcOfferFrame decode_ipc_offer(std::span<const std::byte> frame);
+[[nodiscard]] IpcReadyFrame decode_ipc_ready(std::span<const std::byte> frame);
+[[nodiscard]] IpcSlotFrame decode_ipc_slot(std::span<const std::byte> frame);
+[[nodiscard]] IpcFreeFrame decode_ipc_free(std::span<const std::byte> frame);
+[[nodiscard]] IpcClosedFrame decode_ipc_closed(std::span<const std::byte> frame);
 [[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
 [[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);
 [[nodiscard]] CommBreakFrame decode_comm_break(std::span<const std::byte> frame);

@@ -172,7 +172,10 @@ Result FakeNccl::recv(Caller& caller, void* memory, std::size_t count, nccl::Dat
 }
 
 Result FakeNccl::group_start(Caller& caller) {
-  if (caller.in.group_depth++ == 0) caller.in.group = std::make_shared<NcclGroup>();
+  if (caller.in.group_depth++ == 0) {
+    caller.in.group = std::make_shared<NcclGroup>();
+    caller.in.group_error = nccl::kSuccess;
+  }
   return nccl::kSuccess;
 }
 
@@ -182,6 +185,11 @@ Result FakeNccl::group_end(Caller& caller) {
     return nccl::kInvalidUsage;
   }
   if (--caller.in.group_depth > 0) return nccl::kSuccess;
+  // Where a call of a group has failed, NCCL launches nothing of it.
+  if (caller.in.group_error != nccl::kSuccess) {
+    caller.in.group = nullptr;
+    return static_cast<Result>(caller.in.group_error);
+  }
   return run_group(caller, std::exchange(caller.in.group, nullptr));
 }
 

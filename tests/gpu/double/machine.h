@@ -77,6 +77,8 @@ struct FakeHost {
     int device = 0;
     cuda::Status last_error = cuda::kSuccess;
     int group_depth = 0;
+    int group_error =
+        0;  // of a call between group_start() and group_end(), which then does nothing
     std::shared_ptr<struct NcclGroup> group;
   };
   std::array<InProcess, FakeGpu::kMaxProcesses> in;

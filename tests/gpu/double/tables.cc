@@ -65,6 +65,7 @@ struct Call {
     machine.block_until(caller, name + "(), while a kernel is loaded", loaded,
                         [] { return std::vector<OpPtr>{}; });
     failed = failure(machine, caller, name, is_cuda && !outlives_the_context(name));
+    if (failed && !is_cuda && caller.in.group_depth > 0) caller.in.group_error = *failed;
   }
 
   // Notes a status for get_last_error().
