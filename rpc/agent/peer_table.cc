@@ -50,7 +50,7 @@ void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events 
   {
     base::MutexLock lock(mutex_);
     for (const Member& member : members)
-      members_.add(member, [this](Life& life) STITCH_REQUIRES(mutex_) { complete(life); })
+      members_.add(member, [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); })
           .announced.store(true);
     started_ = true;
     early.swap(early_);
@@ -360,7 +360,8 @@ void PeerTable::give_up(const WorkerInfo& given_up, const Error& reason) {
 void PeerTable::expect_closing() {
   base::MutexLock lock(mutex_);
   closing_ = true;
-  members_.for_each([&](Life& life) STITCH_REQUIRES(mutex_) { peer(life).expect_closing(); });
+  members_.for_each([&](Life& life)
+                        STITCH_NO_THREAD_SAFETY_ANALYSIS { peer(life).expect_closing(); });
 }
 
 void PeerTable::close() {
@@ -373,7 +374,7 @@ void PeerTable::close() {
     base::MutexLock lock(mutex_);
     early_.clear();
     strangers_.clear();
-    members_.for_each([&](Life& life) STITCH_REQUIRES(mutex_) {
+    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
       for (Life* each = &life; each != nullptr; each = each->previous)
         peer(*each).close(closed, effects);
     });

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -107,6 +109,14 @@ int be_stopped() {
 
 int process_id() { return getpid(); }
 
+// Whether a process has not ended yet.
+bool runs(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  const auto name_end = stat.rfind(')');
+  return name_end != std::string::npos && stat.compare(name_end, 3, ") Z") != 0;
+}
+
 // Worker 1 is stopped in the middle of a call, and goes on when all others have heard its verdict.
 int survive_a_stop(const stitch::Worker& self) {
   if (self.rank() == 1) return be_stopped();
@@ -131,6 +141,9 @@ int survive_a_stop(const stitch::Worker& self) {
   std::printf("verdict after %d ms\n",
               static_cast<int>((std::chrono::steady_clock::now() - start) / 1ms));
   kill(process, SIGCONT);
+  // It is to find this worker, which tells it.
+  const auto end = std::chrono::steady_clock::now() + 30s;
+  while (runs(process) && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(20ms);
   return heard ? 0 : 1;
 }
 
