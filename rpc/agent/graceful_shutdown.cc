@@ -48,7 +48,7 @@ void GracefulShutdown::send(WorkerId to, Step step, std::uint64_t round, Status 
 
 GracefulShutdown::Status GracefulShutdown::own_status() const {
   const auto activity = agent_.activity();
-  return {activity.busy, activity.sent, activity.received, agent_.world_size() - live().size()};
+  return {activity.busy, activity.sent, activity.received, agent_.peers().lost_lives()};
 }
 
 bool GracefulShutdown::follows(WorkerId from, const char* what) {

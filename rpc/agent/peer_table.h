@@ -122,6 +122,8 @@ class PeerTable {
   // What is known of a worker, for error texts: "worker is alive", "worker is connected and has
   // been silent for 4.9 s", "worker is not connected: ...", "worker is gone".
   [[nodiscard]] std::string condition(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
+  // The number of lives, of all workers, whose connection is over.
+  [[nodiscard]] std::size_t lost_lives() const STITCH_EXCLUDES(mutex_);
   // Whether there is a bound connection to it.
   [[nodiscard]] bool connected(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
   // The number of workers with a bound connection.

@@ -126,6 +126,16 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
   return "worker is connected and has been silent for " + duration_text(silent);
 }
 
+std::size_t PeerTable::lost_lives() const {
+  base::MutexLock lock(mutex_);
+  std::size_t count = 0;
+  members_.for_each([&](const Life& life) STITCH_REQUIRES(mutex_) {
+    for (const Life* each = &life; each != nullptr; each = each->previous)
+      count += each != &life || peer(*each).lost() ? 1 : 0;
+  });
+  return count;
+}
+
 bool PeerTable::connected(const WorkerInfo& info) const {
   const Life& life = known(info);
   base::MutexLock lock(mutex_);

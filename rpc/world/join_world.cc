@@ -82,11 +82,28 @@ std::shared_ptr<Agent> Entrance::enter() {
   if (opened_.reopen && options_.world_size.is_elastic())
     running.await_former_world(opened_.server != nullptr);
   bool tried = false;
-  for (;;) {
+  const auto nobody = [&, name = name, rank = rank] {
     options_.name = self_.name = name;
     options_.rank = rank;
     self_.rank = rank;
-    if (const auto record = running.find()) {
+  };
+  std::shared_ptr<Agent> agent;
+  // Its keeper may have died without anybody having noticed: the member that this worker asks will.
+  const auto reach = [&](const WorldRecord& silent) {
+    try {
+      agent = join(silent, running.claim(silent));
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::disconnected) throw;
+      nobody();
+      return false;
+    }
+  };
+  for (;;) {
+    nobody();
+    const auto record = running.find(reach);
+    if (agent) return keep(std::move(agent));
+    if (record) {
       try {
         return keep(join(*record, running.claim(*record)));
       } catch (const Error& error) {

@@ -41,12 +41,13 @@ bool RunningWorld::is_recorded() {
   return text && !text->empty();
 }
 
-std::optional<WorldRecord> RunningWorld::find() {
+std::optional<WorldRecord> RunningWorld::find(const Reach& reach) {
   for (;;) {
     const auto text = store_.try_get(world_key::kWorld);
     if (!text || text->empty()) return std::nullopt;
     const WorldRecord before = WorldRecord::decode(*text);
     if (!answers()) {
+      if (reach && has_place(before) && reach(before)) return before;
       bury(before);
       continue;
     }
@@ -111,6 +112,15 @@ void RunningWorld::check_place(const WorldRecord& record) const {
       static_cast<std::uint32_t>(options_.rank) != own->card.info.id.value()) {
     refuse(self + " has rank " + std::to_string(options_.rank) + "; in the world" + here +
            " it was rank " + std::to_string(own->card.info.id.value()));
+  }
+}
+
+bool RunningWorld::has_place(const WorldRecord& record) const {
+  try {
+    check_place(record);
+    return true;
+  } catch (const Error&) {
+    return false;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -15,7 +16,8 @@ namespace stitch::rpc {
 // How a worker that starts finds the world that runs already, if one does, and its place in it. A
 // record in the store proves nothing: its world may have been killed. So the worker rings (counts a
 // key up), and the keeper of a world that lives answers within moments; when none does within
-// kAnswerTimeout, the world is dead and its record is taken away. Lives within join_world(). Thread
+// kAnswerTimeout and no member can be reached, the world is dead and its record is taken away (the
+// keeper alone may have died, unnoticed by the others). Lives within join_world(). Thread
 // contract: one thread. Methods throw Error(timeout) once the deadline has passed, and what the
 // store throws.
 class RunningWorld {
@@ -37,9 +39,11 @@ class RunningWorld {
   void await_former_world(bool hosts);
   // Whether the store has the record of a world, living or dead. Quick.
   [[nodiscard]] bool is_recorded();
-  // The record of the living world; nothing if there is none. Throws Error(invalid_argument) when
+  // The record of the living world; nothing if there is none. `reach` is called with a world that
+  // does not answer, and returns whether a member of it does. Throws Error(invalid_argument) when
   // this worker has no place in it: its size is another, it has other members or is full.
-  [[nodiscard]] std::optional<WorldRecord> find();
+  using Reach = std::function<bool(const WorldRecord& silent)>;
+  [[nodiscard]] std::optional<WorldRecord> find(const Reach& reach = nullptr);
   // This worker's name, id and epoch there: those of its name if the world has seen it, with a
   // higher epoch, else an id that no other worker has. Throws Error(invalid_argument) when its rank
   // is another's.
@@ -54,6 +58,7 @@ class RunningWorld {
  private:
   [[nodiscard]] bool answers();
   void check_place(const WorldRecord& record) const;
+  [[nodiscard]] bool has_place(const WorldRecord& record) const;
   [[nodiscard]] WorkerId claim_id(const WorldRecord& record, std::string& name);
   [[nodiscard]] bool claim_this(const WorldRecord& record, WorkerId id, const std::string& name,
                                 std::string* owner);

@@ -19,7 +19,9 @@ constexpr int kLimitKiB = 64 << 10;  // flood_program's
 
 void flood(const std::string& what) {
   const char* const seconds = std::getenv("FLOOD_SECONDS");
-  ProcessWorld world(2, {FLOOD_PROGRAM, what, seconds == nullptr ? "10" : seconds}, {},
+  // What malloc keeps of freed memory (base/freed_memory.h) is not what is meant here.
+  ProcessWorld world(2, {FLOOD_PROGRAM, what, seconds == nullptr ? "10" : seconds},
+                     {"MALLOC_MMAP_THRESHOLD_=131072", "MALLOC_TRIM_THRESHOLD_=131072"},
                      std::chrono::seconds(300));
   for (int rank = 0; rank < 2; ++rank) ASSERT_EQ(world[rank].wait(), 0) << world[rank].err();
   const std::string out = world[0].out() + world[1].out();

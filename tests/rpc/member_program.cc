@@ -40,7 +40,7 @@ stitch::WorkerInfo until_back(const stitch::Worker& self, const stitch::WorkerIn
 }
 
 // Worker `victim` is killed and comes back while `witness` and `other` call each other.
-int outlive(const stitch::Worker& self, const std::string& victim, const std::string& witness,
+int outlive(stitch::Worker& self, const std::string& victim, const std::string& witness,
             const std::string& other) {
   if (self.name() != witness) {
     serve();
@@ -79,7 +79,7 @@ int main(int argc, char** argv) try {
   stitch::Options options{.init_timeout = 40s, .shutdown_timeout = 40s};
   // The store of the launcher is a file; here worker 0 serves one.
   if (what == "host") options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
-  const auto self = stitch::init(options);
+  auto self = stitch::init(options);
   if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
   if (what == "host") return outlive(self, "worker0", "worker1", "worker2");
   if (what == "wait" && argc > 2) {
