@@ -17,6 +17,8 @@ ThreadReport ThreadReport::read(InMessage& message) {
   ThreadReport report;
   archive(report.state, report.ns, report.threads, report.holders);
   archive.expect_end();
+  if (report.holders.size() > kHolders)
+    throw Error(ErrorCode::protocol, "a report about threads names too many functions");
   return report;
 }
 
@@ -25,7 +27,7 @@ std::string ThreadReport::text() const {
   if (state == running) return "call has been running there for " + time;
   if (state == waiting) return "call has been waiting in its function there for " + time;
   if (state != queued) return "";
-  std::string text = "call was queued there " + time;
+  std::string text = "call was queued " + time + " there";
   const char* before = " behind ";
   for (const Holder& holder : holders) {
     text += before + holder.function + "() (running " +

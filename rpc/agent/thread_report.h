@@ -31,7 +31,7 @@ struct ThreadReport {
   // Error(protocol).
   void write(OutMessage& message) const;
   [[nodiscard]] static ThreadReport read(InMessage& message);
-  // "call was queued there 4.9 s behind f() (running 5.2 s on 2 of 2 threads)"; empty if unknown.
+  // "call was queued 4.9 s there behind f() (running 5.2 s on 2 of 2 threads)"; empty if unknown.
   [[nodiscard]] std::string text() const;
 };
 

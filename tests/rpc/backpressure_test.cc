@@ -204,7 +204,7 @@ TEST_F(Backpressure, ACallWhoseDeadlinePassesWhileItWaitsIsNotSent) {
   const auto first = stitch::rpc_async<pass_gate>("worker1", 1);
   const auto second = stitch::rpc_async<pass_gate>("worker1", 2);
   const auto received = number(cluster[1], "rpc.messages_received");
-  const auto late = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 50ms});
+  const auto late = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 1s});
   auto cancelled = stitch::rpc_async<count_run>("worker1");
   EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 2);
   EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(late.get()); }), ErrorCode::timeout,
@@ -234,9 +234,9 @@ TEST_F(Backpressure, AThreadOfTheProgramWaitsForBytesWithinItsDeadline) {
   EXPECT_EQ(made, 3) << "a fourth one would exceed 4 MiB";
   const auto begun = std::chrono::steady_clock::now();
   const Error error =
-      error_of([&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 100ms}, tensor); });
+      error_of([&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 1s}, tensor); });
   EXPECT_TRUE(has_text(error, ErrorCode::timeout, "call was never sent: "));
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
   gate.open();
   caller.join();
   for (const auto& answer : answers) answer.get();
@@ -311,13 +311,16 @@ TEST_F(Backpressure, OneWayCallsWaitUntilTheirReceiverHasHandledOthers) {
 
 // Behind a reader that does not read, more than a ring holds.
 TEST_F(Backpressure, ALargeRequestThatIsCancelledWhileItWaitsIsNotWritten) {
-  Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.transports = {"shm"};
+    options.heartbeat_timeout = 60s;
+  });
   const auto large = at::zeros({8 << 20});
   const auto waiting = stitch::rpc_async<stop_reading>("worker1");
   ASSERT_TRUE(gate.wait_for_arrival());
   const auto under_way = stitch::rpc_async<elements>("worker1", large);
   auto cancelled = stitch::rpc_async<elements>("worker1", large);
-  const auto late = stitch::rpc_async<elements>({.to = "worker1", .timeout = 30ms}, large);
+  const auto late = stitch::rpc_async<elements>({.to = "worker1", .timeout = 500ms}, large);
   EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 2);
   cancelled.cancel();
   EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
@@ -342,7 +345,7 @@ TEST_F(BackpressureFaults, ACallThatIsOverBeforeItsTurnFreesItsMessage) {
           return fate;
         });
     const auto late =
-        stitch::rpc_async<elements>({.to = "worker1", .timeout = 50ms}, at::zeros({1 << 20}));
+        stitch::rpc_async<elements>({.to = "worker1", .timeout = 1s}, at::zeros({1 << 20}));
     EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.incoming_bytes") > 1 << 20; }));
     EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
     EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.incoming_bytes") < 1 << 20; }))
@@ -361,6 +364,7 @@ std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
 TEST_F(Backpressure, HandlersWaitWhileTheirCallerDoesNotReadAnswers) {
   Cluster cluster(2, [](stitch::Options& options) {
     options.transports = {"shm"};
+    options.heartbeat_timeout = 60s;
     options.max_inflight_bytes = 64 << 20;
     options.num_threads = 2;
   });
@@ -400,10 +404,11 @@ TEST_F(Backpressure, TimeoutsSayWhichFunctionsHoldTheThreads) {
   const auto second = stitch::rpc_async<hold_thread>("worker1");
   EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 2; }));
   const std::string text =
-      timeout_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 300ms}); });
-  EXPECT_NE(text.find(", call was queued there "), std::string::npos) << text;
-  EXPECT_NE(text.find(" behind backpressure_test::(anonymous namespace)::hold_thread() (running "),
-            std::string::npos)
+      timeout_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 2s}); });
+  EXPECT_NE(text.find(", call was queued "), std::string::npos) << text;
+  EXPECT_NE(
+      text.find(" there behind backpressure_test::(anonymous namespace)::hold_thread() (running "),
+      std::string::npos)
       << text;
   EXPECT_NE(text.find(" on 2 of 2 threads)"), std::string::npos) << text;
   gate.open();
@@ -415,9 +420,9 @@ TEST_F(Backpressure, TimeoutsSayWhichFunctionsHoldTheThreads) {
 TEST_F(Backpressure, TimeoutsSayThatTheFunctionItselfIsRunningOrWaiting) {
   Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
   std::string text =
-      timeout_of([] { stitch::rpc_sync<hold_thread>({.to = "worker1", .timeout = 300ms}); });
+      timeout_of([] { stitch::rpc_sync<hold_thread>({.to = "worker1", .timeout = 2s}); });
   EXPECT_NE(text.find(", call has been running there for "), std::string::npos) << text;
-  text = timeout_of([] { stitch::rpc_sync<answer_later>({.to = "worker1", .timeout = 300ms}); });
+  text = timeout_of([] { stitch::rpc_sync<answer_later>({.to = "worker1", .timeout = 2s}); });
   EXPECT_NE(text.find(", call has been waiting in its function there for "), std::string::npos)
       << text;
   gate.open();
@@ -469,7 +474,7 @@ TEST_F(CancelledCoroutines, CancelWhatTheyAwaitForACallerThatHasGivenUp) {
   EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended_by_cancel == 2; }, 10s));
   EXPECT_EQ(told_to_stop, 2);
   EXPECT_EQ(
-      error_of([] { stitch::rpc_sync<wait_below>({.to = "worker1", .timeout = 50ms}, 0); }).code(),
+      error_of([] { stitch::rpc_sync<wait_below>({.to = "worker1", .timeout = 1s}, 0); }).code(),
       ErrorCode::timeout);
   EXPECT_TRUE(eventually([] { return stopped_below == 2; }, 10s));
 }
