@@ -39,6 +39,8 @@ std::optional<Error> why_not_here(const std::shared_ptr<rpc::Agent>& agent, bool
 }
 
 void leave(rpc::Agent& agent, ShutdownOptions options) {
+  const auto began = std::chrono::steady_clock::now();
+  const std::chrono::nanoseconds limit = options.timeout.value_or(agent.options().shutdown_timeout);
   // A worker that starts from here on is not to find a world that is about to end.
   const bool all_leave = options.graceful && !agent.options().world_size.is_elastic();
   if (!agent.stopped() && (all_leave || agent.live_members().size() == 1))
@@ -47,13 +49,13 @@ void leave(rpc::Agent& agent, ShutdownOptions options) {
     // The others are not waited for, but those that are in a gathering that has been completed here
     // are about to fetch what they need.
     constexpr std::chrono::seconds kFetchTimeout{2};
-    const std::chrono::nanoseconds limit = options.timeout.value_or(kFetchTimeout);
     agent.gather_exchange().leave(
         Error(ErrorCode::shutting_down, to_string(agent.self()) + " leaves the world"),
         base::deadline_after(std::min<std::chrono::nanoseconds>(limit, kFetchTimeout)));
   }
-  const auto error =
-      agent.shutdown(options.graceful, options.timeout.value_or(agent.options().shutdown_timeout));
+  const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - began;
+  const auto error = agent.shutdown(
+      options.graceful, std::max<std::chrono::nanoseconds>(limit - spent, std::chrono::seconds(0)));
   if (agent.stopped()) rpc::LiveRuntimes::of_this_process().remove(&agent);
   if (error) throw *error;
 }

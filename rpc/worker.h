@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -69,6 +70,16 @@ class Worker {
   // dead by the world, not what this worker alone cannot reach. Calls to it have failed by then. In
   // a fixed world, workers that shut down together do not "leave".
   MembershipWatch on_leave(std::function<void(const WorkerInfo&, LeaveReason)> callback);
+  // The same for a callback that does not ask why.
+  template <class F>
+  requires(std::invocable<F&, const WorkerInfo&> &&
+           !std::invocable<F&, const WorkerInfo&, LeaveReason>) MembershipWatch
+      on_leave(F callback) {
+    return on_leave(std::function<void(const WorkerInfo&, LeaveReason)>(
+        [callback = std::move(callback)](const WorkerInfo& info, LeaveReason) mutable {
+          callback(info);
+        }));
+  }
 
   // Leaves the world; the worker can do nothing afterwards. In a fixed world that is graceful when
   // all workers do; one worker leaves an elastic world by itself, once its own calls, and those to

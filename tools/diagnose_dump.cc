@@ -80,7 +80,8 @@ Dump read_dump(const std::filesystem::path& file) {
   const Json* const version = json.member("stitch_dump");
   if (version == nullptr || version->number() == nullptr) refuse("it is no dump of stitch");
   if (*version->number() != 1) {
-    refuse("it is of version " + std::to_string(static_cast<long>(*version->number())) +
+    refuse("it is of version " +
+           std::to_string(static_cast<long>(std::clamp(*version->number(), 0.0, 1e9))) +
            " of dumps, and this program reads version 1");
   }
   Dump dump;

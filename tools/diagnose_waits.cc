@@ -196,7 +196,7 @@ class Follower {
   }
   // False at the second time: the chain is a circle.
   bool enter(const std::string& worker, const std::string& what) {
-    if (chain_.links.size() > kMaxLinks) return false;
+    if (chain_.links.size() > kMaxLinks || entered_.size() > 4 * kMaxLinks) return false;
     if (entered_.emplace(worker, what).second) return true;
     chain_.circular = true;
     end(worker, chain_.links.empty() ? "" : chain_.links.back().what, ", which waits for itself",

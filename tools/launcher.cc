@@ -121,10 +121,13 @@ void Launcher::say(const Worker& worker, const std::string& consequence) {
 }
 
 bool Launcher::restart(Worker& worker) {
-  // Where another has ended well, a world of fixed size is over.
-  const bool over = !options_.elastic && std::ranges::any_of(workers_, [](const auto& each) {
-    return each->status && each->status->success();
-  });
+  // Where another has ended well, the world is over: one of fixed size, and an elastic one with too
+  // few workers left.
+  const bool ended_well = std::ranges::any_of(
+      workers_, [](const auto& each) { return each->status && each->status->success(); });
+  const auto others = std::ranges::count_if(
+      workers_, [&](const auto& each) { return each.get() != &worker && !each->status; });
+  const bool over = ended_well && (!options_.elastic || others + 1 < options_.elastic->min);
   if (ending_ || over || worker.restarts >= options_.restarts) return false;
   // What the former process has left behind. It stays a zombie until the sweep: see note_exits().
   ::kill(-worker.process.pid, SIGKILL);

@@ -13,8 +13,8 @@ namespace {
 constexpr int kMaxProcesses = 1000;
 constexpr double kMaxSeconds = 1e7;
 constexpr std::array<std::string_view, 11> kOptions{
-    "-n",        "--min-workers", "--max-workers", "--restarts", "--name",    "--timeout",
-    "--grace",   "--no-prefix",   "--help",        "--version",  "--diagnose"};
+    "-n",      "--min-workers", "--max-workers", "--restarts", "--name",    "--timeout",
+    "--grace", "--no-prefix",   "--help",        "--version",  "--diagnose"};
 
 // The edit distance of two words.
 std::size_t edit_distance(std::string_view from, std::string_view to) {

@@ -78,6 +78,9 @@ class Connection {
   // delivered; so is everything once the peer has ended the connection. Endpoints that cannot pause
   // keep reading.
   virtual void pause_reading(bool paused) {}
+  // Whether nothing is read now for a reason on this side: the peer's silence proves nothing. Takes
+  // no lock that is held while callbacks run.
+  [[nodiscard]] virtual bool holds_back() const { return false; }
   // Called near the end of the last work(true): the rest of it will not block, so this thread can
   // resume polling without waiting for a thread switch.
   virtual void blocking_work_done() {}

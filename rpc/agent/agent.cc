@@ -259,7 +259,7 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason));
   served_calls_.on_peer_lost(peer);
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
-  graceful_shutdown_->on_peer_lost();
+  graceful_shutdown_->on_peer_lost(peer);
   membership_->on_link_lost(peer, reason);
 }
 
@@ -371,13 +371,20 @@ void Agent::fence(const Error& error) {
 }
 
 std::optional<Error> Agent::leave(Clock::time_point deadline) {
+  // Calls that have come are served to their end; others may call without end.
+  constexpr std::chrono::seconds kTimeForNewCalls{1};
+  const auto refuse_from = std::min(Clock::now() + kTimeForNewCalls, deadline);
   std::chrono::microseconds pause(200);
-  while (const auto busy = activity().busy) {
+  while (const auto busy = std::max(activity().busy, outgoing_calls_.unhandled())) {
     if (Clock::now() >= deadline) {
+      const std::string running = served_calls_.running();
+      membership_->leave(deadline);  // the others are told, and not waited for
       return Error(ErrorCode::timeout, "shutdown of " + to_string(self_) +
                                            " was not graceful: it still makes or serves " +
-                                           std::to_string(busy) + " calls");
+                                           std::to_string(busy) + " calls" +
+                                           (running.empty() ? "" : "; it serves " + running));
     }
+    if (Clock::now() >= refuse_from) state_.refuse_requests();
     std::this_thread::sleep_for(pause);
     pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(10));
   }

@@ -42,6 +42,11 @@ class AgentState {
   [[nodiscard]] bool begin_shutdown() STITCH_EXCLUDES(mutex_);
   void stop() noexcept { stopped_.store(true, std::memory_order_release); }
   void end() STITCH_EXCLUDES(mutex_);
+  // This worker leaves while others go on: from now on it begins none of their requests.
+  void refuse_requests() noexcept { refusing_.store(true, std::memory_order_release); }
+  [[nodiscard]] bool refuses_requests() const noexcept {
+    return refusing_.load(std::memory_order_acquire);
+  }
 
   // What the worker has done last; any part of it records there.
   [[nodiscard]] base::EventRing& events() const noexcept { return *events_; }
@@ -58,6 +63,7 @@ class AgentState {
   std::atomic<bool> shutting_down_{false};  // set under mutex_, as the next
   std::optional<Error> fenced_ STITCH_GUARDED_BY(mutex_);
   std::atomic<bool> stopped_{false};
+  std::atomic<bool> refusing_{false};
   mutable base::Mutex mutex_;
   base::CondVar ended_changed_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;

@@ -112,8 +112,10 @@ void GracefulShutdown::on_message(InMessage message) {
               "shutdown message: step " + std::to_string(static_cast<int>(step)) + " is unknown");
 }
 
-void GracefulShutdown::on_peer_lost() {
+void GracefulShutdown::on_peer_lost(const WorkerInfo& peer) {
   base::MutexLock lock(mutex_);
+  ready_.erase(peer.id);
+  statuses_.erase(peer.id);
   ++losses_;
   changed_.notify_all();
 }
@@ -191,12 +193,15 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
   };
   // Waits until every worker still live has `arrived`; returns those missing at the deadline.
   // Meanwhile the message to the missing ones is repeated.
+  // A worker with a lower id has come back: it leads.
+  const auto outranked = [this] { return *live().begin() < agent_.self().id; };
   const auto wait_for = [&](const char* what, auto&& arrived, auto&& repeat) {
     constexpr std::chrono::milliseconds kFirstInterval{100};
     std::set<WorkerId> missing;
     std::chrono::milliseconds interval = kFirstInterval;
     auto repeat_at = steady_clock::now() + interval;
     for (;;) {
+      if (what == kForShutdown && outranked()) return std::set<WorkerId>{};
       const auto others = still_live();
       if (!missing.empty() && steady_clock::now() >= repeat_at) {
         for (const auto id : missing) repeat(id);
@@ -223,6 +228,7 @@ std::optional<Error> GracefulShutdown::lead(steady_clock::time_point deadline,
       [this](WorkerId id) { agent_.peers().reach(id); });
   if (!missing.empty())
     return timed_out("no shutdown was called within the time limit on", missing);
+  if (outranked()) return run(deadline);
 
   std::map<WorkerId, Status> previous;
   auto interval = std::chrono::microseconds(200);

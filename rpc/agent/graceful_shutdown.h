@@ -61,7 +61,8 @@ class GracefulShutdown {
   std::optional<Error> run(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // Throws Error(protocol) for a message that is malformed, or not allowed now.
   void on_message(InMessage message) STITCH_EXCLUDES(mutex_);
-  void on_peer_lost() STITCH_EXCLUDES(mutex_);
+  // A later life of `peer` has said nothing yet.
+  void on_peer_lost(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   // For what run() waits now, for reports; nothing outside of it.
   struct Waiting {
     const char* what = "";  // "shutdown to be called", ...

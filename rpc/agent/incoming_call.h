@@ -195,9 +195,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   bool held_ended_ = false;  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
   std::atomic<Turn> turn_{Turn::none};
-  std::atomic<Clock::rep> began_{0};  // 0: it is queued
-  std::atomic<int> on_threads_{0};    // in its function
-  std::atomic<int> waits_{0};         // inside that
+  std::atomic<Clock::rep> began_{0};                  // 0: it is queued
+  std::atomic<int> on_threads_{0};                    // in its function
+  std::atomic<int> waits_{0};                         // inside that
   Clock::time_point due_ = Clock::time_point::max();  // as its caller has said; constant
   bool prepared_ = false;
   bool polls_after_answer_ = true;  // the thread in run()

@@ -9,7 +9,7 @@ namespace stitch::rpc {
 
 IncomingTable::Added IncomingTable::add(const std::shared_ptr<IncomingCall>& call) {
   base::MutexLock lock(mutex_);
-  const Key key{call->caller().id, call->id()};
+  const Key key{call->caller().id, call->caller().epoch, call->id()};
   TrackedCall* tracked = nullptr;
   if (call->one_way()) {
     tracked = &one_way_[call.get()];
@@ -34,7 +34,7 @@ void IncomingTable::remove(const IncomingCall& call) {
     one_way_.erase(found);
     return;
   }
-  const auto found = calls_.find(Key{call.caller().id, call.id()});
+  const auto found = calls_.find(Key{call.caller().id, call.caller().epoch, call.id()});
   if (found == calls_.end() || found->second.address != &call) return;
   deadlines_.remove(found->second);
   calls_.erase(found);
@@ -44,16 +44,20 @@ void IncomingTable::remove(const IncomingCall& call) {
 bool IncomingTable::cancelled_early(const Key& key) const {
   if (early_.empty() || key.id == 0) return false;
   const auto found = early_.find(key.caller);
-  if (found == early_.end() || key.id > found->second.highest) return false;
+  if (found == early_.end() || found->second.epoch != key.epoch || key.id > found->second.highest)
+    return false;
   const auto& ids = found->second.ids;
   return std::find(ids.begin(), ids.end(), key.id) != ids.end();
 }
 
-std::shared_ptr<IncomingCall> IncomingTable::cancel(WorkerId caller, std::uint64_t call_id) {
+std::shared_ptr<IncomingCall> IncomingTable::cancel(const WorkerInfo& caller,
+                                                    std::uint64_t call_id) {
   base::MutexLock lock(mutex_);
-  const auto found = calls_.find(Key{caller, call_id});
+  const auto found = calls_.find(Key{caller.id, caller.epoch, call_id});
   if (found != calls_.end()) return found->second.call.lock();
-  EarlyCancels& early = early_[caller];
+  EarlyCancels& early = early_[caller.id];
+  if (early.epoch != caller.epoch) early = EarlyCancels{};
+  early.epoch = caller.epoch;
   early.ids[early.next] = call_id;
   early.next = (early.next + 1) % kEarlyCancels;
   early.highest = std::max(early.highest, call_id);
@@ -73,18 +77,18 @@ IncomingTable::Expired IncomingTable::expired(Clock::time_point now) {
 }
 
 std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
-    std::optional<WorkerId> caller) const {
+    const std::optional<WorkerInfo>& caller) const {
   std::vector<std::shared_ptr<IncomingCall>> found;
   // Destroyed after the lock is released: the last reference removes a call from this table.
   std::vector<std::shared_ptr<IncomingCall>> others;
   base::MutexLock lock(mutex_);
   for (const auto& [key, tracked] : calls_) {
-    if (caller && key.caller != *caller) continue;
+    if (caller && (key.caller != caller->id || key.epoch != caller->epoch)) continue;
     if (auto call = tracked.call.lock()) found.push_back(std::move(call));
   }
   for (const auto& [at, tracked] : one_way_) {
     if (auto call = tracked.call.lock())
-      (!caller || call->caller().id == *caller ? found : others).push_back(std::move(call));
+      (!caller || call->caller() == *caller ? found : others).push_back(std::move(call));
   }
   lock.unlock();
   return found;

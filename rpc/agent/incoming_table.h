@@ -34,8 +34,8 @@ class IncomingTable {
   void remove(const IncomingCall& call) STITCH_EXCLUDES(mutex_);
   // The call that its caller cancels. Null when it is not here: it is over, or the CANCEL has
   // overtaken the request, so it is remembered: the last kEarlyCancels of each caller.
-  [[nodiscard]] std::shared_ptr<IncomingCall> cancel(WorkerId caller, std::uint64_t call_id)
-      STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<IncomingCall> cancel(const WorkerInfo& caller,
+                                                     std::uint64_t call_id) STITCH_EXCLUDES(mutex_);
   static constexpr std::size_t kEarlyCancels = 256;
   // Those whose deadline has passed, each once; they stay in the table. `next` is when to call this
   // again, max() for never.
@@ -44,20 +44,21 @@ class IncomingTable {
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
-  // Those of one caller, or all.
+  // Those of one life of a caller, or all.
   [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list(
-      std::optional<WorkerId> caller) const STITCH_EXCLUDES(mutex_);
+      const std::optional<WorkerInfo>& caller) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const STITCH_EXCLUDES(mutex_);
 
  private:
   struct Key {
     WorkerId caller;
+    std::uint64_t epoch = 0;  // each life of the caller counts its calls from 1
     std::uint64_t id = 0;
     friend bool operator==(const Key&, const Key&) = default;
   };
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept {
-      return base::hash_of(key.id, key.caller.value());
+      return base::hash_of(key.id, key.caller.value(), key.epoch);
     }
   };
   struct TrackedCall {
@@ -70,6 +71,7 @@ class IncomingTable {
     std::array<std::uint64_t, kEarlyCancels> ids{};
     std::size_t next = 0;
     std::uint64_t highest = 0;
+    std::uint64_t epoch = 0;
   };
   [[nodiscard]] bool cancelled_early(const Key& key) const STITCH_REQUIRES(mutex_);
 

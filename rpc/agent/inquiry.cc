@@ -35,7 +35,7 @@ class RunningInquiry : public std::enable_shared_from_this<RunningInquiry> {
       {
         base::MutexLock lock(mutex_);
         ended = ended_;
-        if (!ended) connection_ = connection;
+        if (!ended && next_ == at + 1) connection_ = connection;  // else it has failed already
       }
       if (ended) connection->close(answered());
     } catch (...) {

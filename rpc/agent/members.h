@@ -42,7 +42,7 @@ struct Life {
   Life* const previous;        // the former life of the same worker, if this worker knew it
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
   std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
-  std::optional<PeerFlow> flow;  // constant once complete
+  std::optional<PeerFlow> flow;                          // constant once complete
   std::atomic<bool> sent{false};                         // something to it, since the last tick
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
   std::atomic<bool> announced{false};      // the extensions know of it: it may connect

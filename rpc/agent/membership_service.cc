@@ -163,7 +163,10 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       Life* life = peers.life(event.card.info);
       if (life == nullptr) return true;  // it never was a member here
       life->over.store(true, std::memory_order_release);
-      if (!life->loss_reported.load() && !stopped_.load() && !peers.closing()) return false;
+      if (!life->loss_reported.load() && !stopped_.load() && !peers.closing()) {
+        peers.end(life->info(), event.reason, false);
+        if (!life->loss_reported.load()) return false;
+      }
       agent_.for_each_extension([&](Extension& extension) {
         if (event.kind == Kind::dead) {
           extension.on_member_dead(life->info(), event.reason);
@@ -226,8 +229,13 @@ void MembershipService::answer(const MembershipProtocol::Answer& answer) {
     connection = std::move(found->second);
     tickets_.erase(found);
   }
-  // The other side closes it.
   connection->send(bare_message(answer.notice), [](const std::optional<Error>&) {});
+  agent_.loop().call_at(Clock::now() + agent_.options().heartbeat_timeout,
+                        [weak = agent_.weak_from_this(), over = std::weak_ptr(connection)] {
+                          const auto alive = weak.lock();
+                          if (const auto open = over.lock(); alive && open)
+                            open->close(Error(ErrorCode::disconnected, "the answer was given"));
+                        });
 }
 
 // ---- events
@@ -326,11 +334,26 @@ void MembershipService::join(Clock::time_point deadline) {
     }
     if (outcome.answer) {
       const Notice notice = notice_in(*outcome.answer);
+      const bool no_member = (notice.step == Notice::Step::refusal && !notice.lives.empty()) ||
+                             (notice.step == Notice::Step::dead && notice.about == card.info);
+      if (no_member) {
+        tried += (tried.empty() ? "" : ", ") + to_string(card.info) + ": " + notice.text;
+        continue;
+      }
       if (notice.step == Notice::Step::refusal || notice.step == Notice::Step::dead)
         throw Error(ErrorCode::invalid_argument, notice.text).with_worker(agent_.self().name);
       if (notice.step != Notice::Step::welcome)
         throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
       step([&](MembershipProtocol& protocol) { return protocol.on_welcome(notice, Clock::now()); });
+      base::MutexLock lock(mutex_);
+      // Another thread may be performing that.
+      while ((draining_ || !queue_.empty()) && Clock::now() < deadline)
+        left_changed_.wait_until(mutex_, Clock::now() + std::chrono::milliseconds(1));
+      if (const auto& fenced = protocol_->fenced()) {
+        throw Error(ErrorCode::invalid_argument,
+                    to_string(agent_.self()) + " cannot join: " + fenced->what())
+            .with_worker(agent_.self().name);
+      }
       return;
     }
     if (Clock::now() >= deadline) {
@@ -350,8 +373,6 @@ void MembershipService::leave(Clock::time_point deadline) {
   base::MutexLock lock(mutex_);
   while (!left_ && Clock::now() < deadline) left_changed_.wait_until(mutex_, deadline);
 }
-
-// ---- state
 
 std::vector<MemberCard> MembershipService::live_cards() const {
   base::MutexLock lock(mutex_);

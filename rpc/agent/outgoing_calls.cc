@@ -97,9 +97,12 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                                         std::chrono::nanoseconds timeout, OutMessage message,
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
-  OutstandingCall call{
-      std::move(pending), &peers_->known(to).info(),        function, timeout,
-      base::deadline_or_none(timeout), &sender_.flow(to)};
+  OutstandingCall call{std::move(pending),
+                       &peers_->known(to).info(),
+                       function,
+                       timeout,
+                       base::deadline_or_none(timeout),
+                       &sender_.flow(to)};
   const bool limited = call.deadline != Clock::time_point::max();
   call.made = limited ? call.deadline - timeout : Clock::now();
   if (const auto& stop = ExecutionContext::current().stop) call.under = stop->outermost();

@@ -75,6 +75,9 @@ class OutgoingCalls {
   void set_on_timeout(std::function<void(const std::vector<OutstandingCall>&)> told) {
     on_timeout_ = std::move(told);
   }
+  // Requests to workers within reach that wait or have not been handled there, one-way ones too:
+  // asks about those.
+  [[nodiscard]] std::uint64_t unhandled();
   // Calls pending and answers being decoded.
   [[nodiscard]] std::uint64_t busy() const noexcept {
     const std::uint64_t pending = table_.size() + late_.size();

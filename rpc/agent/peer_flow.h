@@ -59,9 +59,13 @@ class PeerFlow {
     [[nodiscard]] std::size_t cost() const noexcept { return bytes + kCallBytes; }
   };
   // Counts a request as under way and unwritten. False when it has to wait.
-  [[nodiscard]] bool try_begin(const Size& size) noexcept {
+  [[nodiscard]] bool try_begin(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     if (waits_before(size)) return false;
-    return take(size);
+    if (take(size)) [[likely]]
+      return true;
+    // What take() held for a moment may have kept another one from beginning.
+    if (waiting_.load() != 0) pump();
+    return false;
   }
   // Its answer has come, or never will.
   void end(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {

@@ -140,14 +140,19 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
     const WorkerInfo claimed{hello.name, WorkerId(hello.id), hello.epoch};
     auto why = objection(*opened, hello, connection->describe());
     Life* const life = members_.life(claimed.id, claimed.epoch);
-    const bool waits = why ? opened->target == nullptr && events_.on_stranger != nullptr &&
-                                 claimed.id != self_ && !members_.refusal(claimed)
-                           : !life->announced.load();
-    if (waits && strangers_.size() < kMaxStrangers && !closing_) {
+    const bool waits =
+        opened->target == nullptr &&
+        (why ? events_.on_stranger != nullptr && claimed.id != self_ && !members_.refusal(claimed)
+             : !life->announced.load());
+    if (waits && !closing_) {
+      if (strangers_.size() >= kMaxStrangers) {  // the one that has been silent longest
+        effects.close.emplace_back(
+            strangers_.front()->connection,
+            Error(ErrorCode::overloaded, "too many workers that are no members are connected"));
+        strangers_.erase(strangers_.begin());
+      }
       strangers_.push_back(opened);
-      return;
-    }
-    if (why || life->over.load()) {
+    } else if (why || life->over.load()) {
       if (!why) why = life->peer->lost();
       refused.emplace(claimed, why.value_or(Error(ErrorCode::disconnected, "it is over")));
     } else {

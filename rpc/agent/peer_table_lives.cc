@@ -84,6 +84,9 @@ std::vector<PeerTable::Link> PeerTable::links() {
   members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     const auto& bound = peer(life).bound();
     if (!bound || !bound->connection || bound->in_process) return;
+    // It cannot be heard while this side does not read, and gets the full time afterwards.
+    if (bound->connection->holds_back())
+      life.heard.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
     links.push_back({&life,
                      Clock::time_point(Clock::duration(life.heard.load(std::memory_order_relaxed))),
                      life.sent.exchange(false, std::memory_order_relaxed)});
@@ -129,7 +132,7 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
 std::size_t PeerTable::lost_lives() const {
   base::MutexLock lock(mutex_);
   std::size_t count = 0;
-  members_.for_each([&](const Life& life) STITCH_REQUIRES(mutex_) {
+  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     for (const Life* each = &life; each != nullptr; each = each->previous)
       count += each != &life || peer(*each).lost() ? 1 : 0;
   });

@@ -108,7 +108,7 @@ std::optional<Error> ServedCalls::refusal(const IncomingCall& call, const char* 
             std::to_string(exceeded == PeerFlow::kBytesName ? options_.max_inflight_bytes
                                                             : options_.max_inflight_calls));
   }
-  if (state_.stopped())
+  if (state_.stopped() || (state_.refuses_requests() && call.caller().id != self_.id))
     return Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down");
   if (call.names_function() && call.function() == nullptr) {
     // A caller that sends small requests and does not read must not make large answers pile up.
@@ -141,12 +141,11 @@ void ServedCalls::refuse(const std::shared_ptr<transport::Connection>& connectio
 
 void ServedCalls::on_cancel(const InMessage& message) {
   base::ByteReader in(message.view.body(), "cancel");
-  if (const auto call = table_.cancel(message.from.id, in.read<std::uint64_t>()))
-    call->request_stop();
+  if (const auto call = table_.cancel(message.from, in.read<std::uint64_t>())) call->request_stop();
 }
 
 void ServedCalls::on_peer_lost(const WorkerInfo& peer) {
-  for (const auto& call : table_.list(peer.id)) call->request_stop();
+  for (const auto& call : table_.list(peer)) call->request_stop();
 }
 
 void ServedCalls::forget(const IncomingCall& call) {
@@ -190,7 +189,7 @@ ThreadReport ServedCalls::report(const WorkerInfo& caller, std::uint64_t call_id
   for (const auto& call : table_.list(std::nullopt)) {
     const auto progress = call->progress();
     const std::int64_t ns = (now - progress.since).count();
-    if (call->caller().id == caller.id && call->id() == call_id) {
+    if (call->caller() == caller && call->id() == call_id) {
       report.state = progress.stage == Stage::queued    ? ThreadReport::queued
                      : progress.stage == Stage::running ? ThreadReport::running
                                                         : ThreadReport::waiting;

@@ -41,6 +41,18 @@ void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   }
 }
 
+std::uint64_t OutgoingCalls::unhandled() {
+  std::uint64_t pending = 0;
+  peers_->for_each([&](const Life& life) {
+    if (peers_->lost(life.info())) return;
+    PeerFlow& flow = sender_.flow(life.info());
+    ask_room(life.info(), flow.to_ask());
+    const auto numbers = flow.numbers();
+    pending += numbers.calls + numbers.waiting;
+  });
+  return pending;
+}
+
 void OutgoingCalls::stop() {
   const auto stopped = table_.take_all();
   sender_.give_up_all();

@@ -26,9 +26,15 @@ class FutureAwaiter {
       outcome_ = coroutine.promise().await(future_, inside);
       if (outcome_) {
         const auto weak = future_.outcome();
-        const bool go_on = outcome_->set_awaited([weak] {
-          if (const auto awaited = weak.lock()) awaited->stop_work();
-        });
+        const bool go_on =
+            outcome_->set_awaited([weak, own = std::weak_ptr<FutureStateBase>(outcome_)] {
+              if (const auto awaited = weak.lock(); awaited && !awaited->ready()) {
+                awaited->stop_work();
+              } else if (const auto coroutine_state = own.lock()) {
+                // That has ended, and the coroutine is about to go on: what it awaits next stops.
+                static_cast<void>(coroutine_state->stop_coroutine());
+              }
+            });
         if (!go_on) to_stop = weak.lock();
       }
     }

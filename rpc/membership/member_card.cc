@@ -15,6 +15,7 @@ void MemberCard::write(base::ByteWriter& out) const {
 
 MemberCard MemberCard::read(base::ByteReader& in) {
   constexpr std::size_t kLengthBytes = 4;  // of a string
+  constexpr std::uint32_t kMaxAddresses = 256;
   MemberCard card;
   card.info.name = in.read_string();
   if (!is_worker_name(card.info.name))
@@ -22,6 +23,9 @@ MemberCard MemberCard::read(base::ByteReader& in) {
   card.info.id = WorkerId(in.read<std::uint32_t>());
   card.info.epoch = in.read<std::uint64_t>();
   const auto count = in.read_count(kLengthBytes);
+  if (count > kMaxAddresses)
+    throw Error(ErrorCode::protocol, "card of a member has " + std::to_string(count) +
+                                         " addresses; at most " + std::to_string(kMaxAddresses));
   for (std::uint32_t i = 0; i < count; ++i) card.addresses.push_back(in.read_string());
   card.record = in.read_string();
   return card;

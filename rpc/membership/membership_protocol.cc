@@ -203,8 +203,7 @@ void MembershipProtocol::fence(const std::string& verdict, Effects& effects) {
   }
   effects.events.push_back({Event::Kind::fenced, self_, *fenced_});
   for (const auto& [ticket, joining] : std::exchange(joining_, {})) {
-    effects.answers.push_back(
-        {ticket, {Notice::Step::refusal, joining.card.info, self_.info, fenced_->what()}});
+    effects.answers.push_back({ticket, ask_another(joining.card.info, fenced_->what())});
   }
   effects.leave_done = leave_deadline_.has_value();
 }
@@ -295,8 +294,16 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   }
   const std::string why = entry->unreachable ? entry->unreachable->what() : "it does not answer";
   declare(*entry, self_.info, verdict_text(about, self_.info, why), now, effects);
+  // Of several new lives that have waited for this, the last one joins.
+  Joining* last = nullptr;
   for (auto& [ticket, joining] : joining_) {
-    if (!joining.announced && joining.card.info.id == about.id) announce(joining, now, effects);
+    if (joining.announced || joining.card.info.id != about.id) continue;
+    if (last == nullptr || last->card.info.epoch < joining.card.info.epoch) last = &joining;
+  }
+  if (last != nullptr) {
+    announce(*last, now, effects);
+    refuse_joins("worker \"" + about.name + "\" has come back in epoch " +
+                 std::to_string(last->card.info.epoch));
   }
   answer_joins(now, effects);
   return effects;
@@ -465,14 +472,22 @@ std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
   return settings_.admit(card, live);
 }
 
+Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::string& why) const {
+  Notice notice{Notice::Step::refusal, joiner, self_.info, why, {}};
+  notice.lives.push_back({self_, LifeState::left, {}});
+  return notice;
+}
+
 MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
                                                         const MemberCard& card, Time now) {
   Effects effects;
-  std::optional<Error> why = fenced_;
-  if (!why && leave_deadline_)
-    why = Error(ErrorCode::disconnected, to_string(self_.info) + " is leaving");
-  if (!why) why = refusal(card);
-  if (why) {
+  if (fenced_ || leaving_) {
+    effects.answers.push_back(
+        {ticket, ask_another(card.info, fenced_ ? std::string(fenced_->what())
+                                                : to_string(self_.info) + " is leaving")});
+    return effects;
+  }
+  if (const auto why = refusal(card)) {
     effects.answers.push_back(
         {ticket, {Notice::Step::refusal, card.info, self_.info, why->what()}});
     return effects;
@@ -503,7 +518,19 @@ void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) 
 
 void MembershipProtocol::answer_joins(Time now, Effects& effects) {
   for (auto each = joining_.begin(); each != joining_.end();) {
-    const Joining& joining = each->second;
+    Joining& joining = each->second;
+    const Entry* const former = joining.announced ? nullptr : find(joining.card.info.id);
+    if (!joining.announced && (former == nullptr || !former->alive() ||
+                               former->info().epoch >= joining.card.info.epoch)) {
+      // What was being probed is over by another's word.
+      if (const auto why = refusal(joining.card)) {
+        effects.answers.push_back(
+            {joining.ticket, {Notice::Step::refusal, joining.card.info, self_.info, why->what()}});
+        each = joining_.erase(each);
+        continue;
+      }
+      announce(joining, now, effects);
+    }
     if (!joining.announced || (!joining.pending.empty() && now < joining.deadline)) {
       ++each;
       continue;
@@ -535,6 +562,7 @@ MembershipProtocol::Effects MembershipProtocol::on_welcome(const Notice& welcome
 
 MembershipProtocol::Effects MembershipProtocol::leave(Time now) {
   Effects effects;
+  leaving_ = true;
   const Notice notice{Notice::Step::left, self_.info, self_.info};
   for (const auto& [id, entry] : entries_) {
     if (!entry.within_reach()) continue;

@@ -159,6 +159,8 @@ class MembershipProtocol {
   void answer_joins(Time now, Effects& effects);
   void acknowledged(WorkerId by, const WorkerInfo& about);
   void finish_leave(Effects& effects);
+  // The answer of one that is over, or about to be: another member is to be asked.
+  [[nodiscard]] Notice ask_another(const WorkerInfo& joiner, const std::string& why) const;
 
   const MemberCard self_;
   const Settings settings_;
@@ -168,6 +170,7 @@ class MembershipProtocol {
   Time awake_since_{};  // this process did not run for a while before
   std::optional<Error> fenced_;
   std::optional<Time> leave_deadline_;
+  bool leaving_ = false;  // from leave() on
   std::set<WorkerId> leave_pending_;
 };
 

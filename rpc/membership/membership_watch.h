@@ -22,11 +22,11 @@ enum class LeaveReason : std::uint8_t {
 // A callback given to Worker::on_join() or Worker::on_leave(), which is called as long as this and
 // the worker live. Owned by value; moving it moves the registration. May outlive its Worker. Thread
 // contract: stop() and the destructor from any thread, one at a time.
-class [[nodiscard]] MembershipWatch {
+class [[nodiscard("the callback is called only as long as this lives")]] MembershipWatch {
  public:
   // Watches nothing.
   MembershipWatch() noexcept = default;
-  MembershipWatch(MembershipWatch&&) noexcept = default;
+  MembershipWatch(MembershipWatch &&) noexcept = default;
   // What this has watched before is not watched any more.
   MembershipWatch& operator=(MembershipWatch&& other) noexcept;
   // As stop().

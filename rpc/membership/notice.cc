@@ -38,6 +38,7 @@ void Notice::write(base::Bytes& bytes) const {
 
 Notice Notice::read(std::span<const std::byte> bytes) {
   constexpr std::size_t kMinLifeBytes = 1 + 4 + 4 + 4 + 8 + 4 + 4;
+  constexpr std::size_t kMaxText = 4096;  // texts are kept, and told to others
   base::ByteReader in(bytes, "notice of membership");
   const auto wrong = [](const std::string& what) {
     return Error(ErrorCode::protocol, "notice of membership: " + what);
@@ -47,14 +48,17 @@ Notice Notice::read(std::span<const std::byte> bytes) {
   if (notice.step < Step::suspect || notice.step > Step::list)
     throw wrong("step " + std::to_string(static_cast<int>(notice.step)) + " is unknown");
   notice.about = read_info(in);
+  if (!is_worker_name(notice.about.name)) throw wrong("it is about what is no worker's name");
   notice.by = read_info(in);
   notice.text = in.read_string();
+  if (notice.text.size() > kMaxText) notice.text.resize(kMaxText);
   const auto count = in.read_count(kMinLifeBytes);
   for (std::uint32_t i = 0; i < count; ++i) {
     KnownLife life;
     life.state = in.read<LifeState>();
     if (life.state > LifeState::left) throw wrong("the state of a life is unknown");
     life.verdict = in.read_string();
+    if (life.verdict.size() > kMaxText) life.verdict.resize(kMaxText);
     life.card = MemberCard::read(in);
     notice.lives.push_back(std::move(life));
   }

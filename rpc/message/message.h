@@ -33,7 +33,7 @@ enum FrameKind : std::uint16_t {
   kGiveRoom = 17,    // how many one-way requests, and their bytes, have been handled
   kAskThreads = 18,  // call id: what does that call wait for
   kThreads = 19,     // call id, what holds the threads (ThreadReport)
-  kDump = 0x40,  // empty: a call of the sender has timed out; write a dump, if you do that
+  kDump = 0x40,      // empty: a call of the sender has timed out; write a dump, if you do that
   kFirstUpperFrame = 0x100,
 };
 // Whether frames of this kind are part of what the program does: graceful shutdown waits for them.

@@ -48,6 +48,11 @@ struct Options {
       transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's
                      // "tensorpipe-shm", "uv"; best first; default: the first three
   std::vector<std::string> channels{};  // of TensorPipe: "basic", "cma", best first
+  std::size_t inline_bytes =
+      std::size_t{16}
+      << 10;  // tensors up to this size are sent inside the frame; at most 1 MiB; 0: none
+  std::size_t receive_pool_bytes =
+      std::size_t{1} << 30;  // memory of received tensors kept for reuse; returned after 2 s unused
   // Where my tensors go on other workers: worker -> {my device -> its device}, such as
   // {"ps0", {{"cuda:0", "cuda:1"}}}; "cpu" is a device, too. One-to-one: replies go back by it.
   // A worker that is not named: each CUDA device to the one of the same number.
@@ -63,11 +68,6 @@ struct Options {
   std::size_t max_inflight_bytes =
       std::size_t{4} << 30;  // of calls to one peer, and of those from it; then calls wait
   std::size_t max_inflight_calls = std::size_t{64} << 10;  // likewise calls; at most 1 Mi
-  std::size_t inline_bytes =
-      std::size_t{16}
-      << 10;  // tensors up to this size are sent inside the frame; at most 1 MiB; 0: none
-  std::size_t receive_pool_bytes =
-      std::size_t{1} << 30;  // memory of received tensors kept for reuse; returned after 2 s unused
   // Where dumps of what is stuck are written: on a call's timeout, on SIGUSR1, on a fatal signal,
   // and by Worker::dump(); docs/diagnosis.md. Default: nowhere.
   std::string dump_dir{};

@@ -82,25 +82,25 @@ std::shared_ptr<Agent> Entrance::enter() {
   if (opened_.reopen && options_.world_size.is_elastic())
     running.await_former_world(opened_.server != nullptr);
   bool tried = false;
-  const auto nobody = [&, name = name, rank = rank] {
+  const auto start_over = [&, name = name, rank = rank] {
     options_.name = self_.name = name;
     options_.rank = rank;
     self_.rank = rank;
   };
   std::shared_ptr<Agent> agent;
-  // Its keeper may have died without anybody having noticed: the member that this worker asks will.
+  // Its keeper may have died unnoticed: the member that this worker asks notices.
   const auto reach = [&](const WorldRecord& silent) {
     try {
       agent = join(silent, running.claim(silent));
       return true;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::disconnected) throw;
-      nobody();
+      start_over();
       return false;
     }
   };
   for (;;) {
-    nobody();
+    start_over();
     const auto record = running.find(reach);
     if (agent) return keep(std::move(agent));
     if (record) {
@@ -195,17 +195,17 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   faults_ = plan ? transport::Faults::make(*plan, options_.name) : nullptr;
   peers_ = std::make_unique<PeerTable>();
   MemberCard own{info, {}, self_.encode()};
-  own.addresses = peers_->listen(
-      with_faults(transport::make_loopback_endpoint(endpoint_options,
-                                                    transport::LoopbackNetwork::process_wide()),
-                  faults_));
+  own.addresses =
+      peers_->listen(with_faults(transport::make_loopback_endpoint(
+                                     endpoint_options, transport::LoopbackNetwork::process_wide()),
+                                 faults_));
   const bool loopback_is_enough =
       !options_.world_size.is_elastic() &&
       std::all_of(members.begin(), members.end(),
                   [&](const MemberRecord& member) { return reach.by_loopback(member); });
   if (!loopback_is_enough) {
-    for (auto& address : listen_where_needed(*peers_, endpoint_options, options_, members, self_,
-                                             faults_))
+    for (auto& address :
+         listen_where_needed(*peers_, endpoint_options, options_, members, self_, faults_))
       own.addresses.push_back(std::move(address));
   }
   return own;

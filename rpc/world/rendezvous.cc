@@ -119,7 +119,8 @@ std::vector<MemberCard> Rendezvous::exchange(const MemberCard& own) {
   // Key after key: a wait for all of them would have the store keep the keys of all workers for all
   // workers.
   for (std::int64_t i = 0; i < founders_; ++i) {
-    const std::string text = store_.get(slot_key("card", i), left());
+    const std::string text =
+        await(slot_key("card", i), static_cast<std::size_t>(i), "publish its addresses");
     base::ByteReader in(std::as_bytes(std::span(text)), "card of a member");
     cards.push_back(MemberCard::read(in));
     const auto slot = static_cast<std::size_t>(i);
@@ -139,7 +140,9 @@ void Rendezvous::finish(const WorldRecord& record) {
     record_world(record);
     store_.set(key("recorded"), "1");
   } else {
-    static_cast<void>(store_.get(key("recorded"), left()));
+    const auto first = std::find(ids_.begin(), ids_.end(), record.entries.front().card.info.id);
+    static_cast<void>(
+        await(key("recorded"), static_cast<std::size_t>(first - ids_.begin()), "record the world"));
   }
   if (store_.add(key("read"), 1) >= founders_) erase_keys();
 }
@@ -147,6 +150,8 @@ void Rendezvous::finish(const WorldRecord& record) {
 // By the founder with the lowest id.
 void Rendezvous::record_world(const WorldRecord& record) {
   const std::string text = record.encode();
+  // First: who dies in between leaves no old founding to the next one.
+  store_.add(world_key::kGeneration, 1);
   const auto there = store_.try_get(world_key::kWorld);
   const bool free = !there || there->empty();
   if (!free || store_.compare_and_set(world_key::kWorld, there, text) != text) {
@@ -154,7 +159,24 @@ void Rendezvous::record_world(const WorldRecord& record) {
                                              "\" cannot found a world at " + store_.describe() +
                                              ": another one has come to run there");
   }
-  store_.add(world_key::kGeneration, 1);
+}
+
+// The value of a key that the founder of `slot` sets. The error says what it was to do.
+std::string Rendezvous::await(const std::string& key, std::size_t slot, const char* what) {
+  try {
+    return store_.get(key, left());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    // The next attempt is not to find what is left of this one.
+    store_.compare_and_set(world_key::kGeneration, std::to_string(generation_),
+                           std::to_string(generation_ + 1));
+    throw Error(ErrorCode::timeout, "worker \"" + options_.name +
+                                        "\" waited in vain for worker \"" + records_[slot].name +
+                                        "\" (rank " + std::to_string(records_[slot].rank) +
+                                        ") to " + what + ": it had arrived at " +
+                                        store_.describe() + ", and has ended or hangs")
+        .with_worker(records_[slot].name);
+  }
 }
 
 void Rendezvous::erase_keys() {
@@ -227,7 +249,8 @@ Store::Timeout Rendezvous::left() const {
 
 std::string Rendezvous::arrived_names() {
   std::vector<std::string> names;
-  for (std::int64_t i = 0; i < founders_; ++i) {
+  const std::int64_t arrived = std::min(founders_, store_.add(key("arrived"), 0));
+  for (std::int64_t i = 0; i < arrived; ++i) {
     const auto text = store_.try_get(slot_key("member", i));
     if (!text) continue;
     const std::string name = MemberRecord::decode(*text).name;

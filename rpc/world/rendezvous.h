@@ -62,6 +62,8 @@ class Rendezvous {
   void assign_ids();
   void record_world(const WorldRecord& record);
   void erase_keys();
+  // The value of a key that the founder of `slot` sets. Error(timeout) names it.
+  [[nodiscard]] std::string await(const std::string& key, std::size_t slot, const char* what);
 
   const Options& options_;
   transport::Store& store_;

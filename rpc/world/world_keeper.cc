@@ -122,8 +122,9 @@ void WorldKeeper::look_after_store(Agent& agent, bool ending) {
     update_entries(agent);
     write_record(*store_, ending);
     if (!ending) answer(*store_);
-  } catch (const Error&) {
-    // Its host is gone, or does not answer: another may serve it soon.
+  } catch (...) {
+    // Its host is gone, or does not answer: another may serve it soon. A store of the program's own
+    // may throw anything.
     if (opened_.reopen) store_ = nullptr;
   }
 }

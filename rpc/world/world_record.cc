@@ -10,6 +10,7 @@ namespace stitch::rpc {
 
 namespace {
 constexpr std::uint8_t kVersion = 1;
+constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;  // the store counts up to 2^63 - 1
 }  // namespace
 
 const WorldRecord::Entry* WorldRecord::find(const std::string& name) const {
@@ -67,6 +68,9 @@ WorldRecord WorldRecord::decode(const std::string& text) {
     Entry entry;
     entry.live = in.read<std::uint8_t>() != 0;
     entry.card = MemberCard::read(in);
+    if (entry.card.info.epoch > kMaxEpoch)
+      throw Error(ErrorCode::protocol, "record of a world has " + to_string(entry.card.info) +
+                                           " in an epoch that none can follow");
     const bool new_name = names.insert(entry.card.info.name).second;
     if (!ids.insert(entry.card.info.id).second || !new_name)
       throw Error(ErrorCode::protocol,

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -204,6 +205,8 @@ class Lifetime {
   // Lives that this worker cannot reach; those of them that are over are in sweeps_, too.
   std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
   Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
+  // Who has asked about lives of whose end this worker has not been told yet.
+  std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   World world_ STITCH_GUARDED_BY(mutex_);
 };

@@ -66,6 +66,10 @@ void Lifetime::end_life(const WorkerLife& over, const Error& why, TableEffects& 
     owners.erase(self_);
     for (const WorkerLife& owner : owners) effects.ops.push_back({owner, LedgerOp::make_ask(over)});
   }
+  if (const auto asked = asked_early_.extract(over)) {
+    for (const WorkerLife& by : asked.mapped())
+      effects.ops.push_back({by, LedgerOp::make_clean(over)});
+  }
   // Objects of this worker. While none is lent, no sweep is needed; it is made up for as soon as
   // another one is, since that may depend on it.
   if (owners_.lent() || sweeps_.running() || sweeps_.wanted()) start_sweeps(effects);
@@ -123,9 +127,14 @@ void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffe
                                          " says that it is over itself");
   switch (op.kind) {
     case LedgerOp::Kind::sweep:
-      // The question is sent once the end of that life has been declared, and may be the first news
-      // of it. If it is about this worker, its answer is not waited for any more.
+      // If it is about this worker, its answer is not waited for any more.
       if (op.life == self_) return;
+      // The question is sent once the end of that life has been declared, and may come before the
+      // news. A peer's word ends no life that is a member here: the answer waits for the news.
+      if (!sweeps_.over(op.life) && world_.contains && world_.contains(op.life)) {
+        asked_early_[op.life].insert(peer);
+        return;
+      }
       end_life(op.life, gone_error(op.life), effects);
       effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});
       return;

@@ -203,7 +203,10 @@ TEST_F(Membership, AWorkerThatEndsWithoutAWordIsDeclaredDead) {
   // The third has the connection, the first decides, both hear of it once.
   for (Node* each : {&first, &third}) {
     EXPECT_TRUE(eventually([&] { return each->agent().live_members().size() == 2; }));
-    EXPECT_TRUE(eventually([&] { return each->notes().back() == "dead w1/1"; }));
+    EXPECT_TRUE(eventually([&] {
+      const auto notes = each->notes();
+      return !notes.empty() && notes.back() == "dead w1/1";
+    }));
   }
   EXPECT_EQ(third.call("w0"), "w0");
 }

@@ -23,6 +23,10 @@ void sleepy() { sleep_long(); }
 void hold() { sleep_long(); }
 void stop_itself() { raise(SIGSTOP); }
 void locker() { const std::lock_guard lock(user_lock); }
+bool lock_is_taken() {
+  const std::unique_lock lock(user_lock, std::try_to_lock);
+  return !lock.owns_lock();
+}
 void calls_back_and_locks() { stitch::rpc_sync<locker>("worker0"); }
 void goes_on_to_worker0() { stitch::rpc_sync<locker>("worker0"); }
 void goes_on_to_worker2() { stitch::rpc_sync<goes_on_to_worker0>("worker2"); }
@@ -84,7 +88,7 @@ void hang(const std::string& how, stitch::Worker& self) {
   if (how == "circle of three") stitch::rpc_sync<goes_on_to_worker2>("worker1");
   if (how == "sleeping handler") stitch::rpc_sync<sleepy>("worker1");
   if (how == "lock") {
-    std::this_thread::sleep_for(200ms);  // worker1 takes its lock
+    while (!stitch::rpc_sync<lock_is_taken>("worker1")) std::this_thread::sleep_for(10ms);
     stitch::rpc_sync<locker>("worker1");
   }
   if (how == "promise") stitch::rpc_sync<never>("worker1");

@@ -27,7 +27,7 @@ class Hang {
   Hang(int size, const std::string& how, const std::string& program = HANG_PROGRAM)
       : world_(size, {program, how},
                {"STITCH_DUMP_DIR=" + dumps().string(), "STITCH_NUM_THREADS=2",
-                "STITCH_RPC_TIMEOUT=0"}),
+                "STITCH_RPC_TIMEOUT=0", "STITCH_HEARTBEAT_TIMEOUT=1h"}),
         size_(size) {}
   ~Hang() {
     for (int rank = 0; rank < size_; ++rank) {

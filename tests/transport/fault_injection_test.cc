@@ -165,14 +165,20 @@ TEST_P(FaultInjection, ADuplicateIsAMessageThatArrivesBeforeTheConnectionIsCut) 
 }
 
 TEST_P(FaultInjection, OnlyLargeMessagesAreOvertaken) {
-  FaultyLine line(GetParam(), "reorder=1");
-  line.to_server->send(make_message(std::string(100'000, 'x')), line.client->done());
-  for (int i = 0; i < 5; ++i) line.send(std::to_string(i));
-  ASSERT_TRUE(line.server->wait_messages(6));
-  auto texts = line.server->take_texts();
-  EXPECT_EQ(texts.back().size(), 100'000U);
-  texts.pop_back();
-  EXPECT_EQ(texts, (std::vector<std::string>{"0", "1", "2", "3", "4"}));
+  const std::vector<std::string> small{"0", "1", "2", "3", "4"};
+  bool overtaken = false;
+  // It is held back for 10 ms only: a thread that stands still for so long sees nothing.
+  for (int i = 0; i < 20 && !overtaken; ++i) {
+    FaultyLine line(GetParam(), "reorder=1");
+    line.to_server->send(make_message(std::string(100'000, 'x')), line.client->done());
+    for (const auto& each : small) line.send(each);
+    ASSERT_TRUE(line.server->wait_messages(6));
+    auto texts = line.server->take_texts();
+    overtaken = texts.back().size() == 100'000U;
+    std::erase_if(texts, [](const auto& text) { return text.size() == 100'000U; });
+    EXPECT_EQ(texts, small);
+  }
+  EXPECT_TRUE(overtaken);
 }
 
 TEST_P(FaultInjection, ConnectionsAreCutAfterAWhile) {
@@ -183,10 +189,11 @@ TEST_P(FaultInjection, ConnectionsAreCutAfterAWhile) {
 }
 
 TEST_P(FaultInjection, APartitionHoldsMessagesBackUntilItEnds) {
+  const auto start = std::chrono::steady_clock::now();
   FaultyLine line(GetParam(), "partition=worker2|worker1@0s-400ms");
   line.send("late");
-  EXPECT_EQ(line.server->received(), 0U);
   ASSERT_TRUE(line.server->wait_messages(1));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(400));
   EXPECT_EQ(line.server->take_texts(), std::vector<std::string>{"late"});
 }
 

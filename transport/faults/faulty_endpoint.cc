@@ -96,6 +96,10 @@ class FaultyConnection final : public Connection,
   void pause_reading(bool paused) override {
     if (const auto behind = inner()) behind->pause_reading(paused);
   }
+  [[nodiscard]] bool holds_back() const override {
+    const auto behind = inner();
+    return behind && behind->holds_back();
+  }
   void blocking_work_done() override {
     if (const auto behind = inner()) behind->blocking_work_done();
   }

@@ -182,7 +182,8 @@ void StreamConnection::read_again() noexcept {
 void StreamConnection::watch_reading() {
   const bool unwatched =
       (paused_.load() && !peer_gone_) || (reader_.waiting() && !admitted_.load());
-  if (std::exchange(unwatched_, unwatched) == unwatched) return;
+  if (unwatched_.load(std::memory_order_relaxed) == unwatched) return;
+  unwatched_.store(unwatched, std::memory_order_relaxed);
   if (cheap_) {
     link_to_read_->hold(unwatched);
   } else {

@@ -44,6 +44,9 @@ class StreamConnection final : public HandshakingConnection,
   }
   void blocking_work_done() override { poller_->reclaim(); }
   void pause_reading(bool paused) override;
+  [[nodiscard]] bool holds_back() const override {
+    return unwatched_.load(std::memory_order_relaxed);
+  }
 
   // Uses `link` from now on. Only drops it when the connection was closed meanwhile.
   void begin(std::unique_ptr<Link> link);
@@ -102,7 +105,7 @@ class StreamConnection final : public HandshakingConnection,
   // The thread that polls only.
   Link* link_to_read_ = nullptr;              // null before begin() and after the end
   bool peer_gone_ = false;                    // what is left of it is read in any case
-  bool unwatched_ = false;                    // nothing is to be read for now
+  std::atomic<bool> unwatched_{false};        // nothing is to be read for now; any thread may look
   std::atomic<bool> received_record_{false};  // a record has come
   std::atomic<bool> paused_{false};           // by the owner
   std::atomic<bool> admitted_{false};         // the message that waits may begin
