@@ -282,7 +282,7 @@ TEST(RRefFaults, AnOwnerThatIsGoneIsNamedWithItsEpochByEveryUse) {
     rpc_sync<&ask>("worker2", witness);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("lost"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("epoch 1 is gone"), std::string::npos) << error.what();
   }
   EXPECT_THROW((void)remote<Witness>("worker1"), Error);
   cluster.shutdown();
