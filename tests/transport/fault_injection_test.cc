@@ -124,12 +124,17 @@ INSTANTIATE_TEST_SUITE_P(OverEach, FaultInjection, ::testing::Values(&loopback, 
 // How many of 200 messages arrive before the connection is cut.
 std::size_t delivered_before_drop(MakeEndpoint make, int seed) {
   FaultyLine line(make, "drop=0.05,seed=" + std::to_string(seed));
-  for (int i = 0; i < 200; ++i) line.send(std::to_string(i));
+  // One after the other: what the transport has not written yet is lost with the connection.
+  for (std::size_t i = 0; i < 200; ++i) {
+    line.send(std::to_string(i));
+    if (!line.server->wait_messages(i + 1)) break;
+  }
   EXPECT_TRUE(line.server->wait_closed());
   EXPECT_TRUE(line.client->wait_closed());
   const auto texts = line.server->take_texts();
   for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(texts[i], std::to_string(i));
-  return 200 - static_cast<std::size_t>(line.client->failed());
+  EXPECT_EQ(line.client->failed(), 1U);
+  return texts.size();
 }
 
 TEST_P(FaultInjection, ADroppedMessageCutsTheConnectionAtTheSameOneForEachSeed) {
