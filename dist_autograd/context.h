@@ -70,10 +70,11 @@ class ContextHandle {
   // The same without waiting. Cancelling the future ends the pass; the context has failed then.
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots,
                                             const Options& options = {}) const;
-  // The same two for layers above: with what to do as soon as the gradients are complete on all
+  // backward() for layers above: with what to do as soon as the gradients are complete on all
   // workers, while the pass is still being ended.
   void backward(std::vector<at::Tensor> roots, const Options& options,
                 std::shared_ptr<AtSettled> at_settled) const;
+  // Likewise backward_async().
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots, const Options& options,
                                             std::shared_ptr<AtSettled> at_settled) const;
   // The gradients of this worker's leaves so far. A snapshot: later passes do not change it.

@@ -57,6 +57,7 @@ class Target {
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {
     return timeout_;
   }
+  // As TargetOptions::when_full.
   [[nodiscard]] WhenFull when_full() const noexcept { return when_full_; }
   // This target, with a tensor to receive the result into.
   [[nodiscard]] Target into(at::Tensor tensor) const {
