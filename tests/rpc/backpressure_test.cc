@@ -444,8 +444,8 @@ Future<int> wait_below(int depth) {
       co_await wait_below(depth - 1);
     }
   } catch (const Error& error) {
-    ended_by_cancel += error.code() == ErrorCode::cancelled ? 1 : 0;
     told_to_stop += stitch::current_stop_token().stop_requested() ? 1 : 0;
+    ended_by_cancel += error.code() == ErrorCode::cancelled ? 1 : 0;  // last: the test waits for it
     throw;
   }
   co_return 0;
