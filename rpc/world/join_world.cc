@@ -1,6 +1,7 @@
 #include "stitch/rpc/world/join_world.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,6 +75,9 @@ class Entrance {
   std::shared_ptr<transport::Faults> faults_;  // null: none
   std::unique_ptr<PeerTable> peers_;
   std::shared_ptr<WorldKeeper> keeper_;
+  // What this worker would have been in a world that turned out to be dead. The epoch has been used
+  // nowhere, so the world that follows takes it.
+  std::optional<WorkerInfo> unused_;
 };
 
 std::shared_ptr<Agent> Entrance::enter() {
@@ -90,11 +94,13 @@ std::shared_ptr<Agent> Entrance::enter() {
   std::shared_ptr<Agent> agent;
   // Its keeper may have died unnoticed: the member that this worker asks notices.
   const auto reach = [&](const WorldRecord& silent) {
+    const WorkerInfo info = running.claim(silent);
     try {
-      agent = join(silent, running.claim(silent));
+      agent = join(silent, info);
       return true;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::disconnected) throw;
+      unused_ = info;
       start_over();
       return false;
     }
@@ -132,7 +138,7 @@ void Entrance::be(const WorkerInfo& info) {
 
 std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
                                        const std::vector<Rendezvous::Founder>& founders) {
-  const WorkerInfo info = rendezvous.self();
+  const WorkerInfo info = rendezvous.self(unused_);
   be(info);
   std::vector<MemberRecord> members;
   for (const auto& founder : founders) members.push_back(founder.record);

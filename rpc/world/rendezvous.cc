@@ -91,10 +91,11 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
   return founders;
 }
 
-WorkerInfo Rendezvous::self() {
+WorkerInfo Rendezvous::self(const std::optional<WorkerInfo>& unused) {
   const auto slot = static_cast<std::size_t>(slot_);
   const std::string& name = records_[slot].name;
-  return {name, ids_[slot], RunningWorld::next_epoch(store_, name, 0)};
+  const bool reuse = unused && unused->name == name;
+  return {name, ids_[slot], reuse ? unused->epoch : RunningWorld::next_epoch(store_, name, 0)};
 }
 
 std::uint64_t Rendezvous::world_number() {

@@ -38,8 +38,8 @@ class Rendezvous {
   // the record of a world: this worker may have a place in that.
   [[nodiscard]] std::optional<std::vector<Founder>> meet(MemberRecord self,
                                                          const std::function<bool()>& recorded);
-  // This worker among them, with its new epoch.
-  [[nodiscard]] WorkerInfo self();
+  // This worker among them, with its new epoch: that of `unused` where it is of the same name.
+  [[nodiscard]] WorkerInfo self(const std::optional<WorkerInfo>& unused = std::nullopt);
   // A random number that all workers of this world share.
   [[nodiscard]] std::uint64_t world_number();
   // The cards of all founders, by id.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "stitch/rpc/membership/member_card.h"
-#include "stitch/rpc/options/world_size.h"
+#include "stitch/rpc/options/options.h"
 
 namespace stitch::rpc {
 
