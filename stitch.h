@@ -9,7 +9,6 @@
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
 #include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export
-#include "stitch/rpc/fault_step.h"                    // IWYU pragma: export
 #include "stitch/rpc/future/future.h"                 // IWYU pragma: export
 #include "stitch/rpc/worker.h"                        // IWYU pragma: export
 #include "stitch/rref/remote_module.h"                // IWYU pragma: export

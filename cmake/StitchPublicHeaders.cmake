@@ -9,7 +9,6 @@ set(STITCH_PUBLIC_HEADERS
   dist_optim/distributed_optimizer.h
   dist_optim/parameter_lock.h
   rpc/calls.h
-  rpc/fault_step.h
   rpc/function_runner.h
   rpc/future.h
   rpc/options.h

@@ -10,7 +10,6 @@ set(STITCH_REFERENCE_HEADERS ${STITCH_PUBLIC_HEADERS}
   rpc/message/sendable.h
   rpc/message/worker_info.h
   rpc/options/options.h
-  rpc/options/world_size.h
   rref/remote_call.h
   dist_autograd/graph/gradient_map.h
   dist_autograd/graph/ids.h

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_autograd/graph/gradient_map.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/rpc/future/execution_context.h"
@@ -19,6 +18,8 @@ class Agent;
 }  // namespace stitch::rpc
 
 namespace stitch::dist_autograd {
+
+class AtSettled;
 
 class ContextState;
 

@@ -6,7 +6,6 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/distributed_optimizer.h"
-#include "stitch/dist_optim/settled_steps.h"
 
 namespace stitch::optim {
 

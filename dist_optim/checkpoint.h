@@ -6,9 +6,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/dist_optim/shard.h"
-#include "stitch/dist_optim/shard_reader.h"  // IWYU pragma: export
-#include "stitch/dist_optim/shard_writer.h"  // IWYU pragma: export
+#include "stitch/dist_optim/shard.h"  // IWYU pragma: export
 
 namespace stitch::optim {
 

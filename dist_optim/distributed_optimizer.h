@@ -16,10 +16,25 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/local_optimizer.h"
-#include "stitch/dist_optim/settled_steps.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
+
+// Has one owner step its parameters with the gradients of one context: the number of them.
+using OwnersStep = std::function<Future<std::int64_t>()>;
+
+// Starts all of them. Their results, or the first error, counting the others.
+[[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
+[[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
+
+// What the functions of backward_and_step.h do.
+std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
+                                std::vector<at::Tensor> losses,
+                                const dist_autograd::Options& options,
+                                std::vector<OwnersStep> steps);
+[[nodiscard]] Future<std::int64_t> backward_and_steps_async(
+    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
+    const dist_autograd::Options& options, std::vector<OwnersStep> steps);
 
 // Steps parameters on the workers that own them: each owner has a LocalOptimizer<Optimizer> for its
 // share, and step() has all of them step with one context's gradients, in parallel. The

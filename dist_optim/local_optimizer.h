@@ -13,7 +13,7 @@
 #include "stitch/dist_optim/context_gradients.h"
 #include "stitch/dist_optim/optimizer_traits.h"
 #include "stitch/dist_optim/shadow_parameter.h"
-#include "stitch/rpc/fault_step.h"
+#include "stitch/rpc/calls.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {

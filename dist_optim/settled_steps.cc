@@ -1,8 +1,11 @@
-#include "stitch/dist_optim/settled_steps.h"
-
+// What the functions of backward_and_step.h do.
+#include <atomic>
 #include <numeric>
 #include <string>
 #include <utility>
+
+#include "stitch/dist_autograd/at_settled.h"
+#include "stitch/dist_optim/distributed_optimizer.h"
 
 namespace stitch::optim {
 
@@ -18,6 +21,32 @@ Error with_stepped(const Error& failure, std::int64_t stepped) {
       .with_function(failure.function())
       .with_remote(failure.remote());
 }
+
+// Starts steps as soon as a pass is settled: the requests leave with the messages that end the
+// pass. Shared by the pass and by the code that waits for both. Thread contract: as AtSettled; the
+// rest by the thread that waits, once the pass has ended.
+class SettledSteps final : public dist_autograd::AtSettled {
+ public:
+  // The steps begin under the execution context that is current here.
+  explicit SettledSteps(std::vector<OwnersStep> steps);
+
+  void announce() noexcept override { announced_.store(true, std::memory_order_release); }
+  void run(bool running) noexcept override;
+
+  // The steps' outcome, for a pass that has ended with `failure` or without one; called once.
+  // Starts them if the pass could not. The error is that of the pass, saying how many parameters
+  // have been stepped nevertheless (for which it waits); else that of start_steps().
+  [[nodiscard]] Future<std::vector<std::int64_t>> outcome(const std::optional<Error>& failure);
+
+ private:
+  const std::vector<OwnersStep> steps_;
+  const rpc::ExecutionContext surroundings_;
+  std::atomic<bool> announced_{false};
+  // Written by run(), read after `begun_`.
+  std::vector<Future<std::int64_t>> started_;
+  std::optional<Error> not_started_;
+  Promise<void> begun_;
+};
 
 }  // namespace
 

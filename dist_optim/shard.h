@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +37,38 @@ struct SavedParameter {
   void serialize(Archive& archive) {
     archive(name, sizes, state);
   }
+};
+
+// Both throw Error(invalid_argument) naming the file when it is truncated, of another version or
+// not a checkpoint. Memory is allocated only for data that the file is long enough to hold.
+
+// Reads a whole shard. `each` receives the parameters one by one, before the checksum has been
+// verified: discard them when this throws, which it also does for a wrong checksum.
+ShardHeader read_shard(const std::filesystem::path& file,
+                       const std::function<void(SavedParameter)>& each);
+
+// Reads the header only; the checksum is not verified.
+[[nodiscard]] ShardHeader read_shard_header(const std::filesystem::path& file);
+
+// Writes one owner's shard under a temporary name, next to the published one if there is one:
+// publish() (checkpoint.h) renames it. An unfinished file is removed by the destructor. All
+// functions throw Error(invalid_argument) naming the file. Thread contract: one thread.
+class ShardWriter {
+ public:
+  // Creates the folder. `parameters`: the number of add() calls before finish().
+  ShardWriter(const std::filesystem::path& folder, const ShardHeader& header,
+              std::size_t parameters);
+  ~ShardWriter();
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
+
+  void add(const SavedParameter& parameter);
+  // Appends the checksum and fsyncs the file.
+  void finish();
+
+ private:
+  class File;
+  std::unique_ptr<File> file_;
 };
 
 }  // namespace stitch::optim

@@ -1,4 +1,4 @@
-#include "stitch/dist_optim/shard_writer.h"
+#include "stitch/dist_optim/shard.h"
 
 #include <ATen/ATen.h>
 #include <fcntl.h>

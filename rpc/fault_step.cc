@@ -1,9 +1,8 @@
-#include "stitch/rpc/fault_step.h"
-
 #include <exception>
 
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/call_path.h"
+#include "stitch/rpc/calls.h"
 
 namespace stitch {
 

@@ -1,4 +1,4 @@
-#include "stitch/rpc/options/world_size.h"
+#include "stitch/rpc/options/options.h"
 
 #include <charconv>
 #include <optional>

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "stitch/rpc/fault_step.h"
+#include "stitch/rpc/calls.h"
 #include "stitch/rpc/worker.h"
 
 using namespace std::chrono_literals;
