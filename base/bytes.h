@@ -23,7 +23,7 @@ class Bytes {
         capacity_(std::exchange(other.capacity_, 0)) {}
   Bytes& operator=(Bytes&& other) noexcept {
     if (this != &other) {
-      if (data_ != nullptr) recycle(data_, capacity_);
+      if (capacity_ != 0) recycle(data_, capacity_);
       data_ = std::exchange(other.data_, nullptr);
       size_ = std::exchange(other.size_, 0);
       capacity_ = std::exchange(other.capacity_, 0);
@@ -31,7 +31,14 @@ class Bytes {
     return *this;
   }
   ~Bytes() {
-    if (data_ != nullptr) recycle(data_, capacity_);
+    if (capacity_ != 0) recycle(data_, capacity_);
+  }
+  // Bytes that belong to someone else and outlive this: to be read only. Growing copies them.
+  [[nodiscard]] static Bytes borrowed(const Bytes& owner) noexcept {
+    Bytes bytes;
+    bytes.data_ = owner.data_;
+    bytes.size_ = owner.size_;
+    return bytes;
   }
 
   [[nodiscard]] std::byte* data() noexcept { return data_; }
@@ -46,7 +53,7 @@ class Bytes {
     capacity = recycled_capacity(capacity);
     auto* const bigger = static_cast<std::byte*>(take_recycled(capacity));
     if (size_ > 0) std::memcpy(bigger, data_, size_);
-    if (data_ != nullptr) recycle(data_, capacity_);
+    if (capacity_ != 0) recycle(data_, capacity_);
     data_ = bigger;
     capacity_ = capacity;
   }
@@ -71,7 +78,7 @@ class Bytes {
  private:
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
+  std::size_t capacity_ = 0;  // 0: nothing, or borrowed
 };
 
 }  // namespace stitch::base

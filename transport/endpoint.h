@@ -87,6 +87,9 @@ class Connection {
   // Ends the connection: incomplete sends fail with `reason`, on_closed gets it. A second call does
   // nothing.
   virtual void close(const Error& reason) = 0;
+  // Once it has ended: whether it could not be made because no process listens at the address.
+  // Known for addresses of this host only.
+  [[nodiscard]] virtual bool no_process_listens() const { return false; }
   // A name for error texts: "shm://…", "loopback:3".
   [[nodiscard]] virtual std::string describe() const = 0;
 };

@@ -65,4 +65,13 @@ void check_bind_address(const std::string& address) {
               "bind address \"" + address + "\" is not a numeric IPv4 or IPv6 address");
 }
 
+bool IpAddress::is_loopback() const noexcept {
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+}
+
 }  // namespace stitch::transport

@@ -20,6 +20,9 @@ struct IpAddress {
   // is 0.
   [[nodiscard]] static std::optional<IpAddress> parse_with_port(std::string_view text);
 
+  // Whether only processes of this host can listen there: 127.0.0.0/8 or ::1.
+  [[nodiscard]] bool is_loopback() const noexcept;
+
   // Binds a socket here and closes it again. Throws Error(disconnected) naming `name` when that
   // fails.
   void check_bindable(const std::string& name) const;

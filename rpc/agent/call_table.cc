@@ -1,6 +1,5 @@
 #include "stitch/rpc/agent/call_table.h"
 
-#include <cstdio>
 #include <iterator>
 #include <utility>
 
@@ -133,17 +132,6 @@ std::string call_text(const OutstandingCall& call) {
 }
 
 }  // namespace
-
-std::string duration_text(std::chrono::nanoseconds duration) {
-  char text[32];
-  const double seconds = std::chrono::duration<double>(duration).count();
-  if (seconds >= 1) {
-    std::snprintf(text, sizeof(text), "%.1f s", seconds);
-  } else {
-    std::snprintf(text, sizeof(text), "%.0f ms", seconds * 1000);
-  }
-  return text;
-}
 
 Error about(const OutstandingCall& call, const Error& cause, const std::string& text) {
   // If the callee failed because another worker is gone, the error names that worker.

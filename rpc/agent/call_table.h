@@ -17,6 +17,7 @@
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/agent/deadline_heap.h"
+#include "stitch/rpc/agent/duration_text.h"
 #include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/message/message.h"
 
@@ -114,8 +115,5 @@ void complete_with_error(const OutstandingCall& call, Make make) noexcept {
     // Out of memory while reporting that.
   }
 }
-
-// "4.9 s", "120 ms".
-[[nodiscard]] std::string duration_text(std::chrono::nanoseconds duration);
 
 }  // namespace stitch::rpc

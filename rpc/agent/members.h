@@ -21,6 +21,7 @@
 namespace stitch::rpc {
 
 class Peer;
+class Session;
 
 // A worker as the rendezvous found it, or as it joined.
 struct Member {
@@ -39,7 +40,9 @@ struct Life {
   [[nodiscard]] const WorkerInfo& info() const noexcept { return member.info; }
 
   const Member member;
-  Life* const previous;        // the former life of the same worker, if this worker knew it
+  Life* const previous;              // the former life of the same worker, if this worker knew it
+  std::shared_ptr<Session> session;  // what is sent to it; constant
+  std::shared_ptr<Session> echo;     // of this worker itself: its accepting half; else null
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
   std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
   std::optional<PeerFlow> flow;                          // constant once complete

@@ -1,7 +1,7 @@
 #include "stitch/rpc/agent/peer.h"
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 #include "stitch/base/name_list.h"
 
@@ -16,6 +16,13 @@ constexpr std::chrono::milliseconds kConnectTimeout{1000};
 constexpr std::chrono::milliseconds kConnectTimeoutWhenAnswered{5000};
 constexpr std::chrono::milliseconds kMinRetryDelay{10};
 constexpr std::chrono::milliseconds kMaxRetryDelay{200};
+// Timers may fire that much early.
+constexpr std::chrono::milliseconds kTimerSlack{1};
+// Of an offer beside a bound connection, which a peer that needs none does not answer.
+constexpr std::chrono::milliseconds kOfferTimeout{1000};
+// So many connections in a row that end so soon, and bring nothing: something ends each of them.
+constexpr int kMaxFruitless = 32;
+constexpr std::chrono::milliseconds kFruitlessWithin{100};
 
 // Whether the peer, or this worker's own endpoint, has refused: a retry would change nothing.
 bool is_refusal(const Error& error) {
@@ -33,27 +40,46 @@ bool is_refusal(const Error& error) {
 
 Error not_needed() { return Error(ErrorCode::disconnected, "the connection is not needed"); }
 
+std::string milliseconds(Peer::Clock::duration duration) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()) +
+         " ms";
+}
+
 }  // namespace
 
-Peer::Peer(Life& life, WorkerId self, std::vector<bool> reachable) : life_(life), self_(self) {
+Peer::Peer(Life& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
+           std::uint64_t token)
+    : life_(life), self_(self), grace_(grace), token_(token) {
   const auto& addresses = life.member.addresses;
   for (std::size_t i = 0; i < addresses.size(); ++i)
     addresses_.push_back({addresses[i], reachable[i]});
 }
 
+void Peer::send(const PeerConnectionPtr& to, Bind::Step step, Effects& effects) {
+  effects.send_bind = to->connection;
+  effects.bind_session = to->session ? to->session : life_.session;
+  effects.bind.step = step;
+  effects.bind.generation = to->generation;
+  effects.bind.token = step == Bind::Step::accept || step == Bind::Step::confirm ? token_ : 0;
+}
+
+// ---- which connection
+
 void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
   const ConnectionPtr& connection = opened->connection;
   if (lost_) {
-    effects.close.emplace_back(connection, *lost_);
+    if (opened->target) {
+      effects.close.emplace_back(connection, *lost_);
+    } else {
+      send(opened, Bind::Step::gone, effects);
+      effects.bind.reason = lost_->what();
+      effects.close_after_bind = true;
+    }
   } else if (opened->target) {
     // The accepting side sends BIND first.
     if (own_ != opened) effects.close.emplace_back(connection, not_needed());
-  } else if (info().id == self_) {
-    effects.send_bind = connection;
-  } else if (bound_) {
-    effects.close.emplace_back(
-        connection, Error(ErrorCode::disconnected,
-                          "a connection to " + to_string(info()) + " is in use already"));
+  } else if (is_self()) {
+    send(opened, Bind::Step::offer, effects);
   } else if (own_ && self_ < info().id) {
     drop(spare_, "the peer opened another connection", effects);
     spare_ = opened;
@@ -65,8 +91,11 @@ void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
 void Peer::offer(const PeerConnectionPtr& connection, Effects& effects) {
   if (offered_ != connection) drop(offered_, "the peer opened another connection", effects);
   offered_ = connection;
+  offered_since_ = Clock::now();
+  if (bound_) effects.timers.push_back(offered_since_ + kOfferTimeout);
   failure_.reset();  // the peer is alive and wants to connect
-  effects.send_bind = connection->connection;
+  connection->generation = generation_;
+  send(connection, Bind::Step::offer, effects);
 }
 
 void Peer::drop(PeerConnectionPtr& connection, const std::string& why, Effects& effects) {
@@ -75,49 +104,184 @@ void Peer::drop(PeerConnectionPtr& connection, const std::string& why, Effects& 
   connection.reset();
 }
 
-bool Peer::on_bind(const PeerConnectionPtr& connection, Effects& effects) {
-  if (info().id == self_ && !connection->target) {
-    // The accepting half of calls to oneself; this worker sends over the other half.
-    connection->bound.store(true, std::memory_order_release);
-    return false;
+void Peer::on_bind(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects) {
+  if (bind.step == Bind::Step::gone) {
+    const Error reason(ErrorCode::disconnected,
+                       bind.reason.empty() ? "it shuts down" : bind.reason);
+    if (connection == bound_ || connection == own_) return give_up(reason, effects);
+  } else if (connection->bound.load(std::memory_order_relaxed)) {
+    const Error wrong(ErrorCode::protocol, "message BIND over a connection that is in use");
+    return give_up(wrong, effects);
+  } else if (!lost_) {
+    switch (bind.step) {
+      case Bind::Step::offer:
+        return on_offer(connection, bind, effects);
+      case Bind::Step::accept:
+        return on_accept(connection, bind, effects);
+      default:
+        return on_confirm(connection, bind, effects);
+    }
   }
-  if (lost_ || bound_ || connection != (connection->target ? own_ : offered_)) {
+  effects.close.emplace_back(connection->connection, not_needed());
+}
+
+void Peer::on_offer(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects) {
+  if (connection != own_ || own_->accepted || bound_) {
     effects.close.emplace_back(connection->connection, not_needed());
-    return false;
+    return;
   }
+  own_->accepted = true;
+  own_->generation = bind.generation;
+  send(own_, Bind::Step::accept, effects);
+}
+
+void Peer::on_accept(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects) {
+  if (is_self() && !connection->target) {
+    // The accepting half of calls to oneself; this worker sends over the other half.
+    connection->generation = 1;
+    connection->session = life_.echo;
+    connection->bound.store(true, std::memory_order_release);
+    send(connection, Bind::Step::confirm, effects);
+    attach(*connection, 1, bind.received, effects);
+    return;
+  }
+  // An acceptance of an offer from before the present connection says nothing about it.
+  const bool known = connection == offered_ && bind.generation == generation_ && bind.token != 0 &&
+                     (!has_session_ || bind.token == token_);
+  if (!known) {
+    effects.close.emplace_back(connection->connection, not_needed());
+    return;
+  }
+  offered_.reset();
+  token_ = bind.token;
+  if (bound_) {
+    // The peer has lost it. Nothing is taken from two connections at a time.
+    drop(successor_, "the peer opened another connection", effects);
+    successor_ = connection;
+    successor_received_ = bind.received;
+    effects.close.emplace_back(
+        bound_->connection, Error(ErrorCode::disconnected, "the peer has replaced the connection"));
+    return;
+  }
+  use(connection, bind.received, effects);
+}
+
+void Peer::on_confirm(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects) {
+  const bool expected = connection == own_ && own_->accepted && !bound_ && bind.token == token_;
+  if (!expected) {
+    effects.close.emplace_back(connection->connection, not_needed());
+    return;
+  }
+  generation_ = std::max(generation_ + 1, bind.generation);
+  use(connection, bind.received, effects);
+}
+
+void Peer::use(const PeerConnectionPtr& connection, const Session::Received& received,
+               Effects& effects) {
+  if (connection->target) {
+    for (std::size_t i = 0; i < connection->address && !effects.passed_over; ++i) {
+      const Address& better = addresses_[i];
+      if (better.failure) effects.passed_over.emplace(better.text, *better.failure);
+    }
+  } else {
+    ++generation_;
+    connection->generation = generation_;
+    send(connection, Bind::Step::confirm, effects);
+  }
+  has_session_ = true;
   bound_ = connection;
+  bound_since_ = Clock::now();
+  progress_ = life_.session->progress();
+  connection->session = life_.session;
   connection->bound.store(true, std::memory_order_release);
-  (connection->target ? own_ : offered_).reset();
+  if (own_ == connection) own_.reset();
   drop(own_, "another connection is used", effects);
   drop(offered_, "another connection is used", effects);
   drop(spare_, "another connection is used", effects);
   failure_.reset();
-  return true;
+  broken_.reset();
+  retry_delay_ = {};
+  attach(*connection, generation_, received, effects);
 }
 
-void Peer::on_closed(const PeerConnectionPtr& closed, const Error& reason, Effects& effects) {
+void Peer::attach(const PeerConnection& connection, std::uint64_t generation,
+                  const Session::Received& received, Effects& effects) {
+  effects.attach = connection.session;
+  effects.attach_to = connection.connection;
+  effects.generation = generation;
+  effects.received_by_peer = received;
+}
+
+// ---- the end of connections
+
+void Peer::on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens,
+                     Effects& effects) {
   if (closed == bound_) {
-    lose(reason, effects);
+    on_broken(reason, effects);
   } else if (closed == own_) {
-    on_attempt_failed(*closed, reason, effects);
+    on_attempt_failed(*closed, reason, no_process_listens, effects);
   } else if (closed == spare_) {
     spare_.reset();
+  } else if (closed == successor_) {
+    successor_.reset();
   } else if (closed == offered_) {
     offered_.reset();
     // The peer was alive to offer it: earlier failures say nothing about it any more.
     failure_.reset();
     retry_delay_ = {};
-    if (!waiting_.empty()) connect(effects);
+    if (broken_ || life_.session->keeps_something()) connect(effects);
   }
 }
 
-void Peer::on_retry_timer(Effects& effects) {
-  retry_scheduled_ = false;
+void Peer::on_broken(const Error& reason, Effects& effects) {
+  effects.detach = life_.session;
+  effects.detach_from = bound_->connection;
+  bound_.reset();
+  if (given_up_) return lose(*given_up_, effects);
+  const auto now = Clock::now();
+  const bool brought = life_.session->progress() != progress_;
+  fruitless_ = brought || now - bound_since_ >= kFruitlessWithin ? 0 : fruitless_ + 1;
+  // A peer that breaks the rules would do so again.
+  if (closing_ || grace_ <= Clock::duration::zero() || is_self() ||
+      reason.code() == ErrorCode::protocol || fruitless_ > kMaxFruitless)
+    return lose(reason, effects);
+  broken_ = Broken{reason, now};
+  failure_.reset();
+  for (Address& address : addresses_) address.abandoned = false;
+  if (successor_) return use(std::exchange(successor_, nullptr), successor_received_, effects);
+  effects.timers.push_back(now + grace_);
   connect(effects);
 }
 
+void Peer::lose_broken(const std::string& why, Effects& effects) {
+  const Broken broken = *broken_;
+  lose(Error(ErrorCode::disconnected, std::string(broken.reason.what()) + "; " + why +
+                                          (failure_ ? ": " + std::string(failure_->what()) : "")),
+       effects);
+}
+
+void Peer::on_timer(Effects& effects) {
+  const auto now = Clock::now() + kTimerSlack;
+  if (offered_ && bound_ && now >= offered_since_ + kOfferTimeout)
+    drop(offered_, "the peer did not answer", effects);
+  if (broken_ && !bound_ && !lost_ && now >= broken_->since + grace_)
+    return lose_broken("no other was made within " + milliseconds(grace_), effects);
+  // An address that does not answer must not take the time of the others.
+  if (broken_ && own_ && own_->connection && own_->peer == nullptr &&
+      now >= own_since_ + attempt_time()) {
+    const Error late(ErrorCode::disconnected, addresses_[own_->address].text + " does not answer");
+    effects.close.emplace_back(own_->connection, late);
+  }
+  if (retry_scheduled_ && now >= retry_at_) {
+    retry_scheduled_ = false;
+    connect(effects);
+  }
+}
+
+// ---- attempts
+
 void Peer::connect(Effects& effects) {
-  if (lost_ || bound_ || own_ || offered_ || retry_scheduled_) return;
+  if (lost_ || bound_ || own_ || offered_ || successor_ || retry_scheduled_) return;
   try_next(0, effects);
 }
 
@@ -128,6 +292,8 @@ void Peer::try_next(std::size_t first, Effects& effects) {
     own_->target = &life_;
     own_->address = i;
     effects.connect = own_;
+    own_since_ = Clock::now();
+    if (broken_) effects.timers.push_back(own_since_ + attempt_time());
     return;
   }
   retry_or_lose(effects);
@@ -144,8 +310,7 @@ void Peer::retry_or_lose(Effects& effects) {
   }
   if (!failure_ && refused.empty()) {
     // No address was tried: that does not mean that the worker is gone.
-    effects.failed.swap(waiting_);
-    effects.failure =
+    effects.fail_waiting =
         Error(ErrorCode::disconnected, to_string(info()) +
                                            " cannot be reached: no transport here for its "
                                            "addresses " +
@@ -155,12 +320,19 @@ void Peer::retry_or_lose(Effects& effects) {
   }
   const auto now = Clock::now();
   const auto time_limit = answered_ ? kConnectTimeoutWhenAnswered : kConnectTimeout;
-  if (worth_trying && !closing_ && now < first_failure_ + time_limit) {
+  const auto until = broken_ ? broken_->since + grace_ : first_failure_ + time_limit;
+  const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };
+  if (broken_ && worth_trying && std::ranges::all_of(addresses_, dead))
+    return lose_broken("no process listens at its addresses any more", effects);
+  if (worth_trying && !closing_ && now < until) {
+    for (Address& address : addresses_) address.abandoned = false;
     retry_scheduled_ = true;
     retry_delay_ = std::clamp(retry_delay_ * 2, kMinRetryDelay, kMaxRetryDelay);
-    effects.retry.emplace(&life_, now + retry_delay_);
+    retry_at_ = now + retry_delay_;
+    effects.timers.push_back(retry_at_);
     return;
   }
+  if (broken_) return lose_broken("no other could be made", effects);
   const Error last = failure_.value_or(Error(ErrorCode::disconnected, "it was refused"));
   if (addresses_.size() == 1) return lose(last, effects);
   lose(Error(last.code(), "none of its addresses " + base::join_names(tried) +
@@ -168,65 +340,60 @@ void Peer::retry_or_lose(Effects& effects) {
        effects);
 }
 
-void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason, Effects& effects) {
+void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
+                             bool no_process_listens, Effects& effects) {
   ++failed_attempts_;
   own_.reset();
+  if (given_up_) return lose(*given_up_, effects);
   if (!failure_) first_failure_ = Clock::now();
   failure_ = reason;
+  addresses_[attempt.address].failure = reason;
   // A refusal is an answer, too: a worker without room for strangers refuses with `overloaded`.
-  answered_ = attempt.peer || reason.remote();
+  answered_ = attempt.peer != nullptr || reason.remote();
+  addresses_[attempt.address].abandoned = no_process_listens;
   // How an open connection ended does not predict the next one: one cut within a sealed record ends
   // with `protocol`.
   if (!attempt.peer && is_refusal(reason)) addresses_[attempt.address].refusal = reason.what();
   if (spare_) {
     const PeerConnectionPtr spare = std::exchange(spare_, nullptr);
     offer(spare, effects);
-  } else if (!offered_) {
+  } else if (!offered_ && !bound_ && !successor_) {
     try_next(attempt.address + 1, effects);
   }
 }
 
-void Peer::wait(WaitingMessage&& message, Effects& effects) {
-  waiting_.push_back(std::move(message));
-  if (lost_) {
-    effects.failed.swap(waiting_);
-    effects.failure = lost_;
-  } else {
-    connect(effects);
-  }
-}
+// ---- ending
 
-std::vector<Peer::WaitingMessage> Peer::take_waiting(const PeerConnectionPtr& connection) {
-  if (bound_ != connection || lost_) return {};
-  if (waiting_.empty()) usable_ = connection->connection;
-  return std::exchange(waiting_, {});
+void Peer::give_up(const Error& reason, Effects& effects) {
+  if (lost_) return;
+  const PeerConnectionPtr& last = bound_ ? bound_ : own_;
+  if (!last || !last->connection) return lose(reason, effects);
+  given_up_ = reason;  // messages that it has brought are handled first
+  effects.close.emplace_back(last->connection, reason);
 }
 
 void Peer::lose(const Error& reason, Effects& effects) {
-  usable_.reset();
   drop(bound_, reason.what(), effects);
   drop(own_, reason.what(), effects);
   drop(offered_, reason.what(), effects);
   drop(spare_, reason.what(), effects);
-  effects.failed.swap(waiting_);
-  effects.failure = reason;
+  drop(successor_, reason.what(), effects);
+  broken_.reset();
+  retry_scheduled_ = false;
   if (lost_) return;
+  effects.end = reason;
   lost_ = Error(ErrorCode::disconnected, to_string(info()) + " is gone: " + reason.what())
               .with_worker(info().name);
-  if (!closing_) effects.lost.emplace(&life_, reason);
+  if (!closing_) effects.lost = reason;
 }
 
 void Peer::close(const Error& reason, Effects& effects) {
-  std::move(waiting_.begin(), waiting_.end(), std::back_inserter(effects.failed));
-  waiting_.clear();
-  usable_.reset();
+  effects.end = reason;
   bound_.reset();
   own_.reset();
   offered_.reset();
   spare_.reset();
-  failure_.reset();
-  retry_scheduled_ = false;
-  retry_delay_ = {};
+  successor_.reset();
   lost_ = reason;
 }
 

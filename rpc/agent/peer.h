@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/rpc/agent/bind_frame.h"
 #include "stitch/rpc/agent/members.h"
+#include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
 
@@ -24,78 +26,90 @@ struct PeerConnection {
   Life* target = nullptr;   // whom this worker connects to; null: a peer connected here
   std::size_t address = 0;  // index of the target's address
   std::atomic<bool> bound{false};
+  std::shared_ptr<Session> session{};                   // constant once bound
   std::shared_ptr<transport::Connection> connection{};  // until it ends
   Life* peer = nullptr;                                 // who is at the other end, once open
+  std::uint64_t generation = 0;                         // offered or accepted
+  bool accepted = false;                                // this worker's attempt: it has sent ACCEPT
   bool ended = false;
   bool in_process = false;  // over loopback; once open
 };
 using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 
-// The connections between this worker and one other worker: which one is bound, which attempts are
-// under way, what waits to be sent, when to retry, and whether the peer is lost. Both workers may
-// connect at the same time; one connection gets bound, and nothing but BIND travels over any other,
-// so that the others can be closed without loss:
+// The connections between this worker and one life of another: which one is bound, which attempts
+// are under way, when to retry, and whether the peer is lost. What is sent is the Session's, which
+// outlives them. Both workers may connect at the same time; one connection gets bound, and nothing
+// but BIND travels over any other:
 //
-//   open --the accepting side sends BIND--> offered --the other side sends BIND, too--> bound
+//   open --the accepting side: OFFER--> offered --the other: ACCEPT--> accepted
+//        --the accepting side, once its former connection has ended: CONFIRM--> bound
 //
 // The worker with the lower id decides: while it tries to connect by itself, it leaves the peer's
 // connection unanswered, and falls back to it if its own attempt fails. The other worker answers
-// every BIND. A further connection from a peer with a bound one is closed.
+// every OFFER unless it has a bound connection. So ACCEPT proves that the former connection is of
+// no use any more, and the accepting side closes it if it has not noticed.
 //
-// Until a connection is bound, nothing is lost yet: the peer's addresses are tried in turn,
-// repeated for a second after the first failure, or for five while the peer answers, except those
-// where the peer has refused this worker or another worker answers. Only the end of the bound
-// connection, or of all attempts, makes the peer lost; within an epoch there is no second life.
+// The end of the bound connection does not lose the peer: for `grace` both sides try to connect
+// again. It is lost when that time has passed, when no process listens at any of its addresses any
+// more, when it has sent GONE or broken the protocol, or when this worker gives it up. Before the
+// first connection its addresses are tried in turn, repeated for a second after the first failure,
+// or for five while the peer answers, except those where the peer has refused this worker or
+// another worker answers.
 //
 // Pure state, under the lock of its PeerTable: calls nothing, returns effects. Not thread-safe.
 class Peer {
  public:
   using Clock = std::chrono::steady_clock;
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
-  // A message that waits for a bound connection.
-  struct WaitingMessage {
-    transport::Message message;
-    transport::SendDone done;
-    std::uint64_t call_id = 0;
-  };
-  // What is to be done once the lock has been released.
+  // What is to be done once the lock has been released, in this order.
   struct Effects {
     std::vector<std::pair<ConnectionPtr, Error>> close;
-    PeerConnectionPtr connect;
+    // The session is detached from it.
+    std::shared_ptr<Session> detach;
+    ConnectionPtr detach_from;
+    // BIND to be sent, and the session whose numbers it says.
     ConnectionPtr send_bind;
-    std::optional<std::pair<Life*, Clock::time_point>> retry;
-    std::optional<std::pair<Life*, Error>> lost;  // to be reported to the owner of the table
-    std::vector<WaitingMessage> failed;
-    std::optional<Error> failure;  // of `failed`
+    std::shared_ptr<Session> bind_session;
+    Bind bind;
+    bool close_after_bind = false;
+    // The session continues over the connection.
+    std::shared_ptr<Session> attach;
+    ConnectionPtr attach_to;
+    std::uint64_t generation = 0;
+    Session::Received received_by_peer{};
+    std::optional<Error> fail_waiting;  // what waits for the first connection
+    // The sessions end: this is why; what is sent later fails with the peer's lost().
+    std::optional<Error> end;
+    std::optional<Error> lost;  // to be reported to the owner of the table
+    std::vector<Clock::time_point> timers;
+    // A better address than the one in use has failed: which, and why.
+    std::optional<std::pair<std::string, Error>> passed_over;
+    PeerConnectionPtr connect;
   };
 
-  // `reachable`, by address: whether this worker has a transport for it.
-  Peer(Life& life, WorkerId self, std::vector<bool> reachable);
+  // `reachable`, by address: whether this worker has a transport for it. `token`: what a session
+  // that begins here is known by; not 0, and not to be guessed.
+  Peer(Life& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
+       std::uint64_t token);
 
   // ---- events of its connections
   void on_open(const PeerConnectionPtr& opened, Effects& effects);
-  // BIND has arrived. True if the connection is bound now: the caller answers, sends what waits.
-  [[nodiscard]] bool on_bind(const PeerConnectionPtr& connection, Effects& effects);
-  void on_closed(const PeerConnectionPtr& closed, const Error& reason, Effects& effects);
-  void on_retry_timer(Effects& effects);
+  // BIND has arrived over a connection, bound or not.
+  void on_bind(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects);
+  // `no_process_listens`: the attempt has shown that no process does.
+  void on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens,
+                 Effects& effects);
+  void on_timer(Effects& effects);
   // Whether a connection that connect() has returned is still wanted.
   [[nodiscard]] bool wants(const PeerConnectionPtr& connection) const noexcept {
     return own_ == connection || bound_ == connection;
   }
-
-  // ---- sending
-  // The bound connection, once all that waited has been sent over it.
-  [[nodiscard]] const ConnectionPtr& usable() const noexcept { return usable_; }
-  // Keeps a message until a connection is bound, and begins to connect. When it throws, the message
-  // is still the caller's: what hangs on it may call back, and must not be destroyed under a lock.
-  void wait(WaitingMessage&& message, Effects& effects);
-  // The waiting messages for a connection that has been bound. Empty when none is left, which makes
-  // it usable, or when it is not bound any more.
-  [[nodiscard]] std::vector<WaitingMessage> take_waiting(const PeerConnectionPtr& connection);
   // Begins to connect unless there is a connection or an attempt.
   void connect(Effects& effects);
 
   // ---- ending
+  // The peer is lost as soon as its bound connection has ended.
+  void give_up(const Error& reason, Effects& effects);
   // Ends all connections and attempts: the peer is lost.
   void lose(const Error& reason, Effects& effects);
   // Failures are expected from now on: no retries, and on_lost is not reported.
@@ -108,35 +122,71 @@ class Peer {
   [[nodiscard]] const std::optional<Error>& lost() const noexcept { return lost_; }
   // Why the last attempt failed.
   [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
+  // Why the connection ended that is being replaced, and since when it is.
+  struct Broken {
+    Error reason;
+    Clock::time_point since;
+  };
+  [[nodiscard]] const std::optional<Broken>& broken() const noexcept { return broken_; }
   [[nodiscard]] std::uint64_t failed_attempts() const noexcept { return failed_attempts_; }
 
  private:
   struct Address {
     std::string text;
     bool reachable;
-    std::string refusal{};  // why it is not tried again
+    bool abandoned = false;          // no process listened there, in this round of attempts
+    std::string refusal{};           // why it is not tried again
+    std::optional<Error> failure{};  // the last one
     [[nodiscard]] bool worth_trying() const noexcept { return reachable && refusal.empty(); }
   };
   [[nodiscard]] const WorkerInfo& info() const noexcept { return life_.info(); }
+  [[nodiscard]] bool is_self() const noexcept { return info().id == self_; }
+  // For one attempt while a broken connection is being replaced.
+  [[nodiscard]] Clock::duration attempt_time() const noexcept { return grace_ / 3; }
+  void send(const PeerConnectionPtr& to, Bind::Step step, Effects& effects);
   void offer(const PeerConnectionPtr& connection, Effects& effects);
+  void on_offer(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects);
+  void on_accept(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects);
+  void on_confirm(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects);
+  void use(const PeerConnectionPtr& connection, const Session::Received& received,
+           Effects& effects);
+  static void attach(const PeerConnection& connection, std::uint64_t generation,
+                     const Session::Received& received, Effects& effects);
   static void drop(PeerConnectionPtr& connection, const std::string& why, Effects& effects);
+  // The bound connection has ended.
+  void on_broken(const Error& reason, Effects& effects);
   // Begins an attempt at the first address from `first` on that is worth trying; after the last one
   // schedules a retry or gives up.
   void try_next(std::size_t first, Effects& effects);
-  void on_attempt_failed(const PeerConnection& attempt, const Error& reason, Effects& effects);
+  void on_attempt_failed(const PeerConnection& attempt, const Error& reason,
+                         bool no_process_listens, Effects& effects);
   void retry_or_lose(Effects& effects);
+  // Of a peer whose connection could not be replaced.
+  void lose_broken(const std::string& why, Effects& effects);
 
   Life& life_;
-  WorkerId self_;
+  const WorkerId self_;
+  const Clock::duration grace_;
+  std::uint64_t token_;
+  bool has_session_ = false;  // token_ is known to both sides
+  std::uint64_t generation_ = 0;
   std::vector<Address> addresses_;
-  ConnectionPtr usable_;
   PeerConnectionPtr bound_;
-  PeerConnectionPtr own_;      // this worker's attempt
-  PeerConnectionPtr offered_;  // the peer's: this worker has sent BIND
-  PeerConnectionPtr spare_;    // the peer's, unanswered during this worker's attempt
-  std::vector<WaitingMessage> waiting_;
+  PeerConnectionPtr own_;        // this worker's attempt
+  PeerConnectionPtr offered_;    // the peer's: this worker has sent OFFER
+  PeerConnectionPtr spare_;      // the peer's, unanswered during this worker's attempt
+  PeerConnectionPtr successor_;  // accepted by the peer; the former connection has not ended yet
+  Session::Received successor_received_{};
+  Clock::time_point offered_since_{};
+  std::optional<Broken> broken_;
+  std::optional<Error> given_up_;
+  int fruitless_ = 0;           // connections in a row that ended soon and brought nothing
+  std::uint64_t progress_ = 0;  // of the session, when a connection was last bound
+  Clock::time_point bound_since_{};
   bool retry_scheduled_ = false;
+  Clock::time_point retry_at_{};
   std::optional<Error> failure_;
+  Clock::time_point own_since_{};
   bool answered_ = false;              // the peer, in the last attempt
   Clock::time_point first_failure_{};  // since a connection was last open
   std::chrono::milliseconds retry_delay_{0};

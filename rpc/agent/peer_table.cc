@@ -2,14 +2,17 @@
 
 #include <time.h>
 
+#include <cstdio>
 #include <utility>
 
-#include "stitch/rpc/agent/call_table.h"
-#include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 
 namespace {
+
+// What has been received is acknowledged within this time, if nothing else is sent meanwhile.
+constexpr std::chrono::milliseconds kAcknowledgeWithin{100};
 
 // The steady clock, milliseconds coarse, at the cost of a few nanoseconds.
 std::chrono::steady_clock::rep coarse_now() noexcept {
@@ -22,12 +25,6 @@ std::chrono::steady_clock::rep coarse_now() noexcept {
 
 // Connections of workers that are no members which wait for a first message or to be known.
 constexpr std::size_t kMaxStrangers = 256;
-
-transport::Message bind_message() {
-  transport::FrameBuilder frame(wire::kBind);
-  frame.end_body();
-  return std::move(frame).finish();
-}
 
 std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
 
@@ -82,7 +79,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
   events.on_message = [this, peer_connection](const ConnectionPtr& connection,
                                               transport::Message message) {
     if (peer_connection->bound.load(std::memory_order_acquire)) {
-      receive(*peer_connection, connection, std::move(message));
+      receive(peer_connection, std::move(message));
     } else {
       on_first_message(peer_connection, connection, std::move(message));
     }
@@ -92,19 +89,59 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
     if (!peer_connection->bound.load(std::memory_order_acquire)) return transport::Buffer{};
     return events_.place(peer_connection->peer->info(), frame, bytes);
   };
-  events.on_closed = [this, peer_connection](const ConnectionPtr&, const Error& reason) {
-    on_closed(peer_connection, reason);
+  events.on_closed = [this, peer_connection](const ConnectionPtr& connection, const Error& reason) {
+    on_closed(peer_connection, reason, connection->no_process_listens());
   };
   return events;
 }
 
-void PeerTable::receive(const PeerConnection& sender, const ConnectionPtr& connection,
-                        transport::Message message) {
-  Life& from = *sender.peer;  // constant once bound
+void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message message) {
+  Life& from = *sender->peer;  // constant once bound, as the session
   if (from.over.load(std::memory_order_acquire)) [[unlikely]]
     return;
   from.heard.store(coarse_now(), std::memory_order_relaxed);
-  events_.on_message(connection, from.info(), std::move(message));
+  const auto& session = sender->session;
+  Session::Arrival arrival = Session::Arrival::drop;
+  try {
+    arrival = session->receive(message);
+  } catch (...) {
+    give_up(
+        from,
+        to_error(std::current_exception()).with_prefix("message from " + to_string(from.info())));
+    return;
+  }
+  if (arrival == Session::Arrival::unnumbered) [[unlikely]] {
+    on_unnumbered(sender, message);
+    return;
+  }
+  if (session->acknowledge_later()) [[unlikely]]
+    acknowledge_later(session);
+  if (arrival == Session::Arrival::deliver)
+    events_.on_message(session, from.info(), std::move(message));
+}
+
+void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message) {
+  const auto head = transport::peek_frame(message.frame);
+  if (head && head->kind == wire::kReceived) return;
+  Life& life = *sender->peer;
+  Effects effects;
+  {
+    base::MutexLock lock(mutex_);
+    try {
+      if (!head || head->kind != wire::kBind)
+        throw Error(ErrorCode::protocol, "message without a number");
+      peer(life).on_bind(sender, Bind::decode(head->body), effects);
+    } catch (...) {
+      peer(life).give_up(
+          to_error(std::current_exception()).with_prefix("message from " + to_string(life.info())),
+          effects);
+    }
+  }
+  perform(life, std::move(effects));
+}
+
+void PeerTable::acknowledge_later(const std::shared_ptr<Session>& session) {
+  events_.call_at(Clock::now() + kAcknowledgeWithin, [session] { session->acknowledge(); });
 }
 
 std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
@@ -172,101 +209,124 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
       connection->close(refused->second);
     }
   }
-  perform(std::move(effects));
+  if (opened->peer != nullptr && !refused) perform(*opened->peer, std::move(effects));
 }
 
 void PeerTable::on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
                                  transport::Message message) {
   const auto head = transport::peek_frame(message.frame);
-  bool bound = false;
   bool stranger = false;
   const Life* from = nullptr;  // of a notice
   Effects effects;
-  {
+  Life* life = nullptr;
+  try {
     base::MutexLock lock(mutex_);
     if (sender->ended) return;
+    life = sender->peer;
     stranger = std::erase(strangers_, sender) != 0;
     const bool notice = head && head->kind == wire::kMembership;
     if (stranger) {
       // Its first message decides.
     } else if (notice && (sender->peer != nullptr || sender->target != nullptr)) {
       from = sender->peer != nullptr ? sender->peer : sender->target;
-    } else if (!sender->peer || !head || head->kind != wire::kBind) {
-      effects.close.emplace_back(
-          connection,
-          Error(ErrorCode::protocol, "message over connection " + connection->describe() +
-                                         " before both sides took it into use"));
+    } else if (life == nullptr || !head || head->kind != wire::kBind) {
+      throw Error(ErrorCode::protocol, "message over connection " + connection->describe() +
+                                           " before both sides took it into use");
     } else {
-      bound = peer(*sender->peer).on_bind(sender, effects);
-      if (bound) sender->peer->heard.store(coarse_now(), std::memory_order_relaxed);
+      peer(*life).on_bind(sender, Bind::decode(head->body), effects);
+      if (effects.attach) life->heard.store(coarse_now(), std::memory_order_relaxed);
     }
+  } catch (...) {
+    connection->close(to_error(std::current_exception()));
+    return;
   }
-  perform(std::move(effects));
   if (stranger) {
     const transport::Hello& hello = connection->peer();
     events_.on_stranger(connection, {hello.name, WorkerId(hello.id), hello.epoch},
                         std::move(message));
+    return;
   }
-  if (from != nullptr && events_.on_notice) events_.on_notice(from->info(), std::move(message));
-  if (!bound) return;
-  record("connection bound", *sender->peer);
-  if (sender->target) connection->send(bind_message(), nullptr);
-  send_waiting(sender, connection);
+  if (from != nullptr) {
+    if (events_.on_notice) events_.on_notice(from->info(), std::move(message));
+    return;
+  }
+  if (effects.attach) record("connection bound", *life);
+  perform(*life, std::move(effects));
 }
 
-void PeerTable::send_waiting(const PeerConnectionPtr& bound, const ConnectionPtr& connection) {
-  for (;;) {
-    std::vector<Peer::WaitingMessage> batch;
-    {
-      base::MutexLock lock(mutex_);
-      batch = peer(*bound->peer).take_waiting(bound);
-    }
-    if (batch.empty()) return;
-    for (auto& each : batch) {
-      if (each.call_id != 0 && !events_.wanted(each.call_id)) {
-        each.message = {};
-        each.done(Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
-      } else {
-        connection->send(std::move(each.message), std::move(each.done));
-      }
-    }
-  }
-}
-
-void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason) {
+void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
+                          bool no_process_listens) {
   Effects effects;
+  Life* life = nullptr;
   {
     base::MutexLock lock(mutex_);
     if (closed->ended) return;
     closed->ended = true;
-    closed->connection.reset();
     std::erase(strangers_, closed);
     if (!started_) {
+      closed->connection.reset();
       std::erase(early_, closed);
       return;
     }
-    const Life* life = closed->target != nullptr ? closed->target : closed->peer;
+    life = closed->target != nullptr ? closed->target : closed->peer;
     if (life == nullptr) return;  // it never identified itself, or was refused
     record(closed->bound ? "connection lost" : "connection closed", *life);
-    peer(*life).on_closed(closed, reason, effects);
+    peer(*life).on_closed(closed, reason, no_process_listens, effects);
+    closed->connection.reset();
   }
-  perform(std::move(effects));
+  perform(*life, std::move(effects));
 }
 
 // ---- effects
 
-void PeerTable::perform(Effects effects) {
+void PeerTable::perform(Life& life, Effects effects) {
   for (auto& [connection, why] : effects.close) connection->close(why);
-  if (effects.send_bind) effects.send_bind->send(bind_message(), nullptr);
-  for (auto& each : effects.failed) {
-    each.message = {};
-    each.done(effects.failure);
+  if (effects.detach) effects.detach->detach(effects.detach_from);
+  if (effects.send_bind) send_bind(effects);
+  if (effects.attach) attach(life, effects);
+  if (effects.passed_over) say_passed_over(life, *effects.passed_over);
+  if (effects.fail_waiting) life.session->fail_waiting(*effects.fail_waiting);
+  if (effects.end) {
+    std::optional<Error> later;
+    {
+      base::MutexLock lock(mutex_);
+      later = peer(life).lost();
+    }
+    life.session->end(*effects.end, *later);
+    if (life.echo) life.echo->end(*effects.end, *later);
   }
-  if (effects.lost) events_.on_lost(effects.lost->first->info(), effects.lost->second);
-  if (effects.retry) {
-    events_.call_at(effects.retry->second, [this, life = effects.retry->first] { retry(*life); });
-  }
+  if (effects.lost) events_.on_lost(life.info(), *effects.lost);
+  for (const auto when : effects.timers) events_.call_at(when, [this, &life] { on_timer(life); });
   if (effects.connect) connect(effects.connect);
+}
+
+// Once for each transport: it would be the same for many peers.
+void PeerTable::say_passed_over(const Life& life, const std::pair<std::string, Error>& address) {
+  {
+    base::MutexLock lock(mutex_);
+    if (!passed_over_.insert(scheme_of(address.first)).second) return;
+  }
+  std::fprintf(stderr, "stitch: %s is not used with %s, another transport is: %s\n",
+               address.first.c_str(), to_string(life.info()).c_str(), address.second.what());
+}
+
+void PeerTable::send_bind(Effects& effects) {
+  effects.bind.received = effects.bind_session->received();
+  transport::SendDone done;
+  if (effects.close_after_bind) {
+    done = [connection = effects.send_bind](const std::optional<Error>&) {
+      connection->close(Error(ErrorCode::disconnected, "the peer is lost to this worker"));
+    };
+  }
+  effects.send_bind->send(effects.bind.encode(), std::move(done));
+}
+
+void PeerTable::attach(Life& life, const Effects& effects) {
+  try {
+    effects.attach->attach(effects.attach_to, effects.generation, effects.received_by_peer);
+  } catch (...) {
+    give_up(life, to_error(std::current_exception()));
+  }
 }
 
 void PeerTable::connect(const PeerConnectionPtr& attempt) {
@@ -276,7 +336,7 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
     const EndpointPtr& endpoint = by_scheme_.find(scheme_of(address))->second;
     connection = endpoint->connect(address, events_for(attempt));
   } catch (...) {
-    on_closed(attempt, to_error(std::current_exception()));
+    on_closed(attempt, to_error(std::current_exception()), false);
     return;
   }
   {
@@ -288,52 +348,37 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
   connection->close(Error(ErrorCode::disconnected, "the connection is not needed"));
 }
 
-void PeerTable::retry(Life& life) {
+void PeerTable::on_timer(Life& life) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
-    peer(life).on_retry_timer(effects);
+    peer(life).on_timer(effects);
   }
-  perform(std::move(effects));
+  perform(life, std::move(effects));
 }
 
 // ---- sending
 
-void PeerTable::send(const WorkerInfo& to, ConnectionPtr connection, transport::Message message,
-                     transport::SendDone done, std::uint64_t call_id) {
-  Life* life = &known(to);
-  if (!life->sent.load(std::memory_order_relaxed))
-    life->sent.store(true, std::memory_order_relaxed);
-  if (!connection) {
-    base::MutexLock lock(mutex_);
-    connection = peer(*life).usable();
-  }
+void PeerTable::send(const WorkerInfo& to, const ConnectionPtr& connection,
+                     transport::Message message, transport::SendDone done, std::uint64_t call_id) {
+  Life& life = known(to);
+  if (!life.sent.load(std::memory_order_relaxed)) life.sent.store(true, std::memory_order_relaxed);
   if (connection) {
     connection->send(std::move(message), std::move(done));
   } else {
-    send_when_bound(*life, {std::move(message), std::move(done), call_id});
+    life.session->send(std::move(message), std::move(done), call_id);
   }
 }
 
-void PeerTable::send_when_bound(Life& to, Peer::WaitingMessage message) {
-  ConnectionPtr connection;  // it may have been bound meanwhile
-  Effects effects;
-  {
-    base::MutexLock lock(mutex_);
-    connection = peer(to).usable();
-    if (!connection) peer(to).wait(std::move(message), effects);
-  }
-  if (connection) connection->send(std::move(message.message), std::move(message.done));
-  perform(std::move(effects));
-}
+void PeerTable::reach(WorkerId id) { reach(*members_.life(id)); }
 
-void PeerTable::reach(WorkerId id) {
+void PeerTable::reach(Life& life) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
-    peer(*members_.life(id)).connect(effects);
+    peer(life).connect(effects);
   }
-  perform(std::move(effects));
+  perform(life, std::move(effects));
 }
 
 bool PeerTable::help(const std::atomic<bool>& done,
@@ -347,19 +392,16 @@ bool PeerTable::help(const std::atomic<bool>& done,
 // ---- ending
 
 void PeerTable::give_up(const WorkerInfo& given_up, const Error& reason) {
-  const Life& life = known(given_up);
-  ConnectionPtr connection;
+  give_up(known(given_up), reason);
+}
+
+void PeerTable::give_up(Life& life, const Error& reason) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
-    if (const auto& bound = peer(life).bound()) {
-      connection = bound->connection;  // its end makes the peer lost
-    } else {
-      peer(life).lose(reason, effects);
-    }
+    peer(life).give_up(reason, effects);
   }
-  if (connection) connection->close(reason);
-  perform(std::move(effects));
+  perform(life, std::move(effects));
 }
 
 void PeerTable::expect_closing() {
@@ -371,21 +413,38 @@ void PeerTable::expect_closing() {
 
 void PeerTable::close() {
   expect_closing();
+  say_goodbye();
   for (const auto& endpoint : endpoints_) endpoint->close();
   for (const auto& endpoint : endpoints_) endpoint->join();
-  Effects effects;
   const Error closed(ErrorCode::shutting_down, "this worker has shut down");
+  std::vector<std::pair<Life*, Effects>> ends;
   {
     base::MutexLock lock(mutex_);
     early_.clear();
     strangers_.clear();
     members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-      for (Life* each = &life; each != nullptr; each = each->previous)
-        peer(*each).close(closed, effects);
+      for (Life* each = &life; each != nullptr; each = each->previous) {
+        ends.emplace_back(each, Effects{});
+        peer(*each).close(closed, ends.back().second);
+      }
     });
   }
-  effects.failure = closed;
-  perform(std::move(effects));
+  for (auto& [life, effects] : ends) perform(*life, std::move(effects));
+}
+
+// Spares the peers the attempt to replace their connections to this worker.
+void PeerTable::say_goodbye() {
+  std::vector<ConnectionPtr> bound;
+  {
+    base::MutexLock lock(mutex_);
+    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+      const auto& connection = peer(life).bound();
+      if (connection && life.info().id != self_) bound.push_back(connection->connection);
+    });
+  }
+  Bind gone;
+  gone.step = Bind::Step::gone;
+  for (const auto& connection : bound) connection->send(gone.encode(), nullptr);
 }
 
 }  // namespace stitch::rpc

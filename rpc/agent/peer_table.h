@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,7 +33,8 @@ class PeerTable {
   struct Events {
     std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
                        transport::Message)>
-        on_message;
+        on_message;  // with the peer's session as the connection: what is sent over it arrives
+                     // there, be it over another connection
     // As ConnectionEvents::place; only once start() has been called.
     std::function<transport::Buffer(const WorkerInfo& from, const base::Bytes& frame,
                                     std::size_t bytes)>
@@ -59,7 +61,9 @@ class PeerTable {
   // The limits of each life's PeerFlow. Before start().
   void limit_flows(const PeerFlow::Limits& limits) { flow_limits_ = limits; }
 
-  PeerTable() = default;
+  // `reconnect_timeout`: for how long a broken connection may be replaced before the peer is lost.
+  explicit PeerTable(std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(1))
+      : reconnect_timeout_(reconnect_timeout) {}
   ~PeerTable();
   // Adds an endpoint and listens on it. Returns the addresses to advertise; later connections to
   // addresses of the same schemes go through it. Before start().
@@ -105,15 +109,17 @@ class PeerTable {
   // Asks a worker over a connection of its own.
   void inquire(Inquiry inquiry);
 
-  // Sends over `connection`, or if null over the peer's, opening it when needed. A message that
-  // waits for that is dropped with `cancelled` if `call_id` (not 0) is not wanted any more.
-  void send(const WorkerInfo& to, std::shared_ptr<transport::Connection> connection,
+  // Sends over `connection`, which on_message has named, or if null over the peer's session, which
+  // is connected when needed. A message that waits for that is dropped with `cancelled` if
+  // `call_id` (not 0) is not wanted any more. Otherwise it arrives once, or the peer is lost;
+  // `done` as for Connection::send.
+  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             transport::Message message, transport::SendDone done, std::uint64_t call_id = 0)
       STITCH_EXCLUDES(mutex_);
   // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
   // Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
-  // Closes the connection to a life of a worker, which is then lost for `reason`.
+  // Closes the connection to a life of a worker, which is then lost for `reason`, at once.
   void give_up(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
   // Why the present life of this worker is lost; nothing if it is not.
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
@@ -137,7 +143,8 @@ class PeerTable {
   // Broken connections are expected from now on: on_lost is not called any more.
   void expect_closing() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);
-  // Closes all connections and waits for their threads. Not on a thread of an endpoint.
+  // Tells the peers, closes all connections and waits for their threads. Not on a thread of an
+  // endpoint.
   void close();
 
  private:
@@ -146,23 +153,31 @@ class PeerTable {
   [[nodiscard]] transport::ConnectionEvents events_for(const PeerConnectionPtr& peer_connection);
   void on_open(const PeerConnectionPtr& opened, const ConnectionPtr& connection)
       STITCH_EXCLUDES(mutex_);
-  void on_closed(const PeerConnectionPtr& closed, const Error& reason) STITCH_EXCLUDES(mutex_);
+  void on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens)
+      STITCH_EXCLUDES(mutex_);
   // Over a connection that is not bound: BIND, or the connection is closed.
   void on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
                         transport::Message message) STITCH_EXCLUDES(mutex_);
-  void receive(const PeerConnection& sender, const ConnectionPtr& connection,
-               transport::Message message);
+  void receive(const PeerConnectionPtr& sender, transport::Message message) STITCH_EXCLUDES(mutex_);
+  // A message over a bound connection without a number: the session's own, or a mistake.
+  void on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message)
+      STITCH_EXCLUDES(mutex_);
   // Why a connection must not be used with the worker that its hello names; nothing if it may.
   [[nodiscard]] std::optional<Error> objection(const PeerConnection& peer_connection,
                                                const transport::Hello& hello,
                                                const std::string& address) const;
-  // Sends what has waited for this connection. What is sent meanwhile waits behind it.
-  void send_waiting(const PeerConnectionPtr& bound, const ConnectionPtr& connection)
+  void perform(Life& life, Effects effects) STITCH_EXCLUDES(mutex_);
+  static void send_bind(Effects& effects);
+  void say_passed_over(const Life& life, const std::pair<std::string, Error>& address)
       STITCH_EXCLUDES(mutex_);
-  void send_when_bound(Life& to, Peer::WaitingMessage message) STITCH_EXCLUDES(mutex_);
-  void perform(Effects effects) STITCH_EXCLUDES(mutex_);
+  void attach(Life& life, const Effects& effects) STITCH_EXCLUDES(mutex_);
   void connect(const PeerConnectionPtr& attempt) STITCH_EXCLUDES(mutex_);
-  void retry(Life& life) STITCH_EXCLUDES(mutex_);
+  void on_timer(Life& life) STITCH_EXCLUDES(mutex_);
+  void reach(Life& life) STITCH_EXCLUDES(mutex_);
+  void give_up(Life& life, const Error& reason) STITCH_EXCLUDES(mutex_);
+  void say_goodbye() STITCH_EXCLUDES(mutex_);
+  void acknowledge_later(const std::shared_ptr<Session>& session);
+  [[nodiscard]] std::shared_ptr<Session> make_session(Life& life);
   [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
   void complete(Life& life) STITCH_REQUIRES(mutex_);
   void record(const char* what, const Life& life) const noexcept {
@@ -170,6 +185,7 @@ class PeerTable {
   }
 
   Members members_;  // changed under mutex_
+  const std::chrono::nanoseconds reconnect_timeout_;
   // Constant after start():
   std::vector<EndpointPtr> endpoints_;
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
@@ -181,6 +197,7 @@ class PeerTable {
   mutable base::Mutex mutex_;
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
+  std::set<std::string> passed_over_ STITCH_GUARDED_BY(mutex_);     // transports, once said
   std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
   // Opened by workers that may become members.
   std::vector<PeerConnectionPtr> strangers_ STITCH_GUARDED_BY(mutex_);

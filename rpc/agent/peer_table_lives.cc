@@ -2,7 +2,8 @@
 
 #include <utility>
 
-#include "stitch/rpc/agent/call_table.h"
+#include "stitch/base/random.h"
+#include "stitch/rpc/agent/duration_text.h"
 #include "stitch/rpc/agent/peer_table.h"
 
 namespace stitch::rpc {
@@ -28,9 +29,19 @@ void PeerTable::complete(Life& life) {
   std::vector<bool> reachable;
   for (const auto& address : life.member.addresses)
     reachable.push_back(by_scheme_.contains(scheme_of(address)));
-  life.peer = std::make_unique<Peer>(life, self_, std::move(reachable));
+  life.session = make_session(life);
+  if (life.info().id == self_) life.echo = make_session(life);
+  life.peer = std::make_unique<Peer>(life, self_, std::move(reachable), reconnect_timeout_,
+                                     base::random_number() | 1);
   life.flow.emplace(flow_limits_);
   if (closing_) life.peer->expect_closing();
+}
+
+std::shared_ptr<Session> PeerTable::make_session(Life& life) {
+  return std::make_shared<Session>(
+      Session::Events{.wanted = [this](std::uint64_t call_id) { return events_.wanted(call_id); },
+                      .on_close = [this, &life](const Error& why) { give_up(life, why); },
+                      .on_unconnected = [this, &life] { reach(life); }});
 }
 
 Life& PeerTable::add_life(const Member& member) {
@@ -47,7 +58,7 @@ Life& PeerTable::add_life(const Member& member) {
           effects);
     }
   }
-  perform(std::move(effects));
+  if (added->previous != nullptr) perform(*added->previous, std::move(effects));
   return *added;
 }
 
@@ -75,7 +86,7 @@ void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over) {
     if (over) life->over.store(true, std::memory_order_release);
     peer(*life).lose(reason, effects);
   }
-  perform(std::move(effects));
+  perform(*life, std::move(effects));
 }
 
 std::vector<PeerTable::Link> PeerTable::links() {
@@ -119,6 +130,11 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
   base::MutexLock lock(mutex_);
   const Peer& about = peer(life);
   if (about.lost()) return "worker is gone";
+  if (const auto& broken = about.broken()) {
+    return "worker has had no connection for " + duration_text(Clock::now() - broken->since) +
+           ", another one is tried: " + broken->reason.what() +
+           (about.failure() ? std::string("; ") + about.failure()->what() : std::string());
+  }
   if (!about.bound()) {
     return "worker is not connected" +
            (about.failure() ? std::string(": ") + about.failure()->what() : std::string(" yet"));
@@ -165,6 +181,20 @@ std::uint64_t PeerTable::failed_tries() const {
 void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   numbers.emplace("rpc.connections", static_cast<std::int64_t>(connections()));
   numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
+  Session::Statistics all;
+  members_.for_each([&](const Life& life) {
+    const auto one = life.session->statistics();
+    all.reconnects += one.reconnects;
+    all.resent += one.resent;
+    all.duplicates_dropped += one.duplicates_dropped;
+    all.kept_messages += one.kept_messages;
+    all.kept_bytes += one.kept_bytes;
+  });
+  numbers.emplace("rpc.reconnects", static_cast<std::int64_t>(all.reconnects));
+  numbers.emplace("rpc.resent", static_cast<std::int64_t>(all.resent));
+  numbers.emplace("rpc.duplicates_dropped", static_cast<std::int64_t>(all.duplicates_dropped));
+  numbers.emplace("rpc.kept_messages", static_cast<std::int64_t>(all.kept_messages));
+  numbers.emplace("rpc.kept_bytes", static_cast<std::int64_t>(all.kept_bytes));
   for (const auto& endpoint : endpoints_) {
     for (const auto& [name, count] : endpoint->counters()) numbers[name] += count;
   }

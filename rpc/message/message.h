@@ -11,42 +11,13 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/wire/frame.h"
 
 namespace stitch::rpc {
 
 class ArrivedMemory;
-
-// Frame kinds and section kinds of this layer; the layers above take theirs from kFirstUpper* on.
-namespace wire {
-enum FrameKind : std::uint16_t {
-  kRequest = 1,      // CallHeader, arguments
-  kReply = 2,        // call id, result
-  kErrorReply = 3,   // call id, error
-  kCancel = 4,       // call id
-  kLeave = 5,        // graceful shutdown
-  kBind = 6,         // empty: this connection is the one between the two workers (PeerTable)
-  kHeartbeat = 7,    // digest of what the sender knows of the members
-  kMembership = 8,   // a Notice (rpc/membership/)
-  kAskRoom = 16,     // how many one-way requests there were: when they are handled is to be told
-  kGiveRoom = 17,    // how many one-way requests, and their bytes, have been handled
-  kAskThreads = 18,  // call id: what does that call wait for
-  kThreads = 19,     // call id, what holds the threads (ThreadReport)
-  kDump = 0x40,      // empty: a call of the sender has timed out; write a dump, if you do that
-  kFirstUpperFrame = 0x100,
-};
-// Whether frames of this kind are part of what the program does: graceful shutdown waits for them.
-[[nodiscard]] constexpr bool is_work(std::uint16_t kind) noexcept {
-  return kind != kLeave && kind != kHeartbeat && kind != kMembership;
-}
-enum SectionKind : std::uint16_t {
-  kTensors = 1,  // descriptors of the tensors of the message
-  kDevices =
-      2,  // of the tensors that are not on the CPU of both ends: where they are there and here
-  kFirstUpperSection = 0x100,
-};
-}  // namespace wire
 
 // What a layer above attaches to a message: to an outgoing one between encoding and sending, to an
 // incoming one until its handling is complete (its handler has replied, its arguments are

@@ -143,6 +143,9 @@ const std::vector<Variable>& variables() {
       {"STITCH_HEARTBEAT_TIMEOUT",
        field(&Options::heartbeat_timeout,
              [](const std::string& v) { return parse_duration("STITCH_HEARTBEAT_TIMEOUT", v); })},
+      {"STITCH_RECONNECT_TIMEOUT",
+       field(&Options::reconnect_timeout,
+             [](const std::string& v) { return parse_duration("STITCH_RECONNECT_TIMEOUT", v); })},
       {"STITCH_NUM_THREADS",
        field(&Options::num_threads,
              [](const std::string& v) { return parse_int("STITCH_NUM_THREADS", v); })},
@@ -307,7 +310,8 @@ Options resolve_options(Options options) {
     options.num_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
   for (const auto& [name, duration] : {std::pair("rpc_timeout", options.rpc_timeout),
                                        std::pair("init_timeout", options.init_timeout),
-                                       std::pair("shutdown_timeout", options.shutdown_timeout)}) {
+                                       std::pair("shutdown_timeout", options.shutdown_timeout),
+                                       std::pair("reconnect_timeout", options.reconnect_timeout)}) {
     if (duration.count() < 0)
       refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
   }

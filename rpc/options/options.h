@@ -96,6 +96,9 @@ struct Options {
   // heartbeat_timeout is taken for gone, and is declared dead if no worker can reach it.
   std::chrono::nanoseconds heartbeat_interval = std::chrono::milliseconds(500);
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::milliseconds(1500);
+  // For how long a broken connection to a peer may be replaced, by another one or another
+  // transport, before that peer is lost. 0: not at all.
+  std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(1);
   int num_threads = 0;  // threads for user functions; 0: one per core, at least 2, at most 16
   std::vector<std::string>
       transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's

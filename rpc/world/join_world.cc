@@ -199,7 +199,7 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   const Reach reach(options_, self_);
   const auto plan = transport::parse_fault_plan(options_.fault);
   faults_ = plan ? transport::Faults::make(*plan, options_.name) : nullptr;
-  peers_ = std::make_unique<PeerTable>();
+  peers_ = std::make_unique<PeerTable>(options_.reconnect_timeout);
   MemberCard own{info, {}, self_.encode()};
   own.addresses =
       peers_->listen(with_faults(transport::make_loopback_endpoint(

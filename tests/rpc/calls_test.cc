@@ -86,7 +86,7 @@ int run_once_more() { return ++times_run; }
 TEST(Calls, AreNeverRepeated) {
   const auto network = stitch::transport::LoopbackNetwork::process_wide();
   for (const auto lost : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {
-    Cluster cluster(2);
+    Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 0s; });
     times_run = 0;
     network->set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t,
                               const stitch::transport::Message& message) {
@@ -103,6 +103,25 @@ TEST(Calls, AreNeverRepeated) {
     for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
     EXPECT_EQ(times_run, lost == stitch::rpc::wire::kRequest ? 0 : 1);
   }
+}
+
+// Every sixth message breaks its connection.
+TEST(Calls, RunOnceThoughTheirConnectionsBreak) {
+  const auto network = stitch::transport::LoopbackNetwork::process_wide();
+  Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
+  times_run = 0;
+  std::atomic<std::uint64_t> messages{0};
+  network->set_judge(
+      [&](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
+        const auto kind = stitch::transport::FrameView(message).kind();
+        const bool call = kind == stitch::rpc::wire::kRequest || kind == stitch::rpc::wire::kReply;
+        return stitch::transport::Fate{.fail = call && ++messages % 6 == 0};
+      });
+  for (int i = 1; i <= 60; ++i) EXPECT_EQ(stitch::rpc_sync<run_once_more>("worker1"), i);
+  network->set_judge(nullptr);
+  EXPECT_GT(cluster[0].debug_info().at("rpc.reconnects"), 5);
+  EXPECT_TRUE(cluster.shutdown().empty()) << "what was sent and received balances";
+  EXPECT_EQ(times_run, 60);
 }
 
 }  // namespace

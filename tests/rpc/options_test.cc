@@ -53,6 +53,7 @@ TEST(Options, ComeFromTheEnvironment) {
                          {"STITCH_WORLD_SIZE", "4"},
                          {"STITCH_RPC_TIMEOUT", "250ms"},
                          {"STITCH_SHUTDOWN_TIMEOUT", "2m"},
+                         {"STITCH_RECONNECT_TIMEOUT", "5s"},
                          {"STITCH_NUM_THREADS", "3"},
                          {"STITCH_TRANSPORTS", "tcp,shm"},
                          {"STITCH_SECRET", "x"},
@@ -65,6 +66,7 @@ TEST(Options, ComeFromTheEnvironment) {
   EXPECT_EQ(options.world_size, 4);
   EXPECT_EQ(options.rpc_timeout, 250ms);
   EXPECT_EQ(options.shutdown_timeout, 2min);
+  EXPECT_EQ(options.reconnect_timeout, 5s);
   EXPECT_EQ(options.num_threads, 3);
   EXPECT_EQ(options.transports, (std::vector<std::string>{"tcp", "shm"}));
   EXPECT_EQ(options.max_frame_bytes, std::size_t{1} << 20);
@@ -77,6 +79,7 @@ TEST(Options, HaveDefaults) {
   EXPECT_EQ(options.name, "worker3");
   EXPECT_EQ(options.rpc_timeout, 60s);
   EXPECT_EQ(options.shutdown_timeout, 30s);
+  EXPECT_EQ(options.reconnect_timeout, 1s);
   EXPECT_GE(options.num_threads, 2);
 }
 

@@ -276,7 +276,7 @@ TEST(ShutdownAlone, AMessageCountsAsReceivedOnceItIsBeingServed) {
 // no peer.
 TEST(ShutdownFaults, TwoFollowersThatHaveLostEachOtherDoNotBlockIt) {
   const auto network = stitch::transport::LoopbackNetwork::process_wide();
-  Cluster cluster(3);
+  Cluster cluster(3, [](stitch::Options& options) { options.reconnect_timeout = 0s; });
   EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);
   for (const bool fail : {false, true}) {
     network->set_judge([fail](std::uint32_t from, std::uint32_t to, std::uint64_t,

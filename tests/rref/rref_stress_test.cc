@@ -310,7 +310,10 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
   bool broke = true;
   for (std::uint64_t k = 0; broke; ++k) {
     broke = false;
-    Cluster cluster(3, [](Options& options) { options.rpc_timeout = 2s; });
+    Cluster cluster(3, [](Options& options) {
+      options.rpc_timeout = 2s;
+      options.reconnect_timeout = 0s;
+    });
     {
       // Counted from here; `sequence` counts from the construction of the network.
       auto counted = std::make_shared<std::atomic<std::uint64_t>>(0);
@@ -365,7 +368,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
 }
 
 TEST(RRefFaults, AMessageThatDidNotLeaveKeepsNoObject) {
-  Cluster cluster(3);
+  Cluster cluster(3, [](Options& options) { options.reconnect_timeout = 0s; });
   {
     const LoopbackFaults network(
         [](std::uint32_t from, std::uint32_t to, std::uint64_t, const transport::Message&) {

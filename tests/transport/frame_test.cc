@@ -69,6 +69,20 @@ std::string problem_of(const Message& message) {
   return "none";
 }
 
+TEST(Frame, CarriesTheNumbersOfASession) {
+  FrameBuilder builder(7);
+  builder.end_body();
+  Message message = std::move(builder).finish();
+  EXPECT_EQ(numbers_of(message.frame)->number, 0U);
+  put_numbers(message.frame, {FrameNumbers::kLarge | 5, {6, 7}});
+  const auto numbers = numbers_of(message.frame);
+  EXPECT_EQ(numbers->number, FrameNumbers::kLarge | 5);
+  EXPECT_EQ(numbers->received[0], 6U);
+  EXPECT_EQ(numbers->received[1], 7U);
+  EXPECT_EQ(FrameView(message).kind(), 7) << "and stays whole";
+  EXPECT_FALSE(numbers_of(base::Bytes(63)));
+}
+
 TEST(Frame, CarriesKindBodySectionsAndBuffers) {
   const Message message = make_full_message();
   const FrameView view(message);
@@ -109,15 +123,16 @@ TEST(Frame, HasTheDocumentedBytes) {
   builder.end_body();
   builder.add_section(0x0304, bytes_of("z"));
   const Message message = std::move(builder).finish();
-  EXPECT_EQ(std::memcmp(message.frame.data(), "STCH\x01\x00\x02\x01", 8), 0);
-  EXPECT_EQ(peek<std::uint64_t>(message, 8), message.frame.size());
-  EXPECT_EQ(peek<std::uint64_t>(message, 16), 64U);
-  EXPECT_EQ(peek<std::uint64_t>(message, 24), 2U);
-  EXPECT_EQ(peek<std::uint64_t>(message, 32), 72U);  // after "xy" and "z", at a multiple of 8
-  EXPECT_EQ(peek<std::uint64_t>(message, 40), 0U);
-  EXPECT_EQ(peek<std::uint32_t>(message, 48), 1U);
-  EXPECT_EQ(peek<std::uint32_t>(message, 52), 0U);
-  EXPECT_EQ(peek<std::uint64_t>(message, 56), 0U);
+  EXPECT_EQ(std::memcmp(message.frame.data(), "STCH\x02\x00\x02\x01", 8), 0);
+  EXPECT_EQ(peek<std::uint32_t>(message, 8), message.frame.size());
+  EXPECT_EQ(peek<std::uint32_t>(message, 12), 64U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 16), 2U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 20), 72U);  // after "xy" and "z", at a multiple of 8
+  EXPECT_EQ(peek<std::uint32_t>(message, 24), 0U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 28), 1U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 32), 0U);
+  EXPECT_EQ(peek<std::uint32_t>(message, 36), 0U);
+  for (const std::size_t number : {40, 48, 56}) EXPECT_EQ(peek<std::uint64_t>(message, number), 0U);
   EXPECT_EQ(peek<std::uint16_t>(message, 72), 0x0304);
   EXPECT_EQ(peek<std::uint32_t>(message, 76), 66U);
   EXPECT_EQ(peek<std::uint32_t>(message, 80), 1U);
@@ -174,38 +189,38 @@ TEST(FrameChecks, NameTheFieldAndBothValues) {
   {
     Message m = copy(good);
     poke<std::uint16_t>(m, 4, 9);
-    EXPECT_EQ(problem_of(m), "frame is malformed: version 9 is not the 1 spoken here");
+    EXPECT_EQ(problem_of(m), "frame is malformed: version 9 is not the 2 spoken here");
   }
   {
     Message m = copy(good);
-    poke<std::uint64_t>(m, 8, 1000000);
+    poke<std::uint32_t>(m, 8, 1000000);
     EXPECT_EQ(problem_of(m), "frame is malformed: total size 1000000 differs from the " + total +
                                  " bytes that arrived");
   }
   {
     Message m = copy(good);
-    poke<std::uint64_t>(m, 24, ~std::uint64_t{0});
+    poke<std::uint32_t>(m, 16, ~std::uint32_t{0});
     EXPECT_EQ(problem_of(m),
-              "frame is malformed: body of 18446744073709551615 bytes at offset 64 does not lie in "
+              "frame is malformed: body of 4294967295 bytes at offset 64 does not lie in "
               "the frame of " +
                   total + " bytes");
   }
   {
     Message m = copy(good);
-    poke<std::uint32_t>(m, 48, 0xffffffffU);
+    poke<std::uint32_t>(m, 28, 0xffffffffU);
     EXPECT_NE(problem_of(m).find("section table of 4294967295 entries"), std::string::npos);
   }
   {
     Message m = copy(good);
-    poke<std::uint32_t>(m, 52, 0xffffffffU);
+    poke<std::uint32_t>(m, 32, 0xffffffffU);
     EXPECT_NE(problem_of(m).find("buffer table of 4294967295 entries"), std::string::npos);
   }
   {
     Message m = copy(good);
-    poke<std::uint32_t>(m, peek<std::uint64_t>(m, 32) + 8, 0xfffffff0U);
+    poke<std::uint32_t>(m, peek<std::uint32_t>(m, 20) + 8, 0xfffffff0U);
     EXPECT_NE(problem_of(m).find("section 0 of 4294967280 bytes at offset 72"), std::string::npos);
   }
-  const std::size_t buffers = peek<std::uint64_t>(good, 40);
+  const std::size_t buffers = peek<std::uint32_t>(good, 24);
   {
     Message m = copy(good);
     poke<std::uint8_t>(m, buffers, 9);
@@ -259,7 +274,7 @@ TEST(FrameChecks, RefuseEveryTruncation) {
     EXPECT_NE(problem_of(cut), "none") << size;
     // Also when the header has the size of the truncated frame.
     if (size >= FrameBuilder::kHeaderBytes) {
-      poke<std::uint64_t>(cut, 8, size);
+      poke<std::uint32_t>(cut, 8, static_cast<std::uint32_t>(size));
       EXPECT_NE(problem_of(cut), "none") << size;
     }
   }
@@ -303,7 +318,7 @@ TEST(FrameChecks, SurviveRandomMutations) {
     Message mutant;
     mutant.frame.append(good.frame.data(), size);
     if (random() % 8 != 0) mutant.buffers = good.buffers;
-    const std::size_t buffers = peek<std::uint64_t>(good, 40);
+    const std::size_t buffers = peek<std::uint32_t>(good, 24);
     const int changes = static_cast<int>(random() % 5);
     for (int i = 0; i < changes && size > 0; ++i) {
       // Mostly the header and the tables, where a wrong value can do harm.
@@ -323,7 +338,8 @@ TEST(FrameChecks, SurviveRandomMutations) {
           poke<std::uint64_t>(mutant, at & ~std::size_t{7}, edges[random() % edges.size()]);
       }
     }
-    if (size >= 16 && random() % 2 == 0) poke<std::uint64_t>(mutant, 8, size);
+    if (size >= 16 && random() % 2 == 0)
+      poke<std::uint32_t>(mutant, 8, static_cast<std::uint32_t>(size));
     try {
       static_cast<void>(read_all(mutant));
     } catch (const Error& error) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/mutex.h"
@@ -54,6 +55,9 @@ class Relay {
     base::MutexLock lock(mutex_);
     change_ = std::move(change);
   }
+  // From now on, what is left of a connection that is cut stays open on the side of the target,
+  // which learns nothing.
+  void keep_target_after_cut() { keep_target_.store(true); }
   // What the last connection carried, as it arrived.
   [[nodiscard]] std::string carried(bool from_connecting) const {
     base::MutexLock lock(mutex_);
@@ -66,7 +70,7 @@ class Relay {
       pollfd event{listener_.get(), POLLIN, 0};
       if (::poll(&event, 1, 5) <= 0) continue;
       const base::Descriptor connecting(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      const base::Descriptor accepting = connect_raw(target_);
+      base::Descriptor accepting = connect_raw(target_);
       {
         base::MutexLock lock(mutex_);
         carried_ = {};
@@ -80,6 +84,7 @@ class Relay {
           if (events[side].revents != 0) alive = pass(sockets[side], sockets[1 - side], side);
         }
       }
+      if (keep_target_.load()) kept_.push_back(std::move(accepting));
     }
   }
   // False at the end of the connection.
@@ -106,6 +111,8 @@ class Relay {
   base::Descriptor listener_;
   std::string address_;
   std::atomic<bool> stop_{false};
+  std::atomic<bool> keep_target_{false};
+  std::vector<base::Descriptor> kept_;  // its thread only
   mutable base::Mutex mutex_;
   Change change_ STITCH_GUARDED_BY(mutex_);
   std::array<std::string, 2> carried_ STITCH_GUARDED_BY(mutex_);

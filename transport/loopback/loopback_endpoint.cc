@@ -118,6 +118,9 @@ class LoopbackConnection final : public HandshakingConnection {
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
+  [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
+  // At the end of an attempt, before finish_reading(): no endpoint is there.
+  void set_no_process_listens() noexcept { no_process_listens_.store(true); }
   [[nodiscard]] LoopbackEndpointState& endpoint() noexcept { return *endpoint_; }
 
   // Connects two halves; false when one has been shut.
@@ -167,6 +170,7 @@ class LoopbackConnection final : public HandshakingConnection {
       peer_endpoint_;  // null when no endpoint listens at the address
   const std::string name_;
   bool reading_ = true;  // on this half's thread only
+  std::atomic<bool> no_process_listens_{false};
 
   base::Mutex link_mutex_;
   std::weak_ptr<LoopbackConnection> other_ STITCH_GUARDED_BY(link_mutex_);
@@ -303,6 +307,7 @@ std::shared_ptr<Connection> LoopbackEndpointState::connect(const std::string& ad
   if (!connections_.add(connection)) {
     thread->post([connection] { connection->finish_reading(closed_endpoint_error()); });
   } else if (to == nullptr) {
+    connection->set_no_process_listens();
     thread->post([connection] {
       connection->finish_reading(Error(ErrorCode::disconnected,
                                        "connect to \"" + connection->describe() +
@@ -322,6 +327,7 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
   }
   LoopbackEndpointState& other = from->endpoint();
   if (accept == nullptr) {
+    from->set_no_process_listens();
     other.thread->post([from] {
       from->finish_reading(
           Error(ErrorCode::disconnected,
@@ -336,6 +342,7 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
   if (!added || !LoopbackConnection::link(from, half)) {
     half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() +
                                                             " was closed before it was accepted"));
+    if (!added) from->set_no_process_listens();
     if (!added)
       from->close(Error(ErrorCode::disconnected, "connect to \"" + from->describe() +
                                                      "\" failed: the endpoint there is closed"));

@@ -128,9 +128,9 @@ class SealedLink final : public Link {
   std::optional<Error> ended() override {
     auto error = link_->ended();
     if (error && in_.size() > 0) {
-      return Error(ErrorCode::protocol, "the stream ended within sealed record " +
-                                            std::to_string(opener_.records()) + ": " +
-                                            error->what());
+      return Error(ErrorCode::disconnected, "the stream ended within sealed record " +
+                                                std::to_string(opener_.records()) + ": " +
+                                                error->what());
     }
     return error;
   }

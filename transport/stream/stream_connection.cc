@@ -2,6 +2,8 @@
 
 #include <sys/epoll.h>
 
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -65,6 +67,11 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
 
 void StreamConnection::fail(const Error& error) {
   if (sender_.give_up(error)) ended(error);
+}
+
+void StreamConnection::fail_to_connect(int error, bool same_host) {
+  no_process_listens_.store(same_host && error == ECONNREFUSED);
+  fail(connect_error(std::strerror(error)));
 }
 
 Error StreamConnection::connect_error(const std::string& what) const {

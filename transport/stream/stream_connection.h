@@ -52,6 +52,9 @@ class StreamConnection final : public HandshakingConnection,
   void begin(std::unique_ptr<Link> link);
   // There will be no link. Does nothing when the connection was closed meanwhile.
   void fail(const Error& error);
+  // The same, because connect() failed with `error` at an address which is this host's or not.
+  void fail_to_connect(int error, bool same_host);
+  [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
   // The error of a connection that could not be made: connect to "tcp://..." failed: `what`.
   [[nodiscard]] Error connect_error(const std::string& what) const;
   // How far the handshake of an accepted one has come.
@@ -107,9 +110,10 @@ class StreamConnection final : public HandshakingConnection,
   bool peer_gone_ = false;                    // what is left of it is read in any case
   std::atomic<bool> unwatched_{false};        // nothing is to be read for now; any thread may look
   std::atomic<bool> received_record_{false};  // a record has come
-  std::atomic<bool> paused_{false};           // by the owner
-  std::atomic<bool> admitted_{false};         // the message that waits may begin
-  std::atomic<bool> look_again_{false};       // reading continues: poll() is wanted
+  std::atomic<bool> no_process_listens_{false};  // at the address; before the end
+  std::atomic<bool> paused_{false};              // by the owner
+  std::atomic<bool> admitted_{false};            // the message that waits may begin
+  std::atomic<bool> look_again_{false};          // reading continues: poll() is wanted
   StreamSender sender_;
 };
 

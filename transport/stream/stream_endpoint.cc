@@ -304,7 +304,7 @@ void StreamEndpointState::start_shm(const std::string& name,
   // connect() on a Unix socket with a full backlog fails with EAGAIN instead of completing later:
   // retry from a timer.
   if (errno != EAGAIN || attempt * kConnectRetryPause >= options_.handshake_timeout)
-    throw Error(ErrorCode::disconnected, text_of_errno(errno));
+    return connection->fail_to_connect(errno, true);
   thread_->post_at(std::chrono::steady_clock::now() + kConnectRetryPause,
                    [weak = weak_from_this(), name, connection, attempt] {
                      const auto self = weak.lock();
@@ -329,15 +329,16 @@ void StreamEndpointState::start_tcp(const std::string& address,
   if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
     return begin_tcp(connection, std::move(socket));
-  if (errno != EINPROGRESS) throw Error(ErrorCode::disconnected, text_of_errno(errno));
+  const bool same_host = ip->is_loopback();
+  if (errno != EINPROGRESS) return connection->fail_to_connect(errno, same_host);
   const auto step = SocketStep::start(
       *poller_, std::move(socket), true,
-      [connection](base::Descriptor& ready) {
+      [connection, same_host](base::Descriptor& ready) {
         int error = 0;
         socklen_t bytes = sizeof(error);
         if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
         if (error != 0) {
-          connection->fail(connection->connect_error(text_of_errno(error)));
+          connection->fail_to_connect(error, same_host);
         } else {
           begin_tcp(connection, std::move(ready));
         }

@@ -15,17 +15,19 @@ namespace {
 
 // The layout of WIRE.md. Every field is little-endian and at a multiple of its size.
 constexpr std::array<char, 4> kMagic{'S', 'T', 'C', 'H'};
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 constexpr std::size_t kAtVersion = 4;
 constexpr std::size_t kAtKind = 6;
 constexpr std::size_t kAtTotalBytes = 8;
-constexpr std::size_t kAtBodyOffset = 16;
-constexpr std::size_t kAtBodyBytes = 24;
-constexpr std::size_t kAtSectionTable = 32;
-constexpr std::size_t kAtBufferTable = 40;
-constexpr std::size_t kAtSectionCount = 48;
-constexpr std::size_t kAtBufferCount = 52;
-constexpr std::size_t kAtReserved = 56;
+constexpr std::size_t kAtBodyOffset = 12;
+constexpr std::size_t kAtBodyBytes = 16;
+constexpr std::size_t kAtSectionTable = 20;
+constexpr std::size_t kAtBufferTable = 24;
+constexpr std::size_t kAtSectionCount = 28;
+constexpr std::size_t kAtBufferCount = 32;
+constexpr std::size_t kAtReserved = 36;
+constexpr std::size_t kAtNumber = 40;
+constexpr std::size_t kAtReceived = 48;
 constexpr std::size_t kSectionEntryBytes = 16;  // kind u16, 0 u16, offset u32, bytes u32, 0 u32
 constexpr std::size_t kBufferEntryBytes =
     16;  // device type u8, device index u8, 0 u16, offset u32, bytes u64
@@ -150,14 +152,17 @@ Message FrameBuilder::finish() && {
   std::memcpy(header, kMagic.data(), kMagic.size());
   put<std::uint16_t>(header + kAtVersion, kVersion);
   put<std::uint16_t>(header + kAtKind, kind_);
-  put<std::uint64_t>(header + kAtTotalBytes, frame_.size());
-  put<std::uint64_t>(header + kAtBodyOffset, kHeaderBytes);
-  put<std::uint64_t>(header + kAtBodyBytes, body_bytes_);
-  put<std::uint64_t>(header + kAtSectionTable, section_table);
-  put<std::uint64_t>(header + kAtBufferTable, buffer_table);
+  put<std::uint32_t>(header + kAtTotalBytes, static_cast<std::uint32_t>(frame_.size()));
+  put<std::uint32_t>(header + kAtBodyOffset, static_cast<std::uint32_t>(kHeaderBytes));
+  put<std::uint32_t>(header + kAtBodyBytes, static_cast<std::uint32_t>(body_bytes_));
+  put<std::uint32_t>(header + kAtSectionTable, static_cast<std::uint32_t>(section_table));
+  put<std::uint32_t>(header + kAtBufferTable, static_cast<std::uint32_t>(buffer_table));
   put<std::uint32_t>(header + kAtSectionCount, static_cast<std::uint32_t>(sections_.size()));
   put<std::uint32_t>(header + kAtBufferCount, static_cast<std::uint32_t>(entries_.size()));
-  put<std::uint64_t>(header + kAtReserved, 0);
+  put<std::uint32_t>(header + kAtReserved, 0);
+  put<std::uint64_t>(header + kAtNumber, 0);
+  put<std::uint64_t>(header + kAtReceived, 0);
+  put<std::uint64_t>(header + kAtReceived + 8, 0);
   return Message{std::move(frame_), std::move(beside_)};
 }
 
@@ -167,11 +172,25 @@ std::optional<FrameHead> peek_frame(const base::Bytes& frame) noexcept {
       std::memcmp(at, kMagic.data(), kMagic.size()) != 0)
     return std::nullopt;
   if (get<std::uint16_t>(at + kAtVersion) != kVersion) return std::nullopt;
-  const auto offset = get<std::uint64_t>(at + kAtBodyOffset);
-  const auto bytes = get<std::uint64_t>(at + kAtBodyBytes);
+  const auto offset = std::uint64_t{get<std::uint32_t>(at + kAtBodyOffset)};
+  const auto bytes = std::uint64_t{get<std::uint32_t>(at + kAtBodyBytes)};
   if (outside(offset, bytes, frame.size())) return std::nullopt;
   return FrameHead{get<std::uint16_t>(at + kAtKind),
                    {at + offset, static_cast<std::size_t>(bytes)}};
+}
+
+void put_numbers(base::Bytes& frame, const FrameNumbers& numbers) noexcept {
+  put<std::uint64_t>(frame.data() + kAtNumber, numbers.number);
+  put<std::uint64_t>(frame.data() + kAtReceived, numbers.received[0]);
+  put<std::uint64_t>(frame.data() + kAtReceived + 8, numbers.received[1]);
+}
+
+std::optional<FrameNumbers> numbers_of(const base::Bytes& frame) noexcept {
+  if (frame.size() < FrameBuilder::kHeaderBytes) return std::nullopt;
+  const std::byte* at = frame.data();
+  return FrameNumbers{
+      get<std::uint64_t>(at + kAtNumber),
+      {get<std::uint64_t>(at + kAtReceived), get<std::uint64_t>(at + kAtReceived + 8)}};
 }
 
 FrameView::FrameView(const Message& message) {
@@ -187,18 +206,19 @@ FrameView::FrameView(const Message& message) {
               std::to_string(version) + " is not the " + std::to_string(kVersion) + " spoken here");
   }
   kind_ = get<std::uint16_t>(frame + kAtKind);
-  if (const auto announced = get<std::uint64_t>(frame + kAtTotalBytes); announced != total) {
+  if (const auto announced = std::uint64_t{get<std::uint32_t>(frame + kAtTotalBytes)};
+      announced != total) {
     malformed("total size", std::to_string(announced) + " differs from the " +
                                 std::to_string(total) + " bytes that arrived");
   }
-  const auto body_offset = get<std::uint64_t>(frame + kAtBodyOffset);
-  const auto body_bytes = get<std::uint64_t>(frame + kAtBodyBytes);
+  const auto body_offset = std::uint64_t{get<std::uint32_t>(frame + kAtBodyOffset)};
+  const auto body_bytes = std::uint64_t{get<std::uint32_t>(frame + kAtBodyBytes)};
   if (body_offset < FrameBuilder::kHeaderBytes || outside(body_offset, body_bytes, total)) {
     out_of_frame("body", body_offset, body_bytes, total);
   }
   body_ = message.frame.span().subspan(body_offset, body_bytes);
 
-  const auto section_table = get<std::uint64_t>(frame + kAtSectionTable);
+  const auto section_table = std::uint64_t{get<std::uint32_t>(frame + kAtSectionTable)};
   const auto section_count = get<std::uint32_t>(frame + kAtSectionCount);
   if (section_count > 0) {
     if (section_table < FrameBuilder::kHeaderBytes ||
@@ -220,7 +240,7 @@ FrameView::FrameView(const Message& message) {
     }
   }
 
-  const auto buffer_table = get<std::uint64_t>(frame + kAtBufferTable);
+  const auto buffer_table = std::uint64_t{get<std::uint32_t>(frame + kAtBufferTable)};
   const auto buffer_count = get<std::uint32_t>(frame + kAtBufferCount);
   std::size_t beside = 0;
   std::uint64_t last_end = 0;  // of the buffers in the frame so far

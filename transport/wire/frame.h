@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -82,6 +83,20 @@ struct FrameHead {
   std::span<const std::byte> body;
 };
 [[nodiscard]] std::optional<FrameHead> peek_frame(const base::Bytes& frame) noexcept;
+
+// What a session writes into the header of each frame (rpc/PROTOCOL.md, section 6): the frame's
+// number, and up to which numbers the sender has received every frame. Two streams are numbered
+// apart, as small messages may overtake large ones.
+struct FrameNumbers {
+  static constexpr std::size_t kStreams = 2;  // 0: small messages, 1: large ones
+  static constexpr std::uint64_t kLarge = std::uint64_t{1} << 63;
+  std::uint64_t number = 0;  // 0: not numbered; with kLarge: of the large messages
+  std::array<std::uint64_t, kStreams> received{};
+};
+// REQUIRES: the frame has a whole header.
+void put_numbers(base::Bytes& frame, const FrameNumbers& numbers) noexcept;
+// Nothing when the frame is shorter than a header.
+[[nodiscard]] std::optional<FrameNumbers> numbers_of(const base::Bytes& frame) noexcept;
 
 // A checked reader of a received message. The constructor checks every offset, length and count
 // against the size of the frame, and throws Error(protocol) naming the field; afterwards nothing

@@ -1,0 +1,319 @@
+#include "stitch/rpc/agent/session.h"
+
+#include <exception>
+#include <utility>
+
+#include "stitch/rpc/agent/kept_message.h"
+#include "stitch/rpc/message/frame_kinds.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+constexpr std::uint64_t kNumberMask = ~transport::FrameNumbers::kLarge;
+
+std::size_t total_bytes(const transport::Message& message) noexcept {
+  std::size_t bytes = message.frame.size();
+  for (const transport::Buffer& buffer : message.buffers) bytes += buffer.bytes;
+  return bytes;
+}
+
+// As the transports tell them apart, which let small messages overtake large ones.
+std::size_t stream_of(const transport::Message& message, std::size_t bytes) noexcept {
+  return bytes > Session::kSmallBytes || message.buffers.size() > Session::kSmallBuffers ? 1 : 0;
+}
+
+transport::Message empty_frame(std::uint16_t kind) {
+  transport::FrameBuilder frame(kind);
+  frame.end_body();
+  return std::move(frame).finish();
+}
+
+// Whether a connection refuses one message, and not all of them because it has ended.
+bool concerns_one_message(const Error& error) noexcept {
+  switch (error.code()) {
+    case ErrorCode::unimplemented:
+    case ErrorCode::invalid_argument:
+    case ErrorCode::out_of_range:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Session::~Session() {
+  Kept* list = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    for (Stream& stream : streams_) {
+      if (stream.newest == nullptr) continue;
+      stream.newest->next = list;
+      list = std::exchange(stream.first, nullptr);
+      stream.newest = nullptr;
+    }
+  }
+  const Error gone(ErrorCode::shutting_down, "this worker has shut down");
+  while (list != nullptr) {
+    Kept& kept = *std::exchange(list, list->next);
+    tell(kept, gone);
+    release(kept);
+  }
+}
+
+// ---- sending
+
+void Session::send(transport::Message message, transport::SendDone done, std::uint64_t call_id) {
+  Kept* kept = nullptr;
+  try {
+    kept = new Kept{.message = std::move(message), .done = std::move(done), .call_id = call_id};
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
+    message = {};
+    if (done) done(error);
+    return;
+  }
+  kept->bytes = total_bytes(kept->message);
+  kept->stream = stream_of(kept->message, kept->bytes);
+  transport::Connection* connection = nullptr;
+  bool unconnected = false;
+  bool silent = false;
+  Kept* done_with = nullptr;
+  std::optional<Error> ended;
+  {
+    base::MutexLock lock(mutex_);
+    if (ended_) [[unlikely]] {
+      ended = ended_;
+    } else {
+      keep(*kept);
+      if (usable_) [[likely]] {
+        connection = current_.load(std::memory_order_relaxed);
+        kept->sent = true;
+        kept->holders.store(2, std::memory_order_relaxed);
+      } else {
+        unconnected = current_.load(std::memory_order_relaxed) == nullptr;
+      }
+      done_with = take_acknowledged();
+      silent =
+          (kept_messages_ & (kMaxPassedOn - 1)) == 0 && kept_messages_ != 0 && peer_is_silent();
+    }
+  }
+  if (ended) [[unlikely]] {
+    kept->message = {};
+    tell(*kept, ended);
+    release(*kept);
+    return;
+  }
+  if (connection != nullptr) transmit(*kept, *connection);
+  settle(done_with);
+  if (unconnected) events_.on_unconnected();
+  if (silent) [[unlikely]]
+    close(Error(ErrorCode::overloaded, "it does not acknowledge what it is sent"));
+}
+
+void Session::keep(Kept& kept) {
+  Stream& stream = streams_[kept.stream];
+  kept.number = ++stream.last;
+  transport::FrameNumbers numbers;
+  numbers.number = kept.number | (kept.stream == 0 ? 0 : transport::FrameNumbers::kLarge);
+  numbers.received = received();
+  told_.store(numbers.received[0] + numbers.received[1], std::memory_order_relaxed);
+  transport::put_numbers(kept.message.frame, numbers);
+  if (stream.newest == nullptr) {
+    stream.first = &kept;
+  } else {
+    stream.newest->next = &kept;
+  }
+  stream.newest = &kept;
+  if (!usable_ && stream.unsent == nullptr) stream.unsent = &kept;
+  ++kept_messages_;
+  kept_bytes_ += kept.bytes;
+}
+
+void Session::transmit(Kept& kept, transport::Connection& connection) {
+  try {
+    transport::Message bytes{base::Bytes::borrowed(kept.message.frame), kept.message.buffers};
+    connection.send(std::move(bytes),
+                    [this, &kept](const std::optional<Error>& error) { transmitted(kept, error); });
+  } catch (...) {
+    connection.close(to_error(std::current_exception()));
+    release(kept);
+  }
+}
+
+void Session::transmitted(Kept& kept, const std::optional<Error>& error) {
+  if (!error) [[likely]] {
+    tell(kept, error);
+  } else if (concerns_one_message(*error)) {
+    // What another connection has passed on cannot fail any more.
+    if (kept.told.load(std::memory_order_acquire)) {
+      close(*error);
+    } else {
+      withdraw(kept, *error);
+    }
+  }
+  // Otherwise the connection has ended: the next one gets the message.
+  release(kept);
+}
+
+void Session::withdraw(Kept& kept, const Error& why) {
+  tell(kept, why);
+  transport::Connection* connection = nullptr;
+  transport::Message message = empty_frame(wire::kSkip);
+  {
+    base::MutexLock lock(mutex_);
+    // Only the list and the caller hold it: no other thread reads the message.
+    if (ended_ || kept.holders.load(std::memory_order_acquire) != 2) return;
+    transport::FrameNumbers numbers;
+    numbers.number = kept.number | (kept.stream == 0 ? 0 : transport::FrameNumbers::kLarge);
+    numbers.received = received();
+    transport::put_numbers(message.frame, numbers);
+    kept_bytes_ -= kept.bytes;
+    kept.bytes = message.frame.size();
+    kept_bytes_ += kept.bytes;
+    std::swap(kept.message, message);
+    connection = current_.load(std::memory_order_relaxed);
+    if (connection != nullptr) kept.holders.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (connection != nullptr) transmit(kept, *connection);
+}
+
+void Session::tell(Kept& kept, const std::optional<Error>& error) {
+  if (kept.told.exchange(true, std::memory_order_acq_rel)) return;
+  if (!kept.done) return;
+  kept.done(error);
+  kept.done = nullptr;
+}
+
+void Session::release(Kept& kept) noexcept {
+  if (kept.holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete &kept;
+}
+
+bool Session::peer_is_silent() const {
+  std::size_t passed_on = 0;
+  for (const Stream& stream : streams_) {
+    for (const Kept* kept = stream.first; kept != nullptr && kept->told.load(); kept = kept->next)
+      ++passed_on;
+  }
+  return passed_on >= kMaxPassedOn / 2;
+}
+
+// ---- receiving
+
+Session::Arrival Session::receive(const transport::Message& message) {
+  const auto numbers = transport::numbers_of(message.frame);
+  if (!numbers) return Arrival::unnumbered;
+  for (std::size_t stream = 0; stream < kStreams; ++stream) {
+    if (numbers->received[stream] > acknowledged_[stream].load(std::memory_order_relaxed))
+      acknowledged(stream, numbers->received[stream]);
+  }
+  if (numbers->number == 0) {
+    free_acknowledged();
+    return Arrival::unnumbered;
+  }
+  const std::size_t stream = (numbers->number & transport::FrameNumbers::kLarge) != 0 ? 1 : 0;
+  switch (received_[stream].take(numbers->number & kNumberMask)) {
+    case ReceivedNumbers::Taken::fresh:
+      break;
+    case ReceivedNumbers::Taken::known:
+      duplicates_.fetch_add(1, std::memory_order_relaxed);
+      return Arrival::drop;
+    case ReceivedNumbers::Taken::too_scattered:
+      throw Error(ErrorCode::protocol, "more than " + std::to_string(ReceivedNumbers::kMaxGaps) +
+                                           " runs of its messages are missing");
+  }
+  note_untold(total_bytes(message));
+  const auto head = transport::peek_frame(message.frame);
+  return head && head->kind == wire::kSkip ? Arrival::drop : Arrival::deliver;
+}
+
+void Session::note_untold(std::size_t bytes) {
+  untold_bytes_ += bytes;
+  const std::uint64_t untold = received_sum() - told_.load(std::memory_order_relaxed);
+  if (untold == 0) untold_bytes_ = 0;
+  if (untold < kMaxUntoldMessages && untold_bytes_ < kMaxUntoldBytes) return;
+  untold_bytes_ = 0;
+  acknowledge();
+}
+
+void Session::acknowledge() {
+  acknowledging_.store(false);
+  free_acknowledged();
+  if (told_.load(std::memory_order_relaxed) >= received_sum()) return;
+  transport::Message message = empty_frame(wire::kReceived);
+  transport::Connection* connection = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (!usable_ || ended_) return;
+    connection = current_.load(std::memory_order_relaxed);
+    transport::FrameNumbers numbers;
+    numbers.received = received();
+    told_.store(numbers.received[0] + numbers.received[1], std::memory_order_relaxed);
+    transport::put_numbers(message.frame, numbers);
+  }
+  connection->send(std::move(message), nullptr);
+}
+
+void Session::acknowledged(std::size_t stream, std::uint64_t number) {
+  // Small messages wait for the next send(); large ones, and many, are freed now.
+  auto& known = acknowledged_[stream];
+  constexpr std::uint64_t kSomeMessages = 64;
+  if (stream == 0 && number % kSomeMessages != 0 && number - known.load() < kSomeMessages) {
+    known.store(number, std::memory_order_relaxed);
+    return;
+  }
+  Kept* done_with = nullptr;
+  bool false_claim = false;
+  {
+    base::MutexLock lock(mutex_);
+    false_claim = number > streams_[stream].last;
+    if (!false_claim) {
+      known.store(number, std::memory_order_relaxed);
+      done_with = take_acknowledged();
+    }
+  }
+  if (false_claim)
+    throw Error(ErrorCode::protocol, "it acknowledges messages that it was not sent");
+  settle(done_with);
+}
+
+Session::Kept* Session::take_acknowledged() {
+  Kept* list = nullptr;
+  Kept** end = &list;
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    Stream& stream = streams_[i];
+    const std::uint64_t number = acknowledged_[i].load(std::memory_order_relaxed);
+    while (stream.first != nullptr && stream.first->number <= number) {
+      Kept* const kept = stream.first;
+      stream.first = kept->next;
+      if (stream.unsent == kept) stream.unsent = kept->next;
+      if (stream.first == nullptr) stream.newest = nullptr;
+      --kept_messages_;
+      kept_bytes_ -= kept->bytes;
+      kept->next = nullptr;
+      *end = kept;
+      end = &kept->next;
+    }
+  }
+  return list;
+}
+
+void Session::free_acknowledged() {
+  Kept* done_with = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    done_with = take_acknowledged();
+  }
+  settle(done_with);
+}
+
+void Session::settle(Kept* list) {
+  while (list != nullptr) {
+    Kept& kept = *std::exchange(list, list->next);
+    tell(kept, std::nullopt);
+    release(kept);
+  }
+}
+
+}  // namespace stitch::rpc

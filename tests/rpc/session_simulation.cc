@@ -1,0 +1,331 @@
+#include "tests/rpc/session_simulation.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "stitch/rpc/agent/session.h"
+#include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/transport/wire/record.h"
+
+namespace stitch::rpc::test {
+
+namespace {
+
+static_assert(Session::kSmallBytes == transport::kSmallMessageBytes);
+static_assert(Session::kSmallBuffers == transport::kSmallMessageBuffers);
+
+constexpr std::uint16_t kText = 0x700;
+
+transport::Message message_of(std::uint64_t id, bool large) {
+  transport::FrameBuilder frame(kText);
+  frame.body().append(&id, sizeof(id));
+  if (large) frame.body().resize(frame.body().size() + transport::kSmallMessageBytes);
+  frame.end_body();
+  return std::move(frame).finish();
+}
+
+}  // namespace
+
+class SessionSimulation::World {
+ public:
+  explicit World(std::uint64_t seed) : random_(seed) {
+    for (std::size_t side = 0; side < 2; ++side) {
+      sides_[side].session = std::make_shared<Session>(Session::Events{
+          .wanted = [this](std::uint64_t call) { return !unwanted_.contains(call); },
+          .on_close = [this](const Error& why) { fail(std::string("closed: ") + why.what()); },
+          .on_unconnected = [] {}});
+    }
+  }
+
+  std::string run() {
+    const int steps = 20 + below(120);
+    for (int i = 0; i < steps && failure_.empty(); ++i) step();
+    const bool give_up = below(5) == 0;
+    if (give_up) end_sessions();
+    for (int i = 0; i < 10'000 && failure_.empty() && !quiet(); ++i) settle();
+    if (failure_.empty()) check_end(give_up);
+    return failure_;
+  }
+
+  [[nodiscard]] Counts counts() const {
+    Counts counts;
+    for (const Side& side : sides_) {
+      const auto one = side.session->statistics();
+      counts.delivered += side.delivered.size();
+      counts.reconnects += one.reconnects;
+      counts.resent += one.resent;
+      counts.duplicates += one.duplicates_dropped;
+    }
+    return counts;
+  }
+
+ private:
+  struct Queued {
+    transport::Message message;  // a copy, so that reading after its end is found out
+    transport::SendDone done;
+    bool large;
+  };
+  // One side of a connection; the two share what is on the way.
+  struct Link;
+  class Half final : public transport::Connection {
+   public:
+    Half(World& world, std::size_t side) : world_(world), side_(side) {}
+    [[nodiscard]] const transport::Hello& peer() const override { return hello_; }
+    void send(transport::Message message, transport::SendDone done) override {
+      world_.sent(*this, std::move(message), std::move(done));
+    }
+    void close(const Error&) override { world_.break_link(); }
+    [[nodiscard]] std::string describe() const override { return "simulated"; }
+
+    World& world_;
+    const std::size_t side_;
+    bool over = false;         // this side has noticed the end
+    std::deque<Queued> queue;  // not passed on yet
+    std::deque<Queued> wire;   // passed on, not delivered
+    transport::Hello hello_;
+  };
+  struct Sent {
+    bool large = false;
+    bool refused = false;  // by its connection, or not wanted: it is not to arrive
+    int told = 0;
+    bool failed = false;
+    std::uint64_t call = 0;
+  };
+  struct Side {
+    std::shared_ptr<Session> session;
+    std::shared_ptr<Half> half;  // null: it has no connection
+    std::vector<Sent> messages;  // by id
+    std::set<std::uint64_t> delivered;
+    std::uint64_t last_small = 0;  // id + 1
+  };
+
+  int below(int bound) { return static_cast<int>(random_() % static_cast<std::uint64_t>(bound)); }
+  void fail(std::string what) {
+    if (failure_.empty()) failure_ = std::move(what);
+  }
+
+  void step() {
+    const auto side = static_cast<std::size_t>(below(2));
+    const int what = below(100);
+    if (what < 35) {
+      send(side);
+    } else if (what < 60) {
+      pass_on(side);
+    } else if (what < 80) {
+      deliver(side);
+    } else if (what < 84) {
+      sides_[side].session->acknowledge();
+    } else if (what < 88) {
+      break_link();
+    } else if (what < 93) {
+      notice(side);
+    } else {
+      connect();
+    }
+  }
+
+  // What leads to quiescence.
+  void settle() {
+    for (std::size_t side = 0; side < 2; ++side) {
+      if (broken_) notice(side);
+      pass_on(side);
+      deliver(side);
+      sides_[side].session->acknowledge();
+    }
+    connect();
+  }
+
+  void send(std::size_t from) {
+    Side& side = sides_[from];
+    const std::uint64_t id = side.messages.size();
+    Sent sent;
+    sent.large = below(3) == 0;
+    if (below(8) == 0) {
+      sent.call = ++last_call_;
+      if (below(2) == 0) unwanted_.insert(sent.call);
+    }
+    side.messages.push_back(sent);
+    side.session->send(
+        message_of(id, sent.large),
+        [this, &side, id](const std::optional<Error>& error) {
+          Sent& told = side.messages[id];
+          if (++told.told > 1) fail("the end of message " + std::to_string(id) + " was told twice");
+          told.failed = error.has_value();
+          // A callback may send.
+          if (!error && below(16) == 0 && !ended_)
+            send(static_cast<std::size_t>(&side - sides_.data()));
+        },
+        sent.call);
+  }
+
+  // A message is given to a connection.
+  void sent(Half& half, transport::Message message, transport::SendDone done) {
+    if (half.over) {
+      if (done) done(Error(ErrorCode::disconnected, "the connection has ended"));
+      return;
+    }
+    // Another thread may send at any moment: here, while what is kept is being sent again.
+    if (continuing_ && below(4) == 0) {
+      continuing_ = false;
+      send(half.side_);
+      continuing_ = true;
+    }
+    const auto head = transport::peek_frame(message.frame);
+    std::uint64_t id = 0;
+    if (head->kind == kText) std::memcpy(&id, head->body.data(), sizeof(id));
+    // What no connection has passed on yet may be refused by itself.
+    if (head->kind == kText && sides_[half.side_].messages.at(id).told == 0 && below(200) == 0) {
+      if (done) done(Error(ErrorCode::unimplemented, "this message is not carried here"));
+      return;
+    }
+    Queued queued;
+    queued.message.frame.append(message.frame.data(), message.frame.size());
+    queued.large = message.frame.size() > transport::kSmallMessageBytes;
+    queued.done = std::move(done);
+    half.queue.push_back(std::move(queued));
+  }
+
+  // The first small message, or the first large one.
+  static std::optional<Queued> take(std::deque<Queued>& from, bool large) {
+    const auto found = std::find_if(from.begin(), from.end(),
+                                    [large](const Queued& each) { return each.large == large; });
+    if (found == from.end()) return std::nullopt;
+    Queued taken = std::move(*found);
+    from.erase(found);
+    return taken;
+  }
+
+  void pass_on(std::size_t from) {
+    const auto half = sides_[from].half;
+    if (!half || half->over) return;
+    auto taken = take(half->queue, below(2) == 0);
+    if (!taken) return;
+    transport::SendDone done = std::move(taken->done);
+    // What is written into a connection that has broken does not arrive.
+    if (!broken_) half->wire.push_back(std::move(*taken));
+    if (done) done(std::nullopt);
+  }
+
+  void deliver(std::size_t to) {
+    Side& side = sides_[to];
+    Side& from = sides_[1 - to];
+    // What was on the way when a connection broke arrives or not, until this side notices.
+    if (!side.half || side.half->over || !wires_[1 - to]) return;
+    auto taken = take(wires_[1 - to]->wire, below(2) == 0);
+    if (!taken) return;
+    try {
+      if (side.session->receive(taken->message) != Session::Arrival::deliver) return;
+    } catch (const Error& error) {
+      fail(std::string("refused: ") + error.what());
+      return;
+    }
+    const auto head = transport::peek_frame(taken->message.frame);
+    if (!head || head->kind != kText) return fail("something else was delivered");
+    std::uint64_t id = 0;
+    std::memcpy(&id, head->body.data(), sizeof(id));
+    if (!side.delivered.insert(id).second) fail("message " + std::to_string(id) + " came twice");
+    const Sent& sent = from.messages.at(id);
+    if (sent.failed) fail("message " + std::to_string(id) + " failed, and came");
+    if (!sent.large && std::exchange(side.last_small, id + 1) > id + 1) fail("out of order");
+  }
+
+  void break_link() { broken_ = true; }
+
+  // One side learns that its connection has ended.
+  void notice(std::size_t at) {
+    Side& side = sides_[at];
+    if (!broken_ || !side.half || side.half->over) return;
+    const auto half = side.half;
+    half->over = true;
+    auto queue = std::move(half->queue);
+    half->queue.clear();
+    for (auto& each : queue) {
+      if (each.done) each.done(Error(ErrorCode::disconnected, "the connection has ended"));
+    }
+    if (below(2) == 0) half->wire.clear();
+    side.session->detach(half);
+    side.half = nullptr;
+  }
+
+  // Both sides have lost the old connection before either uses the new one (ACCEPT, CONFIRM).
+  void connect() {
+    if (ended_ || sides_[0].half || sides_[1].half) return;
+    ++generation_;
+    broken_ = false;
+    std::array<std::shared_ptr<Half>, 2> halves;
+    std::array<Session::Received, 2> received;
+    for (std::size_t i = 0; i < 2; ++i) {
+      halves[i] = std::make_shared<Half>(*this, i);
+      wires_[i] = halves[i];
+      received[i] = sides_[i].session->received();
+    }
+    const auto first = static_cast<std::size_t>(below(2));
+    for (const std::size_t i : {first, 1 - first}) sides_[i].half = halves[i];
+    continuing_ = true;
+    for (const std::size_t i : {first, 1 - first})
+      sides_[i].session->attach(halves[i], generation_, received[1 - i]);
+    continuing_ = false;
+  }
+
+  void end_sessions() {
+    ended_ = true;
+    const Error gone(ErrorCode::disconnected, "the peer is lost");
+    broken_ = true;
+    for (std::size_t side = 0; side < 2; ++side) {
+      notice(side);
+      sides_[side].session->end(gone, gone);
+    }
+  }
+
+  [[nodiscard]] bool quiet() const {
+    if (ended_) return true;
+    for (const Side& side : sides_) {
+      if (!side.half || !side.half->queue.empty() || !side.half->wire.empty()) return false;
+      if (side.session->statistics().kept_messages != 0) return false;
+    }
+    return !broken_;
+  }
+
+  void check_end(bool given_up) {
+    for (std::size_t at = 0; at < 2; ++at) {
+      const Side& side = sides_[at];
+      if (!quiet()) {
+        return fail(std::to_string(side.session->statistics().kept_messages) +
+                    " messages are still kept");
+      }
+      for (std::uint64_t id = 0; id < side.messages.size(); ++id) {
+        const Sent& sent = side.messages[id];
+        const bool came = sides_[1 - at].delivered.contains(id);
+        const std::string name = "message " + std::to_string(id);
+        if (sent.told != 1) return fail(name + " was told " + std::to_string(sent.told) + " times");
+        if (!given_up && came == sent.failed)
+          return fail(name + (came ? " failed, and came" : " is lost"));
+      }
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::string failure_;
+  std::array<Side, 2> sides_;
+  std::array<std::shared_ptr<Half>, 2> wires_;  // of the last connection, by sender
+  std::set<std::uint64_t> unwanted_;
+  std::uint64_t last_call_ = 0;
+  std::uint64_t generation_ = 0;
+  bool broken_ = false;
+  bool continuing_ = false;
+  bool ended_ = false;
+};
+
+SessionSimulation::SessionSimulation(std::uint64_t seed) : world_(std::make_unique<World>(seed)) {}
+SessionSimulation::~SessionSimulation() = default;
+std::string SessionSimulation::run() { return world_->run(); }
+SessionSimulation::Counts SessionSimulation::counts() const { return world_->counts(); }
+
+}  // namespace stitch::rpc::test
