@@ -98,12 +98,15 @@ class ContextHandle {
 // coroutines that started under it), calls carry it, and tensors they carry are recorded. Calls
 // made with grad mode off carry nothing; they run with grad mode off, and what they return does not
 // require grad. Contexts nest per thread; the innermost that has not ended is current.
-// What else libtorch keeps per thread (autocast, saved-tensor hooks) does not travel, neither with
-// calls nor with backward passes: nodes run under the state of a new thread on all workers. Hooks
-// must be safe to run from several passes concurrently. What a node that runs libtorch's own engine
-// inside (checkpointing) finds for parameters goes to the context; see PROTOCOL.md. Belongs to the
-// worker that was current when it was made. Its end frees what it owns on every worker that took
-// part. Thread contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
+// Autocast travels with every call, in a context or not: a handler, its continuations and the calls
+// it makes run under the autocast of the caller (on or off, and the dtype, for the CPU and for
+// CUDA), without libtorch's cache of casts. Hooks for saved tensors do not travel: they are code of
+// one process. With backward passes nothing of this travels: nodes run under the state of a new
+// thread on all workers, so that a backward called under autocast runs outside of it. Hooks must be
+// safe to run from several passes concurrently. What a node that runs libtorch's own engine inside
+// (checkpointing) finds for parameters goes to the context; see PROTOCOL.md. Belongs to the worker
+// that was current when it was made. Its end frees what it owns on every worker that took part.
+// Thread contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
 class Context : public ContextHandle {
  public:
   // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut

@@ -28,6 +28,9 @@ inline constexpr std::uint16_t kContextSection = 0x140;
 // On a request: it was made with grad mode off, so it runs with grad mode off. On its reply: the
 // caller gets tensors that do not require grad. One byte, ignored.
 inline constexpr std::uint16_t kNoGradSection = 0x141;
+// On a request: it was made with autocast on, so it runs with autocast on. Two bytes: autocast on
+// the CPU and on CUDA devices; 0 off, else the dtype it casts to (carried_autocast.cc).
+inline constexpr std::uint16_t kAutocastSection = 0x142;
 
 struct PassHeader {
   ContextId context;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/dist_autograd/carried_autocast.h"
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/rpc/agent/incoming_call.h"
@@ -105,6 +106,8 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   const auto kind = message.frame.kind();
   const bool request = kind == stitch::rpc::wire::kRequest;
   if (!request && kind != stitch::rpc::wire::kReply) return;
+  if (request && rpc::Autocast::is_on()) [[unlikely]]
+    add_autocast(message);
   // A reply leaves on the thread that completes it, whose grad mode means nothing.
   if (request ? !at::GradMode::is_enabled() : rpc::ExecutionContext::current().no_grad) {
     add_no_grad(message, request);
@@ -153,6 +156,7 @@ void Recording::on_decode(rpc::InMessage& message, rpc::ExecutionContext& execut
       }
     }
   }
+  if (request) execution.autocast = autocast_of(message);
   const auto* const found = message.view.section(wire::kContextSection);
   if (found == nullptr) return;
   const Section section = Section::read(found->bytes);

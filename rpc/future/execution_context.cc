@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "stitch/rpc/future/autocast.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/future/live_runtimes.h"
 
@@ -27,6 +28,12 @@ void ExecutionContextScope::enter_streams() {
 }
 
 void ExecutionContextScope::leave_streams() noexcept { delete streams_; }
+
+void ExecutionContextScope::enter_autocast() {
+  autocast_ = new AutocastScope(*ExecutionContext::current().autocast);
+}
+
+void ExecutionContextScope::leave_autocast() noexcept { delete autocast_; }
 
 bool turn_grad_off() noexcept {
   const bool was_on = at::GradMode::is_enabled();

@@ -14,8 +14,10 @@
 namespace stitch::rpc {
 
 class ArrivedMemory;
+class AutocastScope;
 class StreamSet;
 class StreamSetScope;
+struct Autocast;
 
 // As ArrivedMemory::use_on_current_streams().
 void use_on_current_streams(const ArrivedMemory& memory);
@@ -57,8 +59,9 @@ class StopFlag {
 
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
 // learns of cancellation, the autograd context, whether its caller had turned libtorch's grad mode
-// off, and the streams of devices that are current. Handlers start with that of their call;
-// continuations and coroutines keep the one under which they were made, on any thread.
+// off, its caller's autocast, and the streams of devices that are current. Handlers start with that
+// of their call; continuations and coroutines keep the one under which they were made, on any
+// thread.
 struct ExecutionContext {
   std::shared_ptr<Runtime> runtime;  // the worker's; null: none is current
   Clock::time_point deadline = Clock::time_point::max();
@@ -66,6 +69,7 @@ struct ExecutionContext {
   // Untyped: only the layer of distributed autograd, far above, knows what it is.
   std::shared_ptr<const void> autograd_context;
   bool no_grad = false;                      // false leaves the thread's grad mode as it is
+  std::shared_ptr<const Autocast> autocast;  // null leaves the thread's autocast as it is
   std::shared_ptr<const StreamSet> streams;  // null leaves the thread's current streams as they are
 
   // This thread's. A plain thread-local: only its own thread touches it.
@@ -86,8 +90,12 @@ class ExecutionContextScope {
         turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {
     if (ExecutionContext::current().streams) [[unlikely]]
       enter_streams();
+    if (ExecutionContext::current().autocast) [[unlikely]]
+      enter_autocast();
   }
   ~ExecutionContextScope() {
+    if (autocast_) [[unlikely]]
+      leave_autocast();
     if (streams_) [[unlikely]]
       leave_streams();
     if (turned_grad_off_) turn_grad_on();
@@ -99,9 +107,12 @@ class ExecutionContextScope {
  private:
   void enter_streams();
   void leave_streams() noexcept;
+  void enter_autocast();
+  void leave_autocast() noexcept;
   ExecutionContext outer_;
   bool turned_grad_off_;
   StreamSetScope* streams_ = nullptr;  // owned; null where no stream was changed
+  AutocastScope* autocast_ = nullptr;  // owned; null where autocast was not changed
 };
 
 // Runs `task` under `context`: on the thread pool of its worker; without one, on that of any worker

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/rpc/future/autocast.h"
 #include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
@@ -27,6 +28,38 @@ Future<bool> grad_mode_in_a_coroutine(std::string next) {
 Future<bool> grad_mode_in_a_continuation(std::string next) {
   return rpc_async<grad_mode>(next).then([](bool there) { return there || grad_mode(); });
 }
+// The dtype that a product of matrices has here, and the settings of autocast.
+struct Casts {
+  std::int8_t product = 0, cpu = -1, cuda = -1;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(product, cpu, cuda);
+  }
+  friend bool operator==(const Casts&, const Casts&) = default;
+};
+Casts casts() {
+  const at::Tensor matrix = at::ones({2, 2});
+  const rpc::Autocast autocast = rpc::Autocast::current();
+  const auto number = [](const std::optional<at::ScalarType>& dtype) {
+    return static_cast<std::int8_t>(dtype ? static_cast<int>(*dtype) : -1);
+  };
+  return {number(at::mm(matrix, matrix).scalar_type()), number(autocast.cpu),
+          number(autocast.cuda)};
+}
+Casts casts_of(std::string next) { return rpc_sync<casts>(next); }
+Future<bool> casts_alike_in_a_coroutine(std::string next) {
+  const Casts before = casts();
+  const Casts there = co_await rpc_async<casts>(next);
+  co_return before == there&& casts() == before;
+}
+Future<Casts> casts_in_a_continuation(std::string next) {
+  return rpc_async<grad_mode>(next).then([](bool) { return casts(); });
+}
+at::Tensor product_with_parameter(at::Tensor x) {
+  const at::Tensor product = at::mv(x, own_parameter().to(at::kFloat));
+  return product.to(at::kDouble);
+}
+
 at::Tensor the_parameter() { return own_parameter(); }
 bool result_requires_grad(at::Tensor x) { return (x * own_parameter()).requires_grad(); }
 
@@ -42,6 +75,61 @@ TEST(GradMode, TravelsWithCallsAndTheirNestedCalls) {
     EXPECT_EQ(rpc_sync<result_requires_grad>("worker1", ones()), on);
     EXPECT_EQ(at::GradMode::is_enabled(), on);
   }
+}
+
+TEST(Autocast, TravelsWithCallsAndTheirNestedCalls) {
+  Cluster cluster(2);
+  const std::vector<rpc::Autocast> settings{{},
+                                            {at::kBFloat16, std::nullopt},
+                                            {},
+                                            {at::kBFloat16, at::kHalf},
+                                            {std::nullopt, at::kBFloat16},
+                                            {at::kBFloat16, std::nullopt}};
+  for (const rpc::Autocast& setting : settings) {
+    const rpc::AutocastScope scope(setting);
+    const Casts here = casts();
+    EXPECT_EQ(rpc::Autocast::is_on(), setting.on());
+    EXPECT_EQ(here.product, static_cast<std::int8_t>(setting.cpu ? at::kBFloat16 : at::kFloat));
+    EXPECT_EQ(rpc_sync<casts>("worker1"), here);
+    EXPECT_EQ(rpc_sync<casts>("worker0"), here) << "also to itself";
+    EXPECT_EQ(rpc_sync<casts_of>("worker1", "worker0"), here);
+    EXPECT_TRUE(rpc_sync<casts_alike_in_a_coroutine>("worker1", "worker0"));
+    EXPECT_EQ(rpc_sync<casts_in_a_continuation>("worker1", "worker0"), here);
+    EXPECT_EQ(remote<casts>("worker1").to_here(), here);
+    EXPECT_EQ(casts(), here);
+  }
+  const Casts off = casts();
+  EXPECT_EQ(off.product, static_cast<std::int8_t>(at::kFloat));
+  EXPECT_EQ(rpc_sync<casts>("worker1"), off);
+}
+
+TEST(Autocast, OfACallGivesTheGradientsOfOneProcess) {
+  Cluster cluster(2);
+  const auto x = at::linspace(0, 1, 6).reshape({2, 3}).requires_grad_();
+  at::Tensor expected;
+  {
+    const rpc::AutocastScope scope({at::kBFloat16, std::nullopt});
+    const auto there = parameter_of(cluster[1]).to(at::kFloat);
+    expected = torch::autograd::grad({at::mv(x, there).to(at::kDouble).sum()}, {x}).front();
+  }
+  Context context;
+  at::Tensor loss;
+  {
+    const rpc::AutocastScope scope({at::kBFloat16, std::nullopt});
+    loss = rpc_sync<product_with_parameter>("worker1", x).sum();
+  }
+  context.backward({loss});
+  EXPECT_TRUE(torch::equal(context.gradient(x), expected));
+}
+
+TEST(Autocast, ToADtypeWithoutACodeIsRefused) {
+  Cluster cluster(2);
+  const rpc::AutocastScope scope({at::kComplexFloat, std::nullopt});
+  const auto error = error_of([] { rpc_sync<grad_mode>("worker1"); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(std::string(error.what()).find("autocast to ComplexFloat cannot travel"),
+            std::string::npos)
+      << error.what();
 }
 
 TEST(GradMode, OffGivesTheCallerResultsThatDoNotRequireGrad) {
