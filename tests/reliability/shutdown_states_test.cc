@@ -1,0 +1,305 @@
+// Shutdown in every state that a world may be in: it returns within its limit and a second, without
+// a word on stderr. Each state is repeated SHUTDOWN_TEST_ROUNDS times (default 5).
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/stitch.h"
+#include "tests/support/forked_world.h"
+
+namespace shutdown_states_test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::Options;
+using stitch::Worker;
+using stitch::testing::ForkedWorld;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWorkers = 3;
+constexpr auto kLimit = 5s;
+
+int rounds() {
+  const char* text = std::getenv("SHUTDOWN_TEST_ROUNDS");
+  return text == nullptr ? 5 : std::atoi(text);
+}
+
+int one() { return 1; }
+int sleep_a_little() {
+  std::this_thread::sleep_for(10ms);
+  return 1;
+}
+at::Tensor scale(at::Tensor x) { return x * 2; }
+at::Tensor scale_slowly(at::Tensor x) {
+  auto y = x * 2;
+  if (y.requires_grad()) {
+    y.register_hook([](const at::Tensor& gradient) {
+      std::this_thread::sleep_for(20ms);
+      return gradient;
+    });
+  }
+  return y;
+}
+struct Counter {
+  int value = 0;
+  int add(int more) { return value += more; }
+};
+
+Worker* g_victim = nullptr;
+// Whether shutdown() was refused here, as it must be.
+bool shutdown_is_refused() {
+  try {
+    g_victim->shutdown({.graceful = true, .timeout = kLimit});
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::invalid_argument;
+  }
+}
+STITCH_INLINE(shutdown_is_refused);
+bool shutdown_is_refused_in_a_handler() { return shutdown_is_refused(); }
+
+std::string next(const Worker& self) {
+  return self.worker(stitch::WorkerId(static_cast<std::uint32_t>(
+                         (self.rank() + 1) % self.world_size())))
+      .name;
+}
+
+// Shuts down and returns whether that took no longer than it may.
+bool in_time(Worker& self, std::chrono::nanoseconds limit = kLimit) {
+  const auto start = Clock::now();
+  self.shutdown({.graceful = true, .timeout = limit});
+  const auto took = Clock::now() - start;
+  std::ofstream(std::getenv("SHUTDOWN_TEST_TIMES"), std::ios::app)
+      << std::chrono::duration<double, std::milli>(took).count() << '\n';
+  return took <= limit + 1s;
+}
+
+struct State {
+  const char* name;
+  // On each worker, after init; returns whether all was well.
+  bool (*run)(Worker& self);
+};
+
+bool idle(Worker& self) { return in_time(self); }
+
+bool calls_in_flight(Worker& self) {
+  std::vector<stitch::Future<int>> calls;
+  for (int i = 0; i < 20; ++i) calls.push_back(self.rpc_async<sleep_a_little>(next(self)));
+  const bool quick = in_time(self);
+  return quick && std::all_of(calls.begin(), calls.end(),
+                              [](auto& call) { return call.ready() && !call.has_error(); });
+}
+
+bool references_held(Worker& self) {
+  std::vector<stitch::RRef<Counter>> held;
+  for (int i = 0; i < 10; ++i) held.push_back(self.remote<Counter>(next(self)));
+  held[0].rpc_sync<&Counter::add>(1);
+  return in_time(self);
+}
+
+bool open_context(Worker& self) {
+  stitch::dist_autograd::Context context;
+  auto x = torch::ones({4}, torch::requires_grad());
+  auto loss = self.rpc_sync<scale>(next(self), x).sum();
+  context.backward({loss});
+  return in_time(self);
+}
+
+bool pass_running(Worker& self) {
+  std::atomic<bool> begun{false};
+  std::atomic<bool> failed_well{true};
+  std::thread thread([&] {
+    const stitch::WorkerScope in(self);
+    try {
+      stitch::dist_autograd::Context context;
+      auto x = torch::ones({4}, torch::requires_grad());
+      auto loss = stitch::rpc_sync<scale_slowly>(next(self), x).sum();
+      begun = true;
+      context.backward({loss});
+    } catch (const Error& error) {
+      failed_well = error.code() == ErrorCode::shutting_down;
+      begun = true;
+    }
+  });
+  while (!begun) std::this_thread::yield();
+  const bool quick = in_time(self);
+  thread.join();
+  return quick && failed_well;
+}
+
+bool called_twice(Worker& self) { return in_time(self) && in_time(self); }
+
+bool called_by_two_threads(Worker& self) {
+  bool other = false;
+  std::thread thread([&] { other = in_time(self); });
+  const bool quick = in_time(self);
+  thread.join();
+  return quick && other;
+}
+
+bool called_by_a_handler(Worker& self) {
+  g_victim = &self;
+  self.barrier();
+  const bool refused = self.rpc_sync<shutdown_is_refused_in_a_handler>(next(self));
+  return in_time(self) && refused;
+}
+
+bool called_by_an_inline_function(Worker& self) {
+  g_victim = &self;
+  self.barrier();
+  const bool refused = self.rpc_sync<shutdown_is_refused>(next(self));
+  return in_time(self) && refused;
+}
+
+bool called_by_a_callback(Worker& self) {
+  g_victim = &self;
+  const bool refused =
+      self.rpc_async<one>(next(self)).then([](int) { return shutdown_is_refused(); }).get();
+  return in_time(self) && refused;
+}
+
+// The others shut down while worker 2 is gone.
+bool a_peer_is_killed(Worker& self) {
+  auto call = self.rpc_async<sleep_a_little>(next(self));
+  if (self.rank() == 2) ::kill(::getpid(), SIGKILL);
+  return in_time(self);
+}
+
+bool a_peer_exits(Worker& self) {
+  static_cast<void>(self.rpc_sync<one>(next(self)));
+  if (self.rank() == 2) std::_Exit(0);
+  return in_time(self);
+}
+
+bool a_peer_is_stopped(Worker& self) {
+  static_cast<void>(self.rpc_sync<one>(next(self)));
+  self.barrier();
+  if (self.rank() == 2) {
+    ::kill(::getpid(), SIGSTOP);
+    return true;  // the test kills it
+  }
+  return in_time(self);
+}
+
+class ShutdownStates : public testing::TestWithParam<State> {};
+
+TEST_P(ShutdownStates, ReturnsInTimeAndSilently) {
+  const State state = GetParam();
+  const bool loses_one = state.run == a_peer_is_killed || state.run == a_peer_exits ||
+                         state.run == a_peer_is_stopped;
+  double worst = 0;
+  int count = 0;
+  for (int round = 0; round < rounds(); ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    stitch::testing::TemporaryFolder times;
+    ::setenv("SHUTDOWN_TEST_TIMES", (times.path() / "times").c_str(), 1);
+    ForkedWorld world(kWorkers, [state](Options options) {
+      options.num_threads = 2;
+      auto self = stitch::init(std::move(options));
+      return state.run(self) ? 0 : 1;
+    });
+    for (int rank = 0; rank < (loses_one ? 2 : kWorkers); ++rank) {
+      const auto outcome = world.wait(rank);
+      EXPECT_EQ(outcome.status, 0) << "rank " << rank << ", signal " << outcome.signal;
+      EXPECT_EQ(outcome.said, "") << "rank " << rank;
+    }
+    if (state.run == a_peer_is_stopped) world.signal(2, SIGKILL);
+    if (loses_one) static_cast<void>(world.wait(2));
+    std::ifstream file(times.path() / "times");
+    for (double ms = 0; file >> ms; ++count) worst = std::max(worst, ms);
+  }
+  std::printf("%s: %d shutdowns, the longest took %.0f ms\n", state.name, count, worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, ShutdownStates,
+    testing::Values(State{"Idle", idle}, State{"CallsInFlight", calls_in_flight},
+                    State{"ReferencesHeld", references_held}, State{"OpenContext", open_context},
+                    State{"PassRunning", pass_running}, State{"CalledTwice", called_twice},
+                    State{"CalledByTwoThreads", called_by_two_threads},
+                    State{"CalledByAHandler", called_by_a_handler},
+                    State{"CalledByAnInlineFunction", called_by_an_inline_function},
+                    State{"CalledByACallback", called_by_a_callback},
+                    State{"APeerIsKilled", a_peer_is_killed}, State{"APeerExits", a_peer_exits},
+                    State{"APeerIsStopped", a_peer_is_stopped}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Workers that wait for one that never comes: init() fails in time, and what it has begun ends.
+TEST(ShutdownStates, InitHalfDone) {
+  for (int round = 0; round < rounds(); ++round) {
+    ForkedWorld world(kWorkers, [](Options options) {
+      if (options.rank == 2) return 0;
+      options.init_timeout = 500ms;
+      const auto start = Clock::now();
+      try {
+        const auto self = stitch::init(std::move(options));
+        return 1;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::timeout) std::cerr << error.what();
+        return Clock::now() - start < 2s ? 0 : 2;
+      }
+    });
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      const auto outcome = world.wait(rank);
+      EXPECT_EQ(outcome.status, 0) << rank;
+      EXPECT_EQ(outcome.said, "") << rank;
+    }
+  }
+}
+
+// A worker whose process ends without shutdown(): the others end in time and silently.
+TEST(ShutdownStates, ProcessExitWithoutIt) {
+  for (int round = 0; round < rounds(); ++round) {
+    ForkedWorld world(kWorkers, [](Options options) {
+      const bool leaves = options.rank == 2;
+      auto* self = new Worker(stitch::init(std::move(options)));
+      static_cast<void>(self->rpc_sync<one>(next(*self)));
+      if (leaves) return 0;  // *self is never destroyed
+      return in_time(*self) ? 0 : 1;
+    });
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      const auto outcome = world.wait(rank);
+      EXPECT_EQ(outcome.status, 0) << rank << ", signal " << outcome.signal;
+      EXPECT_EQ(outcome.said, "") << rank;
+    }
+  }
+}
+
+TEST(ShutdownStates, AnExceptionLeavesMain) {
+  for (int round = 0; round < rounds(); ++round) {
+    ForkedWorld world(kWorkers, [](Options options) {
+      const bool throws = options.rank == 2;
+      auto self = stitch::init(std::move(options));
+      static_cast<void>(self.rpc_sync<one>(next(self)));
+      if (throws) throw std::runtime_error("the program's own");
+      return in_time(self) ? 0 : 1;
+    });
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto outcome = world.wait(rank);
+      EXPECT_EQ(outcome.status, 0) << rank;
+      EXPECT_EQ(outcome.said, "") << rank;
+    }
+    const auto outcome = world.wait(2);
+    EXPECT_EQ(outcome.signal, SIGABRT);
+    EXPECT_NE(outcome.said.find("the program's own"), std::string::npos) << outcome.said;
+  }
+}
+
+}  // namespace
+}  // namespace shutdown_states_test
