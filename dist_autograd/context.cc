@@ -2,6 +2,7 @@
 
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/current_context.h"
+#include "stitch/dist_autograd/ended_context.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph_dot.h"
 #include "stitch/rpc/calls.h"
@@ -22,10 +23,6 @@ std::shared_ptr<const void> not_ended(const std::shared_ptr<const void>& outer) 
   auto current = std::static_pointer_cast<const CurrentContext>(outer);
   while (current && current->context->ended()) current = current->outer;
   return current;
-}
-
-Error ended_error(const ContextId& id) {
-  return Error(ErrorCode::cancelled, "context " + to_string(id) + " has ended");
 }
 
 std::shared_ptr<ContextState> find_state(rpc::Agent& agent, const ContextId& id) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "stitch/dist_autograd/control_frames.h"
+#include "stitch/dist_autograd/ended_context.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/rpc/message/archive.h"
 
@@ -13,10 +14,6 @@ namespace stitch::dist_autograd {
 namespace {
 
 constexpr std::size_t kMaxHeldPerFrame = 512;
-
-Error ended_error(const ContextId& id) {
-  return Error(ErrorCode::cancelled, "context " + to_string(id) + " has ended");
-}
 
 }  // namespace
 

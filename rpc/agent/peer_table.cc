@@ -26,9 +26,9 @@ std::chrono::steady_clock::rep coarse_now() noexcept {
 // Connections of workers that are no members which wait for a first message or to be known.
 constexpr std::size_t kMaxStrangers = 256;
 
-std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
-
 }  // namespace
+
+std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
 
 PeerTable::~PeerTable() { close(); }
 

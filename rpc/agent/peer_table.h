@@ -24,6 +24,9 @@
 
 namespace stitch::rpc {
 
+// "tcp" of "tcp://127.0.0.1:1": what tells the transport of an address.
+[[nodiscard]] std::string scheme_of(const std::string& address);
+
 // The workers of the world and the connections to them, opened on first use (see Peer). Thread
 // contract: any thread; events run on the endpoints' threads and the timer's, no lock held. infos()
 // and find() need start(); what find() returns is valid as long as the table.

@@ -13,8 +13,6 @@ namespace {
 // A worker that was heard of within this time is reported as alive.
 constexpr std::chrono::seconds kAliveInterval{1};
 
-std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
-
 }  // namespace
 
 // ---- lives

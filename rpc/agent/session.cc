@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kNumberMask = ~transport::FrameNumbers::kLarge;
 
-std::size_t total_bytes(const transport::Message& message) noexcept {
+std::size_t bytes_of(const transport::Message& message) noexcept {
   std::size_t bytes = message.frame.size();
   for (const transport::Buffer& buffer : message.buffers) bytes += buffer.bytes;
   return bytes;
@@ -74,7 +74,7 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
     if (done) done(error);
     return;
   }
-  kept->bytes = total_bytes(kept->message);
+  kept->bytes = bytes_of(kept->message);
   kept->stream = stream_of(kept->message, kept->bytes);
   transport::Connection* connection = nullptr;
   bool unconnected = false;
@@ -223,7 +223,7 @@ Session::Arrival Session::receive(const transport::Message& message) {
       throw Error(ErrorCode::protocol, "more than " + std::to_string(ReceivedNumbers::kMaxGaps) +
                                            " runs of its messages are missing");
   }
-  note_untold(total_bytes(message));
+  note_untold(bytes_of(message));
   const auto head = transport::peek_frame(message.frame);
   return head && head->kind == wire::kSkip ? Arrival::drop : Arrival::deliver;
 }

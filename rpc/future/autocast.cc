@@ -4,8 +4,9 @@
 #include <c10/core/DeviceType.h>
 
 // Libtorch has one set of functions for all kinds of devices, or one for each kind. Which one is
-// asked for, versions are not. What is not declared there is found here, and never called.
-namespace stitch::rpc::not_in_this_libtorch {
+// asked for, versions are not. What is not declared there is found here, and never called. A global
+// namespace: one within stitch would hide libtorch's functions.
+namespace not_in_this_libtorch {
 template <class = void>
 bool is_enabled();
 template <class = void>
@@ -22,7 +23,7 @@ template <class = void>
 void set_autocast_gpu_dtype(c10::ScalarType);
 template <class = void>
 void set_autocast_cpu_dtype(c10::ScalarType);
-}  // namespace stitch::rpc::not_in_this_libtorch
+}  // namespace not_in_this_libtorch
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -31,8 +32,8 @@ namespace stitch::rpc {
 
 namespace {
 
-using namespace at::autocast;                       // NOLINT: lookup must find either kind
-using namespace stitch::rpc::not_in_this_libtorch;  // NOLINT
+using namespace at::autocast;          // NOLINT: lookup must find either kind
+using namespace not_in_this_libtorch;  // NOLINT
 
 // Templates, because `requires` tests only dependent expressions softly.
 template <class Device>

@@ -45,7 +45,7 @@ struct AllWaits {
   }
 };
 
-constinit thread_local Waits* waits_here = nullptr;
+constinit thread_local Waits* own_waits = nullptr;
 // For what waits while the thread ends, after its Member.
 constinit thread_local Waits unlisted_waits{};
 
@@ -58,7 +58,7 @@ class Member {
     all_->threads.push_back(&waits_);
   }
   ~Member() {
-    waits_here = &unlisted_waits;
+    own_waits = &unlisted_waits;
     if (all_->fork != base::fork_count()) return;
     base::MutexLock lock(all_->mutex);
     std::erase(all_->threads, &waits_);
@@ -74,14 +74,14 @@ class Member {
 
 Waits& join() {
   thread_local Member member;
-  waits_here = &member.waits();
-  return *waits_here;
+  own_waits = &member.waits();
+  return *own_waits;
 }
 
 }  // namespace
 
 ThreadWaitScope::ThreadWaitScope(std::uint64_t call) {
-  Waits& here = waits_here != nullptr ? *waits_here : join();
+  Waits& here = own_waits != nullptr ? *own_waits : join();
   depth_ = here.depth.load(std::memory_order_relaxed);
   if (depth_ < Waits::kDepths) {
     Waits::One& one = here.waits[static_cast<std::size_t>(depth_)];
@@ -94,11 +94,11 @@ ThreadWaitScope::ThreadWaitScope(std::uint64_t call) {
   here.depth.store(depth_ + 1, std::memory_order_release);
 }
 
-ThreadWaitScope::~ThreadWaitScope() { waits_here->depth.store(depth_, std::memory_order_release); }
+ThreadWaitScope::~ThreadWaitScope() { own_waits->depth.store(depth_, std::memory_order_release); }
 
 void ThreadWaitScope::sleeps() noexcept {
   if (depth_ >= Waits::kDepths) return;
-  waits_here->waits[static_cast<std::size_t>(depth_)].since.store(
+  own_waits->waits[static_cast<std::size_t>(depth_)].since.store(
       Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
 }
 

@@ -19,9 +19,6 @@ namespace stitch::rpc {
 
 namespace {
 
-constexpr const char* kLoopback = "loopback";
-constexpr const char* kSharedMemory = "shm";
-
 // "net:[4026531840]"; empty where /proc is not mounted.
 std::string namespace_of_this_process(const char* kind) {
   char text[128] = {};

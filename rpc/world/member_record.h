@@ -8,6 +8,10 @@
 
 namespace stitch::rpc {
 
+// Names of transports (Options::transports) that are chosen by where workers are.
+inline constexpr const char* kLoopback = "loopback";
+inline constexpr const char* kSharedMemory = "shm";
+
 // What a worker writes about itself into the store of its world.
 struct MemberRecord {
   std::string name;

@@ -13,9 +13,6 @@ namespace stitch::rpc {
 
 namespace {
 
-constexpr const char* kLoopback = "loopback";
-constexpr const char* kSharedMemory = "shm";
-
 // Whether all workers can meet in shared memory and prefer it. Any user of this host could connect
 // to a port, so there is none then. In an elastic world others may come that cannot.
 bool memory_is_enough(const Options& options, const std::vector<MemberRecord>& members,

@@ -56,8 +56,9 @@ std::vector<base::Bytes> seeds() {
   header.options = {{"lr", 0.1}, {"amsgrad", false}, {"betas", std::vector<double>{0.9, 0.99}}};
   {
     optim::ShardWriter writer(folder, header, 2);
-    writer.add({"weight", {2, 3}, optim::NamedValues{{"step", std::int64_t{4}},
-                                                     {"moment", at::ones({2, 3})}}});
+    writer.add({"weight",
+                {2, 3},
+                optim::NamedValues{{"step", std::int64_t{4}}, {"moment", at::ones({2, 3})}}});
     writer.add({"bias", {3}, std::nullopt});
     writer.finish();
     std::vector<base::Bytes> list;

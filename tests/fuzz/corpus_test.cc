@@ -11,8 +11,9 @@
 namespace stitch::fuzz {
 namespace {
 
-const std::vector<const Target*> kTargets{&archive, &checkpoint,    &frame,   &handshake, &ledger,
-                                          &member_record, &options, &records, &store,     &tensors};
+const std::vector<const Target*> kTargets{&archive, &checkpoint,    &frame,   &handshake,
+                                          &ledger,  &member_record, &options, &records,
+                                          &store,   &tensors};
 
 class FuzzCorpus : public testing::TestWithParam<const Target*> {};
 

@@ -14,8 +14,7 @@ bool run(Bytes input) {
   transport::Message message;
   const unsigned buffers = choices.byte() % 8;
   for (unsigned i = 0; i < buffers; ++i) {
-    message.buffers.push_back(
-        transport::allocate_buffer({}, std::size_t{choices.byte()} * 1024));
+    message.buffers.push_back(transport::allocate_buffer({}, std::size_t{choices.byte()} * 1024));
   }
   message.frame = copy_of(choices.rest());
   static_cast<void>(transport::peek_frame(message.frame));

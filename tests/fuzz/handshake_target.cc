@@ -20,7 +20,8 @@ Hello hello_of(std::uint32_t id, const std::string& name) {
   return hello;
 }
 
-// One side against what the input says: the size of each message, 255 for 512 bytes, then its bytes.
+// One side against what the input says: the size of each message, 255 for 512 bytes, then its
+// bytes.
 bool against_bytes(Handshake& side, Choices& choices) {
   static_cast<void>(side.greeting());
   while (!choices.empty()) {
@@ -58,8 +59,8 @@ bool between_two(Handshake& connecting, Handshake& accepting, Choices& choices) 
     to_connecting = std::move(from_accepting);
     to_accepting = std::move(from_connecting);
   }
-  const bool both = connecting.state() == Handshake::State::open &&
-                    accepting.state() == Handshake::State::open;
+  const bool both =
+      connecting.state() == Handshake::State::open && accepting.state() == Handshake::State::open;
   // What the secret is for: nothing that was changed on its way is accepted by both.
   if (both && changed && connecting.peer().authenticated) std::abort();
   return both && !changed;

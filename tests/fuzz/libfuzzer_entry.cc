@@ -19,14 +19,14 @@ std::atomic<std::ptrdiff_t> g_live{0};
 std::atomic<std::ptrdiff_t> g_most{0};
 
 void on_malloc(const volatile void*, std::size_t bytes) {
-  const auto live = g_live.fetch_add(static_cast<std::ptrdiff_t>(bytes)) +
-                    static_cast<std::ptrdiff_t>(bytes);
+  const auto live =
+      g_live.fetch_add(static_cast<std::ptrdiff_t>(bytes)) + static_cast<std::ptrdiff_t>(bytes);
   if (live > g_most.load(std::memory_order_relaxed)) g_most.store(live, std::memory_order_relaxed);
 }
 void on_free(const volatile void* data) {
   if (data == nullptr) return;
-  g_live.fetch_sub(static_cast<std::ptrdiff_t>(
-      __sanitizer_get_allocated_size(const_cast<const void*>(data))));
+  g_live.fetch_sub(
+      static_cast<std::ptrdiff_t>(__sanitizer_get_allocated_size(const_cast<const void*>(data))));
 }
 
 const Target& target() { return stitch::fuzz::STITCH_FUZZ_TARGET; }
@@ -56,8 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   g_most.store(before);
   static_cast<void>(target().run({reinterpret_cast<const std::byte*>(data), size}));
   const std::ptrdiff_t most = g_most.load() - before;
-  const auto allowed =
-      static_cast<std::ptrdiff_t>(target().factor * size + target().constant);
+  const auto allowed = static_cast<std::ptrdiff_t>(target().factor * size + target().constant);
   if (most > allowed) {
     std::fprintf(stderr, "%s: an input of %zu bytes took %td bytes of memory, more than %td\n",
                  target().name, size, most, allowed);

@@ -11,21 +11,34 @@
 namespace stitch::fuzz {
 namespace {
 
-constexpr std::array kVariables{
-    "STITCH_NAME",           "STITCH_RANK",
-    "STITCH_WORLD_SIZE",     "STITCH_INIT_METHOD",
-    "STITCH_RPC_TIMEOUT",    "STITCH_INIT_TIMEOUT",
-    "STITCH_NUM_THREADS",    "STITCH_TRANSPORTS",
-    "STITCH_CHANNELS",       "STITCH_MAX_FRAME_BYTES",
-    "STITCH_INLINE_BYTES",   "STITCH_DEVICE_MAPS",
-    "STITCH_ENCRYPTION",     "STITCH_SECRET",
-    "STITCH_SHUTDOWN_TIMEOUT", "RANK",
-    "WORLD_SIZE",            "MASTER_ADDR",
-    "MASTER_PORT",           "SLURM_PROCID",
-    "SLURM_NTASKS",          "SLURM_STEP_NODELIST",
-    "OMPI_COMM_WORLD_RANK",  "OMPI_COMM_WORLD_SIZE",
-    "PMI_RANK",              "PMI_SIZE",
-    "TORCHELASTIC_RUN_ID",   "STITCH_UNKNOWN"};
+constexpr std::array kVariables{"STITCH_NAME",
+                                "STITCH_RANK",
+                                "STITCH_WORLD_SIZE",
+                                "STITCH_INIT_METHOD",
+                                "STITCH_RPC_TIMEOUT",
+                                "STITCH_INIT_TIMEOUT",
+                                "STITCH_NUM_THREADS",
+                                "STITCH_TRANSPORTS",
+                                "STITCH_CHANNELS",
+                                "STITCH_MAX_FRAME_BYTES",
+                                "STITCH_INLINE_BYTES",
+                                "STITCH_DEVICE_MAPS",
+                                "STITCH_ENCRYPTION",
+                                "STITCH_SECRET",
+                                "STITCH_SHUTDOWN_TIMEOUT",
+                                "RANK",
+                                "WORLD_SIZE",
+                                "MASTER_ADDR",
+                                "MASTER_PORT",
+                                "SLURM_PROCID",
+                                "SLURM_NTASKS",
+                                "SLURM_STEP_NODELIST",
+                                "OMPI_COMM_WORLD_RANK",
+                                "OMPI_COMM_WORLD_SIZE",
+                                "PMI_RANK",
+                                "PMI_SIZE",
+                                "TORCHELASTIC_RUN_ID",
+                                "STITCH_UNKNOWN"};
 
 // The input: an environment, as lines of a variable's number (a letter) and its value.
 bool run(Bytes input) {
@@ -51,8 +64,9 @@ bool run(Bytes input) {
 
 std::vector<base::Bytes> seeds() {
   std::vector<base::Bytes> list;
-  list.push_back(bytes_of("Aps0\nB1\nC4\nDtcp://127.0.0.1:29500\nE500ms\nHshm,tcp\nJ64MiB"
-                          "\nLps1:cuda:0=cuda:1\nG3"));
+  list.push_back(
+      bytes_of("Aps0\nB1\nC4\nDtcp://127.0.0.1:29500\nE500ms\nHshm,tcp\nJ64MiB"
+               "\nLps1:cuda:0=cuda:1\nG3"));
   return list;
 }
 

@@ -44,7 +44,9 @@ class Choices {
  public:
   explicit Choices(Bytes input) : rest_(input) {}
   [[nodiscard]] bool empty() const noexcept { return rest_.empty(); }
-  [[nodiscard]] std::uint8_t byte() { return empty() ? 0 : std::to_integer<std::uint8_t>(take(1)[0]); }
+  [[nodiscard]] std::uint8_t byte() {
+    return empty() ? 0 : std::to_integer<std::uint8_t>(take(1)[0]);
+  }
   [[nodiscard]] std::uint16_t word() {
     const unsigned low = byte();
     return static_cast<std::uint16_t>(low | (unsigned{byte()} << 8));

@@ -75,8 +75,8 @@ STITCH_INLINE(shutdown_is_refused);
 bool shutdown_is_refused_in_a_handler() { return shutdown_is_refused(); }
 
 std::string next(const Worker& self) {
-  return self.worker(stitch::WorkerId(static_cast<std::uint32_t>(
-                         (self.rank() + 1) % self.world_size())))
+  return self
+      .worker(stitch::WorkerId(static_cast<std::uint32_t>((self.rank() + 1) % self.world_size())))
       .name;
 }
 
@@ -201,8 +201,8 @@ class ShutdownStates : public testing::TestWithParam<State> {};
 
 TEST_P(ShutdownStates, ReturnsInTimeAndSilently) {
   const State state = GetParam();
-  const bool loses_one = state.run == a_peer_is_killed || state.run == a_peer_exits ||
-                         state.run == a_peer_is_stopped;
+  const bool loses_one =
+      state.run == a_peer_is_killed || state.run == a_peer_exits || state.run == a_peer_is_stopped;
   double worst = 0;
   int count = 0;
   for (int round = 0; round < rounds(); ++round) {

@@ -14,7 +14,7 @@ namespace stitch::transport {
 namespace {
 
 // The first byte is not a message type of other stores, so that their servers close immediately.
-constexpr std::string_view kMagic = "stitchKV";
+constexpr std::string_view kStreamMagic = "stitchKV";
 constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
 
 FramedStream* stream_of(void* handle) {
@@ -113,11 +113,11 @@ void FramedStream::on_read(std::ptrdiff_t bytes) {
 }
 
 void FramedStream::take_magic(std::size_t& at) {
-  const std::size_t there = std::min(filled_, kMagic.size());
-  if (std::memcmp(input_.data(), kMagic.data(), there) != 0) {
+  const std::size_t there = std::min(filled_, kStreamMagic.size());
+  if (std::memcmp(input_.data(), kStreamMagic.data(), there) != 0) {
     throw Error(ErrorCode::protocol, "the other side does not speak the protocol of stitch stores");
   }
-  if (there < kMagic.size()) return;
+  if (there < kStreamMagic.size()) return;
   greeted_ = true;
   at = there;
 }
@@ -210,7 +210,7 @@ void FramedStream::submit(std::unique_ptr<Write> request) {
   std::array<uv_buf_t, 2> buffers{};
   unsigned count = 1;
   if (request->magic) {
-    buffers[0] = uv_buf_init(const_cast<char*>(kMagic.data()), kMagic.size());
+    buffers[0] = uv_buf_init(const_cast<char*>(kStreamMagic.data()), kStreamMagic.size());
   } else if (request->sealed) {
     buffers[0] = uv_buf_init(reinterpret_cast<char*>(request->frame.data()),
                              static_cast<unsigned>(request->frame.size()));

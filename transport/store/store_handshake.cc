@@ -12,7 +12,7 @@ namespace stitch::transport {
 
 namespace {
 
-constexpr std::uint32_t kMagic = 0x54535453;  // "STST"
+constexpr std::uint32_t kHandshakeMagic = 0x54535453;  // "STST"
 constexpr std::uint16_t kServerFlag = 1;
 constexpr std::uint16_t kSecretFlag = 2;
 constexpr std::uint16_t kAesFlag = 4;
@@ -62,7 +62,7 @@ StoreHandshake::StoreHandshake(Role role, const std::string& job,
 base::Bytes StoreHandshake::hello() const {
   base::Bytes bytes;
   base::ByteWriter writer(bytes);
-  writer.write(kMagic);
+  writer.write(kHandshakeMagic);
   writer.write(kVersion);
   const int flags = (role_ == Role::server ? kServerFlag : 0) |
                     (authenticated() ? kSecretFlag : 0) | (aes_ ? kAesFlag : 0);
@@ -74,7 +74,7 @@ base::Bytes StoreHandshake::hello() const {
 
 void StoreHandshake::take_hello(std::span<const std::byte> bytes) {
   base::ByteReader reader(bytes, "hello of a tcp store's connection");
-  if (reader.read<std::uint32_t>() != kMagic)
+  if (reader.read<std::uint32_t>() != kHandshakeMagic)
     throw Error(ErrorCode::protocol, "it and this client do not speak the protocol of tcp stores");
   if (const auto version = reader.read<std::uint16_t>(); version != kVersion) {
     const bool client = role_ == Role::client;
