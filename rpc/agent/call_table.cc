@@ -66,6 +66,15 @@ std::optional<OutstandingCall> CallTable::take(std::uint64_t id, const WorkerInf
   return extract(found);
 }
 
+std::optional<OutstandingCall> CallTable::take_failed(std::uint64_t id, const WorkerInfo& from,
+                                                      Clock::time_point now) {
+  base::MutexLock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end() || *found->second.to != from || found->second.deadline <= now)
+    return std::nullopt;
+  return extract(found);
+}
+
 std::shared_ptr<PendingCall> CallTable::find(std::uint64_t id, const WorkerInfo& from) const {
   base::MutexLock lock(mutex_);
   const auto found = calls_.find(id);

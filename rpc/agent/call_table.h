@@ -65,6 +65,11 @@ class CallTable {
   // The same for an answer: only the worker that was called may answer.
   [[nodiscard]] std::optional<OutstandingCall> take(std::uint64_t id, const WorkerInfo& from)
       STITCH_EXCLUDES(mutex_);
+  // The same for an answer that is an error. A call whose deadline has passed stays for
+  // take_expired(): what its function called has the same deadline, and may have noticed it first.
+  [[nodiscard]] std::optional<OutstandingCall> take_failed(std::uint64_t id, const WorkerInfo& from,
+                                                           Clock::time_point now)
+      STITCH_EXCLUDES(mutex_);
   // What waits for an answer from `from`; null if the call is not outstanding.
   [[nodiscard]] std::shared_ptr<PendingCall> find(std::uint64_t id, const WorkerInfo& from) const
       STITCH_EXCLUDES(mutex_);

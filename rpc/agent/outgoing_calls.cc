@@ -342,9 +342,12 @@ void OutgoingCalls::on_answer(InMessage message) {
 }
 
 void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message) {
-  // Not there: it timed out, was cancelled or was answered before.
-  if (auto call = table_.take(call_id, message.from)) {
-    note(message.view.kind() == wire::kReply ? "call answered" : "call failed there", *call);
+  // Not there: it timed out (or is about to), was cancelled or was answered before.
+  const bool failed = message.view.kind() == wire::kErrorReply;
+  auto call = failed ? table_.take_failed(call_id, message.from, Clock::now())
+                     : table_.take(call_id, message.from);
+  if (call) {
+    note(failed ? "call failed there" : "call answered", *call);
     call->share.end();  // before what the outcome sets off makes the next call
     complete_call(*call, message);
   }
