@@ -127,7 +127,7 @@ void measure_optimizer(const Side& side, const std::string& name, const Batch& b
                        const Options& options) {
   LocalModel<Optimizer, Options> local(batch, options);
   DistributedModel<Optimizer, Options> distributed(other(side), batch, options);
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 20; ++i) {
     const double expected = local.step();
     const double found = i % 2 == 0 ? distributed.step() : distributed.step_at_once();
     if (std::fabs(found - expected) > 1e-3 * std::max(1.0, std::fabs(expected))) {

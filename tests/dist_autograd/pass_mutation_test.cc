@@ -7,6 +7,7 @@
 
 #include "tests/dist_autograd/mutations.h"
 #include "tests/dist_autograd/pass_simulation.h"
+#include "tests/support/mutations.h"
 
 namespace stitch::dist_autograd {
 namespace {
@@ -50,18 +51,9 @@ std::string found_within(int passes) {
   return {};
 }
 
-TEST(PassMutations, TheSimulationFindsNothingWrongInTheProtocolItself) {
-  turned_on = Mutation::none;
-  EXPECT_EQ(found_within(2000), "");
-}
-
 TEST(PassMutations, TheSimulationFindsEachDeliberateMistake) {
-  for (int number = 1; number <= static_cast<int>(Mutation::last); ++number) {
-    turned_on = static_cast<Mutation>(number);
-    EXPECT_NE(found_within(20'000), "")
-        << "mutation " << number << " of tests/dist_autograd/mutations.h";
-  }
-  turned_on = Mutation::none;
+  stitch::testing::expect_all_found(turned_on, "tests/dist_autograd/mutations.h", 2000, 20'000,
+                                    found_within);
 }
 
 }  // namespace

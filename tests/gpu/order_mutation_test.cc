@@ -6,6 +6,7 @@
 
 #include "tests/gpu/order_mutations.h"
 #include "tests/gpu/order_simulation.h"
+#include "tests/support/mutations.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -33,17 +34,9 @@ std::string found_within(int runs) {
   return {};
 }
 
-TEST(OrderMutations, TheSimulationFindsNothingWrongInTheOrderItself) {
-  turned_on = OrderMutation::none;
-  EXPECT_EQ(found_within(500), "");
-}
-
 TEST(OrderMutations, TheSimulationFindsEachDeliberateMistake) {
-  for (int number = 1; number <= static_cast<int>(OrderMutation::last); ++number) {
-    turned_on = static_cast<OrderMutation>(number);
-    EXPECT_NE(found_within(2000), "") << "mutation " << number << " of order_mutations.h";
-  }
-  turned_on = OrderMutation::none;
+  stitch::testing::expect_all_found(turned_on, "tests/gpu/order_mutations.h", 500, 2000,
+                                    found_within);
 }
 
 }  // namespace

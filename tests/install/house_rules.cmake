@@ -47,13 +47,13 @@ allow(rpc/message              base transport/wire)
 allow(rpc/function             base rpc/future rpc/message)
 allow(rpc/gpu                  base transport/wire rpc/future rpc/message)
 allow(rpc/options              base transport/wire transport/faults transport/store rpc/message rpc/gpu)
-allow(rpc/membership           base rpc/future rpc/message rpc/options)
+allow(rpc/membership           base rpc/future rpc/message)
 allow(rpc/agent                base transport transport/faults rpc/future rpc/message rpc/function rpc/gpu rpc/options
                                rpc/membership)
 allow(rpc/world                base transport/wire transport transport/stream transport/loopback transport/faults
                                transport/selection transport/store rpc/future rpc/message rpc/gpu rpc/options
                                rpc/membership rpc/agent)
-allow(rpc                      base transport/faults rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/membership
+allow(rpc                      base rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/membership
                                rpc/agent rpc/world)
 allow(rref/lifetime            base)
 allow(rref                     base rpc/future rpc/message rpc/agent rpc rref/lifetime)

@@ -253,7 +253,7 @@ inline destroy() {
      assert(dead(2) || handles[2] == 0);
      i = 0;
      do
-     :: i < M -> assert(!flying(i)); i++
+     :: i < M -> assert(!flying(i) && (token[i] != FLYING || dead(from[i]))); i++
      :: else -> break
      od;
      i = 0

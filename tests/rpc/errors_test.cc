@@ -439,7 +439,8 @@ TEST(Errors, AnIncompleteWorldNamesTheWorkersThatArrived) {
 // What another program may have left in the store.
 TEST(Errors, AMalformedStoreEntryIsRefused) {
   using stitch::base::ByteWriter;
-  const auto start_beside = [](const std::string& entry, const std::string& world) {
+  const auto start_beside = [](const std::string& entry, const std::string& world,
+                               ErrorCode code = ErrorCode::protocol) {
     const auto store = stitch::transport::make_hash_store();
     store->add("stitch/founding/0/arrived", 1);
     store->set("stitch/founding/0/member/0", entry);
@@ -447,19 +448,19 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
     const Error error = error_of([&] {
       auto worker = stitch::init({.rank = 1, .world_size = 2, .init_timeout = 5s, .store = store});
     });
-    EXPECT_EQ(error.code(), ErrorCode::protocol);
+    EXPECT_EQ(error.code(), code) << error.what();
     return std::string(error.what());
   };
   // `map`: device of a map for worker "b", to cuda:0.
   const auto entry = [](const std::string& name, std::int64_t rank, std::int64_t size,
                         std::uint32_t devices = 0, const std::string& map = "",
-                        const std::string& peer = "b") {
+                        const std::string& peer = "b", std::int64_t founders = -1) {
     stitch::base::Bytes bytes;
     ByteWriter writer(bytes);
     writer.write_string(name);
     writer.write(rank);
     writer.write(size);
-    writer.write(size);
+    writer.write(founders < 0 ? size : founders);
     for (const char* token : {"process", "host", "memory"}) writer.write_string(token);
     writer.write(std::uint8_t{0});
     writer.write(devices);
@@ -485,6 +486,12 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
             std::string::npos);
   EXPECT_NE(start_beside(entry("a", 0, 2, 1, "cuda:0", "\x1b[2J"), "1").find("no worker's name"),
             std::string::npos);
+  for (const std::int64_t founders : {0, 1, 3}) {
+    EXPECT_NE(start_beside(entry("a", 0, 2, 0, "", "", founders), "1", ErrorCode::invalid_argument)
+                  .find("worker \"a\" (rank 0) expects a world of " + std::to_string(founders) +
+                        ":2, worker \"worker1\" one of 2"),
+              std::string::npos);
+  }
   for (const char* world : {"", "12x", "-1", "99999999999999999999999"}) {
     EXPECT_NE(start_beside(entry("a", 0, 2), world)
                   .find("the number of the world is \"" + std::string(world)),

@@ -48,4 +48,12 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
 
   [[    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))]]
   [[    if (entry.suspected() && !broken(Mutation::asks_only_once) &&
-        (entry.asked || due || entry.asked_at == Time{}))]])
+        (entry.asked || due || entry.asked_at == Time{}))]]
+
+  [[    declare(*entry, by,
+            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+            now, effects);]]
+  [[    if (!broken(Mutation::forgets_to_end_a_former_life))
+      declare(*entry, by,
+              life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+              now, effects);]])

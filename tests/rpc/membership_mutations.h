@@ -15,7 +15,8 @@ enum class Mutation {
   admits_a_second_of_a_name,
   sends_no_lists,
   asks_only_once,
-  last = asks_only_once,
+  forgets_to_end_a_former_life,
+  last = forgets_to_end_a_former_life,
 };
 
 // Whether this mutation is turned on.

@@ -207,12 +207,14 @@ void MembershipSimulation::lose(Node& here, Node& other, const std::string& why,
 void MembershipSimulation::end_link(Node& a, Node& b, const std::string& why) {
   Link& between = link(a, b);
   if (between.state == Link::State::ended) return;
+  // Before that, what was to be sent is still on the side that has asked for the connection.
+  const bool was_bound = between.state == Link::State::bound;
   between.state = Link::State::ended;
   for (auto& [index, end] : between.ends) {
     Node& here = *nodes_[index];
     Node& other = index == a.index ? b : a;
     const std::deque<Frame> read = std::move(end.incoming);
-    if (!read.empty() && here.running && !here.stopped && pick(2) == 0) {
+    if (was_bound && !read.empty() && here.running && !here.stopped && pick(2) == 0) {
       at(now_, [this, &here, &other, frame = read.front()] {
         if (here.running && !here.stopped) handle(other, here, frame);
       });

@@ -12,7 +12,7 @@ namespace stitch::rpc::testing {
 namespace {
 
 constexpr bool kSlow = stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
-constexpr int kHistories = kSlow ? 20 : 400;  // of each kind
+constexpr int kHistories = kSlow ? 20 : 1000;  // of each kind
 
 TEST(MembershipSimulation, WorkersAgreeWhateverHappens) {
   MembershipSimulation::Counts all;

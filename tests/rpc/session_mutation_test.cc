@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/rpc/session_simulation.h"
+#include "tests/support/mutations.h"
 
 namespace stitch::rpc {
 namespace {
@@ -22,9 +23,9 @@ namespace test {
 namespace {
 
 // The first failure of up to `histories`; empty if there is none.
-std::string found_within(std::uint64_t histories) {
-  for (std::uint64_t seed = 0; seed < histories; ++seed) {
-    SessionSimulation simulation(1'000'000 + seed);
+std::string found_within(int histories) {
+  for (int i = 0; i < histories; ++i) {
+    SessionSimulation simulation(1'000'000 + static_cast<std::uint64_t>(i));
     try {
       if (auto failure = simulation.run(); !failure.empty()) return failure;
     } catch (const std::exception& error) {
@@ -34,18 +35,9 @@ std::string found_within(std::uint64_t histories) {
   return {};
 }
 
-TEST(SessionMutations, TheSimulationFindsNothingWrongInTheSessionItself) {
-  turned_on = Mutation::none;
-  EXPECT_EQ(found_within(1000), "");
-}
-
 TEST(SessionMutations, TheSimulationFindsEachDeliberateMistake) {
-  for (int number = 1; number <= static_cast<int>(Mutation::last); ++number) {
-    turned_on = static_cast<Mutation>(number);
-    EXPECT_NE(found_within(2000), "")
-        << "mutation " << number << " of tests/rpc/session_mutations.h";
-  }
-  turned_on = Mutation::none;
+  stitch::testing::expect_all_found(turned_on, "tests/rpc/session_mutations.h", 1000, 2000,
+                                    found_within);
 }
 
 }  // namespace

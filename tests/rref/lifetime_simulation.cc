@@ -502,9 +502,10 @@ bool LifetimeSimulation::in_use(const RRefId& id, std::string& where) const {
   return !where.empty();
 }
 
-// A reference that is lost there keeps nothing alive.
+// After a death or the loss of a link, a reference that is lost there keeps nothing alive. Before
+// that, none may be lost.
 bool LifetimeSimulation::usable(std::size_t worker, const RRefId& id) const {
-  return !lives_[worker]->lost(id);
+  return (dead_.empty() && !losses_) || !lives_[worker]->lost(id);
 }
 
 void LifetimeSimulation::fail(const std::string& what) {

@@ -9,6 +9,7 @@
 
 #include "tests/rref/lifetime_simulation.h"
 #include "tests/rref/sweep_scenarios.h"
+#include "tests/support/mutations.h"
 
 namespace stitch::rref {
 namespace {
@@ -47,17 +48,8 @@ std::string found_within(int walks) {
   return {};
 }
 
-TEST(LifetimeMutations, TheSimulationFindsNothingWrongInTheProtocolItself) {
-  turned_on = Mutation::none;
-  EXPECT_EQ(found_within(2000), "");
-}
-
 TEST(LifetimeMutations, TheSimulationFindsEachDeliberateMistake) {
-  for (int number = 1; number <= static_cast<int>(Mutation::last); ++number) {
-    turned_on = static_cast<Mutation>(number);
-    EXPECT_NE(found_within(5000), "") << "mutation " << number << " of tests/rref/mutations.h";
-  }
-  turned_on = Mutation::none;
+  stitch::testing::expect_all_found(turned_on, "tests/rref/mutations.h", 2000, 5000, found_within);
 }
 
 }  // namespace

@@ -81,16 +81,25 @@ void Quartet::exchange(std::size_t a, std::size_t b) {
 
 void Quartet::release(std::size_t worker) { perform(lives_[worker]->drop_local(id_)); }
 
+void Quartet::lend_down_a_chain() {
+  lend(0, 1);
+  keep(1, 0);
+  exchange(0, 1);
+  release(0);
+  lend(1, 2);
+  lend(2, 3);
+}
+
+void Quartet::after_the_last_reference() {
+  exchange(0, 3);
+  expect(destroyed(), "not destroyed after the last reference is gone");
+}
+
 // The owner's object is held by 1, which lent it to 2, which lent it to 3. 1 and 2 die; 3 has
 // answered for 1 before any other hears of the death of 2.
 std::string two_workers_of_a_chain_die() {
   Quartet world;
-  world.lend(0, 1);
-  world.keep(1, 0);
-  world.exchange(0, 1);
-  world.release(0);
-  world.lend(1, 2);
-  world.lend(2, 3);
+  world.lend_down_a_chain();
   world.die(1);
   world.die(2);
   world.hears_of_the_death(0, 1);
@@ -101,8 +110,7 @@ std::string two_workers_of_a_chain_die() {
   world.exchange(0, 3);
   world.expect(!world.destroyed(), "destroyed though 3 has registered");
   world.drop(3, 2);
-  world.exchange(0, 3);
-  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  world.after_the_last_reference();
   return world.failure();
 }
 
@@ -110,12 +118,7 @@ std::string two_workers_of_a_chain_die() {
 // 2 and the owner lose each other, and 1 drops its reference: 3 lives on the loan of 2.
 std::string a_lender_loses_the_owner() {
   Quartet world;
-  world.lend(0, 1);
-  world.keep(1, 0);
-  world.exchange(0, 1);
-  world.release(0);
-  world.lend(1, 2);
-  world.lend(2, 3);
+  world.lend_down_a_chain();
   world.lose_each_other(0, 2);
   world.drop(2, 1);
   world.exchange(1, 2);
@@ -129,8 +132,7 @@ std::string a_lender_loses_the_owner() {
   world.exchange(1, 0);
   world.expect(!world.destroyed(), "destroyed though 3 has registered");
   world.release(3);
-  world.exchange(0, 3);
-  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  world.after_the_last_reference();
   return world.failure();
 }
 
@@ -149,8 +151,7 @@ std::string a_borrower_dies_before_the_creation() {
   world.exchange(0, 3);
   world.expect(!world.destroyed(), "destroyed though 3 borrows from 2");
   world.drop(3, 2);
-  world.exchange(0, 3);
-  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  world.after_the_last_reference();
   return world.failure();
 }
 
@@ -187,8 +188,7 @@ std::string an_earlier_life_is_swept() {
   world.exchange(0, 3);
   world.expect(!world.destroyed(), "destroyed though a later life holds it");
   world.release(3);
-  world.exchange(0, 3);
-  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  world.after_the_last_reference();
   return world.failure();
 }
 

@@ -35,6 +35,10 @@ class Quartet {
   void exchange(std::size_t a, std::size_t b);
   // The owner, or a worker that keeps a reference, drops it.
   void release(std::size_t worker);
+  // 1 holds the object and lends it to 2, which lends it to 3; the owner's own reference is gone.
+  void lend_down_a_chain();
+  // 3 had it: once the owner has heard from there, there is no object.
+  void after_the_last_reference();
   [[nodiscard]] bool destroyed() const { return object_.expired(); }
   [[nodiscard]] bool lost_at(std::size_t worker) const { return lives_[worker]->lost(id_); }
   void expect(bool fulfilled, const std::string& what) {

@@ -164,16 +164,11 @@ TEST_F(Diagnose, EndsOnDumpsThatReferToThemselves) {
 }
 
 // Any damage gives a diagnosis or an error, never a crash: each byte of a real shape of dump is
-// changed, and the text is cut anywhere.
+// changed, the text is cut anywhere, and both happen at several places at once.
 TEST(DiagnoseDump, SurvivesEveryDamage) {
   const TemporaryFolder folder;
   const std::string good = dump("a", made("b", "f", 1));
-  std::mt19937 random(7);
-  for (int i = 0; i < 1'000; ++i) {
-    std::string text = good;
-    for (int changes = 0; changes < 1 + i % 4; ++changes)
-      text[random() % text.size()] = static_cast<char>(random());
-    if (i % 3 == 0) text.resize(random() % text.size());
+  const auto survives = [&](const std::string& text) {
     std::ofstream(folder.path() / "a.json", std::ios::binary | std::ios::trunc) << text;
     try {
       const Dumps dumps = stitch_run::read_dumps(folder.path());
@@ -181,6 +176,22 @@ TEST(DiagnoseDump, SurvivesEveryDamage) {
     } catch (const std::runtime_error& error) {
       EXPECT_NE(std::string(error.what()).find("there is no dump in"), std::string::npos);
     }
+  };
+  std::mt19937 random(7);
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    survives(good.substr(0, at));
+    for (const char byte : {'\0', '"', '}', '9', static_cast<char>(random())}) {
+      std::string text = good;
+      text[at] = byte;
+      survives(text);
+    }
+  }
+  for (int i = 0; i < 1'000; ++i) {
+    std::string text = good;
+    for (int changes = 0; changes < 2 + i % 4; ++changes)
+      text[random() % text.size()] = static_cast<char>(random());
+    if (i % 3 == 0) text.resize(random() % text.size());
+    survives(text);
   }
 }
 

@@ -25,10 +25,7 @@ using stitch::testing::TemporaryFolder;
 class Hang {
  public:
   Hang(int size, const std::string& how, const std::string& program = HANG_PROGRAM)
-      : world_(size, {program, how},
-               {"STITCH_DUMP_DIR=" + dumps().string(), "STITCH_NUM_THREADS=2",
-                "STITCH_RPC_TIMEOUT=0", "STITCH_HEARTBEAT_TIMEOUT=1h"}),
-        size_(size) {}
+      : world_(size, {program, how}, variables(how)), size_(size) {}
   ~Hang() {
     for (int rank = 0; rank < size_; ++rank) {
       if (!ended_.contains(rank)) world_[rank].send_signal(SIGKILL);
@@ -83,6 +80,14 @@ class Hang {
   }
 
  private:
+  [[nodiscard]] std::vector<std::string> variables(const std::string& how) const {
+    std::vector<std::string> all{"STITCH_DUMP_DIR=" + dumps().string(), "STITCH_NUM_THREADS=2",
+                                 "STITCH_RPC_TIMEOUT=0"};
+    // A stopped process would be declared dead, and then nothing hangs.
+    if (how == "stopped process") all.emplace_back("STITCH_HEARTBEAT_TIMEOUT=1h");
+    return all;
+  }
+
   TemporaryFolder folder_;
   ProcessWorld world_;
   const int size_;

@@ -8,10 +8,11 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "stitch/transport/loopback/loopback_endpoint.h"
-#include "tests/transport/recorder.h"
+#include "tests/transport/line.h"
 
 namespace stitch::transport {
 namespace {
@@ -19,34 +20,19 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Worker 2 connected to worker 1.
-struct Line {
-  std::shared_ptr<LoopbackNetwork> network = std::make_shared<LoopbackNetwork>();
-  std::shared_ptr<Recorder> server = std::make_shared<Recorder>();
-  std::shared_ptr<Recorder> client = std::make_shared<Recorder>();
-  std::unique_ptr<Endpoint> server_endpoint = make_loopback_endpoint(options(1), network);
-  std::unique_ptr<Endpoint> client_endpoint = make_loopback_endpoint(options(2), network);
-  std::shared_ptr<Connection> to_server;
+struct LoopbackLine : Line {
+  explicit LoopbackLine(
+      std::shared_ptr<LoopbackNetwork> between = std::make_shared<LoopbackNetwork>())
+      : Line(make_loopback_endpoint(options(1), between),
+             make_loopback_endpoint(options(2), between)),
+        network(std::move(between)) {}
 
-  Line() {
-    const auto addresses = server_endpoint->listen([server = server] { return server->events(); });
-    to_server = client_endpoint->connect(addresses.front(), client->events());
-    EXPECT_TRUE(client->wait_open());
-    EXPECT_TRUE(server->wait_open());
-  }
-  ~Line() {
-    client_endpoint.reset();
-    server_endpoint.reset();
-    EXPECT_EQ(client->faults(), std::vector<std::string>{});
-    EXPECT_EQ(server->faults(), std::vector<std::string>{});
-    EXPECT_EQ(client->sends(), client->done_count());
-  }
-  void send(const std::string& text) { to_server->send(make_message(text), client->done()); }
+  std::shared_ptr<LoopbackNetwork> network;
 };
 
 TEST(LoopbackFaults, ADroppedMessageIsLostForTheReceiverOnly) {
   for (std::uint64_t k = 0; k < 5; ++k) {
-    Line line;
+    LoopbackLine line;
     line.network->set_judge([k](std::uint32_t, std::uint32_t, std::uint64_t sequence,
                                 const Message&) { return Fate{.drop = sequence == k}; });
     std::vector<std::string> expected;
@@ -63,7 +49,7 @@ TEST(LoopbackFaults, ADroppedMessageIsLostForTheReceiverOnly) {
 
 TEST(LoopbackFaults, AFailedMessageBreaksTheConnectionAtBothEnds) {
   for (std::uint64_t k = 0; k < 5; ++k) {
-    Line line;
+    LoopbackLine line;
     line.network->set_judge([k](std::uint32_t, std::uint32_t, std::uint64_t sequence,
                                 const Message&) { return Fate{.fail = sequence == k}; });
     for (std::uint64_t i = 0; i < 5; ++i) line.send(std::to_string(i));
@@ -78,7 +64,7 @@ TEST(LoopbackFaults, AFailedMessageBreaksTheConnectionAtBothEnds) {
 }
 
 TEST(LoopbackFaults, ADuplicatedMessageArrivesThatOften) {
-  Line line;
+  LoopbackLine line;
   line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) {
     return Fate{.copies = sequence == 1 ? 3 : 1};
   });
@@ -90,7 +76,7 @@ TEST(LoopbackFaults, ADuplicatedMessageArrivesThatOften) {
 }
 
 TEST(LoopbackFaults, ADelayedMessageIsOvertaken) {
-  Line line;
+  LoopbackLine line;
   const auto start = std::chrono::steady_clock::now();
   line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t sequence, const Message&) {
     return Fate{.delay = sequence == 0   ? milliseconds(400)
@@ -104,7 +90,7 @@ TEST(LoopbackFaults, ADelayedMessageIsOvertaken) {
 }
 
 TEST(LoopbackFaults, ADelayedMessageDoesNotOutliveItsConnection) {
-  Line line;
+  LoopbackLine line;
   line.network->set_judge([](std::uint32_t, std::uint32_t, std::uint64_t, const Message&) {
     return Fate{.delay = std::chrono::hours(1)};
   });
@@ -116,7 +102,7 @@ TEST(LoopbackFaults, ADelayedMessageDoesNotOutliveItsConnection) {
 }
 
 TEST(LoopbackFaults, TheJudgeSeesWhoSendsWhatToWhomButNoHandshakes) {
-  Line line;
+  LoopbackLine line;
   base::Mutex mutex;
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::string>> seen;
   EXPECT_EQ(line.network->messages(), 0U);
@@ -153,7 +139,7 @@ TEST(LoopbackFaults, MessagesSentBeforeTheHandshakeAreJudgedInTheOrderOfSending)
 }
 
 TEST(Loopback, TheSenderMayChangeItsBytesOnceSendReturns) {
-  Line line;
+  LoopbackLine line;
   Buffer buffer = make_filled_buffer(100000, 7);
   Message message = make_message("m");
   message.buffers.push_back(buffer);
@@ -187,7 +173,7 @@ TEST(Loopback, WorkersOfAProcessShareANetworkUnlessGivenAnother) {
 }
 
 TEST(Loopback, AnIdleNetworkUsesNoCpu) {
-  Line line;
+  LoopbackLine line;
   std::vector<std::unique_ptr<Endpoint>> endpoints;
   for (std::uint32_t i = 3; i < 20; ++i)
     endpoints.push_back(make_loopback_endpoint(options(i), line.network));

@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <deque>
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -279,6 +280,10 @@ class FaultyEndpoint final : public Endpoint {
  public:
   FaultyEndpoint(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Faults> faults)
       : endpoint_(std::move(endpoint)), faults_(std::move(faults)) {}
+  ~FaultyEndpoint() override {
+    endpoint_->close();
+    wait_until_joined();
+  }
 
   std::vector<std::string> listen(Accept accept) override {
     return endpoint_->listen([faults = faults_, accept = std::move(accept)] {
@@ -299,9 +304,17 @@ class FaultyEndpoint final : public Endpoint {
     return endpoint_->counters();
   }
   void close() override { endpoint_->close(); }
-  void join() override { endpoint_->join(); }
+  void join() override { wait_until_joined(); }
 
  private:
+  // What the thread of the faults was passing on when its connection ended calls back as well.
+  void wait_until_joined() {
+    endpoint_->join();
+    std::promise<void> passed;
+    faults_->thread().post([&passed] { passed.set_value(); });
+    passed.get_future().wait();
+  }
+
   const std::unique_ptr<Endpoint> endpoint_;
   const std::shared_ptr<Faults> faults_;
 };
