@@ -373,6 +373,7 @@ void Agent::fence(const Error& error) {
 std::optional<Error> Agent::leave(Clock::time_point deadline) {
   // Calls that have come are served to their end; others may call without end.
   constexpr std::chrono::seconds kTimeForNewCalls{1};
+  constexpr std::chrono::seconds kTimeForAcknowledgments{1};
   const auto refuse_from = std::min(Clock::now() + kTimeForNewCalls, deadline);
   std::chrono::microseconds pause(200);
   while (const auto busy = std::max(activity().busy, outgoing_calls_.unhandled())) {
@@ -389,6 +390,10 @@ std::optional<Error> Agent::leave(Clock::time_point deadline) {
     pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(10));
   }
   membership_->leave(deadline);
+  // What has not been acknowledged would be lost with a connection that breaks now.
+  const auto acknowledged_by = std::min(deadline, Clock::now() + kTimeForAcknowledgments);
+  while (peers_->awaits_acknowledgment() && Clock::now() < acknowledged_by)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return std::nullopt;
 }
 

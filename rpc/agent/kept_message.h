@@ -23,8 +23,21 @@ struct Session::Kept {
   std::size_t stream = 0;
   Kept* next = nullptr;  // under mutex_, as `sent`
   bool sent = false;     // to some connection
-  std::atomic<bool> told{false};
-  std::atomic<std::uint32_t> holders{1};
+  // How many hold it, and in the highest bit whether its end has been told.
+  std::atomic<std::uint32_t> state{1};
+
+  static constexpr std::uint32_t kTold = std::uint32_t{1} << 31;
+  [[nodiscard]] bool told() const noexcept {
+    return (state.load(std::memory_order_acquire) & kTold) != 0;
+  }
+  [[nodiscard]] std::uint32_t holders() const noexcept {
+    return state.load(std::memory_order_acquire) & ~kTold;
+  }
+  // One holder less; true for the last one. A sole holder stays the only one: others are added
+  // under the lock, to what is in the list.
+  [[nodiscard]] bool drop() noexcept {
+    return holders() == 1 || (state.fetch_sub(1, std::memory_order_acq_rel) & ~kTold) == 1;
+  }
 };
 
 }  // namespace stitch::rpc

@@ -9,41 +9,10 @@ namespace stitch::rpc {
 
 namespace {
 
-// How long attempts go on after the first failure: a peer that has died is to be known as dead
-// within two seconds; a shortage of descriptors or memory here has that long to pass. Longer if the
-// peer has answered: it is alive, and will bind another connection or refuse this worker.
-constexpr std::chrono::milliseconds kConnectTimeout{1000};
-constexpr std::chrono::milliseconds kConnectTimeoutWhenAnswered{5000};
-constexpr std::chrono::milliseconds kMinRetryDelay{10};
-constexpr std::chrono::milliseconds kMaxRetryDelay{200};
-// Timers may fire that much early.
-constexpr std::chrono::milliseconds kTimerSlack{1};
-// Of an offer beside a bound connection, which a peer that needs none does not answer.
-constexpr std::chrono::milliseconds kOfferTimeout{1000};
-// So many connections in a row that end so soon, and bring nothing: something ends each of them.
-constexpr int kMaxFruitless = 32;
-constexpr std::chrono::milliseconds kFruitlessWithin{100};
-
-// Whether the peer, or this worker's own endpoint, has refused: a retry would change nothing.
-bool is_refusal(const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::unauthenticated:
-    case ErrorCode::protocol:
-    case ErrorCode::invalid_argument:
-    case ErrorCode::unimplemented:
-    case ErrorCode::shutting_down:
-      return true;
-    default:
-      return false;
-  }
-}
+// Generations that an honest peer can be ahead: one for each CONFIRM that did not arrive.
+constexpr std::uint64_t kMaxGenerationsAhead = std::uint64_t{1} << 32;
 
 Error not_needed() { return Error(ErrorCode::disconnected, "the connection is not needed"); }
-
-std::string milliseconds(Peer::Clock::duration duration) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()) +
-         " ms";
-}
 
 }  // namespace
 
@@ -77,25 +46,35 @@ void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
     }
   } else if (opened->target) {
     // The accepting side sends BIND first.
-    if (own_ != opened) effects.close.emplace_back(connection, not_needed());
+    if (own_ != opened) {
+      effects.close.emplace_back(connection, not_needed());
+    } else {
+      own_since_ = Clock::now();
+      effects.timers.push_back(own_until());
+    }
   } else if (is_self()) {
     send(opened, Bind::Step::offer, effects);
-  } else if (own_ && self_ < info().id) {
+  } else if (offered_ || (own_ && self_ < info().id)) {
+    // An offer is not withdrawn for a newer connection, which may be a mere question.
     drop(spare_, "the peer opened another connection", effects);
     spare_ = opened;
+    if (offered_) effects.timers.push_back(offered_until());  // sooner than before
   } else {
     offer(opened, effects);
   }
 }
 
 void Peer::offer(const PeerConnectionPtr& connection, Effects& effects) {
-  if (offered_ != connection) drop(offered_, "the peer opened another connection", effects);
   offered_ = connection;
   offered_since_ = Clock::now();
-  if (bound_) effects.timers.push_back(offered_since_ + kOfferTimeout);
+  effects.timers.push_back(offered_until());
   failure_.reset();  // the peer is alive and wants to connect
   connection->generation = generation_;
   send(connection, Bind::Step::offer, effects);
+}
+
+void Peer::offer_spare(Effects& effects) {
+  if (spare_ && !offered_) offer(std::exchange(spare_, nullptr), effects);
 }
 
 void Peer::drop(PeerConnectionPtr& connection, const std::string& why, Effects& effects) {
@@ -130,8 +109,18 @@ void Peer::on_offer(const PeerConnectionPtr& connection, const Bind& bind, Effec
     effects.close.emplace_back(connection->connection, not_needed());
     return;
   }
+  if (bind.generation > generation_ + kMaxGenerationsAhead) {
+    effects.close.emplace_back(
+        connection->connection,
+        Error(ErrorCode::protocol, "bind frame offers generation " +
+                                       std::to_string(bind.generation) + " after generation " +
+                                       std::to_string(generation_)));
+    return;
+  }
   own_->accepted = true;
   own_->generation = bind.generation;
+  own_since_ = Clock::now();
+  effects.timers.push_back(own_until());
   send(own_, Bind::Step::accept, effects);
 }
 
@@ -172,6 +161,14 @@ void Peer::on_confirm(const PeerConnectionPtr& connection, const Bind& bind, Eff
     effects.close.emplace_back(connection->connection, not_needed());
     return;
   }
+  if (bind.generation != own_->generation + 1) {
+    effects.close.emplace_back(
+        connection->connection,
+        Error(ErrorCode::protocol,
+              "bind frame confirms generation " + std::to_string(bind.generation) +
+                  " after an offer of generation " + std::to_string(own_->generation)));
+    return;
+  }
   generation_ = std::max(generation_ + 1, bind.generation);
   use(connection, bind.received, effects);
 }
@@ -201,7 +198,8 @@ void Peer::use(const PeerConnectionPtr& connection, const Session::Received& rec
   failure_.reset();
   broken_.reset();
   retry_delay_ = {};
-  attach(*connection, generation_, received, effects);
+  retry_scheduled_ = false;
+  attach(*connection, ++uses_, received, effects);
 }
 
 void Peer::attach(const PeerConnection& connection, std::uint64_t generation,
@@ -210,156 +208,6 @@ void Peer::attach(const PeerConnection& connection, std::uint64_t generation,
   effects.attach_to = connection.connection;
   effects.generation = generation;
   effects.received_by_peer = received;
-}
-
-// ---- the end of connections
-
-void Peer::on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens,
-                     Effects& effects) {
-  if (closed == bound_) {
-    on_broken(reason, effects);
-  } else if (closed == own_) {
-    on_attempt_failed(*closed, reason, no_process_listens, effects);
-  } else if (closed == spare_) {
-    spare_.reset();
-  } else if (closed == successor_) {
-    successor_.reset();
-  } else if (closed == offered_) {
-    offered_.reset();
-    // The peer was alive to offer it: earlier failures say nothing about it any more.
-    failure_.reset();
-    retry_delay_ = {};
-    if (broken_ || life_.session->keeps_something()) connect(effects);
-  }
-}
-
-void Peer::on_broken(const Error& reason, Effects& effects) {
-  effects.detach = life_.session;
-  effects.detach_from = bound_->connection;
-  bound_.reset();
-  if (given_up_) return lose(*given_up_, effects);
-  const auto now = Clock::now();
-  const bool brought = life_.session->progress() != progress_;
-  fruitless_ = brought || now - bound_since_ >= kFruitlessWithin ? 0 : fruitless_ + 1;
-  // A peer that breaks the rules would do so again.
-  if (closing_ || grace_ <= Clock::duration::zero() || is_self() ||
-      reason.code() == ErrorCode::protocol || fruitless_ > kMaxFruitless)
-    return lose(reason, effects);
-  broken_ = Broken{reason, now};
-  failure_.reset();
-  for (Address& address : addresses_) address.abandoned = false;
-  if (successor_) return use(std::exchange(successor_, nullptr), successor_received_, effects);
-  effects.timers.push_back(now + grace_);
-  connect(effects);
-}
-
-void Peer::lose_broken(const std::string& why, Effects& effects) {
-  const Broken broken = *broken_;
-  lose(Error(ErrorCode::disconnected, std::string(broken.reason.what()) + "; " + why +
-                                          (failure_ ? ": " + std::string(failure_->what()) : "")),
-       effects);
-}
-
-void Peer::on_timer(Effects& effects) {
-  const auto now = Clock::now() + kTimerSlack;
-  if (offered_ && bound_ && now >= offered_since_ + kOfferTimeout)
-    drop(offered_, "the peer did not answer", effects);
-  if (broken_ && !bound_ && !lost_ && now >= broken_->since + grace_)
-    return lose_broken("no other was made within " + milliseconds(grace_), effects);
-  // An address that does not answer must not take the time of the others.
-  if (broken_ && own_ && own_->connection && own_->peer == nullptr &&
-      now >= own_since_ + attempt_time()) {
-    const Error late(ErrorCode::disconnected, addresses_[own_->address].text + " does not answer");
-    effects.close.emplace_back(own_->connection, late);
-  }
-  if (retry_scheduled_ && now >= retry_at_) {
-    retry_scheduled_ = false;
-    connect(effects);
-  }
-}
-
-// ---- attempts
-
-void Peer::connect(Effects& effects) {
-  if (lost_ || bound_ || own_ || offered_ || successor_ || retry_scheduled_) return;
-  try_next(0, effects);
-}
-
-void Peer::try_next(std::size_t first, Effects& effects) {
-  for (std::size_t i = first; i < addresses_.size(); ++i) {
-    if (!addresses_[i].worth_trying()) continue;
-    own_ = std::make_shared<PeerConnection>();
-    own_->target = &life_;
-    own_->address = i;
-    effects.connect = own_;
-    own_since_ = Clock::now();
-    if (broken_) effects.timers.push_back(own_since_ + attempt_time());
-    return;
-  }
-  retry_or_lose(effects);
-}
-
-void Peer::retry_or_lose(Effects& effects) {
-  bool worth_trying = false;
-  std::vector<std::string> tried;
-  std::string refused;
-  for (const Address& address : addresses_) {
-    tried.push_back(address.text);
-    worth_trying = worth_trying || address.worth_trying();
-    if (!address.refusal.empty()) refused += "; " + address.refusal;
-  }
-  if (!failure_ && refused.empty()) {
-    // No address was tried: that does not mean that the worker is gone.
-    effects.fail_waiting =
-        Error(ErrorCode::disconnected, to_string(info()) +
-                                           " cannot be reached: no transport here for its "
-                                           "addresses " +
-                                           base::join_names(tried))
-            .with_worker(info().name);
-    return;
-  }
-  const auto now = Clock::now();
-  const auto time_limit = answered_ ? kConnectTimeoutWhenAnswered : kConnectTimeout;
-  const auto until = broken_ ? broken_->since + grace_ : first_failure_ + time_limit;
-  const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };
-  if (broken_ && worth_trying && std::ranges::all_of(addresses_, dead))
-    return lose_broken("no process listens at its addresses any more", effects);
-  if (worth_trying && !closing_ && now < until) {
-    for (Address& address : addresses_) address.abandoned = false;
-    retry_scheduled_ = true;
-    retry_delay_ = std::clamp(retry_delay_ * 2, kMinRetryDelay, kMaxRetryDelay);
-    retry_at_ = now + retry_delay_;
-    effects.timers.push_back(retry_at_);
-    return;
-  }
-  if (broken_) return lose_broken("no other could be made", effects);
-  const Error last = failure_.value_or(Error(ErrorCode::disconnected, "it was refused"));
-  if (addresses_.size() == 1) return lose(last, effects);
-  lose(Error(last.code(), "none of its addresses " + base::join_names(tried) +
-                              " can be reached: " + last.what() + refused),
-       effects);
-}
-
-void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
-                             bool no_process_listens, Effects& effects) {
-  ++failed_attempts_;
-  own_.reset();
-  if (given_up_) return lose(*given_up_, effects);
-  if (!failure_) first_failure_ = Clock::now();
-  failure_ = reason;
-  addresses_[attempt.address].failure = reason;
-  // A refusal is an answer, too: a worker without room for strangers refuses with `overloaded`.
-  answered_ = attempt.peer != nullptr || reason.remote();
-  addresses_[attempt.address].abandoned = no_process_listens;
-  // How an open connection ended does not predict the next one: one cut within a sealed record ends
-  // with `protocol`.
-  if (!attempt.peer && is_refusal(reason)) addresses_[attempt.address].refusal = reason.what();
-  if (spare_) {
-    const PeerConnectionPtr spare = std::exchange(spare_, nullptr);
-    offer(spare, effects);
-  } else if (!offered_ && !bound_ && !successor_) {
-    try_next(attempt.address + 1, effects);
-  }
 }
 
 // ---- ending

@@ -47,7 +47,8 @@ using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 // The worker with the lower id decides: while it tries to connect by itself, it leaves the peer's
 // connection unanswered, and falls back to it if its own attempt fails. The other worker answers
 // every OFFER unless it has a bound connection. So ACCEPT proves that the former connection is of
-// no use any more, and the accepting side closes it if it has not noticed.
+// no use any more, and the accepting side closes it if it has not noticed. Each step has a time
+// limit, so that a connection that is open and brings nothing does not keep others from being made.
 //
 // The end of the bound connection does not lose the peer: for `grace` both sides try to connect
 // again. It is lost when that time has passed, when no process listens at any of its addresses any
@@ -106,6 +107,8 @@ class Peer {
   }
   // Begins to connect unless there is a connection or an attempt.
   void connect(Effects& effects);
+  // Whether on_timer() is due though no timer says so: memory was short when it was to be set.
+  [[nodiscard]] bool forgotten() const noexcept;
 
   // ---- ending
   // The peer is lost as soon as its bound connection has ended.
@@ -141,8 +144,12 @@ class Peer {
   };
   [[nodiscard]] const WorkerInfo& info() const noexcept { return life_.info(); }
   [[nodiscard]] bool is_self() const noexcept { return info().id == self_; }
-  // For one attempt while a broken connection is being replaced.
-  [[nodiscard]] Clock::duration attempt_time() const noexcept { return grace_ / 3; }
+  // For one step of an attempt while a broken connection is being replaced.
+  [[nodiscard]] Clock::duration attempt_time() const noexcept;
+  // When this worker's attempt, or its offer, has taken too long.
+  [[nodiscard]] Clock::time_point own_until() const noexcept;
+  [[nodiscard]] Clock::time_point offered_until() const noexcept;
+  void offer_spare(Effects& effects);
   void send(const PeerConnectionPtr& to, Bind::Step step, Effects& effects);
   void offer(const PeerConnectionPtr& connection, Effects& effects);
   void on_offer(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects);
@@ -161,6 +168,7 @@ class Peer {
   void on_attempt_failed(const PeerConnection& attempt, const Error& reason,
                          bool no_process_listens, Effects& effects);
   void retry_or_lose(Effects& effects);
+  void retry_later(Clock::duration delay, Effects& effects);
   // Of a peer whose connection could not be replaced.
   void lose_broken(const std::string& why, Effects& effects);
 
@@ -174,7 +182,7 @@ class Peer {
   PeerConnectionPtr bound_;
   PeerConnectionPtr own_;        // this worker's attempt
   PeerConnectionPtr offered_;    // the peer's: this worker has sent OFFER
-  PeerConnectionPtr spare_;      // the peer's, unanswered during this worker's attempt
+  PeerConnectionPtr spare_;      // the peer's, unanswered during this worker's attempt or offer
   PeerConnectionPtr successor_;  // accepted by the peer; the former connection has not ended yet
   Session::Received successor_received_{};
   Clock::time_point offered_since_{};
@@ -182,11 +190,14 @@ class Peer {
   std::optional<Error> given_up_;
   int fruitless_ = 0;           // connections in a row that ended soon and brought nothing
   std::uint64_t progress_ = 0;  // of the session, when a connection was last bound
+  std::uint64_t uses_ = 0;      // connections bound so far
+  int breaks_ = 0;              // within a second of the first of them
+  Clock::time_point first_break_{};
   Clock::time_point bound_since_{};
   bool retry_scheduled_ = false;
   Clock::time_point retry_at_{};
   std::optional<Error> failure_;
-  Clock::time_point own_since_{};
+  Clock::time_point own_since_{};      // its last step
   bool answered_ = false;              // the peer, in the last attempt
   Clock::time_point first_failure_{};  // since a connection was last open
   std::chrono::milliseconds retry_delay_{0};

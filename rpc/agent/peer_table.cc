@@ -101,23 +101,23 @@ void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message mess
     return;
   from.heard.store(coarse_now(), std::memory_order_relaxed);
   const auto& session = sender->session;
-  Session::Arrival arrival = Session::Arrival::drop;
+  bool acknowledge = false;
   try {
-    arrival = session->receive(message);
+    const Session::Arrival arrival = session->receive(message);
+    if (arrival == Session::Arrival::unnumbered) [[unlikely]]
+      return on_unnumbered(sender, message);
+    // From here on the message has been received: if it is not delivered now, it never is.
+    if (arrival == Session::Arrival::deliver)
+      events_.on_message(session, from.info(), std::move(message));
+    acknowledge = session->received_one();
   } catch (...) {
     give_up(
         from,
         to_error(std::current_exception()).with_prefix("message from " + to_string(from.info())));
     return;
   }
-  if (arrival == Session::Arrival::unnumbered) [[unlikely]] {
-    on_unnumbered(sender, message);
-    return;
-  }
-  if (session->acknowledge_later()) [[unlikely]]
+  if (acknowledge) [[unlikely]]
     acknowledge_later(session);
-  if (arrival == Session::Arrival::deliver)
-    events_.on_message(session, from.info(), std::move(message));
 }
 
 void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message) {
@@ -140,8 +140,12 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
   perform(life, std::move(effects));
 }
 
-void PeerTable::acknowledge_later(const std::shared_ptr<Session>& session) {
-  events_.call_at(Clock::now() + kAcknowledgeWithin, [session] { session->acknowledge(); });
+void PeerTable::acknowledge_later(const std::shared_ptr<Session>& session) noexcept {
+  try {
+    events_.call_at(Clock::now() + kAcknowledgeWithin, [session] { session->acknowledge_now(); });
+  } catch (...) {
+    session->forget_to_acknowledge();
+  }
 }
 
 std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
@@ -234,7 +238,7 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
                                            " before both sides took it into use");
     } else {
       peer(*life).on_bind(sender, Bind::decode(head->body), effects);
-      if (effects.attach) life->heard.store(coarse_now(), std::memory_order_relaxed);
+      life->heard.store(coarse_now(), std::memory_order_relaxed);
     }
   } catch (...) {
     connection->close(to_error(std::current_exception()));
@@ -258,6 +262,7 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
                           bool no_process_listens) {
   Effects effects;
   Life* life = nullptr;
+  std::optional<Error> failed;
   {
     base::MutexLock lock(mutex_);
     if (closed->ended) return;
@@ -271,33 +276,69 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
     life = closed->target != nullptr ? closed->target : closed->peer;
     if (life == nullptr) return;  // it never identified itself, or was refused
     record(closed->bound ? "connection lost" : "connection closed", *life);
-    peer(*life).on_closed(closed, reason, no_process_listens, effects);
+    try {
+      peer(*life).on_closed(closed, reason, no_process_listens, effects);
+    } catch (...) {
+      failed = to_error(std::current_exception());
+    }
     closed->connection.reset();
   }
+  if (failed) return lose_without_memory(*life, *failed);
   perform(*life, std::move(effects));
 }
 
 // ---- effects
 
 void PeerTable::perform(Life& life, Effects effects) {
-  for (auto& [connection, why] : effects.close) connection->close(why);
+  std::optional<Error> failed;
+  // Each part is performed even if another one fails, which only a lack of memory explains.
+  const auto part = [&failed](auto&& performed) {
+    try {
+      performed();
+    } catch (...) {
+      failed = to_error(std::current_exception());
+    }
+  };
+  for (auto& [connection, why] : effects.close) part([&] { connection->close(why); });
   if (effects.detach) effects.detach->detach(effects.detach_from);
-  if (effects.send_bind) send_bind(effects);
-  if (effects.attach) attach(life, effects);
-  if (effects.passed_over) say_passed_over(life, *effects.passed_over);
-  if (effects.fail_waiting) life.session->fail_waiting(*effects.fail_waiting);
+  if (effects.send_bind) part([&] { send_bind(effects); });
+  if (effects.attach) {
+    // A new connection has the whole time to be heard.
+    life.heard.store(coarse_now(), std::memory_order_relaxed);
+    part([&] { attach(life, effects); });
+  }
+  if (effects.passed_over) part([&] { say_passed_over(life, *effects.passed_over); });
+  if (effects.fail_waiting) part([&] { life.session->fail_waiting(*effects.fail_waiting); });
   if (effects.end) {
-    std::optional<Error> later;
+    part([&] {
+      std::optional<Error> later;
+      {
+        base::MutexLock lock(mutex_);
+        later = peer(life).lost();
+      }
+      life.session->end(*effects.end, *later);
+      if (life.echo) life.echo->end(*effects.end, *later);
+    });
+  }
+  if (effects.lost) part([&] { events_.on_lost(life.info(), *effects.lost); });
+  for (const auto when : effects.timers)
+    part([&] { events_.call_at(when, [this, &life] { on_timer(life); }); });
+  if (effects.connect) part([&] { connect(effects.connect); });
+  if (failed && !effects.lost) lose_without_memory(life, *failed);
+}
+
+// If there is no memory for this either, links() finds the life later.
+void PeerTable::lose_without_memory(Life& life, const Error& why) noexcept {
+  try {
+    Effects effects;
     {
       base::MutexLock lock(mutex_);
-      later = peer(life).lost();
+      peer(life).lose(why, effects);
     }
-    life.session->end(*effects.end, *later);
-    if (life.echo) life.echo->end(*effects.end, *later);
+    if (effects.end) perform(life, std::move(effects));
+  } catch (...) {
+    return;
   }
-  if (effects.lost) events_.on_lost(life.info(), *effects.lost);
-  for (const auto when : effects.timers) events_.call_at(when, [this, &life] { on_timer(life); });
-  if (effects.connect) connect(effects.connect);
 }
 
 // Once for each transport: it would be the same for many peers.
@@ -346,105 +387,6 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
     if (peer(*attempt->target).wants(attempt)) return;
   }
   connection->close(Error(ErrorCode::disconnected, "the connection is not needed"));
-}
-
-void PeerTable::on_timer(Life& life) {
-  Effects effects;
-  {
-    base::MutexLock lock(mutex_);
-    peer(life).on_timer(effects);
-  }
-  perform(life, std::move(effects));
-}
-
-// ---- sending
-
-void PeerTable::send(const WorkerInfo& to, const ConnectionPtr& connection,
-                     transport::Message message, transport::SendDone done, std::uint64_t call_id) {
-  Life& life = known(to);
-  if (!life.sent.load(std::memory_order_relaxed)) life.sent.store(true, std::memory_order_relaxed);
-  if (connection) {
-    connection->send(std::move(message), std::move(done));
-  } else {
-    life.session->send(std::move(message), std::move(done), call_id);
-  }
-}
-
-void PeerTable::reach(WorkerId id) { reach(*members_.life(id)); }
-
-void PeerTable::reach(Life& life) {
-  Effects effects;
-  {
-    base::MutexLock lock(mutex_);
-    peer(life).connect(effects);
-  }
-  perform(life, std::move(effects));
-}
-
-bool PeerTable::help(const std::atomic<bool>& done,
-                     std::chrono::steady_clock::time_point deadline) {
-  for (const auto& endpoint : endpoints_) {
-    if (endpoint->help(done, deadline)) return true;
-  }
-  return done.load(std::memory_order_acquire);
-}
-
-// ---- ending
-
-void PeerTable::give_up(const WorkerInfo& given_up, const Error& reason) {
-  give_up(known(given_up), reason);
-}
-
-void PeerTable::give_up(Life& life, const Error& reason) {
-  Effects effects;
-  {
-    base::MutexLock lock(mutex_);
-    peer(life).give_up(reason, effects);
-  }
-  perform(life, std::move(effects));
-}
-
-void PeerTable::expect_closing() {
-  base::MutexLock lock(mutex_);
-  closing_ = true;
-  members_.for_each([&](Life& life)
-                        STITCH_NO_THREAD_SAFETY_ANALYSIS { peer(life).expect_closing(); });
-}
-
-void PeerTable::close() {
-  expect_closing();
-  say_goodbye();
-  for (const auto& endpoint : endpoints_) endpoint->close();
-  for (const auto& endpoint : endpoints_) endpoint->join();
-  const Error closed(ErrorCode::shutting_down, "this worker has shut down");
-  std::vector<std::pair<Life*, Effects>> ends;
-  {
-    base::MutexLock lock(mutex_);
-    early_.clear();
-    strangers_.clear();
-    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-      for (Life* each = &life; each != nullptr; each = each->previous) {
-        ends.emplace_back(each, Effects{});
-        peer(*each).close(closed, ends.back().second);
-      }
-    });
-  }
-  for (auto& [life, effects] : ends) perform(*life, std::move(effects));
-}
-
-// Spares the peers the attempt to replace their connections to this worker.
-void PeerTable::say_goodbye() {
-  std::vector<ConnectionPtr> bound;
-  {
-    base::MutexLock lock(mutex_);
-    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-      const auto& connection = peer(life).bound();
-      if (connection && life.info().id != self_) bound.push_back(connection->connection);
-    });
-  }
-  Bind gone;
-  gone.step = Bind::Step::gone;
-  for (const auto& connection : bound) connection->send(gone.encode(), nullptr);
 }
 
 }  // namespace stitch::rpc

@@ -139,6 +139,8 @@ class PeerTable {
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // The number of attempts to connect that have failed.
   [[nodiscard]] std::uint64_t failed_tries() const STITCH_EXCLUDES(mutex_);
+  // Whether a peer with a bound connection has not acknowledged something yet.
+  [[nodiscard]] bool awaits_acknowledgment() const STITCH_EXCLUDES(mutex_);
   // Adds these numbers and the endpoints' counters.
   void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
   // As Endpoint::help, at each endpoint.
@@ -179,7 +181,8 @@ class PeerTable {
   void reach(Life& life) STITCH_EXCLUDES(mutex_);
   void give_up(Life& life, const Error& reason) STITCH_EXCLUDES(mutex_);
   void say_goodbye() STITCH_EXCLUDES(mutex_);
-  void acknowledge_later(const std::shared_ptr<Session>& session);
+  void acknowledge_later(const std::shared_ptr<Session>& session) noexcept;
+  void lose_without_memory(Life& life, const Error& why) noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Session> make_session(Life& life);
   [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
   void complete(Life& life) STITCH_REQUIRES(mutex_);

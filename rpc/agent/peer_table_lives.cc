@@ -1,5 +1,6 @@
 // What a PeerTable knows of the lives of its workers.
 
+#include <algorithm>
 #include <utility>
 
 #include "stitch/base/random.h"
@@ -12,6 +13,8 @@ namespace {
 
 // A worker that was heard of within this time is reported as alive.
 constexpr std::chrono::seconds kAliveInterval{1};
+// What a peer may leave unacknowledged, beside max_inflight_bytes.
+constexpr std::size_t kMinPassedOn = std::size_t{64} << 20;
 
 }  // namespace
 
@@ -36,10 +39,14 @@ void PeerTable::complete(Life& life) {
 }
 
 std::shared_ptr<Session> PeerTable::make_session(Life& life) {
+  // Both what this worker has asked for and its answers may be on the way to one peer.
+  const std::size_t max_passed_on =
+      kMinPassedOn + 2 * std::min(flow_limits_.bytes, std::size_t{1} << 48);
   return std::make_shared<Session>(
       Session::Events{.wanted = [this](std::uint64_t call_id) { return events_.wanted(call_id); },
                       .on_close = [this, &life](const Error& why) { give_up(life, why); },
-                      .on_unconnected = [this, &life] { reach(life); }});
+                      .on_unconnected = [this, &life] { reach(life); }},
+      max_passed_on);
 }
 
 Life& PeerTable::add_life(const Member& member) {
@@ -89,18 +96,32 @@ void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over) {
 
 std::vector<PeerTable::Link> PeerTable::links() {
   std::vector<Link> links;
-  base::MutexLock lock(mutex_);
-  members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-    const auto& bound = peer(life).bound();
-    if (!bound || !bound->connection || bound->in_process) return;
-    // It cannot be heard while this side does not read, and gets the full time afterwards.
-    if (bound->connection->holds_back())
-      life.heard.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-    links.push_back({&life,
-                     Clock::time_point(Clock::duration(life.heard.load(std::memory_order_relaxed))),
-                     life.sent.exchange(false, std::memory_order_relaxed)});
-  });
+  std::vector<Life*> forgotten;
+  {
+    base::MutexLock lock(mutex_);
+    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+      const auto& bound = peer(life).bound();
+      if (peer(life).forgotten()) forgotten.push_back(&life);
+      if (!bound || !bound->connection || bound->in_process) return;
+      // It cannot be heard while this side does not read, and gets the full time afterwards.
+      if (bound->connection->holds_back())
+        life.heard.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+      links.push_back(
+          {&life, Clock::time_point(Clock::duration(life.heard.load(std::memory_order_relaxed))),
+           life.sent.exchange(false, std::memory_order_relaxed)});
+    });
+  }
+  for (Life* life : forgotten) on_timer(*life);
   return links;
+}
+
+void PeerTable::on_timer(Life& life) {
+  Effects effects;
+  {
+    base::MutexLock lock(mutex_);
+    peer(life).on_timer(effects);
+  }
+  perform(life, std::move(effects));
 }
 
 // ---- state
@@ -176,17 +197,32 @@ std::uint64_t PeerTable::failed_tries() const {
   return count;
 }
 
+bool PeerTable::awaits_acknowledgment() const {
+  base::MutexLock lock(mutex_);
+  bool awaits = false;
+  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    awaits = awaits || (peer(life).bound() && life.session->keeps_something());
+  });
+  return awaits;
+}
+
 void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   numbers.emplace("rpc.connections", static_cast<std::int64_t>(connections()));
   numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
   Session::Statistics all;
-  members_.for_each([&](const Life& life) {
-    const auto one = life.session->statistics();
+  const auto add = [&all](const Session& session) {
+    const auto one = session.statistics();
     all.reconnects += one.reconnects;
     all.resent += one.resent;
     all.duplicates_dropped += one.duplicates_dropped;
     all.kept_messages += one.kept_messages;
     all.kept_bytes += one.kept_bytes;
+  };
+  members_.for_each([&](const Life& life) {
+    for (const Life* each = &life; each != nullptr; each = each->previous) {
+      add(*each->session);
+      if (each->echo) add(*each->echo);
+    }
   });
   numbers.emplace("rpc.reconnects", static_cast<std::int64_t>(all.reconnects));
   numbers.emplace("rpc.resent", static_cast<std::int64_t>(all.resent));

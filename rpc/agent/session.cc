@@ -23,12 +23,6 @@ std::size_t stream_of(const transport::Message& message, std::size_t bytes) noex
   return bytes > Session::kSmallBytes || message.buffers.size() > Session::kSmallBuffers ? 1 : 0;
 }
 
-transport::Message empty_frame(std::uint16_t kind) {
-  transport::FrameBuilder frame(kind);
-  frame.end_body();
-  return std::move(frame).finish();
-}
-
 // Whether a connection refuses one message, and not all of them because it has ended.
 bool concerns_one_message(const Error& error) noexcept {
   switch (error.code()) {
@@ -42,6 +36,12 @@ bool concerns_one_message(const Error& error) noexcept {
 }
 
 }  // namespace
+
+transport::Message Session::empty_frame(std::uint16_t kind) {
+  transport::FrameBuilder frame(kind);
+  frame.end_body();
+  return std::move(frame).finish();
+}
 
 Session::~Session() {
   Kept* list = nullptr;
@@ -77,6 +77,7 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
   kept->bytes = bytes_of(kept->message);
   kept->stream = stream_of(kept->message, kept->bytes);
   transport::Connection* connection = nullptr;
+  ConnectionPtr alive;
   bool unconnected = false;
   bool silent = false;
   Kept* done_with = nullptr;
@@ -88,15 +89,15 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
     } else {
       keep(*kept);
       if (usable_) [[likely]] {
-        connection = current_.load(std::memory_order_relaxed);
+        connection = in_use(alive);
         kept->sent = true;
-        kept->holders.store(2, std::memory_order_relaxed);
+        kept->state.store(2, std::memory_order_relaxed);
       } else {
-        unconnected = current_.load(std::memory_order_relaxed) == nullptr;
+        unconnected = current_ == nullptr;
       }
       done_with = take_acknowledged();
-      silent =
-          (kept_messages_ & (kMaxPassedOn - 1)) == 0 && kept_messages_ != 0 && peer_is_silent();
+      if (kept_messages_ >= look_at_messages_ || kept_bytes_ >= look_at_bytes_) [[unlikely]]
+        silent = peer_is_silent();
     }
   }
   if (ended) [[unlikely]] {
@@ -115,6 +116,7 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
 void Session::keep(Kept& kept) {
   Stream& stream = streams_[kept.stream];
   kept.number = ++stream.last;
+  last_sent_[kept.stream].store(kept.number, std::memory_order_release);
   transport::FrameNumbers numbers;
   numbers.number = kept.number | (kept.stream == 0 ? 0 : transport::FrameNumbers::kLarge);
   numbers.received = received();
@@ -146,63 +148,93 @@ void Session::transmitted(Kept& kept, const std::optional<Error>& error) {
   if (!error) [[likely]] {
     tell(kept, error);
   } else if (concerns_one_message(*error)) {
-    // What another connection has passed on cannot fail any more.
-    if (kept.told.load(std::memory_order_acquire)) {
-      close(*error);
-    } else {
-      withdraw(kept, *error);
-    }
+    return refused(kept, *error);
   }
   // Otherwise the connection has ended: the next one gets the message.
   release(kept);
 }
 
-void Session::withdraw(Kept& kept, const Error& why) {
-  tell(kept, why);
+void Session::refused(Kept& kept, const Error& why) {
   transport::Connection* connection = nullptr;
-  transport::Message message = empty_frame(wire::kSkip);
-  {
-    base::MutexLock lock(mutex_);
-    // Only the list and the caller hold it: no other thread reads the message.
-    if (ended_ || kept.holders.load(std::memory_order_acquire) != 2) return;
-    transport::FrameNumbers numbers;
-    numbers.number = kept.number | (kept.stream == 0 ? 0 : transport::FrameNumbers::kLarge);
-    numbers.received = received();
-    transport::put_numbers(message.frame, numbers);
-    kept_bytes_ -= kept.bytes;
-    kept.bytes = message.frame.size();
-    kept_bytes_ += kept.bytes;
-    std::swap(kept.message, message);
-    connection = current_.load(std::memory_order_relaxed);
-    if (connection != nullptr) kept.holders.fetch_add(1, std::memory_order_relaxed);
+  ConnectionPtr alive;
+  try {
+    transport::Message skip = empty_frame(wire::kSkip);
+    bool replaced = false;
+    {
+      base::MutexLock lock(mutex_);
+      replaced = replace(kept, skip);
+      const Kept* const unsent = streams_[kept.stream].unsent;
+      if (replaced && (unsent == nullptr || unsent->number > kept.number))
+        connection = in_use(alive);
+    }
+    if (!replaced) throw Error(why);
+    tell(kept, why);
+  } catch (...) {
+    close(to_error(std::current_exception()));
   }
-  if (connection != nullptr) transmit(kept, *connection);
+  if (connection != nullptr) return transmit(kept, *connection);
+  release(kept);
+}
+
+bool Session::replace(Kept& kept, transport::Message& skip) {
+  // If only the list and the caller hold it, no other thread reads the message.
+  const Kept* const first = streams_[kept.stream].first;
+  const bool listed = first != nullptr && first->number <= kept.number;
+  constexpr std::uint32_t kTwoAndNotTold = 2;
+  if (!listed || kept.state.load(std::memory_order_acquire) != kTwoAndNotTold) return false;
+  transport::FrameNumbers numbers;
+  numbers.number = kept.number | (kept.stream == 0 ? 0 : transport::FrameNumbers::kLarge);
+  numbers.received = received();
+  transport::put_numbers(skip.frame, numbers);
+  kept_bytes_ -= kept.bytes;
+  kept.bytes = skip.frame.size();
+  kept_bytes_ += kept.bytes;
+  std::swap(kept.message, skip);
+  return true;
 }
 
 void Session::tell(Kept& kept, const std::optional<Error>& error) {
-  if (kept.told.exchange(true, std::memory_order_acq_rel)) return;
+  if (kept.told()) return;
+  if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0) return;
   if (!kept.done) return;
   kept.done(error);
   kept.done = nullptr;
 }
 
-void Session::release(Kept& kept) noexcept {
-  if (kept.holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete &kept;
+void Session::release(Kept& kept) {
+  if (!kept.drop()) return;
+  if (!kept.told()) [[unlikely]] {
+    std::optional<Error> reason;
+    {
+      base::MutexLock lock(mutex_);
+      reason = end_reason_;
+    }
+    kept.message = {};
+    tell(kept, reason.value_or(Error(ErrorCode::shutting_down, "this worker has shut down")));
+  }
+  delete &kept;
 }
 
-bool Session::peer_is_silent() const {
-  std::size_t passed_on = 0;
+bool Session::peer_is_silent() {
+  std::size_t messages = 0;
+  std::size_t bytes = 0;
   for (const Stream& stream : streams_) {
-    for (const Kept* kept = stream.first; kept != nullptr && kept->told.load(); kept = kept->next)
-      ++passed_on;
+    for (const Kept* kept = stream.first; kept != nullptr; kept = kept->next) {
+      if (!kept->told()) continue;
+      ++messages;
+      bytes += kept->bytes;
+    }
   }
-  return passed_on >= kMaxPassedOn / 2;
+  look_at_messages_ = kept_messages_ + kMaxPassedOn / 4;
+  look_at_bytes_ = kept_bytes_ + max_passed_on_bytes_ / 4 + 1;
+  return messages >= kMaxPassedOn || bytes >= max_passed_on_bytes_;
 }
 
 // ---- receiving
 
 Session::Arrival Session::receive(const transport::Message& message) {
   const auto numbers = transport::numbers_of(message.frame);
+  acknowledgment_due_ = false;
   if (!numbers) return Arrival::unnumbered;
   for (std::size_t stream = 0; stream < kStreams; ++stream) {
     if (numbers->received[stream] > acknowledged_[stream].load(std::memory_order_relaxed))
@@ -223,58 +255,90 @@ Session::Arrival Session::receive(const transport::Message& message) {
       throw Error(ErrorCode::protocol, "more than " + std::to_string(ReceivedNumbers::kMaxGaps) +
                                            " runs of its messages are missing");
   }
-  note_untold(bytes_of(message));
+  untold_bytes_ += bytes_of(message);
   const auto head = transport::peek_frame(message.frame);
-  return head && head->kind == wire::kSkip ? Arrival::drop : Arrival::deliver;
+  const std::uint16_t kind = head ? head->kind : 0;
+  // The answer to a heartbeat is a heartbeat.
+  acknowledgment_due_ = kind != wire::kHeartbeat;
+  return kind == wire::kSkip ? Arrival::drop : Arrival::deliver;
 }
 
-void Session::note_untold(std::size_t bytes) {
-  untold_bytes_ += bytes;
+bool Session::received_one() {
   const std::uint64_t untold = received_sum() - told_.load(std::memory_order_relaxed);
-  if (untold == 0) untold_bytes_ = 0;
-  if (untold < kMaxUntoldMessages && untold_bytes_ < kMaxUntoldBytes) return;
-  untold_bytes_ = 0;
-  acknowledge();
+  if (untold == 0) {
+    untold_bytes_ = 0;
+    return false;
+  }
+  if (untold >= kMaxUntoldMessages || untold_bytes_ >= kMaxUntoldBytes) {
+    untold_bytes_ = 0;
+    acknowledge();
+    return false;
+  }
+  return acknowledgment_due_ && !acknowledging_.load(std::memory_order_relaxed) &&
+         !acknowledging_.exchange(true);
 }
 
 void Session::acknowledge() {
-  acknowledging_.store(false);
   free_acknowledged();
   if (told_.load(std::memory_order_relaxed) >= received_sum()) return;
   transport::Message message = empty_frame(wire::kReceived);
   transport::Connection* connection = nullptr;
+  ConnectionPtr alive;
   {
     base::MutexLock lock(mutex_);
+    // send_kept() does it when it has sent everything.
     if (!usable_ || ended_) return;
-    connection = current_.load(std::memory_order_relaxed);
+    // A peer that does not read must not make this worker queue one after another.
+    received_again_ = received_under_way_;
+    if (received_under_way_) return;
+    received_under_way_ = true;
+    connection = in_use(alive);
     transport::FrameNumbers numbers;
     numbers.received = received();
     told_.store(numbers.received[0] + numbers.received[1], std::memory_order_relaxed);
     transport::put_numbers(message.frame, numbers);
   }
-  connection->send(std::move(message), nullptr);
+  try {
+    connection->send(std::move(message),
+                     [this](const std::optional<Error>&) { acknowledgment_sent(); });
+  } catch (...) {
+    connection->close(to_error(std::current_exception()));
+    acknowledgment_sent();
+  }
+}
+
+void Session::acknowledgment_sent() {
+  {
+    base::MutexLock lock(mutex_);
+    received_under_way_ = false;
+    if (!std::exchange(received_again_, false)) return;
+  }
+  try {
+    acknowledge();
+  } catch (...) {
+    // No memory: what comes or is sent next says it, too.
+  }
 }
 
 void Session::acknowledged(std::size_t stream, std::uint64_t number) {
+  if (number > last_sent_[stream].load(std::memory_order_acquire))
+    throw Error(ErrorCode::protocol,
+                "it acknowledges message " + std::to_string(number) + ", which it was not sent");
   // Small messages wait for the next send(); large ones, and many, are freed now.
   auto& known = acknowledged_[stream];
   constexpr std::uint64_t kSomeMessages = 64;
-  if (stream == 0 && number % kSomeMessages != 0 && number - known.load() < kSomeMessages) {
+  const std::uint64_t before = known.load(std::memory_order_relaxed);
+  if (stream == 0 && number % kSomeMessages != 0 && number - before < kSomeMessages) {
     known.store(number, std::memory_order_relaxed);
     return;
   }
   Kept* done_with = nullptr;
-  bool false_claim = false;
   {
     base::MutexLock lock(mutex_);
-    false_claim = number > streams_[stream].last;
-    if (!false_claim) {
+    if (number > known.load(std::memory_order_relaxed))
       known.store(number, std::memory_order_relaxed);
-      done_with = take_acknowledged();
-    }
+    done_with = take_acknowledged();
   }
-  if (false_claim)
-    throw Error(ErrorCode::protocol, "it acknowledges messages that it was not sent");
   settle(done_with);
 }
 

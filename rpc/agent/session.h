@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
@@ -27,12 +27,13 @@ namespace stitch::rpc {
 // A kept message is held by the session's list and by each transport that is sending it; the
 // transport gets the bytes, not the message, and the last holder frees it. Its SendDone runs when a
 // connection has passed it on, when the peer says that it has it, or with the error when it never
-// will be passed on: once.
+// will be passed on: once. An error says that the peer has not got it: at the end of the session,
+// what a transport still holds is told when the transport has let go of it.
 //
 // The layers above use it as their Connection; PeerTable attaches, detaches and ends it. Thread
 // contract: receive() by one thread at a time, the others by any thread. No lock is held while a
-// connection or a callback is called. Connections that have been attached are kept until the
-// session is destroyed, so that a thread may be using one while another replaces it.
+// connection or a callback is called. The first connection is kept until the session is destroyed,
+// so that threads need not count themselves while they use it; a later one as long as it is in use.
 class Session final : public transport::Connection {
  public:
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
@@ -56,7 +57,10 @@ class Session final : public transport::Connection {
     std::size_t kept_bytes = 0;
   };
 
-  explicit Session(Events events) : events_(std::move(events)) {}
+  // `max_passed_on_bytes`: of what has been passed on and not been acknowledged; a peer that leaves
+  // more than that is given up. To be far beyond what transports hold and kMaxUntoldBytes.
+  explicit Session(Events events, std::size_t max_passed_on_bytes = std::size_t{64} << 20)
+      : events_(std::move(events)), max_passed_on_bytes_(max_passed_on_bytes) {}
   ~Session() override;
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -73,6 +77,9 @@ class Session final : public transport::Connection {
   enum class Arrival : std::uint8_t { deliver, drop, unnumbered };
   // Throws Error(protocol) for numbers that no session sends.
   [[nodiscard]] Arrival receive(const transport::Message& message) STITCH_EXCLUDES(mutex_);
+  // The message is delivered, or dropped: tells the peer if it has been told nothing for long. True
+  // when acknowledge_now() has to be called some time later.
+  [[nodiscard]] bool received_one() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Received received() const noexcept {
     return {received_[0].cumulative(), received_[1].cumulative()};
   }
@@ -80,17 +87,19 @@ class Session final : public transport::Connection {
   [[nodiscard]] std::uint64_t progress() const noexcept {
     return received_sum() + acknowledged_[0].load() + acknowledged_[1].load();
   }
-  // Tells the peer what has been received unless it knows, and frees what it has received. To be
-  // called some time after receive(); acknowledge_later() says once that this is due.
-  void acknowledge() STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool acknowledge_later() noexcept {
-    return !acknowledging_.load(std::memory_order_relaxed) && !acknowledging_.exchange(true);
+  // What received_one() has asked for. Tells the peer what has been received unless it knows, and
+  // frees what it has received.
+  void acknowledge_now() STITCH_EXCLUDES(mutex_) {
+    acknowledging_.store(false);
+    acknowledge();
   }
+  // It cannot be called: received_one() asks again.
+  void forget_to_acknowledge() noexcept { acknowledging_.store(false); }
 
   // ---- its connections
   // Sends over `connection` from now on, first what is kept beyond what the peer says it has. Of
-  // several, the one with the highest `generation` counts. Throws Error(protocol) when the peer
-  // has more than was sent.
+  // several, the one with the highest `generation` (from 1) counts. Throws Error(protocol) when the
+  // peer has more than was sent.
   void attach(const ConnectionPtr& connection, std::uint64_t generation,
               const Received& received_by_peer) STITCH_EXCLUDES(mutex_);
   // The connection has ended: what is sent from now on is kept for the next one.
@@ -103,21 +112,22 @@ class Session final : public transport::Connection {
   [[nodiscard]] bool keeps_something() const STITCH_EXCLUDES(mutex_);
 
   // ---- as a Connection: those of the connection in use
-  [[nodiscard]] const transport::Hello& peer() const override;
-  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override;
-  void pause_reading(bool paused) override STITCH_EXCLUDES(mutex_);
-  void blocking_work_done() override;
+  // That of the first one: the same worker says it over each.
+  [[nodiscard]] const transport::Hello& peer() const override STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override
+      STITCH_EXCLUDES(mutex_);
+  void blocking_work_done() override STITCH_EXCLUDES(mutex_);
   void close(const Error& reason) override { events_.on_close(reason); }
-  [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] std::string describe() const override STITCH_EXCLUDES(mutex_);
 
  private:
   static constexpr std::size_t kStreams = transport::FrameNumbers::kStreams;
   // What may be received before the peer is told, if nothing is sent to it: so much is kept there.
   static constexpr std::uint64_t kMaxUntoldMessages = 256;
-  static constexpr std::size_t kMaxUntoldBytes = std::size_t{256} << 10;
+  static constexpr std::size_t kMaxUntoldBytes = std::size_t{1} << 20;
   // Messages that a peer may leave unacknowledged after they have been passed on, far beyond what a
   // transport holds and kMaxUntoldMessages: it never will.
-  static constexpr std::size_t kMaxPassedOn = std::size_t{1} << 19;
+  static constexpr std::size_t kMaxPassedOn = std::size_t{1} << 18;
 
   struct Kept;
   struct Stream {
@@ -128,46 +138,75 @@ class Session final : public transport::Connection {
   };
 
   void keep(Kept& kept) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool lists(const Kept& kept) const STITCH_REQUIRES(mutex_);
+  // The connection that is attached; `alive` keeps it where the session itself does not.
+  [[nodiscard]] transport::Connection* in_use(ConnectionPtr& alive) const STITCH_REQUIRES(mutex_) {
+    if (current_ != first_) alive = current_;
+    return current_.get();
+  }
   // Takes out what the peer has received; settle() ends it, without the lock.
   [[nodiscard]] Kept* take_acknowledged() STITCH_REQUIRES(mutex_);
-  static void settle(Kept* list);
+  void settle(Kept* list) STITCH_EXCLUDES(mutex_);
   void free_acknowledged() STITCH_EXCLUDES(mutex_);
   void acknowledged(std::size_t stream, std::uint64_t number) STITCH_EXCLUDES(mutex_);
+  void acknowledge() STITCH_EXCLUDES(mutex_);
+  void acknowledgment_sent() STITCH_EXCLUDES(mutex_);
   void send_kept(std::uint64_t generation) STITCH_EXCLUDES(mutex_);
   void transmit(Kept& kept, transport::Connection& connection);
   void transmitted(Kept& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
-  // The message will never be sent: its number is sent without it.
-  void withdraw(Kept& kept, const Error& why) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool peer_is_silent() const STITCH_REQUIRES(mutex_);
+  // A connection refuses this message: its number is sent without it. The peer is given up if
+  // another connection has passed the message on, or may.
+  void refused(Kept& kept, const Error& why) STITCH_EXCLUDES(mutex_);
+  // The message will never be sent: `skip` takes its place and its number. False, and nothing has
+  // happened, if it may be sent: another connection holds it. The caller is a holder.
+  [[nodiscard]] bool replace(Kept& kept, transport::Message& skip) STITCH_REQUIRES(mutex_);
+  void withdraw_unwanted(Kept& kept) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] static transport::Message empty_frame(std::uint16_t kind);
+  [[nodiscard]] bool peer_is_silent() STITCH_REQUIRES(mutex_);
   static void tell(Kept& kept, const std::optional<Error>& error);
-  static void release(Kept& kept) noexcept;
+  // The last holder of a message whose end has not been told tells the end of the session.
+  void release(Kept& kept) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t received_sum() const noexcept {
     return received_[0].cumulative() + received_[1].cumulative();
   }
-  void note_untold(std::size_t bytes) STITCH_EXCLUDES(mutex_);
 
   const Events events_;
-  // The receiving thread only, but for cumulative().
-  std::array<ReceivedNumbers, kStreams> received_;
-  std::size_t untold_bytes_ = 0;
-  std::atomic<std::uint64_t> duplicates_{0};
-  std::atomic<std::uint64_t> told_{0};  // received_sum() when something was last sent
-  std::atomic<bool> acknowledging_{false};
-  // Written by the receiving thread, and by attach().
-  std::array<std::atomic<std::uint64_t>, kStreams> acknowledged_{};
-  // The connection in use, if any: written under mutex_; in used_.
-  std::atomic<transport::Connection*> current_{nullptr};
+  const std::size_t max_passed_on_bytes_;
 
+  // Written by the receiving thread, read by those that send; acknowledged_ also by attach().
+  alignas(64) std::array<ReceivedNumbers, kStreams> received_;
+  std::array<std::atomic<std::uint64_t>, kStreams> acknowledged_{};
+  // The receiving thread only.
+  std::size_t untold_bytes_ = 0;
+  bool acknowledgment_due_ = false;
+  std::atomic<std::uint64_t> duplicates_{0};
+  // The call of acknowledge_now() is to come.
+  std::atomic<bool> acknowledging_{false};
+
+  // Written by those that send, under mutex_, read by the receiving thread.
+  alignas(64) std::atomic<std::uint64_t> told_{0};  // received_sum() when something was last sent
+  std::array<std::atomic<std::uint64_t>, kStreams> last_sent_{};  // numbers
+
+  // The first connection while it is in use, for those that take no lock.
+  alignas(64) std::atomic<transport::Connection*> first_in_use_{nullptr};
   mutable base::Mutex mutex_;
   std::array<Stream, kStreams> streams_ STITCH_GUARDED_BY(mutex_);
-  std::vector<ConnectionPtr> used_ STITCH_GUARDED_BY(mutex_);
   bool usable_ STITCH_GUARDED_BY(mutex_) = false;  // the connection has got all that was kept
-  bool paused_ STITCH_GUARDED_BY(mutex_) = false;
-  std::uint64_t generation_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::optional<Error> ended_ STITCH_GUARDED_BY(mutex_);
-  std::uint64_t resent_ STITCH_GUARDED_BY(mutex_) = 0;
   std::size_t kept_messages_ STITCH_GUARDED_BY(mutex_) = 0;
   std::size_t kept_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
+  // When to see next what the peer leaves unacknowledged.
+  std::size_t look_at_messages_ STITCH_GUARDED_BY(mutex_) = kMaxPassedOn;
+  std::size_t look_at_bytes_ STITCH_GUARDED_BY(mutex_) = max_passed_on_bytes_;
+  ConnectionPtr first_ STITCH_GUARDED_BY(mutex_);    // constant once set
+  ConnectionPtr current_ STITCH_GUARDED_BY(mutex_);  // the one in use, if any
+  std::uint64_t generation_ STITCH_GUARDED_BY(mutex_) = 0;
+  // RECEIVED is with a transport, and another one is due.
+  bool received_under_way_ STITCH_GUARDED_BY(mutex_) = false;
+  bool received_again_ STITCH_GUARDED_BY(mutex_) = false;
+  std::optional<Error> ended_ STITCH_GUARDED_BY(mutex_);  // for what is sent later
+  std::optional<Error> end_reason_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t connections_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t resent_ STITCH_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace stitch::rpc

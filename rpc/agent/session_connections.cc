@@ -1,35 +1,39 @@
 // The connections of a Session: from one to the next, and the end.
 
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/agent/session.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 
 void Session::attach(const ConnectionPtr& connection, std::uint64_t generation,
                      const Received& received_by_peer) {
-  bool paused = false;
+  ConnectionPtr former;
   {
     base::MutexLock lock(mutex_);
     if (ended_ || generation <= generation_) return;
     for (std::size_t i = 0; i < kStreams; ++i) {
       if (received_by_peer[i] > streams_[i].last)
-        throw Error(ErrorCode::protocol, "it acknowledges messages that it was not sent");
+        throw Error(ErrorCode::protocol, "it acknowledges message " +
+                                             std::to_string(received_by_peer[i]) +
+                                             ", which it was not sent");
     }
-    used_.push_back(connection);
+    if (first_ == nullptr) first_ = connection;
+    ++connections_;
     generation_ = generation;
     usable_ = false;
-    current_.store(connection.get());
+    former = std::exchange(current_, connection);
+    first_in_use_.store(current_ == first_ ? first_.get() : nullptr, std::memory_order_release);
     for (std::size_t i = 0; i < kStreams; ++i) {
       if (received_by_peer[i] > acknowledged_[i].load())
         acknowledged_[i].store(received_by_peer[i]);
       streams_[i].unsent = streams_[i].first;
     }
-    paused = paused_;
   }
-  if (paused) connection->pause_reading(true);
   send_kept(generation);
 }
 
@@ -44,17 +48,17 @@ void Session::send_kept(std::uint64_t generation) {
   for (;;) {
     batch.clear();
     Kept* done_with = nullptr;
-    transport::Connection* connection = nullptr;
+    ConnectionPtr connection;
     {
       base::MutexLock lock(mutex_);
-      connection = current_.load(std::memory_order_relaxed);
+      connection = current_;
       if (ended_ || generation_ != generation || connection == nullptr) return;
       done_with = take_acknowledged();
       for (Stream& stream : streams_) {
         while (stream.unsent != nullptr && batch.size() < kBatch) {
           Kept& kept = *stream.unsent;
           stream.unsent = kept.next;
-          kept.holders.fetch_add(1, std::memory_order_relaxed);
+          kept.state.fetch_add(1, std::memory_order_relaxed);
           const bool first = !std::exchange(kept.sent, true);
           resent_ += first ? 0 : 1;
           batch.push_back({&kept, first});
@@ -63,21 +67,38 @@ void Session::send_kept(std::uint64_t generation) {
       usable_ = batch.empty();
     }
     settle(done_with);
-    if (batch.empty()) return;
+    if (batch.empty()) break;
     for (const ToSend& each : batch) {
-      if (each.first && each.kept->call_id != 0 && !events_.wanted(each.kept->call_id)) {
-        withdraw(*each.kept,
-                 Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
-      }
+      if (each.first && each.kept->call_id != 0 && !events_.wanted(each.kept->call_id))
+        withdraw_unwanted(*each.kept);
       transmit(*each.kept, *connection);
     }
+  }
+  // What came meanwhile could not be acknowledged.
+  acknowledge();
+}
+
+void Session::withdraw_unwanted(Kept& kept) {
+  try {
+    const Error why(ErrorCode::cancelled, "it was not wanted any more before it was sent");
+    transport::Message skip = empty_frame(wire::kSkip);
+    bool replaced = false;
+    {
+      base::MutexLock lock(mutex_);
+      replaced = replace(kept, skip);
+    }
+    if (replaced) tell(kept, why);
+  } catch (...) {
+    // No memory for that: it is sent.
   }
 }
 
 void Session::detach(const ConnectionPtr& connection) {
+  ConnectionPtr former;
   base::MutexLock lock(mutex_);
-  if (current_.load(std::memory_order_relaxed) != connection.get()) return;
-  current_.store(nullptr);
+  if (current_ != connection) return;
+  former = std::exchange(current_, nullptr);
+  first_in_use_.store(nullptr, std::memory_order_release);
   usable_ = false;
   for (Stream& stream : streams_) stream.unsent = stream.first;
 }
@@ -105,12 +126,15 @@ void Session::fail_waiting(const Error& why) {
 
 void Session::end(const Error& reason, const Error& later) {
   Kept* list = nullptr;
+  ConnectionPtr former;
   {
     base::MutexLock lock(mutex_);
     if (ended_) return;
     ended_ = later;
+    end_reason_ = reason;
     usable_ = false;
-    current_.store(nullptr);
+    former = std::exchange(current_, nullptr);
+    first_in_use_.store(nullptr, std::memory_order_release);
     Kept** end = &list;
     for (Stream& stream : streams_) {
       *end = stream.first;
@@ -119,17 +143,13 @@ void Session::end(const Error& reason, const Error& later) {
     }
     kept_messages_ = kept_bytes_ = 0;
   }
-  while (list != nullptr) {
-    Kept& kept = *std::exchange(list, list->next);
-    if (kept.holders.load(std::memory_order_acquire) == 1) kept.message = {};
-    tell(kept, reason);
-    release(kept);
-  }
+  // What a transport holds may still be passed on: it tells, as the last holder.
+  while (list != nullptr) release(*std::exchange(list, list->next));
 }
 
 Session::Statistics Session::statistics() const {
   base::MutexLock lock(mutex_);
-  return {used_.empty() ? 0 : used_.size() - 1, resent_,
+  return {connections_ == 0 ? 0 : connections_ - 1, resent_,
           duplicates_.load(std::memory_order_relaxed), kept_messages_, kept_bytes_};
 }
 
@@ -143,31 +163,36 @@ bool Session::keeps_something() const {
 const transport::Hello& Session::peer() const {
   static const transport::Hello kNone;
   base::MutexLock lock(mutex_);
-  return used_.empty() ? kNone : used_.back()->peer();
+  return first_ == nullptr ? kNone : first_->peer();
 }
 
 bool Session::defer(base::UniqueFunction<bool(bool here)>& work) {
-  transport::Connection* const connection = current_.load(std::memory_order_acquire);
+  if (auto* const first = first_in_use_.load(std::memory_order_acquire)) return first->defer(work);
+  ConnectionPtr connection;
+  {
+    base::MutexLock lock(mutex_);
+    connection = current_;
+  }
   return connection != nullptr && connection->defer(work);
 }
 
-void Session::pause_reading(bool paused) {
-  transport::Connection* connection = nullptr;
+void Session::blocking_work_done() {
+  if (auto* const first = first_in_use_.load(std::memory_order_acquire))
+    return first->blocking_work_done();
+  ConnectionPtr connection;
   {
     base::MutexLock lock(mutex_);
-    paused_ = paused;
-    connection = current_.load(std::memory_order_relaxed);
+    connection = current_;
   }
-  if (connection != nullptr) connection->pause_reading(paused);
-}
-
-void Session::blocking_work_done() {
-  if (auto* const connection = current_.load(std::memory_order_acquire))
-    connection->blocking_work_done();
+  if (connection != nullptr) connection->blocking_work_done();
 }
 
 std::string Session::describe() const {
-  const auto* const connection = current_.load(std::memory_order_acquire);
+  ConnectionPtr connection;
+  {
+    base::MutexLock lock(mutex_);
+    connection = current_;
+  }
   return connection != nullptr ? connection->describe() : "session without a connection";
 }
 

@@ -61,6 +61,37 @@ TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
   }
 }
 
+TEST_P(Faults, ABrokenConnectionDoesNotDisturbThePassWhicheverMessageItHits) {
+  bool broken = true;
+  for (std::uint64_t k = 0; broken; ++k) {
+    ASSERT_LT(k, 100u) << "the pass needs no end of messages";
+    Cluster cluster(3,
+                    [](Options& options) { options.reconnect_timeout = std::chrono::seconds(30); });
+    std::atomic<std::uint64_t> count{0};
+    std::atomic<bool> hit{false};
+    {
+      const LoopbackFaults faults(
+          [&](std::uint32_t, std::uint32_t, std::uint64_t, const Message& message) {
+            const bool fail = belongs_to_autograd(message) && count++ == k;
+            if (fail) hit = true;
+            return Fate{.fail = fail};
+          });
+      Context context;
+      const auto x = ones().requires_grad_();
+      const auto loss =
+          rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x).sum();
+      EXPECT_NO_THROW(
+          context.backward({loss}, {.mode = GetParam(), .timeout = std::chrono::seconds(20)}))
+          << "message " << k;
+      const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+      EXPECT_TRUE(equal_gradients(context.gradient(x), p * q * p)) << "message " << k;
+    }
+    EXPECT_TRUE(nothing_is_left(cluster)) << "message " << k;
+    broken = hit;
+    EXPECT_TRUE(cluster.shutdown().empty()) << "message " << k;
+  }
+}
+
 TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
   bool all_survived = false;
   for (std::uint64_t k = 0; !all_survived; ++k) {

@@ -17,8 +17,13 @@ stitch_mutated_copy(rpc/agent/session.cc tests/rpc/session_mutations.h mutated_s
     tell(kept, error);
   } else if (concerns_one_message(*error)) {]]
 
-  [[  if (kept.told.exchange(true, std::memory_order_acq_rel)) return;]]
-  [[  if (kept.told.exchange(true, std::memory_order_acq_rel) && !broken(Mutation::tells_twice)) return;]]
+  [[  if (kept.told()) return;]]
+  [[  if (kept.told() && !broken(Mutation::tells_twice)) return;]]
+
+  [[  if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0) return;]]
+  [[  if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0 &&
+      !broken(Mutation::tells_twice))
+    return;]]
 
   [[  kept.done = nullptr;]]
   [[  if (!broken(Mutation::tells_twice)) kept.done = nullptr;]]
@@ -29,11 +34,18 @@ stitch_mutated_copy(rpc/agent/session.cc tests/rpc/session_mutations.h mutated_s
   if (broken(Mutation::acknowledges_the_next)) ++numbers.received[1];
   told_.store(]]
 
-  [[  transport::Connection* connection = nullptr;
-  transport::Message message = empty_frame(wire::kSkip);]]
-  [[  if (broken(Mutation::leaves_a_gap)) return;
-  transport::Connection* connection = nullptr;
-  transport::Message message = empty_frame(wire::kSkip);]])
+  [[  kept_bytes_ -= kept.bytes;
+  kept.bytes = skip.frame.size();]]
+  [[  if (broken(Mutation::leaves_a_gap)) {
+    transport::FrameBuilder nothing(wire::kReceived);
+    nothing.end_body();
+    skip = std::move(nothing).finish();
+  }
+  kept_bytes_ -= kept.bytes;
+  kept.bytes = skip.frame.size();]]
+
+  [[    if (!replaced) throw Error(why);]]
+  [[    if (!replaced && !broken(Mutation::reports_what_may_arrive)) throw Error(why);]])
 
 stitch_mutated_copy(rpc/agent/session_connections.cc tests/rpc/session_mutations.h mutated_session_connections
   [[      streams_[i].unsent = streams_[i].first;]]
@@ -43,4 +55,14 @@ stitch_mutated_copy(rpc/agent/session_connections.cc tests/rpc/session_mutations
       streams_[i].unsent = next;]]
 
   [[      usable_ = batch.empty();]]
-  [[      usable_ = batch.empty() || broken(Mutation::lets_others_overtake);]])
+  [[      usable_ = batch.empty() || broken(Mutation::lets_others_overtake);]]
+
+  [[    if (replaced) tell(kept, why);]]
+  [[    if (replaced || broken(Mutation::reports_too_early)) tell(kept, why);]]
+
+  [[  while (list != nullptr) release(*std::exchange(list, list->next));]]
+  [[  while (list != nullptr) {
+    Kept& kept = *std::exchange(list, list->next);
+    if (broken(Mutation::fails_what_may_arrive)) tell(kept, reason);
+    release(kept);
+  }]])

@@ -12,9 +12,12 @@ enum class Mutation {
   lets_others_overtake,  // what is being sent again
   fails_what_is_kept,    // when its connection ends
   tells_twice,
-  acknowledges_the_next,  // before it has come
-  leaves_a_gap,           // where a message was withdrawn
-  last = leaves_a_gap,
+  acknowledges_the_next,    // before it has come
+  leaves_a_gap,             // where a message was withdrawn
+  reports_too_early,        // that a message was withdrawn, though another connection has it
+  reports_what_may_arrive,  // as refused, though another connection has it
+  fails_what_may_arrive,    // at the end of the session, though a connection holds it
+  last = fails_what_may_arrive,
 };
 
 // Whether this mutation is turned on.

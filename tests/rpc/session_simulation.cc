@@ -39,18 +39,33 @@ class SessionSimulation::World {
     for (std::size_t side = 0; side < 2; ++side) {
       sides_[side].session = std::make_shared<Session>(Session::Events{
           .wanted = [this](std::uint64_t call) { return !unwanted_.contains(call); },
-          .on_close = [this](const Error& why) { fail(std::string("closed: ") + why.what()); },
+          .on_close =
+              [this](const Error& why) {
+                if (why.code() != ErrorCode::unimplemented)
+                  fail(std::string("closed: ") + why.what());
+                given_up_ = true;
+              },
           .on_unconnected = [] {}});
     }
   }
 
+  // What is still kept after a failure is told while there is something to note it.
+  ~World() {
+    const Error over(ErrorCode::shutting_down, "the history is over");
+    for (const Side& side : sides_) side.session->end(over, over);
+  }
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
   std::string run() {
     const int steps = 20 + below(120);
-    for (int i = 0; i < steps && failure_.empty(); ++i) step();
-    const bool give_up = below(5) == 0;
-    if (give_up) end_sessions();
-    for (int i = 0; i < 10'000 && failure_.empty() && !quiet(); ++i) settle();
-    if (failure_.empty()) check_end(give_up);
+    for (int i = 0; i < steps && failure_.empty() && !given_up_; ++i) step();
+    given_up_ = given_up_ || below(5) == 0;
+    for (int i = 0; i < 10'000 && failure_.empty() && !quiet(); ++i) {
+      if (given_up_) end_sessions();
+      settle();
+    }
+    if (failure_.empty()) check_end(given_up_);
     return failure_;
   }
 
@@ -103,7 +118,11 @@ class SessionSimulation::World {
     std::shared_ptr<Half> half;  // null: it has no connection
     std::vector<Sent> messages;  // by id
     std::set<std::uint64_t> delivered;
-    std::uint64_t last_small = 0;  // id + 1
+    std::array<std::uint64_t, 2> last{};  // id + 1, of small messages and large ones
+    std::uint64_t uses = 0;
+    // A connection that has been taken into use; the session is yet to be told.
+    std::shared_ptr<Half> to_attach;
+    Session::Received received_by_peer{};
   };
 
   int below(int bound) { return static_cast<int>(random_() % static_cast<std::uint64_t>(bound)); }
@@ -121,25 +140,32 @@ class SessionSimulation::World {
     } else if (what < 80) {
       deliver(side);
     } else if (what < 84) {
-      sides_[side].session->acknowledge();
-    } else if (what < 88) {
+      sides_[side].session->acknowledge_now();
+    } else if (what < 87) {
       break_link();
-    } else if (what < 93) {
+    } else if (what < 91) {
       notice(side);
+    } else if (what < 95) {
+      attach(side);
+    } else if (what < 97) {
+      confirm();
     } else {
-      connect();
+      connect(side);
     }
   }
 
   // What leads to quiescence.
   void settle() {
+    settling_ = true;
     for (std::size_t side = 0; side < 2; ++side) {
       if (broken_) notice(side);
+      attach(side);
       pass_on(side);
       deliver(side);
-      sides_[side].session->acknowledge();
+      sides_[side].session->acknowledge_now();
     }
-    connect();
+    confirm();
+    connect(static_cast<std::size_t>(below(2)));
   }
 
   void send(std::size_t from) {
@@ -167,15 +193,20 @@ class SessionSimulation::World {
 
   // A message is given to a connection.
   void sent(Half& half, transport::Message message, transport::SendDone done) {
+    // Other threads may send at any moment, and go on to the next connection: here, while what is
+    // kept is being sent again.
+    if (continuing_ && below(4) == 0) {
+      continuing_ = false;
+      if (!replacing_ && below(4) == 0) {
+        replace();
+      } else {
+        send(half.side_);
+      }
+      continuing_ = true;
+    }
     if (half.over) {
       if (done) done(Error(ErrorCode::disconnected, "the connection has ended"));
       return;
-    }
-    // Another thread may send at any moment: here, while what is kept is being sent again.
-    if (continuing_ && below(4) == 0) {
-      continuing_ = false;
-      send(half.side_);
-      continuing_ = true;
     }
     const auto head = transport::peek_frame(message.frame);
     std::uint64_t id = 0;
@@ -221,7 +252,12 @@ class SessionSimulation::World {
     auto taken = take(wires_[1 - to]->wire, below(2) == 0);
     if (!taken) return;
     try {
-      if (side.session->receive(taken->message) != Session::Arrival::deliver) return;
+      const auto arrival = side.session->receive(taken->message);
+      if (arrival != Session::Arrival::unnumbered) static_cast<void>(side.session->received_one());
+      if (arrival != Session::Arrival::unnumbered && below(8) == 0 &&
+          side.session->receive(taken->message) != Session::Arrival::drop)
+        return fail("a repetition was not dropped");
+      if (arrival != Session::Arrival::deliver) return;
     } catch (const Error& error) {
       fail(std::string("refused: ") + error.what());
       return;
@@ -233,7 +269,7 @@ class SessionSimulation::World {
     if (!side.delivered.insert(id).second) fail("message " + std::to_string(id) + " came twice");
     const Sent& sent = from.messages.at(id);
     if (sent.failed) fail("message " + std::to_string(id) + " failed, and came");
-    if (!sent.large && std::exchange(side.last_small, id + 1) > id + 1) fail("out of order");
+    if (std::exchange(side.last[sent.large ? 1 : 0], id + 1) > id + 1) fail("out of order");
   }
 
   void break_link() { broken_ = true; }
@@ -254,34 +290,72 @@ class SessionSimulation::World {
     side.half = nullptr;
   }
 
-  // Both sides have lost the old connection before either uses the new one (ACCEPT, CONFIRM).
-  void connect() {
-    if (ended_ || sides_[0].half || sides_[1].half) return;
-    ++generation_;
+  // The side has lost its connection, and the other one accepts a new one from it. That one uses it
+  // from now on, and loses the old one before, if it has not noticed; CONFIRM is on the way.
+  void connect(std::size_t connecting) {
+    const std::size_t accepting = 1 - connecting;
+    if (ended_ || sides_[connecting].half || confirming_) return;
+    if (sides_[accepting].half) {
+      break_link();
+      notice(accepting);
+    }
     broken_ = false;
     std::array<std::shared_ptr<Half>, 2> halves;
-    std::array<Session::Received, 2> received;
-    for (std::size_t i = 0; i < 2; ++i) {
-      halves[i] = std::make_shared<Half>(*this, i);
-      wires_[i] = halves[i];
-      received[i] = sides_[i].session->received();
-    }
-    const auto first = static_cast<std::size_t>(below(2));
-    for (const std::size_t i : {first, 1 - first}) sides_[i].half = halves[i];
-    continuing_ = true;
-    for (const std::size_t i : {first, 1 - first})
-      sides_[i].session->attach(halves[i], generation_, received[1 - i]);
-    continuing_ = false;
+    for (std::size_t i = 0; i < 2; ++i) wires_[i] = halves[i] = std::make_shared<Half>(*this, i);
+    confirming_ = halves[connecting];
+    confirmed_ = sides_[accepting].session->received();
+    use(accepting, halves[accepting], sides_[connecting].session->received());
+  }
+
+  // CONFIRM arrives, or never does.
+  void confirm() {
+    const auto half = std::exchange(confirming_, nullptr);
+    if (half && !(broken_ && below(2) == 0)) use(half->side_, half, confirmed_);
+  }
+
+  void use(std::size_t at, const std::shared_ptr<Half>& half, const Session::Received& received) {
+    Side& side = sides_[at];
+    ++side.uses;
+    side.half = side.to_attach = half;
+    side.received_by_peer = received;
+    if (below(4) != 0) attach(at);
+  }
+
+  // Another thread tells the session, by then the connection may have ended.
+  void attach(std::size_t at) {
+    Side& side = sides_[at];
+    const auto half = std::exchange(side.to_attach, nullptr);
+    if (!half) return;
+    const bool outer = std::exchange(continuing_, !settling_);
+    side.session->attach(half, side.uses, side.received_by_peer);
+    continuing_ = outer;
+  }
+
+  void replace() {
+    replacing_ = true;
+    break_link();
+    for (std::size_t side = 0; side < 2; ++side) notice(side);
+    confirm();
+    for (std::size_t side = 0; side < 2; ++side) notice(side);
+    connect(static_cast<std::size_t>(below(2)));
+    confirm();
+    replacing_ = false;
   }
 
   void end_sessions() {
-    ended_ = true;
+    if (std::exchange(ended_, true)) return;
     const Error gone(ErrorCode::disconnected, "the peer is lost");
-    broken_ = true;
     for (std::size_t side = 0; side < 2; ++side) {
-      notice(side);
+      const bool noticed = below(2) == 0;
+      if (noticed) break_link();
+      if (noticed) notice(side);
       sides_[side].session->end(gone, gone);
+      // Its connection may still pass on what it has.
+      for (int i = below(4); i > 0; --i) pass_on(side);
+      for (int i = below(4); i > 0; --i) deliver(1 - side);
     }
+    break_link();
+    for (std::size_t side = 0; side < 2; ++side) notice(side);
   }
 
   [[nodiscard]] bool quiet() const {
@@ -305,6 +379,7 @@ class SessionSimulation::World {
         const bool came = sides_[1 - at].delivered.contains(id);
         const std::string name = "message " + std::to_string(id);
         if (sent.told != 1) return fail(name + " was told " + std::to_string(sent.told) + " times");
+        if (came && sent.failed) return fail(name + " failed, and came");
         if (!given_up && came == sent.failed)
           return fail(name + (came ? " failed, and came" : " is lost"));
       }
@@ -317,9 +392,13 @@ class SessionSimulation::World {
   std::array<std::shared_ptr<Half>, 2> wires_;  // of the last connection, by sender
   std::set<std::uint64_t> unwanted_;
   std::uint64_t last_call_ = 0;
-  std::uint64_t generation_ = 0;
+  std::shared_ptr<Half> confirming_;  // of the connecting side
+  Session::Received confirmed_{};
   bool broken_ = false;
   bool continuing_ = false;
+  bool replacing_ = false;
+  bool settling_ = false;
+  bool given_up_ = false;
   bool ended_ = false;
 };
 

@@ -296,6 +296,29 @@ TEST(ShutdownFaults, TwoFollowersThatHaveLostEachOtherDoNotBlockIt) {
   EXPECT_LT(Clock::now() - start, 10s);
 }
 
+TEST(ShutdownFaults, ABrokenConnectionDoesNotDisturbItWhicheverMessageItHits) {
+  const auto network = stitch::transport::LoopbackNetwork::process_wide();
+  bool broke = true;
+  for (std::uint64_t k = 0; broke; ++k) {
+    ASSERT_LT(k, 200u) << "leaving needs no end of messages";
+    Cluster cluster(3, [](stitch::Options& options) { options.reconnect_timeout = 30s; });
+    EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);
+    std::atomic<std::uint64_t> count{0};
+    std::atomic<bool> hit{false};
+    network->set_judge(
+        [&](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message&) {
+          const bool fail = count++ == k;
+          if (fail) hit = true;
+          return stitch::transport::Fate{.fail = fail};
+        });
+    const auto start = Clock::now();
+    EXPECT_TRUE(cluster.shutdown().empty()) << "message " << k;
+    EXPECT_LT(Clock::now() - start, 10s) << "message " << k;
+    network->set_judge(nullptr);
+    broke = hit;
+  }
+}
+
 std::binary_semaphore entered{0};
 void block_inline() {
   entered.release();

@@ -306,6 +306,57 @@ TEST(RRefFaults, AnOwnerThatGoesDuringACreationFailsIt) {
   cluster.shutdown();
 }
 
+// Breaks the connection of the message with this number, counted from the construction on;
+// `sequence` counts from the construction of the network.
+class BreakAt {
+ public:
+  explicit BreakAt(std::uint64_t number)
+      : network_(
+            [this, number](std::uint32_t, std::uint32_t, std::uint64_t, const transport::Message&) {
+              const bool fail = counted_.fetch_add(1) == number;
+              if (fail) hit_ = true;
+              return Fate{.fail = fail};
+            }) {}
+  [[nodiscard]] bool hit() const { return hit_; }
+
+ private:
+  std::atomic<std::uint64_t> counted_{0};
+  std::atomic<bool> hit_{false};
+  const LoopbackFaults network_;  // ends first
+};
+
+void use_references() {
+  const auto witness = remote<Witness>("worker1");
+  EXPECT_EQ(rpc_sync<&ask>("worker2", witness), 1);
+  EXPECT_EQ(rpc_sync<&return_it>("worker2", witness), witness);
+  rpc_sync<&put_away>("worker2", 0, witness);
+  EXPECT_EQ(remote<&slow_start>("worker2").to_here(), 1);
+  EXPECT_EQ(witness.rpc_sync<&Witness::check>(), 1);
+  EXPECT_EQ(witness.remote<&Witness::check>().to_here(), 1);
+  rpc_sync<&empty_drawer>("worker2", 0);
+}
+
+TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseHasAValue) {
+  bool broke = true;
+  for (std::uint64_t k = 0; broke; ++k) {
+    ASSERT_LT(k, 300u) << "the program never ended";
+    Cluster cluster(3, [](Options& options) { options.reconnect_timeout = 30s; });
+    {
+      const BreakAt fault(k);
+      EXPECT_NO_THROW(use_references()) << "message " << k;
+      broke = fault.hit();
+    }
+    empty_all_drawers(cluster);
+    EXPECT_TRUE(eventually([&] { return all_empty(cluster); }))
+        << "message " << k << ": " << what_is_left(cluster);
+    EXPECT_TRUE(cluster.shutdown().empty()) << "message " << k;
+    if (!broke) {
+      EXPECT_GT(k, 10u);
+    }
+  }
+  EXPECT_EQ(objects_made, objects_gone);
+}
+
 TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnError) {
   bool broke = true;
   for (std::uint64_t k = 0; broke; ++k) {
@@ -315,27 +366,9 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
       options.reconnect_timeout = 0s;
     });
     {
-      // Counted from here; `sequence` counts from the construction of the network.
-      auto counted = std::make_shared<std::atomic<std::uint64_t>>(0);
-      auto hit = std::make_shared<std::atomic<bool>>(false);
-      const LoopbackFaults network([counted, hit, k](std::uint32_t, std::uint32_t, std::uint64_t,
-                                                     const transport::Message&) {
-        Fate fate;
-        if (counted->fetch_add(1) == k) {
-          fate.fail = true;
-          hit->store(true);
-        }
-        return fate;
-      });
+      const BreakAt fault(k);
       try {
-        const auto witness = remote<Witness>("worker1");
-        EXPECT_EQ(rpc_sync<&ask>("worker2", witness), 1);
-        EXPECT_EQ(rpc_sync<&return_it>("worker2", witness), witness);
-        rpc_sync<&put_away>("worker2", 0, witness);
-        EXPECT_EQ(remote<&slow_start>("worker2").to_here(), 1);
-        EXPECT_EQ(witness.rpc_sync<&Witness::check>(), 1);
-        EXPECT_EQ(witness.remote<&Witness::check>().to_here(), 1);
-        rpc_sync<&empty_drawer>("worker2", 0);
+        use_references();
       } catch (const Error& error) {
         // remote_exception: a call made by a handler failed. timeout: the owner had no connection
         // to the creator and could not learn that no request to create will arrive.
@@ -347,7 +380,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
               << "message " << k << ": " << error.what();
         }
       }
-      broke = hit->load();
+      broke = fault.hit();
       if (broke) {
         empty_drawer(0);
         // What was sent to a lost worker, or is owned by one that others have lost, stays; but no

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <deque>
 #include <future>
@@ -59,8 +60,9 @@ class FaultyConnection final : public Connection,
         return place(self, frame, bytes);
       };
     }
-    wrapped.on_closed = [self, on_closed = std::move(events.on_closed)](const auto&,
+    wrapped.on_closed = [self, on_closed = std::move(events.on_closed)](const auto& behind,
                                                                         const Error& reason) {
+      if (behind) self->no_process_listens_.store(behind->no_process_listens());
       self->end(reason);
       if (on_closed) on_closed(self, reason);
     };
@@ -107,6 +109,7 @@ class FaultyConnection final : public Connection,
   void close(const Error& reason) override {
     if (const auto behind = inner()) behind->close(reason);
   }
+  [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
   [[nodiscard]] std::string describe() const override STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
     return name_;
@@ -265,6 +268,7 @@ class FaultyConnection final : public Connection,
   const std::shared_ptr<Faults> faults_;
   Hello peer_;         // constant once open
   Faults::Dice dice_;  // likewise
+  std::atomic<bool> no_process_listens_{false};
   mutable base::Mutex mutex_;
   std::string name_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<Connection> inner_ STITCH_GUARDED_BY(mutex_);  // until it ends

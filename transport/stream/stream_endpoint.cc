@@ -329,16 +329,16 @@ void StreamEndpointState::start_tcp(const std::string& address,
   if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
     return begin_tcp(connection, std::move(socket));
-  const bool same_host = ip->is_loopback();
-  if (errno != EINPROGRESS) return connection->fail_to_connect(errno, same_host);
+  if (const int error = errno; error != EINPROGRESS)
+    return connection->fail_to_connect(error, ip->is_of_this_host());
   const auto step = SocketStep::start(
       *poller_, std::move(socket), true,
-      [connection, same_host](base::Descriptor& ready) {
+      [connection, to = *ip](base::Descriptor& ready) {
         int error = 0;
         socklen_t bytes = sizeof(error);
         if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
         if (error != 0) {
-          connection->fail_to_connect(error, same_host);
+          connection->fail_to_connect(error, to.is_of_this_host());
         } else {
           begin_tcp(connection, std::move(ready));
         }
