@@ -9,6 +9,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::dist_autograd {
 

@@ -8,6 +8,7 @@
 #include "stitch/dist_autograd/ended_context.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::dist_autograd {
 

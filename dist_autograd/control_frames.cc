@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::dist_autograd {
 

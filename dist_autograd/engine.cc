@@ -11,6 +11,7 @@
 #include "stitch/dist_autograd/roots.h"
 #include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::dist_autograd {

@@ -10,6 +10,7 @@
 #include "stitch/dist_autograd/received_gradients.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::dist_autograd {
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/rref_agent.h"
 

@@ -7,6 +7,7 @@
 #include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/rref_agent.h"
 
 namespace stitch::rref {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
 
 namespace stitch::rref {

@@ -7,6 +7,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/object_server.h"

@@ -19,6 +19,7 @@
 #include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/future/live_runtimes.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/transport/self_transfer.h"
 
 namespace stitch::rpc {

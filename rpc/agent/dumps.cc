@@ -14,6 +14,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/dump_thread.h"
 #include "stitch/rpc/agent/worker_report.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

@@ -6,6 +6,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

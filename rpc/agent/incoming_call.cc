@@ -6,6 +6,7 @@
 #include "stitch/base/thread_id.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {

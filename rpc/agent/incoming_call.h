@@ -11,6 +11,7 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future_state.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/transport/endpoint.h"
 

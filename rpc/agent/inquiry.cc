@@ -5,6 +5,7 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 
 namespace stitch::rpc {

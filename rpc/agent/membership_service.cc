@@ -7,6 +7,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

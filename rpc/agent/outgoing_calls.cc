@@ -10,6 +10,7 @@
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {

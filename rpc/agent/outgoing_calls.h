@@ -18,6 +18,7 @@
 #include "stitch/rpc/agent/sender.h"
 #include "stitch/rpc/future/runtime.h"
 #include "stitch/rpc/future/thread_pool.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/options/options.h"
 

@@ -7,6 +7,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {

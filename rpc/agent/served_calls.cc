@@ -10,6 +10,7 @@
 #include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

@@ -6,6 +6,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/agent/outgoing_calls.h"
 #include "stitch/rpc/agent/thread_report.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

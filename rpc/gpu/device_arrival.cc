@@ -10,6 +10,7 @@
 #include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/wire_device.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {

@@ -9,6 +9,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/wire_device.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

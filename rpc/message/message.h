@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/wire/frame.h"
 

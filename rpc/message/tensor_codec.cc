@@ -12,6 +12,7 @@
 #include <string>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 

@@ -6,6 +6,7 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"

@@ -8,6 +8,7 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
 #include "tests/support/gate.h"
@@ -121,9 +122,12 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
   }
   ASSERT_GT(reply_bytes, 0u);
   for (const Mode mode : {Mode::exact, Mode::fast}) {
-    std::atomic<bool> under_way{false}, go{false};
+    std::atomic<int> under_way{0};
+    std::atomic<bool> go{false};
     Cluster cluster(3, [&](Options& options) {
-      if (options.rank == 1) options.max_inflight_bytes = reply_bytes + 16;
+      if (options.rank != 1) return;
+      options.max_inflight_bytes = reply_bytes + 16;
+      options.num_threads = 4;
     });
     std::optional<Context> words, data;
     words.emplace();
@@ -134,15 +138,17 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
     const LoopbackFaults faults(
         [&](std::uint32_t from, std::uint32_t, std::uint64_t, const Message& message) {
           if (is_large(from, message)) {
-            under_way = true;
+            ++under_way;
             while (!go) std::this_thread::sleep_for(1ms);  // it is being written all the time
           }
           return Fate{};
         });
     // Its earlier replies have arrived, but may still count.
     ASSERT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.outgoing_bytes") == 0; }));
-    const auto large = cluster[2].rpc_async<a_large_result>("worker1");  // limits are per peer
-    ASSERT_TRUE(eventually([&] { return under_way.load(); }));
+    // Limits are per peer: neither worker 0 nor worker 2 can be sent any more data.
+    const auto to_the_root = rpc_async<a_large_result>("worker1");
+    const auto to_worker2 = cluster[2].rpc_async<a_large_result>("worker1");
+    ASSERT_TRUE(eventually([&] { return under_way == 2; }));
     // Here worker1 has only marks, acknowledgements and its end to send.
     words->backward({words_loss}, {.mode = mode, .timeout = 10s});
     EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], words->id()), ones()));
@@ -157,7 +163,8 @@ TEST(LossFaults, ControlFramesPassWhereDataIsRefused) {
     words.reset();
     EXPECT_TRUE(nothing_is_left(cluster));
     go = true;
-    large.get();
+    to_the_root.get();
+    to_worker2.get();
   }
 }
 

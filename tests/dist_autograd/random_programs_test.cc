@@ -18,6 +18,7 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/loopback_faults.h"

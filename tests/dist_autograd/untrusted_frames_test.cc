@@ -10,6 +10,7 @@
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"

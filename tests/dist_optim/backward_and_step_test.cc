@@ -1,6 +1,7 @@
 // backward_and_step() beside backward() and step(): the same parameters to the last bit, and no
 // parameter changed by a pass that fails.
 #include "stitch/dist_optim/backward_and_step.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

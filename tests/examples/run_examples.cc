@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/contains.h"
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
 namespace {
 
+using stitch::testing::contains;
 using stitch::testing::RunningCommand;
 
 std::string run(std::vector<std::string> command, int expected_status = 0) {
@@ -25,9 +27,6 @@ std::string run(std::vector<std::string> command, int expected_status = 0) {
 }
 
 std::string example(const std::string& name) { return std::string(EXAMPLES) + "/" + name; }
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Examples, HelloRpcPrintsASum) {
   const auto text = run({STITCH_RUN, "-n", "2", example("hello_rpc")});

@@ -16,6 +16,7 @@
 
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz {

@@ -1,3 +1,4 @@
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 #include <ATen/ATen.h>

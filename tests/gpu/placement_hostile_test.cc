@@ -10,6 +10,7 @@
 
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/cluster.h"

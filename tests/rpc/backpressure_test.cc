@@ -13,6 +13,7 @@
 
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/peer_flow.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"

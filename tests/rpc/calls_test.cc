@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"

@@ -18,6 +18,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/deadline_heap.h"
 #include "stitch/rpc/agent/deadline_watch.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"

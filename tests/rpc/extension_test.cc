@@ -2,6 +2,7 @@
 // and a message that cannot be handled fails its own call only.
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/message/frame_kinds.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"

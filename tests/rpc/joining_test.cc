@@ -35,20 +35,16 @@ int twice(int x) { return 2 * x; }
 class Joining : public ::testing::Test {
  protected:
   Options elastic(const std::string& name, const char* size = "1:8") const {
-    return {.name = name,
-            .world_size = size,
-            .rpc_timeout = 20s,
-            .init_timeout = 30s,
-            .shutdown_timeout = 10s,
-            .store = store_};
+    Options options = common();
+    options.name = name;
+    options.world_size = size;
+    return options;
   }
   Options fixed(int rank, int size) const {
-    return {.rank = rank,
-            .world_size = size,
-            .rpc_timeout = 20s,
-            .init_timeout = 30s,
-            .shutdown_timeout = 10s,
-            .store = store_};
+    Options options = common();
+    options.rank = rank;
+    options.world_size = size;
+    return options;
   }
   std::vector<Worker> fixed_world(int size) const {
     std::map<int, Worker> by_rank;
@@ -75,6 +71,10 @@ class Joining : public ::testing::Test {
   static void kill(Worker& worker) { worker.shutdown({.graceful = false}); }
 
  private:
+  Options common() const {
+    return {.rpc_timeout = 20s, .init_timeout = 30s, .shutdown_timeout = 10s, .store = store_};
+  }
+
   std::shared_ptr<stitch::transport::Store> store_ = stitch::transport::make_hash_store();
 };
 

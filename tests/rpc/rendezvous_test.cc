@@ -17,6 +17,7 @@
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/tcp_store.h"
+#include "tests/support/contains.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 
@@ -33,13 +34,10 @@ using stitch::rpc::MemberRecord;
 using stitch::rpc::Rendezvous;
 using stitch::rpc::RunningWorld;
 using stitch::rpc::WorldRecord;
+using stitch::testing::contains;
 using stitch::testing::error_of;
 using stitch::transport::Store;
 namespace world_key = stitch::rpc::world_key;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 MemberRecord record_of(const Options& options) {
   MemberRecord record;

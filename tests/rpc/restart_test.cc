@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/contains.h"
 #include "tests/support/eventually.h"
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
@@ -15,12 +16,9 @@
 namespace {
 
 using std::chrono::steady_clock;
+using stitch::testing::contains;
 using stitch::testing::eventually;
 using stitch::testing::RunningCommand;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Restarts, AKilledWorkerComesBackUnderItsName) {
   RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "1", MEMBER_PROGRAM, "restart"},

@@ -7,6 +7,7 @@
 #include <set>
 #include <variant>
 
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"

@@ -11,6 +11,7 @@
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/store/hash_store.h"

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/rref.h"
 #include "stitch/rref/serialized.h"

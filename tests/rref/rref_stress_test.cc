@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"

@@ -77,6 +77,20 @@ TEST_F(Sweep, AnObjectThatOnlyADeadWorkerHeldIsReclaimed) {
   EXPECT_EQ(number(cluster, 2, "lives_unswept"), 0);
 }
 
+// Only worker 2 has lost its connection to worker 1: the world has not declared it dead.
+TEST_F(Sweep, TheLossOfALinkReclaimsNothing) {
+  Cluster cluster(4);
+  rpc_sync<keep>("worker1", remote<Tally>("worker2"));
+  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
+  cluster[2].agent()->peers().give_up(cluster[1].info(),
+                                      Error(ErrorCode::disconnected, "its link is lost"));
+  EXPECT_FALSE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 300ms))
+      << "the loss of a link is no verdict";
+  EXPECT_EQ(cluster[0].agent()->live_members().size(), 4U);
+  for (int rank = 0; rank < cluster.size(); ++rank)
+    cluster[rank].shutdown({.graceful = false, .timeout = 1s});
+}
+
 TEST_F(Sweep, WhatADeadWorkerLentLivesOn) {
   Cluster cluster(4);
   rpc_sync<keep>("worker1", remote<Tally>("worker2"));
