@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <deque>
 #include <optional>
@@ -58,8 +59,9 @@ class FaultyConnection final : public Connection,
         return place(self, frame, bytes);
       };
     }
-    wrapped.on_closed = [self, on_closed = std::move(events.on_closed)](const auto&,
+    wrapped.on_closed = [self, on_closed = std::move(events.on_closed)](const auto& inner,
                                                                         const Error& reason) {
+      self->no_process_listens_.store(inner->no_process_listens());
       self->end(reason);
       if (on_closed) on_closed(self, reason);
     };
@@ -74,6 +76,7 @@ class FaultyConnection final : public Connection,
   }
 
   [[nodiscard]] const Hello& peer() const override { return peer_; }
+  [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
   void send(Message message, SendDone done) override STITCH_EXCLUDES(mutex_) {
     {
       base::MutexLock lock(mutex_);
@@ -264,6 +267,7 @@ class FaultyConnection final : public Connection,
   const std::shared_ptr<Faults> faults_;
   Hello peer_;         // constant once open
   Faults::Dice dice_;  // likewise
+  std::atomic<bool> no_process_listens_{false};
   mutable base::Mutex mutex_;
   std::string name_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<Connection> inner_ STITCH_GUARDED_BY(mutex_);  // until it ends
