@@ -27,8 +27,7 @@ ForkedWorld::~ForkedWorld() {
 
 std::filesystem::path ForkedWorld::stderr_of(int rank) const {
   const Process& process = processes_[static_cast<std::size_t>(rank)];
-  return folder() /
-         ("stderr" + std::to_string(rank) + "." + std::to_string(process.generation));
+  return folder() / ("stderr" + std::to_string(rank) + "." + std::to_string(process.generation));
 }
 
 void ForkedWorld::start(int rank) {
