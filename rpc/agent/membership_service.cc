@@ -388,14 +388,14 @@ std::optional<transport::Message> MembershipService::obituary(const WorkerInfo& 
 }
 
 Member MembershipService::see(const MemberCard& card) const {
+  if (!hooks_.see) return {card.info, card.addresses, {}};
   try {
-    if (hooks_.see) return hooks_.see(card);
+    return hooks_.see(card);
   } catch (const Error& error) {
     std::fprintf(stderr, "stitch: %s cannot reach %s: %s\n", to_string(agent_.self()).c_str(),
                  to_string(card.info).c_str(), error.what());
     return {card.info, {}, {}};
   }
-  return {card.info, card.addresses, {}};
 }
 
 }  // namespace stitch::rpc

@@ -197,6 +197,16 @@ bool a_peer_is_stopped(Worker& self) {
   return in_time(self);
 }
 
+// Nothing is delivered between worker 2 and the others from some moment on.
+constexpr auto kPartitionAfter = 2s;
+Clock::time_point partition_begins;
+bool a_peer_is_partitioned(Worker& self) {
+  static_cast<void>(self.rpc_sync<one>(next(self)));
+  std::this_thread::sleep_until(partition_begins + 100ms);
+  auto call = self.rpc_async<one>(next(self));
+  return in_time(self) && call.ready();
+}
+
 class ShutdownStates : public testing::TestWithParam<State> {};
 
 TEST_P(ShutdownStates, ReturnsInTimeAndSilently) {
@@ -211,6 +221,10 @@ TEST_P(ShutdownStates, ReturnsInTimeAndSilently) {
     ::setenv("SHUTDOWN_TEST_TIMES", (times.path() / "times").c_str(), 1);
     ForkedWorld world(kWorkers, [state](Options options) {
       options.num_threads = 2;
+      if (state.run == a_peer_is_partitioned) {
+        options.fault = "partition=worker2|worker0+worker1@2s";
+        partition_begins = Clock::now() + kPartitionAfter;
+      }
       auto self = stitch::init(std::move(options));
       return state.run(self) ? 0 : 1;
     });
@@ -237,7 +251,8 @@ INSTANTIATE_TEST_SUITE_P(
                     State{"CalledByAnInlineFunction", called_by_an_inline_function},
                     State{"CalledByACallback", called_by_a_callback},
                     State{"APeerIsKilled", a_peer_is_killed}, State{"APeerExits", a_peer_exits},
-                    State{"APeerIsStopped", a_peer_is_stopped}),
+                    State{"APeerIsStopped", a_peer_is_stopped},
+                    State{"APeerIsPartitioned", a_peer_is_partitioned}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Workers that wait for one that never comes: init() fails in time, and what it has begun ends.
