@@ -104,14 +104,13 @@ void MembershipService::drain() {
     const auto& about = queue_.front().events.front().card.info;
     const Life* life = agent_.peers().life(about);
     if (life != nullptr && life->loss_reported.load()) continue;  // meanwhile
-    draining_ = false;                                            // on_link_lost() goes on
-    return;
+    draining_ = false;
+    return;  // on_link_lost() goes on
   }
 }
 
 bool MembershipService::perform(Effects& effects) {
-  for (const auto& [info, reason] : std::exchange(effects.lose, {}))
-    agent_.peers().end(info, reason, false);
+  for (const auto& [to, why] : std::exchange(effects.lose, {})) agent_.peers().end(to, why, false);
   while (!effects.events.empty()) {
     if (!tell(effects.events.front())) return false;
     effects.events.erase(effects.events.begin());
