@@ -114,6 +114,7 @@ void Session::fail_waiting(const Error& why) {
       if (stream.newest != nullptr) end = &stream.newest->next;
       stream = {};
     }
+    for (auto& last : last_sent_) last.store(0);
     kept_messages_ = kept_bytes_ = 0;
   }
   while (list != nullptr) {
