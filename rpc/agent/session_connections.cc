@@ -156,7 +156,12 @@ Session::Statistics Session::statistics() const {
 
 bool Session::keeps_something() const {
   base::MutexLock lock(mutex_);
-  return kept_messages_ > 0;
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    // What has been acknowledged may still be in the list.
+    const Kept* const newest = streams_[i].newest;
+    if (newest != nullptr && newest->number > acknowledged_[i].load()) return true;
+  }
+  return false;
 }
 
 // ---- as a Connection
