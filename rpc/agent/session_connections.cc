@@ -114,6 +114,7 @@ void Session::fail_waiting(const Error& why) {
       if (stream.newest != nullptr) end = &stream.newest->next;
       stream = {};
     }
+    for (auto& last : last_sent_) last.store(0);
     kept_messages_ = kept_bytes_ = 0;
   }
   while (list != nullptr) {
@@ -155,7 +156,12 @@ Session::Statistics Session::statistics() const {
 
 bool Session::keeps_something() const {
   base::MutexLock lock(mutex_);
-  return kept_messages_ > 0;
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    // What has been acknowledged may still be in the list.
+    const Kept* const newest = streams_[i].newest;
+    if (newest != nullptr && newest->number > acknowledged_[i].load()) return true;
+  }
+  return false;
 }
 
 // ---- as a Connection

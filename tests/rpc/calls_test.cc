@@ -14,6 +14,7 @@
 
 namespace {
 
+using namespace std::chrono_literals;
 using stitch::testing::Cluster;
 
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }

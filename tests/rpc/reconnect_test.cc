@@ -304,15 +304,22 @@ std::chrono::steady_clock::duration time_to_lose(Node& a, const std::function<vo
 TEST(Reconnect, APeerWhoseProcessIsGoneIsLostAtOnce) {
   for (const char* transport : {"shm", "tcp"}) {
     Node a(0);
-    auto b = std::make_unique<Node>(1);
+    Node b(1);
+    auto endpoint = std::make_unique<Breakable>(stream_endpoint(1, false, {transport}));
+    Breakable* const of_b = endpoint.get();
     const std::vector<Member> members{
         member_of(0, a.listen(stream_endpoint(0, false, {transport}))),
-        member_of(1, b->listen(stream_endpoint(1, false, {transport})))};
+        member_of(1, b.listen(std::move(endpoint)))};
     a.start(members);
-    b->start(members);
+    b.start(members);
     a.send(1, 1);
-    ASSERT_TRUE(eventually([&] { return b->came().size() == 1; }));
-    EXPECT_LT(time_to_lose(a, [&] { b.reset(); }), 5s) << transport << ": the grace time is 10 s";
+    ASSERT_TRUE(eventually([&] { return b.came().size() == 1; }));
+    // It says nothing, as if it were killed: its connections end, and nothing listens there.
+    EXPECT_LT(time_to_lose(a, [&] { of_b->close(); }), 5s)
+        << transport << ": the grace time is 10 s";
+    EXPECT_NE(a.lost().at(0).find("no process listens at its addresses any more"),
+              std::string::npos)
+        << a.lost().at(0);
     a.send(1, 2);
     EXPECT_EQ(a.failed(), 1);
   }
@@ -338,6 +345,9 @@ TEST(Reconnect, APeerThatDoesNotComeBackIsLostWhenTheGraceTimeHasPassed) {
       a.send(1, 2);
     });
     EXPECT_GE(took, grace);
+    if (grace == 0ms) {
+      EXPECT_EQ(a.table().failed_tries(), 0u) << "no other connection is tried";
+    }
     EXPECT_LT(took, grace + 5s);
     EXPECT_TRUE(eventually([&] { return a.failed() + a.passed_on() == 2; }));
     EXPECT_TRUE(eventually([&] { return b.lost().size() == 1; }));
