@@ -51,11 +51,14 @@ function(stitch_interface_library name)
   target_link_libraries(stitch_${name} INTERFACE ${ARGN})
 endfunction()
 
-# stitch_program(name SOURCES ... LIBRARIES ... [TORCH_PCH]): an example, tool or benchmark, flags and sanitizer options included.
+# stitch_program(name SOURCES ... LIBRARIES ... [TORCH_PCH] [APART]): an example, tool or benchmark, flags and sanitizer options included. APART
+# compiles its sources one by one in every build.
 function(stitch_program name)
-  cmake_parse_arguments(arg "TORCH_PCH" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "TORCH_PCH;APART" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
-  stitch_compile_together(${name})
+  if(NOT arg_APART)
+    stitch_compile_together(${name})
+  endif()
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} stitch_flags)
   if(arg_TORCH_PCH)
     stitch_use_torch_pch(${name})

@@ -18,8 +18,6 @@ using dist_autograd::Context;
 using dist_autograd::Mode;
 using namespace std::chrono_literals;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 // What the node below does when a pass reaches it on the worker of that id.
 struct Behaviour {
   std::atomic<int> throws_on{-1};

@@ -17,8 +17,6 @@ using dist_autograd::Context;
 using dist_autograd::Mode;
 using namespace std::chrono_literals;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 class Backward : public ::testing::TestWithParam<Mode> {
  protected:
   [[nodiscard]] dist_autograd::Options options(bool retain_graph = false) const {

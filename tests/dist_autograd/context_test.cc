@@ -15,8 +15,6 @@ namespace {
 
 using dist_autograd::Context;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 bool carries_context() { return dist_autograd::has_current_context(); }
 // Two results that require grad (where their arguments do) around one that does not.
 std::vector<at::Tensor> scaled_pair(std::vector<at::Tensor> tensors) {

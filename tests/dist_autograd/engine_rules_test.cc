@@ -18,7 +18,6 @@ using dist_autograd::Context;
 using dist_autograd::Mode;
 using torch::autograd::variable_list;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
 at::Tensor leaf(double first = 1) { return (at::arange(3, at::kDouble) + first).requires_grad_(); }
 
 class EngineRules : public ::testing::TestWithParam<Mode> {};

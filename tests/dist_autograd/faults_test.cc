@@ -19,8 +19,6 @@ using dist_autograd::Mode;
 using transport::Fate;
 using transport::Message;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 bool belongs_to_autograd(const Message& message) {
   const auto kind = kind_of(message);
   return kind >= dist_autograd::wire::kFirstKind && kind <= dist_autograd::wire::kLastKind;

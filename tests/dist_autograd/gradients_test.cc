@@ -18,8 +18,6 @@ using dist_autograd::Context;
 using dist_autograd::Mode;
 using namespace std::chrono_literals;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 class Gradients : public ::testing::TestWithParam<Mode> {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, Gradients, ::testing::Values(Mode::exact, Mode::fast),

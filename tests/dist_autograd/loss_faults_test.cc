@@ -24,8 +24,6 @@ using namespace std::chrono_literals;
 using transport::Fate;
 using transport::Message;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 void leave_at_once(Worker& worker) {
   try {
     worker.shutdown({.graceful = false, .timeout = 5s});

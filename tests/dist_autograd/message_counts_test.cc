@@ -22,8 +22,6 @@ using autograd_wire::FrameKind;
 
 constexpr std::size_t kLength = 5;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 struct Counts {
   std::array<std::size_t, 16> messages{};
   std::array<std::size_t, 16> bytes{};  // of the bodies

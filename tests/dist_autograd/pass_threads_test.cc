@@ -21,8 +21,6 @@ namespace {
 using dist_autograd::Context;
 using dist_autograd::Mode;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 // x, and `hook` runs when backward comes by.
 at::Tensor passing(const at::Tensor& x, std::function<void()> hook) {
   const auto y = x * 1;

@@ -17,8 +17,6 @@ namespace {
 using dist_autograd::Context;
 using dist_autograd::Mode;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 bool grad_mode() { return at::GradMode::is_enabled(); }
 bool grad_mode_of(std::string next) { return rpc_sync<grad_mode>(next); }
 Future<bool> grad_mode_in_a_coroutine(std::string next) {

@@ -19,6 +19,7 @@ namespace stitch::testing {
 // The parameter of the worker that runs this: a leaf of shape [3], made on first use, the same for
 // all tests of a process.
 at::Tensor own_parameter();
+inline at::Tensor ones() { return at::ones({3}, at::kDouble); }
 inline at::Tensor parameter_of(Worker& worker) {
   const WorkerScope scope(worker);
   return own_parameter();

@@ -26,8 +26,6 @@ using dist_autograd::Engine;
 using namespace std::chrono_literals;
 namespace autograd_wire = dist_autograd::wire;
 
-at::Tensor ones() { return at::ones({3}, at::kDouble); }
-
 // Waits in backward.
 Gate gate;
 struct Waits : torch::autograd::Function<Waits> {

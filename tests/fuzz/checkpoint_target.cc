@@ -9,9 +9,8 @@
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/dist_optim/shard.h"
 #include "stitch/dist_optim/shard_format.h"
-#include "stitch/dist_optim/shard_reader.h"
-#include "stitch/dist_optim/shard_writer.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz {

@@ -25,7 +25,8 @@ void touch_tensor(const at::Tensor& tensor) {
     last += static_cast<std::size_t>((tensor.size(i) - 1) * tensor.stride(i));
   const auto* data = static_cast<const std::byte*>(tensor.data_ptr());
   touch({data, 1});
-  touch({data + last * tensor.element_size(), tensor.element_size()});
+  const auto element = static_cast<std::size_t>(tensor.element_size());
+  touch({data + last * element, element});
 }
 
 // The input: how many buffers, the size of each and whether it is beside the frame (only large ones

@@ -107,7 +107,7 @@ int note_many(RRef<Serialized<Diary>> diary, int first, int count) {
   return count;
 }
 
-#define EXPECT_EMPTY(cluster)                                         \
+#define EXPECT_NO_ORDERED_CALLS(cluster)                              \
   EXPECT_TRUE(eventually([&] {                                        \
     return testing::tables_empty(cluster) &&                          \
            testing::number(cluster, 1, "ordered_handles") == 0 &&     \
@@ -129,7 +129,7 @@ TEST(OrderedHandles, CallsRunOneAfterTheOtherInTheOrderInWhichTheyWereMade) {
     EXPECT_FALSE(copied.rpc_sync<&Diary::overlapped>());
     EXPECT_EQ(diary.remote<&Diary::note>(300).to_here(), 300);
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(OrderedHandles, WorkOnOnesOwnObjectsAndIncludeFetches) {
@@ -144,7 +144,7 @@ TEST(OrderedHandles, WorkOnOnesOwnObjectsAndIncludeFetches) {
     const auto there = remote<&echo>("worker1", 5).ordered();
     EXPECT_EQ(there.to_here(), 5);
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(OrderedHandles, ACallWaitsForThoseBeforeItAlsoWhenTheirArgumentsAreNotThereYet) {
@@ -162,7 +162,7 @@ TEST(OrderedHandles, ACallWaitsForThoseBeforeItAlsoWhenTheirArgumentsAreNotThere
     EXPECT_EQ(second.get(), 1);
     EXPECT_EQ(diary.rpc_sync<&Diary::notes>(), up_to(2));
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(OrderedHandles, WhatFailsIsRefusedOrCancelledHoldsUpNothingBehindIt) {
@@ -194,7 +194,7 @@ TEST(OrderedHandles, WhatFailsIsRefusedOrCancelledHoldsUpNothingBehindIt) {
     // The creation of a result may time out; its method still runs in order.
     EXPECT_FALSE(diary.rpc_sync<&Diary::overlapped>());
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(OrderedHandles, ARequestRefusedWhenItHasItsNumberHoldsUpNothing) {
@@ -214,7 +214,7 @@ TEST(OrderedHandles, ARequestRefusedWhenItHasItsNumberHoldsUpNothing) {
     EXPECT_GT(sent, 0);
     EXPECT_EQ(diary.rpc_sync<&Diary::notes>().size(), 50u + static_cast<std::size_t>(sent));
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(OrderedHandles, AnOwnersEndFailsWhatWaits) {
@@ -274,7 +274,7 @@ TEST(OrderedHandleFaults, CallsRunInOrderAlthoughMessagesOvertakeEachOther) {
     EXPECT_EQ(diary.rpc_sync<&Diary::notes>(), up_to(200));
   }
   EXPECT_GT(delayed, 0);
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(SerializedObjects, NoTwoMethodsRunConcurrentlyFromHoweverManyWorkersTheyAreCalled) {
@@ -292,7 +292,7 @@ TEST(SerializedObjects, NoTwoMethodsRunConcurrentlyFromHoweverManyWorkersTheyAre
     std::sort(notes.begin(), notes.end());
     EXPECT_EQ(std::unique(notes.begin(), notes.end()), notes.end());
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(SerializedObjects, WaitingMethodsOccupyNoThread) {
@@ -311,7 +311,7 @@ TEST(SerializedObjects, WaitingMethodsOccupyNoThread) {
     EXPECT_EQ(diary.rpc_sync<&Diary::notes>().size(), 21u);
     EXPECT_FALSE(diary.rpc_sync<&Diary::overlapped>());
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(SerializedObjects, AreOwnedByMakeRRefAndOrderedToo) {
@@ -327,7 +327,7 @@ TEST(SerializedObjects, AreOwnedByMakeRRefAndOrderedToo) {
     for (int i = 0; i < 50; ++i) calls.push_back(diary.rpc_async<&Diary::note_later>(i));
     EXPECT_EQ(diary.rpc_sync<&Diary::notes>(), up_to(50));
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
 TEST(SerializedObjects, ObjectsWithWaitingMethodsEndWithTheirWorker) {

@@ -58,7 +58,7 @@ class Pipelining : public ::testing::Test {
   Pipelining() { gate.close(); }
   ~Pipelining() override { gate.open(); }
 };
-#define EXPECT_EMPTY(cluster)                                             \
+#define EXPECT_EMPTY_TABLES(cluster)                                      \
   EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); })) \
       << testing::tables(cluster)
 
@@ -82,7 +82,7 @@ TEST_F(Pipelining, AReferenceStandsForItsObjectInEveryKindOfCall) {
         rpc_sync<&label>("worker2", remote<&text>("worker1", 2), remote<&numbers>("worker0", 3)),
         "aa3");
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, AChainCostsItsCallerOneMessageEachAndTheDataGoesDirectly) {
@@ -103,7 +103,7 @@ TEST_F(Pipelining, AChainCostsItsCallerOneMessageEachAndTheDataGoesDirectly) {
     EXPECT_EQ(count(0, "rpc.messages_sent") - sent, 2);
     EXPECT_TRUE(at::equal(doubled.to_here(), at::full({100'000}, 2.0)));
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, ACalleeWithOneThreadServesOthersWhileItWaitsForArguments) {
@@ -120,7 +120,7 @@ TEST_F(Pipelining, ACalleeWithOneThreadServesOthersWhileItWaitsForArguments) {
     for (const auto& each : waiting) EXPECT_EQ(each.get(), 8);
     EXPECT_EQ(chained.to_here(), 9);
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, ErrorsOfTheCreationReachTheCallerNamingFunctionAndOwner) {
@@ -142,7 +142,7 @@ TEST_F(Pipelining, ErrorsOfTheCreationReachTheCallerNamingFunctionAndOwner) {
     EXPECT_EQ(error_of([&] { rpc_sync<&one_more>("worker1", RRef<int>()); }).code(),
               ErrorCode::invalid_argument);
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, AReferenceToAnotherTypeIsRefused) {
@@ -178,7 +178,7 @@ TEST_F(Pipelining, TheDeadlineOfTheCallCoversTheWait) {
     EXPECT_EQ(rpc_sync<&one_more>("worker2", late), 8);
     EXPECT_EQ(rpc_sync<&one_more>("worker2", late_here), 8);
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, ACancelledCallLetsGoOfItsArguments) {
@@ -196,7 +196,7 @@ TEST_F(Pipelining, ACancelledCallLetsGoOfItsArguments) {
     gate.open();
     EXPECT_EQ(late.to_here(), 7);
   }
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, TheCallKeepsTheObjectWhenItsCallerHasDroppedTheReference) {
@@ -210,7 +210,7 @@ TEST_F(Pipelining, TheCallKeepsTheObjectWhenItsCallerHasDroppedTheReference) {
   gate.open();
   for (int i = 0; i < 100; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i / 2 + 1);
   calls.clear();
-  EXPECT_EMPTY(cluster);
+  EXPECT_EMPTY_TABLES(cluster);
 }
 
 TEST_F(Pipelining, AnOwnerThatGoesFailsTheCallsThatWaitForItsObjects) {

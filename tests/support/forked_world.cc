@@ -49,8 +49,8 @@ void ForkedWorld::run(int rank) const {
   options.world_size = static_cast<int>(processes_.size());
   options.init_method = "file://" + (folder() / "store").string();
   // As main() would: what leaves the body ends the process with std::terminate().
-  const auto leave = [&]() noexcept { std::exit(body_(std::move(options))); };
-  leave();
+  const auto status = [&]() noexcept { return body_(std::move(options)); };
+  std::exit(status());
 }
 
 void ForkedWorld::signal(int rank, int number) const {
