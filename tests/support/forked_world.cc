@@ -51,6 +51,7 @@ void ForkedWorld::run(int rank) const {
   // As main() would: what leaves the body ends the process with std::terminate().
   const auto leave = [&]() noexcept { std::exit(body_(std::move(options))); };
   leave();
+  std::abort();  // not reached: std::exit() does not return
 }
 
 void ForkedWorld::signal(int rank, int number) const {
