@@ -287,7 +287,12 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   // What goes over the link proves more than a connection that could not be made.
   const bool link_holds = !entry->unreachable && now - entry->heard < settings_.heartbeat_timeout &&
                           entry->heard != Time{};
-  if (!answered || link_holds) {
+  if (answered && link_holds) {
+    // A process that has just ended: the end of its link is pursued. New lives wait for that.
+    entry->askers.insert(self_.info.id);
+    return effects;
+  }
+  if (!answered) {
     refuse_joins("whether worker \"" + about.name + "\" is alive in epoch " +
                  std::to_string(about.epoch) + " cannot be decided now");
     return effects;  // again after a while
@@ -472,6 +477,18 @@ std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
   return settings_.admit(card, live);
 }
 
+// Whether several members live and none of them, `besides` left out, can be told anything: a worker
+// that joined here would be unknown to all of them.
+bool MembershipProtocol::isolated(WorkerId besides) const {
+  int out_of_reach = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (id == besides || !entry.alive()) continue;
+    if (entry.within_reach()) return false;
+    ++out_of_reach;
+  }
+  return out_of_reach > 1;
+}
+
 Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::string& why) const {
   Notice notice{Notice::Step::refusal, joiner, self_.info, why, {}};
   notice.lives.push_back({self_, LifeState::left, {}});
@@ -481,10 +498,12 @@ Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::stri
 MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
                                                         const MemberCard& card, Time now) {
   Effects effects;
-  if (fenced_ || leaving_) {
+  if (fenced_ || leaving_ || isolated(card.info.id)) {
+    const std::string self = to_string(self_.info);
     effects.answers.push_back(
-        {ticket, ask_another(card.info, fenced_ ? std::string(fenced_->what())
-                                                : to_string(self_.info) + " is leaving")});
+        {ticket, ask_another(card.info, fenced_    ? std::string(fenced_->what())
+                                        : leaving_ ? self + " is leaving"
+                                                   : self + " has lost all other members")});
     return effects;
   }
   if (const auto why = refusal(card)) {

@@ -159,7 +159,8 @@ class MembershipProtocol {
   void answer_joins(Time now, Effects& effects);
   void acknowledged(WorkerId by, const WorkerInfo& about);
   void finish_leave(Effects& effects);
-  // The answer of one that is over, or about to be: another member is to be asked.
+  [[nodiscard]] bool isolated(WorkerId besides) const;
+  // The answer of one that cannot sponsor a joiner: another member is to be asked.
   [[nodiscard]] Notice ask_another(const WorkerInfo& joiner, const std::string& why) const;
 
   const MemberCard self_;
