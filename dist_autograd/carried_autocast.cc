@@ -55,8 +55,11 @@ std::shared_ptr<const rpc::Autocast> autocast_of(const rpc::InMessage& request) 
     throw Error(
         ErrorCode::protocol,
         "autocast section has " + std::to_string(section->bytes.size()) + " bytes instead of 2");
-  return std::make_shared<const rpc::Autocast>(
-      rpc::Autocast{decoded(section->bytes[0]), decoded(section->bytes[1])});
+  const rpc::Autocast there{decoded(section->bytes[0]), decoded(section->bytes[1])};
+  // The caller may have a newer version of torch. To enter this autocast must not fail later, when
+  // it is entered again and again.
+  static_cast<void>(rpc::AutocastScope(there));
+  return std::make_shared<const rpc::Autocast>(there);
 }
 
 }  // namespace stitch::dist_autograd

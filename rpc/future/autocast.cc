@@ -3,6 +3,11 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceType.h>
 
+#include <exception>
+#include <string>
+
+#include "stitch/base/error.h"
+
 // Libtorch has one set of functions for all kinds of devices, or one for each kind. Which one is
 // asked for, versions are not. What is not declared there is found here, and never called. A global
 // namespace: one within stitch would hide libtorch's functions.
@@ -68,6 +73,10 @@ void set_on(Device device, bool enabled, c10::ScalarType dtype) {
   }
 }
 
+std::string name_of(const std::optional<c10::ScalarType>& dtype) {
+  return dtype ? c10::toString(*dtype) : "nothing";
+}
+
 std::optional<c10::ScalarType> state_on(c10::DeviceType device) {
   return enabled_on(device) ? std::optional(dtype_on(device)) : std::nullopt;
 }
@@ -80,12 +89,22 @@ AutocastScope::AutocastScope(const Autocast& autocast)
     : cpu_{enabled_on(c10::kCPU), dtype_on(c10::kCPU)},
       cuda_{enabled_on(c10::kCUDA), dtype_on(c10::kCUDA)},
       cache_(is_autocast_cache_enabled()) {
-  set_on(c10::kCPU, autocast.cpu.has_value(), autocast.cpu.value_or(cpu_.dtype));
-  set_on(c10::kCUDA, autocast.cuda.has_value(), autocast.cuda.value_or(cuda_.dtype));
+  try {
+    set_on(c10::kCPU, autocast.cpu.has_value(), autocast.cpu.value_or(cpu_.dtype));
+    set_on(c10::kCUDA, autocast.cuda.has_value(), autocast.cuda.value_or(cuda_.dtype));
+  } catch (...) {
+    restore();
+    throw Error(ErrorCode::invalid_argument,
+                "autocast to " + name_of(autocast.cpu) + " on the CPU and " +
+                    name_of(autocast.cuda) +
+                    " on CUDA devices: " + to_error(std::current_exception()).what());
+  }
   set_autocast_cache_enabled(false);
 }
 
-AutocastScope::~AutocastScope() {
+AutocastScope::~AutocastScope() { restore(); }
+
+void AutocastScope::restore() noexcept {
   set_on(c10::kCPU, cpu_.enabled, cpu_.dtype);
   set_on(c10::kCUDA, cuda_.enabled, cuda_.dtype);
   set_autocast_cache_enabled(cache_);

@@ -30,6 +30,8 @@ struct Autocast {
 // contract: made and destroyed by one thread.
 class AutocastScope {
  public:
+  // Throws Error(invalid_argument), having changed nothing, for a dtype to which this version of
+  // torch has no autocast on that kind of device. Which these are does not change.
   explicit AutocastScope(const Autocast& autocast);
   ~AutocastScope();
   AutocastScope(const AutocastScope&) = delete;
@@ -40,6 +42,7 @@ class AutocastScope {
     bool enabled;
     c10::ScalarType dtype;
   };
+  void restore() noexcept;
   const Kind cpu_, cuda_;  // what they were
   const bool cache_;
 };

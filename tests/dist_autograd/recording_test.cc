@@ -4,8 +4,11 @@
 
 #include <optional>
 
+#include "stitch/dist_autograd/carried_autocast.h"
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/future/autocast.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
@@ -53,10 +56,11 @@ Future<bool> casts_alike_in_a_coroutine(std::string next) {
 Future<Casts> casts_in_a_continuation(std::string next) {
   return rpc_async<grad_mode>(next).then([](bool) { return casts(); });
 }
-at::Tensor product_with_parameter(at::Tensor x) {
-  const at::Tensor product = at::mv(x, own_parameter().to(at::kFloat));
-  return product.to(at::kDouble);
+// Has values, and gradients, that autocast to bfloat16 rounds.
+at::Tensor product_with(const at::Tensor& x, const at::Tensor& parameter) {
+  return at::mm(x, (parameter / 7).to(at::kFloat).reshape({3, 1})).to(at::kDouble);
 }
+at::Tensor product_with_parameter(at::Tensor x) { return product_with(x, own_parameter()); }
 
 at::Tensor the_parameter() { return own_parameter(); }
 bool result_requires_grad(at::Tensor x) { return (x * own_parameter()).requires_grad(); }
@@ -104,30 +108,72 @@ TEST(Autocast, TravelsWithCallsAndTheirNestedCalls) {
 TEST(Autocast, OfACallGivesTheGradientsOfOneProcess) {
   Cluster cluster(2);
   const auto x = at::linspace(0, 1, 6).reshape({2, 3}).requires_grad_();
+  const auto gradient_here = [&] {
+    const auto loss = product_with(x, parameter_of(cluster[1])).sum();
+    return torch::autograd::grad({loss}, {x}).front();
+  };
+  const at::Tensor without = gradient_here();
   at::Tensor expected;
-  {
-    const rpc::AutocastScope scope({at::kBFloat16, std::nullopt});
-    const auto there = parameter_of(cluster[1]).to(at::kFloat);
-    expected = torch::autograd::grad({at::mv(x, there).to(at::kDouble).sum()}, {x}).front();
-  }
   Context context;
   at::Tensor loss;
   {
     const rpc::AutocastScope scope({at::kBFloat16, std::nullopt});
+    expected = gradient_here();
     loss = rpc_sync<product_with_parameter>("worker1", x).sum();
   }
+  ASSERT_FALSE(torch::equal(expected, without)) << "else this test shows nothing";
   context.backward({loss});
   EXPECT_TRUE(torch::equal(context.gradient(x), expected));
 }
 
 TEST(Autocast, ToADtypeWithoutACodeIsRefused) {
   Cluster cluster(2);
-  const rpc::AutocastScope scope({at::kComplexFloat, std::nullopt});
+  const rpc::AutocastScope scope({std::nullopt, at::kComplexFloat});
   const auto error = error_of([] { rpc_sync<grad_mode>("worker1"); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_NE(std::string(error.what()).find("autocast to ComplexFloat cannot travel"),
             std::string::npos)
       << error.what();
+}
+
+// A request with these bytes in its autocast section.
+rpc::InMessage request_under(const std::vector<int>& codes) {
+  rpc::OutMessage message(rpc::wire::kRequest);
+  message.frame.end_body();
+  std::vector<std::byte> bytes;
+  for (const int code : codes) bytes.push_back(static_cast<std::byte>(code));
+  message.frame.add_section(dist_autograd::wire::kAutocastSection, bytes);
+  return rpc::InMessage(std::move(message.frame).finish(), WorkerInfo{});
+}
+
+TEST(Autocast, OfADamagedSectionIsRefused) {
+  for (const std::vector<int>& codes :
+       {std::vector<int>{}, {1}, {0, 2, 0}, {5, 0}, {0, 5}, {255, 255}}) {
+    const auto request = request_under(codes);
+    const auto error = error_of([&] { static_cast<void>(dist_autograd::autocast_of(request)); });
+    EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
+  }
+}
+
+// The CPU's has had bfloat16 only for a long time; a caller may have a newer version of torch.
+TEST(Autocast, WhichThisVersionOfTorchDoesNotHaveIsRefusedAndLeavesTheThreadAsItWas) {
+  const Casts before = casts();
+  for (int cpu = 0; cpu <= 4; ++cpu) {
+    for (int cuda = 0; cuda <= 4; ++cuda) {
+      const auto request = request_under({cpu, cuda});
+      try {
+        const auto there = dist_autograd::autocast_of(request);
+        ASSERT_TRUE(there);
+        const rpc::AutocastScope scope(*there);
+        EXPECT_EQ(rpc::Autocast::current(), *there);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+        EXPECT_NE(cpu, 0) << "CUDA takes all: " << error.what();
+        EXPECT_NE(cpu, 2) << "the CPU takes bfloat16: " << error.what();
+      }
+      EXPECT_EQ(casts(), before);
+    }
+  }
 }
 
 TEST(GradMode, OffGivesTheCallerResultsThatDoNotRequireGrad) {
