@@ -8,6 +8,7 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/future/autocast.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
