@@ -25,13 +25,15 @@ using OwnersStep = std::function<Future<std::int64_t>()>;
 
 // Starts all of them. Their results, or the first error, counting the others.
 [[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
+// How many parameters all owners together have stepped.
 [[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
 
-// What the functions of backward_and_step.h do.
+// What backward_and_step() of backward_and_step.h does.
 std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
                                 std::vector<at::Tensor> losses,
                                 const dist_autograd::Options& options,
                                 std::vector<OwnersStep> steps);
+// What backward_and_step_async() does.
 [[nodiscard]] Future<std::int64_t> backward_and_steps_async(
     const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
     const dist_autograd::Options& options, std::vector<OwnersStep> steps);

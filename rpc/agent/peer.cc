@@ -230,8 +230,10 @@ void Peer::lose(const Error& reason, Effects& effects) {
   retry_scheduled_ = false;
   if (lost_) return;
   effects.end = reason;
-  lost_ = Error(ErrorCode::disconnected, to_string(info()) + " is gone: " + reason.what())
-              .with_worker(info().name);
+  lost_ =
+      Error(ErrorCode::disconnected, to_string(info()) + " epoch " + std::to_string(info().epoch) +
+                                         " is gone: " + reason.what())
+          .with_worker(info().name);
   if (!closing_) effects.lost = reason;
 }
 
