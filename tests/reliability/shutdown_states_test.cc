@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "stitch/stitch.h"
+#include "tests/support/eventually.h"
 #include "tests/support/forked_world.h"
 
 namespace shutdown_states_test {
@@ -192,12 +193,20 @@ bool a_peer_exits(Worker& self) {
   return in_time(self);
 }
 
+// On worker 0: worker 2 has answered its caller.
+std::atomic<bool> may_stop{false};
+void let_it_stop() { may_stop = true; }
+void stop_now() { ::kill(::getpid(), SIGSTOP); }
 bool a_peer_is_stopped(Worker& self) {
   static_cast<void>(self.rpc_sync<one>(next(self)));
-  self.barrier();
+  if (self.rank() == 1) self.rpc_sync<let_it_stop>("worker0");
+  if (self.rank() == 0) {
+    if (!stitch::testing::eventually([] { return may_stop.load(); })) return false;
+    self.notify<stop_now>("worker2");
+  }
   if (self.rank() == 2) {
-    ::kill(::getpid(), SIGSTOP);
-    return true;  // the test kills it
+    std::this_thread::sleep_for(30s);
+    return false;  // the test kills it
   }
   return in_time(self);
 }
