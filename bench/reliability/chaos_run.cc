@@ -160,7 +160,7 @@ void ChaosRun::look_for_hangs(int rank, Clock::time_point now) {
     }
     // It writes a dump (STITCH_DUMP_DIR), and the system a core file where it keeps them.
     ::kill(process.pid, SIGABRT);
-    std::this_thread::sleep_for(500ms);
+    std::this_thread::sleep_for(500ms);  // for the dump, before the process is killed
     kill(rank, now);
     return;
   }

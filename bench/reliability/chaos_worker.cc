@@ -42,7 +42,7 @@ std::optional<stitch::Worker> join(const WorkerSettings& settings) {
 void wait_until_reclaimed(const stitch::Worker& self, Life& life) {
   const auto until = Clock::now() + kReclaimTimeout;
   do {
-    std::this_thread::sleep_for(50ms);
+    std::this_thread::sleep_for(50ms);  // nothing tells when others have reclaimed: it polls
     const auto numbers = self.debug_info();
     life.objects_left = numbers.at("rref.entries");
     life.contexts_left = numbers.at("dist_autograd.contexts");
@@ -60,7 +60,7 @@ void wait_until_reclaimed(const stitch::Worker& self, Life& life) {
 void serve(const Links& links, Life& life) {
   const auto start = Clock::now();
   while (!book().over && !links.useless()) {
-    std::this_thread::sleep_for(20ms);
+    std::this_thread::sleep_for(20ms);  // polls memory that other processes write
     if (life.kib_at_start == 0 && Clock::now() > start + kSettled) life.kib_at_start = own_kib();
   }
 }

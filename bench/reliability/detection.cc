@@ -51,7 +51,7 @@ bool seen(Condition condition) {
   const auto end = Clock::now() + kTrialLimit;
   while (!condition()) {
     if (Clock::now() > end) return false;
-    std::this_thread::sleep_for(500us);
+    std::this_thread::sleep_for(500us);  // polls memory that other processes write
   }
   return true;
 }

@@ -56,7 +56,7 @@ void wait_until(const char* what, Condition condition) {
   const auto end = Clock::now() + kNeighbourLimit;
   while (!condition()) {
     if (Clock::now() > end) throw std::runtime_error(std::string("waited for 60 s until ") + what);
-    std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(1ms);  // polls sockets and counters of other processes
   }
 }
 

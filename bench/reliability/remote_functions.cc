@@ -27,7 +27,7 @@ std::uint64_t answer(std::uint64_t number) {
 }
 
 std::uint64_t answer_slowly(std::uint64_t number) {
-  std::this_thread::sleep_for(20ms);
+  std::this_thread::sleep_for(20ms);  // long enough to be struck while it runs
   return answer(number);
 }
 
