@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <limits>
@@ -39,31 +40,40 @@ static_assert(BlockPool::kSmallest / 4 >= kPage);
   return begin + before;
 }
 
-// `bytes` is a block size: a multiple of 4096 from a huge page on.
-[[nodiscard]] void* from_system(std::size_t bytes) {
-  if (bytes >= kHugePage) return map_huge(bytes);
-  void* const at = std::aligned_alloc(kPage, bytes);
-  if (at == nullptr) no_memory(bytes);
-  return at;
-}
-
-void to_system(void* at, std::size_t bytes) noexcept {
-  if (bytes >= kHugePage) {
-    ::munmap(at, bytes);
-  } else {
-    std::free(at);
-  }
-}
+// So many mappings of small blocks at most: a process may have 65530 of any kind, and each hole
+// between two blocks makes one more. Further ones are malloc's.
+constexpr std::size_t kMaxMappedSmall = 16384;
 
 }  // namespace
 
-BlockPool::BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> trim_later)
-    : max_kept_bytes_(max_kept_bytes), trim_later_(std::move(trim_later)) {}
+BlockPool::BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> trim_later,
+                     std::size_t max_bytes)
+    : max_kept_bytes_(max_kept_bytes), max_bytes_(max_bytes), trim_later_(std::move(trim_later)) {}
 
 BlockPool::~BlockPool() {
-  for (auto& [bytes, blocks] : kept_) {
-    for (const Kept& each : blocks) to_system(each.at, bytes);
+  for (const auto& [bytes, blocks] : kept_) {
+    for (const Kept& each : blocks) to_system(each.block);
   }
+}
+
+// `bytes` is a block size: a multiple of 4096.
+BlockPool::Block BlockPool::from_system(std::size_t bytes) {
+  if (bytes >= kHugePage) return {map_huge(bytes), bytes, true};
+  if (mapped_small_.fetch_add(1) < kMaxMappedSmall) {
+    void* const at =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at != MAP_FAILED) return {at, bytes, true};
+  }
+  mapped_small_.fetch_sub(1);
+  void* const at = std::aligned_alloc(kPage, bytes);
+  if (at == nullptr) no_memory(bytes);
+  return {at, bytes, false};
+}
+
+void BlockPool::to_system(const Block& block) noexcept {
+  if (!block.mapped) return std::free(block.at);
+  ::munmap(block.at, block.bytes);
+  if (block.bytes < kHugePage) mapped_small_.fetch_sub(1);
 }
 
 std::size_t BlockPool::block_bytes(std::size_t bytes) noexcept {
@@ -77,69 +87,100 @@ Buffer BlockPool::allocate(Device device, std::size_t bytes) {
   if (device != Device{} || bytes < kSmallest) return allocate_buffer(device, bytes);
   if (bytes > std::numeric_limits<std::size_t>::max() / 4) no_memory(bytes);
   const std::size_t size = block_bytes(bytes);
-  void* at = nullptr;
+  Block block;
+  std::vector<Block> dropped;
   {
     base::MutexLock lock(mutex_);
     const auto found = kept_.find(size);
     if (found != kept_.end() && !found->second.empty()) {
-      at = found->second.back().at;
+      block = found->second.back().block;
       found->second.pop_back();
       statistics_.kept_bytes -= size;
       ++statistics_.reused;
     } else {
       ++statistics_.fresh;
     }
-    statistics_.used_bytes += size;
+    dropped = use(size);
   }
+  for (const Block& each : dropped) to_system(each);
   try {
-    if (at == nullptr) at = from_system(size);
+    if (block.at == nullptr) block = from_system(size);
   } catch (...) {
     base::MutexLock lock(mutex_);
     statistics_.used_bytes -= size;
     throw;
   }
-  return Buffer{
-      device, at, bytes,
-      std::shared_ptr<const void>(
-          at, [pool = shared_from_this(), size](void* block) { pool->give_back(block, size); },
-          base::RecyclingAllocator<char>())};
+  return Buffer{device, block.at, bytes,
+                std::shared_ptr<const void>(
+                    block.at,
+                    [pool = shared_from_this(), size, mapped = block.mapped](void* at) {
+                      pool->give_back({at, size, mapped});
+                    },
+                    base::RecyclingAllocator<char>())};
 }
 
-void BlockPool::give_back(void* at, std::size_t bytes) noexcept {
+bool BlockPool::full(std::size_t bytes) const {
+  const std::size_t most = std::max({max_bytes_, most_used_, most_used_before_});
+  return statistics_.used_bytes + statistics_.kept_bytes + bytes > most;
+}
+
+std::vector<BlockPool::Block> BlockPool::use(std::size_t bytes) {
+  statistics_.used_bytes += bytes;
+  most_used_ = std::max(most_used_, statistics_.used_bytes);
+  std::vector<Block> dropped;
+  while (statistics_.kept_bytes > 0 && full(0)) {
+    std::deque<Kept>* oldest = nullptr;
+    for (auto& [size, blocks] : kept_) {
+      if (blocks.empty()) continue;
+      if (oldest == nullptr || blocks.front().since < oldest->front().since) oldest = &blocks;
+    }
+    try {
+      dropped.push_back(oldest->front().block);
+    } catch (const std::bad_alloc&) {
+      break;  // it stays for now
+    }
+    statistics_.kept_bytes -= dropped.back().bytes;
+    oldest->pop_front();
+  }
+  return dropped;
+}
+
+void BlockPool::give_back(const Block& block) noexcept {
   bool first = false;
   bool keep = false;
   {
     base::MutexLock lock(mutex_);
-    statistics_.used_bytes -= bytes;
-    keep = statistics_.kept_bytes + bytes <= max_kept_bytes_;
+    statistics_.used_bytes -= block.bytes;
+    keep = statistics_.kept_bytes + block.bytes <= max_kept_bytes_ && !full(block.bytes);
     if (keep) {
       try {
-        kept_[bytes].push_back({at, Clock::now()});
-        first = std::exchange(statistics_.kept_bytes, statistics_.kept_bytes + bytes) == 0;
+        kept_[block.bytes].push_back({block, Clock::now()});
+        first = std::exchange(statistics_.kept_bytes, statistics_.kept_bytes + block.bytes) == 0;
       } catch (const std::bad_alloc&) {
         keep = false;
       }
     }
   }
-  if (!keep) to_system(at, bytes);
+  if (!keep) to_system(block);
   if (first && trim_later_) trim_later_();
 }
 
 bool BlockPool::trim(Clock::time_point since) {
-  std::vector<std::pair<void*, std::size_t>> dropped;
+  std::vector<Block> dropped;
   bool more = false;
   {
     base::MutexLock lock(mutex_);
+    most_used_before_ = std::exchange(most_used_, statistics_.used_bytes);
     for (auto& [bytes, blocks] : kept_) {
-      std::size_t old = 0;
-      while (old < blocks.size() && blocks[old].since < since)
-        dropped.emplace_back(blocks[old++].at, bytes);
-      blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(old));
-      statistics_.kept_bytes -= old * bytes;
+      while (!blocks.empty() && blocks.front().since < since) {
+        dropped.push_back(blocks.front().block);
+        blocks.pop_front();
+        statistics_.kept_bytes -= bytes;
+      }
     }
     more = statistics_.kept_bytes > 0;
   }
-  for (const auto& [at, bytes] : dropped) to_system(at, bytes);
+  for (const Block& each : dropped) to_system(each);
   return more;
 }
 

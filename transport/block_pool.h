@@ -1,8 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <vector>
@@ -15,15 +18,20 @@ namespace stitch::transport {
 
 // Memory for large received buffers, reused for the next ones: faulting in fresh pages takes longer
 // than the transfer itself. Block sizes are at most a quarter apart; those of 2 MiB and more are
-// aligned for huge pages. A block returns to the pool when the last copy of its Buffer is
-// destroyed, on whatever thread, and to the system by trim(). Shared by an endpoint and by every
-// buffer that is in use. Thread contract: any thread. No lock is held while `trim_later` is called.
+// aligned for huge pages. Blocks are mapped, not malloc's: it would keep what is freed in the arena
+// of each thread that has ever received. A block returns to the pool when the last copy of its
+// Buffer is destroyed, on whatever thread, and to the system by trim(), or when a block of another
+// size is needed and the pool is full. Shared by an endpoint and by every buffer that is in use.
+// Thread contract: any thread. No lock is held while `trim_later` is called.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   using Clock = std::chrono::steady_clock;
-  // Keeps at most `max_kept_bytes` of unused blocks; 0: none. `trim_later` is called when the pool
-  // gets its first unused block: trim() should be called some time later (empty: never).
-  BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> trim_later);
+  static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+  // Keeps at most `max_kept_bytes` of unused blocks; 0: none. Together with those in use they take
+  // no more than `max_bytes`, or than those in use have taken lately. `trim_later` is called when
+  // the pool gets its first unused block: trim() should be called some time later (empty: never).
+  BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> trim_later,
+            std::size_t max_bytes = kUnlimited);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -31,7 +39,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   // As an Allocator: uninitialised memory aligned to 64. Below kSmallest from the heap.
   [[nodiscard]] Buffer allocate(Device device, std::size_t bytes) STITCH_EXCLUDES(mutex_);
   // Frees blocks that have been unused since before `since`. True when unused blocks remain: to be
-  // called again.
+  // called again. "Lately" is since the call before the last.
   bool trim(Clock::time_point since) STITCH_EXCLUDES(mutex_);
 
   struct Statistics {
@@ -47,17 +55,32 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   [[nodiscard]] static std::size_t block_bytes(std::size_t bytes) noexcept;
 
  private:
-  struct Kept {
+  // Memory of the system.
+  struct Block {
     void* at = nullptr;
+    std::size_t bytes = 0;
+    bool mapped = false;
+  };
+  struct Kept {
+    Block block;
     Clock::time_point since;
   };
-  void give_back(void* at, std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Block from_system(std::size_t bytes);
+  void to_system(const Block& block) noexcept;
+  void give_back(const Block& block) noexcept STITCH_EXCLUDES(mutex_);
+  // Counts `bytes` as in use; takes out the unused blocks that are too many then.
+  [[nodiscard]] std::vector<Block> use(std::size_t bytes) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool full(std::size_t bytes) const STITCH_REQUIRES(mutex_);
 
   const std::size_t max_kept_bytes_;
+  const std::size_t max_bytes_;
   base::UniqueFunction<void()> trim_later_;
+  std::atomic<std::size_t> mapped_small_{0};  // blocks below a huge page
   mutable base::Mutex mutex_;
-  std::map<std::size_t, std::vector<Kept>> kept_
-      STITCH_GUARDED_BY(mutex_);  // by size; the last was used last
+  std::map<std::size_t, std::deque<Kept>> kept_
+      STITCH_GUARDED_BY(mutex_);                         // by size; the last was used last
+  std::size_t most_used_ STITCH_GUARDED_BY(mutex_) = 0;  // bytes, since the last trim()
+  std::size_t most_used_before_ STITCH_GUARDED_BY(mutex_) = 0;
   Statistics statistics_ STITCH_GUARDED_BY(mutex_);
 };
 

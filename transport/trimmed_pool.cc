@@ -31,9 +31,11 @@ class Trimmer : public std::enable_shared_from_this<Trimmer> {
 
 std::shared_ptr<BlockPool> make_trimmed_pool(std::size_t max_kept_bytes,
                                              const std::shared_ptr<base::EventLoop>& loop,
-                                             std::chrono::milliseconds unused_for) {
+                                             std::chrono::milliseconds unused_for,
+                                             std::size_t max_bytes) {
   const auto trimmer = std::make_shared<Trimmer>(loop, unused_for);
-  auto pool = std::make_shared<BlockPool>(max_kept_bytes, [trimmer] { trimmer->trim_later(); });
+  auto pool = std::make_shared<BlockPool>(
+      max_kept_bytes, [trimmer] { trimmer->trim_later(); }, max_bytes);
   trimmer->set_pool(pool);
   return pool;
 }

@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <thread>
+#include <vector>
 
 #include "tests/support/sanitizers.h"
 
@@ -44,6 +47,33 @@ TEST(FreedMemory, IsTakenAgainWithoutPageFaults) {
   })
       .join();
   EXPECT_LT(faults, 1000) << "returning it to the kernel costs 30,000";
+}
+
+std::size_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<std::size_t>(getpagesize());
+}
+
+TEST(FreedMemory, GoesBackFromBetweenBlocksInUse) {
+  if (testing::kAddressSanitizer || testing::kThreadSanitizer)
+    GTEST_SKIP() << "a sanitizer brings its own malloc";
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  keep_freed_memory();
+  std::thread([] {  // not the main arena
+    std::vector<void*> blocks(32);
+    for (void*& block : blocks) {
+      block = std::malloc(kMiB);
+      std::memset(block, 1, kMiB);
+    }
+    for (std::size_t i = 0; i + 1 < blocks.size(); i += 2) std::free(blocks[i]);
+    const std::size_t before = resident_bytes();
+    return_freed_memory();
+    EXPECT_LE(resident_bytes(), before - 14 * kMiB);
+    for (std::size_t i = 1; i < blocks.size(); i += 2) std::free(blocks[i]);
+  })
+      .join();
 }
 
 }  // namespace

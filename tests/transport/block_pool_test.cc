@@ -2,11 +2,13 @@
 #include "stitch/transport/block_pool.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <random>
@@ -16,7 +18,9 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/event_loop.h"
+#include "stitch/base/freed_memory.h"
 #include "stitch/transport/trimmed_pool.h"
+#include "tests/support/sanitizers.h"
 
 namespace stitch::transport {
 namespace {
@@ -26,8 +30,23 @@ constexpr std::size_t kMiB = 1024 * kKiB;
 constexpr std::size_t kGiB = 1024 * kMiB;
 
 std::shared_ptr<BlockPool> make_pool(std::size_t most_kept_bytes = kGiB,
-                                     base::UniqueFunction<void()> trim_later = nullptr) {
-  return std::make_shared<BlockPool>(most_kept_bytes, std::move(trim_later));
+                                     base::UniqueFunction<void()> trim_later = nullptr,
+                                     std::size_t most_bytes = BlockPool::kUnlimited) {
+  return std::make_shared<BlockPool>(most_kept_bytes, std::move(trim_later), most_bytes);
+}
+
+std::size_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<std::size_t>(getpagesize());
+}
+
+int mappings() {
+  std::ifstream file("/proc/self/maps");
+  int lines = 0;
+  for (std::string line; std::getline(file, line);) ++lines;
+  return lines;
 }
 
 std::vector<std::size_t> odd_sizes() {
@@ -163,6 +182,72 @@ TEST(BlockPool, KeepsNoMoreThanItsLimit) {
   static_cast<void>(none->allocate(Device{}, kMiB));
   EXPECT_EQ(none->statistics().kept_bytes, 0U);
   EXPECT_EQ(none->statistics().fresh, 2U);
+}
+
+TEST(BlockPool, UnusedBlocksMakeRoomForThoseOfAnotherSize) {
+  const auto pool = make_pool(kGiB, nullptr, 8 * kMiB);
+  for (const std::size_t bytes : {4 * kMiB, kMiB, 2 * kMiB})
+    static_cast<void>(pool->allocate(Device{}, bytes));
+  EXPECT_EQ(pool->statistics().kept_bytes, 7 * kMiB) << "they take no more than the limit";
+  const Buffer used = pool->allocate(Device{}, 512 * kKiB);
+  EXPECT_EQ(pool->statistics().kept_bytes, 7 * kMiB);
+  const Buffer more = pool->allocate(Device{}, 768 * kKiB);
+  EXPECT_EQ(pool->statistics().kept_bytes, 3 * kMiB) << "the one that was used first is dropped";
+  EXPECT_EQ(pool->statistics().fresh, 5U);
+  static_cast<void>(pool->allocate(Device{}, 2 * kMiB));
+  EXPECT_EQ(pool->statistics().reused, 1U);
+}
+
+TEST(BlockPool, BlocksInUseMayTakeMoreThanTheLimitAndAreReusedThen) {
+  const auto pool = make_pool(kGiB, nullptr, 8 * kMiB);
+  const Buffer held = pool->allocate(Device{}, 20 * kMiB);  // by the program, for long
+  for (int round = 0; round < 5; ++round) {
+    for (int trims = 0; trims < round; ++trims) pool->trim(BlockPool::Clock::time_point{});
+    const Buffer message = pool->allocate(Device{}, 4 * kMiB);
+  }
+  EXPECT_EQ(pool->statistics().fresh, 2U);
+  EXPECT_EQ(pool->statistics().reused, 4U);
+  EXPECT_EQ(pool->statistics().kept_bytes, 4 * kMiB);
+  // What was used lately may be kept, and no more.
+  static_cast<void>(pool->allocate(Device{}, 3 * kMiB));
+  EXPECT_EQ(pool->statistics().kept_bytes, 3 * kMiB);
+  pool->trim(BlockPool::Clock::time_point{});
+  pool->trim(BlockPool::Clock::time_point{});
+  pool->trim(BlockPool::Clock::time_point{});
+  const Buffer next = pool->allocate(Device{}, kMiB);
+  EXPECT_EQ(pool->statistics().kept_bytes, 0U);
+}
+
+// They would stay in the arena of each thread that has ever received something.
+TEST(BlockPool, BlocksThatAreNotKeptGoBackToTheSystemFromAllThreads) {
+  if (testing::kAddressSanitizer || testing::kThreadSanitizer)
+    GTEST_SKIP() << "their memory counts, too";
+  base::keep_freed_memory();
+  for (const std::size_t bytes : {64 * kKiB, kMiB}) {
+    const auto pool = make_pool(0);
+    const std::size_t before = resident_bytes();
+    for (int round = 0; round < 6; ++round) {
+      std::vector<Buffer> received;
+      std::thread([&] {
+        while (received.size() * bytes < 32 * kMiB) {
+          received.push_back(pool->allocate(Device{}, bytes));
+          std::memset(received.back().data, 1, bytes);
+        }
+      }).join();
+      EXPECT_GE(resident_bytes(), before + 30 * kMiB);
+    }
+    EXPECT_LE(resident_bytes(), before + 4 * kMiB) << bytes;
+  }
+}
+
+TEST(BlockPool, ManySmallBlocksLeaveMappingsToTheProcess) {
+  const auto pool = make_pool(0);
+  std::vector<Buffer> all;
+  for (int i = 0; i < 50'000; ++i) all.push_back(pool->allocate(Device{}, BlockPool::kSmallest));
+  for (std::size_t i = 0; i < all.size(); i += 2) all[i] = {};  // a hole beside each
+  EXPECT_LT(mappings(), 20'000);
+  all.clear();
+  EXPECT_EQ(pool->statistics().used_bytes, 0U);
 }
 
 TEST(BlockPool, TrimFreesBlocksThatWereUnusedForLong) {

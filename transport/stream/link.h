@@ -50,6 +50,8 @@ class Link {
   virtual bool flush_output() { return true; }
   // Whether read() has something although the kernel may have nothing. Threads as read().
   [[nodiscard]] virtual bool holds_input() { return false; }
+  // Whether read() and ended() have nothing to say at this moment. Threads as read().
+  [[nodiscard]] virtual bool quiet() { return false; }
   // The descriptor has something for the link itself.
   virtual void on_descriptor() {}
 

@@ -17,9 +17,6 @@ namespace stitch::transport {
 
 namespace {
 
-// Rounds of polling between two looks at the kernel's report of all descriptors. More rounds would
-// delay sources that are not active; fewer would spend a system call on most rounds.
-constexpr int kRoundsPerKernelLook = 16;
 // Microseconds. A source that costs a system call stays active for this long after it last moved
 // something: longer than a round trip between two hosts, so that an exchange keeps it active.
 constexpr std::chrono::microseconds kActiveFor{500};
@@ -230,7 +227,7 @@ bool PollSet::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
   return true;
 }
 
-void PollSet::after_delivery() noexcept {
+void PollSet::poll_after_delivery_now() noexcept {
   while (!after_delivery_.empty()) {
     const auto source = std::move(after_delivery_.back());
     after_delivery_.pop_back();
@@ -270,13 +267,15 @@ bool PollSet::poll_once(bool ask_kernel_now) {
     after_delivery();
     if (!source_moved) continue;
     moved = true;
-    polled.last_moved = now == Clock::time_point{} ? Clock::now() : now;
+    if (!polled.cheap) polled.last_moved = now;
   }
   // When no active source makes system calls, asking the kernel is the only system call of the
   // round. However busy some sources are, the others are looked at every kRoundsPerKernelLook.
   const bool kernel_only =
       !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
-  if (ask_kernel_now || kernel_only || ++rounds_since_kernel_ >= kRoundsPerKernelLook) {
+  slow_ = moved || any_expensive || kernel_only;
+  rounds_since_kernel_ += slow_ ? kQuickRounds : 1;
+  if (ask_kernel_now || kernel_only || rounds_since_kernel_ >= kRoundsPerKernelLook) {
     rounds_since_kernel_ = 0;
     if (ask_kernel()) moved = true;
   }

@@ -11,6 +11,7 @@
 #include "stitch/base/descriptor.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/stream/poll_source.h"
+#include "stitch/transport/stream/spin_policy.h"
 
 namespace stitch::transport {
 
@@ -51,6 +52,12 @@ class PollSet {
   bool poll_once(bool ask_kernel_now) STITCH_REQUIRES(role_);
   // The next round asks the kernel.
   void ask_kernel_next() STITCH_REQUIRES(role_);
+  // Whether the last round has made system calls, or moved something: it took as long as
+  // kQuickRounds others.
+  [[nodiscard]] bool last_was_slow() const noexcept STITCH_REQUIRES(role_) { return slow_; }
+  static constexpr int kQuickRounds = SpinPolicy::kQuickRounds;
+  // The last round was quick, and the caller has waited so long that it counts as a slow one.
+  void waited() noexcept STITCH_REQUIRES(role_) { rounds_since_kernel_ += kQuickRounds - 1; }
   // Runs source->poll() when the delivery under way is finished. False when there is no memory.
   [[nodiscard]] bool poll_after_delivery(std::shared_ptr<PollSource> source) noexcept
       STITCH_REQUIRES(role_);
@@ -89,10 +96,14 @@ class PollSet {
     bool cheap = false;
     bool passive = false;
     std::optional<std::size_t> at;  // in active_; nothing while it sleeps
-    Clock::time_point last_moved;
+    Clock::time_point last_moved;   // unless it is cheap
   };
 
  private:
+  // Quick rounds between two looks at the kernel's report of all descriptors. More rounds would
+  // delay sources that are not active; fewer would spend a system call on most rounds.
+  static constexpr int kRoundsPerKernelLook = 16 * kQuickRounds;
+
   struct Watched {
     int fd = -1;
     bool room = false;
@@ -112,7 +123,11 @@ class PollSet {
   bool poll_source(Polled& polled) noexcept STITCH_REQUIRES(role_);
   bool source_ready(Polled& polled, std::uint32_t events) noexcept STITCH_REQUIRES(role_);
   bool ask_kernel() STITCH_REQUIRES(role_);
-  void after_delivery() noexcept STITCH_REQUIRES(role_);
+  void after_delivery() noexcept STITCH_REQUIRES(role_) {
+    if (!after_delivery_.empty()) [[unlikely]]
+      poll_after_delivery_now();
+  }
+  void poll_after_delivery_now() noexcept STITCH_REQUIRES(role_);
 
   const base::Descriptor sockets_;  // epoll of all sources
   const base::Descriptor wake_;     // eventfd: the doorbell
@@ -124,7 +139,8 @@ class PollSet {
   std::vector<Polled*> active_ STITCH_GUARDED_BY(role_);  // those that are visited each round
   std::vector<SourceId> changes_taken_ STITCH_GUARDED_BY(role_);  // by refresh()
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
-  int rounds_since_kernel_ STITCH_GUARDED_BY(role_) = 0;  // was asked
+  bool slow_ STITCH_GUARDED_BY(role_) = false;            // the last round
+  int rounds_since_kernel_ STITCH_GUARDED_BY(role_) = 0;  // was asked; quick ones
   // The active sources need no wake-ups: a thread polls. Written by the holder of role_.
   std::atomic<bool> awake_{false};
 

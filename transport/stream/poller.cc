@@ -32,6 +32,8 @@ constexpr int kRoundsAfterHelp = 2;
 // Microseconds. How long a thread in help() waits for the holder of the role to release it: a few
 // rounds of polling, less than the sleep it would save costs.
 constexpr std::chrono::microseconds kTakeOverTimeout{20};
+// How often it looks until it yields between looks.
+constexpr int kTriesBeforeYield = 8;
 // Milliseconds. join() waits for a thread that is just leaving its deferred work, not for one that
 // is stuck in it: the caller has waited for that work already.
 constexpr std::chrono::milliseconds kDeferredWorkTimeout{50};
@@ -102,7 +104,7 @@ void Poller::join() {
   set_.ring_doorbell();
   {
     base::MutexLock lock(mutex_);
-    while (threads_ > working_) thread_changed_.wait(mutex_);
+    while (threads_ > working_.load()) thread_changed_.wait(mutex_);
     const auto give_up = Clock::now() + kDeferredWorkTimeout;
     while (threads_ > 0 && thread_changed_.wait_until(mutex_, give_up)) {
     }
@@ -139,9 +141,11 @@ void Poller::wake_a_thread() noexcept {
   set_.ring_doorbell();
 }
 
+// join() stores stopping_ before it reads working_: one of the two sees what the other has stored.
 void Poller::count_working(int change) {
+  working_.fetch_add(change);
+  if (!stopping_.load()) return;
   base::MutexLock lock(mutex_);
-  working_ += change;
   thread_changed_.notify_all();
 }
 
@@ -184,7 +188,7 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
     return done != nullptr && done->load(std::memory_order_acquire) ? SpinResult::done
                                                                     : SpinResult::idle;
   };
-  Clock::time_point last_moved = Clock::now();
+  Clock::time_point last_moved = last_look_ = Clock::now();
   Clock::time_point last_empty = last_moved;  // the last round that moved nothing, or busy yield
   int delays = 0;
   for (int round = 0;; ++round) {
@@ -193,32 +197,42 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
       return done != nullptr ? SpinResult::done : SpinResult::role_wanted;
     }
     if (set_.poll_once(false)) {
-      last_moved = Clock::now();
+      if (done != nullptr && done->load(std::memory_order_acquire)) return SpinResult::done;
+      // Mostly nothing follows at once what brings work, and the clock is not needed.
+      if (deferred_ && ++delays <= kMaxWorkDelays) continue;
+      hand_off_deferred();
+      last_moved = last_look_ = Clock::now();
       round = 0;
       // A helping thread keeps its deadline, however much there is to move.
       if (last_moved >= deadline) return result();
       if (policy_.busy_yield_due(last_empty, last_moved)) {
         sched_yield();
-        last_empty = Clock::now();
+        last_empty = last_look_ = Clock::now();
         policy_.yielded_while_busy(last_moved, last_empty);
       }
-      if (deferred_ && ++delays > kMaxWorkDelays) hand_off_deferred();
       continue;
     }
     if (deferred_) return SpinResult::work_deferred;
-    const auto now = last_empty = Clock::now();
-    if (now - last_moved >= limit || now >= deadline) return SpinResult::idle;
-    if (round < SpinPolicy::kRoundsBeforeYield) {
-      for (int i = 0; i < SpinPolicy::kPausesPerRound; ++i) relax();
-      continue;
+    const bool spinning = round < SpinPolicy::kRoundsBeforeYield;
+    if (spinning && !set_.last_was_slow()) {
+      relax();
+      if ((round + 1) % SpinPolicy::kQuickRounds != 0) continue;
     }
+    const auto now = last_empty = last_look_ = Clock::now();
+    if (now - last_moved >= limit || now >= deadline) return SpinResult::idle;
+    if (spinning && set_.last_was_slow()) {
+      for (int i = 0; i < SpinPolicy::kPausesPerSlowRound; ++i) relax();
+      round += SpinPolicy::kQuickRounds - 1;
+    }
+    if (spinning) continue;
+    if (!set_.last_was_slow()) set_.waited();
     sched_yield();
     const auto after = policy_.yielded(now, Clock::now(), this_thread.owner == this);
     if (after.migrate) migrate_to_other_cpu();
     if (!after.contended) continue;
     if (!set_.poll_once(true)) return result();
     if (deferred_) return SpinResult::work_deferred;
-    last_moved = Clock::now();
+    last_moved = last_look_ = Clock::now();
   }
 }
 
@@ -244,7 +258,8 @@ Poller::Handover Poller::poll_as_owner(WakeUps& since) {
   if (since.any) set_.ask_kernel_next();
   since = {};
   Handover handover = poll_until_idle();
-  policy_.went_idle(Clock::now());
+  // Some rounds ago, where work was deferred: that need not wait for another look.
+  policy_.went_idle(handover.work ? last_look_ : Clock::now());
   role_pinned_.store(false);
   return handover;
 }
@@ -320,7 +335,7 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
       return done.load(std::memory_order_acquire);
     }
     // The holder of the role may be waiting for this very CPU.
-    round < SpinPolicy::kRoundsBeforeYield ? relax() : static_cast<void>(sched_yield());
+    round < kTriesBeforeYield ? relax() : static_cast<void>(sched_yield());
   }
   bool finished = false;
   bool sources_asleep = false;

@@ -154,6 +154,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   PollSet set_;
   SpinPolicy policy_ STITCH_GUARDED_BY(set_.role());
   Work deferred_ STITCH_GUARDED_BY(set_.role());
+  Clock::time_point last_look_ STITCH_GUARDED_BY(set_.role());  // of spin() at the clock
 
   std::atomic<bool> stopping_{false};
   std::atomic<int> helpers_{0};           // threads in help() that hold the role or want it
@@ -164,8 +165,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
 
   base::Mutex mutex_;
   int threads_ STITCH_GUARDED_BY(mutex_) = 0;  // own ones that have not ended
-  int working_ STITCH_GUARDED_BY(mutex_) = 0;  // of those: inside deferred work
   base::CondVar thread_changed_;
+  std::atomic<int> working_{0};  // own threads inside deferred work
 };
 
 }  // namespace stitch::transport

@@ -23,6 +23,15 @@ void put_sizes(const Message& message, std::byte* at) noexcept {
     at += sizeof(size);
   }
 }
+
+[[nodiscard]] std::size_t bytes_of(const Message& message) noexcept {
+  std::size_t bytes = message.frame.size();
+  for (const Buffer& buffer : message.buffers) bytes += buffer.bytes;
+  return bytes;
+}
+[[nodiscard]] bool is_small(const Message& message, std::size_t bytes) noexcept {
+  return bytes <= kSmallMessageBytes && message.buffers.size() <= kSmallMessageBuffers;
+}
 }  // namespace
 
 // Pieces of memory to be written together.
@@ -49,16 +58,17 @@ class RecordWriter::Parts {
   std::size_t bytes_ = 0;
 };
 
-RecordWriter::Small::Small(QueuedSend&& what, std::size_t message_bytes) : queued(std::move(what)) {
-  const Message& message = queued.message;
+RecordWriter::SmallHead::SmallHead(const Message& message) {
   RecordHeader header;
   header.buffers = static_cast<std::uint32_t>(message.buffers.size());
   header.bytes = message.frame.size();
-  head_bytes = RecordHeader::kBytes + message.buffers.size() * 8;
-  total_bytes = head_bytes + message_bytes;
-  header.encode(head.data());
-  put_sizes(message, head.data() + RecordHeader::kBytes);
+  bytes = RecordHeader::kBytes + message.buffers.size() * 8;
+  header.encode(data.data());
+  put_sizes(message, data.data() + RecordHeader::kBytes);
 }
+
+RecordWriter::Small::Small(QueuedSend&& what, std::size_t message_bytes)
+    : head(what.message), queued(std::move(what)), total_bytes(head.bytes + message_bytes) {}
 
 RecordWriter::Bulk::Bulk(QueuedSend&& what, std::size_t message_bytes)
     : head(RecordHeader::kBytes + what.message.buffers.size() * 8),
@@ -74,36 +84,40 @@ RecordWriter::Bulk::Bulk(QueuedSend&& what, std::size_t message_bytes)
 }
 
 std::optional<RecordWriter::QueuedSend> RecordWriter::send(QueuedSend&& queued, Link* link) {
-  const Message& message = queued.message;
-  std::size_t bytes = message.frame.size();
-  for (const Buffer& buffer : message.buffers) bytes += buffer.bytes;
-  if (bytes > kSmallMessageBytes || message.buffers.size() > kSmallMessageBuffers) {
-    bulk_.emplace_back(std::move(queued), bytes);
+  if (link != nullptr) {
+    if (write(queued, *link)) return std::move(queued);
     return std::nullopt;
   }
-  bulk_since_small_ = 0;
-  if (link == nullptr || !empty()) {
+  const std::size_t bytes = bytes_of(queued.message);
+  if (is_small(queued.message, bytes)) {
+    bulk_since_small_ = 0;
     small_.emplace_back(std::move(queued), bytes);
-    return std::nullopt;
+  } else {
+    bulk_.emplace_back(std::move(queued), bytes);
   }
-  Small small(std::move(queued), bytes);
-  Parts parts;
-  add_small(small, 0, parts);
-  const std::size_t written = link->write(parts.span());
-  if (written == small.total_bytes) return std::move(small.queued);
-  try {
-    small_.push_back(std::move(small));
-  } catch (...) {
-    queued = std::move(small.queued);
-    throw;
-  }
-  small_written_ = written;
   return std::nullopt;
 }
 
-void RecordWriter::add_small(const Small& small, std::size_t skip, Parts& parts) const {
-  const Message& message = small.queued.message;
-  parts.add(small.head.data(), small.head_bytes, skip);
+bool RecordWriter::write(QueuedSend& queued, Link& link) {
+  const std::size_t bytes = bytes_of(queued.message);
+  if (!is_small(queued.message, bytes) || !empty()) {
+    static_cast<void>(send(std::move(queued), nullptr));
+    return false;
+  }
+  bulk_since_small_ = 0;
+  const SmallHead head(queued.message);
+  Parts parts;
+  add_small(head, queued.message, 0, parts);
+  const std::size_t written = link.write(parts.span());
+  if (written == head.bytes + bytes) return true;
+  small_.emplace_back(std::move(queued), bytes);
+  small_written_ = written;
+  return false;
+}
+
+void RecordWriter::add_small(const SmallHead& head, const Message& message, std::size_t skip,
+                             Parts& parts) {
+  parts.add(head.data.data(), head.bytes, skip);
   parts.add(message.frame.data(), message.frame.size(), skip);
   for (const Buffer& buffer : message.buffers) parts.add(buffer.data, buffer.bytes, skip);
 }
@@ -159,7 +173,7 @@ RecordWriter::Flushed RecordWriter::flush(Link& link, Finished& finished,
       for (const Small& each : small_) {
         if (!parts.room_for(2 + each.queued.message.buffers.size()) || parts.bytes() > kGatherBytes)
           break;
-        add_small(each, skip, parts);
+        add_small(each.head, each.queued.message, skip, parts);
         skip = 0;
         if (due) break;  // only the record under way
       }

@@ -32,6 +32,8 @@ class RecordWriter {
   // has room, and returns it; otherwise queues it or the rest of it. When there is no memory for
   // that, `queued` is unchanged. REQUIRES: its buffers are on the CPU.
   [[nodiscard]] std::optional<QueuedSend> send(QueuedSend&& queued, Link* link);
+  // The same where there is a link: true when the message is written, which then stays where it is.
+  [[nodiscard]] bool write(QueuedSend& queued, Link& link);
   struct Flushed {
     std::size_t bytes = 0;  // written
     bool full = false;      // the link had no room for more, or takes nothing although it has room
@@ -51,11 +53,16 @@ class RecordWriter {
   static constexpr std::size_t kSmallPerPiece = std::size_t{512} << 10;
 
  private:
+  // What is written before the message itself.
+  struct SmallHead {
+    explicit SmallHead(const Message& message);
+    std::array<std::byte, RecordHeader::kBytes + kSmallMessageBuffers * 8> data;
+    std::size_t bytes = 0;
+  };
   struct Small {
     Small(QueuedSend&& what, std::size_t message_bytes);
+    SmallHead head;
     QueuedSend queued;
-    std::array<std::byte, RecordHeader::kBytes + kSmallMessageBuffers * 8> head;
-    std::size_t head_bytes = 0;
     std::size_t total_bytes = 0;
   };
   struct Bulk {
@@ -66,7 +73,8 @@ class RecordWriter {
   };
   class Parts;
 
-  void add_small(const Small& small, std::size_t skip, Parts& parts) const;
+  static void add_small(const SmallHead& head, const Message& message, std::size_t skip,
+                        Parts& parts);
   void add_bulk(Link& link, Parts& parts);
   [[nodiscard]] static std::span<const std::byte> part_of(const Message& message,
                                                           std::size_t part) noexcept;

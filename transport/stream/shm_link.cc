@@ -41,6 +41,10 @@ constexpr std::size_t kMinBulkBytes = kMaxBulkBytesBesideSmall / 2;
 // A writer that waits for room is woken when at most so many bytes are left to read: then a large
 // transfer can continue, too.
 constexpr std::size_t kRoomAgainBytes = kMaxBulkBytesBesideSmall - kMinBulkBytes;
+// A reader that has taken less than this says so later, unless a writer waits: the writer looks at
+// that count before each message, and finds it in its cache while it does not change.
+constexpr std::size_t kTakenLateBytes = 4096;
+static_assert(kRoomAgainBytes >= 2 * kTakenLateBytes);
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
@@ -140,10 +144,15 @@ class ShmLink final : public Link {
       }
       if (left == 0) break;
     }
-    in_->taken.store(taken_, std::memory_order_seq_cst);
-    if (in_->writer_waits.load(std::memory_order_seq_cst) != 0 && readable() <= kRoomAgainBytes &&
-        in_->writer_waits.exchange(0) != 0) {
-      ring_doorbell();
+    // A writer that is to wait sees more than kRoomAgainBytes unread, so this side is yet to read
+    // more than kTakenLateBytes, and to publish that: then one of the two sees the other (Dekker).
+    if (taken_ - taken_published_ >= kTakenLateBytes || in_->writer_waits.load() != 0) {
+      in_->taken.store(taken_, std::memory_order_seq_cst);
+      taken_published_ = taken_;
+      if (in_->writer_waits.load(std::memory_order_seq_cst) != 0 && readable() <= kRoomAgainBytes &&
+          in_->writer_waits.exchange(0) != 0) {
+        ring_doorbell();
+      }
     }
     return there - left;
   }
@@ -202,6 +211,8 @@ class ShmLink final : public Link {
     if (gone_) return Error(ErrorCode::disconnected, "the peer closed the connection");
     return std::nullopt;
   }
+
+  bool quiet() override { return readable() == 0 && !gone_ && corrupt_.load() == nullptr; }
 
   void on_descriptor() override {
     std::array<char, 64> wake_ups;
@@ -277,6 +288,7 @@ class ShmLink final : public Link {
   std::byte* in_ring_ = nullptr;
   std::byte* out_ring_ = nullptr;
   std::uint64_t taken_ = 0;                    // our own copies: the shared ones are for the peer
+  std::uint64_t taken_published_ = 0;          // seen by every writer that is to wait later
   std::atomic<std::uint64_t> written_{0};      // by the thread that writes
   bool gone_ = false;                          // the thread that polls only
   bool held_ = false;                          // likewise

@@ -38,10 +38,12 @@ class SpinPolicy {
   static constexpr Microseconds kHelpInterval{60};
   // Helps that use kMinInterval after a contended yield, before kHelpInterval is tried again.
   static constexpr int kShortHelps = 16;
-  // Empty rounds before a busy-polling thread yields in each of them; and pause instructions
-  // between the rounds until then.
-  static constexpr int kRoundsBeforeYield = 8;
-  static constexpr int kPausesPerRound = 8;
+  // Empty rounds before a busy-polling thread yields in each of them. One that makes system calls
+  // counts as kQuickRounds that make none. What arrives is seen the sooner the shorter a round is:
+  // between quick ones there is one pause instruction, and each fourth looks at the clock.
+  static constexpr int kQuickRounds = 4;
+  static constexpr int kRoundsBeforeYield = 8 * kQuickRounds;
+  static constexpr int kPausesPerSlowRound = 8;
   // A yield longer than this ran another thread for most of a time slice: CPUs are wanted.
   static constexpr Microseconds kContendedYield{200};
   // A yield longer than this ran another thread at all; one that ran none takes less than 1 us.

@@ -128,6 +128,7 @@ Error StreamConnection::sending_failed(const std::exception_ptr& problem) {
 bool StreamConnection::poll() {
   bool moved = false;
   try {
+    if (nothing_to_do()) return false;
     moved = sender_.pending() && sender_.flush();
     if (link_to_read_ == nullptr) return moved;
     // read_again() is called after paused_ or admitted_ has changed: a thread that takes the mark
@@ -153,6 +154,13 @@ bool StreamConnection::poll() {
     end(problem);
   }
   return moved;
+}
+
+// Most rounds of polling find a connection like this.
+bool StreamConnection::nothing_to_do() {
+  return cheap_ && link_to_read_ != nullptr && !pending() &&
+         !paused_.load(std::memory_order_relaxed) && !unwatched_.load(std::memory_order_relaxed) &&
+         !reader_.waiting() && link_to_read_->quiet();
 }
 
 bool StreamConnection::ready(std::uint32_t events) {

@@ -85,6 +85,7 @@ class StreamConnection final : public HandshakingConnection,
   std::shared_ptr<PollSource> poll_source() override { return self(); }
   Error sending_failed(const std::exception_ptr& problem) override;
 
+  [[nodiscard]] bool nothing_to_do();
   [[nodiscard]] bool admit(std::size_t bytes);
   void insist_later(std::uint64_t wait);
   void read_again() noexcept;

@@ -119,8 +119,8 @@ void StreamSender::write_locked(QueuedSend& queued, Effects& effects) {
     if (state_ == State::waiting) return;
     effects.poll_soon =
         first && !(poller_.on_this_thread() && poller_.poll_after_delivery(owner_.poll_source()));
-  } else if (auto finished = writer_.send(std::move(queued), link_.get())) {
-    effects.finished.push_back(std::move(*finished));
+  } else if (writer_.write(queued, *link_)) {
+    effects.written = &queued;
     if (sealed_ && link_->holds_output()) flush_locked(effects);
   } else {
     flush_locked(effects);
@@ -130,6 +130,11 @@ void StreamSender::write_locked(QueuedSend& queued, Effects& effects) {
 void StreamSender::apply(Effects& effects) {
   // A source that is visited in each round needs no request when this thread does the rounds.
   if (effects.poll_soon && !(cheap_ && poller_.on_this_thread())) poller_.poll_soon(source_id_);
+  if (QueuedSend* const written = std::exchange(effects.written, nullptr)) {
+    written->message = {};
+    if (written->done) written->done(std::nullopt);
+    written->done = nullptr;
+  }
   for (QueuedSend& each : effects.finished) {
     each.message = {};
     if (each.done) each.done(effects.error);

@@ -78,8 +78,9 @@ class StreamSender {
     std::optional<Error> error;  // for `finished`: nothing when they have been sent
     bool poll_soon = false;
     bool moved = false;
-    std::exception_ptr problem;  // which ends the connection
-    std::unique_ptr<Link> link;  // end(): to be destroyed
+    QueuedSend* written = nullptr;  // sent like `finished`; where the sender has it
+    std::exception_ptr problem;     // which ends the connection
+    std::unique_ptr<Link> link;     // end(): to be destroyed
   };
   // Ends sending. False when it has ended before. The caller passes `effects` to complete() then.
   [[nodiscard]] bool end(const Error& why, Effects& effects) STITCH_EXCLUDES(write_mutex_);
