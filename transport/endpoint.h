@@ -23,9 +23,11 @@ namespace stitch::transport {
 
 class Connection;
 
-// Called once: without an error when a message has been passed on completely (its buffers may be
-// changed again), with the error when it never will be. Runs on a thread of the endpoint, on one
-// inside help(), or inside send(): the caller of send() holds no lock that it takes.
+// Called once: without an error when a message has been passed on completely, with the error when
+// it never will be. The connection of an endpoint does not read its buffers any more then; a
+// session of rpc, which sends them again over the next connection, does until the peer has
+// acknowledged the message. Runs on a thread of the endpoint, on one inside help(), or inside
+// send(): the caller of send() holds no lock that it takes.
 using SendDone = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
 // The callbacks of a connection's owner. Those of one connection run one at a time, on a thread of

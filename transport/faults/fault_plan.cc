@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cmath>
 #include <utility>
 
 #include "stitch/base/error.h"
 #include "stitch/base/name_list.h"
+#include "stitch/base/parse_duration.h"
 
 namespace stitch::transport {
 
@@ -38,20 +38,13 @@ std::optional<std::uint64_t> number_of(std::string_view text) {
 }
 
 std::optional<Duration> duration_of(std::string_view text) {
-  static constexpr std::array<std::pair<std::string_view, double>, 5> kUnits{
-      {{"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"m", 6e10}, {"h", 3.6e12}}};
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || !std::isfinite(number) || number < 0) return std::nullopt;
-  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  for (const auto& [name, nanoseconds] : kUnits) {
-    if (unit == name && number * nanoseconds < 1e18)
-      return Duration(static_cast<std::int64_t>(number * nanoseconds));
-  }
-  return std::nullopt;
+  constexpr std::chrono::nanoseconds kMax{std::int64_t{1'000'000'000'000'000'000}};
+  const bool has_unit = !text.empty() && text.back() >= 'a' && text.back() <= 'z';
+  const auto duration = has_unit ? base::parse_duration(text) : std::nullopt;
+  if (!duration || *duration >= kMax) return std::nullopt;
+  return *duration;
 }
 
-// "50ms" or "10ms-50ms".
 std::optional<std::pair<Duration, Duration>> range_of(std::string_view text) {
   const auto dash = text.find('-');
   const auto from = duration_of(text.substr(0, dash));

@@ -13,6 +13,8 @@ namespace stitch::transport {
 
 namespace {
 
+constexpr std::chrono::milliseconds kLongestPause{8};
+
 // A record is {u8 operation, u32 length of the key, key, value}.
 enum class Operation : char { set = 1, erase = 2 };
 
@@ -121,12 +123,14 @@ class FileStore final : public Store {
     }
   }
 
-  Error damaged() const {
-    return Error(ErrorCode::protocol, name_ + " is damaged: a record makes no sense");
+  // The name of log_, which has it while its constructor replays the file; name_ is made later.
+  Error damaged() const STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    return Error(ErrorCode::protocol, log_.describe() + " is damaged: a record makes no sense");
   }
 
   // Changes by threads of this process are signalled; for those by other processes the file is
-  // polled at growing intervals.
+  // polled at growing intervals. The last worker to arrive keeps the others of its world waiting,
+  // several times in a row, for up to the longest; a look at the file is two system calls.
   void wait_for(const std::vector<std::string>& keys, Timeout timeout) STITCH_REQUIRES(mutex_) {
     using std::chrono::milliseconds;
     const auto deadline = base::deadline_after(timeout);
@@ -138,7 +142,7 @@ class FileStore final : public Store {
       const auto now = std::chrono::steady_clock::now();
       if (now >= deadline) throw in_store(not_set_error(missing, timeout), name_);
       changed_.wait_until(mutex_, std::min(deadline, now + pause));
-      pause = std::min(2 * pause, milliseconds(50));
+      pause = std::min(2 * pause, kLongestPause);
     }
   }
 

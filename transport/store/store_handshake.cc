@@ -186,9 +186,9 @@ std::span<const std::byte> decode_answer(std::span<const std::byte> answer, std:
 }
 
 std::string printable(std::string text) {
+  // ASCII only: bytes from 0x80 on may be control characters, too.
   std::replace_if(
-      text.begin(), text.end(),
-      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return text;
 }
 
