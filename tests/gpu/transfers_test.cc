@@ -160,6 +160,45 @@ TEST(Transfers, NothingIsReadBeforeItsEventHasHappened) {
   world.expect_bytes(*late);
 }
 
+TEST(Transfers, NoPathWaitsForADeviceOrAStream) {
+  TransfersWorld world({.workers = 3, .processes = {0, 0, 1}});
+  std::vector<std::shared_ptr<TestTransfer>> transfers;
+  const auto again = [&](std::size_t to, int to_device, Path path) {
+    world.await_path(0, 0, to, to_device, path);
+    const char* const waits[] = {"device_synchronize", "stream_synchronize", "event_synchronize"};
+    std::size_t before[3];
+    for (int i = 0; i < 3; ++i) before[i] = world.gpu.calls(waits[i]);
+    const auto taken = world.count(0, to, path, true).messages;
+    for (int i = 0; i < 5; ++i) transfers.push_back(world.start(0, 0, to, to_device, 70000, 'a'));
+    for (const auto& transfer : transfers) world.wait(*transfer);
+    EXPECT_EQ(world.count(0, to, path, true).messages, taken + 5);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(world.gpu.calls(waits[i]), before[i]) << waits[i];
+  };
+  again(2, 1, Path::nccl);
+  again(2, 0, Path::ipc);
+  again(1, 0, Path::local);
+  again(1, 1, Path::peer);
+}
+
+TEST(Transfers, AreUnderWayAtTheirSourceUntilTheirDestinationHasDealtWithThem) {
+  for (const Path path : {Path::staging, Path::local, Path::nccl, Path::ipc}) {
+    TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
+                          .adjust = path == Path::staging ? without_nccl : nullptr});
+    const int to_device = path == Path::local || path == Path::ipc ? 0 : 1;
+    world.await_path(0, 0, 1, to_device, path);
+    world.keep_acknowledgments = true;
+    const auto transfer = world.start(0, 0, 1, to_device, 5000, 'a');
+    ASSERT_TRUE(stitch::testing::eventually([&] { return transfer->received == 1; }));
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(transfer->sent, 0) << to_string(path);
+    EXPECT_EQ(world.transfers[0]->under_way(), 1U);
+    EXPECT_EQ(world.transfers[1]->under_way(), 0U);
+    world.acknowledgments.clear();
+    world.wait(*transfer);
+    world.expect_bytes(*transfer);
+  }
+}
+
 TEST(Transfers, ARefusedTransferTellsItsSource) {
   TransfersWorld world({});
   const auto refused = world.start(0, 0, 1, 1, 5000, 'a', 0, false);
@@ -307,6 +346,25 @@ TEST(Transfers, FramesThatNoCorrectPeerSendsAreRefused) {
   // Data that was not asked for has no place: its transfer is not under way.
   EXPECT_TRUE(refused(encode(DataFrame{7000, 0, empty.span()})));
   world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+}
+
+TEST(Transfers, BytesOfferedWithinAProcessAreTakenOnlyWithTheirKey) {
+  TransfersWorld world({});
+  Lanes& lanes = *world.lanes(0);
+  const int owner = 7;
+  const auto offer = [&](std::uint64_t key) {
+    lanes.offer(1, 2, {0, &owner, sizeof(owner), nullptr, key});
+  };
+  offer(55);
+  EXPECT_FALSE(lanes.take(1, 2, 0)) << "what a peer can guess";
+  EXPECT_FALSE(lanes.take(1, 3, 55));
+  const auto taken = lanes.take(1, 2, 55);
+  ASSERT_TRUE(taken) << "it is still offered";
+  EXPECT_EQ(taken->data, &owner);
+  EXPECT_FALSE(lanes.take(1, 2, 55)) << "once";
+  offer(56);
+  lanes.withdraw(1, 2);
+  EXPECT_FALSE(lanes.take(1, 2, 56));
 }
 
 TEST(Transfers, RandomBytesAreRefusedOrIgnored) {

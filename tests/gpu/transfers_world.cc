@@ -226,7 +226,11 @@ void TransfersWorld::receive(std::size_t worker, std::size_t from, TransferId id
         transfer->memory_owner = owner;
         return {memory, owner};
       },
-      [this, transfer](std::optional<Error> error) {
+      [this, transfer](std::optional<Error> error, std::shared_ptr<void> acknowledgment) {
+        if (keep_acknowledgments) {
+          const std::lock_guard lock(mutex_);
+          acknowledgments.push_back(std::move(acknowledgment));
+        }
         transfer->receive_error = std::move(error);
         if (transfer->receive_error) transfer->memory_owner.reset();
         ++transfer->received;

@@ -112,10 +112,15 @@ class TransfersWorld {
   void shut_down(std::size_t worker, std::chrono::milliseconds limit);
 
   [[nodiscard]] int process(std::size_t worker) const { return processes_.at(worker); }
+  [[nodiscard]] const std::shared_ptr<Lanes>& lanes(std::size_t worker) const {
+    return lanes_.at(process(worker));
+  }
   [[nodiscard]] const CudaApi& cuda(std::size_t worker) const { return gpu.cuda(process(worker)); }
 
   FakeGpu gpu;
-  std::atomic<int> failing_allocations{0};  // so many allocations of receivers give no memory
+  std::atomic<int> failing_allocations{0};        // so many allocations of receivers give no memory
+  std::atomic<bool> keep_acknowledgments{false};  // of what arrives, here:
+  std::vector<std::shared_ptr<void>> acknowledgments;
   std::vector<std::unique_ptr<DeviceTransfers>> transfers;
   std::unique_ptr<TestNetwork> network;
   std::string protocol_error;  // of any worker; guarded by mutex_

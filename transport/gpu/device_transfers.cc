@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "stitch/base/deadline.h"
 #include "stitch/base/random.h"
 #include "stitch/transport/gpu/device_transfers_impl.h"
 
@@ -38,7 +37,7 @@ void DeviceTransfers::send_as(TransferId id, PeerId to, int to_device, DeviceSpa
   impl_->send(id, to, to_device, source, ready, std::move(keep_alive), std::move(done));
 }
 void DeviceTransfers::receive(PeerId from, TransferId id, int device, std::size_t bytes,
-                              Allocate allocate, Done arrived, Adopt adopt) {
+                              Allocate allocate, Arrived arrived, Adopt adopt) {
   impl_->receive(from, id, device, bytes, std::move(allocate), std::move(arrived),
                  std::move(adopt));
 }
@@ -55,6 +54,7 @@ void DeviceTransfers::shutdown(std::chrono::steady_clock::time_point deadline) {
   impl_->shutdown(deadline);
 }
 DeviceTransfers::Counters DeviceTransfers::counters() const { return impl_->counters(); }
+std::size_t DeviceTransfers::under_way() const { return impl_->under_way(); }
 
 // What still runs on a lane keeps this alive, and may be the last to: so it does not own the lanes.
 DeviceTransfers::Impl::Impl(Options options)
@@ -152,13 +152,14 @@ void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, Device
 }
 
 DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::ask_for(PeerId from, TransferId id) {
+  auto fresh = std::make_shared<Incoming>();  // first: no entry is ever null
   IncomingPtr& entry = incoming_[{from, id}];
   if (entry != nullptr && (entry->wanted || entry->refused)) {
     throw Error(ErrorCode::protocol,
                 "transfer " + std::to_string(id) + " is received a second time");
   }
   if (entry == nullptr) {
-    entry = std::make_shared<Incoming>();
+    entry = std::move(fresh);
     entry->from = from;
     entry->id = id;
   } else {
@@ -168,7 +169,7 @@ DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::ask_for(PeerId from, T
 }
 
 void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std::size_t bytes,
-                                    Allocate allocate, Done arrived, Adopt adopt) {
+                                    Allocate allocate, Arrived arrived, Adopt adopt) {
   Lane& lane = lanes_.lane(device);
   IncomingPtr transfer;
   std::optional<Error> refused;
@@ -240,12 +241,13 @@ void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
     done = std::move(transfer->done);
     ++calls_;
   }
-  (void)lanes_.take(uid_, transfer->id);
+  lanes_.withdraw(uid_, transfer->id);
   call_on(*transfer->lane, std::move(done), std::move(error));
 }
 
-void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error) {
-  Done arrived;
+void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error,
+                                std::shared_ptr<void> acknowledgment) {
+  Arrived arrived;
   Allocate allocate;
   Adopt adopt;
   Lane* const lane = transfer->lane;
@@ -269,7 +271,13 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
   }
   if (lane != nullptr) {
     lane->post([unused = std::move(allocate), too = std::move(adopt)] {});
-    call_on(*lane, std::move(arrived), std::move(error));
+    call_on(
+        *lane,
+        [arrived = std::move(arrived),
+         kept = std::move(acknowledgment)](std::optional<Error> why) mutable {
+          if (arrived) arrived(std::move(why), std::move(kept));
+        },
+        std::move(error));
   } else {
     end_call();
   }
@@ -297,8 +305,20 @@ void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Er
     const base::MutexLock lock(mutex_);
     tell = !transfer->ended && transfer->rts && !peers_[transfer->from].lost;
   }
-  end(transfer, std::move(error));
-  if (tell) send_frame(transfer->from, encode(frame));
+  if (error) {
+    end(transfer, std::move(error));
+    if (tell) send_frame(transfer->from, encode(frame));
+    return;
+  }
+  std::shared_ptr<void> acknowledgment;
+  if (tell) {
+    acknowledgment = std::shared_ptr<void>(
+        nullptr, [self = shared_from_this(), from = transfer->from, frame](void*) {
+          const CallOut call(*self);
+          if (call) self->send_frame(from, encode(frame));
+        });
+  }
+  end(transfer, std::nullopt, std::move(acknowledgment));
 }
 
 void DeviceTransfers::Impl::cancel(const OutgoingPtr& transfer, const Error& error) {
@@ -314,70 +334,6 @@ void DeviceTransfers::Impl::cancel(const OutgoingPtr& transfer, const Error& err
         encode(CancelFrame{transfer->id, static_cast<std::uint8_t>(error.code()), error.what()}));
 }
 
-void DeviceTransfers::Impl::on_peer_lost(PeerId peer, const Error& why) {
-  std::vector<PairPtr> pairs;
-  std::vector<OutgoingPtr> outgoing;
-  std::vector<IncomingPtr> incoming;
-  {
-    const base::MutexLock lock(mutex_);
-    Peer& state = peers_[peer];
-    if (state.lost) return;
-    state.lost = why;
-    for (const auto& [key, slot] : slots_) {
-      if (std::get<0>(key) == peer && slot.pair != nullptr) pairs.push_back(slot.pair);
-    }
-    for (const auto& [id, transfer] : outgoing_) {
-      if (transfer->to == peer) outgoing.push_back(transfer);
-    }
-    for (const auto& [key, transfer] : incoming_) {
-      if (key.first == peer) incoming.push_back(transfer);
-    }
-  }
-  for (const PairPtr& pair : pairs) break_pair(pair, why, false);
-  for (const OutgoingPtr& transfer : outgoing) end(transfer, why);
-  for (const IncomingPtr& transfer : incoming) end(transfer, why);
-  close_ipc(peer, false);
-  const base::MutexLock lock(mutex_);
-  for (auto at = slots_.begin(); at != slots_.end();) {
-    at = std::get<0>(at->first) == peer ? slots_.erase(at) : std::next(at);
-  }
-}
-
-void DeviceTransfers::Impl::shutdown(std::chrono::steady_clock::time_point deadline) {
-  const Error why(ErrorCode::shutting_down, "device transfers of this worker are closed");
-  std::vector<PairPtr> pairs;
-  std::vector<OutgoingPtr> outgoing;
-  std::vector<IncomingPtr> incoming;
-  {
-    const base::MutexLock lock(mutex_);
-    if (std::exchange(closing_, true)) return;
-    const auto busy = [this]() STITCH_REQUIRES(mutex_) {
-      if (!outgoing_.empty()) return true;
-      for (const auto& [key, transfer] : incoming_) {
-        if (transfer->wanted) return true;
-      }
-      return false;
-    };
-    while (busy() && changed_.wait_until(mutex_, deadline)) {
-    }
-    for (const auto& [key, slot] : slots_) {
-      if (slot.pair != nullptr) pairs.push_back(slot.pair);
-    }
-    for (const auto& [id, transfer] : outgoing_) outgoing.push_back(transfer);
-    for (const auto& [key, transfer] : incoming_) incoming.push_back(transfer);
-  }
-  for (const PairPtr& pair : pairs) break_pair(pair, why, true);
-  for (const OutgoingPtr& transfer : outgoing) cancel(transfer, why);
-  for (const IncomingPtr& transfer : incoming) finish(transfer, why);
-  close_ipc(std::nullopt, true);
-  const base::MutexLock lock(mutex_);
-  closed_ = true;
-  // Only a device that hangs keeps its lane from calling.
-  const auto limit = std::max(deadline, base::deadline_after(options_.abort_timeout));
-  while (calls_ > 0 && changed_.wait_until(mutex_, limit)) {
-  }
-}
-
 DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
   const base::MutexLock lock(mutex_);
   Counters counters;
@@ -387,6 +343,13 @@ DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
   counters.outgoing = outgoing_.size();
   counters.incoming = incoming_.size();
   return counters;
+}
+
+std::size_t DeviceTransfers::Impl::under_way() const {
+  const base::MutexLock lock(mutex_);
+  return outgoing_.size() +
+         static_cast<std::size_t>(std::count_if(incoming_.begin(), incoming_.end(),
+                                                [](const auto& at) { return at.second->wanted; }));
 }
 
 }  // namespace stitch::transport::gpu

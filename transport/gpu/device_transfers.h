@@ -49,8 +49,13 @@ struct DeviceMemory {
 // block, and must not call CUDA functions that wait: a lane serves all transfers of its device.
 class DeviceTransfers {
  public:
-  // No error: the destination has the bytes (send), the bytes are in the memory (receive).
+  // No error: the destination has the bytes, and has dealt with them.
   using Done = base::UniqueFunction<void(std::optional<Error>)>;
+  // No error: the bytes are in the memory. Their source hears of it, and its transfer ends, when
+  // the last owner of `acknowledgment` is gone: once what the bytes were for has been done, so that
+  // a worker whose transfers have ended may leave. Null with an error.
+  using Arrived =
+      base::UniqueFunction<void(std::optional<Error>, std::shared_ptr<void> acknowledgment)>;
   // Returns memory for `bytes` on `device`, to be written on `stream`; or no data when there is
   // none, or throws: then that transfer fails and the others go on. Runs on the lane with `device`
   // current, not before the transfer's turn. May be destroyed uncalled.
@@ -62,8 +67,8 @@ class DeviceTransfers {
   using Adopt = base::UniqueFunction<bool(const std::shared_ptr<const void>& keep_alive)>;
   // Sends a frame of at most kMaxFrameBytes to a peer. Frames may overtake one another; each
   // arrives once, or the peer is reported by on_peer_lost(). Called from any thread and under no
-  // lock; must not block, must not call back, and errors are for it to report as the loss of the
-  // peer.
+  // lock; must not block, and calls back nothing but on_peer_lost(): errors are for it to report as
+  // the loss of the peer.
   using SendFrame = std::function<void(PeerId to, base::Bytes frame)>;
 
   static constexpr std::size_t kMaxFrameBytes = (std::size_t{2} << 20) + 256;
@@ -114,7 +119,7 @@ class DeviceTransfers {
   // Error(invalid_argument) for a device that is not there, Error(protocol) if `id` is being
   // received already.
   void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
-               Done arrived, Adopt adopt = nullptr);
+               Arrived arrived, Adopt adopt = nullptr);
   // In place of receive(): the transfer is not wanted. Its source's `done` gets `why`.
   void refuse(PeerId from, TransferId id, const Error& why);
 
@@ -143,6 +148,8 @@ class DeviceTransfers {
     std::size_t incoming = 0;
   };
   [[nodiscard]] Counters counters() const;
+  // Transfers of send(), and those of receive() that have not ended.
+  [[nodiscard]] std::size_t under_way() const;
 
  private:
   class Impl;

@@ -104,7 +104,7 @@ struct Incoming {
   std::size_t bytes = 0;
   DeviceTransfers::Allocate allocate;
   DeviceTransfers::Adopt adopt;
-  DeviceTransfers::Done arrived;
+  DeviceTransfers::Arrived arrived;
   std::optional<RtsFrame> rts;
   bool retried = false;
   bool ended = false;
@@ -130,11 +130,13 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void send(TransferId id, PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
             std::shared_ptr<const void> keep_alive, Done done);
   void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
-               Done arrived, Adopt adopt);
+               Arrived arrived, Adopt adopt);
   void refuse(PeerId from, TransferId id, const Error& why);
+  [[nodiscard]] Counters counters() const;
+  [[nodiscard]] std::size_t under_way() const;
+  // --- transfers_ending.cc ---
   void on_peer_lost(PeerId peer, const Error& why);
   void shutdown(std::chrono::steady_clock::time_point deadline);
-  [[nodiscard]] Counters counters() const;
   // --- transfer_events.cc ---
   void on_frame(PeerId from, std::span<const std::byte> frame);
 
@@ -179,9 +181,11 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // --- device_transfers.cc ---
   void send_frame(PeerId to, base::Bytes frame);
   void end(const OutgoingPtr& transfer, std::optional<Error> error);
-  void end(const IncomingPtr& transfer, std::optional<Error> error);
+  void end(const IncomingPtr& transfer, std::optional<Error> error,
+           std::shared_ptr<void> acknowledgment = nullptr);
   void call_on(Lane& lane, Done done, std::optional<Error> error);  // then end_call()
-  // The destination's end: tells the source, then ends the transfer.
+  // The destination's end: ends the transfer and tells the source, without an error once the
+  // acknowledgment has no owner any more.
   void finish(const IncomingPtr& transfer, std::optional<Error> error);
   // The source's end of a transfer whose bytes will not come.
   void cancel(const OutgoingPtr& transfer, const Error& error);
@@ -219,7 +223,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
                    std::size_t bytes);
 
   // --- local_path.cc ---
-  void start_local(const IncomingPtr& transfer);
+  // `key`: of the offer, as RTS says it.
+  void start_local(const IncomingPtr& transfer, std::uint64_t key);
   // Lane. Whether the destination has taken the memory itself.
   [[nodiscard]] bool adopt(const IncomingPtr& transfer, const Lanes::LocalSource& source);
   void test_peer_copies(int source, int destination);
@@ -266,6 +271,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void start_nccl(const IncomingPtr& transfer, const RtsFrame& rts);
   void accept_test(PeerId from, const RtsFrame& rts);
   void on_cts(PeerId from, const CtsFrame& frame);
+  void on_decline(PeerId from, const DeclineFrame& frame);
   // Breaks the pairs whose CTS are late and whose launches stall, on the connector: a lane may be
   // blocked until that happens.
   void start_ticking();

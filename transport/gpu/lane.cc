@@ -61,17 +61,20 @@ std::vector<std::uint64_t> Lane::drop_pair(TransferOrder::Pair pair) {
   }
   order_changed_ = true;
   changed_.notify_one();
+  idle_.notify_all();
   return order_.drop_pair(pair);
 }
 
 std::optional<std::uint64_t> Lane::announce(TransferOrder::Pair pair, std::uint64_t number) {
   const base::MutexLock lock(mutex_);
+  if (holders_ > 0) return std::nullopt;
   return order_.announce(pair, number, Clock::now());
 }
 
 std::optional<std::uint64_t> Lane::accept(TransferOrder::Pair pair, std::uint64_t number,
                                           std::uint64_t clock) {
   const base::MutexLock lock(mutex_);
+  if (holders_ > 0) return std::nullopt;
   order_changed_ = true;
   changed_.notify_one();
   return order_.accept(pair, number, clock);
@@ -84,10 +87,19 @@ bool Lane::agree(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t c
   return order_.agree(pair, number, clock);
 }
 
+bool Lane::withdraw(TransferOrder::Pair pair, std::uint64_t number) {
+  const base::MutexLock lock(mutex_);
+  order_changed_ = true;
+  changed_.notify_one();
+  idle_.notify_all();
+  return order_.withdraw(pair, number);
+}
+
 void Lane::finish(TransferOrder::Pair pair) {
   const base::MutexLock lock(mutex_);
   order_changed_ = true;
   changed_.notify_one();
+  idle_.notify_all();
   order_.finish(pair);
 }
 
@@ -104,6 +116,29 @@ std::size_t Lane::pending() const {
 std::size_t Lane::launched() const {
   const base::MutexLock lock(mutex_);
   return order_.launched();
+}
+
+bool Lane::hold(Clock::time_point deadline) {
+  const base::MutexLock lock(mutex_);
+  ++holders_;
+  const auto busy = [this]() STITCH_REQUIRES(mutex_) {
+    return order_.pending() > 0 || order_.launched() > 0;
+  };
+  while (busy() && idle_.wait_until(mutex_, deadline)) {
+  }
+  if (!busy()) return true;
+  --holders_;
+  return false;
+}
+
+void Lane::release() {
+  const base::MutexLock lock(mutex_);
+  --holders_;
+}
+
+bool Lane::held() const {
+  const base::MutexLock lock(mutex_);
+  return holders_ > 0;
 }
 
 void Lane::watch(Watch watch) { watches_.push_back(std::move(watch)); }

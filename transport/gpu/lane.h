@@ -54,11 +54,19 @@ class Lane {
   [[nodiscard]] std::optional<std::uint64_t> accept(TransferOrder::Pair pair, std::uint64_t number,
                                                     std::uint64_t clock);
   bool agree(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock);
+  bool withdraw(TransferOrder::Pair pair, std::uint64_t number);
   void finish(TransferOrder::Pair pair);
   [[nodiscard]] std::vector<TransferOrder::Pair> overdue(std::chrono::nanoseconds age) const;
   // Transfers in the order that are not launched, and those launched and not finished.
   [[nodiscard]] std::size_t pending() const;
   [[nodiscard]] std::size_t launched() const;
+
+  // Keeps transfers from running NCCL on the device: announce() and accept() return nothing until
+  // release(). Waits until nothing is in the order and nothing launched is unfinished; false, and
+  // not held, when that has not come by `deadline`. Counted. Must not be called by callbacks.
+  [[nodiscard]] bool hold(std::chrono::steady_clock::time_point deadline);
+  void release();
+  [[nodiscard]] bool held() const;
 
   // --- from tasks and watches ---
   void watch(Watch watch);
@@ -101,6 +109,8 @@ class Lane {
   std::map<TransferOrder::Pair, Launcher> launchers_ STITCH_GUARDED_BY(mutex_);
   bool order_changed_ STITCH_GUARDED_BY(mutex_) = false;
   bool stopping_ STITCH_GUARDED_BY(mutex_) = false;
+  int holders_ STITCH_GUARDED_BY(mutex_) = 0;
+  base::CondVar idle_;  // what holders wait for may have come
 
   // Of the lane's thread.
   cuda::Stream streams_[4] = {};

@@ -7,6 +7,7 @@
 #include "stitch/base/deadline.h"
 #include "stitch/base/error.h"
 #include "stitch/base/signals.h"
+#include "stitch/transport/gpu/gpu_libraries.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -37,6 +38,21 @@ Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl) : cuda_(cuda), nccl_(nccl
   if (nccl_ != nullptr && nccl_->get_version(&nccl_version_) != nccl::kSuccess) nccl_version_ = 0;
 }
 
+std::shared_ptr<Lanes> Lanes::of_process() {
+  static base::Mutex mutex;
+  static std::weak_ptr<Lanes> lanes;
+  const base::MutexLock lock(mutex);
+  auto shared = lanes.lock();
+  if (shared == nullptr) {
+    const GpuLibraries& libraries = GpuLibraries::of_process();
+    if (libraries.cuda() == nullptr)
+      throw Error(ErrorCode::invalid_argument, "CUDA cannot be used: " + libraries.why_no_cuda());
+    shared = std::make_shared<Lanes>(*libraries.cuda(), libraries.nccl());
+    lanes = shared;
+  }
+  return shared;
+}
+
 Lanes::~Lanes() {
   connector_.join();
   const auto deadline = base::deadline_after(kAbortsTimeout);
@@ -56,6 +72,12 @@ Lane& Lanes::lane(int device) {
   auto& lane = lanes_[static_cast<std::size_t>(device)];
   if (lane == nullptr) lane = std::make_unique<Lane>(cuda_, device);
   return *lane;
+}
+
+bool Lanes::held(int device) const {
+  const base::MutexLock lock(mutex_);
+  const auto& lane = lanes_.at(static_cast<std::size_t>(device));
+  return lane != nullptr && lane->held();
 }
 
 void Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done) {
@@ -98,11 +120,23 @@ void Lanes::offer(std::uint64_t uid, std::uint64_t id, LocalSource source) {
   offers_.insert_or_assign({uid, id}, std::move(source));
 }
 
-std::optional<Lanes::LocalSource> Lanes::take(std::uint64_t uid, std::uint64_t id) {
+std::optional<Lanes::LocalSource> Lanes::take(std::uint64_t uid, std::uint64_t id,
+                                              std::uint64_t key) {
   const base::MutexLock lock(mutex_);
-  auto node = offers_.extract({uid, id});
-  if (node.empty()) return std::nullopt;
-  return std::move(node.mapped());
+  const auto at = offers_.find({uid, id});
+  if (at == offers_.end() || at->second.key != key) return std::nullopt;
+  LocalSource source = std::move(at->second);
+  offers_.erase(at);
+  return source;
+}
+
+void Lanes::withdraw(std::uint64_t uid, std::uint64_t id) {
+  LocalSource unused;  // its owner ends without the lock
+  const base::MutexLock lock(mutex_);
+  const auto at = offers_.find({uid, id});
+  if (at == offers_.end()) return;
+  unused = std::move(at->second);
+  offers_.erase(at);
 }
 
 PathState Lanes::peer_state(int source, int destination) const {

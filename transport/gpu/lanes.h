@@ -29,6 +29,9 @@ class Lanes {
   // The tables must outlive it. `nccl` may be null. Throws Error(invalid_argument) when CUDA says
   // that it cannot be used.
   Lanes(const CudaApi& cuda, const NcclApi* nccl);
+  // Those of this process, over its libraries, while anything refers to them. Throws
+  // Error(invalid_argument) where CUDA is not there or cannot be used.
+  [[nodiscard]] static std::shared_ptr<Lanes> of_process();
   // Waits a bounded time for aborts of communicators.
   ~Lanes();
   Lanes(const Lanes&) = delete;
@@ -41,6 +44,8 @@ class Lanes {
   [[nodiscard]] const NcclApi& nccl() const noexcept { return *nccl_; }
   // Throws Error(invalid_argument) for a device that is not there.
   [[nodiscard]] Lane& lane(int device);
+  // Whether other users of NCCL hold it (Lane::hold). For a device that is there.
+  [[nodiscard]] bool held(int device) const;
   // Where communicators are opened, and what can wait.
   [[nodiscard]] base::TaskThread& connector() noexcept { return connector_; }
   [[nodiscard]] std::uint64_t new_pair() noexcept { return ++last_pair_; }
@@ -59,9 +64,13 @@ class Lanes {
     const void* data = nullptr;
     std::size_t bytes = 0;
     std::shared_ptr<const void> owner;
+    std::uint64_t key = 0;  // random; only the transfer's destination is told
   };
   void offer(std::uint64_t uid, std::uint64_t id, LocalSource source);
-  [[nodiscard]] std::optional<LocalSource> take(std::uint64_t uid, std::uint64_t id);
+  // Null, and nothing is taken, with another key.
+  [[nodiscard]] std::optional<LocalSource> take(std::uint64_t uid, std::uint64_t id,
+                                                std::uint64_t key);
+  void withdraw(std::uint64_t uid, std::uint64_t id);
 
   // Copies between two devices: used once a test has copied bytes right.
   [[nodiscard]] PathState peer_state(int source, int destination) const;

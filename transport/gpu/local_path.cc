@@ -98,14 +98,14 @@ bool DeviceTransfers::Impl::adopt(const IncomingPtr& transfer, const Lanes::Loca
   return call && adopt && adopt(source.owner);
 }
 
-void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer) {
+void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer, std::uint64_t key) {
   std::uint64_t uid = uid_;
   if (transfer->from != options_.self) {
     const base::MutexLock lock(mutex_);
     const auto& hello = peers_[transfer->from].hello;
     uid = hello ? hello->uid : 0;
   }
-  std::optional<Lanes::LocalSource> source = lanes_.take(uid, transfer->id);
+  std::optional<Lanes::LocalSource> source = lanes_.take(uid, transfer->id, key);
   if (!source || source->bytes != transfer->bytes) return retry(transfer);
   Lane& lane = *transfer->lane;
   if (source->device == lane.device() && adopt(transfer, *source)) {

@@ -19,7 +19,8 @@ constexpr std::size_t kMaxPieceBytes = std::size_t{64} << 20;
 }  // namespace
 
 PathState DeviceTransfers::Impl::nccl_state(const PairSlot& slot, int device) const {
-  if (!options_.use_nccl || lanes_.nccl_version() == 0 || lanes_.quarantined(device)) {
+  if (!options_.use_nccl || lanes_.nccl_version() == 0 || lanes_.quarantined(device) ||
+      lanes_.held(device)) {
     return PathState::closed;
   }
   if (slot.pair == nullptr) {
@@ -199,7 +200,14 @@ void DeviceTransfers::Impl::on_comm_ready(PeerId from, const CommReadyFrame& fra
 void DeviceTransfers::Impl::begin_test(const PairPtr& pair) {
   if (broken(*pair)) return;
   const auto clock = pair->lane->announce(pair->token, 0);
-  if (!clock) return;
+  if (!clock) {
+    if (!pair->lane->held()) return;
+    lanes_.connector().post_at(base::deadline_after(kPollInterval),
+                               [self = shared_from_this(), pair] {
+                                 pair->lane->post([self, pair] { self->begin_test(pair); });
+                               });
+    return;
+  }
   start_ticking();
   RtsFrame rts;
   rts.path = Path::nccl;

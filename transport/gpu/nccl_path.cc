@@ -50,6 +50,7 @@ bool DeviceTransfers::Impl::announce_nccl(const OutgoingPtr& transfer, const Pai
 void DeviceTransfers::Impl::start_nccl(const IncomingPtr& transfer, const RtsFrame& rts) {
   CtsFrame cts;
   bool accepted = false;
+  bool declined = false;
   {
     const base::MutexLock lock(mutex_);
     if (transfer->ended) return;
@@ -60,28 +61,66 @@ void DeviceTransfers::Impl::start_nccl(const IncomingPtr& transfer, const RtsFra
         transfer->pair = pair;
         cts = {rts.id, rts.pair, *clock};
         accepted = true;
+      } else if (pair->lane->held()) {
+        declined = true;
+        transfer->rts.reset();
+        transfer->retried = true;
       }
     }
   }
   if (accepted) {
     send_frame(transfer->from, encode(cts));
+  } else if (declined) {
+    send_frame(transfer->from, encode(DeclineFrame{rts.id}));
   } else {
     retry(transfer);
   }
 }
 
+// The destination's device is held; it has not entered the transfer in its order.
+void DeviceTransfers::Impl::on_decline(PeerId from, const DeclineFrame& frame) {
+  OutgoingPtr transfer;
+  PairPtr pair;
+  {
+    const base::MutexLock lock(mutex_);
+    transfer = find_outgoing(from, frame.id);
+    if (transfer == nullptr) return;
+    pair = transfer->pair;
+    if (pair != nullptr && pair->lane->withdraw(pair->token, frame.id)) {
+      transfer->pair.reset();
+      transfer->reading = false;
+    }
+  }
+  on_retry(from, RetryFrame{frame.id});
+}
+
 void DeviceTransfers::Impl::accept_test(PeerId from, const RtsFrame& rts) {
   CtsFrame cts;
+  PairPtr later;
   {
     const base::MutexLock lock(mutex_);
     const PairPtr pair = find_pair(from, End::destination, rts.pair);
     if (pair == nullptr || !pair->ordered || pair->tested) return;  // its source hears of a BREAK
-    pair->tested = true;
     const auto clock = pair->lane->accept(pair->token, 0, rts.clock);
-    if (!clock) return;
-    cts = {0, rts.pair, *clock};
+    if (clock) {
+      cts = {0, rts.pair, *clock};
+      pair->tested = true;
+    } else if (pair->lane->held()) {
+      later = pair;
+    } else {
+      return;
+    }
   }
-  send_frame(from, encode(cts));
+  if (later == nullptr) return send_frame(from, encode(cts));
+  // Answered once nothing holds the device, unless the source has given up by then.
+  lanes_.connector().post_at(base::deadline_after(kMinTick),
+                             [self = shared_from_this(), from, rts, later] {
+                               try {
+                                 self->accept_test(from, rts);
+                               } catch (const Error& error) {
+                                 self->break_pair(later, error, true);
+                               }
+                             });
 }
 
 void DeviceTransfers::Impl::on_cts(PeerId from, const CtsFrame& frame) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/random.h"
 #include "stitch/transport/gpu/device_transfers_impl.h"
 
 namespace stitch::transport::gpu {
@@ -88,17 +89,19 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
     transfer->path = choice.path;
     transfer->announced = true;
   }
+  std::uint64_t key = 0;
   if (choice.path == Path::local || choice.path == Path::peer) {
+    key = base::random_number();
     lanes_.offer(uid_, transfer->id,
                  {transfer->source.device, transfer->source.data, transfer->source.bytes,
-                  transfer->keep_alive});
+                  transfer->keep_alive, key});
     bool ended = false;
     {
       const base::MutexLock lock(mutex_);
       ended = transfer->ended;
     }
     if (ended) {  // in the meantime: what ended it has not seen the offer
-      static_cast<void>(lanes_.take(uid_, transfer->id));
+      lanes_.withdraw(uid_, transfer->id);
       return;
     }
   }
@@ -108,6 +111,7 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
   rts.pair = {static_cast<std::uint32_t>(transfer->source.device),
               static_cast<std::uint32_t>(transfer->to_device), 0};
   rts.bytes = transfer->source.bytes;
+  rts.clock = key;
   send_frame(transfer->to, encode(rts));
 }
 
@@ -129,7 +133,7 @@ void DeviceTransfers::Impl::on_retry(PeerId from, const RetryFrame& frame) {
   }
   // The destination retries what a broken pair had; its BREAK may be behind.
   if (pair != nullptr) break_pair(pair, Error(ErrorCode::internal, "broken by the peer"), false);
-  (void)lanes_.take(uid_, transfer->id);
+  lanes_.withdraw(uid_, transfer->id);
   transfer->lane->post([self = shared_from_this(), transfer] { self->begin(transfer); });
 }
 
@@ -170,10 +174,11 @@ void DeviceTransfers::Impl::on_rts(PeerId from, const RtsFrame& frame) {
   {
     const base::MutexLock lock(mutex_);
     Peer& peer = peers_[from];
+    auto fresh = std::make_shared<Incoming>();  // first: no entry is ever null
     IncomingPtr& entry = incoming_[{from, frame.id}];
     const bool unknown = entry == nullptr;
     if (unknown) {
-      entry = std::make_shared<Incoming>();
+      entry = std::move(fresh);
       entry->from = from;
       entry->id = frame.id;
     }
@@ -212,13 +217,13 @@ void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
   }
   if (error) return finish(transfer, error);
   if (rts.path == Path::nccl) return start_nccl(transfer, rts);
-  transfer->lane->post([self = shared_from_this(), transfer, path = rts.path] {
+  transfer->lane->post([self = shared_from_this(), transfer, path = rts.path, key = rts.clock] {
     if (path == Path::staging) {
       self->start_staged(transfer);
     } else if (path == Path::ipc) {
       self->start_ipc(transfer);
     } else {
-      self->start_local(transfer);
+      self->start_local(transfer, key);
     }
   });
 }
@@ -276,9 +281,10 @@ void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
   PairPtr pair;
   {
     const base::MutexLock lock(mutex_);
+    auto fresh = std::make_shared<Incoming>();
     IncomingPtr& entry = incoming_[{from, frame.id}];
     if (entry == nullptr) {
-      entry = std::make_shared<Incoming>();
+      entry = std::move(fresh);
       entry->from = from;
       entry->id = frame.id;
       check_unasked(peers_[from]);
@@ -344,6 +350,8 @@ void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> fra
       return on_rts(from, decode_rts(frame));
     case FrameKind::cts:
       return on_cts(from, decode_cts(frame));
+    case FrameKind::decline:
+      return on_decline(from, decode_decline(frame));
     case FrameKind::retry:
       return on_retry(from, decode_retry(frame));
     case FrameKind::grant:

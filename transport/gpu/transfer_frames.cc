@@ -150,6 +150,19 @@ RetryFrame decode_retry(FrameBytes bytes) {
   return frame;
 }
 
+Bytes encode(const DeclineFrame& frame) {
+  Bytes out;
+  Writer writer(out, FrameKind::decline);
+  writer.write(frame.id);
+  return out;
+}
+DeclineFrame decode_decline(FrameBytes bytes) {
+  Reader reader(bytes, "DECLINE frame");
+  const DeclineFrame frame{reader.read<std::uint64_t>()};
+  reader.expect_end();
+  return frame;
+}
+
 Bytes encode(const GrantFrame& frame) {
   Bytes out;
   Writer writer(out, FrameKind::grant);
@@ -375,7 +388,7 @@ FrameKind kind_of(FrameBytes frame) {
   if (frame.empty()) throw Error(ErrorCode::protocol, "device transfer frame is empty");
   const auto kind = static_cast<std::uint8_t>(frame[0]);
   if (kind < static_cast<std::uint8_t>(FrameKind::hello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::ipc_closed)) {
+      kind > static_cast<std::uint8_t>(FrameKind::decline)) {
     throw Error(ErrorCode::protocol, "device transfer frame has kind " + std::to_string(kind));
   }
   return static_cast<FrameKind>(kind);

@@ -33,6 +33,7 @@ enum class FrameKind : std::uint8_t {
   ipc_slot = 15,
   ipc_free = 16,
   ipc_closed = 17,
+  decline = 18,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -54,7 +55,7 @@ struct RtsFrame {
   Path path = Path::staging;
   PairName pair;  // its epoch only for nccl
   std::uint64_t bytes = 0;
-  std::uint64_t clock = 0;  // only for nccl
+  std::uint64_t clock = 0;  // nccl; local and peer: the random key of the offer; else 0
 };
 struct CtsFrame {
   std::uint64_t id = 0;
@@ -62,6 +63,9 @@ struct CtsFrame {
   std::uint64_t clock = 0;
 };
 struct RetryFrame {  // destination: send that transfer again, by staging
+  std::uint64_t id = 0;
+};
+struct DeclineFrame {  // destination: as RETRY, because its device is held; the pair lives
   std::uint64_t id = 0;
 };
 struct GrantFrame {  // destination: there is room for so many more chunks
@@ -129,6 +133,7 @@ struct CommBreakFrame {
 [[nodiscard]] base::Bytes encode(const RtsFrame& frame);
 [[nodiscard]] base::Bytes encode(const CtsFrame& frame);
 [[nodiscard]] base::Bytes encode(const RetryFrame& frame);
+[[nodiscard]] base::Bytes encode(const DeclineFrame& frame);
 [[nodiscard]] base::Bytes encode(const GrantFrame& frame);
 [[nodiscard]] base::Bytes encode(const DataFrame& frame);
 [[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
@@ -149,6 +154,7 @@ struct CommBreakFrame {
 [[nodiscard]] RtsFrame decode_rts(std::span<const std::byte> frame);
 [[nodiscard]] CtsFrame decode_cts(std::span<const std::byte> frame);
 [[nodiscard]] RetryFrame decode_retry(std::span<const std::byte> frame);
+[[nodiscard]] DeclineFrame decode_decline(std::span<const std::byte> frame);
 [[nodiscard]] GrantFrame decode_grant(std::span<const std::byte> frame);
 [[nodiscard]] DataFrame decode_data(std::span<const std::byte> frame);  // refers to `frame`
 [[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);

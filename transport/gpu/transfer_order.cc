@@ -97,6 +97,18 @@ bool TransferOrder::agree(Pair pair, std::uint64_t number, std::uint64_t clock) 
   return true;
 }
 
+bool TransferOrder::withdraw(Pair pair, std::uint64_t number) {
+  PairState* const state = find(pair);
+  if (state == nullptr || state->end != End::source) return false;
+  const auto key = state->keys.find(number);
+  if (key == state->keys.end()) return false;
+  const auto place = pending_.find({key->second, pair});
+  if (place->second.final) return false;
+  pending_.erase(place);
+  state->keys.erase(key);
+  return true;
+}
+
 std::optional<TransferOrder::Launch> TransferOrder::launch() {
   if (pending_.empty()) return std::nullopt;
   const auto first = pending_.begin();

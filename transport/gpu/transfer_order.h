@@ -72,6 +72,10 @@ class TransferOrder {
   // clock value that is out of range or not above that of the RTS.
   bool agree(Pair pair, std::uint64_t number, std::uint64_t clock);
 
+  // Source: the destination will not launch that transfer, and the pair lives. True: it was
+  // tentative, and has left the order.
+  bool withdraw(Pair pair, std::uint64_t number);
+
   // The transfer to launch now, which leaves the order and counts as launched: the one with the
   // smallest key, when that is final and the limits allow it.
   [[nodiscard]] std::optional<Launch> launch();

@@ -1,0 +1,229 @@
+// Other users of NCCL in the process: while they hold a device, transfers run no NCCL on it, and
+// neither waits for the other.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "stitch/transport/gpu/gpu_libraries.h"
+#include "stitch/transport/gpu/lane_lock.h"
+#include "tests/gpu/transfers_world.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::gpu::LaneLock;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+
+TEST(LaneLocks, WhileADeviceIsHeldItsTransfersGoByStagingAndCommunicatorsStayOpen) {
+  TransfersWorld world({});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.await_path(1, 1, 0, 0, Path::nccl);
+  const auto opened = world.gpu.calls("nccl_comm_init_rank_config");
+  for (const std::size_t holder : {0, 1}) {
+    LaneLock lock(world.lanes(holder), static_cast<int>(holder), 20s);
+    const auto sends = world.gpu.calls("nccl_send");
+    const auto staged = world.count(0, 1, Path::staging, true).messages;
+    for (int i = 0; i < 5; ++i) {
+      world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+      world.expect_arrival(1, 1, 0, 0, 5000, 'b');
+    }
+    EXPECT_EQ(world.gpu.calls("nccl_send"), sends);
+    EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, staged + 5);
+    lock.unlock();
+    const auto by_nccl = world.count(0, 1, Path::nccl, true).messages;
+    world.expect_arrival(0, 0, 1, 1, 5000, 'c');
+    EXPECT_EQ(world.count(0, 1, Path::nccl, true).messages, by_nccl + 1);
+  }
+  EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), opened);
+  EXPECT_EQ(world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks, 0U);
+}
+
+TEST(LaneLocks, ACommunicatorThatOpensWhileADeviceIsHeldIsTestedAfterwards) {
+  for (const std::size_t holder : {0, 1}) {
+    TransfersWorld world({});
+    world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
+    world.network->pause(1);
+    const auto first = world.start(0, 0, 1, 1, 5000, 'b');  // begins to open one
+    ASSERT_TRUE(eventually([&] { return world.gpu.calls("nccl_comm_init_rank_config") == 1; }));
+    LaneLock lock(world.lanes(holder), static_cast<int>(holder), 20s);
+    world.network->resume(1);
+    world.wait(*first);
+    ASSERT_TRUE(eventually([&] { return world.gpu.calls("nccl_comm_init_rank_config") == 2; }));
+    for (int i = 0; i < 10; ++i) world.expect_arrival(0, 0, 1, 1, 5000, 'c');
+    EXPECT_EQ(world.gpu.calls("nccl_send"), 0U);
+    lock.unlock();
+    world.await_path(0, 0, 1, 1, Path::nccl);
+    EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 2U);
+  }
+}
+
+TEST(LaneLocks, AreCounted) {
+  TransfersWorld world({});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  LaneLock one(world.lanes(0), 0, 20s);
+  LaneLock other(world.lanes(0), 0, 20s);
+  one = std::move(other);  // lets go of one
+  const auto sends = world.gpu.calls("nccl_send");
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  EXPECT_EQ(world.gpu.calls("nccl_send"), sends);
+  one.unlock();
+  one.unlock();
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+  EXPECT_EQ(world.gpu.calls("nccl_send"), sends + 1);
+}
+
+TEST(LaneLocks, WaitForWhatIsLaunchedAndSayHowLong) {
+  TransfersWorld world({});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  // A kernel in front of the destination's receive, which its lane's stream waits for.
+  world.gpu.inject(1, "group_end", nccl::kSuccess);  // nothing is launched at the destination
+  const auto transfer = world.start(0, 0, 1, 1, 5000, 'a');
+  ASSERT_TRUE(eventually([&] { return world.lanes(0)->lane(0).launched() == 1; }));
+  const Error error = error_of([&] { LaneLock(world.lanes(0), 0, 20ms); });
+  EXPECT_EQ(error.code(), ErrorCode::timeout);
+  EXPECT_EQ(std::string(error.what()),
+            "device 0 still runs transfers by NCCL after 20 ms; it is not locked");
+  EXPECT_FALSE(world.lanes(0)->lane(0).held());
+  world.shut_down(0, 0ms);
+}
+
+TEST(LaneLocks, OfTheProcessNeedCudaAndADevice) {
+  FakeGpu gpu({.driving = FakeGpu::Driving::thread});
+  {
+    const GpuLibraries none(nullptr, nullptr, "there is no driver");
+    const GpuLibraries::Override only(none);
+    EXPECT_EQ(error_of([] { static_cast<void>(stitch::gpu::lane_lock(0)); }).code(),
+              ErrorCode::invalid_argument);
+  }
+  const GpuLibraries libraries(&gpu.cuda(0), &gpu.nccl(0), "");
+  const GpuLibraries::Override only(libraries);
+  LaneLock lock = stitch::gpu::lane_lock(1);
+  const auto lanes = Lanes::of_process();
+  EXPECT_TRUE(lanes->held(1));
+  EXPECT_FALSE(lanes->held(0));
+  lock.unlock();
+  EXPECT_FALSE(lanes->held(1));
+  EXPECT_EQ(error_of([] { static_cast<void>(stitch::gpu::lane_lock(2)); }).code(),
+            ErrorCode::invalid_argument);
+}
+
+// What c10d does: both processes launch a collective on a communicator of their own.
+class Collectives {
+ public:
+  explicit Collectives(FakeGpu& gpu) : gpu_(gpu) {
+    nccl::UniqueId id;
+    EXPECT_EQ(gpu_.nccl(0).get_unique_id(&id), nccl::kSuccess);
+    for (const int rank : {0, 1}) {
+      const CudaApi& cuda = gpu_.cuda(rank);
+      EXPECT_EQ(cuda.set_device(rank), cuda::kSuccess);
+      nccl::Config config;
+      config.blocking = 0;
+      EXPECT_EQ(gpu_.nccl(rank).comm_init_rank_config(&comms_[at(rank)], 2, id, rank, &config),
+                nccl::kInProgress);
+      EXPECT_EQ(cuda.stream_create_with_priority(&streams_[at(rank)], cuda::kStreamNonBlocking, 0),
+                cuda::kSuccess);
+      EXPECT_EQ(cuda.malloc(&memory_[at(rank)], 2 * kBytes), cuda::kSuccess);
+    }
+    for (const int rank : {0, 1}) wait_until_launched(rank);
+  }
+  ~Collectives() {
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(gpu_.cuda(rank).set_device(rank), cuda::kSuccess);
+      (void)gpu_.nccl(rank).comm_abort(comms_[at(rank)]);
+      EXPECT_EQ(gpu_.cuda(rank).stream_destroy(streams_[at(rank)]), cuda::kSuccess);
+      EXPECT_EQ(gpu_.cuda(rank).free(memory_[at(rank)]), cuda::kSuccess);
+    }
+  }
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  // On the thread of that rank; returns when its device has ended it.
+  void run(int rank) {
+    const NcclApi& nccl = gpu_.nccl(rank);
+    EXPECT_EQ(gpu_.cuda(rank).set_device(rank), cuda::kSuccess);
+    char* const bytes = static_cast<char*>(memory_[at(rank)]);
+    nccl.group_start();
+    nccl.send(bytes, kBytes, nccl::kInt8, 1 - rank, comms_[at(rank)], streams_[at(rank)]);
+    nccl.recv(bytes + kBytes, kBytes, nccl::kInt8, 1 - rank, comms_[at(rank)], streams_[at(rank)]);
+    nccl.group_end();
+    wait_until_launched(rank);
+    EXPECT_EQ(gpu_.cuda(rank).stream_synchronize(streams_[at(rank)]), cuda::kSuccess);
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 1000;
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  void wait_until_launched(int rank) {
+    nccl::Result state = nccl::kInProgress;
+    while (state == nccl::kInProgress) {
+      std::this_thread::yield();
+      ASSERT_EQ(gpu_.nccl(rank).comm_get_async_error(comms_[at(rank)], &state), nccl::kSuccess);
+    }
+    EXPECT_EQ(state, nccl::kSuccess);
+  }
+
+  FakeGpu& gpu_;
+  std::array<nccl::Comm, 2> comms_{};
+  std::array<cuda::Stream, 2> streams_{};
+  std::array<void*, 2> memory_{};
+};
+
+// Collectives and transfers between two devices that run one kernel after another, in whatever
+// order their threads come to. Returns how often a communicator of transfers was broken.
+std::uint64_t breaks_beside_collectives(bool locked, int rounds) {
+  TransfersWorld world({.gpu = {.hardware_queues = 1},
+                        .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
+                          options.reopen_backoff = 1ms;
+                          options.stall_timeout = locked ? 15s : 100ms;
+                        }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.await_path(1, 1, 0, 0, Path::nccl);
+  const auto breaks = [&] {
+    return world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks;
+  };
+  {
+    Collectives collectives(world.gpu);
+    for (int round = 0; round < rounds && breaks() == 0; ++round) {
+      const auto rank = [&](int number) {
+        const LaneLock lock =
+            locked ? LaneLock(world.lanes(static_cast<std::size_t>(number)), number, 20s)
+                   : LaneLock();
+        collectives.run(number);
+      };
+      std::thread first([&] { rank(0); });
+      std::vector<std::shared_ptr<TestTransfer>> transfers;
+      for (int i = 0; i < 4; ++i) {
+        transfers.push_back(world.start(0, 0, 1, 1, 5000, 'a'));
+        transfers.push_back(world.start(1, 1, 0, 0, 5000, 'b'));
+      }
+      std::thread second([&] { rank(1); });
+      for (const auto& transfer : transfers) {
+        world.wait(*transfer);
+        world.expect_bytes(*transfer);
+      }
+      first.join();
+      second.join();
+    }
+  }
+  return breaks();
+}
+
+TEST(LaneLocks, CollectivesAndTransfersDoNotWaitForEachOther) {
+  EXPECT_EQ(breaks_beside_collectives(true, 100), 0U);
+}
+
+TEST(LaneLocks, WithoutThemCollectivesAndTransfersDo) {
+  EXPECT_GT(breaks_beside_collectives(false, 1000), 0U);
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test
