@@ -9,11 +9,18 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/gpu/host_copy.h"
+#include "stitch/rpc/gpu/tensor_transfers.h"
 #include "stitch/rpc/gpu/wire_device.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
+
+struct DeviceTensors::Received {
+  TransferSection section;
+  std::vector<c10::Storage> memory{};  // by transfer
+  std::optional<Error> error{};
+};
 
 std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message) const {
   base::ByteReader in(message.view.section(wire::kDevices)->bytes, "section of devices");
@@ -39,56 +46,123 @@ std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message)
 
 void DeviceTensors::receive(InMessage&& incoming, Next next) {
   auto message = std::make_shared<InMessage>(std::move(incoming));
-  const bool small = total_bytes(message->raw) <= 2 * kInlineBytes;
-  auto place = [this, message, small,
-                next = std::move(next)](const std::optional<Error>& stopped) mutable {
-    if (stopped) {
-      next(std::move(*message), stopped);
-      return;
-    }
-    auto gate = std::make_unique<DeviceGate>();
-    bool open = false;
-    try {
-      auto tensors = read_section(*message);
-      decode_tensors(*message);
-      for (const auto& each : tensors) {
-        if (each.tensor >= message->tensors.size() || !message->tensors[each.tensor].defined()) {
-          throw Error(ErrorCode::protocol,
-                      "section of devices names tensor " + std::to_string(each.tensor) + " of " +
-                          std::to_string(message->tensors.size()) + ", or one that is undefined");
-        }
-      }
-      message->arrival = std::make_unique<Arrival>();
-      message->arrival->tensors = std::move(tensors);
-      put_on_devices(*message, *gate);
-      try {
-        open = small ? gate->opens_within(kSpin) : gate->open();
-      } catch (const Error& failed) {
-        message->arrival->error = failed;
-        open = true;
-      }
-    } catch (...) {
-      next(std::move(*message), to_error(std::current_exception()));
-      return;
-    }
-    if (open) {
-      finish_arrival(message, next, std::nullopt);
-      return;
-    }
-    watch_.then(std::move(gate),
-                [this, message, next = std::move(next)](const std::optional<Error>& error) mutable {
-                  finish_arrival(message, next, error);
-                });
-  };
+  if (message->view.section(wire::kTransfers) != nullptr) {
+    receive_transfers(message, std::move(next));
+    return;
+  }
   // Readers serve all connections.
-  if (small) {
-    place(std::nullopt);
-  } else {
-    watch_.then(nullptr, std::move(place));
+  if (total_bytes(message->raw) <= 2 * kInlineBytes) {
+    place(message, std::move(next), nullptr, true, std::nullopt);
+    return;
+  }
+  watch_.then(nullptr,
+              [this, message, next = std::move(next)](const std::optional<Error>& stopped) mutable {
+                place(message, std::move(next), nullptr, false, stopped);
+              });
+}
+
+// Asked for at once, on the thread that reads: the source's other transfers may wait for them.
+void DeviceTensors::receive_transfers(const std::shared_ptr<InMessage>& message, Next next) {
+  auto section = TransferSection::decode(message->view.section(wire::kTransfers)->bytes);
+  if (!transfers_)
+    throw Error(ErrorCode::protocol,
+                "message names device transfers, of which this worker has none");
+  for (const auto& transfer : section.transfers) {
+    if (!own_.has(transfer.to)) {
+      throw Error(ErrorCode::protocol, "section of transfers names device " + transfer.to.str() +
+                                           "; this worker has " + std::to_string(own_.count) +
+                                           " CUDA devices");
+    }
+  }
+  const auto received = std::make_shared<Received>(Received{std::move(section)});
+  transfers_->receive(
+      message->from, received->section,
+      [this, message, received, next = std::move(next)](
+          std::vector<c10::Storage> memory, const std::optional<Error>& error,
+          std::shared_ptr<void> acknowledgment) mutable {
+        received->memory = std::move(memory);
+        received->error = error;
+        // Its sender may leave as soon as it hears of the arrival, and then nothing waits any more
+        // for what it has sent: so that is after the message has been routed.
+        next = [next = std::move(next), kept = std::move(acknowledgment)](
+                   InMessage&& arrived, const std::optional<Error>& failure) mutable {
+          next(std::move(arrived), failure);
+        };
+        // Not on a lane, which serves all transfers of its device.
+        watch_.then(nullptr, [this, message, received,
+                              next = std::move(next)](const std::optional<Error>& stopped) mutable {
+          place(message, std::move(next), received, false, stopped);
+        });
+      });
+}
+
+void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
+                          const std::shared_ptr<const Received>& come, bool small,
+                          const std::optional<Error>& stopped) {
+  static const Received kNone{};
+  const Received& received = come ? *come : kNone;
+  if (stopped) {
+    next(std::move(*message), stopped);
+    return;
+  }
+  auto gate = std::make_unique<DeviceGate>();
+  bool open = false;
+  try {
+    if (received.error && received.error->code() == ErrorCode::protocol &&
+        !received.error->remote())
+      throw *received.error;
+    auto tensors = read_section(*message);
+    decode_tensors(*message);
+    put_received(*message, received);
+    for (const auto& each : tensors) {
+      const bool there = each.tensor < message->tensors.size() &&
+                         (received.error || message->tensors[each.tensor].defined());
+      if (!there) {
+        throw Error(ErrorCode::protocol,
+                    "section of devices names tensor " + std::to_string(each.tensor) + " of " +
+                        std::to_string(message->tensors.size()) + ", or one that is undefined");
+      }
+    }
+    message->arrival = std::make_unique<Arrival>();
+    message->arrival->tensors = std::move(tensors);
+    message->arrival->error = received.error;
+    if (!received.error) put_on_devices(*message, *gate, received);
+    try {
+      open = small ? gate->opens_within(kSpin) : gate->open();
+    } catch (const Error& failed) {
+      message->arrival->error = failed;
+      open = true;
+    }
+  } catch (...) {
+    next(std::move(*message), to_error(std::current_exception()));
+    return;
+  }
+  if (open) {
+    finish_arrival(message, next, std::nullopt);
+    return;
+  }
+  watch_.then(std::move(gate),
+              [this, message, next = std::move(next)](const std::optional<Error>& error) mutable {
+                finish_arrival(message, next, error);
+              });
+}
+
+void DeviceTensors::put_received(InMessage& message, const Received& received) {
+  for (const auto& each : received.section.tensors) {
+    if (each.tensor >= message.tensors.size() || message.tensors[each.tensor].defined()) {
+      throw Error(ErrorCode::protocol,
+                  "section of transfers names tensor " + std::to_string(each.tensor) + " of " +
+                      std::to_string(message.tensors.size()) + ", or one that is in the message");
+    }
+    if (received.error) continue;
+    at::Tensor& tensor = message.tensors[each.tensor];
+    tensor = over_storage(received.memory[each.transfer], each.dtype, each.sizes, each.strides,
+                          each.offset);
+    if (each.requires_grad) tensor.set_requires_grad(true);
   }
 }
 
-void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate) {
+void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const Received& received) {
   const at::NoGradGuard no_grad;
   Arrival& arrival = *message.arrival;
   auto memory = std::make_shared<ArrivedMemory>();
@@ -97,7 +171,7 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate) {
   std::string what = "tensors could not be put on their devices";
   try {
     for (const auto& each : arrival.tensors) {
-      if (each.here.is_cpu()) continue;
+      if (each.here.is_cpu() || message.tensors[each.tensor].is_cuda()) continue;
       const at::Tensor host = message.tensors[each.tensor];
       const std::size_t size =
           host.is_sparse() ? host._indices().nbytes() + host._values().nbytes() : host.nbytes();
@@ -131,7 +205,11 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate) {
   } catch (const Error& error) {
     if (!arrival.error) arrival.error = error;
   }
-  if (!bytes.empty()) arrival.memory = std::move(memory);
+  for (const auto& each : received.section.tensors) {
+    const c10::Device device = message.tensors[each.tensor].device();
+    memory->add(message.tensors[each.tensor].storage(), device);
+  }
+  if (!bytes.empty() || !received.section.tensors.empty()) arrival.memory = std::move(memory);
   for (const auto& each : arrival.tensors) {
     if (each.here.is_cpu() && !each.there.is_cpu()) {
       const auto& tensor = message.tensors[each.tensor];

@@ -53,6 +53,7 @@ using DeviceMaps = std::map<std::string, DeviceMap>;
 struct WorkerDevices {
   int count = 0;
   DeviceMaps maps{};
+  bool transfers = false;  // it takes part in transfers between devices (TensorTransfers)
 
   [[nodiscard]] bool has(c10::Device device) const noexcept {
     return device.is_cpu() || device.index() < count;

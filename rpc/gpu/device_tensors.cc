@@ -8,6 +8,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/gpu/host_copy.h"
+#include "stitch/rpc/gpu/tensor_transfers.h"
 #include "stitch/rpc/gpu/wire_device.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -29,15 +30,33 @@ std::string position(const OutMessage& message, std::size_t tensor) {
   return number;
 }
 
+// What has to be moved from a device for that tensor, or nearly.
+std::size_t device_bytes(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_cpu()) return 0;
+  if (tensor.is_sparse()) {
+    const at::Tensor plain = tensor.detach();
+    return plain._indices().nbytes() + plain._values().nbytes();
+  }
+  std::size_t bytes = tensor.element_size();
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) != 0 || tensor.size(d) == 0)
+      bytes *= static_cast<std::size_t>(tensor.size(d));
+  }
+  return bytes;
+}
+
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::invalid_argument, text);
 }
 
 }  // namespace
 
-void DeviceTensors::start(std::vector<Worker> workers, WorkerId self) {
+void DeviceTensors::start(std::vector<Worker> workers, WorkerId self, TransferHooks hooks) {
   for (const auto& worker : workers) {
-    if (worker.info.id == self) own_ = worker.devices;
+    if (worker.info.id != self) continue;
+    own_ = worker.devices;
+    if (own_.transfers)
+      transfers_ = std::make_shared<TensorTransfers>(worker.info, std::move(hooks));
   }
   for (auto& worker : workers) add(std::move(worker));
 }
@@ -108,6 +127,15 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
     if (tensor.defined() && !(tensor.is_cpu() && there[i].is_cpu())) ++listed;
   }
   if (listed != 0) section.write(listed);
+  std::size_t all = 0;
+  for (const auto& tensor : message.tensors) all += device_bytes(tensor);
+  const bool directly =
+      all > kInlineBytes && transfers_ && peers_.at(to.id.value())->devices.transfers;
+  const auto goes_directly = [&](std::size_t i) {
+    const auto& tensor = message.tensors[i];
+    return directly && tensor.defined() && tensor.is_cuda() && !there[i].is_cpu() &&
+           !tensor.is_sparse() && tensor.numel() > 0;
+  };
 
   // One for a dense tensor on a device, two for a sparse one, none for one on the CPU.
   std::vector<PreparedCopy> prepared;
@@ -124,6 +152,11 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
       if (tensor.is_cpu()) continue;
       touched = tensor.device();
       note_device_in_use(touched);
+      if (goes_directly(i)) {
+        if (!staged.transfers) staged.transfers = transfers_->prepare();
+        staged.transfers->add(static_cast<std::uint32_t>(i), tensor, there[i]);
+        continue;
+      }
       const auto add = [&](const at::Tensor& part) {
         prepared.push_back(prepare_copy(part));
         bytes[tensor.device().index()] += prepared.back().bytes();
@@ -137,7 +170,8 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
         add(tensor);
       }
     }
-    staged.few_bytes = total <= kInlineBytes;
+    staged.few_bytes = all <= kInlineBytes;
+    if (staged.transfers) staged.transfer_section = staged.transfers->seal();
     auto gate = std::make_unique<DeviceGate>();
     // Few bytes are copied behind what computes them: the caller may change them by what it queues
     // next. Many are copied aside, so that they do not delay that.
@@ -162,9 +196,10 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
       gate->keep(source.dense);
       return copy_to_host(source);
     };
-    for (const auto& tensor : message.tensors) {
-      if (!tensor.defined() || tensor.is_cpu()) {
-        staged.copies.push_back(tensor);
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      const auto& tensor = message.tensors[i];
+      if (!tensor.defined() || tensor.is_cpu() || goes_directly(i)) {
+        staged.copies.push_back(goes_directly(i) ? at::Tensor() : tensor);
         continue;
       }
       at::Tensor host;
@@ -187,6 +222,27 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   }
   count(true, total, to.id, bytes);
   return staged;
+}
+
+void DeviceTensors::on_transfer_frame(const InMessage& message) {
+  if (!transfers_)
+    throw Error(ErrorCode::protocol, "frame of device transfers, of which this worker has none");
+  const auto& buffers = message.view.buffers();
+  const bool beside = message.view.body().empty() && !buffers.empty();
+  transfers_->on_frame(message.from,
+                       beside ? std::span(static_cast<const std::byte*>(buffers[0].buffer.data),
+                                          buffers[0].buffer.bytes)
+                              : message.view.body());
+}
+
+std::size_t DeviceTensors::waiting() const {
+  return watch_.waiting() + (transfers_ ? transfers_->under_way() : 0);
+}
+
+void DeviceTensors::stop_transfers() { transfers_->stop(); }
+
+void DeviceTensors::on_peer_lost(const WorkerInfo& peer, const Error& why) {
+  if (transfers_) transfers_->on_peer_lost(peer, why);
 }
 
 std::unique_ptr<DeviceGate> DeviceTensors::gate_of(const StreamSet& streams,
@@ -214,7 +270,7 @@ c10::Stream DeviceTensors::copy_stream(c10::Device device, Direction direction) 
 void DeviceTensors::count(bool sent, std::size_t total, WorkerId peer,
                           const std::map<c10::DeviceIndex, std::size_t>& bytes) {
   if (bytes.empty()) return;
-  const Path path = total <= kInlineBytes ? Path::inlined : Path::staging;
+  const Path path = total <= kInlineBytes ? Path::inlined : Path::host;
   base::MutexLock lock(mutex_);
   for (const auto& [index, size] : bytes) {
     Count& counted = counts_[{sent, path, peer.value(), index}];
@@ -225,10 +281,11 @@ void DeviceTensors::count(bool sent, std::size_t total, WorkerId peer,
 
 void DeviceTensors::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   if (own_.count > 0) numbers.emplace("gpu.waiting", static_cast<std::int64_t>(watch_.waiting()));
+  if (transfers_) transfers_->debug_info(numbers);
   base::MutexLock lock(mutex_);
   for (const auto& [key, counted] : counts_) {
     const auto& [sent, path, peer, index] = key;
-    const std::string tail = std::string(path == Path::inlined ? "inline." : "staging.") +
+    const std::string tail = std::string(path == Path::inlined ? "inline." : "host.") +
                              peers_.at(peer)->info.name + ".cuda:" + std::to_string(index);
     const std::string head = sent ? "gpu.sent_" : "gpu.received_";
     numbers.emplace(head + "messages." + tail, counted.messages);

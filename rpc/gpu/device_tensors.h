@@ -21,10 +21,14 @@
 #include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/gpu/gate_watch.h"
+#include "stitch/rpc/gpu/transfer_hooks.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
 
 namespace stitch::rpc {
+
+class OutgoingTransfers;
+class TensorTransfers;
 
 // Tensors of a message that concern devices, ready to be encoded.
 struct StagedTensors {
@@ -32,14 +36,18 @@ struct StagedTensors {
   base::Bytes section;               // wire::kDevices; empty when all are on the CPU at both ends
   bool few_bytes = false;            // at most DeviceTensors::kInlineBytes come from devices
   std::unique_ptr<DeviceGate> gate;  // null: the copies have their bytes
+  // Of those that go from device to device by themselves: undefined in `copies`. Null: none do.
+  std::shared_ptr<OutgoingTransfers> transfers;
+  base::Bytes transfer_section;  // wire::kTransfers
 };
 
 // Tensors on CUDA devices in the messages of one worker: where they are put at the receiver (device
-// maps, on()), and how their bytes get through host memory on both sides. Neither side waits for a
-// device on a device: a message leaves when the host has seen its bytes, and is handled when the
-// host has seen its tensors on their devices. Messages of CPU tensors do not come here. Part of its
-// Agent. Thread contract: any thread once start() has been called; stage() is ordered after what
-// the calling thread's current streams have then.
+// maps, on()), and how their bytes get there: few bytes inside the frame, others from device to
+// device by TensorTransfers where both workers have them, else through host memory on both sides.
+// Neither side waits for a device on a device: what the host carries leaves when the host has seen
+// it, and a message is handled when the host has seen its tensors on their devices. Messages of CPU
+// tensors do not come here. Part of its Agent. Thread contract: any thread once start() has been
+// called; stage() is ordered after what the calling thread's current streams have then.
 class DeviceTensors {
  public:
   // Up to so many bytes from devices travel inside the frame, if they come soon.
@@ -49,12 +57,12 @@ class DeviceTensors {
 
   explicit DeviceTensors(std::string worker_name)
       : own_name_(std::move(worker_name)), watch_("gpu-" + own_name_) {}
-  // `workers` are those of the world by id, `self` is one of them.
+  // `workers` are those of the world, `self` is one of them.
   struct Worker {
     WorkerInfo info;
     WorkerDevices devices;
   };
-  void start(std::vector<Worker> workers, WorkerId self);
+  void start(std::vector<Worker> workers, WorkerId self, TransferHooks hooks);
   // A worker that has joined, or come back.
   void add(Worker worker);
 
@@ -75,6 +83,11 @@ class DeviceTensors {
   using Next = base::UniqueFunction<void(InMessage&& message, const std::optional<Error>& failure)>;
   void receive(InMessage&& message, Next next);
 
+  // A frame of transfers (wire::kTransfer). Throws Error(protocol) for one that no correct peer
+  // sends.
+  void on_transfer_frame(const InMessage& message);
+  void on_peer_lost(const WorkerInfo& peer, const Error& why);
+
   // ---- what waits for devices
   // As GateWatch::then().
   void when_open(std::unique_ptr<DeviceGate> gate, GateWatch::Then next) {
@@ -84,8 +97,14 @@ class DeviceTensors {
   // ones of their devices; null when all of it has ended.
   [[nodiscard]] static std::unique_ptr<DeviceGate> gate_of(
       const StreamSet& streams, std::unique_ptr<DeviceGate> gate = nullptr);
+  // Before stop(): fails the transfers that are under way. May wait for a device that hangs.
+  [[nodiscard]] bool has_transfers() const noexcept { return transfers_ != nullptr; }
+  void stop_transfers();
   // Ends all waiting with `shutting_down`. False when the thread is busy at `deadline`.
   bool stop(std::chrono::steady_clock::time_point deadline) { return watch_.stop(deadline); }
+  // Messages that wait for a device, and what TensorTransfers::under_way() counts: a worker that
+  // leaves waits for them.
+  [[nodiscard]] std::size_t waiting() const;
 
   void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
 
@@ -97,7 +116,7 @@ class DeviceTensors {
     DeviceMap replies;
     bool moves_cpu_tensors = false;
   };
-  enum class Path : std::uint8_t { inlined, staging };
+  enum class Path : std::uint8_t { inlined, host };
   struct Count {
     std::int64_t messages = 0;
     std::int64_t bytes = 0;
@@ -107,7 +126,14 @@ class DeviceTensors {
 
   [[nodiscard]] std::vector<c10::Device> destinations(const OutMessage& message,
                                                       const Peer& peer) const;
-  void put_on_devices(InMessage& message, DeviceGate& gate);
+  struct Received;  // what has come by transfers, for place()
+  void receive_transfers(const std::shared_ptr<InMessage>& message, Next next);
+  void place(const std::shared_ptr<InMessage>& message, Next next,
+             const std::shared_ptr<const Received>& received, bool small,
+             const std::optional<Error>& stopped);
+  static void put_received(InMessage& message, const Received& received);
+  // `received` is put in place by then.
+  void put_on_devices(InMessage& message, DeviceGate& gate, const Received& received);
   [[nodiscard]] at::Tensor to_device(const at::Tensor& tensor, c10::Device device,
                                      DeviceGate& gate);
   [[nodiscard]] std::vector<ArrivedTensor> read_section(const InMessage& message) const;
@@ -128,6 +154,7 @@ class DeviceTensors {
   std::map<std::pair<c10::DeviceIndex, Direction>, c10::Stream> copy_streams_
       STITCH_GUARDED_BY(mutex_);
   std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);
+  std::shared_ptr<TensorTransfers> transfers_;  // null: there are none; constant after start()
 };
 
 }  // namespace stitch::rpc

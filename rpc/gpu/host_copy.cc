@@ -41,6 +41,17 @@ at::Tensor copy_to_host(const PreparedCopy& source) {
   return host.sizes() == at::IntArrayRef(source.sizes) ? host : host.expand(source.sizes);
 }
 
+at::Tensor over_storage(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
+                        at::IntArrayRef strides, std::uint64_t offset) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      c10::scalarTypeToTypeMeta(dtype));
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(static_cast<std::int64_t>(offset / c10::elementSize(dtype)));
+  impl->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
 at::Tensor make_coo(const at::Tensor& indices, const at::Tensor& values, const at::Tensor& like) {
   return at::_sparse_coo_tensor_unsafe(indices, values, like.sizes(),
                                        values.options().layout(at::kSparse))

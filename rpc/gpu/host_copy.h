@@ -24,6 +24,11 @@ struct PreparedCopy {
 // The tensor on the CPU, in pinned memory where libtorch has that. The copy is queued on the
 // device's current stream.
 [[nodiscard]] at::Tensor copy_to_host(const PreparedCopy& source);
+// A tensor over memory of a CUDA device, in the eyes of autograd no view of anything. Nothing is
+// checked; `offset` is in bytes, a multiple of the element size.
+[[nodiscard]] at::Tensor over_storage(const c10::Storage& storage, at::ScalarType dtype,
+                                      at::IntArrayRef sizes, at::IntArrayRef strides,
+                                      std::uint64_t offset);
 // A sparse COO tensor of these parts, with the sizes and flags of `like`. Nothing is checked.
 [[nodiscard]] at::Tensor make_coo(const at::Tensor& indices, const at::Tensor& values,
                                   const at::Tensor& like);

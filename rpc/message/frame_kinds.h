@@ -21,17 +21,20 @@ enum FrameKind : std::uint16_t {
   kGiveRoom = 17,    // how many one-way requests, and their bytes, have been handled
   kAskThreads = 18,  // call id: what does that call wait for
   kThreads = 19,     // call id, what holds the threads (ThreadReport)
+  kTransfer = 0x20,  // a frame of transfers between devices (transport/gpu/PROTOCOL.md)
   kDump = 0x40,      // empty: a call of the sender has timed out; write a dump, if you do that
   kFirstUpperFrame = 0x100,
 };
 // Whether frames of this kind are part of what the program does: graceful shutdown waits for them.
+// A message waits for its transfers.
 [[nodiscard]] constexpr bool is_work(std::uint16_t kind) noexcept {
-  return kind != kLeave && kind != kHeartbeat && kind != kMembership;
+  return kind != kLeave && kind != kHeartbeat && kind != kMembership && kind != kTransfer;
 }
 enum SectionKind : std::uint16_t {
   kTensors = 1,  // descriptors of the tensors of the message
   kDevices =
       2,  // of the tensors that are not on the CPU of both ends: where they are there and here
+  kTransfers = 3,  // of the tensors whose bytes come by transfers between devices
   kFirstUpperSection = 0x100,
 };
 }  // namespace wire

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <new>
 #include <sstream>
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "stitch/base/error.h"
+#include "stitch/rpc/message/message.h"
 
 namespace stitch::rpc {
 
@@ -31,15 +34,32 @@ void IntoTensor::set(at::Tensor tensor) {
                 "a result cannot be received into a tensor that " + why);
   };
   if (!tensor.defined()) refuse("is undefined");
-  if (!tensor.device().is_cpu()) refuse("is on device " + tensor.device().str());
+  if (!tensor.is_cpu() && !tensor.is_cuda()) refuse("is on device " + tensor.device().str());
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested())
     refuse("is not dense");
   if (tensor.requires_grad()) refuse("requires grad");
+  if (tensor.is_cuda())
+    stream_ = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device());
   tensor_ = std::move(tensor);
 }
 
+std::optional<c10::Stream> IntoTensor::store_later(const InMessage& message) {
+  if (!stream_ || message.tensors.size() != 1) return std::nullopt;
+  const at::Tensor& result = message.tensors.front();
+  if (!result.defined() || result.layout() != at::kStrided || result.device() != tensor_.device() ||
+      result.scalar_type() != tensor_.scalar_type() || result.sizes() != tensor_.sizes())
+    return std::nullopt;  // store_result() says so
+  const at::NoGradGuard no_grad;
+  const c10::StreamGuard on(*stream_);
+  tensor_.copy_(result.detach(), true);
+  stored_ = true;
+  return stream_;
+}
+
 transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
-  if (!is_set() || placed_ || !tensor_.is_contiguous() || tensor_.nbytes() != bytes) return {};
+  if (!is_set() || placed_ || !tensor_.is_cpu() || !tensor_.is_contiguous() ||
+      tensor_.nbytes() != bytes)
+    return {};
   try {
     transport::Buffer buffer{
         {}, tensor_.data_ptr(), bytes, std::make_shared<const at::Tensor>(tensor_)};
@@ -59,8 +79,9 @@ at::Tensor IntoTensor::store_result(at::Tensor result) {
                                                  describe(tensor_));
   }
   const at::NoGradGuard no_grad;
-  const bool there = result.numel() == 0 || (placed_ && result.data_ptr() == tensor_.data_ptr() &&
-                                             result.strides() == tensor_.strides());
+  const bool there =
+      stored_ || result.numel() == 0 ||
+      (placed_ && result.data_ptr() == tensor_.data_ptr() && result.strides() == tensor_.strides());
   if (there) {
     tensor_.unsafeGetTensorImpl()->bump_version();
   } else {

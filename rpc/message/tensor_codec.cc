@@ -25,7 +25,7 @@ using transport::Buffer;
 
 enum class Layout : std::uint8_t { undefined = 0, dense = 1, coo = 2 };
 enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4 };
-constexpr std::size_t kMaxDims = 64;
+constexpr std::size_t kMaxDims = kMaxWireDims;
 constexpr std::size_t kReservedTensors = 256;
 
 // Position in this list is the wire code: our own numbers, since libtorch's may change.
@@ -34,22 +34,7 @@ constexpr std::array kDtypes{at::kByte,        at::kChar,         at::kShort,   
                              at::kComplexHalf, at::kComplexFloat, at::kComplexDouble, at::kBool,
                              at::kBFloat16};
 
-std::uint8_t dtype_code(const at::Tensor& tensor) {
-  for (std::size_t i = 0; i < kDtypes.size(); ++i) {
-    if (kDtypes[i] == tensor.scalar_type()) return static_cast<std::uint8_t>(i + 1);
-  }
-  throw Error(
-      ErrorCode::invalid_argument,
-      std::string("tensor of dtype ") + at::toString(tensor.scalar_type()) + " cannot be sent");
-}
-
-at::ScalarType dtype_of(std::uint8_t code) {
-  if (code == 0 || code > kDtypes.size()) {
-    throw Error(ErrorCode::protocol, "tensor descriptor has dtype code " + std::to_string(code) +
-                                         ", known are 1 to " + std::to_string(kDtypes.size()));
-  }
-  return kDtypes[code - 1];
-}
+std::uint8_t dtype_code(const at::Tensor& tensor) { return wire_dtype(tensor.scalar_type()); }
 
 // The bytes of a contiguous run of tensor memory, as a buffer that holds the tensor.
 Buffer share(const at::Tensor& tensor, std::size_t bytes) {
@@ -225,7 +210,7 @@ struct Header {
 
 Header read_header(ByteReader& in) {
   Header header{};
-  header.dtype = dtype_of(in.read<std::uint8_t>());
+  header.dtype = dtype_of_wire(in.read<std::uint8_t>());
   header.flags = in.read<std::uint8_t>();
   const auto dims = in.read<std::uint8_t>();
   if (dims > kMaxDims)
@@ -363,7 +348,7 @@ bool looks_at_elements(ByteReader in) {
     const auto layout = in.read<Layout>();
     if (layout == Layout::undefined) continue;
     if (layout != Layout::dense) return true;
-    if (dtype_of(in.read<std::uint8_t>()) == at::kBool) return true;
+    if (dtype_of_wire(in.read<std::uint8_t>()) == at::kBool) return true;
     const auto flags = in.read<std::uint8_t>();
     const std::size_t dims = in.read<std::uint8_t>();
     static_cast<void>(in.take(dims * sizeof(std::int64_t) * ((flags & kHasStrides) != 0 ? 2 : 1)));
@@ -385,6 +370,22 @@ void write_tensors(OutMessage& message, const std::vector<at::Tensor>& tensors, 
 }
 
 }  // namespace
+
+std::uint8_t wire_dtype(at::ScalarType dtype) {
+  for (std::size_t i = 0; i < kDtypes.size(); ++i) {
+    if (kDtypes[i] == dtype) return static_cast<std::uint8_t>(i + 1);
+  }
+  throw Error(ErrorCode::invalid_argument,
+              std::string("tensor of dtype ") + at::toString(dtype) + " cannot be sent");
+}
+
+at::ScalarType dtype_of_wire(std::uint8_t code) {
+  if (code == 0 || code > kDtypes.size()) {
+    throw Error(ErrorCode::protocol, "tensor descriptor has dtype code " + std::to_string(code) +
+                                         ", known are 1 to " + std::to_string(kDtypes.size()));
+  }
+  return kDtypes[code - 1];
+}
 
 void encode_tensors(OutMessage& message) {
   write_tensors(message, message.tensors, Source::callers);

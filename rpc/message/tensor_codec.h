@@ -8,9 +8,17 @@ namespace stitch::rpc {
 // their whole storage; expanded dimensions are not materialised; sparse COO tensors travel as
 // indices and values; undefined and zero-size tensors take no bytes. requires_grad travels,
 // autograd history does not. A dense tensor of at most kSnapshotBytes is copied immediately, so
-// the caller may change it; a larger one is sent from its own memory and must not be changed
-// until the call completes.
+// the caller may change it; a larger one is sent from its own memory, and sent again from there
+// over a connection that replaces a broken one. So it must not be changed until the call completes
+// or, in a reply or a one-way request, until the receiver has acknowledged it: later than SendDone,
+// which tells that a transport has passed it on.
 inline constexpr std::size_t kSnapshotBytes = std::size_t{64} << 10;
+
+// How dtypes are called on the wire. Throw Error(invalid_argument) for one that cannot be sent,
+// Error(protocol) for a code that no dtype has.
+[[nodiscard]] std::uint8_t wire_dtype(at::ScalarType dtype);
+[[nodiscard]] at::ScalarType dtype_of_wire(std::uint8_t code);
+inline constexpr std::size_t kMaxWireDims = 64;
 
 // Writes the descriptors and buffers of message.tensors, which are on the CPU. Throws
 // Error(invalid_argument) naming the tensor's layout, dtype or device when it cannot be sent.

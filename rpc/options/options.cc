@@ -10,6 +10,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/name_list.h"
+#include "stitch/base/parse_duration.h"
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/launcher.h"
@@ -38,14 +39,7 @@ std::pair<double, std::string> split_number(const std::string& what, const std::
 
 std::chrono::nanoseconds parse_duration(const std::string& what, const std::string& text) {
   static const std::string kAllowed = "a duration such as 500ms, 5s, 2m, 0";
-  const auto [number, unit] = split_number(what, text, kAllowed);
-  static constexpr std::array<std::pair<const char*, double>, 6> kUnits{
-      {{"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"m", 6e10}, {"h", 3.6e12}, {"", 1e9}}};
-  for (const auto& [name, ns] : kUnits) {
-    if (unit != name) continue;
-    if (number * ns > 9e18) return std::chrono::nanoseconds::max();
-    return std::chrono::nanoseconds(static_cast<std::int64_t>(number * ns));
-  }
+  if (const auto duration = base::parse_duration(text)) return *duration;
   refuse(what, text, kAllowed);
 }
 

@@ -356,5 +356,20 @@ TEST(DeviceFailures, AGracefulShutdownWaitsForWhatIsOnItsWay) {
   EXPECT_TRUE(all_are(result.get(), 4));
 }
 
+std::int64_t current_stream_of_an_inline_function() { return fake::current_stream(device(0)).id(); }
+STITCH_INLINE(current_stream_of_an_inline_function);
+
+TEST(DeviceStreamsOfHandlers, AThreadThatWaitsLendsNoStreamsToWhatItRunsMeanwhile) {
+  Cluster cluster(2);
+  static_cast<void>(rpc_sync<same>("worker1", cuda(0, 1)));  // the device is in use
+  const c10::StreamGuard mine(fake::pool_stream(device(0)));
+  // Its own worker runs the function, on the thread that waits for it if that can.
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(rpc_sync<current_stream_of_an_inline_function>("worker0"), 0);
+    EXPECT_EQ(rpc_sync<current_stream_of_an_inline_function>("worker1"), 0);
+  }
+  EXPECT_NE(fake::current_stream(device(0)).id(), 0);
+}
+
 }  // namespace
 }  // namespace placement_streams_test

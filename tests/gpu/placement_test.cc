@@ -241,8 +241,8 @@ TEST(DevicePlacement, LargeTensorsAreMovedAndCountedByPath) {
   EXPECT_TRUE(at::equal(rpc_sync<same>("worker1", large).cpu(), large.cpu()));
   static_cast<void>(rpc_sync<device_of>("worker1", cuda(2, 1, {10})));
   const auto numbers = cluster[0].debug_info();
-  EXPECT_EQ(numbers.at("gpu.sent_bytes.staging.worker1.cuda:2"), 512 * 700 * 4);
-  EXPECT_EQ(numbers.at("gpu.received_bytes.staging.worker1.cuda:2"), 512 * 700 * 4);
+  EXPECT_EQ(numbers.at("gpu.sent_bytes.host.worker1.cuda:2"), 512 * 700 * 4);
+  EXPECT_EQ(numbers.at("gpu.received_bytes.host.worker1.cuda:2"), 512 * 700 * 4);
   EXPECT_EQ(numbers.at("gpu.sent_messages.inline.worker1.cuda:2"), 1);
   EXPECT_EQ(cluster[1].debug_info().at("gpu.received_bytes.inline.worker0.cuda:2"), 40);
 }

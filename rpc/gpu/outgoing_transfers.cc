@@ -1,0 +1,215 @@
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "stitch/rpc/gpu/device_gate.h"
+#include "stitch/rpc/gpu/host_copy.h"
+#include "stitch/rpc/gpu/sent_memory.h"
+#include "stitch/rpc/gpu/tensor_transfers.h"
+#include "stitch/transport/gpu/kernel_table.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+namespace gpu_cuda = transport::gpu::cuda;
+using c10::impl::VirtualGuardImpl;
+
+constexpr std::uint64_t kPackedAlignment = transport::gpu::kPackedAlignment;
+
+void check_status(const transport::gpu::CudaApi& api, gpu_cuda::Status status, c10::Device device,
+                  const char* what) {
+  if (status == gpu_cuda::kSuccess) return;
+  const std::string text = api.get_error_string(status);
+  static_cast<void>(api.get_last_error());
+  throw Error(ErrorCode::internal, "device " + device.str() + " has failed: " + what + ": " + text);
+}
+
+std::vector<std::int64_t> dense_strides(at::IntArrayRef sizes) {
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
+  return strides;
+}
+
+}  // namespace
+
+// When the bytes of one device are there.
+struct OutgoingTransfers::Event {
+  const transport::gpu::CudaApi& api;
+  const gpu_cuda::Stream stream;
+  gpu_cuda::Event event = nullptr;
+
+  Event(const transport::gpu::CudaApi& table, gpu_cuda::Stream recorded_on)
+      : api(table), stream(recorded_on) {}
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() {
+    if (event != nullptr) static_cast<void>(api.event_destroy(event));
+  }
+};
+
+// What a transfer keeps.
+struct OutgoingTransfers::Stash final : SentMemory {
+  std::shared_ptr<Event> ready;
+
+  [[nodiscard]] bool stream_is_idle() const noexcept override {
+    const gpu_cuda::Status status = ready->api.stream_query(ready->stream);
+    if (status != gpu_cuda::kSuccess) static_cast<void>(ready->api.get_last_error());
+    return status == gpu_cuda::kSuccess;
+  }
+};
+
+void OutgoingTransfers::describe(std::uint32_t tensor, const at::Tensor& original,
+                                 const at::Tensor& sent, at::IntArrayRef strides) {
+  TransferSection::Tensor described;
+  described.tensor = tensor;
+  described.dtype = original.scalar_type();
+  described.requires_grad = original.requires_grad();
+  described.sizes = original.sizes().vec();
+  described.strides = strides.vec();
+  for (std::size_t d = 0; d < described.sizes.size(); ++d) {
+    if (sent.sizes()[d] != described.sizes[d]) described.strides[d] = 0;  // expanded: sent once
+  }
+  section_.tensors.push_back(std::move(described));
+}
+
+void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c10::Device there) {
+  // Its owner may drop it once the call is made, and its memory may belong to another stream than
+  // the one that reads it below.
+  const VirtualGuardImpl cuda(c10::kCUDA);
+  cuda.recordDataPtrOnStream(original.storage().data_ptr(), cuda.getStream(original.device()));
+  at::Tensor source = original.detach();
+  if (source._is_zerotensor()) source = at::zeros(source.sizes(), source.options());
+  source = source.resolve_conj().resolve_neg();
+  for (std::int64_t d = 0; d < source.dim(); ++d) {
+    if (source.stride(d) == 0 && source.size(d) > 1) source = source.narrow(d, 0, 1);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(source.numel()) * source.element_size();
+  if (bytes < kPackBelow) {
+    describe(tensor, original, source, dense_strides(source.sizes()));
+    small_[{source.device().index(), there.index()}].push_back(
+        {section_.tensors.size() - 1, std::move(source)});
+    return;
+  }
+  if (!source.is_non_overlapping_and_dense()) source = source.contiguous();
+  describe(tensor, original, source, source.strides());
+  section_.tensors.back().transfer = static_cast<std::uint32_t>(pieces_.size());
+  pieces_.push_back({source, source.device(), there});
+}
+
+void OutgoingTransfers::pack(c10::Device from, c10::Device to, std::vector<Small> tensors) {
+  // A single tensor that is dense needs no copy; then its caller must not change it, as for any
+  // large one.
+  std::uint64_t end = 0;
+  for (const Small& each : tensors) {
+    TransferSection::Tensor& described = section_.tensors[each.described];
+    described.transfer = static_cast<std::uint32_t>(pieces_.size());
+    described.offset = (end + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+    end = described.offset + static_cast<std::uint64_t>(each.source.numel()) *
+                                 static_cast<std::uint64_t>(each.source.element_size());
+  }
+  end = (end + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+  const at::Tensor buffer = at::empty({static_cast<std::int64_t>(end)},
+                                      at::TensorOptions().dtype(at::kByte).device(from));
+  copy_into(buffer, tensors);
+  pieces_.push_back({buffer, from, to});
+}
+
+void OutgoingTransfers::copy_into(const at::Tensor& buffer, const std::vector<Small>& tensors) {
+  const c10::Stream stream = VirtualGuardImpl(c10::kCUDA).getStream(buffer.device());
+  const bool by_kernel =
+      transfers_.kernels_ != nullptr &&
+      std::all_of(tensors.begin(), tensors.end(), [](const Small& each) {
+        return each.source.dim() <= static_cast<std::int64_t>(transport::gpu::kMaxPackedDimensions);
+      });
+  if (by_kernel) {
+    std::vector<transport::gpu::PackedTensor> packed;
+    for (const Small& each : tensors) {
+      transport::gpu::PackedTensor entry{};
+      entry.address = reinterpret_cast<std::uintptr_t>(each.source.data_ptr());
+      entry.packed_offset = section_.tensors[each.described].offset;
+      entry.dimensions = static_cast<std::int32_t>(each.source.dim());
+      std::copy(each.source.sizes().begin(), each.source.sizes().end(), entry.sizes);
+      std::copy(each.source.strides().begin(), each.source.strides().end(), entry.strides);
+      entry.element_bytes = static_cast<std::uint32_t>(each.source.element_size());
+      packed.push_back(entry);
+    }
+    const int status = transfers_.kernels_->pack(
+        buffer.device().index(), packed.data(), packed.size(), buffer.data_ptr(),
+        static_cast<std::uint64_t>(buffer.numel()), nullptr, transfers_.bridge_.raw(stream));
+    if (status != 0)
+      throw transport::gpu::kernel_error(
+          *transfers_.kernels_, "pack " + std::to_string(packed.size()) + " tensors", status);
+    return;
+  }
+  for (const Small& each : tensors) {
+    const TransferSection::Tensor& described = section_.tensors[each.described];
+    over_storage(buffer.storage(), described.dtype, each.source.sizes(),
+                 dense_strides(each.source.sizes()), described.offset)
+        .copy_(each.source, true);
+  }
+}
+
+base::Bytes OutgoingTransfers::seal() {
+  for (auto& [devices, tensors] : small_) {
+    pack(c10::Device(c10::kCUDA, devices.first), c10::Device(c10::kCUDA, devices.second),
+         std::move(tensors));
+  }
+  small_.clear();
+  std::map<c10::DeviceIndex, std::shared_ptr<Event>> events;
+  for (Piece& piece : pieces_) {
+    std::shared_ptr<Event>& ready = events[piece.from.index()];
+    if (ready == nullptr) {
+      const auto& api = transfers_.cuda_;
+      const c10::DeviceGuard on(piece.from);
+      const auto stream = static_cast<gpu_cuda::Stream>(
+          transfers_.bridge_.raw(VirtualGuardImpl(c10::kCUDA).getStream(piece.from)));
+      gpu_cuda::CaptureStatus capture = gpu_cuda::kCaptureNone;
+      check_status(api, api.stream_is_capturing(stream, &capture), piece.from, "its stream");
+      if (capture != gpu_cuda::kCaptureNone) {
+        throw Error(ErrorCode::invalid_argument, "a call cannot be made while a stream of device " +
+                                                     piece.from.str() + " is being captured");
+      }
+      ready = std::make_shared<Event>(api, stream);
+      check_status(api, api.event_create_with_flags(&ready->event, gpu_cuda::kEventDisableTiming),
+                   piece.from, "an event");
+      check_status(api, api.event_record(ready->event, stream), piece.from, "an event");
+    }
+    piece.ready = ready;
+    section_.transfers.push_back({transfers_.transfers_->new_id(), piece.bytes.nbytes(), piece.to});
+  }
+  return section_.encode();
+}
+
+std::size_t OutgoingTransfers::bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const auto& each : section_.transfers) sum += each.bytes;
+  return sum;
+}
+
+void OutgoingTransfers::begin(const WorkerInfo& to) noexcept {
+  try {
+    const auto peer = transfers_.peer_id(to);
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      Piece& piece = pieces_[i];
+      auto stash = std::make_shared<Stash>();
+      stash->bytes = std::move(piece.bytes);
+      stash->ready = std::move(piece.ready);
+      const transport::gpu::DeviceSpan span{piece.from.index(), stash->bytes.data_ptr(),
+                                            stash->bytes.nbytes()};
+      const gpu_cuda::Event ready = stash->ready->event;
+      std::shared_ptr<const SentMemory> kept = std::move(stash);
+      // Its receiver reports what fails.
+      transfers_.transfers_->send_as(section_.transfers[i].id, peer, piece.to.index(), span, ready,
+                                     std::shared_ptr<const void>(std::move(kept)), nullptr);
+    }
+  } catch (...) {
+    transfers_.hooks_.give_up(
+        to, to_error(std::current_exception()).with_prefix("tensors on devices cannot be sent"));
+  }
+}
+
+}  // namespace stitch::rpc

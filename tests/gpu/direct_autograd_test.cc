@@ -1,0 +1,82 @@
+// Distributed autograd whose tensors and gradients go from device to device by transfers, over the
+// double of CUDA and NCCL.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/rref/rref.h"
+#include "tests/gpu/double_torch_device.h"
+#include "tests/support/cluster.h"
+
+namespace direct_autograd_test {  // its functions are registered under their full names
+namespace {
+
+using stitch::Options;
+using stitch::testing::Cluster;
+namespace fake = stitch::testing::double_device;
+
+[[maybe_unused]] const bool installed = fake::install();
+
+at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
+void worker0_maps(Options& options) {
+  if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+}
+std::int64_t count(stitch::Worker& worker, const std::string& key) {
+  const auto numbers = worker.debug_info();
+  const auto found = numbers.find(key);
+  return found == numbers.end() ? 0 : found->second;
+}
+
+class DirectGradients : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    fake::workers_are_processes(false);
+    EXPECT_EQ(fake::take_violations(), "");
+  }
+};
+
+struct Layer {
+  at::Tensor weight;
+  Layer() = default;
+  explicit Layer(at::Tensor initial) : weight(initial.detach().requires_grad_()) {}
+  at::Tensor forward(const at::Tensor& input) { return at::tanh(input.mm(weight)); }
+};
+
+TEST_F(DirectGradients, OverTransfersEqualThoseOfOneProcessOnTheCpu) {
+  constexpr std::int64_t kWidth = 160;  // 100 KiB a matrix: a transfer
+  for (const bool apart : {false, true}) {
+    fake::workers_are_processes(apart);
+    Cluster cluster(2, worker0_maps);
+    at::manual_seed(7);
+    const at::Tensor input = at::randn({kWidth, kWidth});
+    const at::Tensor first = at::randn({kWidth, kWidth});
+    const at::Tensor second = at::randn({kWidth, kWidth});
+    const at::Tensor cpu_input = input.clone().requires_grad_();
+    const at::Tensor cpu_weight = first.clone().requires_grad_();
+    at::tanh(at::tanh(cpu_input.mm(cpu_weight)).mm(second)).sum().backward();
+
+    const at::Tensor device_input = input.to(device(0)).requires_grad_();
+    const at::Tensor device_weight = first.to(device(0)).requires_grad_();
+    const auto layer = stitch::remote<Layer>("worker1", second.to(device(0)));
+    const stitch::dist_autograd::Context context;
+    const at::Tensor hidden = at::tanh(device_input.mm(device_weight));
+    const at::Tensor output = layer.rpc_sync<&Layer::forward>(hidden);
+    EXPECT_EQ(output.device(), device(0));
+    context.backward({output.sum()});
+    const auto gradients = context.gradients();
+    EXPECT_EQ(gradients.at(device_input).device(), device(0));
+    EXPECT_TRUE(at::allclose(gradients.at(device_input).cpu(), cpu_input.grad(), 1e-4, 1e-5));
+    EXPECT_TRUE(at::allclose(gradients.at(device_weight).cpu(), cpu_weight.grad(), 1e-4, 1e-5));
+    EXPECT_GT(count(cluster[1], "gpu.sent_messages.staging.worker0.cuda:1") +
+                  count(cluster[1], "gpu.sent_messages.nccl.worker0.cuda:1") +
+                  count(cluster[1], "gpu.sent_messages.peer.worker0.cuda:1"),
+              1);  // a result and a gradient
+  }
+}
+
+}  // namespace
+}  // namespace direct_autograd_test

@@ -1,0 +1,246 @@
+// Sections of transfers that make no sense are refused before anything is asked for: as bytes, and
+// as part of a message, whose connection they end. Over the double of CUDA and NCCL.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/gpu/transfer_section.h"
+#include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace transfer_section_test {  // its functions are registered under their full names
+namespace {
+
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::rpc::TransferSection;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+
+const c10::Device kThere(c10::kCUDA, 1);
+
+// Two transfers, whose tensors alternate; the second has two.
+TransferSection sound() {
+  TransferSection section;
+  section.transfers = {{7, 4000, kThere}, {8, 1024, kThere}};
+  section.tensors = {{0, at::kFloat, true, {2, 3}, {3, 1}, 1, 0},
+                     {2, at::kFloat, false, {10, 100}, {1, 10}, 0, 0},
+                     {3, at::kHalf, false, {5, 4}, {0, 2}, 1, 256}};
+  return section;
+}
+Error refusal(const std::function<void(TransferSection&)>& change) {
+  TransferSection section = sound();
+  change(section);
+  const auto bytes = section.encode();
+  return error_of([&] { static_cast<void>(TransferSection::decode(bytes.span())); });
+}
+
+TEST(TransferSections, GoThereAndBack) {
+  const auto bytes = sound().encode();
+  const TransferSection read = TransferSection::decode(bytes.span());
+  ASSERT_EQ(read.transfers.size(), 2u);
+  EXPECT_EQ(read.transfers[1].id, 8u);
+  EXPECT_EQ(read.transfers[1].bytes, 1024u);
+  EXPECT_EQ(read.transfers[1].to, kThere);
+  ASSERT_EQ(read.tensors.size(), 3u);
+  EXPECT_TRUE(read.tensors[0].requires_grad);
+  EXPECT_EQ(read.tensors[2].dtype, at::kHalf);
+  EXPECT_EQ(read.tensors[2].sizes, (std::vector<std::int64_t>{5, 4}));
+  EXPECT_EQ(read.tensors[2].strides, (std::vector<std::int64_t>{0, 2}));
+  EXPECT_EQ(read.tensors[2].transfer, 1u);
+  EXPECT_EQ(read.tensors[2].offset, 256u);
+}
+
+TEST(TransferSections, ThatMakeNoSenseAreRefused) {
+  using Change = std::function<void(TransferSection&)>;
+  constexpr std::int64_t kHuge = std::int64_t{1} << 62;
+  const std::vector<std::pair<Change, const char*>> cases{
+      {[](auto& s) { s.transfers.clear(); }, "names none"},
+      {[](auto& s) { s.transfers[0].id = 0; }, "has transfer 0"},
+      {[](auto& s) { s.transfers[0].bytes = 0; }, "of 0 bytes"},
+      {[](auto& s) { s.transfers[0].bytes = ~std::uint64_t{0}; }, "has transfer 7"},
+      {[](auto& s) { s.transfers[0].to = c10::Device(c10::kCPU); }, "to cpu"},
+      {[](auto& s) {
+         s.transfers.push_back({9, 8, kThere});
+       },
+       "transfer 2, which has no tensor"},
+      {[](auto& s) { s.transfers[0].bytes = 3999; }, "no room"},
+      {[](auto& s) { s.tensors[1].tensor = 0; }, "in no order"},
+      {[](auto& s) { s.tensors[1].transfer = 2; }, "no room"},
+      {[](auto& s) { s.tensors[1].offset = 4; }, "no room"},
+      {[](auto& s) { s.tensors[2].offset = 22; }, "no room"},  // behind the bytes of another
+      {[](auto& s) { s.tensors[2].offset = 257; }, "no room"},
+      {[](auto& s) { s.tensors[2].offset = ~std::uint64_t{1}; }, "no room"},
+      {[](auto& s) { s.tensors[1].sizes[0] = 0; }, "of size 0"},
+      {[](auto& s) { s.tensors[1].sizes[0] = -1; }, "of size -1"},
+      {[](auto& s) { s.tensors[1].strides[0] = -1; }, "stride -1"},
+      {[](auto& s) { s.tensors[1].sizes[0] = kHuge; }, "overflow"},
+      {[](auto& s) { s.tensors[1].strides[0] = kHuge; }, "overflow"},
+      {[](auto& s) {
+         s.tensors[2].sizes = {kHuge, 1024};
+       },
+       "overflow"},  // of no bytes
+      {[](auto& s) {
+         s.tensors[1].sizes.assign(65, 1);
+         s.tensors[1].strides.assign(65, 1);
+       },
+       "65 dimensions"},
+      {[](auto& s) {
+         s.tensors[1].dtype = at::kInt;
+         s.tensors[1].requires_grad = true;
+       },
+       "gradients of an integer tensor"},
+  };
+  for (const auto& [change, text] : cases) {
+    const Error error = refusal(change);
+    EXPECT_EQ(error.code(), ErrorCode::protocol) << text;
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
+        << text << " is not in: " << error.what();
+  }
+}
+
+// What is taken from a section lies in its transfers.
+void check(const TransferSection& section) {
+  std::vector<std::uint64_t> end(section.transfers.size(), 0);
+  for (const auto& each : section.tensors) {
+    ASSERT_LT(each.transfer, section.transfers.size());
+    ASSERT_EQ(each.sizes.size(), each.strides.size());
+    ASSERT_GE(each.offset, end[each.transfer]);
+    std::uint64_t bytes = 0;
+    for (std::size_t d = 0; d < each.sizes.size(); ++d) {
+      ASSERT_GT(each.sizes[d], 0);
+      ASSERT_GE(each.strides[d], 0);
+      std::uint64_t step = 0;
+      ASSERT_FALSE(__builtin_mul_overflow(static_cast<std::uint64_t>(each.sizes[d] - 1),
+                                          static_cast<std::uint64_t>(each.strides[d]), &step));
+      ASSERT_FALSE(__builtin_add_overflow(bytes, step, &bytes));
+    }
+    ASSERT_FALSE(__builtin_mul_overflow(bytes + 1, c10::elementSize(each.dtype), &bytes));
+    ASSERT_LE(each.offset, section.transfers[each.transfer].bytes);
+    ASSERT_LE(bytes, section.transfers[each.transfer].bytes - each.offset);
+    end[each.transfer] = each.offset + bytes;
+  }
+}
+
+TEST(TransferSections, DamagedOnesAreRefusedOrStillMakeSense) {
+  std::mt19937 random(11);
+  const auto bytes = sound().encode();
+  int taken = 0;
+  for (int i = 0; i < 50'000; ++i) {
+    std::vector<std::byte> damaged(bytes.data(), bytes.data() + bytes.size());
+    for (unsigned k = 0; k <= random() % 3; ++k)
+      damaged[random() % damaged.size()] ^= static_cast<std::byte>(1U << (random() % 8));
+    if (random() % 4 == 0) damaged.resize(random() % (damaged.size() + 1));
+    try {
+      ASSERT_NO_FATAL_FAILURE(check(TransferSection::decode(damaged)));
+      ++taken;
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::protocol) << error.what();
+    }
+  }
+  EXPECT_GT(taken, 0);
+}
+
+// ---- in messages
+
+std::atomic<const stitch::base::Bytes*> added{nullptr};  // to the requests of worker 0
+
+class AddSections final : public stitch::rpc::Extension {
+ public:
+  explicit AddSections(stitch::rpc::Agent& agent) : first_(agent.self().id.value() == 0) {}
+  void on_send(stitch::rpc::OutMessage& message, const stitch::WorkerInfo&) override {
+    const auto* const bytes = added.load();
+    if (bytes == nullptr || !first_ || message.frame.kind() != stitch::rpc::wire::kRequest) return;
+    const std::vector<std::byte> no_devices(4);  // a count of 0
+    message.frame.add_section(stitch::rpc::wire::kDevices, no_devices);
+    message.frame.add_section(stitch::rpc::wire::kTransfers, bytes->span());
+  }
+
+ private:
+  const bool first_;
+};
+[[maybe_unused]] const int extension = stitch::rpc::register_extension(
+    [](stitch::rpc::Agent& agent) -> std::unique_ptr<stitch::rpc::Extension> {
+      return std::make_unique<AddSections>(agent);
+    });
+
+std::int64_t size(const std::vector<at::Tensor>& tensors) {
+  return static_cast<std::int64_t>(tensors.size());
+}
+
+// Why worker 1 lost worker 0, which sent it that.
+std::string loss_by(const TransferSection& section) {
+  Cluster cluster(3);
+  const auto bytes = section.encode();
+  added = &bytes;
+  const auto error = error_of([] {
+    static_cast<void>(
+        stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
+                               std::vector{at::ones(2), at::Tensor(), at::Tensor(), at::Tensor()}));
+  });
+  added = nullptr;
+  EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
+  const auto lost = [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(0)); };
+  EXPECT_TRUE(eventually([&] { return lost().has_value(); }));
+  const std::string why = lost() ? lost()->what() : "";
+  EXPECT_EQ(cluster[2].rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
+  EXPECT_TRUE(
+      eventually([&] { return cluster[1].debug_info().at("gpu.transfers_receiving") == 0; }));
+  static_cast<void>(cluster.shutdown());  // the two have lost each other
+  return why;
+}
+
+TEST(HostileTransfers, ASectionThatMakesNoSenseEndsItsConnectionAndNoOther) {
+  TransferSection section = sound();
+  section.tensors[1].offset = 4;
+  EXPECT_NE(loss_by(section).find("no room"), std::string::npos);
+  section = sound();
+  section.transfers[0].to = c10::Device(c10::kCUDA, 9);
+  EXPECT_NE(loss_by(section).find("names device cuda:9; this worker has 3"), std::string::npos);
+  section = sound();
+  section.transfers[1].id = 7;  // twice
+  EXPECT_NE(loss_by(section).find("received a second time"), std::string::npos);
+}
+
+// The bytes are never sent, and no other call waits for them.
+TEST(HostileTransfers, ATransferThatNeverComesHoldsBackOnlyItsCall) {
+  Cluster cluster(3);
+  TransferSection section = sound();
+  section.transfers[0].bytes = std::uint64_t{1} << 60;
+  const auto bytes = section.encode();
+  added = &bytes;
+  const auto error = error_of([] {
+    static_cast<void>(
+        stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::milliseconds(300)},
+                               std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
+  });
+  added = nullptr;
+  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+  EXPECT_EQ(cluster[2].rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
+  EXPECT_EQ(stitch::rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
+  // What worker 1 waits for ends with the life of worker 0.
+  EXPECT_EQ(cluster[1].debug_info().at("gpu.transfers_receiving"), 2);
+  cluster[0].shutdown({.graceful = false});
+  EXPECT_TRUE(
+      eventually([&] { return cluster[1].debug_info().at("gpu.transfers_receiving") == 0; }));
+  static_cast<void>(cluster.shutdown());
+}
+
+}  // namespace
+}  // namespace transfer_section_test
