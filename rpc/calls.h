@@ -57,6 +57,7 @@ void encode_arguments(rpc::OutMessage& message, Args&&... args) {
   static_assert(
       !Traits::kTakesOutParameter,
       "stitch: a remote function cannot take a non-const reference: changes would not come back");
+  if constexpr (Traits::kArity == 0) return;
   rpc::OutArchive archive(message);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (encode_argument<I, typename Traits::template Param<I>>(archive, std::forward<Args>(args)),
@@ -94,7 +95,17 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
     if constexpr (kIntoTensor) return into_.place(bytes);
     return {};
   }
+  [[nodiscard]] std::optional<c10::Stream> store_later(const rpc::InMessage& message) override {
+    if constexpr (kIntoTensor) return into_.store_later(message);
+    return std::nullopt;
+  }
   void on_reply(rpc::InMessage& message) override {
+    if constexpr (std::is_void_v<R>) {
+      if (message.view.body().size() == sizeof(std::uint64_t)) {
+        this->set_value();
+        return;
+      }
+    }
     rpc::InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
     if constexpr (std::is_void_v<R>) {
       archive.expect_end();

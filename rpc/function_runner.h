@@ -32,9 +32,7 @@ namespace stitch::detail {
 
 struct ReplyDelivery {
   std::shared_ptr<rpc::IncomingCall> call;
-  void value() {
-    rpc::reply(*call, [](rpc::OutArchive&) {});
-  }
+  void value() { rpc::reply(*call); }
   template <class V>
   void value(V&& value) {
     using Result = std::remove_cvref_t<V>;
@@ -97,6 +95,9 @@ void take_given(rpc::GivenArgument& given, P& argument) {
 
 template <class... Params>
 void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments) {
+  if constexpr (sizeof...(Params) == 0) {
+    if (rpc::without_arguments(call)) return;  // else they are too many
+  }
   rpc::InArchive archive = rpc::arguments_of(call);
   const bool may_be_given = !archive.message().attachments.empty();
   std::size_t position = 0;

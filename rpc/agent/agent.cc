@@ -1,17 +1,12 @@
-// One file, though long: an agent is where all parts of a worker meet.
 #include "stitch/rpc/agent/agent.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
-#include "stitch/base/deadline.h"
 #include "stitch/base/freed_memory.h"
-#include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
@@ -43,12 +38,15 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
     set_frame_handler(kind,
                       [this](InMessage message) { membership_->on_frame(std::move(message)); });
   }
+  set_frame_handler(wire::kTransfer,
+                    [this](InMessage message) { device_tensors_.on_transfer_frame(message); });
   for (const auto factory : extension_factories()) extensions_.push_back(factory(*this));
 }
 
 Agent::~Agent() {
   // A worker whose start failed was never shut down: its endpoints must be quiet before anything
-  // here is destroyed.
+  // here is destroyed. Transfers use them, and the sender.
+  if (device_tensors_.has_transfers()) device_tensors_.stop_transfers();
   if (peers_) peers_->close();
 }
 
@@ -59,7 +57,12 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   const auto self = shared_from_this();
   std::vector<DeviceTensors::Worker> workers;
   for (const auto& member : members) workers.push_back({member.info, member.devices});
-  device_tensors_.start(std::move(workers), self_.id);
+  device_tensors_.start(
+      std::move(workers), self_.id,
+      {.send_frame = [this](
+                         const WorkerInfo& to,
+                         base::Bytes frame) { sender_.send_transfer_frame(to, std::move(frame)); },
+       .give_up = [this](const WorkerInfo& to, const Error& why) { peers_->give_up(to, why); }});
   sender_.start(self, *peers_);
   dumps_.start(self);
   outgoing_calls_.start(self, *peers_, loop_);
@@ -128,7 +131,8 @@ class DeliveryScope {
 // Increments a counter when destroyed.
 class CountAtEnd {
  public:
-  explicit CountAtEnd(std::atomic<std::uint64_t>* count) noexcept : count_(count) {}
+  CountAtEnd() = default;
+  void set(std::atomic<std::uint64_t>& count) noexcept { count_ = &count; }
   ~CountAtEnd() {
     if (count_ != nullptr) count_->fetch_add(1);
   }
@@ -136,7 +140,7 @@ class CountAtEnd {
   CountAtEnd& operator=(const CountAtEnd&) = delete;
 
  private:
-  std::atomic<std::uint64_t>* const count_;
+  std::atomic<std::uint64_t>* count_ = nullptr;
 };
 
 }  // namespace
@@ -153,13 +157,15 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     call_id = base::to_wire_order(call_id);
   }
   guarded(connection, from, kind, call_id, [&] {
+    // Counted once everything that it starts is counted as busy, the destructors of what it brings
+    // included: see ShutdownProtocol, A2.
+    CountAtEnd received;
     InMessage message(std::move(bytes), from);
     if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {
       on_device_message(connection, std::move(message), call_id);
       return;
     }
-    // Counted once everything that it starts is counted as busy: see GracefulShutdown, A2.
-    const CountAtEnd received(wire::is_work(kind) ? &received_ : nullptr);
+    if (wire::is_work(kind)) received.set(received_);
     route(connection, std::move(message));
   });
 }
@@ -171,31 +177,17 @@ void Agent::guarded(const std::shared_ptr<transport::Connection>& connection,
   try {
     handle();
   } catch (...) {
-    const Error error =
-        to_error(std::current_exception()).with_prefix("message from " + to_string(from));
-    // A malformed message closes its connection; the other connections are not affected.
-    if (error.code() == ErrorCode::protocol ||
-        !fail_call_of(connection, from, kind, call_id, error))
-      connection->close(error);
+    on_failed_message(connection, from, kind, call_id);
   }
 }
 
-void Agent::on_device_message(const std::shared_ptr<transport::Connection>& connection,
-                              InMessage&& message, std::uint64_t call_id) {
-  device_tensors_.receive(std::move(message),
-                          [agent = shared_from_this(), connection, call_id](
-                              InMessage&& arrived, const std::optional<Error>& failure) {
-                            const WorkerInfo from = arrived.from;
-                            agent->guarded(connection, from, arrived.view.kind(), call_id, [&] {
-                              // Nothing waits any more for what a lost peer sent.
-                              const CountAtEnd received(&agent->received_);  // also if dropped
-                              if (agent->stopped() || agent->peers_->lost(from)) return;
-                              if (failure) throw *failure;
-                              agent->route(connection, std::move(arrived));
-                              if (agent->peers_->lost(from))  // in the meantime
-                                agent->served_calls_.on_peer_lost(from);
-                            });
-                          });
+void Agent::on_failed_message(const std::shared_ptr<transport::Connection>& connection,
+                              const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id) {
+  const Error error =
+      to_error(std::current_exception()).with_prefix("message from " + to_string(from));
+  // A malformed message closes its connection; the other connections are not affected.
+  if (error.code() == ErrorCode::protocol || !fail_call_of(connection, from, kind, call_id, error))
+    connection->close(error);
 }
 
 void Agent::route(const std::shared_ptr<transport::Connection>& connection, InMessage&& message) {
@@ -259,6 +251,7 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   events().record("peer lost", peer.id.value(), peer.epoch);
   outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason));
   served_calls_.on_peer_lost(peer);
+  device_tensors_.on_peer_lost(peer, reason);
   for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
   graceful_shutdown_->on_peer_lost(peer);
   membership_->on_link_lost(peer, reason);
@@ -328,122 +321,13 @@ bool Agent::poll(const std::atomic<bool>& done, Clock::time_point deadline) {
   return peers_->help(done, deadline);
 }
 
-// ---- ending
-
-std::optional<Error> Agent::why_not_here() const {
-  if (state_.ended()) return std::nullopt;
-  const std::string called = "shutdown of " + to_string(self_) + " was called from ";
-  if (pool_.on_pool_thread()) {
-    return Error(ErrorCode::invalid_argument,
-                 called + "one of its own handlers, which it would wait for");
-  }
-  if (base::CallbackScope::on_this_thread() || served_calls_.on_stop_callback_thread()) {
-    return Error(
-        ErrorCode::invalid_argument,
-        called + "an inline function, an on_ready or a stop callback, which must not wait");
-  }
-  return std::nullopt;
-}
-
-std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
-  if (forked()) return std::nullopt;
-  if (auto refusal = why_not_here()) throw std::move(*refusal);
-  if (!state_.begin_shutdown()) return std::nullopt;
-  const std::unique_ptr<AgentState, void (*)(AgentState*)> ended(
-      &state_, [](AgentState* state) { state->end(); });  // also when something below throws
-  const auto deadline = base::deadline_after(timeout);
-  std::optional<Error> error;
-  if (graceful) {
-    try {
-      error =
-          options_.world_size.is_elastic() ? leave(deadline) : graceful_shutdown_->run(deadline);
-    } catch (...) {
-      error = to_error(std::current_exception());  // everything here still ends
-    }
-  }
-  // Even past the deadline, closing has a second.
-  stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
-  return error;
-}
-
-void Agent::fence(const Error& error) {
-  state_.fence(error);
-  peers_->for_each([&](const Life& life) { peers_->end(life.info(), error, true); });
-}
-
-std::optional<Error> Agent::leave(Clock::time_point deadline) {
-  // Calls that have come are served to their end; others may call without end.
-  constexpr std::chrono::seconds kTimeForNewCalls{1};
-  constexpr std::chrono::seconds kTimeForAcknowledgments{1};
-  const auto refuse_from = std::min(Clock::now() + kTimeForNewCalls, deadline);
-  std::chrono::microseconds pause(200);
-  while (const auto busy = std::max(activity().busy, outgoing_calls_.unhandled())) {
-    if (Clock::now() >= deadline) {
-      const std::string running = served_calls_.running();
-      membership_->leave(deadline);  // the others are told, and not waited for
-      return Error(ErrorCode::timeout, "shutdown of " + to_string(self_) +
-                                           " was not graceful: it still makes or serves " +
-                                           std::to_string(busy) + " calls" +
-                                           (running.empty() ? "" : "; it serves " + running));
-    }
-    if (Clock::now() >= refuse_from) state_.refuse_requests();
-    std::this_thread::sleep_for(pause);
-    pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(10));
-  }
-  membership_->leave(deadline);
-  // What has not been acknowledged would be lost with a connection that breaks now.
-  const auto acknowledged_by = std::min(deadline, Clock::now() + kTimeForAcknowledgments);
-  while (peers_->awaits_acknowledgment() && Clock::now() < acknowledged_by)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return std::nullopt;
-}
-
-void Agent::stop_everything(Clock::time_point deadline) {
-  constexpr std::chrono::milliseconds kTimeForTransports{100};
-  state_.stop();
-  membership_->stop();
-  peers_->expect_closing();
-  {
-    const base::CallbackScope callbacks;
-    outgoing_calls_.stop();
-    served_calls_.stop_all();
-    for_each_extension([&](Extension& extension) { extension.stop(); });
-    gather_exchange_->close(
-        Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
-  }
-  if (!device_tensors_.stop(deadline - kTimeForTransports))
-    report_left_behind("it still waits for a device");
-  pool_.close();
-  const bool handlers_ended = pool_.join_until(deadline - kTimeForTransports);
-  if (!handlers_ended) {
-    const std::string running = served_calls_.running();
-    report_left_behind("handlers still run: " + (running.empty() ? "unknown" : running));
-  }
-  if (!served_calls_.stop_callbacks().close_until(deadline - kTimeForTransports))
-    report_left_behind("stop callbacks still run");
-  // A function that blocks where it must not (inline, on_ready) keeps a thread of the transports;
-  // this thread must not wait for it without end.
-  const bool closed = run_until(deadline, [self = shared_from_this()] {
-    self->peers_->close();
-    self->rendezvous_.reset();
-    self->loop_->close();
-  });
-  if (!closed) report_left_behind("an inline function or a callback blocks one of its threads");
-  dumps_.stop();
-  if (handlers_ended && closed)
-    for_each_extension([](Extension& extension) { extension.on_all_ended(); });
-}
-
-void Agent::report_left_behind(const std::string& what) const {
-  std::fprintf(stderr, "stitch: %s leaves while %s\n", to_string(self_).c_str(), what.c_str());
-}
-
 // ---- numbers
 
 Agent::Activity Agent::activity() {
   Activity activity;
   activity.busy = outgoing_calls_.busy();
   activity.busy += served_calls_.busy();
+  activity.busy += device_tensors_.waiting();
   for_each_extension([&](Extension& extension) { activity.busy += extension.active(); });
   activity.sent = sender_.sent();
   activity.received = received_.load();

@@ -203,10 +203,18 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // A message with tensors on devices: routed once they have arrived.
   void on_device_message(const std::shared_ptr<transport::Connection>& connection,
                          InMessage&& message, std::uint64_t call_id);
+  // Whether the reply waits for what its call has queued on a device; then it is moved from.
+  bool store_later(const std::shared_ptr<transport::Connection>& connection, InMessage& reply,
+                   std::uint64_t call_id);
+  void on_arrived(const std::shared_ptr<transport::Connection>& connection, InMessage&& message,
+                  std::uint64_t call_id, const std::optional<Error>& failure);
   // Runs `handle`; what it throws fails the call of the message or ends its connection.
   template <class Handle>
   void guarded(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
                std::uint16_t kind, std::uint64_t call_id, Handle&& handle);
+  // The exception that is being handled ends the message's call or its connection.
+  void on_failed_message(const std::shared_ptr<transport::Connection>& connection,
+                         const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id);
   void route(const std::shared_ptr<transport::Connection>& connection, InMessage&& message);
   // Fails the call of a message that could not be handled, out of memory for example. False if
   // there is none, or if that fails too.

@@ -16,7 +16,7 @@ struct Bind {
     offer = 1,  // of the accepting side: it would use this connection
     accept,     // of the connecting side: it wants to, and has no other one
     confirm,    // of the accepting side: it is used from now on
-    gone,       // the other side is lost to the sender, for good, or the sender shuts down
+    gone,       // the other side is lost to the sender, or has left, or the sender shuts down
   };
   Step step = Step::offer;
   std::uint64_t generation = 0;  // connections used so far, this one included in `confirm`;

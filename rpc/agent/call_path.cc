@@ -40,6 +40,10 @@ void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id) {
 
 InArchive arguments_of(IncomingCall& call) { return call.arguments(); }
 
+bool without_arguments(IncomingCall& call) noexcept {
+  return call.message().view.body().size() == CallHeader::kBytes;
+}
+
 void fail(IncomingCall& call, const Error& error) { call.fail(error); }
 
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception) {
@@ -55,5 +59,7 @@ void stops_with(IncomingCall& call, std::weak_ptr<detail::FutureStateBase> outco
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what) {
   call.reply([&](OutArchive& archive) { encode(what, archive); });
 }
+
+void reply(IncomingCall& call) { call.reply(); }
 
 }  // namespace stitch::rpc

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -33,6 +35,11 @@ class PendingCall {
   // Memory for the `bytes` bytes of the reply's tensors; without data for no preference. On a
   // reader thread, before on_reply().
   [[nodiscard]] virtual transport::Buffer place(std::size_t bytes) noexcept { return {}; }
+  // A reply's tensors are on their devices: queues what on_reply() is to find done there, and
+  // returns on what stream; nothing when that is nothing. On a thread that must not wait.
+  [[nodiscard]] virtual std::optional<c10::Stream> store_later(const InMessage& message) {
+    return std::nullopt;
+  }
 };
 
 // ---- the caller's side
@@ -57,6 +64,8 @@ void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 // ---- the callee's side
 
 [[nodiscard]] InArchive arguments_of(IncomingCall& call);
+// Whether it has none.
+[[nodiscard]] bool without_arguments(IncomingCall& call) noexcept;
 void fail(IncomingCall& call, const Error& error);
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
 void others_poll(IncomingCall& call) noexcept;
@@ -64,6 +73,8 @@ void others_poll(IncomingCall& call) noexcept;
 void stops_with(IncomingCall& call, std::weak_ptr<detail::FutureStateBase> outcome);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
+// Without a result.
+void reply(IncomingCall& call);
 template <class Encode>
 void reply(IncomingCall& call, Encode&& encode) {
   using Function = std::remove_reference_t<Encode>;

@@ -253,9 +253,18 @@ IncomingCall::Progress IncomingCall::progress() const noexcept {
   return {Stage::queued, due_ - std::chrono::nanoseconds(header_.timeout_ns)};
 }
 
-void IncomingCall::begin_reply(OutArchive& archive) const {
+bool IncomingCall::context_is_current() const noexcept {
+  const ExecutionContext& current = ExecutionContext::current();
+  return current.stop == context_.stop && current.runtime == context_.runtime &&
+         current.deadline == context_.deadline &&
+         current.autograd_context == context_.autograd_context && !current.no_grad &&
+         !context_.no_grad && !current.autocast && !context_.autocast && !current.streams &&
+         !context_.streams;
+}
+
+void IncomingCall::begin_reply(OutMessage& message) const {
   const auto id = base::to_wire_order(header_.call_id);
-  archive.message().frame.body().append(&id, sizeof(id));
+  message.frame.body().append(&id, sizeof(id));
 }
 
 void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& error) {
@@ -295,7 +304,7 @@ void IncomingCall::send_error(const Error& error) {
   const auto send_text = [&](std::size_t max_bytes) {
     OutMessage message(wire::kErrorReply);
     OutArchive archive(message);
-    begin_reply(archive);
+    begin_reply(message);
     archive(Error(error.code(), std::string(error.what()).substr(0, max_bytes))
                 .with_remote(error.remote())
                 .with_worker(error.worker())

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "stitch/base/recycler.h"
@@ -126,22 +127,14 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // that were answered before.
   template <class Encode>
   void reply(Encode&& encode) {
-    if (answered_.exchange(true)) return;
-    if (one_way()) return;
-    try {
-      if (context_.streams) [[unlikely]] {
-        wait_for_current_streams();  // another thread may have made the result
-        hold_until_done();
-      }
-      const ExecutionContextScope scope(context_);
-      OutMessage message(wire::kReply);
+    answer([&](OutMessage& message) {
       OutArchive archive(message);
-      begin_reply(archive);
       encode(archive);
-      send_reply(std::move(message), std::nullopt);
-    } catch (...) {
-      send_error(to_error(std::current_exception()).with_prefix("its result cannot be sent"));
-    }
+    });
+  }
+  // Likewise, without a result.
+  void reply() {
+    answer([](OutMessage&) {});
   }
   // Answers with an error, unchanged.
   void fail(const Error& error);
@@ -172,7 +165,29 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // What ends with this call (its turn, its place in an order, its object) ends after the work of
   // its streams.
   void hold_until_done() noexcept;
-  void begin_reply(OutArchive& archive) const;
+  template <class Write>
+  void answer(Write&& write) {
+    if (answered_.exchange(true)) return;
+    if (one_way()) return;
+    try {
+      if (context_.streams) [[unlikely]] {
+        wait_for_current_streams();  // another thread may have made the result
+        hold_until_done();
+      }
+      std::optional<ExecutionContextScope> scope;
+      if (!context_is_current()) scope.emplace(context_);
+      OutMessage message(wire::kReply);
+      begin_reply(message);
+      write(message);
+      send_reply(std::move(message), std::nullopt);
+    } catch (...) {
+      send_error(to_error(std::current_exception()).with_prefix("its result cannot be sent"));
+    }
+  }
+  // Whether a scope of this call's context would change nothing, as where its function has just
+  // returned.
+  [[nodiscard]] bool context_is_current() const noexcept;
+  void begin_reply(OutMessage& message) const;
   void send_reply(OutMessage message, const std::optional<Error>& error);
   void send_error(const Error& error);
 

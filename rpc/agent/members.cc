@@ -5,6 +5,7 @@
 
 #include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/peer.h"
+#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {
 
@@ -14,10 +15,6 @@ std::string quoted_list(const std::vector<std::string>& names) {
   std::string list;
   for (const auto& name : names) list += (list.empty() ? "\"" : ", \"") + name + "\"";
   return list;
-}
-
-std::string in_epoch(const WorkerInfo& info) {
-  return "worker \"" + info.name + "\" epoch " + std::to_string(info.epoch);
 }
 
 }  // namespace
@@ -113,9 +110,7 @@ const WorkerInfo& Members::find(const WorkerInfo& info) const {
                                                  known.name + "\"")
         .with_worker(info.name);
   }
-  throw Error(ErrorCode::disconnected,
-              in_epoch(info) + " is gone; it is now epoch " + std::to_string(known.epoch))
-      .with_worker(info.name);
+  throw life_gone(info, "; it is now epoch " + std::to_string(known.epoch));
 }
 
 std::string Members::claimed_identity(const transport::Hello& hello) {

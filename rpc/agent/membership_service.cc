@@ -1,6 +1,5 @@
 #include "stitch/rpc/agent/membership_service.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -19,21 +18,21 @@ OutMessage out_message(const Notice& notice) {
   return message;
 }
 
-transport::Message bare_message(const Notice& notice) {
+}  // namespace
+
+transport::Message MembershipService::bare_message(const Notice& notice) {
   transport::FrameBuilder frame(wire::kMembership);
   notice.write(frame.body());
   frame.end_body();
   return std::move(frame).finish();
 }
 
-Notice notice_in(const transport::Message& message) {
+Notice MembershipService::notice_in(const transport::Message& message) {
   const auto head = transport::peek_frame(message.frame);
   if (!head || head->kind != wire::kMembership)
     throw Error(ErrorCode::protocol, "a notice of membership was expected");
   return Notice::read(head->body);
 }
-
-}  // namespace
 
 void MembershipService::start(const std::vector<Member>& members) {
   const Options& options = agent_.options();
@@ -110,18 +109,18 @@ void MembershipService::drain() {
 }
 
 bool MembershipService::perform(Effects& effects) {
-  for (const auto& [to, why] : std::exchange(effects.lose, {})) agent_.peers().end(to, why, false);
+  for (const auto& [to, why] : std::exchange(effects.lose, {}))
+    agent_.peers().end(to, why, false, effects.has_left(to));
   while (!effects.events.empty()) {
     if (!tell(effects.events.front())) return false;
     effects.events.erase(effects.events.begin());
   }
   for (const auto& [to, notice] : effects.send) send(to, out_message(notice));
   if (!effects.heartbeats.empty()) {
-    std::uint64_t digest = 0;
-    {
+    const std::uint64_t digest = [this] {
       base::MutexLock lock(mutex_);
-      digest = protocol_->digest();
-    }
+      return protocol_->digest();
+    }();
     for (const WorkerInfo& to : effects.heartbeats) {
       OutMessage message(wire::kHeartbeat);
       base::ByteWriter(message.frame.body()).write(digest);
@@ -207,6 +206,10 @@ void MembershipService::probe(const WorkerInfo& about) {
     return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
   };
   inquiry.deadline = Clock::now() + agent_.options().heartbeat_timeout;
+  if (const auto verdict = verdict_on(about)) {
+    // It runs, and learns that it is over; where it closes the connection first, by its own probes.
+    inquiry.question = [notice = *verdict] { return bare_message(notice); };
+  }
   inquiry.done = [this, about, report](Inquiry::Outcome outcome) {
     if (outcome.answer) on_notice(about, *outcome.answer);
     if (outcome.opened) return report(true);
@@ -295,77 +298,35 @@ void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>
 
 // ---- joining and leaving
 
-void MembershipService::join(Clock::time_point deadline) {
-  struct Waiting {
-    base::Mutex mutex;
-    base::CondVar changed;
-    std::optional<Inquiry::Outcome> outcome STITCH_GUARDED_BY(mutex);
-  };
-  std::vector<MemberCard> cards = hooks_.members;
-  std::sort(cards.begin(), cards.end(),
-            [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
-  std::string tried;
-  for (const MemberCard& card : cards) {
-    if (card.info.id == agent_.self().id) continue;
-    const auto waiting = std::make_shared<Waiting>();
-    Inquiry inquiry;
-    inquiry.addresses = see(card).addresses;
-    inquiry.objection = [info = card.info](const transport::Hello& hello) -> std::optional<Error> {
-      if (hello.id == info.id.value() && hello.epoch == info.epoch) return std::nullopt;
-      return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
-    };
-    inquiry.question = [this] {
-      return bare_message({Notice::Step::join, agent_.self(), agent_.self(), {}, {{hooks_.self}}});
-    };
-    // All of its acknowledgements are bounded by twice the timeout, a probe by one.
-    inquiry.deadline = std::min(
-        deadline, Clock::now() + 4 * std::chrono::nanoseconds(agent_.options().heartbeat_timeout));
-    inquiry.done = [waiting](Inquiry::Outcome outcome) {
-      base::MutexLock lock(waiting->mutex);
-      waiting->outcome = std::move(outcome);
-      waiting->changed.notify_all();
-    };
-    agent_.peers().inquire(std::move(inquiry));
-    Inquiry::Outcome outcome;
-    {
-      base::MutexLock lock(waiting->mutex);
-      while (!waiting->outcome) waiting->changed.wait(waiting->mutex);
-      outcome = std::move(*waiting->outcome);
-    }
-    if (outcome.answer) {
-      const Notice notice = notice_in(*outcome.answer);
-      const bool no_member = (notice.step == Notice::Step::refusal && !notice.lives.empty()) ||
-                             (notice.step == Notice::Step::dead && notice.about == card.info);
-      if (no_member) {
-        tried += (tried.empty() ? "" : ", ") + to_string(card.info) + ": " + notice.text;
-        continue;
-      }
-      if (notice.step == Notice::Step::refusal || notice.step == Notice::Step::dead)
-        throw Error(ErrorCode::invalid_argument, notice.text).with_worker(agent_.self().name);
-      if (notice.step != Notice::Step::welcome)
-        throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
-      step([&](MembershipProtocol& protocol) { return protocol.on_welcome(notice, Clock::now()); });
-      base::MutexLock lock(mutex_);
-      // Another thread may be performing that.
-      while ((draining_ || !queue_.empty()) && Clock::now() < deadline)
-        left_changed_.wait_until(mutex_, Clock::now() + std::chrono::milliseconds(1));
-      if (const auto& fenced = protocol_->fenced()) {
-        throw Error(ErrorCode::invalid_argument,
-                    to_string(agent_.self()) + " cannot join: " + fenced->what())
-            .with_worker(agent_.self().name);
-      }
-      return;
-    }
-    if (Clock::now() >= deadline) {
-      throw Error(ErrorCode::timeout, to_string(agent_.self()) +
-                                          " was not admitted within the time limit; asked was " +
-                                          to_string(card.info));
-    }
-    tried += (tried.empty() ? "" : ", ") + to_string(card.info) +
-             (outcome.failure ? std::string(": ") + outcome.failure->what() : ": no answer");
+// A life that was over before this worker joined: calls to it are to say so.
+void MembershipService::remember(const KnownLife& over) {
+  const WorkerInfo& info = over.card.info;
+  try {
+    Life& life = agent_.peers().add_life({info, {}, {}});
+    agent_.device_tensors().add({info, {}});
+    life.announced.store(true);
+  } catch (const Error&) {
+    return;  // known, or followed by another
   }
-  throw Error(ErrorCode::disconnected,
-              to_string(agent_.self()) + " reached no member of its world: " + tried);
+  const bool left = over.state == LifeState::left;
+  agent_.peers().end(info, Error(ErrorCode::disconnected, left ? "it has left" : over.verdict),
+                     true);
+}
+
+void MembershipService::take_in(const Notice& welcome, Clock::time_point deadline) {
+  for (const KnownLife& life : welcome.lives) {
+    if (life.state != LifeState::alive && life.card.info.id != agent_.self().id) remember(life);
+  }
+  step([&](MembershipProtocol& protocol) { return protocol.on_welcome(welcome, Clock::now()); });
+  base::MutexLock lock(mutex_);
+  // Another thread may be performing that.
+  while ((draining_ || !queue_.empty()) && Clock::now() < deadline)
+    left_changed_.wait_until(mutex_, Clock::now() + std::chrono::milliseconds(1));
+  if (const auto& fenced = protocol_->fenced()) {
+    throw Error(ErrorCode::invalid_argument,
+                to_string(agent_.self()) + " cannot join: " + fenced->what())
+        .with_worker(agent_.self().name);
+  }
 }
 
 void MembershipService::leave(Clock::time_point deadline) {
@@ -379,11 +340,16 @@ std::vector<MemberCard> MembershipService::live_cards() const {
   return protocol_ ? protocol_->live_cards() : std::vector<MemberCard>();
 }
 
-std::optional<transport::Message> MembershipService::obituary(const WorkerInfo& info) const {
+std::optional<Notice> MembershipService::verdict_on(const WorkerInfo& info) const {
   base::MutexLock lock(mutex_);
-  const auto notice = protocol_ ? protocol_->obituary(info) : std::nullopt;
-  if (!notice || notice->step != Notice::Step::dead) return std::nullopt;
-  return bare_message(*notice);
+  auto notice = protocol_ ? protocol_->obituary(info) : std::nullopt;
+  if (notice && notice->step != Notice::Step::dead) notice.reset();
+  return notice;
+}
+
+std::optional<transport::Message> MembershipService::obituary(const WorkerInfo& info) const {
+  const auto notice = verdict_on(info);
+  return notice ? std::optional(bare_message(*notice)) : std::nullopt;
 }
 
 Member MembershipService::see(const MemberCard& card) const {

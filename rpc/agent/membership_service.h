@@ -61,6 +61,10 @@ class MembershipService {
   using Clock = std::chrono::steady_clock;
   using Effects = MembershipProtocol::Effects;
 
+  // A notice as a message of its own, for connections that are not bound.
+  [[nodiscard]] static transport::Message bare_message(const Notice& notice);
+  // Throws Error(protocol) when `message` is no notice.
+  [[nodiscard]] static Notice notice_in(const transport::Message& message);
   // Changes the protocol under the lock, and has what follows performed.
   template <class F>
   void step(F&& change) STITCH_EXCLUDES(mutex_);
@@ -72,7 +76,13 @@ class MembershipService {
   void probe(const WorkerInfo& about);
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
   void tick();
+  void remember(const KnownLife& over);
+  // The end of join(): returns once what the sponsor knows has been performed.
+  void take_in(const Notice& welcome, Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Member see(const MemberCard& card) const;
+  // That a life is dead; nothing if it is not.
+  [[nodiscard]] std::optional<Notice> verdict_on(const WorkerInfo& info) const
+      STITCH_EXCLUDES(mutex_);
 
   Agent& agent_;
   MembershipHooks hooks_;  // constant after start()

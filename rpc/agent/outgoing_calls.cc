@@ -95,7 +95,7 @@ bool OutgoingCalls::inside() noexcept {
 }
 
 std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view function,
-                                        std::chrono::nanoseconds timeout, OutMessage message,
+                                        std::chrono::nanoseconds timeout, OutMessage&& message,
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
   OutstandingCall call{std::move(pending),
@@ -319,7 +319,7 @@ transport::Buffer OutgoingCalls::place(const WorkerInfo& from, const base::Bytes
   return pending ? pending->place(bytes) : transport::Buffer{};
 }
 
-void OutgoingCalls::on_answer(InMessage message) {
+void OutgoingCalls::on_answer(InMessage&& message) {
   for (const auto& extension : extensions_) extension->on_receive(message);
   base::ByteReader in(message.view.body(), "reply");
   const auto call_id = in.read<std::uint64_t>();
@@ -355,6 +355,11 @@ void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message)
 }
 
 void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& message) {
+  if (message.arrival && message.arrival->error) [[unlikely]] {
+    const Error& error = *message.arrival->error;
+    call.pending->on_error(about(call, error, std::string("failed: ") + error.what()));
+    return;
+  }
   try {
     ExecutionContext context;
     context.runtime = std::shared_ptr<Runtime>(owner_);

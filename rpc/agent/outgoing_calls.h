@@ -44,7 +44,7 @@ class OutgoingCalls {
   [[nodiscard]] std::chrono::nanoseconds effective_timeout(
       std::optional<std::chrono::nanoseconds> timeout) const;
   std::uint64_t start_call(const WorkerInfo& to, std::string_view function,
-                           std::chrono::nanoseconds timeout, OutMessage message,
+                           std::chrono::nanoseconds timeout, OutMessage&& message,
                            std::shared_ptr<PendingCall> pending);
   void start_notify(const WorkerInfo& to, std::string_view function,
                     std::chrono::nanoseconds timeout, OutMessage message);
@@ -52,10 +52,13 @@ class OutgoingCalls {
 
   // ---- how calls end
   // A reply or an error reply. A large one is decoded on a free user-function thread.
-  void on_answer(InMessage message);
+  void on_answer(InMessage&& message);
   // Where the caller wants the tensors of the reply with this frame; see PendingCall::place.
   [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const base::Bytes& frame,
                                         std::size_t bytes) noexcept;
+  // See PendingCall::store_later; of a reply whose tensors are on their devices.
+  [[nodiscard]] std::optional<c10::Stream> store_later(std::uint64_t call_id,
+                                                       const InMessage& reply);
   // An answer to the call came from `from` and could not be handled.
   void fail_answered(std::uint64_t call_id, const WorkerInfo& from, const Error& error);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);

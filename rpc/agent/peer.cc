@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "stitch/base/name_list.h"
+#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {
 
@@ -17,8 +18,8 @@ Error not_needed() { return Error(ErrorCode::disconnected, "the connection is no
 }  // namespace
 
 Peer::Peer(Life& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
-           std::uint64_t token)
-    : life_(life), self_(self), grace_(grace), token_(token) {
+           std::uint64_t token, const Now& now)
+    : life_(life), self_(self), grace_(grace), token_(token), now_(now) {
   const auto& addresses = life.member.addresses;
   for (std::size_t i = 0; i < addresses.size(); ++i)
     addresses_.push_back({addresses[i], reachable[i]});
@@ -49,7 +50,7 @@ void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
     if (own_ != opened) {
       effects.close.emplace_back(connection, not_needed());
     } else {
-      own_since_ = Clock::now();
+      own_since_ = now_();
       effects.timers.push_back(own_until());
     }
   } else if (is_self()) {
@@ -66,7 +67,7 @@ void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
 
 void Peer::offer(const PeerConnectionPtr& connection, Effects& effects) {
   offered_ = connection;
-  offered_since_ = Clock::now();
+  offered_since_ = now_();
   effects.timers.push_back(offered_until());
   failure_.reset();  // the peer is alive and wants to connect
   connection->generation = generation_;
@@ -119,7 +120,7 @@ void Peer::on_offer(const PeerConnectionPtr& connection, const Bind& bind, Effec
   }
   own_->accepted = true;
   own_->generation = bind.generation;
-  own_since_ = Clock::now();
+  own_since_ = now_();
   effects.timers.push_back(own_until());
   send(own_, Bind::Step::accept, effects);
 }
@@ -187,7 +188,7 @@ void Peer::use(const PeerConnectionPtr& connection, const Session::Received& rec
   }
   has_session_ = true;
   bound_ = connection;
-  bound_since_ = Clock::now();
+  bound_since_ = now_();
   progress_ = life_.session->progress();
   connection->session = life_.session;
   connection->bound.store(true, std::memory_order_release);
@@ -230,11 +231,18 @@ void Peer::lose(const Error& reason, Effects& effects) {
   retry_scheduled_ = false;
   if (lost_) return;
   effects.end = reason;
-  lost_ =
-      Error(ErrorCode::disconnected, to_string(info()) + " epoch " + std::to_string(info().epoch) +
-                                         " is gone: " + reason.what())
-          .with_worker(info().name);
+  lost_ = life_gone(info(), std::string(": ") + reason.what(), LifeName::with_id);
   if (!closing_) effects.lost = reason;
+}
+
+void Peer::part(const Error& reason, Effects& effects) {
+  if (bound_ && bound_->connection) {
+    send(bound_, Bind::Step::gone, effects);
+    effects.bind.reason = reason.what();
+    effects.close_after_bind = true;
+    bound_.reset();
+  }
+  lose(reason, effects);
 }
 
 void Peer::close(const Error& reason, Effects& effects) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,11 +58,14 @@ using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 // or for five while the peer answers, except those where the peer has refused this worker or
 // another worker answers.
 //
-// Pure state, under the lock of its PeerTable: calls nothing, returns effects. Not thread-safe.
+// Pure state, under the lock of its PeerTable: calls nothing but the clock, returns effects. Not
+// thread-safe.
 class Peer {
  public:
   using Clock = std::chrono::steady_clock;
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
+  // Tells the time by which the timers of Effects run.
+  using Now = std::function<Clock::time_point()>;
   // What is to be done once the lock has been released, in this order.
   struct Effects {
     std::vector<std::pair<ConnectionPtr, Error>> close;
@@ -89,9 +93,9 @@ class Peer {
   };
 
   // `reachable`, by address: whether this worker has a transport for it. `token`: what a session
-  // that begins here is known by; not 0, and not to be guessed.
+  // that begins here is known by; not 0, and not to be guessed. `now`: valid as long as this.
   Peer(Life& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
-       std::uint64_t token);
+       std::uint64_t token, const Now& now);
 
   // ---- events of its connections
   void on_open(const PeerConnectionPtr& opened, Effects& effects);
@@ -115,6 +119,8 @@ class Peer {
   void give_up(const Error& reason, Effects& effects);
   // Ends all connections and attempts: the peer is lost.
   void lose(const Error& reason, Effects& effects);
+  // The same, and the peer is told, so that it does not try to replace the connection.
+  void part(const Error& reason, Effects& effects);
   // Failures are expected from now on: no retries, and on_lost is not reported.
   void expect_closing() noexcept { closing_ = true; }
   // Drops everything; the connections have been closed.
@@ -176,6 +182,7 @@ class Peer {
   const WorkerId self_;
   const Clock::duration grace_;
   std::uint64_t token_;
+  const Now& now_;
   bool has_session_ = false;  // token_ is known to both sides
   std::uint64_t generation_ = 0;
   std::vector<Address> addresses_;

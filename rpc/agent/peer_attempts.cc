@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
 #include "stitch/rpc/agent/peer.h"
 
@@ -88,7 +87,7 @@ void Peer::on_broken(const Error& reason, Effects& effects) {
   effects.detach_from = bound_->connection;
   bound_.reset();
   if (given_up_) return lose(*given_up_, effects);
-  const auto now = Clock::now();
+  const auto now = now_();
   const bool brought = life_.session->progress() != progress_;
   fruitless_ = brought || now - bound_since_ >= kFruitlessWithin ? 0 : fruitless_ + 1;
   // A peer that breaks the rules would do so again.
@@ -99,8 +98,7 @@ void Peer::on_broken(const Error& reason, Effects& effects) {
   failure_.reset();
   for (Address& address : addresses_) address.abandoned = false;
   if (successor_) return use(std::exchange(successor_, nullptr), successor_received_, effects);
-  if (const auto until = base::deadline_after(grace_); until != Clock::time_point::max())
-    effects.timers.push_back(until);
+  if (grace_ < Clock::time_point::max() - now) effects.timers.push_back(now + grace_);
   offer_spare(effects);
   if (offered_) effects.timers.push_back(offered_until());
   if (now - first_break_ > kBreaksWithin) {
@@ -116,10 +114,19 @@ void Peer::on_broken(const Error& reason, Effects& effects) {
 }
 
 void Peer::lose_broken(const std::string& why, Effects& effects) {
-  const Broken broken = *broken_;
-  lose(Error(ErrorCode::disconnected, std::string(broken.reason.what()) + "; " + why +
-                                          (failure_ ? ": " + std::string(failure_->what()) : "")),
-       effects);
+  std::string text = std::string(broken_->reason.what()) + "; " + why;
+  if (failure_) {
+    text += std::string(": ") + failure_->what();
+  } else if (own_) {
+    text += ": " + addresses_[own_->address].text + " has not answered yet";
+  } else if (offered_ && offered_->connection) {
+    text += ": over " + offered_->connection->describe() + ", which it has opened, nothing comes";
+  } else {
+    std::vector<std::string> texts;
+    for (const Address& address : addresses_) texts.push_back(address.text);
+    text += ": its addresses are " + base::join_names(texts);
+  }
+  lose(Error(ErrorCode::disconnected, std::move(text)), effects);
 }
 
 Peer::Clock::duration Peer::attempt_time() const noexcept {
@@ -142,13 +149,13 @@ Peer::Clock::time_point Peer::offered_until() const noexcept {
 
 bool Peer::forgotten() const noexcept {
   if (lost_ || closing_ || bound_) return false;
-  if (broken_ && grace_ < Clock::now() - broken_->since - kForgottenAfter) return true;
+  if (broken_ && grace_ < now_() - broken_->since - kForgottenAfter) return true;
   return has_session_ && !own_ && !offered_ && !spare_ && !successor_ && !retry_scheduled_;
 }
 
 void Peer::on_timer(Effects& effects) {
   if (lost_) return;
-  const auto now = Clock::now() + kTimerSlack;
+  const auto now = now_() + kTimerSlack;
   if (broken_ && !bound_ && now - broken_->since >= grace_)
     return lose_broken("no other was made within " + milliseconds(grace_), effects);
   // What does not answer must not take the time of the others.
@@ -182,7 +189,7 @@ void Peer::try_next(std::size_t first, Effects& effects) {
     own_->target = &life_;
     own_->address = i;
     effects.connect = own_;
-    own_since_ = Clock::now();
+    own_since_ = now_();
     if (broken_) effects.timers.push_back(own_until());
     return;
   }
@@ -208,7 +215,7 @@ void Peer::retry_or_lose(Effects& effects) {
             .with_worker(info().name);
     return;
   }
-  const auto now = Clock::now();
+  const auto now = now_();
   const auto time_limit = answered_ ? kConnectTimeoutWhenAnswered : kConnectTimeout;
   const bool in_time = broken_ ? now - broken_->since < grace_ : now - first_failure_ < time_limit;
   const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };
@@ -229,7 +236,7 @@ void Peer::retry_or_lose(Effects& effects) {
 
 void Peer::retry_later(Clock::duration delay, Effects& effects) {
   retry_scheduled_ = true;
-  retry_at_ = Clock::now() + delay;
+  retry_at_ = now_() + delay;
   effects.timers.push_back(retry_at_);
 }
 
@@ -238,7 +245,7 @@ void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
   ++failed_attempts_;
   own_.reset();
   if (given_up_) return lose(*given_up_, effects);
-  if (!failure_) first_failure_ = Clock::now();
+  if (!failure_) first_failure_ = now_();
   failure_ = reason;
   addresses_[attempt.address].failure = reason;
   // A refusal is an answer, too: a worker without room for strangers refuses with `overloaded`.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "stitch/base/freed_memory.h"
+
 namespace stitch::rpc {
 
 namespace {
@@ -50,6 +52,12 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
     return !given_up_ && bytes != 0 && bytes + cost > limits_.bytes;
   };
   if (inside && no_room()) return Kept::full;
+  if (no_room()) {
+    // The program has freed what was under way, not always in a form that it can use again.
+    lock.unlock();
+    base::return_freed_memory();
+    lock.lock();
+  }
   while (no_room()) {
     ++blocked_;
     waiting_.fetch_add(1);  // first: who makes room looks at it afterwards

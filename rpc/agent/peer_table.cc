@@ -95,7 +95,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
   return events;
 }
 
-void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message message) {
+void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message&& message) {
   Life& from = *sender->peer;  // constant once bound, as the session
   if (from.over.load(std::memory_order_acquire)) [[unlikely]]
     return;
@@ -142,7 +142,7 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
 
 void PeerTable::acknowledge_later(const std::shared_ptr<Session>& session) noexcept {
   try {
-    events_.call_at(Clock::now() + kAcknowledgeWithin, [session] { session->acknowledge_now(); });
+    events_.call_at(events_.now() + kAcknowledgeWithin, [session] { session->acknowledge_now(); });
   } catch (...) {
     session->forget_to_acknowledge();
   }
@@ -347,8 +347,11 @@ void PeerTable::say_passed_over(const Life& life, const std::pair<std::string, E
     base::MutexLock lock(mutex_);
     if (!passed_over_.insert(scheme_of(address.first)).second) return;
   }
-  std::fprintf(stderr, "stitch: %s is not used with %s, another transport is: %s\n",
-               address.first.c_str(), to_string(life.info()).c_str(), address.second.what());
+  const std::string line = "stitch: " + address.first + " is not used with " +
+                           to_string(life.info()) +
+                           ", another transport is: " + address.second.what();
+  if (events_.say) return events_.say(line);
+  std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 void PeerTable::send_bind(Effects& effects) {

@@ -57,6 +57,10 @@ class PeerTable {
     std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
     // Whether the call of a waiting request is still outstanding.
     std::function<bool(std::uint64_t call_id)> wanted;
+    // The clock of call_at.
+    Peer::Now now = &Clock::now;
+    // Tells the person who runs this worker: a line. Null: on stderr.
+    std::function<void(const std::string& line)> say{};
   };
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
   // Records what happens to connections there. Before start().
@@ -99,8 +103,9 @@ class PeerTable {
   Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
   void admit(Life& life) STITCH_EXCLUDES(mutex_);
   // Ends the connection to a life, which is lost before this returns; `over`: its messages are
-  // dropped from now on.
-  void end(const WorkerInfo& peer, const Error& reason, bool over) STITCH_EXCLUDES(mutex_);
+  // dropped from now on; `tell`: it hears of that, and does not try to replace the connection.
+  void end(const WorkerInfo& peer, const Error& reason, bool over, bool tell = false)
+      STITCH_EXCLUDES(mutex_);
   // The bound connections to other processes: when something last arrived, whether something was
   // sent since the last call.
   struct Link {
@@ -119,6 +124,8 @@ class PeerTable {
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             transport::Message message, transport::SendDone done, std::uint64_t call_id = 0)
       STITCH_EXCLUDES(mutex_);
+  // Whether the call still waits for its answer.
+  [[nodiscard]] bool wanted(std::uint64_t call_id) const { return events_.wanted(call_id); }
   // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
   // Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
@@ -163,7 +170,8 @@ class PeerTable {
   // Over a connection that is not bound: BIND, or the connection is closed.
   void on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
                         transport::Message message) STITCH_EXCLUDES(mutex_);
-  void receive(const PeerConnectionPtr& sender, transport::Message message) STITCH_EXCLUDES(mutex_);
+  void receive(const PeerConnectionPtr& sender, transport::Message&& message)
+      STITCH_EXCLUDES(mutex_);
   // A message over a bound connection without a number: the session's own, or a mistake.
   void on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message)
       STITCH_EXCLUDES(mutex_);

@@ -33,7 +33,7 @@ void PeerTable::complete(Life& life) {
   life.session = make_session(life);
   if (life.info().id == self_) life.echo = make_session(life);
   life.peer = std::make_unique<Peer>(life, self_, std::move(reachable), reconnect_timeout_,
-                                     base::random_number() | 1);
+                                     base::random_number() | 1, events_.now);
   life.flow.emplace(flow_limits_);
   if (closing_) life.peer->expect_closing();
 }
@@ -82,14 +82,18 @@ void PeerTable::admit(Life& life) {
   for (const auto& [each, connection] : waiting) on_open(each, connection);
 }
 
-void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over) {
+void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over, bool tell) {
   Life* life = members_.life(info.id, info.epoch);
   if (life == nullptr) return;
   Effects effects;
   {
     base::MutexLock lock(mutex_);
     if (over) life->over.store(true, std::memory_order_release);
-    peer(*life).lose(reason, effects);
+    if (tell) {
+      peer(*life).part(reason, effects);
+    } else {
+      peer(*life).lose(reason, effects);
+    }
   }
   perform(*life, std::move(effects));
 }
@@ -150,7 +154,7 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
   const Peer& about = peer(life);
   if (about.lost()) return "worker is gone";
   if (const auto& broken = about.broken()) {
-    return "worker has had no connection for " + duration_text(Clock::now() - broken->since) +
+    return "worker has had no connection for " + duration_text(events_.now() - broken->since) +
            ", another one is tried: " + broken->reason.what() +
            (about.failure() ? std::string("; ") + about.failure()->what() : std::string());
   }

@@ -6,6 +6,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/future/execution_context.h"
+#include "stitch/rpc/gpu/tensor_transfers.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -45,23 +46,28 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
       throw exceeds(message.frame.body().size());
     message.frame.end_body();
     message.frame.set_inline_bytes(options_.inline_bytes);
-    std::unique_ptr<DeviceGate> gate;
+    DeviceParts tensors;
     if (device_tensors_.concerns(message, to.id)) [[unlikely]] {
-      gate = encode_staged(message, to);
+      tensors = encode_staged(message, to);
     } else {
       encode_tensors(message);
     }
     // Who has an answer finds done what the handler has queued on its streams.
     if (const auto& streams = ExecutionContext::current().streams; streams && kind == wire::kReply)
         [[unlikely]]
-      gate = DeviceTensors::gate_of(*streams, std::move(gate));
+      tensors.gate = DeviceTensors::gate_of(*streams, std::move(tensors.gate));
     if (hooks) {
       for (const auto& extension : extensions_) extension->on_send(message, to);
     }
     transport::Message laid_out = std::move(message.frame).finish();
     check_frame(laid_out.frame.size());
-    const std::size_t bytes = total_bytes(laid_out);
+    std::size_t bytes = total_bytes(laid_out);
     if (!control && bytes > options_.max_inflight_bytes) throw exceeds(bytes);
+    // What comes by transfers takes memory there as what is in the message does. A tensor above the
+    // limit has it to itself.
+    if (tensors.transfers) [[unlikely]]
+      bytes =
+          std::min<std::size_t>(bytes + tensors.transfers->bytes(), options_.max_inflight_bytes);
     Counted counted;
     counted.flow = &flow(to);
     counted.bytes = bytes + (control ? kControlFrameCost : 0);
@@ -71,7 +77,8 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     counted.in_sent = wire::is_work(kind);
     count(to, counted);
     if (counted.in_sent) sent_.fetch_add(1);
-    return {std::move(laid_out), InFlight(std::shared_ptr<Sender>(self_), counted), std::move(gate),
+    return {std::move(laid_out), InFlight(std::shared_ptr<Sender>(self_), counted),
+            std::move(tensors.gate), std::move(tensors.transfers),
             DepartingAttachments(std::move(message.attachments))};
   } catch (...) {
     DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
@@ -79,7 +86,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
   }
 }
 
-std::unique_ptr<DeviceGate> Sender::encode_staged(OutMessage& message, const WorkerInfo& to) const {
+Sender::DeviceParts Sender::encode_staged(OutMessage& message, const WorkerInfo& to) const {
   StagedTensors staged = device_tensors_.stage(message, to);
   if (staged.few_bytes) {
     const std::size_t fits = std::min(DeviceTensors::kInlineBytes, options_.max_frame_bytes / 16);
@@ -87,7 +94,39 @@ std::unique_ptr<DeviceGate> Sender::encode_staged(OutMessage& message, const Wor
   }
   encode_copies(message, staged.copies, staged.gate == nullptr);
   if (staged.section.size() != 0) message.frame.add_section(wire::kDevices, staged.section.span());
-  return std::move(staged.gate);
+  if (staged.transfers) message.frame.add_section(wire::kTransfers, staged.transfer_section.span());
+  return {std::move(staged.gate), std::move(staged.transfers)};
+}
+
+void Sender::send_transfer_frame(const WorkerInfo& to, base::Bytes frame) noexcept {
+  constexpr std::size_t kInBody = 4096;
+  try {
+    transport::FrameBuilder builder(wire::kTransfer);
+    if (frame.size() <= kInBody) builder.body().append(frame.data(), frame.size());
+    builder.end_body();
+    if (frame.size() > kInBody) {
+      auto held = std::make_shared<base::Bytes>(std::move(frame));
+      builder.add_buffer({{}, held->data(), held->size(), held});
+    }
+    transport::Message message = std::move(builder).finish();
+    // It keeps the agent alive, as every message does.
+    peers_->send(to, nullptr, std::move(message),
+                 [self = std::shared_ptr<Sender>(self_), to](const std::optional<Error>& error) {
+                   if (error) self->give_up_transfers(to, *error);
+                 });
+  } catch (...) {
+    give_up_transfers(to, to_error(std::current_exception()));
+  }
+}
+
+// A frame that is missing would be waited for without end.
+void Sender::give_up_transfers(const WorkerInfo& to, const Error& error) noexcept {
+  try {
+    if (peers_->closing() || peers_->lost(to)) return;
+    peers_->give_up(to, error.with_prefix("a frame of device transfers cannot be sent"));
+  } catch (...) {
+    // Out of memory for an error: what waits for the frame ends at its deadline.
+  }
 }
 
 void Sender::send_when_open(const WorkerInfo& to,
@@ -108,34 +147,44 @@ void Sender::send_when_open(const WorkerInfo& to,
     InFlight in_flight;
     DepartingAttachments attachments;
     transport::SendDone done;
+    std::shared_ptr<OutgoingTransfers> transfers;
   };
-  auto waiting = std::make_unique<Waiting>(Waiting{to, connection, std::move(out.message),
-                                                   std::move(out.in_flight),
-                                                   std::move(out.attachments), std::move(done)});
-  device_tensors_.when_open(
-      std::move(out.gate), [this, waiting = std::move(waiting), answered,
-                            call_id](const std::optional<Error>& error) mutable {
-        const auto end = [](Waiting& sent, const std::optional<Error>& why) {
-          const auto self = sent.in_flight.finish(why);
-          sent.attachments.tell(why);
-          sent.done(why);
-        };
-        if (error) {
-          const std::shared_ptr<Sender> alive(self_);
-          end(*waiting, error);
-          if (answered) send_error_reply(waiting->to, waiting->connection, *answered, *error);
-          return;
-        }
-        const WorkerInfo peer = waiting->to;  // `waiting` ends inside send()
-        const auto over = waiting->connection;
-        transport::Message ready = std::move(waiting->message);
-        peers_->send(
-            peer, over, std::move(ready),
-            [waiting = std::move(waiting), end](const std::optional<Error>& why) {
-              end(*waiting, why);
-            },
-            call_id);
-      });
+  auto waiting = std::make_unique<Waiting>(
+      Waiting{to, connection, std::move(out.message), std::move(out.in_flight),
+              std::move(out.attachments), std::move(done), std::move(out.transfers)});
+  auto go_on = [this, waiting = std::move(waiting), answered,
+                call_id](std::optional<Error> error) mutable {
+    const auto end = [](Waiting& sent, const std::optional<Error>& why) {
+      const auto self = sent.in_flight.finish(why);
+      sent.attachments.tell(why);
+      sent.done(why);
+    };
+    // Its caller may have given up meanwhile.
+    if (!error && call_id != 0 && !peers_->wanted(call_id))
+      error.emplace(ErrorCode::cancelled, "it was not wanted any more before it was sent");
+    if (error) {
+      const std::shared_ptr<Sender> alive(self_);
+      end(*waiting, error);
+      if (answered) send_error_reply(waiting->to, waiting->connection, *answered, *error);
+      return;
+    }
+    const WorkerInfo peer = waiting->to;  // `waiting` ends inside send()
+    const auto over = waiting->connection;
+    transport::Message ready = std::move(waiting->message);
+    peers_->send(
+        peer, over, std::move(ready),
+        [waiting = std::move(waiting), end](const std::optional<Error>& why) {
+          // Now, so that a transfer never begins whose message does not come.
+          if (!why && waiting->transfers) waiting->transfers->begin(waiting->to);
+          end(*waiting, why);
+        },
+        call_id);
+  };
+  if (out.gate) {
+    device_tensors_.when_open(std::move(out.gate), std::move(go_on));
+  } else {
+    go_on(std::nullopt);
+  }
 }
 
 void Sender::send_error_reply(const WorkerInfo& to,

@@ -89,7 +89,8 @@ class Sender {
   struct LaidOut {
     transport::Message message;
     InFlight in_flight;
-    std::unique_ptr<DeviceGate> gate;  // null: it can be sent now
+    std::unique_ptr<DeviceGate> gate;              // null: it can be sent now
+    std::shared_ptr<OutgoingTransfers> transfers;  // begin when it has been sent; null: none
     DepartingAttachments attachments;
   };
 
@@ -109,7 +110,7 @@ class Sender {
   template <class Done>
   void transmit(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                 LaidOut&& out, Done done, std::uint64_t call_id = 0) {
-    if (out.gate) [[unlikely]] {
+    if (out.gate || out.transfers) [[unlikely]] {
       send_when_open(to, connection, std::move(out), transport::SendDone(std::move(done)), call_id);
       return;
     }
@@ -140,6 +141,10 @@ class Sender {
   // A reply or an error reply.
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage&& message);
+  // A frame of device transfers, in no budget: their protocol bounds how many wait. It counts as no
+  // message either, since the message that it belongs to is received after all of them. The peer is
+  // given up if it cannot be sent, perhaps at once.
+  void send_transfer_frame(const WorkerInfo& to, base::Bytes frame) noexcept;
 
   // Messages sent or queued, except those of graceful shutdown.
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_.load(); }
@@ -154,12 +159,16 @@ class Sender {
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 
  private:
-  // The tensors of the message, which concern devices.
-  [[nodiscard]] std::unique_ptr<DeviceGate> encode_staged(OutMessage& message,
-                                                          const WorkerInfo& to) const;
+  // What the tensors of a message that concerns devices still wait for; both may be null.
+  struct DeviceParts {
+    std::unique_ptr<DeviceGate> gate;
+    std::shared_ptr<OutgoingTransfers> transfers;
+  };
+  [[nodiscard]] DeviceParts encode_staged(OutMessage& message, const WorkerInfo& to) const;
   void send_when_open(const WorkerInfo& to,
                       const std::shared_ptr<transport::Connection>& connection, LaidOut out,
                       transport::SendDone done, std::uint64_t call_id);
+  void give_up_transfers(const WorkerInfo& to, const Error& error) noexcept;
   // Answers a call with `error` in place of a reply that could not be made.
   void send_error_reply(const WorkerInfo& to,
                         const std::shared_ptr<transport::Connection>& connection,

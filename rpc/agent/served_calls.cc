@@ -44,7 +44,7 @@ void ServedCalls::start(const std::shared_ptr<Agent>& agent,
 }
 
 void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& connection,
-                             InMessage message) {
+                             InMessage&& message) {
   base::ByteReader in(message.view.body(), "request");
   CallHeader header;
   header.call_id = in.read<std::uint64_t>();

@@ -37,7 +37,7 @@ class ServedCalls {
   void start(const std::shared_ptr<Agent>& agent, const std::shared_ptr<base::EventLoop>& loop);
 
   // ---- messages of callers
-  void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage message);
+  void on_request(const std::shared_ptr<transport::Connection>& connection, InMessage&& message);
   void on_cancel(const InMessage& message);
   // A request could not be handled: the caller gets `error`.
   void refuse(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,

@@ -27,8 +27,9 @@ namespace stitch::rpc {
 // A kept message is held by the session's list and by each transport that is sending it; the
 // transport gets the bytes, not the message, and the last holder frees it. Its SendDone runs when a
 // connection has passed it on, when the peer says that it has it, or with the error when it never
-// will be passed on: once. An error says that the peer has not got it: at the end of the session,
-// what a transport still holds is told when the transport has let go of it.
+// will be passed on: once. The bytes, with the tensors that lie in them, stay in use until the peer
+// has said that it has them, which may be later. An error says that the peer has not got it: at the
+// end of the session, what a transport still holds is told when the transport has let go of it.
 //
 // The layers above use it as their Connection; PeerTable attaches, detaches and ends it. Thread
 // contract: receive() by one thread at a time, the others by any thread. No lock is held while a

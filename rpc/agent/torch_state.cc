@@ -3,9 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <memory>
 #include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace stitch::rpc {
 
@@ -30,11 +34,18 @@ bool has_fresh_torch_state() {
     return c10::impl::tls_local_dispatch_key_set();
   }();
   const auto now = c10::impl::tls_local_dispatch_key_set();
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
-         now.included_ == fresh.included_ && now.excluded_ == fresh.excluded_;
+  return StreamSet::current() == nullptr && at::GradMode::is_enabled() &&
+         !c10::InferenceMode::is_enabled() && now.included_ == fresh.included_ &&
+         now.excluded_ == fresh.excluded_;
 }
 
 FreshTorchState::FreshTorchState() {
+  if (const auto current = StreamSet::current()) [[unlikely]] {
+    std::vector<c10::Stream> defaults;
+    for (const auto& stream : current->streams())
+      defaults.push_back(c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(stream.device()));
+    streams_.emplace(std::make_shared<const StreamSet>(std::move(defaults)));
+  }
   try {
     guard_.emplace(fresh_thread_state());
   } catch (const std::system_error&) {

@@ -4,10 +4,13 @@
 
 #include <optional>
 
+#include "stitch/rpc/future/current_streams.h"
+
 namespace stitch::rpc {
 
-// libtorch keeps state per thread: grad mode, inference mode, dispatch keys, guards. Callbacks and
-// messages that are handled on a thread of the user must not run under that user's guards.
+// libtorch keeps state per thread: grad mode, inference mode, dispatch keys, guards, and the
+// current streams of devices. Callbacks and messages that are handled on a thread of the user must
+// not run under that user's guards.
 //
 // Thread contract: each function and object concerns the calling thread only.
 
@@ -15,7 +18,8 @@ namespace stitch::rpc {
 // Throws std::system_error when the first call finds no thread to take that state from.
 [[nodiscard]] bool has_fresh_torch_state();
 
-// Gives this thread the state of a new thread for a block. Does nothing if no thread can be created
+// Gives this thread the state of a new thread for a block, on devices in use the default streams.
+// Does nothing if no thread can be created
 // to take that state from: a callback must run even then.
 class FreshTorchState {
  public:
@@ -25,6 +29,7 @@ class FreshTorchState {
 
  private:
   std::optional<at::ThreadLocalStateGuard> guard_;
+  std::optional<StreamSetScope> streams_;
 };
 
 }  // namespace stitch::rpc

@@ -4,6 +4,22 @@
 
 namespace stitch::rpc {
 
+namespace {
+
+// Counts changes of the registry. A change is counted under its lock, before it is made; find()
+// reads the count under the lock, too, so what a thread remembers with it is as old as the count.
+std::atomic<std::uint64_t> registry_changes{1};
+
+// What this thread has looked up last: threads that serve calls mostly look up the same again.
+struct LastFound {
+  std::uint64_t changes = 0;
+  std::uint64_t id = 0;
+  const Function* function = nullptr;
+};
+constinit thread_local LastFound last_found;
+
+}  // namespace
+
 FunctionRegistry& FunctionRegistry::instance() {
   // Never destroyed: functions may still be looked up while other static objects go.
   static auto* const registry = new FunctionRegistry;
@@ -12,6 +28,7 @@ FunctionRegistry& FunctionRegistry::instance() {
 
 const Function& FunctionRegistry::add(Function function) {
   base::MutexLock lock(mutex_);
+  registry_changes.fetch_add(1, std::memory_order_relaxed);
   // By identity first: the function may have been renamed meanwhile.
   auto& known = by_identity_[function.identity];
   if (known != nullptr) return *known;
@@ -40,6 +57,7 @@ void FunctionRegistry::add_alias(std::uint64_t id, const std::string& name,
 
 void FunctionRegistry::export_function(const Function& function) {
   base::MutexLock lock(mutex_);
+  registry_changes.fetch_add(1, std::memory_order_relaxed);
   const auto found = functions_.find(function.id);
   if (found == functions_.end() || found->second.get() != &function)
     return;  // refused: check() reports it
@@ -52,6 +70,7 @@ void FunctionRegistry::export_function(const Function& function) {
 
 void FunctionRegistry::export_as(const Function& function, const std::string& name) {
   base::MutexLock lock(mutex_);
+  registry_changes.fetch_add(1, std::memory_order_relaxed);
   const auto id = function_id(name);
   if (id == function.id) return;
   std::unique_ptr<Function> moved;
@@ -90,11 +109,21 @@ void FunctionRegistry::mark_inline(const Function& function) {
 }
 
 const Function* FunctionRegistry::find(std::uint64_t id) const {
+  // A thread that has been told of a change by another one sees its count, too.
+  if (last_found.id == id && last_found.changes == registry_changes.load(std::memory_order_acquire))
+    return last_found.function;
   base::MutexLock lock(mutex_);
+  const Function* function = nullptr;
   const auto found = functions_.find(id);
-  if (found != functions_.end()) return found->second.get();
-  const auto alias = aliases_.find(id);
-  return alias == aliases_.end() ? nullptr : alias->second.function;
+  if (found != functions_.end()) {
+    function = found->second.get();
+  } else if (const auto alias = aliases_.find(id); alias != aliases_.end()) {
+    function = alias->second.function;
+  }
+  // Not what is missing: a peer may ask for anything.
+  if (function != nullptr)
+    last_found = {registry_changes.load(std::memory_order_relaxed), id, function};
+  return function;
 }
 
 std::vector<std::string> FunctionRegistry::names() const {

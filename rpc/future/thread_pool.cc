@@ -29,6 +29,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   base::CondVar ended;
   std::deque<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>
       queue STITCH_GUARDED_BY(mutex);
+  std::atomic<std::size_t> queued{0};  // a copy of queue.size(), written under the lock
   // Counted as running already: for each there is a thread that is idle or just starting, and every
   // thread looks here first. So none of them waits for another task to end.
   std::deque<base::UniqueFunction<void()>> begun STITCH_GUARDED_BY(mutex);
@@ -49,6 +50,10 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   // There is one thread too many: one that was replaced while it was blocked runs again.
   [[nodiscard]] bool surplus() const STITCH_REQUIRES(mutex) {
     return alive - blocked > max_running;
+  }
+  void enqueue(base::UniqueFunction<void()>& task) STITCH_REQUIRES(mutex) {
+    queue.push_back(std::move(task));
+    queued.store(queue.size(), std::memory_order_relaxed);
   }
   // A task has ended or is blocked: another one may begin. `self`: this thread looks for one, too.
   void make_room(bool self) STITCH_REQUIRES(mutex) {
@@ -77,6 +82,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   [[nodiscard]] base::UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
+    queued.store(queue.size(), std::memory_order_relaxed);
     ++running;
     if (running < max_running) wake_one();
     return task;
@@ -183,7 +189,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
 bool ThreadPool::post(base::UniqueFunction<void()>& task) {
   base::MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  state_->queue.push_back(std::move(task));
+  state_->enqueue(task);
   state_->wake_one();
   return true;
 }
@@ -206,7 +212,7 @@ bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
 bool ThreadPool::post_quietly(base::UniqueFunction<void()>& task) {
   base::MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  state_->queue.push_back(std::move(task));
+  state_->enqueue(task);
   return true;
 }
 
@@ -264,10 +270,9 @@ bool ThreadPool::on_pool_thread() const noexcept { return serving == state_.get(
 
 bool ThreadPool::on_any_pool_thread() noexcept { return serving != nullptr; }
 
-std::size_t ThreadPool::queued() const {
-  base::MutexLock lock(state_->mutex);
-  return state_->queue.size();
-}
+// Relaxed: what the caller itself has queued it sees in any case, and what others do meanwhile it
+// could miss under the lock as well.
+std::size_t ThreadPool::queued() const { return state_->queued.load(std::memory_order_relaxed); }
 
 int ThreadPool::max_running() const noexcept { return state_->max_running; }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "stitch/base/hash.h"
+#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {
 
@@ -12,12 +12,15 @@ namespace {
 
 // A worker that decides and does not answer is asked again after so many timeouts.
 constexpr int kAskAgain = 2;
+// A worker that decides and has lost its connection to a life that still answers declares it dead
+// after so many timeouts, in which it learns what else it has lost; ...
+constexpr int kGivesUp = 1;
+// ... if that has a lower id, after so many: it comes first; ...
+constexpr int kLowerFirst = 3;
+// ... and if it is itself the likely cause, after so many: the others come first.
+constexpr int kOthersFirst = 6;
 // Heartbeats in a row whose digest differs before a list is sent.
 constexpr int kMismatches = 2;
-
-std::string life_text(const WorkerInfo& info) {
-  return to_string(info) + " epoch " + std::to_string(info.epoch);
-}
 
 std::string verdict_text(const WorkerInfo& about, const WorkerInfo& by, const std::string& why) {
   return life_text(about) + " was declared dead by " + to_string(by) + ": " + why;
@@ -36,66 +39,6 @@ void MembershipProtocol::start(std::span<const KnownLife> lives) {
   for (const KnownLife& life : lives) {
     if (life.card.info.id != self_.info.id) entries_.try_emplace(life.card.info.id, Entry{life});
   }
-}
-
-// ---- state
-
-MembershipProtocol::Entry* MembershipProtocol::find(WorkerId id) {
-  const auto found = entries_.find(id);
-  return found == entries_.end() ? nullptr : &found->second;
-}
-
-MembershipProtocol::Entry* MembershipProtocol::find(const WorkerInfo& info) {
-  Entry* entry = find(info.id);
-  return entry != nullptr && entry->info().epoch == info.epoch ? entry : nullptr;
-}
-
-std::uint64_t MembershipProtocol::digest() const {
-  const auto of = [](const WorkerInfo& info, bool over) {
-    return base::mix_bits(base::mix_bits(info.epoch + 1) + info.id.value() * 2 + (over ? 1 : 0));
-  };
-  std::uint64_t sum = of(self_.info, false);
-  for (const auto& [id, entry] : entries_) sum += of(entry.info(), !entry.alive());
-  return sum;
-}
-
-std::vector<KnownLife> MembershipProtocol::lives() const {
-  std::vector<KnownLife> lives{{self_}};
-  for (const auto& [id, entry] : entries_) lives.push_back(entry.life);
-  std::sort(lives.begin(), lives.end(),
-            [](const KnownLife& a, const KnownLife& b) { return a.card.info.id < b.card.info.id; });
-  return lives;
-}
-
-std::vector<MemberCard> MembershipProtocol::live_cards() const {
-  std::vector<MemberCard> cards;
-  for (KnownLife& life : lives()) {
-    if (life.state == LifeState::alive) cards.push_back(std::move(life.card));
-  }
-  return cards;
-}
-
-std::optional<LifeState> MembershipProtocol::state(const WorkerInfo& info) const {
-  if (info.id == self_.info.id && info.epoch == self_.info.epoch) return LifeState::alive;
-  const auto found = entries_.find(info.id);
-  if (found == entries_.end() || found->second.info().epoch < info.epoch) return std::nullopt;
-  if (found->second.info().epoch > info.epoch) return LifeState::dead;
-  return found->second.life.state;
-}
-
-std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const {
-  if (fenced_) return Notice{Notice::Step::dead, self_.info, self_.info, fenced_->what()};
-  const auto found = entries_.find(info.id);
-  if (found == entries_.end()) return std::nullopt;
-  const Entry& entry = found->second;
-  const std::uint64_t epoch = entry.info().epoch;
-  if (epoch < info.epoch || (epoch == info.epoch && entry.alive())) return std::nullopt;
-  if (epoch > info.epoch) {
-    return Notice{Notice::Step::dead, info, self_.info,
-                  life_text(info) + " is over: it is now epoch " + std::to_string(epoch)};
-  }
-  if (entry.life.state == LifeState::left) return Notice{Notice::Step::left, info};
-  return Notice{Notice::Step::dead, info, self_.info, entry.life.verdict};
 }
 
 // ---- suspicion
@@ -133,6 +76,7 @@ void MembershipProtocol::after_loss(const WorkerInfo& lost, Time now, Effects& e
 // The live worker with the lowest id decides: asks it, or decides here.
 void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
   if (entry.probing || !entry.suspected()) return;
+  entry.undecided = false;
   WorkerId decider = self_.info.id;
   for (const auto& [id, other] : entries_) {
     if (id < decider && other.within_reach() && &other != &entry) decider = id;
@@ -158,6 +102,28 @@ void MembershipProtocol::settle_askers(Entry& entry, const Notice& answer, Effec
     if (const Entry* asker = find(id); asker != nullptr && asker->within_reach())
       effects.send.emplace_back(asker->info(), answer);
   }
+}
+
+// Whether this worker, which decides, declares a life dead that answers a probe: nothing can be
+// said to it any more once the connection is over for good.
+bool MembershipProtocol::gives_up(Entry& entry, Time now) const {
+  if (!entry.unreachable) return false;
+  if (!entry.answers_since) entry.answers_since = now;
+  const auto timeout = settings_.heartbeat_timeout;
+  const auto waited = now - *entry.answers_since;
+  int linked = 1;
+  int lost = 0;
+  for (const auto& [id, other] : entries_) {
+    if (other.alive() && other.unreachable) ++lost;
+    if (other.within_reach() && other.heard != Time{}) ++linked;
+  }
+  // This process did not run for a while, or it has lost most of the others.
+  const bool pauses = last_tick_ && now - *last_tick_ > timeout / 2;
+  const bool paused = pauses || (awake_since_ != Time{} &&
+                                 *entry.answers_since < awake_since_ + kAskAgain * timeout);
+  const bool cause = paused || lost > linked;
+  if (cause) return entry.info().id > self_.info.id && waited >= kOthersFirst * timeout;
+  return waited >= (entry.info().id < self_.info.id ? kLowerFirst : kGivesUp) * timeout;
 }
 
 void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::string& verdict,
@@ -232,7 +198,11 @@ MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<cons
     }
   }
   for (auto& [id, entry] : entries_) {
-    const bool due = now >= entry.asked_at + kAskAgain * settings_.heartbeat_timeout;
+    // What fails on this side must not cost a judge that comes first its turn.
+    const auto again = entry.undecided ? settings_.heartbeat_interval
+                                       : (entry.answers_since ? kGivesUp : kAskAgain) *
+                                             settings_.heartbeat_timeout;
+    const bool due = now >= entry.asked_at + again;
     if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
       pursue(entry, now, effects);
   }
@@ -265,6 +235,7 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   if (over() || entry == nullptr || !entry->alive()) return effects;
   if (std::exchange(entry->confirming, false) && !entry->probing) return effects;
   entry->probing = false;
+  entry->undecided = !answered;
   entry->asked_at = now;
   const auto refuse_joins = [&](const std::string& why) {
     for (auto each = joining_.begin(); each != joining_.end();) {
@@ -278,7 +249,8 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
       each = joining_.erase(each);
     }
   };
-  if (answered == true) {
+  const bool cut_off = answered == true && gives_up(*entry, now);
+  if (answered == true && !cut_off) {
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
     refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
                  std::to_string(about.epoch));
@@ -287,7 +259,7 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   // What goes over the link proves more than a connection that could not be made.
   const bool link_holds = !entry->unreachable && now - entry->heard < settings_.heartbeat_timeout &&
                           entry->heard != Time{};
-  if (answered && link_holds) {
+  if (answered == false && link_holds) {
     // A process that has just ended: the end of its link is pursued. New lives wait for that.
     entry->askers.insert(self_.info.id);
     return effects;
@@ -297,8 +269,10 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
                  std::to_string(about.epoch) + " cannot be decided now");
     return effects;  // again after a while
   }
-  const std::string why = entry->unreachable ? entry->unreachable->what() : "it does not answer";
+  std::string why = entry->unreachable ? entry->unreachable->what() : "it does not answer";
+  if (cut_off) why = "it runs, but the connection between these two is over: " + why;
   declare(*entry, self_.info, verdict_text(about, self_.info, why), now, effects);
+  if (cut_off) effects.probes.push_back(about);  // that tells it
   // Of several new lives that have waited for this, the last one joins.
   Joining* last = nullptr;
   for (auto& [ticket, joining] : joining_) {

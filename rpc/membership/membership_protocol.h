@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -57,6 +58,12 @@ class MembershipProtocol {
     std::vector<WorkerInfo> probes;                   // each answered by on_probe()
     std::vector<Answer> answers;
     bool leave_done = false;
+    // Whether this is news: it waits for the end of its connections.
+    [[nodiscard]] bool has_left(const WorkerInfo& worker) const {
+      return std::ranges::any_of(events, [&worker](const Event& event) {
+        return event.kind == Event::Kind::left && event.card.info == worker;
+      });
+    }
     [[nodiscard]] bool empty() const noexcept {
       return lose.empty() && events.empty() && send.empty() && heartbeats.empty() &&
              probes.empty() && answers.empty() && !leave_done;
@@ -117,7 +124,9 @@ class MembershipProtocol {
     std::optional<WorkerId> asked{};  // whom this worker has asked
     Time asked_at{};                  // or has had an answer
     bool probing = false;
-    bool confirming = false;  // a probe is under way that decides nothing
+    bool undecided = false;               // the last probe has failed on this worker's side
+    bool confirming = false;              // a probe is under way that decides nothing
+    std::optional<Time> answers_since{};  // probes, though the connection is over
     // Once it is over:
     WorkerId by{};        // who gave the verdict
     bool relayed = true;  // others have been told by this worker, or are by `by`
@@ -146,6 +155,7 @@ class MembershipProtocol {
   void after_loss(const WorkerInfo& lost, Time now, Effects& effects);
   void pursue(Entry& entry, Time now, Effects& effects);
   void settle_askers(Entry& entry, const Notice& answer, Effects& effects);
+  [[nodiscard]] bool gives_up(Entry& entry, Time now) const;
   void declare(Entry& entry, const WorkerInfo& by, const std::string& verdict, Time now,
                Effects& effects);
   void mark_left(Entry& entry, Time now, Effects& effects);

@@ -192,7 +192,8 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   endpoint_options.max_frame_bytes = options_.max_frame_bytes;
   // A message that is larger is received alone.
   endpoint_options.max_receiving_bytes = options_.max_inflight_bytes;
-  receive_pool_ = transport::make_trimmed_pool(options_.receive_pool_bytes, loop_);
+  receive_pool_ = transport::make_trimmed_pool(
+      options_.receive_pool_bytes, loop_, transport::kUnusedBlockTime, options_.max_inflight_bytes);
   endpoint_options.allocator = [pool = receive_pool_](transport::Device device, std::size_t bytes) {
     return pool->allocate(device, bytes);
   };

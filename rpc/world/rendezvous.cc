@@ -23,6 +23,8 @@ using std::chrono::steady_clock;
 using transport::Store;
 
 constexpr int kNoRank = Options::kFromLauncher;
+// From the end of a founding until its world is recorded, at most.
+constexpr std::chrono::seconds kRecordingTime{1};
 
 // A text from the store, which may end up on a terminal.
 std::string shown(std::string text) {
@@ -55,8 +57,20 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
     MemberRecord self, const std::function<bool()>& recorded) {
   generation_ = store_.add(world_key::kGeneration, 0);
   slot_ = store_.add(key("arrived"), 1) - 1;
+  std::optional<steady_clock::time_point> superseded;
+  const auto too_late = [&] {
+    if (!recorded()) {
+      if (!is_superseded()) return false;
+      // Its world may be about to be recorded.
+      if (!superseded) superseded = steady_clock::now();
+      if (steady_clock::now() - *superseded < kRecordingTime) return false;
+    }
+    // This worker's slot would be missing in the founding that follows.
+    supersede();
+    return true;
+  };
   if (slot_ >= founders_) {
-    if (recorded_in_time(recorded)) return std::nullopt;
+    if (in_time(too_late)) return std::nullopt;
     tell_the_others({});
     throw Error(ErrorCode::invalid_argument,
                 "worker \"" + self.name + "\" is one too many: the world of " +
@@ -64,7 +78,7 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
   }
   store_.set(slot_key("member", slot_), self.encode());
   try {
-    const auto texts = read_members(recorded);
+    const auto texts = read_members(too_late);
     if (!texts) return std::nullopt;
     records_.clear();
     for (const auto& text : *texts) records_.push_back(MemberRecord::decode(text));
@@ -168,9 +182,7 @@ std::string Rendezvous::await(const std::string& key, std::size_t slot, const ch
     return store_.get(key, left());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::timeout) throw;
-    // The next attempt is not to find what is left of this one.
-    store_.compare_and_set(world_key::kGeneration, std::to_string(generation_),
-                           std::to_string(generation_ + 1));
+    supersede();
     throw Error(ErrorCode::timeout, "worker \"" + options_.name +
                                         "\" waited in vain for worker \"" + records_[slot].name +
                                         "\" (rank " + std::to_string(records_[slot].rank) +
@@ -180,6 +192,14 @@ std::string Rendezvous::await(const std::string& key, std::size_t slot, const ch
   }
 }
 
+// The next attempt, of this worker or others, is not to find what is left of this one.
+void Rendezvous::supersede() {
+  store_.compare_and_set(world_key::kGeneration, std::to_string(generation_),
+                         std::to_string(generation_ + 1));
+}
+
+bool Rendezvous::is_superseded() { return store_.add(world_key::kGeneration, 0) != generation_; }
+
 void Rendezvous::erase_keys() {
   for (std::int64_t i = 0; i < founders_; ++i) {
     store_.erase(slot_key("member", i));
@@ -188,9 +208,9 @@ void Rendezvous::erase_keys() {
   for (const char* name : {"number", "read", "arrived", "recorded"}) store_.erase(key(name));
 }
 
-// Nothing when the record of a world turns up.
+// Nothing when it is too late to found a world with these keys.
 std::optional<std::vector<std::string>> Rendezvous::read_members(
-    const std::function<bool()>& recorded) {
+    const std::function<bool()>& too_late) {
   constexpr Timeout kLookInterval{100};
   std::vector<std::string> values;
   for (std::int64_t i = 0; i < founders_;) {
@@ -200,21 +220,21 @@ std::optional<std::vector<std::string>> Rendezvous::read_members(
       ++i;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::timeout || time <= kLookInterval) throw;
-      if (recorded()) return std::nullopt;
+      if (too_late()) return std::nullopt;
     }
   }
   return values;
 }
 
 // Whether a world is recorded soon: this worker has come too late to found it.
-bool Rendezvous::recorded_in_time(const std::function<bool()>& recorded) {
+bool Rendezvous::in_time(const std::function<bool()>& too_late) {
   constexpr milliseconds kPollInterval{10};
   constexpr std::chrono::seconds kFoundingTime{2};
   // An elastic world may still wait for its first workers, and then there is room for more.
   const auto give_up = options_.world_size.is_elastic()
                            ? deadline_
                            : std::min(deadline_, steady_clock::now() + kFoundingTime);
-  while (!recorded()) {
+  while (!too_late()) {
     if (steady_clock::now() >= give_up) return false;
     std::this_thread::sleep_for(kPollInterval);
   }

@@ -20,7 +20,8 @@ namespace stitch::rpc {
 // lowest id publishes the record of the world, and the last one to have read erases the other keys.
 // A fixed world is founded by all its workers, an elastic one by the first `min` to arrive; who
 // arrives later joins the running world. Keys of a founding have its generation in them: the
-// counter is one higher once a world has been recorded, so the next founding finds no old keys.
+// counter is one higher once a world has been recorded, or a worker that took a slot has given it
+// up, so the next founding finds no old keys.
 // Lives within join_world(). Thread contract: one thread. Every method throws Error(timeout) once
 // the deadline has passed, and what the store throws.
 class Rendezvous {
@@ -35,7 +36,7 @@ class Rendezvous {
   };
   // All founders, by id; `self` describes this worker. Throws when they form no world; then the
   // workers that have arrived are told. Nothing when `recorded` says, meanwhile, that the store has
-  // the record of a world: this worker may have a place in that.
+  // the record of a world, or another founding has begun: this worker may have a place in that.
   [[nodiscard]] std::optional<std::vector<Founder>> meet(MemberRecord self,
                                                          const std::function<bool()>& recorded);
   // This worker among them, with its new epoch: that of `unused` where it is of the same name.
@@ -52,8 +53,10 @@ class Rendezvous {
   [[nodiscard]] std::string key(const std::string& name) const;
   [[nodiscard]] std::string slot_key(const char* name, std::int64_t slot) const;
   [[nodiscard]] std::optional<std::vector<std::string>> read_members(
-      const std::function<bool()>& recorded);
-  [[nodiscard]] bool recorded_in_time(const std::function<bool()>& recorded);
+      const std::function<bool()>& too_late);
+  [[nodiscard]] bool in_time(const std::function<bool()>& too_late);
+  [[nodiscard]] bool is_superseded();
+  void supersede();
   void tell_the_others(const std::vector<MemberRecord>& records);
   [[nodiscard]] Timeout left() const;
   [[nodiscard]] std::string arrived_names();

@@ -464,6 +464,7 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
     for (const char* token : {"process", "host", "memory"}) writer.write_string(token);
     writer.write(std::uint8_t{0});
     writer.write(devices);
+    writer.write(std::uint8_t{0});  // takes part in transfers between devices
     writer.write(std::uint32_t{map.empty() ? 0u : 1u});
     if (!map.empty()) {
       writer.write_string(peer);

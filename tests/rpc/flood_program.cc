@@ -1,5 +1,6 @@
 // A fast caller and a slow callee, for flood_test.cc: each watches its own memory. Arguments: what
-// travels ("calls", "tensors", "notify"), and for how many seconds.
+// travels ("calls", "tensors", "tensors without a pool", "tensors of all sizes", "notify"), and for
+// how many seconds.
 #include <ATen/ATen.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "stitch/rpc/worker.h"
 
@@ -62,13 +64,18 @@ void report(const char* who, Watch& watch, std::chrono::seconds duration) {
 
 void flood(const std::string& what, std::chrono::seconds duration) {
   const std::string text(1024, 'x');
-  const auto tensor = at::ones({1 << 20}, at::kByte);
+  // The sizes of a tensor in turn: all of 1 MiB, or from 20 KiB to 2 MiB, between those of blocks.
+  std::vector<std::int64_t> sizes{1 << 20};
+  if (what == "tensors of all sizes") {
+    for (std::int64_t size = 20 << 10; size < 2 << 20; size += size / 3) sizes.push_back(size);
+  }
+  const auto tensor = at::ones({2 << 20}, at::kByte);
   stitch::rpc_sync<take_text>("worker1", text);
   stitch::rpc_sync<take_tensor>("worker1", tensor);
   stitch::rpc_sync<begin>("worker1");
   Watch watch;
   static std::atomic<int> failed{0}, made{0};
-  std::thread([&what, text, tensor] {
+  std::thread([&what, text, tensor, sizes] {
     const auto count_failure = [](const auto& future) {
       future.on_ready([future] { failed += future.has_error() ? 1 : 0; });
     };
@@ -78,8 +85,9 @@ void flood(const std::string& what, std::chrono::seconds duration) {
       } else if (what == "calls") {
         count_failure(stitch::rpc_async<take_text>({.to = "worker1", .timeout = 300s}, text));
       } else {
-        count_failure(
-            stitch::rpc_async<take_tensor>({.to = "worker1", .timeout = 300s}, tensor.clone()));
+        const auto size = sizes[static_cast<std::size_t>(made * 7) % sizes.size()];
+        count_failure(stitch::rpc_async<take_tensor>({.to = "worker1", .timeout = 300s},
+                                                     tensor.narrow(0, 0, size).clone()));
       }
     }
   }).detach();
@@ -97,9 +105,9 @@ int main(int argc, char** argv) try {
   options.max_inflight_bytes = std::size_t{64} << 20;
   options.num_threads = 2;
   options.shutdown_timeout = std::chrono::seconds(1);
-  options.receive_pool_bytes = 1;
-  const auto self = stitch::init(options);
   const std::string what = argv[1];
+  if (what == "tensors without a pool") options.receive_pool_bytes = 1;
+  const auto self = stitch::init(options);
   const std::chrono::seconds duration(std::stoi(argv[2]));
   if (self.rank() == 0) flood(what, duration);
   while (!begun) std::this_thread::sleep_for(1ms);

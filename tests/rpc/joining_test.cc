@@ -1,4 +1,5 @@
 // Workers that join a running world, leave it, and come back to it: all in one process.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -116,6 +117,42 @@ TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {
   auto again = stitch::init(elastic("b"));
   EXPECT_EQ(again.info().epoch, 2u);
   EXPECT_EQ(a.rpc_sync<twice>("b", 3), 6);
+}
+
+std::atomic<bool> large_made{false};
+at::Tensor large() {
+  auto result = at::ones({64 << 20}, at::kByte);
+  large_made = true;
+  return result;
+}
+
+TEST_F(Joining, ALeaverSendsItsLargeRepliesFirst) {
+  auto a = stitch::init(elastic("a"));
+  auto b = stitch::init(elastic("b"));
+  large_made = false;
+  auto reply = a.rpc_async<large>("b");
+  EXPECT_TRUE(eventually([] { return large_made.load(); }));
+  b.shutdown();
+  EXPECT_EQ(reply.get().numel(), 64 << 20);
+}
+
+// The others end their connections to it, which it neither replaces nor waits for.
+TEST_F(Joining, ALeaveTakesNoTimeLimitOfConnections) {
+  const auto patient = [this](const std::string& name) {
+    Options options = elastic(name);
+    options.reconnect_timeout = 10s;
+    options.heartbeat_timeout = 20s;
+    return options;
+  };
+  auto a = stitch::init(patient("a"));
+  auto b = stitch::init(patient("b"));
+  auto c = stitch::init(patient("c"));
+  EXPECT_EQ(b.rpc_sync<twice>("a", 21), 42);
+  const auto began = steady_clock::now();
+  b.shutdown();
+  a.shutdown();
+  c.shutdown();
+  EXPECT_LT(steady_clock::now() - began, 5s);
 }
 
 TEST_F(Joining, ARestartedWorkerIsReachedUnderItsName) {

@@ -20,12 +20,14 @@ using namespace std::chrono_literals;
 using stitch::Error;
 using stitch::ErrorCode;
 
-std::atomic<bool> over{false};
+std::atomic<bool> serving{false}, over{false};
+bool is_serving() { return serving; }
 int process_id() { return getpid(); }
 void die() { kill(getpid(), SIGKILL); }
 void end() { over = true; }
 
 void serve() {
+  serving = true;
   for (int i = 0; i < 6000 && !over; ++i) std::this_thread::sleep_for(10ms);
 }
 
@@ -45,6 +47,11 @@ int outlive(stitch::Worker& self, const std::string& victim, const std::string& 
   if (self.name() != witness) {
     serve();
     return 0;
+  }
+  // Until init has returned there, it still reads the store that worker 0 may serve.
+  for (const auto& each : {victim, other}) {
+    for (int i = 0; i < 3000 && !self.rpc_sync<is_serving>(each); ++i)
+      std::this_thread::sleep_for(10ms);
   }
   const stitch::WorkerInfo former = self.worker(victim);
   const int process = self.rpc_sync<process_id>(former);

@@ -21,6 +21,9 @@ inline constexpr MembershipSimulation::Options kMembershipKinds[] = {
     {.duplicates = 2},
     {.deaths = 1, .stops = 2, .partitions = 1, .cuts = 1},
     {.deaths = 2, .restarts = 2, .joins = 2, .leaves = 2},
+    {.pauses = 1},
+    {.isolations = 1},
+    {.cuts = 1},
 };
 
 }  // namespace stitch::rpc::testing

@@ -56,4 +56,16 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
   [[    if (!broken(Mutation::forgets_to_end_a_former_life))
       declare(*entry, by,
               life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
-              now, effects);]])
+              now, effects);]]
+
+  [[  if (!entry.unreachable) return false;
+  if (!entry.answers_since)]]
+  [[  if (!entry.unreachable || broken(Mutation::keeps_whom_it_cannot_reach)) return false;
+  if (!entry.answers_since)]]
+
+  [[  const bool cause = paused || lost > linked;]]
+  [[  const bool cause = (paused && !broken(Mutation::blames_others_for_its_pause)) ||
+                     (lost > linked && !broken(Mutation::blames_others_for_its_losses));]]
+
+  [[(entry.info().id < self_.info.id ? kLowerFirst : kGivesUp)]]
+  [[(entry.info().id < self_.info.id && !broken(Mutation::two_judge_each_other) ? kLowerFirst : kGivesUp)]])

@@ -16,7 +16,11 @@ enum class Mutation {
   sends_no_lists,
   asks_only_once,
   forgets_to_end_a_former_life,
-  last = forgets_to_end_a_former_life,
+  keeps_whom_it_cannot_reach,
+  blames_others_for_its_pause,
+  blames_others_for_its_losses,
+  two_judge_each_other,
+  last = two_judge_each_other,
 };
 
 // Whether this mutation is turned on.

@@ -29,12 +29,15 @@ class MembershipSimulation {
     int restarts = 0;     // of those
     int stops = 0;        // processes that do not run for a while, long enough to be noticed
     int short_stops = 0;  // the same, too short for that
+    int pauses = 0;       // the same, long enough for that, but over before it is declared dead
     int partitions = 0;   // a part of the workers cannot reach the others for a while
     int cuts = 0;         // one connection ends
     int blocks = 0;  // two workers, neither of them the first, cannot reach each other any more
     int joins = 0;
     int leaves = 0;
     int duplicates = 0;  // a second worker starts under the name of a live one
+    int isolations =
+        0;  // one worker is cut off from all others for a while, as by its network card
   };
   MembershipSimulation(std::uint64_t seed, Options options);
   ~MembershipSimulation();
@@ -82,13 +85,17 @@ class MembershipSimulation {
   void lose(Node& at, Node& other, const std::string& why, bool tell);
   void end_link(Node& a, Node& b, const std::string& why);
   void perform(Node& node, Effects effects);
-  void probe(Node& node, Node& about);
+  void probe(Node& node, Node& about, Ms left);
   void end_process(Node& node);
   void ask_to_join(Node& joiner, std::size_t first);
   void inject();
   void kill(bool restart);
   void stop(int milliseconds);
+  void stop(Node& victim, int milliseconds);
+  void pause();
   void partition();
+  void isolate();
+  void check_verdict(const Node& at, const MembershipProtocol::Event& event, const Node& subject);
   void check_welcome(const Node& sponsor, const Notice& welcome);
   void check_rest();
   void fail(const std::string& what);
@@ -111,6 +118,9 @@ class MembershipSimulation {
   std::set<std::pair<std::size_t, std::size_t>> blocked_;
   std::set<std::size_t> apart_;  // one side of a partition
   std::set<std::pair<std::uint32_t, std::uint64_t>> declared_;
+  // The lives whose judge had no connection to them any more when it declared them dead.
+  std::set<std::pair<std::uint32_t, std::uint64_t>> out_of_touch_;
+  std::set<std::pair<std::uint32_t, std::uint64_t>> at_fault_;  // were paused or isolated
   std::uint32_t next_id_ = 0;
   bool calm_ = false;  // no faults any more
   Counts counts_;

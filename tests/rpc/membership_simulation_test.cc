@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <iterator>
+#include <optional>
 
 #include "tests/rpc/membership_kinds.h"
 #include "tests/support/sanitizers.h"
@@ -34,6 +36,39 @@ TEST(MembershipSimulation, WorkersAgreeWhateverHappens) {
   }
   for (const int count : {all.verdicts, all.fenced, all.welcomed, all.left, all.refused})
     EXPECT_GT(count, kHistories / 4);
+}
+
+// Two workers have lost each other for good; a probe of the judge fails on its own side at first.
+TEST(MembershipSimulation, AProbeThatDecidesNothingDoesNotTakeItsTurnFromTheJudge) {
+  using Protocol = MembershipProtocol;
+  using std::chrono::milliseconds;
+  const MemberCard judge{{"w0", WorkerId(0), 1}, {}, {}};
+  const MemberCard other{{"w1", WorkerId(1), 1}, {}, {}};
+  // When one of them declares the other dead, its first probe failing or not.
+  const auto verdict_after = [&](const MemberCard& self, const MemberCard& lost, bool fails) {
+    Protocol protocol(self, {});
+    const KnownLife lives[] = {{self}, {lost}};
+    protocol.start(lives);
+    const Protocol::Time start{std::chrono::hours(1)};
+    bool first = true;
+    for (milliseconds passed{0}; passed < milliseconds(20'000); passed += milliseconds(250)) {
+      const Protocol::Time now = start + passed;
+      Protocol::Effects effects = protocol.on_tick(now, {});
+      if (first) {
+        effects = protocol.on_link_lost(lost.info,
+                                        Error(ErrorCode::disconnected, "connection reset"), now);
+      }
+      if (effects.probes.empty()) continue;
+      const auto answer = fails && first ? std::nullopt : std::optional(true);
+      first = false;
+      if (!protocol.on_probe(lost.info, answer, now).events.empty()) return passed;
+    }
+    return milliseconds(20'000);
+  };
+  const milliseconds usual = verdict_after(judge, other, false);
+  EXPECT_EQ(usual, milliseconds(1500));
+  EXPECT_EQ(verdict_after(judge, other, true), usual + milliseconds(500));
+  EXPECT_EQ(verdict_after(other, judge, false), milliseconds(4500));
 }
 
 }  // namespace

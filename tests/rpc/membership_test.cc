@@ -55,6 +55,34 @@ class Recorder final : public stitch::rpc::Extension {
 const int kRecorder = stitch::rpc::register_extension(
     [](Agent&) -> std::unique_ptr<stitch::rpc::Extension> { return std::make_unique<Recorder>(); });
 
+// Connections to a process that is stopped: its host accepts them, and nothing else happens.
+class SilentEndpoint final : public stitch::transport::Endpoint {
+ public:
+  std::vector<std::string> listen(Accept) override { return {"silent:self"}; }
+  std::shared_ptr<stitch::transport::Connection> connect(
+      const std::string& address, stitch::transport::ConnectionEvents events) override {
+    class Silent final : public stitch::transport::Connection {
+     public:
+      Silent(std::string address, stitch::transport::ConnectionEvents events)
+          : address_(std::move(address)), events_(std::move(events)) {}
+      [[nodiscard]] const stitch::transport::Hello& peer() const override { return none_; }
+      void send(stitch::transport::Message, stitch::transport::SendDone done) override {
+        done(Error(ErrorCode::disconnected, "the peer does not read"));
+      }
+      void close(const Error&) override {}
+      [[nodiscard]] std::string describe() const override { return address_; }
+
+     private:
+      const std::string address_;
+      const stitch::transport::ConnectionEvents events_;
+      const stitch::transport::Hello none_{};
+    };
+    return std::make_shared<Silent>(address, std::move(events));
+  }
+  void close() override {}
+  void join() override {}
+};
+
 // One worker, without a rendezvous: `listen`, then `start` among the members that are known.
 class Node {
  public:
@@ -68,6 +96,7 @@ class Node {
     options.self.name = card_.info.name;
     options.self.world = 7;
     card_.addresses = peers_->listen(stitch::transport::make_loopback_endpoint(options, network_));
+    static_cast<void>(peers_->listen(std::make_unique<SilentEndpoint>()));
   }
   ~Node() {
     if (agent_) static_cast<void>(agent_->shutdown(false, 1s));
@@ -179,6 +208,66 @@ TEST_F(Membership, AJoinFailsWhenNoMemberCanBeReached) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(error_of([&] { late.join(founders()); }).code(), ErrorCode::disconnected);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+}
+
+TEST_F(Membership, ACallToAWorkerThatDiedBeforeThisOneJoinedNamesItAndItsEpoch) {
+  EXPECT_EQ(first.call("w1"), "w1");
+  const WorkerInfo former = second.card().info;
+  second.end_abruptly();
+  EXPECT_TRUE(eventually([&] { return first.agent().live_members().size() == 1; }));
+  Node third(network, 2, 1);
+  third.join({first.card()});
+  for (const auto& error : {error_of([&] { static_cast<void>(third.call("w1")); }),
+                            error_of([&] { static_cast<void>(third.call(former)); })}) {
+    EXPECT_EQ(error.code(), ErrorCode::disconnected);
+    EXPECT_NE(std::string(error.what()).find("worker \"w1\" (id 1) epoch 1 is gone: "),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(error_of([&] { static_cast<void>(third.call("w9")); }).code(),
+            ErrorCode::invalid_argument);
+  Node again(network, 1, 2);
+  again.join({first.card(), third.card()});
+  EXPECT_EQ(third.call("w1"), "w1");
+  EXPECT_STREQ(error_of([&] { static_cast<void>(third.call(former)); }).what(),
+               "worker \"w1\" epoch 1 is gone; it is now epoch 2");
+}
+
+TEST_F(Membership, AJoinerAsksAnotherWhenTheFirstIsStopped) {
+  Node third(network, 2, 1);
+  std::vector<MemberCard> cards = founders();
+  cards[0].addresses = {"silent:first"};
+  const auto start = std::chrono::steady_clock::now();
+  third.join(cards);
+  const auto took = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(took, 1400ms) << "the first was not asked";
+  EXPECT_LT(took, 4s) << "the heartbeat timeout is 1.5 s";
+  EXPECT_EQ(third.call("w1"), "w1");
+  EXPECT_EQ(first.agent().live_members().size(), 3u);
+}
+
+TEST_F(Membership, AWorkerIsDeclaredDeadAndToldWhenTheJudgeHasLostItForGood) {
+  EXPECT_EQ(first.call("w1"), "w1");
+  first.agent().peers().end(second.card().info, Error(ErrorCode::disconnected, "the test ends it"),
+                            false);
+  EXPECT_TRUE(eventually([&] {
+    try {
+      static_cast<void>(second.call("w1"));
+      return false;  // it has not been told yet
+    } catch (const Error& told) {
+      return told.code() == ErrorCode::disconnected;
+    }
+  }));
+  const auto error = error_of([&] { static_cast<void>(second.call("w1")); });
+  const std::string text = error.what();
+  EXPECT_NE(text.find("this worker (epoch 1) was declared dead: "), std::string::npos) << text;
+  EXPECT_NE(text.find("it runs, but the connection between these two is over"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("the test ends it"), std::string::npos) << text;
+  EXPECT_EQ(first.notes(), (std::vector<std::string>{"lost w1/1", "dead w1/1"}));
+  Node again(network, 1, 2);
+  again.join({first.card()});
+  EXPECT_EQ(first.call("w1"), "w1");
 }
 
 TEST_F(Membership, AWorkerLeavesWhileTheWorldGoesOn) {

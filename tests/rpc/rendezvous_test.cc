@@ -165,6 +165,31 @@ TEST_P(Meeting, AWorldOfWhichNoMemberAnswersIsDead) {
   EXPECT_EQ(second[0].entries[0].card.info.epoch, 2u);
 }
 
+// They saw no record, and took their slots when it had just been written.
+TEST_P(Meeting, WorkersThatCameTooLateAreNotInTheWayOfTheNextWorld) {
+  const std::vector<Options> founders{{.name = "a", .rank = 0, .world_size = 2},
+                                      {.name = "b", .rank = 1, .world_size = 2}};
+  const auto first = found_together(founders);
+  for (int late = 0; late < 3; ++late) {
+    Rendezvous rendezvous(founders[1], store(), false, steady_clock::now() + 20s);
+    EXPECT_FALSE(rendezvous.meet(record_of(founders[1]), [] { return true; }));
+  }
+  store().set(world_key::kWorld, "");  // it has ended
+  const auto second = found_together(founders);
+  EXPECT_NE(second[0].number, first[0].number);
+  EXPECT_EQ(second[1].number, second[0].number);
+}
+
+TEST_P(Meeting, AFounderWhoseSlotIsOfAnAbandonedFoundingBeginsAgain) {
+  const Options options{.name = "a", .rank = 0, .world_size = 2};
+  Rendezvous rendezvous(options, store(), false, steady_clock::now() + 20s);
+  std::jthread other([&] {
+    while (!store().try_get("founding/0/member/0")) std::this_thread::sleep_for(1ms);
+    store().add(world_key::kGeneration, 1);
+  });
+  EXPECT_FALSE(rendezvous.meet(record_of(options), [] { return false; }));
+}
+
 TEST_P(Meeting, ARestartedWorkerGetsItsIdAndAHigherEpoch) {
   keep(world_of(3, 3));
   const Options options{.name = "worker1", .rank = 1, .world_size = 3};

@@ -1,0 +1,134 @@
+// Agent: how it ends: with all others, by leaving them, or because it was declared dead.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "stitch/base/callback_scope.h"
+#include "stitch/base/deadline.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/bounded_task.h"
+#include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/agent/graceful_shutdown.h"
+#include "stitch/rpc/agent/membership_service.h"
+
+namespace stitch::rpc {
+
+std::optional<Error> Agent::why_not_here() const {
+  if (state_.ended()) return std::nullopt;
+  const std::string called = "shutdown of " + to_string(self_) + " was called from ";
+  if (pool_.on_pool_thread()) {
+    return Error(ErrorCode::invalid_argument,
+                 called + "one of its own handlers, which it would wait for");
+  }
+  if (base::CallbackScope::on_this_thread() || served_calls_.on_stop_callback_thread()) {
+    return Error(
+        ErrorCode::invalid_argument,
+        called + "an inline function, an on_ready or a stop callback, which must not wait");
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
+  if (forked()) return std::nullopt;
+  if (auto refusal = why_not_here()) throw std::move(*refusal);
+  if (!state_.begin_shutdown()) return std::nullopt;
+  const std::unique_ptr<AgentState, void (*)(AgentState*)> ended(
+      &state_, [](AgentState* state) { state->end(); });  // also when something below throws
+  const auto deadline = base::deadline_after(timeout);
+  std::optional<Error> error;
+  if (graceful) {
+    try {
+      error =
+          options_.world_size.is_elastic() ? leave(deadline) : graceful_shutdown_->run(deadline);
+    } catch (...) {
+      error = to_error(std::current_exception());  // everything here still ends
+    }
+  }
+  // Even past the deadline, closing has a second.
+  stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
+  return error;
+}
+
+void Agent::fence(const Error& error) {
+  state_.fence(error);
+  peers_->for_each([&](const Life& life) { peers_->end(life.info(), error, true); });
+}
+
+std::optional<Error> Agent::leave(Clock::time_point deadline) {
+  // Calls that have come are served to their end; others may call without end.
+  constexpr std::chrono::seconds kTimeForNewCalls{1};
+  constexpr std::chrono::seconds kTimeForAcknowledgments{1};
+  const auto refuse_from = std::min(Clock::now() + kTimeForNewCalls, deadline);
+  std::chrono::microseconds pause(200);
+  while (const auto busy = std::max(activity().busy, outgoing_calls_.unhandled())) {
+    if (Clock::now() >= deadline) {
+      const std::string running = served_calls_.running();
+      membership_->leave(deadline);  // the others are told, and not waited for
+      return Error(ErrorCode::timeout, "shutdown of " + to_string(self_) +
+                                           " was not graceful: it still makes or serves " +
+                                           std::to_string(busy) + " calls" +
+                                           (running.empty() ? "" : "; it serves " + running));
+    }
+    if (Clock::now() >= refuse_from) state_.refuse_requests();
+    std::this_thread::sleep_for(pause);
+    pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(10));
+  }
+  // LEFT overtakes large replies, and its receivers end their connections.
+  while (peers_->awaits_acknowledgment() && Clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  membership_->leave(deadline);
+  // What has not been acknowledged would be lost with a connection that breaks now.
+  const auto acknowledged_by = std::min(deadline, Clock::now() + kTimeForAcknowledgments);
+  while (peers_->awaits_acknowledgment() && Clock::now() < acknowledged_by)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return std::nullopt;
+}
+
+void Agent::stop_everything(Clock::time_point deadline) {
+  constexpr std::chrono::milliseconds kTimeForTransports{100};
+  state_.stop();
+  membership_->stop();
+  peers_->expect_closing();
+  {
+    const base::CallbackScope callbacks;
+    outgoing_calls_.stop();
+    served_calls_.stop_all();
+    for_each_extension([&](Extension& extension) { extension.stop(); });
+    gather_exchange_->close(
+        Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+  }
+  if (device_tensors_.has_transfers() &&
+      !run_until(deadline - kTimeForTransports,
+                 [self = shared_from_this()] { self->device_tensors_.stop_transfers(); }))
+    report_left_behind("a device does not end what was queued on it");
+  if (!device_tensors_.stop(deadline - kTimeForTransports))
+    report_left_behind("it still waits for a device");
+  pool_.close();
+  const bool handlers_ended = pool_.join_until(deadline - kTimeForTransports);
+  if (!handlers_ended) {
+    const std::string running = served_calls_.running();
+    report_left_behind("handlers still run: " + (running.empty() ? "unknown" : running));
+  }
+  if (!served_calls_.stop_callbacks().close_until(deadline - kTimeForTransports))
+    report_left_behind("stop callbacks still run");
+  // A function that blocks where it must not (inline, on_ready) keeps a thread of the transports;
+  // this thread must not wait for it without end.
+  const bool closed = run_until(deadline, [self = shared_from_this()] {
+    self->peers_->close();
+    self->rendezvous_.reset();
+    self->loop_->close();
+  });
+  if (!closed) report_left_behind("an inline function or a callback blocks one of its threads");
+  dumps_.stop();
+  if (handlers_ended && closed)
+    for_each_extension([](Extension& extension) { extension.on_all_ended(); });
+}
+
+void Agent::report_left_behind(const std::string& what) const {
+  std::fprintf(stderr, "stitch: %s leaves while %s\n", to_string(self_).c_str(), what.c_str());
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,181 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "stitch/base/error.h"
+#include "stitch/rpc/message/worker_info.h"
+
+namespace stitch::rpc {
+
+// Graceful shutdown: no worker closes before all live workers have called shutdown and nothing is
+// in flight between them. The live worker with the lowest id leads:
+//
+//   follower                          leader
+//   READY   ------------------------>            shutdown was called here
+//           <------------------------ POLL r     once all live workers are READY: round r
+//   STATUS r ----------------------->            operations pending, messages sent and received
+//           <------------------------ GO         nothing is in flight: close
+//   GONE    ------------------------>            the leader closes when it has all of these
+//
+// Two successive rounds with equal answers, no operation pending, and as many messages received as
+// sent, prove that nothing is in flight (Mattern's four counters). A worker that is lost is not
+// waited for any longer. READY, POLL and GO are repeated after a while, because they may be lost
+// with a connection.
+//
+// Why two equal rounds suffice. Assumptions about each worker that has sent READY:
+//   A1 while it is idle it sends nothing, and only a message makes it busy: the program's own
+//      threads can begin no call any more (AgentState::throw_if_stopped). The exception are
+//      continuations that are not waited for; they count as nothing until they make a call;
+//   A2 a message is counted as sent before it is sent, and as received only when what it started is
+//      counted as busy, or is over;
+//   A3 it reads its busy count before its message counts.
+// Let r1 and r2 be a worker's two equal answers. Between reading r1 and r2 it counted no message,
+// and at some moment in between it was not busy (A3): from then until r2 it was idle (A1, A2).
+// Every second answer is read after every first one, because a round begins when the previous one
+// is complete. So at the moment between the rounds all counters are as reported, and as many
+// messages were received as sent: none was in flight, no worker was busy, and none can become busy
+// again. Messages over a connection that was lost, between any two workers, are in the sums of one
+// side only: the sums are not compared once a worker has lost a peer, and a message that is in
+// flight between two others for longer than a round is then missed.
+//
+// Who is obeyed. POLL and GO are accepted only from the worker to which this one has sent READY
+// last. A leader polls only workers whose READY it has, so POLL or GO from any other worker is not
+// a matter of timing: its connection is closed with `protocol`. From a former leader, which this
+// worker takes for lost, they are ignored. This matters because GO makes the loss of peers silent.
+//
+// Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
+// GracefulShutdown, or by a simulation. Not thread-safe.
+class ShutdownProtocol {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Time = Clock::time_point;
+  enum class Step : std::uint8_t { ready = 1, poll, status, go, gone };
+  struct Status {
+    std::uint64_t busy = 0;
+    std::uint64_t sent = 0;
+    std::uint64_t received = 0;
+    std::uint64_t lost = 0;  // peers
+    friend bool operator==(const Status&, const Status&) = default;
+  };
+  struct Message {
+    Step step = Step::ready;
+    std::uint64_t round = 0;  // of POLL and STATUS
+    Status status{};          // of STATUS
+  };
+  struct Send {
+    WorkerId to;
+    Message message;
+  };
+  // What is to be done, in this order. What cannot be sent need not be.
+  struct Effects {
+    bool expect_closing = false;  // from now on the loss of a peer is nothing to report
+    std::vector<Send> sends;      // a STATUS among them with this worker's own, read then
+    std::vector<WorkerId> reach;  // a connection to these, if there is none: do they live?
+    bool may_close = false;       // on_answered() is to be called
+    bool sample = false;          // on_sample() is to be called, with a status read after this
+  };
+  // What its worker knew about the others at one moment.
+  struct View {
+    std::uint64_t losses = 0;  // losses(), read before `live`: a loss in between must count
+    std::set<WorkerId> live;   // this worker included
+  };
+  // For what it waits, for reports.
+  struct Waiting {
+    const char* what = "";  // "shutdown to be called", ...
+    std::set<WorkerId> missing;
+    Time since;
+  };
+
+  // `worker` names the workers in errors: a pure function.
+  ShutdownProtocol(WorkerInfo self, std::function<WorkerInfo(WorkerId)> worker);
+
+  // shutdown() was called; on_time() is to be called next.
+  void begin(Time deadline);
+  // To be called at next() or later, and after on_message, on_peer_lost and on_answered. Nothing
+  // happens before begin() and after the end.
+  [[nodiscard]] Effects on_time(Time now, const View& view);
+  // This worker's own status, read after the Effects that asked for it.
+  [[nodiscard]] Effects on_sample(Time now, const Status& own);
+  // Throws Error(protocol) for a message that is not allowed now. Also before begin() and after
+  // the end.
+  [[nodiscard]] Effects on_message(WorkerId from, const Message& message);
+  // GO was answered: this worker may close.
+  void on_answered() { answered_ = true; }
+  // A later life of `peer` has said nothing yet.
+  void on_peer_lost(WorkerId peer);
+
+  [[nodiscard]] std::uint64_t losses() const { return losses_; }
+  [[nodiscard]] Time next() const { return next_; }
+  [[nodiscard]] bool ended() const { return phase_ == Phase::ended; }
+  // Why it ended before all were ready to close; names the workers that were waited for.
+  [[nodiscard]] const std::optional<Error>& error() const { return error_; }
+  [[nodiscard]] const std::optional<Waiting>& waiting() const { return waiting_; }
+
+ private:
+  enum class Phase : std::uint8_t {
+    not_begun,
+    choosing,   // a leader
+    following,  // until GO
+    gathering,  // leads from here on: until all have said READY
+    polling,    // until all have answered, and this worker's own status is read
+    pausing,    // between two rounds
+    closing,    // until all have said GONE
+    ended,
+  };
+  [[nodiscard]] bool follows(WorkerId from, const char* what) const;
+  void choose(Time now, const View& view, Effects& effects);
+  void follow(Time now, Effects& effects);
+  void lead(Time now, const View& view, Effects& effects);
+  void begin_round(Time now, Effects& effects);
+  void start_waiting(Time now);
+  // Whether those that are live and waited for have all arrived. Else the message to those that
+  // were missing the last time is repeated when it is time.
+  [[nodiscard]] bool all(Time now, const char* what,
+                         const std::function<bool(WorkerId)>& has_arrived,
+                         const std::function<void(WorkerId)>& repeat);
+  void send_to_all(Step step, std::uint64_t round, Effects& effects) const;
+  void now_waiting(Time now, const char* what, std::set<WorkerId> missing);
+  void end(std::optional<Error> error);
+  [[nodiscard]] Error not_graceful(const std::string& why) const;
+  [[nodiscard]] Error timed_out(const std::string& what, const std::set<WorkerId>& missing) const;
+
+  const WorkerInfo self_;
+  const std::function<WorkerInfo(WorkerId)> worker_;
+  Phase phase_ = Phase::not_begun;
+  Time deadline_{};
+  Time next_{};
+  std::optional<Error> error_;
+  std::optional<Waiting> waiting_;
+  std::uint64_t losses_ = 0;
+
+  // ---- as a follower
+  std::uint64_t chosen_at_ = 0;     // losses when the leader was chosen
+  std::set<WorkerId> ready_sent_;   // to these
+  std::optional<WorkerId> leader_;  // the last of those
+  bool answered_ = false;           // GO
+
+  // ---- as a leader
+  std::set<WorkerId> led_;      // whom it has waited for from the beginning
+  std::set<WorkerId> others_;   // those of them that are live
+  std::set<WorkerId> missing_;  // at the last look
+  Clock::duration interval_{};  // between repetitions
+  Time repeat_at_{};            // also as a follower
+  std::set<WorkerId> ready_;    // READY received from these
+  std::set<WorkerId> gone_;     // GONE likewise
+  bool go_sent_ = false;
+  std::uint64_t round_ = 0;
+  std::map<WorkerId, Status> statuses_;  // of this round
+  std::map<WorkerId, Status> previous_;  // of the last one, if none was busy
+  std::set<WorkerId> busy_;              // at the end of the last round
+  Clock::duration pause_{};
+  Time pause_until_{};
+};
+
+}  // namespace stitch::rpc

@@ -1,0 +1,90 @@
+// The bytes of a MemberRecord.
+#include <map>
+#include <span>
+#include <utility>
+
+#include "stitch/base/byte_io.h"
+#include "stitch/base/error.h"
+#include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/message/worker_info.h"
+#include "stitch/rpc/world/member_record.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+WorkerDevices read_devices(base::ByteReader& in) {
+  constexpr std::size_t kStringBytes = 8;  // at least
+  WorkerDevices devices;
+  const auto count = in.read<std::uint32_t>();
+  if (count > static_cast<std::uint32_t>(kMaxDevices)) {
+    throw Error(ErrorCode::protocol, "member entry has " + std::to_string(count) +
+                                         " CUDA devices; at most " + std::to_string(kMaxDevices));
+  }
+  devices.count = static_cast<int>(count);
+  devices.transfers = in.read<std::uint8_t>() != 0;
+  const auto maps = in.read_count(kStringBytes);
+  for (std::uint32_t i = 0; i < maps; ++i) {
+    std::string peer = in.read_string();
+    if (!is_worker_name(peer))
+      throw Error(ErrorCode::protocol,
+                  "member entry has a device map for what is no worker's name");
+    std::map<std::string, std::string> text;
+    const auto entries = in.read_count(2 * kStringBytes);
+    for (std::uint32_t k = 0; k < entries; ++k) {
+      std::string source = in.read_string();
+      text[std::move(source)] = in.read_string();
+    }
+    try {
+      devices.maps.insert_or_assign(std::move(peer), DeviceMap(text));
+    } catch (const Error& error) {
+      throw Error(ErrorCode::protocol, std::string("member entry: ") + error.what());
+    }
+  }
+  return devices;
+}
+
+}  // namespace
+
+std::string MemberRecord::encode() const {
+  base::Bytes bytes;
+  base::ByteWriter out(bytes);
+  out.write_string(name);
+  out.write(rank);
+  out.write(world_size);
+  out.write(founders);
+  out.write_string(process);
+  out.write_string(host);
+  out.write_string(memory);
+  out.write(static_cast<std::uint8_t>(prefers_memory));
+  out.write(static_cast<std::uint32_t>(devices.count));
+  out.write(static_cast<std::uint8_t>(devices.transfers));
+  out.write(static_cast<std::uint32_t>(devices.maps.size()));
+  for (const auto& [peer, map] : devices.maps) {
+    out.write_string(peer);
+    out.write(static_cast<std::uint32_t>(map.entries().size()));
+    for (const auto& [source, destination] : map.entries()) {
+      out.write_string(source.str());
+      out.write_string(destination.str());
+    }
+  }
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+MemberRecord MemberRecord::decode(const std::string& text) {
+  base::ByteReader in(std::as_bytes(std::span(text)), "member entry");
+  MemberRecord record;
+  record.name = in.read_string();
+  record.rank = in.read<std::int64_t>();
+  record.world_size = in.read<std::int64_t>();
+  record.founders = in.read<std::int64_t>();
+  record.process = in.read_string();
+  record.host = in.read_string();
+  record.memory = in.read_string();
+  record.prefers_memory = in.read<std::uint8_t>() != 0;
+  record.devices = read_devices(in);
+  in.expect_end();
+  return record;
+}
+
+}  // namespace stitch::rpc

@@ -1,0 +1,122 @@
+// The time limits of the first connection of a pair, at a clock that the test moves on.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/rpc/agent/peer.h"
+#include "stitch/rpc/agent/session.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::WorkerId;
+using stitch::rpc::Bind;
+using stitch::rpc::Life;
+using stitch::rpc::Peer;
+using stitch::rpc::PeerConnection;
+using stitch::rpc::PeerConnectionPtr;
+using stitch::rpc::Session;
+namespace transport = stitch::transport;
+
+class OpenConnection final : public transport::Connection {
+ public:
+  [[nodiscard]] const transport::Hello& peer() const override { return hello_; }
+  void send(transport::Message, transport::SendDone done) override { done(std::nullopt); }
+  void close(const Error&) override {}
+  [[nodiscard]] std::string describe() const override { return "test:1"; }
+
+ private:
+  const transport::Hello hello_{};
+};
+
+class FirstConnection : public ::testing::Test {
+ protected:
+  FirstConnection() { life_.session = std::make_shared<Session>(Session::Events{}); }
+
+  // This worker's attempt, once the handshake has succeeded.
+  PeerConnectionPtr attempt() {
+    Peer::Effects effects;
+    peer_.connect(effects);
+    const PeerConnectionPtr own = effects.connect;
+    EXPECT_NE(own, nullptr);
+    open(own);
+    return own;
+  }
+  // The peer's; this worker has sent OFFER.
+  PeerConnectionPtr offered() {
+    auto connection = std::make_shared<PeerConnection>();
+    open(connection);
+    return connection;
+  }
+  Bind::Step answer(const PeerConnectionPtr& connection, Bind::Step step) {
+    Peer::Effects effects;
+    Bind bind;
+    bind.step = step;
+    peer_.on_bind(connection, bind, effects);
+    timers_ = effects.timers;
+    return effects.bind.step;
+  }
+  // Why `connection` is closed when that much more time has passed; empty if it is not.
+  std::string closed_after(std::chrono::nanoseconds time, const PeerConnectionPtr& connection) {
+    const auto open_connection = connection->connection;
+    moved_on_ += time;
+    Peer::Effects effects;
+    peer_.on_timer(effects);
+    for (const auto& [closed, reason] : effects.close) {
+      if (closed == open_connection) return reason.what();
+    }
+    return "";
+  }
+  // How far off the timer is that was asked for last.
+  [[nodiscard]] std::chrono::nanoseconds next_timer() const {
+    return timers_.empty() ? 0ns : timers_.back() - now_();
+  }
+
+ private:
+  void open(const PeerConnectionPtr& connection) {
+    connection->peer = &life_;
+    connection->connection = std::make_shared<OpenConnection>();
+    Peer::Effects effects;
+    peer_.on_open(connection, effects);
+    timers_ = effects.timers;
+  }
+
+  Life life_{{{"worker0", WorkerId(0), 1}, {"test:1"}}, nullptr};
+  std::chrono::nanoseconds moved_on_{0};
+  const Peer::Now now_ = [this] { return Peer::Clock::now() + moved_on_; };
+  Peer peer_{life_, WorkerId(1), {true}, 1s, 7, now_};
+  std::vector<Peer::Clock::time_point> timers_;
+};
+
+// The worker with the lower id may be trying by itself so long.
+TEST_F(FirstConnection, AnAttemptThatIsOpenAndGetsNoOfferIsGivenUpAfterFifteenSeconds) {
+  const auto own = attempt();
+  EXPECT_NEAR(static_cast<double>(next_timer().count()), 15e9, 1e9);
+  EXPECT_EQ(closed_after(14s, own), "");
+  EXPECT_EQ(closed_after(1s, own), "test:1 does not answer");
+}
+
+TEST_F(FirstConnection, AnAcceptedOfferThatIsNotConfirmedIsGivenUpAfterFiveSeconds) {
+  const auto own = attempt();
+  EXPECT_EQ(closed_after(10s, own), "");
+  EXPECT_EQ(answer(own, Bind::Step::offer), Bind::Step::accept);
+  EXPECT_NEAR(static_cast<double>(next_timer().count()), 5e9, 1e9);
+  EXPECT_EQ(closed_after(4s, own), "") << "the time counts from the offer";
+  EXPECT_EQ(closed_after(1s, own), "test:1 does not answer");
+}
+
+TEST_F(FirstConnection, AnOfferThatIsNotAnsweredIsTakenBackAfterFiveSeconds) {
+  const auto connection = offered();
+  EXPECT_NEAR(static_cast<double>(next_timer().count()), 5e9, 1e9);
+  EXPECT_EQ(closed_after(4s, connection), "");
+  EXPECT_EQ(closed_after(1s, connection), "the peer did not answer");
+}
+
+}  // namespace

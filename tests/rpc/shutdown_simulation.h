@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace stitch::rpc::test {
+
+// 2 to 5 workers that shut down, one history from one seed: real ShutdownProtocol objects, each
+// driven as GracefulShutdown does it, over simulated connections and a simulated clock. Programs
+// make calls and notifications until they call shutdown, handlers make more, messages of a
+// connection keep their order or, being large, do not, and take from 10 us to 150 ms. Workers call
+// shutdown at different times or never, with long and short limits; they die, pairs of them lose
+// each other, messages of the shutdown cannot be sent, handlers hang. Checked:
+//
+//   1. GO is said only when no message of the application is on its way between those that are told
+//      and none is being handled there. Where a loss is known, the sums are not compared, and what
+//      crossed the beginning of the last round, or came from a worker outside, is excepted;
+//   2. where nothing was lost, a worker that ends without an error leaves no such message anywhere;
+//   3. every worker ends by its limit;
+//   4. where all that live call shutdown in time and no handler hangs, all end without an error;
+//   5. errors name whom was waited for: no worker that is lost, none that had called shutdown, all
+//      that had not, all whose handlers hang;
+//   6. a leader closes after all that it told to;
+//   7. no message is refused.
+//
+// Not thread-safe.
+class ShutdownSimulation {
+ public:
+  // Whether an assumption about workers (ShutdownProtocol, A2) does not hold: a check must fail.
+  enum class Wrong : std::uint8_t { nothing, counts_received_first };
+
+  explicit ShutdownSimulation(std::uint64_t seed, Wrong wrong = Wrong::nothing);
+  ~ShutdownSimulation();
+  ShutdownSimulation(const ShutdownSimulation&) = delete;
+  ShutdownSimulation& operator=(const ShutdownSimulation&) = delete;
+
+  // The first rule that was broken; empty if none was.
+  [[nodiscard]] std::string run();
+  struct Counts {
+    std::uint64_t messages = 0;  // of the application
+    std::uint64_t graceful = 0;  // ends without an error
+    std::uint64_t timeouts = 0;
+    std::uint64_t deaths = 0;
+    std::uint64_t cuts = 0;
+    std::uint64_t rounds = 0;
+    std::uint64_t crossings = 0;  // GO although something crossed, after a loss
+  };
+  [[nodiscard]] Counts counts() const;
+
+ private:
+  class World;
+  const std::unique_ptr<World> world_;
+};
+
+}  // namespace stitch::rpc::test
