@@ -13,13 +13,19 @@
 namespace stitch::rref {
 namespace {
 
-// Functions with more parameters do not take references for them.
-constexpr std::uint32_t kMaxArguments = 256;
-
-enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
-
 void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
   message.frame.add_section(kind, bytes.span());
+}
+
+CarriedBytes::Section section_of(const rpc::InMessage& message, std::uint16_t kind) {
+  const auto* section = message.view.section(kind);
+  return section == nullptr ? std::nullopt : CarriedBytes::Section(section->bytes);
+}
+
+CarriedBytes sections_of(const rpc::InMessage& message) {
+  return {section_of(message, wire::kCarriedSection), section_of(message, wire::kCreateSection),
+          section_of(message, wire::kTargetSection), section_of(message, wire::kArgumentsSection),
+          section_of(message, wire::kOrderSection)};
 }
 
 // The name of the function that a request names; null if it is not registered.
@@ -67,54 +73,22 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
   if (!handles_.empty()) sender->require_alive(to);
   sender_ = sender;
   if (!handles_.empty()) {
-    base::Bytes bytes;
-    base::ByteWriter out(bytes);
-    out.write(static_cast<std::uint32_t>(handles_.size()));
-    for (const HandlePtr& handle : handles_) {
-      const CarriedRef carried = sender->lifetime().pin(handle->id(), to_);
-      pinned_.push_back(carried);
-      write(out, carried.id);
-      out.write(carried.token);
-      out.write(static_cast<std::uint8_t>((carried.pinned ? kPinned : 0) |
-                                          (carried.lost ? kLost : 0) |
-                                          (carried.created ? kCreated : 0)));
-    }
-    add_section(message, wire::kCarriedSection, bytes);
+    pinned_.reserve(handles_.size());
+    for (const HandlePtr& handle : handles_)
+      pinned_.push_back(sender->lifetime().pin(handle->id(), to_));
+    add_section(message, wire::kCarriedSection, encode(std::span<const CarriedRef>(pinned_)));
     handles_.clear();  // from here on the pins keep the objects alive
   }
-  if (create_) {
-    base::Bytes bytes;
-    base::ByteWriter out(bytes);
-    write(out, create_->id);
-    out.write(static_cast<std::int64_t>(create_->timeout.count()));
-    add_section(message, wire::kCreateSection, bytes);
-  }
-  if (target_) {
-    base::Bytes bytes;
-    base::ByteWriter out(bytes);
-    out.write(target_->index);
-    out.write(target_->use);
-    add_section(message, wire::kTargetSection, bytes);
-  }
+  if (create_) add_section(message, wire::kCreateSection, encode(*create_));
+  if (target_) add_section(message, wire::kTargetSection, encode(*target_));
   if (!arguments_.empty()) {
-    base::Bytes bytes;
-    base::ByteWriter out(bytes);
-    out.write(static_cast<std::uint32_t>(arguments_.size()));
-    for (const ReferredArgument& each : arguments_) {
-      out.write(each.position);
-      out.write(each.index);
-      out.write(each.type);
-    }
-    add_section(message, wire::kArgumentsSection, bytes);
+    add_section(message, wire::kArgumentsSection,
+                encode(std::span<const ReferredArgument>(arguments_)));
   }
   if (order_) {
-    base::Bytes bytes;
-    base::ByteWriter out(bytes);
     const PlaceInOrder place = order_->next();
     number_ = place.number;
-    out.write(place.stream);
-    out.write(place.number);
-    add_section(message, wire::kOrderSection, bytes);
+    add_section(message, wire::kOrderSection, encode(place));
   }
 }
 
@@ -138,89 +112,15 @@ void OutgoingRefs::unpin() {
 
 std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent>& receiver,
                                                  const rpc::InMessage& message) {
-  const auto* carried = message.view.section(wire::kCarriedSection);
-  const auto* create = message.view.section(wire::kCreateSection);
-  const auto* target = message.view.section(wire::kTargetSection);
-  const auto* arguments = message.view.section(wire::kArgumentsSection);
-  const auto* order = message.view.section(wire::kOrderSection);
-  if (carried == nullptr && create == nullptr && target == nullptr && arguments == nullptr &&
-      order == nullptr)
-    return nullptr;
+  const CarriedBytes sections = sections_of(message);
+  if (!sections.any()) return nullptr;
+  CarriedSections carried = CarriedSections::read(sections);
+  const std::vector<CarriedRef>& arrived = carried.refs;
+  const std::optional<CreateRequest>& request = carried.create;
+  const std::optional<PlaceInOrder>& place = carried.place;
   std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
-  std::vector<CarriedRef> arrived;
-  if (carried != nullptr) {
-    base::ByteReader in(carried->bytes, "list of references");
-    const auto count = in.read_count(kWireIdBytes + 9);
-    for (std::uint32_t i = 0; i < count; ++i) {
-      CarriedRef each;
-      each.id = read_rref_id(in);
-      each.token = in.read<std::uint64_t>();
-      const auto flags = in.read<std::uint8_t>();
-      each.pinned = (flags & kPinned) != 0;
-      each.lost = (flags & kLost) != 0;
-      each.created = (flags & kCreated) != 0;
-      arrived.push_back(each);
-    }
-    in.expect_end();
-  }
-  std::optional<CreateRequest> request;
-  if (create != nullptr) {
-    base::ByteReader in(create->bytes, "request to create");
-    CreateRequest read;
-    read.id = read_rref_id(in);
-    read.timeout = std::chrono::nanoseconds(in.read<std::int64_t>());
-    in.expect_end();
-    request = read;
-  }
-  if (target != nullptr) {
-    base::ByteReader in(target->bytes, "request about an object");
-    TargetRequest read;
-    read.index = in.read<std::uint32_t>();
-    read.use = in.read<TargetUse>();
-    in.expect_end();
-    if (read.index >= arrived.size())
-      throw Error(ErrorCode::protocol, "request about an object names reference " +
-                                           std::to_string(read.index) + " of " +
-                                           std::to_string(arrived.size()));
-    if (read.use < TargetUse::call || read.use > TargetUse::await)
-      throw Error(ErrorCode::protocol, "request about an object has an unknown use");
-    refs->target_ = read;
-  }
-  if (arguments != nullptr) {
-    base::ByteReader in(arguments->bytes, "list of referred arguments");
-    const auto count = in.read_count(16);
-    for (std::uint32_t i = 0; i < count; ++i) {
-      ReferredArgument each;
-      each.position = in.read<std::uint32_t>();
-      each.index = in.read<std::uint32_t>();
-      each.type = in.read<std::uint64_t>();
-      // The writer goes through the arguments in order.
-      if (each.position >= kMaxArguments ||
-          (!refs->arguments_.empty() && refs->arguments_.back().position >= each.position)) {
-        throw Error(ErrorCode::protocol,
-                    "list of referred arguments names position " + std::to_string(each.position) +
-                        " out of order or above " + std::to_string(kMaxArguments - 1));
-      }
-      if (each.index >= arrived.size())
-        throw Error(ErrorCode::protocol, "an argument names reference " +
-                                             std::to_string(each.index) + " of " +
-                                             std::to_string(arrived.size()));
-      // It would wait for itself.
-      if (request && arrived[each.index].id == request->id)
-        throw Error(ErrorCode::protocol,
-                    to_string(request->id) + " is an argument of its own creation");
-      refs->arguments_.push_back(each);
-    }
-    in.expect_end();
-  }
-  std::optional<PlaceInOrder> place;
-  if (order != nullptr) {
-    base::ByteReader in(order->bytes, "place of a request");
-    place.emplace();
-    place->stream = in.read<std::uint64_t>();
-    place->number = in.read<std::uint64_t>();
-    in.expect_end();
-  }
+  refs->target_ = carried.target;
+  refs->arguments_ = std::move(carried.arguments);
   for (const CarriedRef& each : arrived) {
     receiver->check_owner_life(each.id.owner);
     receiver->lifetime().check(each.id);

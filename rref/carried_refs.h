@@ -9,9 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "stitch/base/recycler.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rref/call_order.h"
-#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/carried_sections.h"
 #include "stitch/rref/handle.h"
 #include "stitch/rref/lifetime/lifetime.h"
 #include "stitch/rref/ordered_calls.h"
@@ -22,31 +23,16 @@ namespace stitch::rpc {
 class IncomingCall;
 }
 
-// References inside messages. The body holds indexes; the ids and tokens are in a section of the
-// frame, so that a message that is refused or arrives too late is settled without decoding its
-// body.
+// References inside messages: the tables behind what their sections say (carried_sections.h).
 namespace stitch::rref {
-
-struct CreateRequest {
-  RRefId id;
-  std::chrono::nanoseconds timeout{0};  // the owner fails the creation then; 0: never
-};
-struct TargetRequest {
-  std::uint32_t index = 0;  // into the carried references
-  TargetUse use = TargetUse::call;
-};
-// An argument of a request for which a reference stands: its object is wanted there.
-struct ReferredArgument {
-  std::uint32_t position = 0;  // from 0
-  std::uint32_t index = 0;     // into the carried references
-  std::uint64_t type = 0;      // detail::type_id() of the object
-};
 
 // The references of a message that is being written. Pinned when the message is about to leave (G1,
 // case "send"); unpinned if it certainly never does. Not thread-safe; destroyed on any thread.
 class OutgoingRefs final : public rpc::Attachment {
  public:
   ~OutgoingRefs() override;
+  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   // The index that stands for `handle` in the body; one per object, however often it is written.
   std::uint32_t add(const HandlePtr& handle);
   void create(const CreateRequest& request) { create_ = request; }
@@ -87,6 +73,8 @@ class IncomingRefs final : public rpc::Attachment {
   static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver,
                                             const rpc::InMessage& message);
   ~IncomingRefs() override;
+  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
 
   // A handle for the index-th reference. Throws Error(invalid_argument) if there is none.
   [[nodiscard]] HandlePtr handle(std::uint32_t index) const;

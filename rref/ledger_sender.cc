@@ -120,9 +120,7 @@ void LedgerSender::tick() {
     ticking_ = false;
   }
   schedule(lifetime_->tick());  // it calls no waiter and releases no object
-  const auto counts = lifetime_->counts();
-  if (counts.ledger_unacknowledged + counts.held.in(HolderTable::State::borrowed) > 0)
-    start_ticking();
+  if (lifetime_->needs_tick()) start_ticking();
 }
 
 void LedgerSender::watch_kept() {

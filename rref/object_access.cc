@@ -4,6 +4,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/calls.h"
@@ -60,11 +61,20 @@ HandlePtr own(const std::shared_ptr<rpc::Agent>& agent, rpc::OwnedObject value) 
   return ObjectServer(rrefs_of(*agent)).own(std::move(value));
 }
 
-std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_view function) {
+namespace {
+
+std::shared_ptr<rpc::Agent> require_running(const Handle& handle) {
   auto agent = handle.rrefs()->agent();
   if (!agent)
     throw Error(ErrorCode::shutting_down,
                 to_string(handle.id()) + " cannot be used: its worker has shut down");
+  return agent;
+}
+
+}  // namespace
+
+std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_view function) {
+  auto agent = require_running(handle);
   if (const auto lost = handle.rrefs()->why_lost(handle.id()))
     throw rpc::CallRefused(not_made(*lost, function, handle.owner()));
   return agent;
@@ -121,7 +131,6 @@ HandlePtr create(ObjectRequest request, const std::string& function,
                  std::optional<std::chrono::nanoseconds> limit) {
   const auto timeout = request.agent->effective_timeout(limit);
   const auto rrefs = rrefs_of(*request.agent);
-  const auto alive = rrefs->require_agent();
   Lifetime& lifetime = rrefs->lifetime();
   const WorkerInfo& to = *request.to;
   RRefId id;
@@ -135,10 +144,32 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   auto handle = std::make_shared<Handle>(rrefs, id);
   rrefs->record("reference created", id, function);
   request.message.attachment<OutgoingRefs>().create({id, timeout});
-  alive->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
-                    std::make_shared<PendingCreation>(rrefs, id));
+  request.agent->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
+                            std::allocate_shared<PendingCreation>(
+                                base::RecyclingAllocator<PendingCreation>(), rrefs, id));
   return handle;
 }
+
+namespace {
+
+// What a limited wait for a creation says when its time has passed.
+struct LateCreation {
+  std::weak_ptr<RRefAgent> rrefs;
+  RRefId id;
+  std::chrono::nanoseconds timeout;
+  base::UniqueFunction<void(const Error&)> on_timeout;
+
+  void report() {
+    const auto alive = rrefs.lock();
+    const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    on_timeout(Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
+                                             " within " + std::to_string(ms) + " ms")
+                   .with_worker(owner.name));
+  }
+};
+
+}  // namespace
 
 void run_when_created(const Handle& handle, Created waiter) {
   handle.rrefs()->when_created(handle.id(), std::move(waiter));
@@ -153,14 +184,10 @@ base::UniqueFunction<void()> limit_wait(const Handle& handle,
   if (deadline == rpc::Clock::time_point::max()) return nullptr;
   const auto rrefs = handle.rrefs();
   auto waiting = std::make_unique<TimeLimits::Limit>();
-  waiting->passed = [rrefs = std::weak_ptr(rrefs), id = handle.id(), timeout,
-                     on_timeout = std::move(on_timeout)]() mutable {
-    const auto alive = rrefs.lock();
-    const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    on_timeout(Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
-                                             " within " + std::to_string(ms) + " ms")
-                   .with_worker(owner.name));
+  waiting->passed = [late = std::allocate_shared<LateCreation>(
+                         base::RecyclingAllocator<LateCreation>(),
+                         LateCreation{rrefs, handle.id(), timeout, std::move(on_timeout)})] {
+    late->report();
   };
   rrefs->time_limits().add(*waiting, deadline, agent->loop());
   return [rrefs, waiting = std::move(waiting)] { rrefs->time_limits().remove(*waiting); };
@@ -170,21 +197,27 @@ Future<void> when_created(const HandlePtr& handle,
                           std::optional<std::chrono::nanoseconds> timeout) {
   try {
     constexpr const char* kName = "RRef::when_created";
-    const auto agent = require_usable(*handle, kName);
-    if (!handle->rrefs()->lifetime().tracks_creation(handle->id())) {  // only the owner knows
+    const auto agent = require_running(*handle);
+    RRefAgent& rrefs = *handle->rrefs();
+    Promise<void> promise;
+    Waiter waiter = [promise](const std::shared_ptr<void>&, const std::optional<Error>& failure) {
+      if (failure) {
+        promise.set_error(*failure);
+      } else {
+        promise.set_value();
+      }
+    };
+    Lifetime::Watch watch = rrefs.lifetime().watch_creation(handle->id(), waiter);
+    if (watch.lost) {
+      const Error why = rrefs.why_lost(handle->id()).value_or(*watch.lost);
+      throw rpc::CallRefused(not_made(why, kName, handle->owner()));
+    }
+    if (!watch.tracked) {  // only the owner knows
       auto request = begin_wait(handle, kName);
       return detail::start_call<void>(agent, handle->owner(), kName, timeout,
                                       std::move(request.message));
     }
-    Promise<void> promise;
-    run_when_created(*handle,
-                     [promise](const std::shared_ptr<void>&, const std::optional<Error>& failure) {
-                       if (failure) {
-                         promise.set_error(*failure);
-                       } else {
-                         promise.set_value();
-                       }
-                     });
+    rrefs.perform(std::move(watch.effects));
     complete_by(promise, *handle, agent, timeout);
     return promise.future();
   } catch (const Error&) {

@@ -7,7 +7,10 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/execution_context.h"
 #include "stitch/rref/argument_resolver.h"
+#include "stitch/rref/creation_answers.h"
 #include "stitch/rref/serialized.h"
 
 namespace stitch::rref {
@@ -80,6 +83,51 @@ std::size_t known_bytes(const rpc::OwnedObject& value) {
   return 0;
 }
 
+// Whether an object is encoded without running code of the program and in a microsecond or two: so
+// the thread that reads a request for it may answer.
+bool encodes_quickly(const rpc::OwnedObject& value) {
+  constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
+  if (*value.type == typeid(at::Tensor)) {
+    const auto& tensor = *static_cast<const at::Tensor*>(value.object.get());
+    return !tensor.defined() ||
+           (tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+            static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= kSmallBytes);
+  }
+  if (*value.type == typeid(std::string))
+    return static_cast<const std::string*>(value.object.get())->size() <= kSmallBytes;
+  return *value.type == typeid(int) || *value.type == typeid(std::int64_t) ||
+         *value.type == typeid(float) || *value.type == typeid(double) ||
+         *value.type == typeid(bool);
+}
+
+// A method may still run on an object whose entry was deleted, and may end on any thread: so the
+// last reference has the object destroyed on the user-function threads. After stop(), on the thread
+// that drops it.
+class SharedBox final : public OwnedBox {
+ public:
+  explicit SharedBox(const std::shared_ptr<RRefAgent>& rrefs) : rrefs_(rrefs) {}
+  ~SharedBox() {
+    const auto rrefs = rrefs_.lock();
+    if (rrefs) rrefs->add_bytes_known(-static_cast<std::int64_t>(bytes));
+    if (RRefAgent::destroys_here()) return;
+    const auto alive = rrefs ? rrefs->agent() : nullptr;
+    if (!alive) return;
+    try {
+      alive->post([last = std::move(object), last_turns = std::move(turns)]() mutable {
+        last_turns.reset();
+        last.reset();
+      });
+    } catch (const std::exception&) {
+      // Out of memory: it is destroyed here.
+    }
+  }
+  SharedBox(const SharedBox&) = delete;
+  SharedBox& operator=(const SharedBox&) = delete;
+
+ private:
+  const std::weak_ptr<RRefAgent> rrefs_;
+};
+
 }  // namespace
 
 HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
@@ -89,29 +137,13 @@ HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   return std::make_shared<Handle>(rrefs_, id);
 }
 
-// A method may still run on an object whose entry was deleted, and may end on any thread: so the
-// pointer itself has the object destroyed on the user-function threads. After stop(), on the thread
-// that drops the last reference.
 std::shared_ptr<void> ObjectServer::box(rpc::OwnedObject value) const {
-  auto box = std::make_unique<OwnedBox>();
+  auto box = std::make_shared<SharedBox>(rrefs_);
   static_cast<rpc::OwnedObject&>(*box) = std::move(value);
-  box->bytes = known_bytes(*box);
   if (runs_one_at_a_time(*box->type)) box->turns = std::make_unique<TurnQueue>();
+  box->bytes = known_bytes(*box);  // from here on its destructor subtracts them
   rrefs_->add_bytes_known(static_cast<std::int64_t>(box->bytes));
-  return std::shared_ptr<rpc::OwnedObject>(
-      box.release(), [weak = std::weak_ptr(rrefs_)](rpc::OwnedObject* last) {
-        std::unique_ptr<OwnedBox> owned(static_cast<OwnedBox*>(last));
-        const auto rrefs = weak.lock();
-        if (rrefs) rrefs->add_bytes_known(-static_cast<std::int64_t>(owned->bytes));
-        if (RRefAgent::destroys_here()) return;
-        const auto alive = rrefs ? rrefs->agent() : nullptr;
-        if (!alive) return;
-        try {
-          alive->post([owned = std::move(owned)]() mutable { owned.reset(); });
-        } catch (const std::exception&) {
-          // Out of memory: it was destroyed here.
-        }
-      });
+  return std::shared_ptr<rpc::OwnedObject>(std::move(box));
 }
 
 bool ObjectServer::take_over(const std::shared_ptr<rpc::IncomingCall>& call) const {
@@ -200,6 +232,11 @@ void ObjectServer::serve(const std::shared_ptr<rpc::IncomingCall>& call, const I
     return;
   }
   if (target != nullptr && refs.target()->use == TargetUse::fetch) {
+    // In an order, or in turns, each answer lets the next one begin: not on one another's stack.
+    if (!refs.order().ordered() && !target->turns && encodes_quickly(*target)) {
+      send_object(call, *target);
+      return;
+    }
     base::UniqueFunction<void()> send = [call, target] { send_object(call, *target); };
     if (served_next != nullptr && !*served_next) {
       *served_next = std::move(send);
@@ -223,29 +260,25 @@ void ObjectServer::serve(const std::shared_ptr<rpc::IncomingCall>& call, const I
   }
   void* object = target == nullptr ? nullptr : target->object.get();
   if (refs.create()) {
-    agent.dispatch(call, [server = *this, call, id = refs.create()->id, object] {
-      server.serve_creation(call, id, object);
-    });
+    agent.dispatch(call, [server = *this, call, object] { server.serve_creation(call, object); });
   } else {
     agent.dispatch(call, [call, object] { call->run(object); });
   }
 }
 
-void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, const RRefId& id,
+void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call,
                                   void* object) const {
   const auto* const outer = std::exchange(creating_here, call.get());
-  call->run_keeping(object, [server = *this, call, id](rpc::OwnedObject value,
-                                                       std::exception_ptr exception) {
+  call->run_keeping(object, [server = *this, call](rpc::OwnedObject value,
+                                                   std::exception_ptr exception) {
     if (!exception) {
       RRefAgent& rrefs = *server.rrefs_;
       auto* const refs = call->message().find_attachment<IncomingRefs>();
       if (!refs->claim_outcome()) return;  // its time has passed: the answer says so
       refs->end_limit();
-      // The function has returned on this thread, not later on that of a future's completion.
-      ServedNext next(creating_here == call.get() && call->agent().serves_here());
-      rrefs.perform(rrefs.lifetime().resolve(id, server.box(std::move(value)), std::nullopt));
-      call->reply([](rpc::OutArchive&) {});
-      next.run();
+      Effects created =
+          rrefs.lifetime().resolve(refs->create()->id, server.box(std::move(value)), std::nullopt);
+      server.announce(call, *refs, std::move(created));
       return;
     }
     try {
@@ -257,6 +290,40 @@ void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call
     }
   });
   creating_here = outer;
+}
+
+void ObjectServer::announce(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
+                            Effects created) const {
+  rpc::Agent& agent = call->agent();
+  if (agent.forked()) return;  // a function that forked has returned in the child, too
+  CreationAnswers& answers = rrefs_->creation_answers();
+  const WorkerInfo& caller = call->caller();
+  const bool here = creating_here == call.get();  // the function has returned on this thread
+  // Where more is to be done, it may bring more answers; it may also take long, so this one does
+  // not wait for its end. A request for the object that waits is answered now, most often to the
+  // same worker.
+  const bool more = agent.served_calls().queued();
+  const bool together = here && !call->one_way() && !rpc::ExecutionContext::current().streams &&
+                        (more || !created.run.empty() || answers.any(caller));
+  if (together) {
+    agent.events().record("call served", caller.id.value(), caller.epoch, call->id(),
+                          call->function_name());
+    answers.add(caller, call->id(), more);
+    call->leave_unanswered();
+    refs.on_answer(std::nullopt);
+    call->end_held();
+  } else {
+    call->reply([](rpc::OutArchive&) {});
+  }
+  ServedNext next(here && agent.serves_here());
+  try {
+    rrefs_->perform(std::move(created));
+  } catch (...) {
+    if (together && !more) answers.flush(caller);  // no timer would send it
+    throw;
+  }
+  if (together && !more) answers.flush(caller);
+  next.run();
 }
 
 }  // namespace stitch::rref

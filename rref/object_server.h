@@ -44,8 +44,10 @@ class ObjectServer {
   // 3. Answers.
   void serve(const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
              const OwnedBox* target) const;
-  void serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, const RRefId& id,
-                      void* object) const;
+  void serve_creation(const std::shared_ptr<rpc::IncomingCall>& call, void* object) const;
+  // The object of `call` has been created: tells its caller, and those who wait for it.
+  void announce(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
+                Effects created) const;
 
   std::shared_ptr<RRefAgent> rrefs_;
 };

@@ -157,9 +157,9 @@ template <class T>
 Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
   try {
     constexpr const char* kName = "RRef::to_here";
-    const auto agent = rref::require_usable(*handle, kName);
     if constexpr (std::is_void_v<T> || kCopyable<T>) {
       if (handle->is_owner() && !use.order) {
+        const auto agent = rref::require_usable(*handle, kName);
         Promise<T> promise;
         rref::run_when_created(*handle, [promise](const std::shared_ptr<void>& object,
                                                   const std::optional<Error>& failure) {
@@ -187,7 +187,8 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
     }
     auto request = std::is_void_v<T> ? rref::begin_wait(handle, kName, use.order)
                                      : rref::begin_fetch(handle, use.order);
-    return start_call<T>(agent, handle->owner(), kName, use.timeout, std::move(request.message));
+    return start_call<T>(request.agent, *request.to, kName, use.timeout,
+                         std::move(request.message));
   } catch (const Error&) {
     return rref::make_failed_future<T>();
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/life_text.h"
 #include "stitch/rref/frame_kinds.h"
 
 namespace stitch::rref {
@@ -18,9 +19,7 @@ bool reports_losses(const std::vector<std::string>& transports) {
 }
 
 Error life_is_over(const WorkerInfo& peer, std::uint64_t epoch, const std::string& why) {
-  return Error(ErrorCode::disconnected,
-               "worker \"" + peer.name + "\" epoch " + std::to_string(epoch) + " is gone" + why)
-      .with_worker(peer.name);
+  return rpc::life_gone({peer.name, peer.id, epoch}, why);
 }
 
 // This very life, be it over; null if it is not known here.
@@ -47,6 +46,7 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
       events_(agent.shared_events()),
       lifetime_(std::make_shared<Lifetime>(life_of(agent.self()))),
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
+      creation_answers_(std::make_shared<CreationAnswers>(agent)),
       agent_(&agent) {
   // Called for messages of peers only: the agent and its table of peers exist then.
   lifetime_->set_world(
@@ -66,8 +66,18 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
 }
 
 std::shared_ptr<rpc::Agent> RRefAgent::agent() const {
-  base::MutexLock lock(mutex_);
-  return agent_ == nullptr ? nullptr : agent_->weak_from_this().lock();
+  if (stopped_.load(std::memory_order_acquire)) return nullptr;
+  if (!agent_known_.load(std::memory_order_acquire)) {  // there is none in the constructor
+    base::MutexLock lock(mutex_);
+    if (agent_ == nullptr) return nullptr;
+    auto alive = agent_->weak_from_this().lock();
+    if (alive && !agent_known_.load(std::memory_order_relaxed)) {
+      weak_agent_ = alive;
+      agent_known_.store(true, std::memory_order_release);
+    }
+    return alive;
+  }
+  return weak_agent_.lock();
 }
 
 std::shared_ptr<rpc::Agent> RRefAgent::require_agent() const {
@@ -87,7 +97,7 @@ thread_local bool destroying = false;
 }  // namespace
 
 // All at once: one thread is woken for them.
-void RRefAgent::destroy(std::vector<std::shared_ptr<void>> objects) {
+void RRefAgent::destroy(EffectList<std::shared_ptr<void>> objects) {
   const auto alive = agent();
   if (!alive) return;  // on this thread
   events_->record("objects dropped", base::EventRing::kNoPeer, 0, objects.size());
@@ -106,14 +116,20 @@ WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
 }
 
 const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
+  const WorkerInfo* const last = last_info_.load(std::memory_order_acquire);
+  if (last != nullptr && life_of(*last) == life) return *last;
+  const auto remember = [this](const WorkerInfo& info) -> const WorkerInfo& {
+    last_info_.store(&info, std::memory_order_release);
+    return info;
+  };
   {
     const base::MutexLock lock(infos_mutex_);
     const auto found = infos_.find(life);
-    if (found != infos_.end()) return found->second;
+    if (found != infos_.end()) return remember(found->second);
   }
   WorkerInfo info = info_of(life);
   const base::MutexLock lock(infos_mutex_);
-  return infos_.try_emplace(life, std::move(info)).first->second;
+  return remember(infos_.try_emplace(life, std::move(info)).first->second);
 }
 
 HandlePtr RRefAgent::adopt(const RRefId& id) {
@@ -167,6 +183,10 @@ void RRefAgent::accept_ledger(const WorkerInfo& from, std::span<const std::byte>
   if (broken) throw *broken;
 }
 
+void RRefAgent::on_created(const WorkerInfo& from, std::span<const std::byte> bytes) {
+  if (const auto alive = agent()) CreationAnswers::accept(*alive, from, bytes);
+}
+
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   events_->record("references lost", peer.id.value(), peer.epoch);
   perform(lifetime_->peer_lost(life_of(peer),
@@ -200,6 +220,8 @@ void RRefAgent::stop() {
   ordered_calls_->close();
   time_limits_->close();
   ledgers_->stop();
+  creation_answers_->stop();
+  stopped_.store(true, std::memory_order_release);
   base::MutexLock lock(mutex_);
   agent_ = nullptr;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rref/creation_answers.h"
 #include "stitch/rref/handle.h"
 #include "stitch/rref/ledger_sender.h"
 #include "stitch/rref/lifetime/lifetime.h"
@@ -34,7 +36,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
 
   [[nodiscard]] Lifetime& lifetime() noexcept { return *lifetime_; }
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }
-  // Null after stop().
+  // Null after stop(). Takes no lock, but for the first time.
   [[nodiscard]] std::shared_ptr<rpc::Agent> agent() const STITCH_EXCLUDES(mutex_);
   // As agent(). Throws Error(shutting_down) instead of returning null.
   [[nodiscard]] std::shared_ptr<rpc::Agent> require_agent() const STITCH_EXCLUDES(mutex_);
@@ -48,6 +50,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] OrderedCalls& ordered_calls() noexcept { return *ordered_calls_; }
   [[nodiscard]] std::uint64_t new_stream() noexcept { return next_stream_.fetch_add(1); }
 
+  [[nodiscard]] CreationAnswers& creation_answers() noexcept { return *creation_answers_; }
   [[nodiscard]] TimeLimits& time_limits() noexcept { return *time_limits_; }
   // The memory of objects owned here, where it is known, has changed by so much.
   void add_bytes_known(std::int64_t bytes) noexcept { bytes_known_.fetch_add(bytes); }
@@ -86,6 +89,8 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void add_ledger(rpc::OutMessage& message, const WorkerInfo& to);
   // Throws Error(protocol) if the frame is malformed or breaks the rules.
   void accept_ledger(const WorkerInfo& from, std::span<const std::byte> frame);
+  // Answers of creations have arrived. Throws Error(protocol) if they are malformed.
+  void on_created(const WorkerInfo& from, std::span<const std::byte> bytes);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // That life of a worker is over for the whole world.
   void on_member_over(const WorkerInfo& member, const std::string& why);
@@ -100,29 +105,36 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   static constexpr std::size_t kMaxListed = 100'000;
   // The worker of `life`; its name is empty if it is not known.
   [[nodiscard]] WorkerInfo info_of(const WorkerLife& life) const;
-  // The same; kept as long as this.
+  // The same; kept as long as this. Takes no lock for the life that it was last called for.
   [[nodiscard]] const WorkerInfo& known_info_of(const WorkerLife& life) const
       STITCH_EXCLUDES(infos_mutex_);
 
  private:
-  void destroy(std::vector<std::shared_ptr<void>> objects);
+  void destroy(EffectList<std::shared_ptr<void>> objects);
 
   const WorkerInfo self_;
   const bool knows_losses_;
   const std::shared_ptr<base::EventRing> events_;
   const std::shared_ptr<Lifetime> lifetime_;
   const std::shared_ptr<LedgerSender> ledgers_;
+  const std::shared_ptr<CreationAnswers> creation_answers_;
   const std::shared_ptr<TimeLimits> time_limits_ = std::make_shared<TimeLimits>();
   const std::shared_ptr<OrderedCalls> ordered_calls_ = std::make_shared<OrderedCalls>();
   std::atomic<std::uint64_t> next_stream_{0};
   std::atomic<std::int64_t> bytes_known_{0};
   mutable base::Mutex mutex_;
   rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
+  // The same, for agent(): constant once `agent_known_`; not to be used once `stopped_`.
+  mutable std::weak_ptr<rpc::Agent> weak_agent_;
+  mutable std::atomic<bool> agent_known_{false};
+  std::atomic<bool> stopped_{false};
   // Objects that still existed at stop().
   std::vector<std::shared_ptr<void>> remaining_ STITCH_GUARDED_BY(mutex_);
   mutable base::Mutex infos_mutex_;
   mutable std::unordered_map<WorkerLife, WorkerInfo, WorkerLifeHash> infos_
       STITCH_GUARDED_BY(infos_mutex_);
+  // One of infos_, which are never removed: the one that was last asked for. Null at first.
+  mutable std::atomic<const WorkerInfo*> last_info_{nullptr};
 };
 
 }  // namespace stitch::rref

@@ -30,6 +30,11 @@ class RRefExtension final : public rpc::Extension {
           if (const auto alive = weak.lock())
             alive->ordered_calls().on_frame(life_of(message.from), message.view.body());
         });
+    agent.set_frame_handler(wire::kCreatedFrame,
+                            [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {
+                              if (const auto alive = weak.lock())
+                                alive->on_created(message.from, message.view.body());
+                            });
   }
   ~RRefExtension() override {
     rrefs->stop();
@@ -38,6 +43,7 @@ class RRefExtension final : public rpc::Extension {
 
   void on_send(rpc::OutMessage& message, const WorkerInfo& to) override {
     if (auto* refs = message.find_attachment<OutgoingRefs>()) refs->leave(rrefs, message, to);
+    rrefs->creation_answers().ride(message, to);
     rrefs->add_ledger(message, to);
   }
   void on_receive(rpc::InMessage& message) override {
@@ -46,6 +52,8 @@ class RRefExtension final : public rpc::Extension {
       message.attachments.push_back(std::move(refs));
     if (const auto* ledger = message.view.section(wire::kLedgerSection))
       rrefs->accept_ledger(message.from, ledger->bytes);
+    if (const auto* created = message.view.section(wire::kCreatedSection))
+      rrefs->on_created(message.from, created->bytes);
   }
   void on_decode(rpc::InMessage& message, rpc::ExecutionContext& context) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
@@ -67,6 +75,7 @@ class RRefExtension final : public rpc::Extension {
     rrefs->on_member_over(left, ": it has left");
   }
   void on_member_joined(const WorkerInfo& joined) override { rrefs->on_member_joined(joined); }
+  [[nodiscard]] std::size_t active() override { return rrefs->creation_answers().waiting(); }
   void stop() override { rrefs->stop(); }
   void on_all_ended() override { rrefs->destroy_remaining(); }
   void report(rpc::Page page, rpc::Report& report) override {

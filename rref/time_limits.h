@@ -7,6 +7,7 @@
 
 #include "stitch/base/event_loop.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/agent/deadline_heap.h"
 
@@ -23,6 +24,10 @@ class TimeLimits : public std::enable_shared_from_this<TimeLimits> {
   struct Limit {
     base::UniqueFunction<void()> passed;  // called once, on the event loop
     std::size_t heap_place = rpc::DeadlineHeap<Limit>::kNowhere;
+    [[nodiscard]] static void* operator new(std::size_t bytes) {
+      return base::take_recycled(bytes);
+    }
+    static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   };
 
   // `loop`: the worker's, the same at each call.

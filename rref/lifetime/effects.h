@@ -6,11 +6,16 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/ledger.h"
 #include "stitch/rref/lifetime/rref_id.h"
 #include "stitch/rref/lifetime/waiter.h"
 
 namespace stitch::rref {
+
+// A few short-lived things; most events have none or one.
+template <class T>
+using EffectList = std::vector<T, base::RecyclingAllocator<T>>;
 
 // What an event of the lifetime protocol leaves to be done once the lock is released, because
 // waiters and destructors are user code and sending calls the transport.
@@ -21,9 +26,9 @@ struct Effects {
     std::optional<Error> failure;
     void operator()() { waiter(object, failure); }
   };
-  std::vector<std::shared_ptr<void>> destroy;         // unreferenced objects: release them
-  std::vector<Run> run;                               // waiters to call
-  std::vector<std::pair<WorkerLife, Urgency>> flush;  // send Lifetime::encode_ledger() to these
+  EffectList<std::shared_ptr<void>> destroy;         // unreferenced objects: release them
+  EffectList<Run> run;                               // waiters to call
+  EffectList<std::pair<WorkerLife, Urgency>> flush;  // send Lifetime::encode_ledger() to these
   bool kept = false;            // a borrow outlives its message: call register_kept() later
   std::optional<Error> broken;  // the peer broke the protocol: close its connection with this error
 };
@@ -35,7 +40,7 @@ struct TableEffects : Effects {
     WorkerLife to;
     LedgerOp op;
   };
-  std::vector<Op> ops;  // to be queued in this order
+  EffectList<Op> ops;  // to be queued in this order
 };
 
 }  // namespace stitch::rref

@@ -235,7 +235,7 @@ void HolderTable::start_registering(const RRefId& id, Hold& hold, TableEffects& 
   // Tokens of the owner itself are settled in the same ledger, behind the REG: the order of the
   // ledger is enough, no acknowledgement is needed.
   if (!hold.rare) return;
-  std::vector<Creditor> others;
+  EffectList<Creditor> others;
   for (const Creditor& creditor : std::exchange(hold.rare->creditors, {})) {
     if (creditor.sender == id.owner) {
       effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});

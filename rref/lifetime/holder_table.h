@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
@@ -115,6 +116,10 @@ class HolderTable {
   // Of all Holds.
   [[nodiscard]] std::vector<std::pair<RRefId, Status>> list() const;
   [[nodiscard]] bool contains(const RRefId& id) const { return holds_.contains(id); }
+  // Whether it is known to have been created. REQUIRES: contains(id).
+  [[nodiscard]] bool created(const RRefId& id) const { return holds_.at(id).created; }
+  // The number of Holds in State::borrowed.
+  [[nodiscard]] std::size_t borrowed() const noexcept { return borrowed_.size(); }
   [[nodiscard]] std::size_t size() const noexcept { return holds_.size(); }
   [[nodiscard]] Counts counts() const;
 
@@ -125,9 +130,13 @@ class HolderTable {
   };
   // What most Holds do not have: a million of them should not pay for it.
   struct Rare {
-    std::vector<Creditor> creditors;
+    EffectList<Creditor> creditors;
     std::optional<Error> error;
-    std::vector<Waiter> waiters;
+    EffectList<Waiter> waiters;
+    [[nodiscard]] static void* operator new(std::size_t bytes) {
+      return base::take_recycled(bytes);
+    }
+    static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   };
   struct Hold {
     State state = State::borrowed;

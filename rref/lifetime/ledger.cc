@@ -142,6 +142,8 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
   in.expect_end();
 
   Arrived arrived;
+  arrived.ops.reserve(count);
+  if (first_ < acknowledged) arrived.acknowledged.reserve(acknowledged - first_);
   while (first_ < acknowledged) {  // a delayed, older acknowledgement changes nothing
     arrived.acknowledged.push_back(sent_.front());
     sent_.pop_front();

@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <span>
 #include <unordered_set>
 #include <vector>
 
 #include "stitch/base/bytes.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rref {
@@ -105,10 +107,12 @@ class Ledger {
   // Sending: operations [first_, first_ + sent_.size()) have left and are unacknowledged; unsent_
   // follow, unnumbered.
   std::uint64_t first_ = 0;
-  std::deque<LedgerOp> sent_;
+  using Ops = std::deque<LedgerOp, base::RecyclingAllocator<LedgerOp>>;
+  Ops sent_;
   std::size_t on_wire_ = 0;  // the first of sent_ that are in flight: the next frame follows them
-  std::deque<LedgerOp> unsent_;
-  std::unordered_set<RRefId, RRefIdHash> unsent_drops_;
+  Ops unsent_;
+  std::unordered_set<RRefId, RRefIdHash, std::equal_to<>, base::RecyclingAllocator<RRefId>>
+      unsent_drops_;
   std::size_t unsent_prompt_ = 0;  // of unsent_, those the peer waits for (all but settlements)
   std::uint64_t first_at_tick_ = 0;
   bool waiting_at_tick_ = false;

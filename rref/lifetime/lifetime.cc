@@ -74,6 +74,27 @@ Effects Lifetime::when_created(const RRefId& id, Waiter waiter) {
   return pack(std::move(effects));
 }
 
+Lifetime::Watch Lifetime::watch_creation(const RRefId& id, Waiter& waiter) {
+  base::MutexLock lock(mutex_);
+  Watch watch;
+  TableEffects effects;
+  if (leaving_) {
+    watch.lost = leaving_;
+  } else if (owned_here(id)) {
+    owners_.when_resolved(id, std::move(waiter), effects);
+    watch.tracked = true;
+  } else if (auto hold = holders_.status(id); !hold) {
+    watch.lost = Error(ErrorCode::internal, to_string(id) + " is not held here");
+  } else if (hold->state == HolderTable::State::lost) {
+    watch.lost = std::move(hold->error);
+  } else if (holders_.tracks_creation(id)) {
+    holders_.when_answered(id, std::move(waiter), effects);
+    watch.tracked = true;
+  }
+  watch.effects = pack(std::move(effects));
+  return watch;
+}
+
 void Lifetime::add_local(const RRefId& id) {
   base::MutexLock lock(mutex_);
   if (leaving_) return;
@@ -94,26 +115,6 @@ Effects Lifetime::drop_local(const RRefId& id) {
     holders_.drop_local(id, effects);
   }
   return pack(std::move(effects));
-}
-
-Lifetime::Status Lifetime::status(const RRefId& id) const {
-  base::MutexLock lock(mutex_);
-  if (leaving_) return {false, false, leaving_};
-  if (owned_here(id)) return {true, true, std::nullopt};
-  const auto hold = holders_.status(id);
-  if (!hold) return {false, false, Error(ErrorCode::internal, to_string(id) + " is not held here")};
-  if (hold->state == HolderTable::State::lost) return {false, false, hold->error};
-  return {false, hold->created || hold->state == HolderTable::State::registered, std::nullopt};
-}
-
-std::optional<OwnerTable::Status> Lifetime::owned(const RRefId& id) const {
-  base::MutexLock lock(mutex_);
-  return owners_.status(id);
-}
-
-bool Lifetime::owns(const RRefId& id) const {
-  base::MutexLock lock(mutex_);
-  return owners_.contains(id);
 }
 
 CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
@@ -137,7 +138,7 @@ CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
       carried.lost = true;
       return carried;
     }
-    carried.created = holders_.status(id)->created;
+    carried.created = holders_.created(id);
   }
   PeerState& peer = peers_[receiver];
   carried.pinned = true;
@@ -216,6 +217,7 @@ Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
   if (!holders_.contains(carried.id) && !lost) {
     const auto owner = peers_.find(carried.id.owner);
     still_registered = owner != peers_.end() && owner->second.ledger.withdraw_drop(carried.id);
+    if (still_registered) note_due(owner->second);
   }
   // What a worker that is over has lent protects nothing any more.
   const bool pinned = carried.pinned && !sweeps_.over(sender);
@@ -247,11 +249,24 @@ Effects Lifetime::register_kept() {
 }
 
 bool Lifetime::encode_ledger(const WorkerLife& peer, base::Bytes& out) {
+  if (due_peers_.load(std::memory_order_relaxed) == 0) return false;
   base::MutexLock lock(mutex_);
   const auto found = peers_.find(peer);
   if (found == peers_.end()) return false;
   found->second.announced = Urgency::none;
-  return found->second.ledger.encode(out);
+  const bool any = found->second.ledger.encode(out);
+  note_due(found->second);
+  return any;
+}
+
+void Lifetime::note_due(PeerState& state) {
+  const bool due = state.ledger.urgency() != Urgency::none;
+  // A flush that was asked for will find nothing: the next operation asks for its own.
+  if (!due) state.announced = Urgency::none;
+  if (due == state.due) return;
+  state.due = due;
+  due_peers_.store(due_peers_.load(std::memory_order_relaxed) + (due ? 1 : std::size_t(-1)),
+                   std::memory_order_relaxed);
 }
 
 Effects Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame) {
@@ -284,6 +299,7 @@ Effects Lifetime::tick() {
     if (state.ledger.tick()) {
       state.announced = Urgency::soon;
       packed.flush.emplace_back(peer, Urgency::soon);
+      note_due(state);
     }
   }
   return packed;
@@ -300,6 +316,7 @@ Effects Lifetime::pack(TableEffects effects) {
 }
 
 void Lifetime::announce(const WorkerLife& peer, PeerState& state, Effects& effects) {
+  note_due(state);
   const Urgency urgency = state.ledger.urgency();
   if (urgency <= state.announced) return;
   state.announced = urgency;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,11 +11,13 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/holder_table.h"
 #include "stitch/rref/lifetime/ledger.h"
@@ -87,7 +90,7 @@ class Lifetime {
   [[nodiscard]] Effects answered(const RRefId& id, const std::optional<Error>& failure);
   [[nodiscard]] Effects create_not_sent(const RRefId& id, const Error& why);
   // A request to create arrived. False if it is a duplicate. Throws Error(protocol) if it is for
-  // another owner or the object was deleted already.
+  // another owner or the object was deleted already; the end of its creator if that is over.
   // `made_by` as for add_object().
   [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator,
                             const std::string* made_by = nullptr);
@@ -99,6 +102,14 @@ class Lifetime {
   [[nodiscard]] bool tracks_creation(const RRefId& id) const;
   // Runs `waiter` when the creation has ended. REQUIRES: tracks_creation().
   [[nodiscard]] Effects when_created(const RRefId& id, Waiter waiter);
+  // The three of them at once, for a handle: why it is lost; else whether the creation is tracked
+  // here, and `waiter` is kept or run as by when_created(). Otherwise `waiter` is left untouched.
+  struct Watch {
+    std::optional<Error> lost;
+    bool tracked = false;
+    Effects effects;
+  };
+  [[nodiscard]] Watch watch_creation(const RRefId& id, Waiter& waiter);
 
   // --- handles of this process ---
   void add_local(const RRefId& id);
@@ -128,11 +139,14 @@ class Lifetime {
   [[nodiscard]] Effects register_kept();
 
   // --- ledgers ---
-  // Appends the ledger frame that is due to `peer`; false if none is.
+  // Appends the ledger frame that is due to `peer`; false if none is. Takes no lock while nothing
+  // is due to any peer.
   [[nodiscard]] bool encode_ledger(const WorkerLife& peer, base::Bytes& out);
   [[nodiscard]] Effects accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame);
   // To be called periodically: resends unacknowledged operations, registers old borrows.
   [[nodiscard]] Effects tick();
+  // Whether another tick() may have something to do.
+  [[nodiscard]] bool needs_tick() const;
 
   // --- ends ---
   // This worker cannot reach that life of `peer` any more: what it owns is lost here with `why`;
@@ -162,14 +176,19 @@ class Lifetime {
     Ledger ledger;
     // The most urgent flush that Effects asked for since the last frame: one timer is enough.
     Urgency announced = Urgency::none;
+    bool due = false;  // a frame of the ledger is; counted in due_peers_
     std::uint64_t next_token = 0;
-    std::map<std::uint64_t, RRefId> tokens;  // sent and not settled
+    std::map<std::uint64_t, RRefId, std::less<>,
+             base::RecyclingAllocator<std::pair<const std::uint64_t, RRefId>>>
+        tokens;  // sent and not settled
   };
+  // To be called when the ledger has changed.
+  void note_due(PeerState& state) STITCH_REQUIRES(mutex_);
 
   // Queues the operations in their ledgers, under the lock that ordered them, and returns the rest.
   [[nodiscard]] Effects pack(TableEffects effects) STITCH_REQUIRES(mutex_);
   // Asks for the frame that is due to `peer`, unless that has been done.
-  static void announce(const WorkerLife& peer, PeerState& state, Effects& effects);
+  void announce(const WorkerLife& peer, PeerState& state, Effects& effects) STITCH_REQUIRES(mutex_);
   void drop_pin(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
   void apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
@@ -209,6 +228,9 @@ class Lifetime {
   std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   World world_ STITCH_GUARDED_BY(mutex_);
+  // How many peers a ledger frame is due to. Written under mutex_; who reads it without may miss an
+  // operation that is being queued, which its timer then sends.
+  std::atomic<std::size_t> due_peers_{0};
 };
 
 }  // namespace stitch::rref

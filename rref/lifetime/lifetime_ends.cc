@@ -44,7 +44,10 @@ Effects Lifetime::member_joined(const WorkerLife& life) {
 void Lifetime::lose(const WorkerLife& peer, const Error& why, TableEffects& effects) {
   if (!gone_.emplace(peer, why).second) return;
   const auto found = peers_.find(peer);
-  if (found != peers_.end()) found->second.ledger = Ledger();
+  if (found != peers_.end()) {
+    found->second.ledger = Ledger();
+    note_due(found->second);
+  }
   holders_.owner_lost(peer, why, effects);
   owners_.creator_lost(peer, why.with_prefix("its creator died before creation"), effects);
 }
@@ -174,6 +177,7 @@ Effects Lifetime::close() {
   for (const auto& [peer, state] : peers_) gone_.emplace(peer, *leaving_);
   Effects packed = pack(std::move(effects));
   peers_.clear();
+  due_peers_.store(0, std::memory_order_relaxed);
   return packed;
 }
 

@@ -12,6 +12,10 @@ OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
   if (id.owner != self_) return nullptr;
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return nullptr;
+  return &add_placeholder(id);
+}
+
+OwnerTable::OwnedEntry& OwnerTable::add_placeholder(const RRefId& id) {
   OwnedEntry& entry = entries_[id];
   if (const Error* const why = never_requested(id)) {
     // Its k stays unseen: other workers may still hold references, and each that arrives adds this
@@ -20,10 +24,11 @@ OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
     entry.value = Value::failed;
     entry.more().failure = *why;
   }
-  return &entry;
+  return entry;
 }
 
 const Error* OwnerTable::never_requested(const RRefId& id) const {
+  if (gone_creators_.empty() && not_requested_.empty()) return nullptr;
   if (const auto gone = gone_creators_.find(id.creator); gone != gone_creators_.end())
     return &gone->second;
   const auto found = not_requested_.find(id);
@@ -43,10 +48,13 @@ void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::
 }
 
 bool OwnerTable::create(const RRefId& id, const WorkerLife& creator, const std::string* made_by) {
-  OwnedEntry* entry = find_or_add_placeholder(id);
-  if (entry == nullptr)
+  IntervalSet& seen = seen_[id.creator];
+  const auto found = entries_.find(id);
+  if (!seen.insert(id.k)) {
+    if (found != entries_.end()) return false;
     throw Error(ErrorCode::protocol, to_string(id) + " is requested again after it was deleted");
-  if (!seen_[id.creator].insert(id.k)) return false;
+  }
+  OwnedEntry* const entry = found == entries_.end() ? &add_placeholder(id) : &found->second;
   entry->requested = true;
   entry->made_by = made_by;
   // Before the function runs and before the answer can leave (G2): the creator is a holder until

@@ -133,6 +133,8 @@ class OwnerTable {
   // The entry, or a new placeholder if no request to create it arrived yet; null if the object was
   // deleted.
   [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id);
+  // REQUIRES: there is no entry, and its k is unseen.
+  OwnedEntry& add_placeholder(const RRefId& id);
   // Why no request to create it will come; null if one may.
   [[nodiscard]] const Error* never_requested(const RRefId& id) const;
   void finish(Map::iterator at, Value value, TableEffects& effects);

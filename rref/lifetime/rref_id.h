@@ -62,9 +62,12 @@ struct WorkerLifeHash {
     return base::hash_of(life.epoch, life.id);
   }
 };
+// One round of mixing for all fields: tables of references are looked into several times for each.
 struct RRefIdHash {
   std::size_t operator()(const RRefId& id) const noexcept {
-    return base::hash_of(id.owner.epoch, id.owner.id, id.creator.epoch, id.creator.id, id.k);
+    return static_cast<std::size_t>(base::mix_bits(
+        id.k + id.owner.epoch * 0x9e3779b97f4a7c15U + id.owner.id * 0xbf58476d1ce4e5b9U +
+        id.creator.epoch * 0x94d049bb133111ebU + id.creator.id * 0xd6e8feb86659fd93U));
   }
 };
 

@@ -2,7 +2,9 @@
    reference is sent up to M times, by and to any of them, and dropped anywhere. Messages arrive in any order; ledgers apply their operations
    once and in order (G4, which the model takes for granted, as it does the epochs of G6). The owner does not die: then every Hold is Lost.
 
-   -DDIES=1, -DDIES=2   that worker dies at any point, is swept, and everything that it held is reclaimed. A graceful leave is swept alike.
+   -DDIES=1, -DDIES=2   that worker dies at any point, is swept, and everything that it held is reclaimed (rref_ends.pml has more ends)
+   -DTIMES_OUT          the time of the creation may pass while the function runs, and after it has returned
+   -DNEVER_SENT         the request to create the object may certainly never leave
    Broken variants, each of which the verifier must refuse: see the macros BROKEN_... below and CMakeLists.txt. */
 
 #ifndef M
@@ -15,6 +17,7 @@
 #define BORROWED 2
 #define REGISTERING 3
 #define REGISTERED 4
+#define LOST 5
 byte hold[3];
 byte handles[3];     /* handles; at the owner, too */
 bool drop_waits[3]; /* DROP is in the ledger, but has not been sent: it can be taken back */
@@ -29,6 +32,15 @@ byte entry;
 bool seen; /* CREATE has come; without it, what is deleted may come again */
 bool holds_it[3]; /* holders */
 
+/* The outcome of the creation: the owner alone decides it, once. */
+#define UNDECIDED 0
+#define VALUE 1
+#define TIMEOUT 2
+byte claimed, outcome, answer;
+bool runs;     /* the function */
+byte object;   /* 0: there is none, 1: there is one, 2: it has been destroyed */
+bool told, unsent, not_requested; /* others may know the id; the request never left; the owner knows that */
+
 /* Messages that carry the reference, and their tokens. The sender's pin lasts until SETTLED. */
 #define UNSENT 0
 #define FLYING 1
@@ -38,7 +50,7 @@ bool holds_it[3]; /* holders */
 byte from[M], to[M], token[M];
 byte sent;
 
-mtype = { REG, DROP, SETTLE, CREATED, SWEEP, CLEAN, SWEPT };
+mtype = { REG, DROP, SETTLE, UNMADE, SWEEP, CLEAN, SWEPT };
 /* Ledgers, by sender and receiver: 3 * sender + receiver. */
 chan ledger[9] = [8] of { mtype, byte };
 bool create_flies, answer_flies, ack_flies[3];
@@ -64,7 +76,7 @@ byte i, m, h;
 #endif
 
 #define pinned(k, x) (k < M && from[k] == x && token[k] != UNSENT && token[k] != SETTLED)
-#define pins(x) (pinned(0, x) || pinned(1, x) || pinned(2, x) || (M > 3 && pinned((M > 3 -> 3 : 0), x)))
+#define pins(x) (pinned(0, x) || pinned(1, x) || (M > 2 && pinned((M > 2 -> 2 : 0), x)) || (M > 3 && pinned((M > 3 -> 3 : 0), x)))
 #ifdef BROKEN_PINS_DO_NOT_KEEP_A_HOLD
 #define alive(x) (handles[x] != 0)
 #else
@@ -98,7 +110,7 @@ inline settle_creditors(x) {
 /* A Hold that is not alive ends. */
 inline end_hold(x) {
   if
-  :: x != 0 && hold[x] == BORROWED && !alive(x) -> settle_creditors(x); hold[x] = NO_HOLD
+  :: x != 0 && (hold[x] == BORROWED || hold[x] == LOST) && !alive(x) -> settle_creditors(x); hold[x] = NO_HOLD
   :: x != 0 && hold[x] == REGISTERED && !alive(x) -> drop_waits[x] = true; hold[x] = NO_HOLD
 #ifdef BROKEN_DOES_NOT_WAIT_FOR_THE_ANSWER
   :: x != 0 && hold[x] == CREATING && !alive(x) -> hold[x] = NO_HOLD
@@ -109,8 +121,13 @@ inline end_hold(x) {
 inline make_placeholder() {
   assert(entry != GONE); /* G2, G3 */
   if
+#ifdef BROKEN_FORGETS_THAT_IT_IS_UNMADE
   :: entry == UNSEEN && !creator_lost -> entry = PLACEHOLDER
-  :: entry == UNSEEN && creator_lost -> entry = READY /* failed: as good as ready */
+  :: entry == UNSEEN && creator_lost -> entry = READY
+#else
+  :: entry == UNSEEN && !creator_lost && !not_requested -> entry = PLACEHOLDER
+  :: entry == UNSEEN && (creator_lost || not_requested) -> entry = READY /* failed: as good as ready */
+#endif
   :: else
   fi
 }
@@ -136,7 +153,7 @@ inline receive(k) {
      if :: true -> settle(k) fi
 #else
      if
-     :: hold[h] == REGISTERED -> settle(k)
+     :: hold[h] == REGISTERED || hold[h] == LOST -> settle(k)
      :: else -> token[k] = CREDITOR
      fi
 #endif
@@ -215,7 +232,13 @@ inline apply(x, y) {
      make_placeholder();
      holds_it[x] = true;
      ack_flies[x] = true
-  :: ledger[3 * x + y]?[DROP, _] -> ledger[3 * x + y]?DROP, _; holds_it[x] = false
+  :: ledger[3 * x + y]?[DROP, _] -> ledger[3 * x + y]?DROP, _; assert(holds_it[x]); holds_it[x] = false
+#ifdef NEVER_SENT
+  :: ledger[3 * x + y]?[UNMADE, _] ->
+     ledger[3 * x + y]?UNMADE, _;
+     not_requested = true;
+     if :: entry == PLACEHOLDER -> entry = READY :: else fi
+#endif
   :: ledger[3 * x + y]?[SETTLE, _] -> ledger[3 * x + y]?SETTLE, m; token[m] = SETTLED; m = 0; end_hold(y)
 #ifdef DIES
   :: ledger[3 * x + y]?[SWEEP, _] ->
@@ -244,13 +267,14 @@ inline apply(x, y) {
 #define deletable (entry == READY && unused_entry)
 
 inline destroy() {
+  if :: object == 1 -> object = 2 :: else fi;
   if
   :: !seen -> entry = UNSEEN
   :: else ->
      entry = GONE;
      /* G2: no handle and no message has it any more. */
-     assert(dead(1) || handles[1] == 0);
-     assert(dead(2) || handles[2] == 0);
+     assert(dead(1) || handles[1] == 0 || hold[1] == LOST);
+     assert(dead(2) || handles[2] == 0 || hold[2] == LOST);
      i = 0;
      do
      :: i < M -> assert(!flying(i) && (token[i] != FLYING || dead(from[i]))); i++
@@ -264,10 +288,55 @@ inline send_reference(x, y) {
   from[sent] = x;
   to[sent] = y;
   token[sent] = FLYING;
+#ifdef NEVER_SENT
+  if :: x == 1 && hold[1] == CREATING -> told = true :: else fi;
+#endif
   sent++
 }
 
-#define can_send(x, y) (sent < M && handles[x] != 0 && !dead(x) && !(dead(y) && noticed[x]))
+/* What the owner does at the end of the creation: of its function, or of its time. */
+inline conclude(what) {
+  if
+  :: entry == PENDING ->
+     outcome = what;
+     if :: what == VALUE -> object = 1 :: else fi;
+     entry = READY
+  :: else -> /* the first outcome stands, a late result is destroyed */
+#ifdef BROKEN_A_LATE_RESULT_REPLACES_THE_OUTCOME
+     outcome = what;
+     if :: what == VALUE -> object = 1 :: else fi;
+#endif
+#ifdef BROKEN_KEEPS_A_LATE_RESULT
+     if :: what == VALUE -> object = 1 :: else fi;
+#endif
+     skip
+  fi;
+  assert(!answer_flies && answer == UNDECIDED); /* one answer */
+  answer = what;
+  answer_flies = !dead(1);
+#ifdef BROKEN_A_TIMEOUT_LETS_THE_CREATOR_GO
+  if :: what == TIMEOUT -> holds_it[1] = false :: else fi;
+#endif
+#ifdef BROKEN_A_TIMEOUT_DELETES_THE_ENTRY
+  if :: what == TIMEOUT -> entry = GONE :: else fi;
+#endif
+  skip
+}
+#ifdef NEVER_SENT
+/* The request certainly never left: a Lost Hold settles what it was lent when it pins nothing. */
+inline not_sent() {
+  create_flies = false;
+  unsent = true;
+  hold[1] = LOST;
+#ifndef BROKEN_HIDES_UNSENT_CREATIONS
+  if :: told -> ledger[3]!UNMADE(0) :: else fi;
+#endif
+  if :: !pins(1) -> settle_creditors(1) :: else fi;
+  end_hold(1)
+}
+#endif
+
+#define can_send(x, y) (sent < M && handles[x] != 0 && hold[x] != LOST && !dead(x) && !(dead(y) && noticed[x]))
 #define can_apply(x, y) (nempty(ledger[3 * x + y]) && !dead(y) && !(dead(x) && noticed[y]))
 
 #ifdef DIES
@@ -296,7 +365,10 @@ inline notice(x) {
 inline check_rest() {
   if
   :: !died ->
-     assert(entry == GONE); /* G5: an unused object is deleted */
+     /* G5: an unused object is deleted */
+     assert((!unsent && entry == GONE) || (unsent && entry == UNSEEN));
+     assert(!runs && object != 1);
+     assert(unsent || answer == outcome);
      assert(hold[1] == NO_HOLD && hold[2] == NO_HOLD);
      i = 0;
      do
@@ -326,14 +398,56 @@ init {
        create_flies = false;
        assert(entry == UNSEEN || entry == PLACEHOLDER);
        entry = PENDING;
+       runs = true;
        seen = true;
 #ifndef BROKEN_CREATOR_IS_NO_HOLDER
        holds_it[1] = true
 #endif
      } }
-  :: atomic { entry == PENDING -> if :: handles[0]++ :: skip fi; d_step { entry = READY; answer_flies = !dead(1) } }
+#ifndef TIMES_OUT
+  :: atomic { runs -> if :: entry == PENDING -> handles[0]++ :: skip fi; d_step { runs = false; claimed = VALUE; conclude(VALUE) } }
+#else
+  /* The end of the function and that of its time are told apart once, before either does anything. */
+#ifdef BROKEN_BOTH_ENDS_CONCLUDE
+  :: atomic { runs -> if :: entry == PENDING -> handles[0]++ :: skip fi; d_step { runs = false; conclude(VALUE) } }
+  :: atomic { entry == PENDING && claimed == UNDECIDED -> d_step { claimed = TIMEOUT; conclude(TIMEOUT) } }
+#else
+  :: atomic { runs -> if :: entry == PENDING -> handles[0]++ :: skip fi; d_step {
+       runs = false;
+       if
+       :: claimed == UNDECIDED -> claimed = VALUE
+       :: else ->
+#ifdef BROKEN_A_LATE_RESULT_REPLACES_THE_OUTCOME
+          outcome = VALUE;
+          object = 1;
+#endif
+#ifdef BROKEN_KEEPS_A_LATE_RESULT
+          object = 1;
+#endif
+          skip
+       fi
+     } }
+  :: atomic { entry == PENDING && claimed == UNDECIDED -> claimed = TIMEOUT }
+  :: atomic { claimed != UNDECIDED && answer == UNDECIDED -> d_step { conclude(claimed) } }
+#endif
+#ifdef BROKEN_A_TIMEOUT_OF_THE_CREATOR_DROPS_ITS_PINS
+  /* By the creator's own clock. */
+  :: atomic { hold[1] == CREATING -> d_step {
+       i = 0;
+       do
+       :: i < M -> if :: from[i] == 1 && token[i] != UNSENT -> token[i] = SETTLED :: else fi; i++
+       :: else -> break
+       od;
+       i = 0
+     } }
+#endif
+#endif
+#ifdef NEVER_SENT
+  :: atomic { create_flies -> d_step { not_sent() } }
+#endif
   :: atomic { answer_flies && !dead(1) -> d_step {
        answer_flies = false;
+       assert(answer == outcome); /* both sides agree */
        if :: hold[1] == CREATING -> hold[1] = REGISTERED; settle_creditors(1); end_hold(1) :: else fi
      } }
   /* Users. */
@@ -349,7 +463,9 @@ init {
   /* Messages. */
   :: atomic { flying(0) -> d_step { receive(0) } }
   :: atomic { flying(1) -> d_step { receive(1) } }
+#if M > 2
   :: atomic { flying(2) -> d_step { receive(2) } }
+#endif
 #if M > 3
   :: atomic { flying(3) -> d_step { receive(3) } }
 #endif

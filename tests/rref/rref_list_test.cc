@@ -1,4 +1,5 @@
-// References as values: hashes, texts, and the list of those that a worker has.
+// References as values: hashes, texts, as objects of other references, and the list of those that a
+// worker has.
 
 #include "stitch/rref/rref_list.h"
 
@@ -41,6 +42,13 @@ struct Tally {
   int add(int by) { return count += by; }
 };
 RRef<Tally> pass_back(RRef<Tally> tally) { return tally; }
+RRef<Tally> make_tally_at(std::string where) { return remote<Tally>(where); }
+RRef<RRef<Tally>> own_reference(RRef<Tally> tally) { return make_rref(std::move(tally)); }
+RRef<RRef<RRef<Tally>>> own_reference_again(RRef<RRef<Tally>> tally) {
+  return make_rref(std::move(tally));
+}
+at::Tensor make_sparse(int size) { return at::eye(size).to_sparse(); }
+at::Tensor fetch_it(RRef<at::Tensor> tensor) { return tensor.to_here(); }
 
 // The entry of a reference; one without an id if there is none.
 template <class T>
@@ -68,6 +76,42 @@ TEST(RRefValues, HashCompareAndPrintByTheirObject) {
   text << tally << ", " << RRef<Tally>();
   EXPECT_EQ(text.str(), tally.describe() + ", no rref");
   EXPECT_EQ(to_string(same), tally.describe());
+}
+
+TEST(RRefValues, MayBeTheObjectsOfOtherReferences) {
+  Cluster cluster(4);
+  {
+    const auto outer = remote<&make_tally_at>("worker1", "worker2");
+    EXPECT_EQ(outer.owner().name, "worker1");
+    const RRef<Tally> inner = outer.to_here();
+    EXPECT_EQ(inner.owner().name, "worker2");
+    EXPECT_EQ(inner.rpc_sync<&Tally::add>(1), 1);
+    const auto third = rpc_sync<&own_reference>("worker3", inner);
+    const auto fourth = rpc_sync<&own_reference_again>("worker1", third);
+    EXPECT_EQ(third.owner().name, "worker3");
+    EXPECT_EQ(fourth.owner().name, "worker1");
+    EXPECT_EQ(fourth.to_here().to_here(), inner);
+    EXPECT_EQ(fourth.to_here().to_here().rpc_sync<&Tally::add>(1), 2);
+  }
+  EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
+      << testing::tables(cluster);
+}
+
+TEST(RRefValues, OfSparseTensorsFetchThemAndPassThemOn) {
+  Cluster cluster(3);
+  {
+    for (const char* owner : {"worker0", "worker1"}) {
+      const auto kept = remote<&make_sparse>(owner, 4);
+      for (const at::Tensor& got :
+           {kept.to_here(), rpc_sync<&fetch_it>("worker2", kept),
+            rpc_sync<&fetch_it>("worker1", kept), remote<&fetch_it>("worker0", kept).to_here()}) {
+        EXPECT_TRUE(got.is_sparse());
+        EXPECT_TRUE(at::equal(got.to_dense(), at::eye(4)));
+      }
+    }
+  }
+  EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
+      << testing::tables(cluster);
 }
 
 TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {

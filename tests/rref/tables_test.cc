@@ -292,6 +292,44 @@ TEST(Lifetime, AnUnsentDropIsWithdrawnWhenTheObjectArrivesAgain) {
   EXPECT_EQ(owner.owned(id)->holders.size(), 0u);
 }
 
+TEST(Lifetime, AnOperationAfterOneThatWasWithdrawnAsksForAFrameOfItsOwn) {
+  Lifetime owner(kOwner), here(kHere);
+  const RRefId id = owner.add_object(std::make_shared<int>(1));
+  const auto lend = [&] {
+    (void)here.receive(owner.pin(id, kHere), kOwner);
+    here.add_local(id);
+    (void)here.message_done(id, kOwner);
+    (void)here.register_kept();
+    (void)here.register_kept();
+  };
+  const auto exchange = [&] {
+    for (int i = 0; i < 4; ++i) {
+      base::Bytes a, b;
+      if (here.encode_ledger(kOwner, a)) (void)owner.accept_ledger(kHere, a.span());
+      if (owner.encode_ledger(kHere, b)) (void)here.accept_ledger(kOwner, b.span());
+    }
+  };
+  lend();
+  exchange();
+  const auto flushes_to_owner = [](const Effects& effects) {
+    return std::any_of(effects.flush.begin(), effects.flush.end(),
+                       [](const auto& flush) { return flush.first == kOwner; });
+  };
+  ASSERT_TRUE(flushes_to_owner(here.drop_local(id)));
+  // It comes back by another worker, before the drop has left.
+  (void)here.receive({.id = id, .token = 1, .pinned = false, .lost = false, .created = true},
+                     kFriend);
+  here.add_local(id);
+  base::Bytes nothing;
+  EXPECT_FALSE(here.encode_ledger(kOwner, nothing)) << "the frame that was asked for";
+  (void)here.message_done(id, kFriend);
+  EXPECT_TRUE(flushes_to_owner(here.drop_local(id)));
+  base::Bytes frame;
+  ASSERT_TRUE(here.encode_ledger(kOwner, frame));
+  (void)owner.accept_ledger(kHere, frame.span());
+  EXPECT_EQ(owner.owned(id)->holders.size(), 0u);
+}
+
 TEST(Lifetime, AReferenceThatArrivedLostBeforeTheCreationIsDroppedWhereItWasAdded) {
   Lifetime owner(kOwner);
   const RRefId id{kOwner, kHere, 0};

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rref/lifetime/rref_id.h"
+
+namespace stitch::rref {
+
+// Answers "your object has been created" that are sent together: a number each, in a section of the
+// next small message to that peer, or in a frame of their own. For the caller each is what a reply
+// without a result is. Shared with its timer, which may run after its owner is gone. Thread
+// contract: any thread; its lock is never held across a call to the agent.
+class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
+ public:
+  // So many wait at most.
+  static constexpr std::size_t kMaxTogether = 128;
+  // A larger message takes none along: they would wait for it.
+  static constexpr std::size_t kMaxBytes = std::size_t{32} << 10;
+
+  explicit CreationAnswers(rpc::Agent& agent) : agent_(&agent) {}
+
+  // The call `id` of that worker, to create an object here, has succeeded. The answer is sent when
+  // flush() is called; `later`: also within a millisecond without that.
+  void add(const WorkerInfo& caller, std::uint64_t id, bool later) STITCH_EXCLUDES(mutex_);
+  // Whether some wait for messages to that worker.
+  [[nodiscard]] bool any(const WorkerInfo& caller) const STITCH_EXCLUDES(mutex_);
+  // Sends those to this worker now.
+  void flush(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
+  // Writes them into a message that is about to leave. If it does not, they wait again.
+  void ride(rpc::OutMessage& message, const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
+  // How many wait, or are just being sent: their callers wait for them.
+  [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.load(); }
+  // Nothing is sent afterwards.
+  void stop() STITCH_EXCLUDES(mutex_);
+
+  // Answers have arrived: completes these calls of this worker. Throws Error(protocol) if they are
+  // malformed.
+  static void accept(rpc::Agent& agent, const WorkerInfo& from, std::span<const std::byte> bytes);
+
+ private:
+  struct Waiting {
+    WorkerInfo caller;
+    std::vector<std::uint64_t> calls;
+  };
+  class Riding;  // those in a message that is being sent
+  void add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls, bool later)
+      STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::vector<std::uint64_t> take(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
+  void send(rpc::Agent& agent, const WorkerInfo& caller, const std::vector<std::uint64_t>& calls);
+  void flush_all() STITCH_EXCLUDES(mutex_);
+  // Null after stop().
+  [[nodiscard]] std::shared_ptr<rpc::Agent> agent() const STITCH_EXCLUDES(mutex_);
+
+  mutable base::Mutex mutex_;
+  rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
+  std::map<WorkerLife, Waiting> lists_ STITCH_GUARDED_BY(mutex_);
+  bool timer_runs_ STITCH_GUARDED_BY(mutex_) = false;
+  std::atomic<std::size_t> waiting_{0};
+};
+
+}  // namespace stitch::rref
