@@ -66,9 +66,12 @@ class ContextHandle {
   // Throws Error(invalid_argument) for invalid roots or options, before anything runs;
   // else the first error of any worker, and then the context has failed: make a new one and run
   // forward again. `.grad` is not changed. Several passes may run at the same time; when one
-  // fails, so do the others.
+  // fails, so do the others. Warnings of libtorch (TORCH_WARN) that nodes of this worker raise are
+  // given to this thread's handler before this returns or throws, in order; those of other workers
+  // go to their processes' own handlers, not to this worker.
   void backward(std::vector<at::Tensor> roots, const Options& options = {}) const;
   // The same without waiting. Cancelling the future ends the pass; the context has failed then.
+  // Warnings go to the process's own handler on every worker.
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots,
                                             const Options& options = {}) const;
   // backward() for layers above: with what to do as soon as the gradients are complete on all

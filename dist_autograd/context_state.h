@@ -14,6 +14,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/send_node.h"
@@ -122,7 +123,9 @@ class ContextState {
   mutable base::Mutex mutex_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
   std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<LinkId, Send> sends_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<LinkId, Send, std::hash<LinkId>, std::equal_to<>,
+                     base::RecyclingAllocator<std::pair<const LinkId, Send>>>
+      sends_ STITCH_GUARDED_BY(mutex_);
   std::size_t gradient_links_ STITCH_GUARDED_BY(mutex_) = 0;
   std::unordered_map<WorkerId, WorkerInfo> peers_ STITCH_GUARDED_BY(mutex_);
   std::vector<Life> tellers_ STITCH_GUARDED_BY(mutex_);

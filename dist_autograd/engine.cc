@@ -98,17 +98,33 @@ Future<void> Engine::backward_async(const std::shared_ptr<ContextState>& context
 
 void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<at::Tensor> roots,
                       const Options& options, std::shared_ptr<AtSettled> at_settled) {
+  const auto wait = [](Pass& pass, const Future<void>& future) {
+    try {
+      future.get();
+    } catch (...) {
+      pass.replay_warnings();
+      throw;
+    }
+    pass.replay_warnings();
+  };
+  const auto run = [&](bool drive) {
+    NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
+    made.pass->collect_warnings();
+    Promise<void> promise;
+    const auto future = promise.future();
+    if (drive) {
+      made.pass->begin_and_drive(std::move(made.gradients), std::move(promise), made.deadline);
+    } else {
+      made.pass->begin(std::move(made.gradients), std::move(promise), made.deadline);
+    }
+    wait(*made.pass, future);
+  };
   if (rpc::Agent::delivers_here()) {  // it waits where it must not; nodes would keep others waiting
-    rpc::Agent::outside_delivery(
-        [&] { backward_async(context, std::move(roots), options, std::move(at_settled)).get(); });
+    rpc::Agent::outside_delivery([&] { run(false); });
     return;
   }
   static_cast<void>(rpc::has_fresh_torch_state());  // throws, if ever, while no pass is open
-  NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
-  Promise<void> promise;
-  const auto future = promise.future();
-  made.pass->begin_and_drive(std::move(made.gradients), std::move(promise), made.deadline);
-  future.get();
+  run(true);
 }
 
 void Engine::on_frame(rpc::InMessage message) {

@@ -6,8 +6,9 @@
 
 namespace stitch::dist_autograd {
 
-void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
-                 std::vector<std::uint32_t> differentiable) {
+void Outbox::add(const RecvNode& node, variable_list gradients, std::size_t bytes,
+                 std::uint64_t gradient_link, wire::Positions differentiable) {
+  bytes_ += bytes;
   if (batches_.empty()) since_ = std::chrono::steady_clock::now();
   auto batch = std::find_if(batches_.begin(), batches_.end(),
                             [&](const PeerBatch& each) { return each.to == node.sender().id; });
@@ -22,12 +23,11 @@ void Outbox::add(const RecvNode& node, variable_list gradients, std::uint64_t gr
   entry.differentiable = std::move(differentiable);
   for (std::uint32_t i = 0; i < entry.count; ++i) {
     if (!gradients[i].defined()) {
-      entry.undefined.push_back(i);
+      entry.undefined.add(i);
       continue;
     }
     if (const auto origin = node.origin(i))
       batch->placements.push_back({static_cast<std::uint32_t>(batch->tensors.size()), 0, *origin});
-    if (gradients[i].layout() == c10::kStrided) bytes_ += gradients[i].nbytes();
     batch->tensors.push_back(std::move(gradients[i]));
   }
 }

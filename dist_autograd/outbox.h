@@ -22,12 +22,15 @@ class Outbox {
     std::vector<rpc::OutMessage::Placement> placements{};
   };
 
-  // Adds the gradients of a link. `gradient_link` and `differentiable`: see wire::GradientEntry.
-  void add(const RecvNode& node, variable_list gradients, std::uint64_t gradient_link,
-           std::vector<std::uint32_t> differentiable);
+  // Adds the gradients of a link, which are so many bytes. `gradient_link` and `differentiable`:
+  // see wire::GradientEntry.
+  void add(const RecvNode& node, variable_list gradients, std::size_t bytes,
+           std::uint64_t gradient_link, wire::Positions differentiable);
   // True when the batches should be sent before the next node runs: they hold kFlushBytes, or the
   // oldest gradient has waited for kFlushDelay.
   [[nodiscard]] bool due() const;
+  // The bytes of the gradients in it, sparse ones included.
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool empty() const noexcept { return batches_.empty(); }
   // Takes out everything, one batch per peer.
   [[nodiscard]] std::vector<PeerBatch> take();

@@ -11,6 +11,7 @@
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::dist_autograd {
 
@@ -128,14 +129,15 @@ Error Pass::found_here(const Error& error) const {
 void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
   require_context(node, context_->id());
   static_cast<void>(agent_->peers().find(node.sender()));  // throws if another life has its id
-  sent_.push_back({node.link(), bytes_of(gradients)});
+  const std::size_t bytes = bytes_of(gradients);
+  sent_.push_back({node.link(), bytes});
   std::uint64_t gradient_link = 0;
-  std::vector<std::uint32_t> differentiable;
+  wire::Positions differentiable;
   if (settings_.run.create_graph) {
     std::vector<at::Tensor> linked;
     for (std::uint32_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined() || !gradients[i].requires_grad()) continue;
-      differentiable.push_back(i);
+      differentiable.add(i);
       linked.push_back(gradients[i]);
     }
     if (!linked.empty()) {
@@ -147,7 +149,7 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
       gradient_link = link.counter;
     }
   }
-  outbox_.add(node, std::move(gradients), gradient_link, std::move(differentiable));
+  outbox_.add(node, std::move(gradients), bytes, gradient_link, std::move(differentiable));
 }
 
 void Pass::before_node() {
@@ -240,7 +242,8 @@ void Pass::run_at_settled(bool told) {
     base::MutexLock lock(mutex_);
     told = told && !error_;
   }
-  // This may be a slice of the strand, where grad mode is off.
+  // This may be a slice of the strand, where grad mode is off, and it may outlast the pass.
+  const torch_warnings::WarningHandlerGuard warnings(nullptr);
   rpc::Agent::in_fresh_state([&] { at_settled_->run(told); });
 }
 
@@ -323,8 +326,9 @@ void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
     base::MutexLock lock(mutex_);
     if (!protocol_.needs(peer.id)) return;
   }
-  abort(Error(ErrorCode::disconnected,
-              "backward cannot go on: " + stitch::to_string(peer) + " is gone: " + reason.what())
+  const Error gone =
+      rpc::life_gone(peer, std::string(": ") + reason.what(), rpc::LifeName::with_id);
+  abort(Error(gone.code(), std::string("backward cannot go on: ") + gone.what())
             .with_worker(peer.name));
 }
 

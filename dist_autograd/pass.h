@@ -12,6 +12,7 @@
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/executor/strand.h"
+#include "stitch/dist_autograd/executor/warning_collector.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/outbox.h"
 #include "stitch/dist_autograd/pass_protocol.h"
@@ -47,6 +48,11 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // REQUIRES: not while this thread handles a message.
   void begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
                        rpc::Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // Has the warnings of nodes that run here kept for the thread that waits for the pass. REQUIRES:
+  // before begin().
+  void collect_warnings() noexcept { collects_warnings_ = true; }
+  // Gives them to this thread's handler. REQUIRES: the future of the pass has completed.
+  void replay_warnings() { warnings_.replay(); }
   // Has begin_and_drive() look for work, or for the end of the pass. Any thread.
   void wake_driver() noexcept { driver_wanted_.store(true, std::memory_order_release); }
 
@@ -100,6 +106,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void went_quiet(std::uint64_t taken, bool resolved) override;
   void failed(Error error) override;
   void stopped() override;
+  c10::WarningHandler* warning_handler() noexcept override {
+    return collects_warnings_ ? &warnings_ : nullptr;
+  }
 
   // Runs `handle` with the plan built; what it throws ends the pass.
   void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
@@ -159,6 +168,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   std::vector<PassSummary::Sent> sent_;
 
   std::atomic<bool> driver_wanted_{false};
+  bool collects_warnings_ = false;  // constant once nodes may run
+  WarningCollector warnings_;
   bool driven_ = false;  // by begin_and_drive(); constant once nodes may run
 
   mutable base::Mutex mutex_;

@@ -1,6 +1,5 @@
 #include "stitch/dist_autograd/received_gradients.h"
 
-#include <span>
 #include <utility>
 
 #include "stitch/base/error.h"
@@ -8,23 +7,6 @@
 namespace stitch::dist_autograd {
 
 namespace {
-
-// A list of positions in ascending order, asked for one position after the other.
-class Positions {
- public:
-  explicit Positions(std::span<const std::uint32_t> list) : left_(list) {}
-  // Whether the list has `position`.
-  [[nodiscard]] bool at(std::uint32_t position) {
-    if (left_.empty() || left_.front() != position) return false;
-    left_ = left_.subspan(1);
-    return true;
-  }
-  // Whether every one of the list was found.
-  [[nodiscard]] bool at_end() const noexcept { return left_.empty(); }
-
- private:
-  std::span<const std::uint32_t> left_;
-};
 
 // The gradients of one entry; moves its tensors out of `tensors`, from `next` on.
 variable_list take_gradients(const SendNode& node, const ContextId& context, const WorkerInfo& from,
@@ -36,21 +18,23 @@ variable_list take_gradients(const SendNode& node, const ContextId& context, con
   };
   if (node.receiver().id != from.id) throw wrong("it was sent to another worker");
   if (entry.count != node.num_inputs()) throw wrong("their number is not that of the tensors sent");
+  if (!entry.undefined.below(entry.count) || !entry.differentiable.below(entry.count) ||
+      (entry.gradient_link == 0 && !entry.differentiable.empty()))
+    throw wrong("it names tensors that were not sent");
   variable_list gradients(entry.count);
   std::vector<at::Tensor> linked;
-  Positions undefined(entry.undefined), differentiable(entry.differentiable);
   for (std::uint32_t i = 0; i < entry.count; ++i) {
-    if (undefined.at(i)) continue;
+    if (entry.undefined.has(i)) {
+      if (entry.differentiable.has(i)) throw wrong("it names tensors that were not sent");
+      continue;
+    }
     if (next == tensors.size() || !tensors[next].defined()) throw wrong("tensors are missing");
     gradients[i] = std::move(tensors[next++]);
     if (!node.input_metadata(i).is_same_shape(gradients[i]))
       throw wrong("a shape differs from that of the tensor sent");
     if (gradients[i].requires_grad()) gradients[i].set_requires_grad(false);
-    if (differentiable.at(i)) linked.push_back(gradients[i]);
+    if (entry.differentiable.has(i)) linked.push_back(gradients[i]);
   }
-  if (!undefined.at_end() || !differentiable.at_end() ||
-      (entry.gradient_link == 0 && !entry.differentiable.empty()))
-    throw wrong("it names tensors that were not sent");
   if (!linked.empty())
     RecvNode::attach({from.id, entry.gradient_link}, from, context, node.link_name().of_gradient(),
                      linked);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/recycler.h"
 #include "stitch/dist_autograd/carried_autocast.h"
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
@@ -20,6 +21,8 @@ namespace {
 // destroyed before an attempt to send it.
 class UnsentLink final : public rpc::Attachment {
  public:
+  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   ~UnsentLink() override {
     if (context_) context_->remove_send(link_);
   }

@@ -15,6 +15,8 @@ NodeKind kind_of(Node* node) {
 
 Plan::Plan(std::vector<Edge> roots, std::vector<NodePtr> sends, std::optional<LeafSet> inputs)
     : kept_roots_(std::move(roots)), kept_sends_(std::move(sends)), inputs_(std::move(inputs)) {
+  links_.reserve(kept_sends_.size());
+  indices_.reserve(2 * kept_sends_.size());
   for (const NodePtr& send : kept_sends_) {
     const std::uint32_t index = walk(send.get());
     if (kinds_[index] == NodeKind::send) continue;

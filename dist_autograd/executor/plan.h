@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "stitch/base/recycler.h"
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
@@ -93,10 +96,13 @@ class Plan {
   std::vector<Target> targets_;
   std::vector<Target> roots_;
   std::vector<std::uint32_t> sends_;
-  std::unordered_map<LinkId, std::uint32_t> links_;
+  template <class Key>
+  using Indices = std::unordered_map<Key, std::uint32_t, std::hash<Key>, std::equal_to<>,
+                                     base::RecyclingAllocator<std::pair<const Key, std::uint32_t>>>;
+  Indices<LinkId> links_;
   std::optional<LeafSet> inputs_;
   std::uint32_t untrimmed_ = 0;
-  std::unordered_map<const Node*, std::uint32_t> indices_;  // only while building
+  Indices<const Node*> indices_;  // only while building
 };
 
 // The nodes known to be used by the loss: what exact mode determines. Only grows. Not thread-safe.

@@ -164,6 +164,8 @@ Strand::Next Strand::take_inbox(bool leave_if_empty) {
 void Strand::run_slice(StrandOwner& owner) {
   prepare_thread();
   const at::ThreadLocalStateGuard guard(thread_state_);
+  // Not that of this thread: it may wait for another pass, or be one that reads messages.
+  const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
   bool leave_if_empty = false;
   Next next_step = Next::go_on;
   while ((next_step = take_inbox(leave_if_empty)) == Next::go_on) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <functional>
@@ -36,6 +37,9 @@ class StrandOwner {
   virtual void went_quiet(std::uint64_t taken, bool resolved) = 0;
   // A node threw: nothing more will run. Called at most once; stopped() follows.
   virtual void failed(Error error) = 0;
+  // Who gets the warnings of libtorch that nodes raise; null for the process's own handler. Lives
+  // as long as this.
+  virtual c10::WarningHandler* warning_handler() noexcept { return nullptr; }
   // After stop() or failed(): no node is running, all pending gradients have been dropped. Called
   // once.
   virtual void stopped() = 0;

@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
@@ -27,6 +28,14 @@ using torch::autograd::Edge;
 using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+// Where the functions for handlers of warnings are. A libtorch whose warnings have types has a
+// macro for each of them.
+#ifdef TORCH_WARN_DEPRECATION
+namespace torch_warnings = c10::WarningUtils;
+#else
+namespace torch_warnings = c10::Warning;
+#endif
 
 // How this libtorch owns a node: std::shared_ptr, or an intrusive pointer in later ones.
 using NodePtr = std::remove_cvref_t<decltype(std::declval<Edge&>().function)>;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/base/recycler.h"
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/link_name.h"
@@ -16,13 +17,15 @@ namespace stitch::dist_autograd {
 
 // The grad_fn of tensors that were received, a sink of the local graph. When backward reaches it,
 // the gradients are sent to the SendNode of the same link at the sender. Owned by those tensors;
-// owns no tensors or nodes. Immutable once the user has the tensors.
+// owns no tensors or nodes. In recycled memory. Immutable once the user has the tensors.
 class RecvNode final : public Node {
  public:
   // `origins`: where its tensors were at the sender, by input; empty when all were on the CPU, as
   // here.
   RecvNode(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
            std::vector<c10::Device> origins = {});
+  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
 
   [[nodiscard]] LinkId link() const noexcept { return link_; }
   [[nodiscard]] const WorkerInfo& sender() const noexcept { return sender_; }

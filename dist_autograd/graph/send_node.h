@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
+#include "stitch/base/recycler.h"
 #include "stitch/dist_autograd/graph/compat.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/link_name.h"
@@ -12,12 +14,14 @@ namespace stitch::dist_autograd {
 // The node for tensors that were sent: its edges lead to their part of the autograd graph, and
 // backward enters that graph here when the receiver's gradients arrive. Its counterpart at the
 // receiver is the RecvNode of the same link. Owned by the context, which keeps it (and the graph)
-// until it ends. Immutable after construction.
+// until it ends. In recycled memory. Immutable after construction.
 class SendNode final : public Node {
  public:
   // `tensors` are those of the message that require grad, in message order; `name` names the
   // message in error texts.
   SendNode(LinkId link, WorkerInfo receiver, LinkName name, const std::vector<at::Tensor>& tensors);
+  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
 
   [[nodiscard]] LinkId link() const noexcept { return link_; }
   [[nodiscard]] const WorkerInfo& receiver() const noexcept { return receiver_; }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
 #include "tests/support/oracle.h"
@@ -20,6 +21,10 @@ bool carries_context() { return dist_autograd::has_current_context(); }
 std::vector<at::Tensor> scaled_pair(std::vector<at::Tensor> tensors) {
   return {tensors.front() * 2, ones(), tensors.back() * 3};
 }
+at::Tensor fetch_times_parameter(RRef<at::Tensor> tensor) {
+  return times_parameter(tensor.to_here());
+}
+at::Tensor plus_two_elements(at::Tensor x) { return x + at::ones({2}, at::kDouble); }
 std::uint64_t context_counter() { return dist_autograd::current_context().id().counter; }
 
 TEST(Context, IsCarriedByCallsOnlyWhileItIsCurrent) {
@@ -343,6 +348,51 @@ TEST(Context, MakesOneNodeForAllTensorsOfAMessage) {
   EXPECT_TRUE(results[0].grad_fn()->next_edges().empty());
   rpc_sync<scaled_pair>("worker1", std::vector<at::Tensor>{b.detach()});
   EXPECT_EQ(count_on(cluster[0], "links"), 1);  // nothing in it requires grad
+}
+
+TEST(Context, HasTheLinksOfCallsThatComeBackToTheirCaller) {
+  for (const bool fetched : {false, true}) {
+    Cluster cluster(2);
+    Context context;
+    const auto x = ones().requires_grad_();
+    const std::vector<std::string> back{"worker0"};
+    const at::Tensor y =
+        fetched ? remote<via>("worker1", back, x).to_here() : rpc_sync<via>("worker1", back, x);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(count_on(cluster[i], "contexts"), 1);
+      EXPECT_EQ(count_on(cluster[i], "links"), 2) << "of a request and of an answer";
+    }
+    context.backward({y.sum()});
+    const auto p = parameter_of(cluster[0]).detach(), q = parameter_of(cluster[1]).detach();
+    EXPECT_TRUE(equal_gradients(context.gradient(x), p * q));
+    EXPECT_TRUE(equal_gradients(gradient_on(cluster[0], context.id()), q));
+    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), p));
+  }
+}
+
+TEST(Context, IsThatOfWhatAnotherWorkerFetches) {
+  Cluster cluster(3);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto kept = remote<times_parameter>("worker1", x);
+  context.backward({rpc_sync<fetch_times_parameter>("worker2", kept).sum()});
+  const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), p * q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), q));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), p));
+}
+
+TEST(Context, GoesOnAfterACallThatFails) {
+  Cluster cluster(2);
+  {
+    Context context;
+    const auto x = ones().requires_grad_();
+    const auto error = error_of([&] { rpc_sync<plus_two_elements>("worker1", x * 2); });
+    EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+    context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
+    EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1]).detach()));
+  }
+  EXPECT_TRUE(nothing_is_left(cluster));
 }
 
 }  // namespace

@@ -5,8 +5,16 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/graph/tensor_bytes.h"
+#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/outbox.h"
+#include "stitch/rpc/message/archive.h"
+#include "stitch/rpc/message/message.h"
+#include "stitch/rref/module_state.h"
+#include "stitch/rref/remote_module.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/blind_to_first.h"
 #include "tests/support/oracle.h"
@@ -17,6 +25,11 @@ namespace {
 using dist_autograd::Context;
 using dist_autograd::Mode;
 using namespace std::chrono_literals;
+
+rpc::InMessage arrive(rpc::OutMessage message) {
+  message.frame.end_body();
+  return rpc::InMessage(std::move(message.frame).finish(), WorkerInfo{});
+}
 
 class Gradients : public ::testing::TestWithParam<Mode> {};
 
@@ -59,6 +72,50 @@ TEST_P(Gradients, CrossTheWireSparse) {
   }
 }
 
+at::Tensor sum_of(at::Tensor a, at::Tensor b) { return a + b; }
+
+TEST_P(Gradients, OfSparseTensorsThatAreSentAreThoseOfOneProcess) {
+  Cluster cluster(2);
+  const auto sparse = [](std::int64_t column) {
+    const auto indices = at::tensor({0L, 2L, 1L, column}, at::kLong).reshape({2, 2});
+    return at::sparse_coo_tensor(indices, at::tensor({2.0, 3.0}, at::kDouble), {3, 4})
+        .coalesce()
+        .requires_grad_();
+  };
+  const auto a = sparse(1), b = sparse(3);
+  const auto expected = torch::autograd::grad({at::_sparse_sum(sum_of(a, b))}, {a, b});
+  Context context;
+  context.backward({at::_sparse_sum(rpc_sync<sum_of>("worker1", a, b))}, {.mode = GetParam()});
+  EXPECT_TRUE(context.gradient(a).is_sparse());
+  EXPECT_TRUE(equal_gradients(context.gradient(a), expected[0]));
+  EXPECT_TRUE(equal_gradients(context.gradient(b), expected[1]));
+}
+
+const at::Tensor& bags_table() {
+  static const at::Tensor table = at::arange(40, at::kDouble).reshape({10, 4}).requires_grad_();
+  return table;
+}
+at::Tensor look_up_bags(at::Tensor rows, at::Tensor offsets) {
+  return std::get<0>(
+      at::embedding_bag(bags_table(), rows, offsets, false, /*mode=*/0, /*sparse=*/true));
+}
+
+TEST_P(Gradients, OfAnEmbeddingBagAddUpSparselyOverPasses) {
+  Cluster cluster(2);
+  const auto rows = at::tensor({1, 3, 3, 9}, at::kLong), offsets = at::tensor({0, 2}, at::kLong);
+  const auto expected =
+      torch::autograd::grad({look_up_bags(rows, offsets).pow(2).sum()}, {bags_table()})[0];
+  Context context;
+  const auto loss = rpc_sync<look_up_bags>("worker1", rows, offsets).pow(2).sum();
+  for (int pass = 0; pass < 2; ++pass)
+    context.backward({loss}, {.retain_graph = true, .mode = GetParam()});
+  const WorkerScope scope(cluster[1]);
+  const auto gradient = dist_autograd::find_context(context.id()).gradient(bags_table());
+  ASSERT_TRUE(gradient.defined());
+  EXPECT_TRUE(gradient.is_sparse());
+  EXPECT_TRUE(equal_gradients(gradient, 2 * expected.to_dense()));
+}
+
 at::Tensor in_place(at::Tensor x) {
   auto y = x * own_parameter().sum().to(x.scalar_type());
   y.mul_(2);
@@ -98,6 +155,84 @@ TEST_P(Gradients, ThatAreUndefinedStayUndefinedOverTheWire) {
   context.backward({rpc_sync<blind_to_first>("worker1", a, b * 2).sum()}, {.mode = GetParam()});
   EXPECT_FALSE(context.gradient(a).defined());
   EXPECT_TRUE(equal_gradients(context.gradient(b), 2 * ones()));
+}
+
+std::vector<at::Tensor> five_parts(at::Tensor x) { return (x * 2).chunk(5); }
+
+TEST_P(Gradients, OfResultsThatTheLossDoesNotUseAreZero) {
+  Cluster cluster(2);
+  const auto x = at::arange(1, 11, at::kDouble).requires_grad_();
+  const auto loss_of = [](const std::vector<at::Tensor>& parts) {
+    return (parts.at(0) * parts.at(2) * parts.at(4)).sum();
+  };
+  const auto expected = torch::autograd::grad({loss_of(five_parts(x))}, {x})[0];
+  Context context;
+  context.backward({loss_of(rpc_sync<five_parts>("worker1", x))}, {.mode = GetParam()});
+  const auto gradient = context.gradient(x);
+  ASSERT_TRUE(gradient.defined());
+  EXPECT_TRUE(equal_gradients(gradient, expected));
+  EXPECT_EQ(gradient.slice(0, 2, 4).abs().sum().item<double>(), 0);
+}
+
+TEST(GradientEntries, TakeOneBitForEachUndefinedGradient) {
+  const auto bytes_of = [](const dist_autograd::wire::GradientEntry& entry) {
+    rpc::OutMessage message(dist_autograd::wire::kGradients);
+    const std::size_t before = message.frame.body().size();
+    rpc::OutArchive archive(message);
+    archive(entry);
+    return message.frame.body().size() - before;
+  };
+  dist_autograd::wire::GradientEntry entry;
+  entry.count = 800;
+  const std::size_t without = bytes_of(entry);
+  EXPECT_EQ(without, 36U);
+  for (std::uint32_t i = 0; i < entry.count; ++i) {
+    entry.undefined.add(i);
+    EXPECT_EQ(bytes_of(entry), without + i / 8 + 1);
+  }
+}
+
+TEST(Outboxes, AreFullOfSparseGradientsAsOfDenseOnes) {
+  const auto node = dist_autograd::make_node<dist_autograd::RecvNode>(
+      dist_autograd::LinkId{WorkerId(1), 1}, WorkerInfo{"worker1", WorkerId(1), 1},
+      dist_autograd::ContextId{WorkerId(0), 1, 1}, dist_autograd::LinkName{});
+  const auto rows = at::arange(64), values = at::ones({64, 1024}, at::kFloat);
+  const auto sparse = at::sparse_coo_tensor(rows.unsqueeze(0), values, {1000, 1024});
+  dist_autograd::Outbox outbox;
+  outbox.add(*node, {sparse, at::Tensor()}, dist_autograd::bytes_of({sparse, at::Tensor()}), 0, {});
+  EXPECT_EQ(outbox.bytes(), rows.nbytes() + values.nbytes());
+  EXPECT_TRUE(outbox.due());
+  const auto batches = outbox.take();
+  ASSERT_EQ(batches.size(), 1U);
+  EXPECT_EQ(batches[0].tensors.size(), 1U);
+  EXPECT_TRUE(batches[0].entries.at(0).undefined.has(1));
+  EXPECT_EQ(outbox.bytes(), 0U);
+}
+
+TEST(GradientEntries, NameOnlyPositionsOfTheirOwnTensors) {
+  using dist_autograd::wire::Positions;
+  const Positions none, some{0, 9, 3, 64};
+  EXPECT_TRUE(none.empty());
+  EXPECT_TRUE(none.below(0));
+  EXPECT_FALSE(some.empty());
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    EXPECT_EQ(some.has(i), i == 0 || i == 3 || i == 9 || i == 64) << i;
+    EXPECT_EQ(some.below(i), i > 64) << i;
+    EXPECT_EQ(Positions{i}.below(i), false) << i;
+    EXPECT_EQ(Positions{i}.below(i + 1), true) << i;
+  }
+  EXPECT_FALSE(none.has(0xffffffff));
+  // What a peer may send.
+  for (const auto& bytes : {std::vector<std::uint8_t>{0}, {1, 0}, {255, 255, 0}}) {
+    rpc::OutMessage message(dist_autograd::wire::kGradients);
+    rpc::OutArchive writer(message);
+    writer(bytes);
+    rpc::InMessage arrived = arrive(std::move(message));
+    rpc::InArchive archive(arrived, arrived.view.body());
+    Positions read;
+    archive(read);
+    EXPECT_FALSE(read.below(1000)) << "it ends with a superfluous byte";
+  }
 }
 
 // Hooks of a node that scale what passes, and count.
@@ -202,6 +337,19 @@ TEST(GradientsOfPasses, FromTwoWorkersAtOnceAddUp) {
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), 2 * kTimes * p));
 }
 
+TEST(GradientsOfPasses, MadeAThousandTimesOverOneGraphAddUp) {
+  constexpr int kPasses = 1000;
+  Cluster cluster(2);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto loss = rpc_sync<times_parameter>("worker1", x).sum();
+  for (int i = 0; i < kPasses; ++i) context.backward({loss}, {.retain_graph = true});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), kPasses * parameter_of(cluster[1]).detach()));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), kPasses * ones()));
+  EXPECT_TRUE(eventually(
+      [&] { return count_on(cluster[0], "passes") == 0 && count_on(cluster[1], "passes") == 0; }));
+}
+
 // The number of nodes of this kind that run at the same time; waits for `wanted`.
 std::atomic<int> inside{0}, most_inside{0}, wanted{0};
 struct Counted : torch::autograd::Function<Counted> {
@@ -246,6 +394,57 @@ TEST(GradientsOfPasses, AreMadeSideBySideWhileNodesOfOnePassRunOneAtATime) {
   one.get();
   other.get();
   EXPECT_EQ(most_inside, 2);
+}
+
+// A module on another worker.
+struct Layers : torch::nn::Module {
+  Layers()
+      : inner(register_module("inner", torch::nn::Linear(3, 4))),
+        outer(register_module("outer", torch::nn::Linear(4, 2))) {
+    to(at::kDouble);
+  }
+  at::Tensor forward(at::Tensor x) { return outer(inner(x).tanh()); }
+  torch::nn::Linear inner, outer;
+};
+at::Tensor gradient_of(RRef<at::Tensor> parameter) {
+  return dist_autograd::current_context().gradient(parameter.local_value());
+}
+Future<at::Tensor> through_a_coroutine(RemoteModule<Layers> layers, at::Tensor x) {
+  const at::Tensor y = co_await layers.forward_async(x);
+  const at::Tensor again = at::cat({y, y}).narrow(0, 0, 3);  // apart: g++ 12
+  const at::Tensor z = co_await layers.forward_async(again);
+  co_return z* own_parameter().sum();
+}
+
+TEST_P(Gradients, ReachTheParametersOfRemoteModulesHoweverTheyAreCalled) {
+  Cluster cluster(3);
+  const RemoteModule<Layers> remote_layers("worker1");
+  const auto state = remote_layers.state_dict();
+  Layers layers;
+  static_cast<void>(rref::load_module_state(layers, state, true));
+  const auto x = ones().requires_grad_();
+  // In one process.
+  const auto factor = parameter_of(cluster[2]).detach().sum();
+  const auto y = layers.forward(x);
+  const auto loss_here = y.sum() + layers.forward(x * 2).sin().sum() +
+                         (layers.forward(at::cat({y, y}).narrow(0, 0, 3)) * factor).sum();
+  auto leaves = layers.parameters();
+  leaves.push_back(x);
+  const auto expected = torch::autograd::grad({loss_here}, leaves);
+
+  Context context;
+  auto plain = remote_layers.forward_async(x);
+  auto continued =
+      remote_layers.forward_async(x * 2).then([](at::Tensor there) { return there.sin(); });
+  auto coroutine = rpc_async<through_a_coroutine>("worker2", remote_layers, x);
+  const auto loss = plain.get().sum() + continued.get().sum() + coroutine.get().sum();
+  context.backward({loss}, {.mode = GetParam()});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), expected.back()));
+  const auto parameters = remote_layers.parameters();
+  ASSERT_EQ(parameters.size() + 1, expected.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(equal_gradients(rpc_sync<gradient_of>("worker1", parameters[i]), expected[i])) << i;
+  }
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ constexpr std::size_t kLength = 5;
 struct Counts {
   std::array<std::size_t, 16> messages{};
   std::array<std::size_t, 16> bytes{};  // of the bodies
+  std::size_t data = 0;                 // with tensors and all, of all messages
   [[nodiscard]] std::size_t of(FrameKind kind) const { return messages[kind & 15]; }
   // Of messages of that kind that are all of one size.
   [[nodiscard]] std::size_t size_of(FrameKind kind) const {
@@ -45,6 +46,8 @@ Counts sent_by(const Context& context, const at::Tensor& root,
             const std::lock_guard lock(mutex);
             ++counts.messages[kind & 15];
             counts.bytes[kind & 15] += transport::FrameView(message).body().size();
+            counts.data += message.frame.size();
+            for (const auto& buffer : message.buffers) counts.data += buffer.bytes;
           }
           return transport::Fate{};
         });
@@ -182,6 +185,70 @@ TEST(MessageCountFaults, ControlFramesHaveTheSizesOfTheirFields) {
   rpc_sync<times_parameter>("worker1", x);
   const Counts marking = sent_by(context, loss);
   EXPECT_EQ(marking.size_of(autograd_wire::kCloseMarking), kHeader);
+}
+
+std::vector<at::Tensor> multiples(at::Tensor x, int count) {
+  std::vector<at::Tensor> all;
+  for (int i = 1; i <= count; ++i) all.push_back(x * i);
+  return all;
+}
+
+// What `pass` counts when all acknowledgements ride, as they do but on a slow machine.
+template <class Pass>
+Counts when_all_ride(const Pass& pass) {
+  Counts counts = pass();
+  for (int tries = 0; tries < 20 && counts.of(autograd_wire::kAck) != 0; ++tries) counts = pass();
+  return counts;
+}
+
+// Of a pass over one of so many results of a call.
+Counts one_result_of(int count) {
+  return when_all_ride([&] {
+    Context context;
+    const auto results = rpc_sync<multiples>("worker1", ones().requires_grad_(), count);
+    return sent_by(context, results[0].sum());
+  });
+}
+
+TEST(MessageCountFaults, AnUndefinedGradientTakesOneBit) {
+  Cluster cluster(2);
+  // The only result: no undefined gradient. Of 1 + n results, n are undefined, up to the last bit.
+  const Counts one = one_result_of(1);
+  ASSERT_EQ(one.of(autograd_wire::kGradients), 2u);
+  for (const int undefined : {1, 6, 7, 63, 64, 800}) {
+    const Counts counts = one_result_of(1 + undefined);
+    EXPECT_EQ(counts.of(autograd_wire::kGradients), 2u);
+    const auto bits = static_cast<std::size_t>(1 + undefined);
+    EXPECT_EQ(counts.bytes[autograd_wire::kGradients & 15],
+              one.bytes[autograd_wire::kGradients & 15] + (bits + 7) / 8)
+        << undefined;
+  }
+}
+
+at::Tensor rows_of(at::Tensor table, at::Tensor rows) {
+  return at::embedding(table, rows, -1, false, /*sparse=*/true);
+}
+
+TEST(MessageCountFaults, ASparseGradientTakesItsRowsWhateverTheTable) {
+  constexpr std::size_t kColumns = 16, kRow = kColumns * sizeof(double) + sizeof(std::int64_t);
+  Cluster cluster(2);
+  const auto bytes_for = [](std::int64_t rows_of_table, std::int64_t rows) {
+    const Counts counts = when_all_ride([&] {
+      Context context;
+      const auto table = at::ones({rows_of_table, kColumns}, at::kDouble).requires_grad_();
+      const auto result = rpc_sync<rows_of>("worker1", table, at::arange(rows));
+      Counts sent = sent_by(context, result.sum());
+      EXPECT_TRUE(context.gradient(table).is_sparse());
+      return sent;
+    });
+    EXPECT_EQ(counts.of(autograd_wire::kGradients), 2u);
+    return counts.data;
+  };
+  const std::size_t small = bytes_for(100, 1);
+  EXPECT_EQ(bytes_for(10'000, 1), small);
+  // A row more: in the gradient of the result, and in that of the table with its number.
+  EXPECT_LE(bytes_for(100, 9), small + 8 * (kRow + kColumns * sizeof(double)) + 64);
+  EXPECT_LE(small, 1010u);
 }
 
 }  // namespace

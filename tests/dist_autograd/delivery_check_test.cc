@@ -1,0 +1,80 @@
+// The assertions of debug builds about deliveries fire. They are built into this file whatever the
+// build, under another name than the class that the library has.
+#undef NDEBUG
+#define DeliveryCheck DeliveryCheckWithAssertions
+#include "stitch/dist_autograd/executor/delivery_check.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "stitch/dist_autograd/graph/send_node.h"
+
+namespace stitch::dist_autograd::testing {
+namespace {
+
+// x, sent to another worker and back: a send node, which leads to a product and a leaf.
+class DeliveryAssertionsDeathTest : public ::testing::Test {
+ protected:
+  DeliveryAssertionsDeathTest() {
+    const auto x = at::ones({3}).requires_grad_();
+    const auto product = x * 2;
+    const LinkId link{WorkerId(0), 1};
+    plan = std::make_unique<Plan>(
+        std::vector<Edge>{},
+        std::vector<NodePtr>{make_node<SendNode>(link, WorkerInfo{"worker1", WorkerId(1), 1},
+                                                 LinkName{}, std::vector<at::Tensor>{product})});
+    send = plan->find(link);
+    after = plan->edges(send)[0].node;
+    leaf = plan->edges(after)[0].node;
+    check = std::make_unique<DeliveryCheckWithAssertions>(*plan);
+  }
+  void run(std::uint32_t node) {
+    check->delivers(node);
+    check->runs(node);
+  }
+
+  std::unique_ptr<Plan> plan;
+  std::unique_ptr<DeliveryCheckWithAssertions> check;
+  std::uint32_t send = 0, after = 0, leaf = 0;
+};
+
+TEST_F(DeliveryAssertionsDeathTest, AcceptAPassThatKeepsTheRules) {
+  check->arrives(send);
+  run(send);
+  run(after);
+  run(leaf);
+  check->resolved();
+}
+
+TEST_F(DeliveryAssertionsDeathTest, FindANodeThatRunsTwice) {
+  check->arrives(send);
+  run(send);
+  EXPECT_DEATH(check->runs(send), "a node runs at most once a pass");
+}
+
+TEST_F(DeliveryAssertionsDeathTest, FindANodeThatRunsBeforeItsInputsAreComplete) {
+  EXPECT_DEATH(check->runs(after), "a node runs with complete inputs");
+}
+
+TEST_F(DeliveryAssertionsDeathTest, FindASecondGradientMessageAndAKillAfterOne) {
+  check->arrives(send);
+  EXPECT_DEATH(check->arrives(send), "one gradient message or one kill");
+}
+
+TEST_F(DeliveryAssertionsDeathTest, FindAMessageForANodeThatGetsNone) {
+  EXPECT_DEATH(check->arrives(after), "only send nodes get messages");
+}
+
+TEST_F(DeliveryAssertionsDeathTest, FindADeliveryTooMany) {
+  check->delivers(after);
+  EXPECT_DEATH(check->delivers(after), "no more deliveries than edges");
+}
+
+TEST_F(DeliveryAssertionsDeathTest, FindAPassThatEndsWithoutAllItsDeliveries) {
+  check->arrives(send);
+  run(send);
+  EXPECT_DEATH(check->resolved(), "deliveries and kills add up");
+}
+
+}  // namespace
+}  // namespace stitch::dist_autograd::testing
