@@ -13,6 +13,10 @@ get_filename_component(stitch_torch_root "${STITCH_TORCH_INCLUDE_DIR}" DIRECTORY
 # The libraries beside the headers, never those of another torch on the machine.
 find_library(STITCH_TORCH_CPU_LIBRARY NAMES torch_cpu HINTS "${stitch_torch_root}" PATH_SUFFIXES lib REQUIRED)
 find_library(STITCH_C10_LIBRARY NAMES c10 HINTS "${stitch_torch_root}" PATH_SUFFIXES lib REQUIRED)
+# Those of a libtorch with CUDA. Only programs that use devices link them (stitch_torch_cuda).
+find_library(STITCH_C10_CUDA_LIBRARY NAMES c10_cuda HINTS "${stitch_torch_root}" PATH_SUFFIXES lib NO_DEFAULT_PATH)
+find_library(STITCH_TORCH_CUDA_LIBRARY NAMES torch_cuda HINTS "${stitch_torch_root}" PATH_SUFFIXES lib NO_DEFAULT_PATH)
+mark_as_advanced(STITCH_C10_CUDA_LIBRARY STITCH_TORCH_CUDA_LIBRARY)
 mark_as_advanced(STITCH_TORCH_INCLUDE_DIR STITCH_TORCH_CPU_LIBRARY STITCH_C10_LIBRARY)
 
 # Read for messages, and to refuse a stitch built for another torch; the sources look for features instead.
