@@ -19,6 +19,7 @@ namespace {
 // the command line.
 constexpr const char* kSideWord = "--side-of-a-measure";
 constexpr std::size_t kSideWords = 5;
+constexpr int kNoDevice = 77;  // exit status
 
 int run_side(const std::vector<std::string>& arguments) {
   if (arguments.size() < kSideWords)
@@ -37,7 +38,9 @@ std::vector<const Measure*> wanted_measures(const Settings& settings) {
   std::vector<std::string> names;
   for (const auto& name : settings.measures) names.push_back(find_measure(name).name);
   for (const Measure& measure : all_measures()) {
-    if (settings.all || (settings.measures.empty() && measure.quick)) names.push_back(measure.name);
+    if ((settings.all && (!measure.needs_device || has_device())) ||
+        (settings.measures.empty() && measure.quick))
+      names.push_back(measure.name);
   }
   for (std::size_t i = 0; settings.floors && i < names.size(); ++i) {
     for (const auto& floor : find_measure(names[i]).floors) {
@@ -126,6 +129,13 @@ int run_program(const std::vector<std::string>& arguments) {
   if (settings.list) {
     print_list();
     return 0;
+  }
+  for (const auto& name : settings.measures) {
+    if (!find_measure(name).needs_device || has_device()) continue;
+    std::fprintf(stderr,
+                 "stitch-bench: the measure %s needs a CUDA device, and libtorch sees none here\n",
+                 name.c_str());
+    return kNoDevice;
   }
   return Benchmark(arguments, std::move(settings)).run();
 }

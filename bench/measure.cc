@@ -24,6 +24,7 @@ const std::vector<Measure>& all_measures() {
       step(),
       rref(),
       allocs(),
+      gpu(),
   };
   return measures;
 }

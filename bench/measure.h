@@ -12,6 +12,7 @@ struct Measure {
   std::string name;
   std::string about;                  // one line for --list
   bool quick = false;                 // part of the default set
+  bool needs_device = false;          // left out of --all where there is no CUDA device
   std::vector<std::string> paths{};   // of "same_host", "tcp": run for each; empty: run once
   std::vector<std::string> floors{};  // measures that run with it
   void (*first)(Side&) = nullptr;     // run by rank 0
@@ -34,6 +35,9 @@ struct Measure {
 [[nodiscard]] Measure step();
 [[nodiscard]] Measure rref();
 [[nodiscard]] Measure allocs();
+[[nodiscard]] Measure gpu();
+// Whether libtorch sees a CUDA device.
+[[nodiscard]] bool has_device();
 // idle.cc and floors_*.cc
 [[nodiscard]] Measure memory_base();
 [[nodiscard]] Measure floor_sockets();

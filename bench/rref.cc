@@ -1,15 +1,18 @@
-// References: the rate at which objects are made on the other worker and released, and the time to
-// fetch one.
+// References: the rate at which objects are made on the other worker and released, the time to
+// fetch one, and the memory that one takes on either side.
 #include <ATen/ATen.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "handlers.h"
 #include "measure.h"
+#include "process_usage.h"
 #include "stitch/rpc/future/future.h"
 #include "stitch/rref/rref.h"
 #include "timing.h"
@@ -59,6 +62,34 @@ double created_and_dropped_per_second(stitch::WorkerId there, double seconds) {
   return made / seconds_since(start);
 }
 
+void add_some(stitch::WorkerId there, std::vector<stitch::RRef<Kept>>& references) {
+  constexpr int kTogether = 1000;
+  std::vector<stitch::Future<void>> created;
+  for (int i = 0; i < kTogether; ++i) {
+    references.push_back(stitch::remote<Kept>(there));
+    created.push_back(references.back().when_created());
+  }
+  for (auto& future : created) future.get();
+}
+
+// The growth of both processes by references to as many objects of one byte, per reference.
+void report_reference_memory(Side& side, const std::string& key) {
+  constexpr std::size_t kReferences = 200'000;
+  std::vector<stitch::RRef<Kept>> references;
+  references.reserve(kReferences);
+  add_some(other(side), references);  // what the first ones need besides
+  const std::size_t before = references.size();
+  const double here = resident_mib();
+  const double there = stitch::rpc_sync<&resident_mib>(other(side));
+  while (references.size() < kReferences) add_some(other(side), references);
+  const auto each = static_cast<double>(references.size() - before) / (1 << 20);
+  side.result(key + ".user_memory", (resident_mib() - here) / each, "bytes");
+  side.result(key + ".owner_memory", (stitch::rpc_sync<&resident_mib>(other(side)) - there) / each,
+              "bytes");
+  references.clear();
+  wait_until_none_is_kept(other(side));
+}
+
 void first(Side& side) {
   const stitch::Worker self = join_world(side);
   const std::string key = "rref." + side.path();
@@ -72,6 +103,7 @@ void first(Side& side) {
       time_each_us(side.settings().seconds, 20,
                    [&] { static_cast<void>(stitch::remote<&add>(other(side), a, b).to_here()); }),
       side.floor("tensorpipe.shm.rtt64", "tcp.rtt64"));
+  if (side.path() == "same_host") report_reference_memory(side, key);
   finish(side);
 }
 
@@ -81,7 +113,7 @@ Measure rref() {
   return {.name = "rref",
           .about =
               "objects made on the other worker and dropped, per second; time of remote() and "
-              "to_here() together",
+              "to_here() together; memory of a reference",
           .paths = {"same_host", "tcp"},
           .floors = {"floor-sockets", "floor-tensorpipe-latency"},
           .first = &first,

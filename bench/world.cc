@@ -1,6 +1,7 @@
 #include "world.h"
 
 #include <ATen/Parallel.h>
+#include <dlfcn.h>
 
 #include "../tools/free_port.h"
 
@@ -20,10 +21,19 @@ std::string init_method(const Side& side) {
   return "tcp://127.0.0.1:" + port;
 }
 
+// at::set_num_threads() does not reach the threads of OpenBLAS. Those of one process wait for work
+// by yielding, some 30 ms long, on the processor on which the other process is to compute.
+void compute_on_one_thread() {
+  at::set_num_threads(1);
+  using SetThreads = void (*)(int);
+  const auto set = reinterpret_cast<SetThreads>(::dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
+  if (set != nullptr) set(1);
+}
+
 }  // namespace
 
 stitch::Worker join_world(const Side& side) {
-  at::set_num_threads(1);
+  compute_on_one_thread();
   stitch::Options options;
   options.name = "worker" + std::to_string(side.rank());
   options.rank = side.rank();

@@ -47,6 +47,8 @@ CommandLine parse_command_line(int argc, char** argv) {
     }
     if (option == "--data") {
       line.data = value;
+    } else if (option == "--device") {
+      line.device = value;
     } else if (option == "--out") {
       line.out = value;
     } else if (option == "--workers") {
@@ -87,6 +89,7 @@ std::string help_text() {
          "  --batch N           images a step (64)\n"
          "  --data FOLDER       where the four gzipped data files are "
          "(/usr/share/datasets/fashion-mnist)\n"
+         "  --device NAME       where parameters and images are: cpu, cuda, cuda:1 (cpu)\n"
          "  --out FILE          the picture of the loss (loss.svg)\n"
          "  --help\n";
 }

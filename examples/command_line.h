@@ -7,6 +7,7 @@
 // The options of the parameter_server example.
 struct CommandLine {
   std::string data = "/usr/share/datasets/fashion-mnist";
+  std::string device = "cpu";
   std::string out = "loss.svg";
   std::string optimizer = "adam";
   double learning_rate = 0;

@@ -2,11 +2,11 @@
 
 #include <cmath>
 
-std::vector<torch::Tensor> make_mlp(std::int64_t hidden, std::uint64_t seed) {
+std::vector<torch::Tensor> make_mlp(std::int64_t hidden, std::uint64_t seed, torch::Device device) {
   torch::manual_seed(seed);
-  const auto uniform = [](at::IntArrayRef shape, std::int64_t fan_in) {
+  const auto uniform = [device](at::IntArrayRef shape, std::int64_t fan_in) {
     const double bound = 1.0 / std::sqrt(static_cast<double>(fan_in));
-    return torch::empty(shape).uniform_(-bound, bound).set_requires_grad(true);
+    return torch::empty(shape).uniform_(-bound, bound).to(device).set_requires_grad(true);
   };
   return {uniform({hidden, 784}, 784), uniform({hidden}, 784), uniform({10, hidden}, hidden),
           uniform({10}, hidden)};

@@ -6,7 +6,8 @@
 
 // A perceptron with one hidden layer as a plain list of parameters: weights and biases of its two
 // layers, leaves that require grad. [hidden, 784], [hidden], [10, hidden], [10], all float.
-[[nodiscard]] std::vector<torch::Tensor> make_mlp(std::int64_t hidden, std::uint64_t seed);
+[[nodiscard]] std::vector<torch::Tensor> make_mlp(std::int64_t hidden, std::uint64_t seed,
+                                                  torch::Device device = torch::kCPU);
 
 // Its scores for a batch: images [batch, 784] -> [batch, 10]. `parameters` may be copies fetched
 // from elsewhere.

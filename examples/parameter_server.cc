@@ -43,18 +43,27 @@ void serve(const CommandLine& line, const stitch::Worker& self) {
       line.data, FashionMnistSplit::test);  // a missing file shows before anything starts
   const int trainers = self.world_size() - 1;
   // [tutorial: start]
-  const auto server = stitch::remote<TrainingServer>(self.id(), line.hidden, std::uint64_t{1});
+  const auto server =
+      stitch::remote<TrainingServer>(self.id(), line.hidden, std::uint64_t{1}, line.device);
   std::vector<stitch::Future<void>> training;
   for (int i = 0; i < trainers; ++i) {
-    const TrainingPlan plan{
-        line.data, line.optimizer, line.learning_rate, line.batch, line.epochs, i, trainers, 1};
+    const TrainingPlan plan{line.data,
+                            line.device,
+                            line.optimizer,
+                            line.learning_rate,
+                            line.batch,
+                            line.epochs,
+                            i,
+                            trainers,
+                            1};
     training.push_back(stitch::rpc_async<train>(
         {.to = "trainer" + std::to_string(i + 1), .timeout = 0s}, server, plan));
   }
   // [tutorial: end]
   const auto plot =
       watch(server, stitch::when_all(std::move(training)), std::int64_t{60'000} * line.epochs);
-  const auto parameters = server.local_value().fetch();
+  auto parameters = server.local_value().fetch();
+  for (auto& parameter : parameters) parameter = parameter.cpu();
   plot.write(line.out);
   std::printf("test accuracy %.2f %%\n", 100 * mlp_accuracy(parameters, test.images, test.labels));
   std::printf("loss curve    %s\n", std::filesystem::absolute(line.out).string().c_str());
@@ -68,6 +77,9 @@ int main(int argc, char** argv) try {
     std::fputs(help_text().c_str(), stdout);
     return 0;
   }
+  if (torch::Device(line.device).is_cuda() && !torch::cuda::is_available())
+    throw std::invalid_argument("--device is \"" + line.device +
+                                "\", but libtorch sees no CUDA device here");
   stitch::Options options = stitch::resolve_options({});
   options.name = options.rank == 0 ? "ps" : "trainer" + std::to_string(options.rank);
   if (options.world_size < 2)

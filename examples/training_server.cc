@@ -6,8 +6,8 @@
 namespace autograd = stitch::dist_autograd;
 namespace optim = stitch::optim;
 
-TrainingServer::TrainingServer(std::int64_t hidden, std::uint64_t seed)
-    : parameters_(make_mlp(hidden, seed)) {}
+TrainingServer::TrainingServer(std::int64_t hidden, std::uint64_t seed, std::string device)
+    : parameters_(make_mlp(hidden, seed, torch::Device(device))) {}
 
 // [tutorial: fetch]
 std::vector<torch::Tensor> TrainingServer::fetch() {
@@ -104,5 +104,7 @@ void train(stitch::RRef<TrainingServer> server, TrainingPlan plan) {
     order.push_back(torch::randperm(data.count(), torch::kLong)
                         .slice(0, plan.trainer, data.count(), plan.trainers));
   const auto mine = torch::cat(order);
-  train_on(server, plan, data.images.index_select(0, mine), data.labels.index_select(0, mine));
+  const torch::Device device(plan.device);
+  train_on(server, plan, data.images.index_select(0, mine).to(device),
+           data.labels.index_select(0, mine).to(device));
 }

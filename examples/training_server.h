@@ -10,7 +10,7 @@
 // have reported. Thread contract: any thread.
 class TrainingServer {
  public:
-  TrainingServer(std::int64_t hidden, std::uint64_t seed);
+  TrainingServer(std::int64_t hidden, std::uint64_t seed, std::string device);
 
   // Copies of the parameters as they are now, each consistent in itself. Differentiable: gradients
   // of the copies arrive at the parameters.
@@ -38,9 +38,10 @@ class TrainingServer {
 // [tutorial: plan]
 // What a trainer needs to know.
 struct TrainingPlan {
-  std::string data;          // folder of the data files
-  std::string optimizer;     // one of optimizer_names()
-  double learning_rate = 0;  // 0: the optimizer's usual one
+  std::string data;            // folder of the data files
+  std::string device = "cpu";  // of the trainer, or "cuda", "cuda:1"
+  std::string optimizer;       // one of optimizer_names()
+  double learning_rate = 0;    // 0: the optimizer's usual one
   std::int64_t batch = 64;
   int epochs = 1;
   int trainer = 0;  // which of the trainers this is; they share every epoch between them
@@ -48,7 +49,7 @@ struct TrainingPlan {
   std::uint64_t seed = 1;
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(data, optimizer, learning_rate, batch, epochs, trainer, trainers, seed);
+    archive(data, device, optimizer, learning_rate, batch, epochs, trainer, trainers, seed);
   }
 };
 // [tutorial: end]

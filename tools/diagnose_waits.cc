@@ -342,7 +342,9 @@ class Follower {
   }
   static double pool_limit(const Dump& dump) {
     const auto pool = dump.rows("pool");
-    return pool.empty() ? 0 : pool.front().number("limit");
+    // Below what counts of threads are compared with, whatever the dump says.
+    constexpr double kMaxLimit = 1e9;
+    return pool.empty() ? 0 : std::clamp(pool.front().number("limit"), 0.0, kMaxLimit);
   }
   static bool pool_is_held(const Dump& dump) {
     const auto pool = dump.rows("pool");

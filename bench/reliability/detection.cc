@@ -18,6 +18,7 @@
 
 #include "call_book.h"
 #include "children.h"
+#include "holds_within.h"
 #include "remote_functions.h"
 #include "shared_memory.h"
 #include "stitch/rpc/worker.h"
@@ -45,16 +46,6 @@ struct Trial {
 struct Times {
   std::optional<double> failed, judged, told;  // ms after the event
 };
-
-template <class Condition>
-bool seen(Condition condition) {
-  const auto end = Clock::now() + kTrialLimit;
-  while (!condition()) {
-    if (Clock::now() > end) return false;
-    std::this_thread::sleep_for(500us);  // polls memory that other processes write
-  }
-  return true;
-}
 
 int take_part_in_trial(int rank, const std::string& store, bool by_fault, Trial& trial) {
   at::set_num_threads(1);
@@ -110,7 +101,7 @@ Times run_trial(const DetectionSettings& settings, const std::string& kind, std:
         folder.path() / ("worker" + std::to_string(rank)),
         spaces.size() < 2 ? std::string() : spaces[rank == kVictim ? 1 : 0]);
   }
-  const bool up = seen([&] { return trial->ready == kTrialWorkers; });
+  const bool up = holds_within(kTrialLimit, [&] { return trial->ready == kTrialWorkers; });
   // At any point between two heartbeats.
   std::this_thread::sleep_for(300ms + std::chrono::milliseconds(seed * 7919 % 500));
   const pid_t victim = workers[kVictim];
@@ -124,7 +115,7 @@ Times run_trial(const DetectionSettings& settings, const std::string& kind, std:
   }
   const bool verdict_expected = !by_fault;
   if (up) {
-    static_cast<void>(seen([&] {
+    static_cast<void>(holds_within(kTrialLimit, [&] {
       return trial->failed != 0 &&
              (!verdict_expected || (trial->verdict[0] != 0 && trial->verdict[1] != 0));
     }));

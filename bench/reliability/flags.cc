@@ -1,8 +1,11 @@
 #include "flags.h"
 
+#include <cctype>
 #include <charconv>
 #include <sstream>
 #include <stdexcept>
+
+#include "stitch/base/parse_duration.h"
 
 namespace stitch_reliability {
 
@@ -55,19 +58,13 @@ std::int64_t Flags::number(const std::string& name, std::int64_t otherwise, std:
 std::chrono::nanoseconds Flags::duration(const std::string& name,
                                          const std::string& otherwise) const {
   const std::string value = text(name, otherwise);
-  double number = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  const std::string unit(end, value.data() + value.size());
-  const double seconds = unit == "ms"  ? 1e-3
-                         : unit == "s" ? 1
-                         : unit == "m" ? 60
-                         : unit == "h" ? 3600
-                                       : -1;
-  if (error != std::errc() || seconds < 0 || !(number >= 0 && number <= 1e6)) {
+  const auto duration = stitch::base::parse_duration(value);
+  const bool has_unit = !value.empty() && std::isalpha(static_cast<unsigned char>(value.back()));
+  if (!has_unit || !duration || *duration > std::chrono::hours(24 * 365)) {
     throw std::invalid_argument("--" + name + " is \"" + value +
                                 "\"; it takes a time such as 500ms, 10s, 2m or 1h");
   }
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(number * seconds * 1e9));
+  return *duration;
 }
 
 }  // namespace stitch_reliability

@@ -13,10 +13,12 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "call_book.h"
 #include "children.h"
+#include "holds_within.h"
 #include "raw_peers.h"
 #include "remote_functions.h"
 #include "shared_memory.h"
@@ -53,11 +55,8 @@ void swallow(at::Tensor) {}
 // Until `condition` holds; throws when it takes too long.
 template <class Condition>
 void wait_until(const char* what, Condition condition) {
-  const auto end = Clock::now() + kNeighbourLimit;
-  while (!condition()) {
-    if (Clock::now() > end) throw std::runtime_error(std::string("waited for 60 s until ") + what);
-    std::this_thread::sleep_for(1ms);  // polls sockets and counters of other processes
-  }
+  if (!holds_within(kNeighbourLimit, std::move(condition)))
+    throw std::runtime_error(std::string("waited for 60 s until ") + what);
 }
 
 void measure(stitch::Worker& self, double seconds, Measured& result) {

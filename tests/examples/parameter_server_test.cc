@@ -34,7 +34,7 @@ TEST(ParameterServer, OneTrainerFollowsTrainingInOneProcess) {
   const auto labels = torch::randint(10, {images.size(0)}, torch::kLong);
   const auto alone = train_alone(plan, 32, images, labels);
 
-  const auto server = stitch::remote<TrainingServer>("worker1", 32, plan.seed);
+  const auto server = stitch::remote<TrainingServer>("worker1", 32, plan.seed, std::string("cpu"));
   train_on(server, plan, images, labels);
   const auto together = server.rpc_sync<&TrainingServer::fetch>();
   ASSERT_EQ(together.size(), alone.size());

@@ -144,4 +144,16 @@ TEST(Examples, TheParameterServerTrainsAndPrintsItsAccuracy) {
   std::filesystem::remove(plot);
 }
 
+TEST(Examples, GpuPipelineTrainsWithoutADevice) {
+  const auto text =
+      run({STITCH_RUN, "-n", "2", example("gpu_pipeline"), "--device", "cpu", "--steps", "15"});
+  EXPECT_TRUE(contains(text, "stages on cpu and cpu: loss")) << text;
+}
+
+TEST(Examples, WithoutADeviceTheExamplesForDevicesSayThatThereIsNone) {
+  EXPECT_TRUE(contains(run({example("gpu_pipeline")}, 1), "libtorch sees no CUDA device here"));
+  EXPECT_TRUE(contains(run({example("parameter_server"), "--device", "cuda"}, 1),
+                       "--device is \"cuda\", but libtorch sees no CUDA device here"));
+}
+
 }  // namespace

@@ -45,7 +45,7 @@ allow(transport/gpu            base transport/wire transport/gpu/kernels)
 allow(rpc/future               base)
 allow(rpc/message              base transport/wire)
 allow(rpc/function             base rpc/future rpc/message)
-allow(rpc/gpu                  base transport/wire rpc/future rpc/message)
+allow(rpc/gpu                  base transport/wire transport/gpu transport/gpu/kernels rpc/future rpc/message)
 allow(rpc/options              base transport/wire transport/faults transport/store rpc/message rpc/gpu)
 allow(rpc/membership           base rpc/future rpc/message)
 allow(rpc/agent                base transport transport/faults rpc/future rpc/message rpc/function rpc/gpu rpc/options

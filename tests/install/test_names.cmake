@@ -2,7 +2,7 @@ cmake_minimum_required(VERSION 3.25)
 
 # Pages of evidence name the test that shows what they say: every name `Suite.Test`, `Suite.Begin*` and `Suite.*` in the pages under
 # SOURCE_DIR has to be that of a test. `Suite.Name` itself explains how they are written. parity.cmake compares
-# the rows of docs/parity.md with the files they name, too.
+# the rows of docs/parity.md and docs/parity_tests.md with the files they name, too.
 set(known "")
 file(GLOB_RECURSE sources "${SOURCE_DIR}/tests/*.cc" "${SOURCE_DIR}/tests/*.h")
 foreach(source IN LISTS sources)

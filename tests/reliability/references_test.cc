@@ -73,7 +73,11 @@ bool reached(int here, int at_worker1, Worker& self) {
 // Worker 2 dies, and with it what it held on workers 0 and 1, but for what it has lent to worker 0.
 int outlive_a_holder(Worker& self) {
   auto lent = self.rpc_sync<hold>("worker2");
-  self.rpc_sync<keep>("worker2", self.remote<Counted>("worker1"));
+  {
+    const auto object = self.remote<Counted>("worker1");
+    object.when_created().get();
+    self.rpc_sync<keep>("worker2", object);
+  }
   if (!reached(kObjects, kObjects + 1, self)) {
     std::cerr << "objects: " << live() << " and " << self.rpc_sync<live>("worker1");
     return 1;
