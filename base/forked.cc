@@ -43,19 +43,25 @@ constexpr std::uint64_t bit_of(int fd) noexcept {
   return std::uint64_t{1} << (static_cast<std::size_t>(fd) % kWordBits);
 }
 
-// Async-signal-safe calls only.
-void in_child() noexcept {
-  detail::forks_so_far.fetch_add(1);
+// Calls `take` with each word of the table, and `visit` with each descriptor in what it returns.
+template <typename Take, typename Visit>
+void visit_words(Take take, Visit visit) noexcept {
   for (std::size_t at = 0; at < kPages; ++at) {
     Page* const page = pages[at].load();
     if (page == nullptr) continue;
     for (std::size_t i = 0; i < kPageWords; ++i) {
-      std::uint64_t left = page->words[i].exchange(0);
+      std::uint64_t left = take(page->words[i]);
       for (int bit = 0; left != 0; ++bit, left >>= 1) {
-        if ((left & 1) != 0) ::close(static_cast<int>(at * kPageBits + i * kWordBits) + bit);
+        if ((left & 1) != 0) visit(static_cast<int>(at * kPageBits + i * kWordBits) + bit);
       }
     }
   }
+}
+
+// Async-signal-safe calls only.
+void in_child() noexcept {
+  detail::forks_so_far.fetch_add(1);
+  visit_words([](auto& word) { return word.exchange(0); }, [](int fd) { ::close(fd); });
 }
 
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, &in_child);
@@ -68,6 +74,10 @@ void close_in_children(int fd) noexcept {
 
 void keep_in_children(int fd) noexcept {
   if (auto* const word = word_of(fd, false)) word->fetch_and(~bit_of(fd));
+}
+
+void visit_closed_in_children(void (*visit)(int fd)) noexcept {
+  visit_words([](const auto& word) { return word.load(); }, visit);
 }
 
 }  // namespace stitch::base

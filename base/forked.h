@@ -29,4 +29,8 @@ void close_in_children(int fd) noexcept;
 // Removes `fd`. To be called before it is closed.
 void keep_in_children(int fd) noexcept;
 
+// Calls `visit` with each registered descriptor. One that another thread removes meanwhile may be
+// visited, or not.
+void visit_closed_in_children(void (*visit)(int fd)) noexcept;
+
 }  // namespace stitch::base

@@ -292,13 +292,23 @@ TEST(ShutdownStates, InitHalfDone) {
   }
 }
 
+// Each worker calls the next one; returns on worker 2 when the calls to it are answered, too.
+std::atomic<bool> may_leave{false};
+void let_it_leave() { may_leave = true; }
+void call_each_other(Worker& self) {
+  static_cast<void>(self.rpc_sync<one>(next(self)));
+  if (self.rank() == 1) self.notify<let_it_leave>("worker2");
+  if (self.rank() == 2 && !stitch::testing::eventually([] { return may_leave.load(); }))
+    throw std::runtime_error("worker1 has not said that its call is answered");
+}
+
 // A worker whose process ends without shutdown(): the others end in time and silently.
 TEST(ShutdownStates, ProcessExitWithoutIt) {
   for (int round = 0; round < rounds(); ++round) {
     ForkedWorld world(kWorkers, [](Options options) {
       const bool leaves = options.rank == 2;
       auto* self = new Worker(stitch::init(std::move(options)));
-      static_cast<void>(self->rpc_sync<one>(next(*self)));
+      call_each_other(*self);
       if (leaves) return 0;  // *self is never destroyed
       return in_time(*self) ? 0 : 1;
     });
@@ -310,12 +320,50 @@ TEST(ShutdownStates, ProcessExitWithoutIt) {
   }
 }
 
+// Ends the process slowly, after its static objects are destroyed: as the libraries do when their
+// destructors get little of a processor.
+bool g_ends_slowly = false;
+[[gnu::destructor]] void end_slowly() {
+  if (g_ends_slowly) std::this_thread::sleep_for(kLimit + 2s);
+}
+
+TEST(ShutdownStates, ProcessExitThatTakesLongerThanTheLimit) {
+  ForkedWorld world(kWorkers, [](Options options) {
+    g_ends_slowly = options.rank == 2;
+    auto* self = new Worker(stitch::init(std::move(options)));
+    call_each_other(*self);
+    if (g_ends_slowly) std::exit(0);  // *self is never destroyed
+    return in_time(*self) ? 0 : 1;
+  });
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    const auto outcome = world.wait(rank);
+    EXPECT_EQ(outcome.status, 0) << rank << ", signal " << outcome.signal;
+    EXPECT_EQ(outcome.said, "") << rank;
+  }
+}
+
+// A worker that is a static object leaves in order: the sockets end after it.
+std::optional<Worker> g_static_worker;
+
+TEST(ShutdownStates, AStaticWorkerLeavesInOrder) {
+  ForkedWorld world(kWorkers, [](Options options) {
+    g_static_worker.emplace(stitch::init(std::move(options)));
+    call_each_other(*g_static_worker);
+    return 0;
+  });
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    const auto outcome = world.wait(rank);
+    EXPECT_EQ(outcome.status, 0) << rank << ", signal " << outcome.signal;
+    EXPECT_EQ(outcome.said, "") << rank;
+  }
+}
+
 TEST(ShutdownStates, AnExceptionLeavesMain) {
   for (int round = 0; round < rounds(); ++round) {
     ForkedWorld world(kWorkers, [](Options options) {
       const bool throws = options.rank == 2;
       auto self = stitch::init(std::move(options));
-      static_cast<void>(self.rpc_sync<one>(next(self)));
+      call_each_other(self);
       if (throws) throw std::runtime_error("the program's own");
       return in_time(self) ? 0 : 1;
     });
