@@ -1,5 +1,6 @@
 // The memory of a fast caller and of a slow callee stays within max_inflight_bytes: what the system
-// counts, with the memory that malloc and the pool keep, set as users have them.
+// counts, with the memory that malloc and the pool keep, set as users have them, but for the pages
+// of files (code).
 #include <gtest/gtest.h>
 
 #include <chrono>
