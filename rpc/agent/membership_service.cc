@@ -86,6 +86,17 @@ void MembershipService::step(F&& change) {
   drain();
 }
 
+// What cannot be done is said and left out: everything else goes on.
+template <class F>
+void MembershipService::attempt(const char* what, const WorkerInfo& about, F&& act) {
+  try {
+    act();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stitch: %s cannot %s %s: %s\n", to_string(agent_.self()).c_str(), what,
+                 to_string(about).c_str(), error.what());
+  }
+}
+
 void MembershipService::drain() {
   for (bool first = true;; first = false) {
     Effects next;
@@ -109,26 +120,35 @@ void MembershipService::drain() {
 }
 
 bool MembershipService::perform(Effects& effects) {
-  for (const auto& [to, why] : std::exchange(effects.lose, {}))
-    agent_.peers().end(to, why, false, effects.has_left(to));
+  for (const auto& [to, why] : std::exchange(effects.lose, {})) {
+    attempt("end its connection to", to, [&, &peer = to, &reason = why] {
+      agent_.peers().end(peer, reason, false, effects.has_left(peer));
+    });
+  }
   while (!effects.events.empty()) {
-    if (!tell(effects.events.front())) return false;
+    bool told = true;
+    const MembershipProtocol::Event& event = effects.events.front();
+    attempt("deal with the news of", event.card.info, [&] { told = tell(event); });
+    if (!told) return false;
     effects.events.erase(effects.events.begin());
   }
-  for (const auto& [to, notice] : effects.send) send(to, out_message(notice));
+  for (const auto& each : effects.send) send(each.first, [&] { return out_message(each.second); });
   if (!effects.heartbeats.empty()) {
     const std::uint64_t digest = [this] {
       base::MutexLock lock(mutex_);
       return protocol_->digest();
     }();
     for (const WorkerInfo& to : effects.heartbeats) {
-      OutMessage message(wire::kHeartbeat);
-      base::ByteWriter(message.frame.body()).write(digest);
-      send(to, std::move(message));
+      send(to, [digest] {
+        OutMessage message(wire::kHeartbeat);
+        base::ByteWriter(message.frame.body()).write(digest);
+        return message;
+      });
     }
   }
-  for (const WorkerInfo& about : effects.probes) probe(about);
-  for (const auto& each : effects.answers) answer(each);
+  for (const WorkerInfo& about : effects.probes) attempt("probe", about, [&] { probe(about); });
+  for (const auto& each : effects.answers)
+    attempt("answer", each.notice.about, [&] { answer(each); });
   if (effects.leave_done) {
     base::MutexLock lock(mutex_);
     left_ = true;
@@ -143,18 +163,11 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
   switch (event.kind) {
     case Kind::joined: {
       const Member member = see(event.card);
-      Life* life = nullptr;
-      try {
-        agent_.device_tensors().add({member.info, member.devices});
-        life = &peers.add_life(member);
-      } catch (const Error& error) {
-        std::fprintf(stderr, "stitch: %s does not take in a new member: %s\n",
-                     to_string(agent_.self()).c_str(), error.what());
-        return true;
-      }
+      agent_.device_tensors().add({member.info, member.devices});
+      Life& life = peers.add_life(member);  // throws for a life that is known
       agent_.for_each_extension(
-          [&](Extension& extension) { extension.on_member_joined(life->info()); });
-      peers.admit(*life);
+          [&](Extension& extension) { extension.on_member_joined(life.info()); });
+      peers.admit(life);
       return true;
     }
     case Kind::dead:
@@ -182,11 +195,18 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
   return true;
 }
 
-void MembershipService::send(const WorkerInfo& to, OutMessage message) {
+template <class Make>
+void MembershipService::send(const WorkerInfo& to, Make&& make) {
   try {
-    agent_.send_control(to, std::move(message));
+    agent_.send_control(to, make());
   } catch (const Error&) {
     // The worker is lost, which the protocol is told.
+  } catch (...) {
+    // It would be waited for.
+    const Error error = to_error(std::current_exception());
+    attempt("give up", to, [&] {
+      agent_.peers().give_up(to, error.with_prefix("a notice of membership cannot be sent"));
+    });
   }
 }
 
@@ -301,16 +321,26 @@ void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>
 // A life that was over before this worker joined: calls to it are to say so.
 void MembershipService::remember(const KnownLife& over) {
   const WorkerInfo& info = over.card.info;
+  const Life* life = nullptr;
   try {
-    Life& life = agent_.peers().add_life({info, {}, {}});
+    Life& added = agent_.peers().add_life({info, {}, {}});
     agent_.device_tensors().add({info, {}});
-    life.announced.store(true);
+    added.announced.store(true);
+    life = &added;
   } catch (const Error&) {
     return;  // known, or followed by another
   }
   const bool left = over.state == LifeState::left;
-  agent_.peers().end(info, Error(ErrorCode::disconnected, left ? "it has left" : over.verdict),
-                     true);
+  const Error why(ErrorCode::disconnected, left ? "it has left" : over.verdict);
+  agent_.peers().end(info, why, true);
+  // The protocol has no event for it: without this, the layers above would wait for its answers.
+  agent_.for_each_extension([&](Extension& extension) {
+    if (left) {
+      extension.on_member_left(life->info());
+    } else {
+      extension.on_member_dead(life->info(), why);
+    }
+  });
 }
 
 void MembershipService::take_in(const Notice& welcome, Clock::time_point deadline) {

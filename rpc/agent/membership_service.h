@@ -72,7 +72,11 @@ class MembershipService {
   // False: a loss has to be reported first; `effects` has what is left.
   [[nodiscard]] bool perform(Effects& effects);
   [[nodiscard]] bool tell(const MembershipProtocol::Event& event);
-  void send(const WorkerInfo& to, OutMessage message);
+  template <class F>
+  void attempt(const char* what, const WorkerInfo& about, F&& act);
+  // Sends what `make` returns.
+  template <class Make>
+  void send(const WorkerInfo& to, Make&& make);
   void probe(const WorkerInfo& about);
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
   void tick();

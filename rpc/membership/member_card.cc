@@ -1,6 +1,7 @@
 #include "stitch/rpc/membership/member_card.h"
 
 #include "stitch/base/error.h"
+#include "stitch/base/published_table.h"
 
 namespace stitch::rpc {
 
@@ -16,11 +17,16 @@ void MemberCard::write(base::ByteWriter& out) const {
 MemberCard MemberCard::read(base::ByteReader& in) {
   constexpr std::size_t kLengthBytes = 4;  // of a string
   constexpr std::uint32_t kMaxAddresses = 256;
+  constexpr std::uint32_t kMaxWorkers = base::PublishedTable<MemberCard>::kMaxSize;
   MemberCard card;
   card.info.name = in.read_string();
   if (!is_worker_name(card.info.name))
     throw Error(ErrorCode::protocol, "card of a member has what is no worker's name");
   card.info.id = WorkerId(in.read<std::uint32_t>());
+  if (card.info.id.value() >= kMaxWorkers)
+    throw Error(ErrorCode::protocol, "card of a member has the id " +
+                                         std::to_string(card.info.id.value()) + "; ids are below " +
+                                         std::to_string(kMaxWorkers));
   card.info.epoch = in.read<std::uint64_t>();
   const auto count = in.read_count(kLengthBytes);
   if (count > kMaxAddresses)

@@ -193,7 +193,9 @@ MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<cons
                .with_worker(entry->info().name),
            effects);
       after_loss(entry->info(), now, effects);
-    } else if (!link.sent) {
+    } else if (!link.sent || now - entry->beat_at >= settings_.heartbeat_timeout) {
+      // Over a busy link, too: its digest is what repairs a list of members (R7).
+      entry->beat_at = now;
       effects.heartbeats.push_back(entry->info());
     }
   }

@@ -119,6 +119,7 @@ class MembershipProtocol {
     KnownLife life;
     std::optional<Error> unreachable{};  // why the connection is over
     Time heard{};                        // as of the last tick
+    Time beat_at{};                      // when it was last sent a heartbeat
     // While it is suspected:
     std::set<WorkerId> askers{};      // who want to know
     std::optional<WorkerId> asked{};  // whom this worker has asked

@@ -201,6 +201,22 @@ TEST_F(Membership, ASecondWorkerUnderTheNameOfALiveOneIsRefused) {
   EXPECT_EQ(first.call("w1"), "w1");
 }
 
+// Tables of workers end there.
+TEST(MemberCards, IdsThatAreTooLargeAreRefused) {
+  const auto read_with_id = [](std::uint32_t id) {
+    const MemberCard card{{"w", WorkerId(id), 1}, {"loopback:1"}, "record"};
+    stitch::base::Bytes bytes;
+    stitch::base::ByteWriter out(bytes);
+    card.write(out);
+    stitch::base::ByteReader in(bytes.span(), "card");
+    return MemberCard::read(in);
+  };
+  EXPECT_EQ(read_with_id(65535).info.id, WorkerId(65535));
+  const Error error = error_of([&] { static_cast<void>(read_with_id(65536)); });
+  EXPECT_EQ(error.code(), ErrorCode::protocol);
+  EXPECT_STREQ(error.what(), "card of a member has the id 65536; ids are below 65536");
+}
+
 TEST_F(Membership, AJoinFailsWhenNoMemberCanBeReached) {
   first.end_abruptly();
   second.end_abruptly();
@@ -217,6 +233,7 @@ TEST_F(Membership, ACallToAWorkerThatDiedBeforeThisOneJoinedNamesItAndItsEpoch) 
   EXPECT_TRUE(eventually([&] { return first.agent().live_members().size() == 1; }));
   Node third(network, 2, 1);
   third.join({first.card()});
+  EXPECT_EQ(third.notes(), (std::vector<std::string>{"lost w1/1", "dead w1/1"}));
   for (const auto& error : {error_of([&] { static_cast<void>(third.call("w1")); }),
                             error_of([&] { static_cast<void>(third.call(former)); })}) {
     EXPECT_EQ(error.code(), ErrorCode::disconnected);
