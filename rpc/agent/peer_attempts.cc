@@ -78,7 +78,7 @@ void Peer::on_closed(const PeerConnectionPtr& closed, const Error& reason, bool 
     failure_.reset();
     retry_delay_ = {};
     offer_spare(effects);
-    if (broken_ || life_.session->keeps_something()) connect(effects);
+    if (broken_ || life_.session->awaits(Unacknowledged::any)) connect(effects);
   }
 }
 
@@ -166,7 +166,7 @@ void Peer::on_timer(Effects& effects) {
   if (offered_ && now >= offered_until()) {
     drop(offered_, "the peer did not answer", effects);
     if (!own_ || info().id < self_) offer_spare(effects);
-    if (!bound_ && (broken_ || life_.session->keeps_something())) connect(effects);
+    if (!bound_ && (broken_ || life_.session->awaits(Unacknowledged::any))) connect(effects);
   }
   if (retry_scheduled_ && now >= retry_at_) {
     retry_scheduled_ = false;

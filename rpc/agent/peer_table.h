@@ -146,8 +146,8 @@ class PeerTable {
   [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
   // The number of attempts to connect that have failed.
   [[nodiscard]] std::uint64_t failed_tries() const STITCH_EXCLUDES(mutex_);
-  // Whether a peer with a bound connection has not acknowledged something yet.
-  [[nodiscard]] bool awaits_acknowledgment() const STITCH_EXCLUDES(mutex_);
+  // Whether a peer with a bound connection has not acknowledged a message of this kind yet.
+  [[nodiscard]] bool awaits_acknowledgment(Unacknowledged what) const STITCH_EXCLUDES(mutex_);
   // Adds these numbers and the endpoints' counters.
   void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
   // As Endpoint::help, at each endpoint.

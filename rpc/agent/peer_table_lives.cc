@@ -201,11 +201,11 @@ std::uint64_t PeerTable::failed_tries() const {
   return count;
 }
 
-bool PeerTable::awaits_acknowledgment() const {
+bool PeerTable::awaits_acknowledgment(Unacknowledged what) const {
   base::MutexLock lock(mutex_);
   bool awaits = false;
   members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-    awaits = awaits || (peer(life).bound() && life.session->keeps_something());
+    awaits = awaits || (peer(life).bound() && life.session->awaits(what));
   });
   return awaits;
 }

@@ -17,6 +17,9 @@
 
 namespace stitch::rpc {
 
+// Which messages Session::awaits() asks for: any, or those that others may overtake.
+enum class Unacknowledged : std::uint8_t { any, large };
+
 // What two lives of workers have to say to each other, over one connection after another: the
 // connection that outlives the connections. Messages are numbered and kept until the peer has said
 // that it has received them; attach() sends over a new connection what is still kept, in order, and
@@ -110,7 +113,8 @@ class Session final : public transport::Connection {
   // Ends the session: what is kept fails with `reason`, what is sent later with `later`.
   void end(const Error& reason, const Error& later) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Statistics statistics() const STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool keeps_something() const STITCH_EXCLUDES(mutex_);
+  // Whether the peer has not acknowledged a message of this kind.
+  [[nodiscard]] bool awaits(Unacknowledged what) const STITCH_EXCLUDES(mutex_);
 
   // ---- as a Connection: those of the connection in use
   // That of the first one: the same worker says it over each.

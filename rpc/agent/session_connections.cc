@@ -154,9 +154,10 @@ Session::Statistics Session::statistics() const {
           duplicates_.load(std::memory_order_relaxed), kept_messages_, kept_bytes_};
 }
 
-bool Session::keeps_something() const {
+bool Session::awaits(Unacknowledged what) const {
   base::MutexLock lock(mutex_);
-  for (std::size_t i = 0; i < kStreams; ++i) {
+  constexpr std::size_t kLargeStream = 1;
+  for (std::size_t i = what == Unacknowledged::large ? kLargeStream : 0; i < kStreams; ++i) {
     // What has been acknowledged may still be in the list.
     const Kept* const newest = streams_[i].newest;
     if (newest != nullptr && newest->number > acknowledged_[i].load()) return true;

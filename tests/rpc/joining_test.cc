@@ -136,6 +136,42 @@ TEST_F(Joining, ALeaverSendsItsLargeRepliesFirst) {
   EXPECT_EQ(reply.get().numel(), 64 << 20);
 }
 
+// Refusals that have not been acknowledged keep no worker from leaving.
+TEST_F(Joining, ALeaverDoesNotWaitForCallersThatGoOn) {
+  auto a = stitch::init(elastic("a"));
+  auto b = stitch::init(elastic("b"));
+  auto c = stitch::init(elastic("c"));
+  std::atomic<bool> stop{false};
+  std::atomic<int> answered{0};
+  std::vector<std::jthread> callers;
+  for (auto* worker : {&a, &c}) {
+    for (int i = 0; i < 4; ++i) {
+      callers.emplace_back([&, worker] {
+        const auto is_over = [](ErrorCode code) {
+          return code == ErrorCode::shutting_down || code == ErrorCode::disconnected;
+        };
+        while (!stop) {
+          std::vector<stitch::Future<int>> calls;
+          for (int k = 0; k < 16; ++k) calls.push_back(worker->rpc_async<twice>("b", k));
+          for (auto& call : calls) {
+            try {
+              static_cast<void>(call.get());
+              ++answered;
+            } catch (const Error& error) {
+              EXPECT_TRUE(is_over(error.code())) << error.what();
+            }
+          }
+        }
+      });
+    }
+  }
+  EXPECT_TRUE(eventually([&] { return answered > 1000; }));
+  const auto began = steady_clock::now();
+  b.shutdown();
+  EXPECT_LT(steady_clock::now() - began, 5s);
+  stop = true;
+}
+
 // The others end their connections to it, which it neither replaces nor waits for.
 TEST_F(Joining, ALeaveTakesNoTimeLimitOfConnections) {
   const auto patient = [this](const std::string& name) {
