@@ -1,10 +1,13 @@
 #include "stitch/transport/trimmed_pool.h"
 
+#include <atomic>
+
 namespace stitch::transport {
 
 namespace {
 
-// Starts the timer when the pool has unused blocks, and again until it has none.
+// Starts a timer when the pool has unused blocks, and again until it has none. One at a time:
+// trim() is called once in half of `unused_for`.
 class Trimmer : public std::enable_shared_from_this<Trimmer> {
  public:
   Trimmer(std::weak_ptr<base::EventLoop> loop, std::chrono::milliseconds unused_for)
@@ -12,18 +15,24 @@ class Trimmer : public std::enable_shared_from_this<Trimmer> {
 
   // Before the first trim_later().
   void set_pool(std::weak_ptr<BlockPool> pool) { pool_ = std::move(pool); }
-  void trim_later() {
+  void trim_later() noexcept {
     const auto loop = loop_.lock();
-    if (!loop) return;
-    loop->call_at(BlockPool::Clock::now() + unused_for_ / 2, [self = shared_from_this()] {
-      const auto pool = self->pool_.lock();
-      if (pool && pool->trim(BlockPool::Clock::now() - self->unused_for_)) self->trim_later();
-    });
+    if (!loop || timer_runs_.exchange(true)) return;
+    try {
+      loop->call_at(BlockPool::Clock::now() + unused_for_ / 2, [self = shared_from_this()] {
+        self->timer_runs_ = false;  // first: what is given back meanwhile is seen, or asks again
+        const auto pool = self->pool_.lock();
+        if (pool && pool->trim(BlockPool::Clock::now() - self->unused_for_)) self->trim_later();
+      });
+    } catch (...) {
+      timer_runs_ = false;  // out of memory: the next block that is given back asks again
+    }
   }
 
  private:
   const std::weak_ptr<base::EventLoop> loop_;
   const std::chrono::milliseconds unused_for_;
+  std::atomic<bool> timer_runs_{false};
   std::weak_ptr<BlockPool> pool_;
 };
 
