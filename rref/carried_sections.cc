@@ -155,6 +155,10 @@ base::Bytes encode(const PlaceInOrder& place) {
 std::vector<std::uint64_t> read_created(std::span<const std::byte> bytes) {
   base::ByteReader in(bytes, "answers of creations");
   const auto count = in.read_count(sizeof(std::uint64_t));
+  if (count > kMaxCreated)
+    throw Error(ErrorCode::protocol, "message has " + std::to_string(count) +
+                                         " answers of creations; at most " +
+                                         std::to_string(kMaxCreated));
   std::vector<std::uint64_t> calls;
   calls.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) calls.push_back(in.read<std::uint64_t>());

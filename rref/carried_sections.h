@@ -65,7 +65,9 @@ struct CarriedSections {
 [[nodiscard]] base::Bytes encode(std::span<const ReferredArgument> arguments);
 [[nodiscard]] base::Bytes encode(const PlaceInOrder& place);
 
-// Answers of creations: the numbers of the calls. Throws Error(protocol) if they are malformed.
+// Answers of creations: the numbers of the calls, at most kMaxCreated. Throws Error(protocol) if
+// they are malformed.
+inline constexpr std::uint32_t kMaxCreated = 4096;
 [[nodiscard]] std::vector<std::uint64_t> read_created(std::span<const std::byte> bytes);
 void write_created(base::Bytes& out, std::span<const std::uint64_t> calls);
 

@@ -1,5 +1,6 @@
 #include "stitch/rref/creation_answers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -31,18 +32,23 @@ std::size_t bytes_of_tensors(const rpc::OutMessage& message) {
 
 class CreationAnswers::Riding final : public rpc::Attachment {
  public:
-  void ride(std::weak_ptr<CreationAnswers> answers, const WorkerInfo& to,
-            std::vector<std::uint64_t> calls) {
-    answers_ = std::move(answers);
+  void set_receiver(std::weak_ptr<CreationAnswers> answers, const WorkerInfo& to) {
     to_ = to;
-    calls_ = std::move(calls);
+    answers_ = std::move(answers);
   }
+  void take(std::vector<std::uint64_t> calls) noexcept { calls_ = std::move(calls); }
   [[nodiscard]] const std::vector<std::uint64_t>& calls() const { return calls_; }
   void on_sent(const std::optional<Error>& error) override {
     const auto answers = answers_.lock();
     if (!answers || calls_.empty()) return;
     // If the peer is lost, its calls end with that.
-    if (error) answers->add_all(to_, calls_, true);
+    if (error) {
+      try {
+        answers->add_all(to_, calls_, true);
+      } catch (...) {
+        if (const auto agent = answers->agent()) give_up(*agent, to_);
+      }
+    }
     answers->waiting_.fetch_sub(calls_.size());
   }
 
@@ -75,9 +81,13 @@ void CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uin
   }
   if (full) flush(caller);
   if (!alive) return;
-  alive->loop().call_at(rpc::Clock::now() + kDelay, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->flush_all();
-  });
+  try {
+    alive->loop().call_at(rpc::Clock::now() + kDelay, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->flush_all();
+    });
+  } catch (...) {
+    flush_all();  // without a timer they would stay
+  }
 }
 
 bool CreationAnswers::any(const WorkerInfo& caller) const {
@@ -90,49 +100,66 @@ bool CreationAnswers::any(const WorkerInfo& caller) const {
 std::vector<std::uint64_t> CreationAnswers::take(const WorkerInfo& caller) {
   base::MutexLock lock(mutex_);
   const auto found = lists_.find(life_of(caller));
-  return found == lists_.end() ? std::vector<std::uint64_t>()
-                               : std::exchange(found->second.calls, {});
+  if (found == lists_.end()) return {};
+  std::vector<std::uint64_t>& calls = found->second.calls;
+  if (calls.size() <= kMaxCreated) return std::exchange(calls, {});
+  const auto rest = calls.begin() + kMaxCreated;
+  std::vector<std::uint64_t> taken(calls.begin(), rest);
+  calls.erase(calls.begin(), rest);
+  return taken;
 }
 
 void CreationAnswers::send(rpc::Agent& agent, const WorkerInfo& caller,
-                           const std::vector<std::uint64_t>& calls) {
-  try {
-    rpc::OutMessage message(wire::kCreatedFrame);
-    write_created(message.frame.body(), calls);
-    agent.send_control(caller, std::move(message));
-  } catch (const Error&) {
-    // The peer is lost, or this worker has shut down: its calls end with that.
+                           std::span<const std::uint64_t> calls) {
+  for (std::size_t sent = 0; sent < calls.size();) {
+    const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, kMaxCreated));
+    try {
+      rpc::OutMessage message(wire::kCreatedFrame);
+      write_created(message.frame.body(), some);
+      agent.send_control(caller, std::move(message));
+    } catch (const Error&) {
+      // The peer is lost, or this worker has shut down: its calls end with that.
+    } catch (...) {
+      give_up(agent, caller);
+    }
+    sent += some.size();
   }
   waiting_.fetch_sub(calls.size());
 }
 
+void CreationAnswers::give_up(rpc::Agent& agent, const WorkerInfo& caller) noexcept {
+  try {
+    if (agent.peers().closing() || agent.peers().lost(caller)) return;
+    agent.peers().give_up(
+        caller,
+        to_error(std::current_exception()).with_prefix("answers of creations cannot be sent"));
+  } catch (...) {
+    // Out of memory for an error, too: nothing can be told to the peer.
+  }
+}
+
 void CreationAnswers::flush(const WorkerInfo& caller) {
-  if (waiting_.load() == 0) return;
-  const auto calls = take(caller);
-  if (calls.empty()) return;
-  if (const auto alive = agent()) {
-    send(*alive, caller, calls);
-  } else {
-    waiting_.fetch_sub(calls.size());
+  while (waiting_.load() != 0) {
+    const auto calls = take(caller);
+    if (calls.empty()) return;
+    if (const auto alive = agent()) {
+      send(*alive, caller, calls);
+    } else {
+      waiting_.fetch_sub(calls.size());
+    }
   }
 }
 
 void CreationAnswers::flush_all() {
-  std::vector<Waiting> all;
+  std::map<WorkerLife, Waiting> all;
   {
     base::MutexLock lock(mutex_);
     timer_runs_ = false;
-    for (auto at = lists_.begin(); at != lists_.end();) {
-      if (at->second.calls.empty()) {  // since the last time: it may be over
-        at = lists_.erase(at);
-        continue;
-      }
-      all.push_back({at->second.caller, std::exchange(at->second.calls, {})});
-      ++at;
-    }
+    all.swap(lists_);
   }
   const auto alive = agent();
-  for (const Waiting& each : all) {
+  for (const auto& [life, each] : all) {
+    if (each.calls.empty()) continue;
     if (alive) {
       send(*alive, each.caller, each.calls);
     } else {
@@ -150,8 +177,9 @@ void CreationAnswers::ride(rpc::OutMessage& message, const WorkerInfo& to) {
     return;
   if (message.frame.body().size() + bytes_of_tensors(message) > kMaxBytes) return;
   if (!any(to)) return;
-  Riding& riding = message.attachment<Riding>();  // they wait again if what follows throws
-  riding.ride(weak_from_this(), to, take(to));
+  Riding& riding = message.attachment<Riding>();
+  riding.set_receiver(weak_from_this(), to);
+  riding.take(take(to));  // from here on they wait again if something throws
   if (riding.calls().empty()) return;
   base::Bytes bytes;
   write_created(bytes, riding.calls());
@@ -172,11 +200,17 @@ std::shared_ptr<rpc::Agent> CreationAnswers::agent() const {
 
 void CreationAnswers::accept(rpc::Agent& agent, const WorkerInfo& from,
                              std::span<const std::byte> bytes) {
-  for (const std::uint64_t call : read_created(bytes)) {
-    transport::FrameBuilder reply(rpc::wire::kReply);
-    base::ByteWriter(reply.body()).write(call);
-    reply.end_body();
-    agent.outgoing_calls().on_answer(rpc::InMessage(std::move(reply).finish(), from));
+  const std::vector<std::uint64_t> calls = read_created(bytes);
+  try {
+    for (const std::uint64_t call : calls) {
+      transport::FrameBuilder reply(rpc::wire::kReply);
+      base::ByteWriter(reply.body()).write(call);
+      reply.end_body();
+      agent.outgoing_calls().on_answer(rpc::InMessage(std::move(reply).finish(), from));
+    }
+  } catch (...) {
+    give_up(agent, from);  // the message that brings them may only fail a call
+    throw;
   }
 }
 

@@ -28,13 +28,15 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
   explicit CreationAnswers(rpc::Agent& agent) : agent_(&agent) {}
 
   // The call `id` of that worker, to create an object here, has succeeded. The answer is sent when
-  // flush() is called; `later`: also within a millisecond without that.
+  // flush() is called; `later`: also within a millisecond without that. Out of memory throws, and
+  // the answer is not kept; what is kept and cannot be sent gives the worker up.
   void add(const WorkerInfo& caller, std::uint64_t id, bool later) STITCH_EXCLUDES(mutex_);
   // Whether some wait for messages to that worker.
   [[nodiscard]] bool any(const WorkerInfo& caller) const STITCH_EXCLUDES(mutex_);
   // Sends those to this worker now.
   void flush(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
-  // Writes them into a message that is about to leave. If it does not, they wait again.
+  // Writes them into a message that is about to leave. If it does not, they wait again. Out of
+  // memory throws, and they wait as before.
   void ride(rpc::OutMessage& message, const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
   // How many wait, or are just being sent: their callers wait for them.
   [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.load(); }
@@ -53,8 +55,11 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
   class Riding;  // those in a message that is being sent
   void add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls, bool later)
       STITCH_EXCLUDES(mutex_);
+  // kMaxCreated of them at most.
   [[nodiscard]] std::vector<std::uint64_t> take(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
-  void send(rpc::Agent& agent, const WorkerInfo& caller, const std::vector<std::uint64_t>& calls);
+  void send(rpc::Agent& agent, const WorkerInfo& caller, std::span<const std::uint64_t> calls);
+  // Its calls would wait without end for answers that are lost.
+  static void give_up(rpc::Agent& agent, const WorkerInfo& caller) noexcept;
   void flush_all() STITCH_EXCLUDES(mutex_);
   // Null after stop().
   [[nodiscard]] std::shared_ptr<rpc::Agent> agent() const STITCH_EXCLUDES(mutex_);

@@ -1,6 +1,7 @@
 #include "stitch/rref/object_server.h"
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -303,12 +304,18 @@ void ObjectServer::announce(const std::shared_ptr<rpc::IncomingCall>& call, Inco
   // not wait for its end. A request for the object that waits is answered now, most often to the
   // same worker.
   const bool more = agent.served_calls().queued();
-  const bool together = here && !call->one_way() && !rpc::ExecutionContext::current().streams &&
-                        (more || !created.run.empty() || answers.any(caller));
+  bool together = here && !call->one_way() && !rpc::ExecutionContext::current().streams &&
+                  (more || !created.run.empty() || answers.any(caller));
+  if (together) {
+    try {
+      answers.add(caller, call->id(), more);
+    } catch (const std::bad_alloc&) {
+      together = false;  // a reply of its own can fail the call, at least
+    }
+  }
   if (together) {
     agent.events().record("call served", caller.id.value(), caller.epoch, call->id(),
                           call->function_name());
-    answers.add(caller, call->id(), more);
     call->leave_unanswered();
     refs.on_answer(std::nullopt);
     call->end_held();
