@@ -115,21 +115,24 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   const CarriedBytes sections = sections_of(message);
   if (!sections.any()) return nullptr;
   CarriedSections carried = CarriedSections::read(sections);
-  const std::vector<CarriedRef>& arrived = carried.refs;
+  std::vector<CarriedRef>& arrived = carried.refs;
   const std::optional<CreateRequest>& request = carried.create;
   const std::optional<PlaceInOrder>& place = carried.place;
   std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
   refs->target_ = carried.target;
   refs->arguments_ = std::move(carried.arguments);
-  for (const CarriedRef& each : arrived) {
-    receiver->check_owner_life(each.id.owner);
-    receiver->lifetime().check(each.id);
-  }
+  for (const CarriedRef& each : arrived) receiver->lifetime().check(each.id);
   // Everything is read and valid; nothing has been changed before this point.
   if (place) refs->order_ = receiver->ordered_calls().arrive(refs->sender_, *place);
-  for (const CarriedRef& each : arrived) {
+  for (CarriedRef& each : arrived) {
     std::optional<Error> lost;
-    if (each.lost) lost = receiver->lost_at(message.from, each.id.owner);
+    const bool known = receiver->knows_owner(each.id.owner);
+    if (each.lost) {
+      lost = receiver->lost_at(message.from, each.id.owner);
+    } else if (!known) {  // lost in this message only: other messages may come later
+      each.lost = true;
+      lost = receiver->not_known_yet(each.id.owner);
+    }
     receiver->perform(receiver->lifetime().receive(each, refs->sender_, lost));
     refs->ids_.push_back(each.id);
   }

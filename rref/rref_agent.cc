@@ -139,16 +139,23 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
   return std::make_shared<Handle>(shared_from_this(), id);
 }
 
-void RRefAgent::check_owner_life(const WorkerLife& owner) {
+bool RRefAgent::knows_owner(const WorkerLife& owner) {
   const auto alive = agent();
-  if (!alive || owner == lifetime_->self()) return;
+  if (!alive || owner == lifetime_->self()) return true;
   const rpc::Life* present = alive->peers().life(WorkerId(owner.id));
-  if (present == nullptr)
-    throw Error(ErrorCode::protocol, "a reference names worker id " + std::to_string(owner.id) +
-                                         ", which is not in this world");
-  if (present->info().epoch == owner.epoch) return;
-  perform(lifetime_->peer_lost(
-      owner, life_is_over(present->info(), owner.epoch, now_in(present->info()))));
+  if (present == nullptr || present->info().epoch < owner.epoch) return false;
+  if (present->info().epoch > owner.epoch) {
+    perform(lifetime_->peer_lost(
+        owner, life_is_over(present->info(), owner.epoch, now_in(present->info()))));
+  }
+  return true;
+}
+
+Error RRefAgent::not_known_yet(const WorkerLife& owner) const {
+  const WorkerInfo info = info_of(owner);
+  return Error(ErrorCode::disconnected,
+               rpc::life_text(info, rpc::LifeName::brief) + " is not known here yet")
+      .with_worker(info.name);
 }
 
 std::optional<Error> RRefAgent::why_lost(const RRefId& id) const {

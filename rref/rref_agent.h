@@ -68,9 +68,11 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   }
 
   // ---- the lives of peers
-  // References to objects of a life of a worker that is not its present one are lost (G6). Throws
-  // Error(protocol) if there is no such worker.
-  void check_owner_life(const WorkerLife& owner);
+  // Whether that life is, or was, a member as far as this worker has heard: a reference may come
+  // before that news. Those to objects of a former life of a worker are lost from here on (G6).
+  [[nodiscard]] bool knows_owner(const WorkerLife& owner);
+  // What is wrong with a reference to an object of a life that is not known.
+  [[nodiscard]] Error not_known_yet(const WorkerLife& owner) const;
   // Whether a message whose connection broke certainly did not arrive: with stitch's own transports
   // it was not written completely. TensorPipe reports the end of a message some time after the peer
   // received it, or never.

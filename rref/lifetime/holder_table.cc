@@ -140,6 +140,11 @@ void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, TableEff
   }
 }
 
+void HolderTable::deleted(const RRefId& id, const Error& why, TableEffects& effects) {
+  const auto found = holds_.find(id);
+  if (found != holds_.end() && found->second.state != State::lost) lose(found, why, effects);
+}
+
 void HolderTable::owner_over(const WorkerLife& owner, TableEffects& effects) {
   for (auto& [id, hold] : holds_) {
     if (id.owner == owner) settle(hold, effects);

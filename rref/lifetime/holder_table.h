@@ -98,6 +98,8 @@ class HolderTable {
   // That life of the owner cannot be reached any more: its Holds are lost. Those that others
   // borrowed from (pins) keep what they were lent, because the owner may go on for others.
   void owner_lost(const WorkerLife& owner, const Error& why, TableEffects& effects);
+  // The owner had deleted the object when this worker's REG came.
+  void deleted(const RRefId& id, const Error& why, TableEffects& effects);
   // That life of the owner is over, after owner_lost(): nothing is left to protect.
   void owner_over(const WorkerLife& owner, TableEffects& effects);
   // That life is over: registers what was borrowed from it.

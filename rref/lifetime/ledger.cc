@@ -27,6 +27,7 @@ void write(base::ByteWriter& out, const LedgerOp& op) {
     case LedgerOp::Kind::reg:
     case LedgerOp::Kind::drop:
     case LedgerOp::Kind::unmade:
+    case LedgerOp::Kind::gone:
       rref::write(out, op.id);
       return;
     case LedgerOp::Kind::sweep:
@@ -46,6 +47,7 @@ LedgerOp read_op(base::ByteReader& in) {
     case LedgerOp::Kind::reg:
     case LedgerOp::Kind::drop:
     case LedgerOp::Kind::unmade:
+    case LedgerOp::Kind::gone:
       op.id = read_rref_id(in);
       return op;
     case LedgerOp::Kind::sweep:

@@ -26,9 +26,10 @@ struct LedgerOp {
     ask = 6,     // holder -> owner: the sender has pins of your objects towards `life`
     swept = 7,   // owner -> holder: no worker depends on `life` for my objects; drop those pins
     unmade = 8,  // creator -> owner: the request to create `id` was never sent and will not be
+    gone = 9,    // owner -> holder: `id` had been deleted when the receiver's REG came
   };
   Kind kind = Kind::settle;
-  RRefId id;                      // reg, drop, unmade
+  RRefId id;                      // reg, drop, unmade, gone
   std::uint64_t first_token = 0;  // settle
   std::uint32_t tokens = 0;       // settle, at least 1
   WorkerLife life{};              // sweep, clean, ask, swept
@@ -51,6 +52,7 @@ struct LedgerOp {
     return {Kind::swept, {}, 0, 0, over};
   }
   [[nodiscard]] static LedgerOp make_unmade(const RRefId& id) { return {Kind::unmade, id, 0, 0}; }
+  [[nodiscard]] static LedgerOp make_gone(const RRefId& id) { return {Kind::gone, id, 0, 0}; }
 };
 
 // How soon a ledger frame must leave if no message to the peer can carry it before. none: there is

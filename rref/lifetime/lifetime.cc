@@ -346,6 +346,17 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
     }
     return;
   }
+  if (op.kind == LedgerOp::Kind::gone) {
+    if (op.id.owner != peer)
+      throw Error(ErrorCode::protocol, "reference ledger: worker " + std::to_string(peer.id) +
+                                           " does not own " + to_string(op.id));
+    holders_.deleted(
+        op.id,
+        Error(ErrorCode::disconnected,
+              to_string(op.id) + " is gone: who lent it died before its owner knew this worker"),
+        effects);
+    return;
+  }
   if (op.kind != LedgerOp::Kind::reg && op.kind != LedgerOp::Kind::drop &&
       op.kind != LedgerOp::Kind::unmade) {
     apply_sweep(op, peer, effects);
@@ -357,6 +368,12 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
                                          std::to_string(self_.epoch));
   }
   check_locked(op.id);
+  // A peer that was not known here when a sweep ended, or had its reference through such a one, may
+  // name an object that has been deleted: it is told. Before any sweep G3 rules it out.
+  if (op.kind != LedgerOp::Kind::unmade && owners_.deleted(op.id) && sweeps_.any_ended()) {
+    if (op.kind == LedgerOp::Kind::reg) effects.ops.push_back({peer, LedgerOp::make_gone(op.id)});
+    return;
+  }
   if (op.kind == LedgerOp::Kind::reg) {
     owners_.add_holder(op.id, peer);
   } else if (op.kind == LedgerOp::Kind::unmade) {

@@ -104,6 +104,12 @@ void OwnerTable::unpin(const RRefId& id, TableEffects& effects) {
   erase_if_unused(found, effects);
 }
 
+bool OwnerTable::deleted(const RRefId& id) const {
+  if (id.owner != self_ || entries_.contains(id)) return false;
+  const auto seen = seen_.find(id.creator);
+  return seen != seen_.end() && seen->second.contains(id.k);
+}
+
 void OwnerTable::add_holder(const RRefId& id, const WorkerLife& holder) {
   OwnedEntry* entry = find_or_add_placeholder(id);
   if (entry == nullptr)

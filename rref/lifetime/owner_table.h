@@ -100,6 +100,8 @@ class OwnerTable {
     return entries_.at(id).value == Value::pending;
   }
   [[nodiscard]] bool contains(const RRefId& id) const { return entries_.contains(id); }
+  // Whether it was here, and has been deleted.
+  [[nodiscard]] bool deleted(const RRefId& id) const;
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] Counts counts() const;
 

@@ -275,6 +275,7 @@ static void add_ledgers(Seeds& list) {
   ops.push(LedgerOp::make_reg(id_of(7)));
   ops.push(LedgerOp::make_drop(id_of(7)));
   ops.push(LedgerOp::make_unmade(id_of(8)));
+  ops.push(LedgerOp::make_gone(id_of(9)));
   Ledger lives;
   for (const auto make :
        {&LedgerOp::make_sweep, &LedgerOp::make_clean, &LedgerOp::make_ask, &LedgerOp::make_swept})

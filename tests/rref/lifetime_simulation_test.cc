@@ -74,6 +74,11 @@ TEST(SweepScenarios, WhatADeadWorkerSentProtectsNothingAfterItsSweep) {
   EXPECT_EQ(a_message_of_the_dead_arrives_late(), "");
 }
 
+TEST(SweepScenarios, ABorrowerThatTheOwnerDidNotKnowIsToldThatTheObjectIsGone) {
+  EXPECT_EQ(a_borrower_is_unknown_to_the_owner(), "");
+  EXPECT_EQ(a_borrower_of_one_unknown_to_the_owner(), "");
+}
+
 TEST(SweepScenarios, ALaterLifeKeepsWhatItHolds) { EXPECT_EQ(an_earlier_life_is_swept(), ""); }
 
 TEST(LifetimeSimulation, LivingWorkersThatLoseEachOtherHarmNoThird) {

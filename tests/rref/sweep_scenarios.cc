@@ -6,8 +6,10 @@ namespace stitch::rref::test {
 
 Quartet::Quartet(WorkerLife last, std::size_t created_by) : names_{{0, 1}, {1, 1}, {2, 1}, last} {
   for (const WorkerLife& name : names_) {
+    const bool owner = lives_.empty();
     lives_.push_back(std::make_unique<Lifetime>(name));
-    lives_.back()->set_world({.contains = {}, .live = [this] { return names_; }, .gone = {}});
+    lives_.back()->set_world(
+        {.contains = {}, .live = [this, owner] { return known(owner); }, .gone = {}});
   }
   if (created_by != 0) {
     id_ = lives_[created_by]->begin_create(life(0));
@@ -27,6 +29,17 @@ void Quartet::creation_arrives() {
 
 Quartet::~Quartet() {
   for (auto& each : lives_) static_cast<void>(each->close());
+}
+
+std::vector<WorkerLife> Quartet::known(bool to_owner) const {
+  std::vector<WorkerLife> known = names_;
+  if (to_owner && hidden_) std::erase(known, life(*hidden_));
+  return known;
+}
+
+void Quartet::joins_at_owner(std::size_t worker) {
+  hidden_.reset();
+  perform(lives_[0]->member_joined(life(worker)));
 }
 
 void Quartet::perform(Effects effects) {
@@ -192,10 +205,60 @@ std::string an_earlier_life_is_swept() {
   return world.failure();
 }
 
+// 2 has taken in 3 and could not tell the owner, which it has lost. 1 lends to 3, then 1 and 2 die:
+// the sweep ends without 3, which registers when the owner has heard of it.
+std::string a_borrower_is_unknown_to_the_owner() {
+  Quartet world;
+  world.hide_from_owner(3);
+  world.lend(0, 1);
+  world.keep(1, 0);
+  world.exchange(0, 1);
+  world.release(0);
+  world.lose_each_other(0, 2);
+  world.lend(1, 3);
+  world.die(1);
+  world.die(2);
+  world.hears_of_the_death(0, 1);
+  world.expect(!world.destroyed(), "destroyed before the end of 2");
+  world.hears_of_the_death(0, 2);
+  world.expect(world.destroyed(), "not destroyed after all known holders are dead");
+  world.joins_at_owner(3);
+  world.keep(3, 1);
+  world.exchange(0, 3);
+  world.expect(world.lost_at(3), "a reference to a destroyed object can be used");
+  world.release(3);
+  world.exchange(0, 3);
+  return world.failure();
+}
+
+// The same, and 3 lends on to 2, which the owner knows and has asked.
+std::string a_borrower_of_one_unknown_to_the_owner() {
+  Quartet world;
+  world.hide_from_owner(3);
+  world.lend(0, 1);
+  world.keep(1, 0);
+  world.exchange(0, 1);
+  world.release(0);
+  world.lend(1, 3);
+  world.lend(3, 2);
+  world.die(1);
+  world.hears_of_the_death(0, 1);
+  world.exchange(0, 2);
+  world.expect(world.destroyed(), "not destroyed after all known holders are dead");
+  world.keep(2, 3);
+  world.exchange(0, 2);
+  world.expect(world.lost_at(2), "a reference to a destroyed object can be used");
+  return world.failure();
+}
+
 const std::vector<Scenario>& sweep_scenarios() {
-  static const std::vector<Scenario> all = {
-      two_workers_of_a_chain_die, a_lender_loses_the_owner, a_borrower_dies_before_the_creation,
-      a_message_of_the_dead_arrives_late, an_earlier_life_is_swept};
+  static const std::vector<Scenario> all = {two_workers_of_a_chain_die,
+                                            a_lender_loses_the_owner,
+                                            a_borrower_dies_before_the_creation,
+                                            a_message_of_the_dead_arrives_late,
+                                            an_earlier_life_is_swept,
+                                            a_borrower_is_unknown_to_the_owner,
+                                            a_borrower_of_one_unknown_to_the_owner};
   return all;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ class Quartet {
   void hears_of_the_death(std::size_t worker, std::size_t dead);
   void lose_each_other(std::size_t a, std::size_t b);
   void exchange(std::size_t a, std::size_t b);
+  // The owner has not heard that this worker is a member, until joins_at_owner().
+  void hide_from_owner(std::size_t worker) { hidden_ = worker; }
+  void joins_at_owner(std::size_t worker);
   // The owner, or a worker that keeps a reference, drops it.
   void release(std::size_t worker);
   // 1 holds the object and lends it to 2, which lends it to 3; the owner's own reference is gone.
@@ -47,12 +51,14 @@ class Quartet {
   [[nodiscard]] const std::string& failure() const { return failure_; }
 
  private:
+  [[nodiscard]] std::vector<WorkerLife> known(bool to_owner) const;
   void perform(Effects effects);
   void flush(std::size_t from, std::size_t to);
   [[nodiscard]] const WorkerLife& life(std::size_t worker) const { return names_[worker]; }
 
   std::vector<WorkerLife> names_;
   std::vector<std::unique_ptr<Lifetime>> lives_;
+  std::optional<std::size_t> hidden_;
   std::weak_ptr<void> object_;
   RRefId id_;
   std::string failure_;
@@ -64,6 +70,8 @@ class Quartet {
 [[nodiscard]] std::string a_borrower_dies_before_the_creation();
 [[nodiscard]] std::string a_message_of_the_dead_arrives_late();
 [[nodiscard]] std::string an_earlier_life_is_swept();
+[[nodiscard]] std::string a_borrower_is_unknown_to_the_owner();
+[[nodiscard]] std::string a_borrower_of_one_unknown_to_the_owner();
 using Scenario = std::string (*)();
 [[nodiscard]] const std::vector<Scenario>& sweep_scenarios();
 

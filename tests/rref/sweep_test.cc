@@ -10,6 +10,7 @@
 
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/rref.h"
+#include "stitch/transport/store/hash_store.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -60,7 +61,8 @@ bool told(Cluster& cluster, std::initializer_list<int> ranks) {
 
 class Sweep : public ::testing::Test {
  protected:
-  ~Sweep() override {
+  ~Sweep() override { drop_all(); }
+  static void drop_all() {
     base::MutexLock lock(kept_mutex);
     kept.clear();
   }
@@ -127,6 +129,28 @@ TEST_F(Sweep, TheReferencesOfADeadOwnerFailAndCanStillBePassedOn) {
   EXPECT_TRUE(eventually([&] {
     return number(cluster, 0, "pins") == 0 && number(cluster, 2, "pins") == 0;
   })) << tables(cluster);
+}
+
+// A worker that joined while another was dead does not wait for that one's answer.
+TEST_F(Sweep, AWorkerThatJoinedAfterADeathReclaimsToo) {
+  const auto store = transport::make_hash_store();
+  const auto start = [&](const char* name) {
+    Options options;
+    options.name = name;
+    options.world_size = "1:8";
+    options.store = store;
+    return stitch::init(std::move(options));
+  };
+  auto a = start("a"), b = start("b"), c = start("c");
+  b.shutdown({.graceful = false, .timeout = 1s});
+  ASSERT_TRUE(eventually([&] { return a.agent()->live_members().size() == 2; }));
+  auto d = start("d");
+  a.rpc_sync<keep>("c", a.remote<Tally>("d"));
+  ASSERT_TRUE(eventually([&] { return a.debug_info().at("rref.holds") == 0; }));
+  ASSERT_GT(d.debug_info().at("rref.entries"), 0);
+  c.shutdown({.graceful = false, .timeout = 1s});
+  EXPECT_TRUE(eventually([&] { return d.debug_info().at("rref.entries") == 0; }));
+  drop_all();
 }
 
 TEST_F(Sweep, WhatALeaverHeldIsReclaimed) {
