@@ -14,10 +14,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kCallTimeout = 5s;  // of what has no limit of its own
-constexpr auto kShutdownTimeout = 20s;
-constexpr auto kReclaimTimeout = 20s;  // the traffic of others ends meanwhile
-constexpr auto kSettled = 3s;          // after init(), before memory is looked at
+constexpr auto kCallTimeout = 5s;                         // of what has no limit of its own
+constexpr auto kReclaimTimeout = 20s;                     // the traffic of others ends meanwhile
+constexpr auto kShutdownTimeout = kReclaimTimeout + 25s;  // others may only then be done
+constexpr auto kSettled = 3s;  // after init(), before memory is looked at
 
 std::optional<stitch::Worker> join(const WorkerSettings& settings) {
   at::set_num_threads(1);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <exception>
 #include <string>
 
 #include "tests/rpc/peer_simulation.h"
@@ -22,17 +21,9 @@ bool broken(Mutation mutation) { return mutation == turned_on; }
 namespace test {
 namespace {
 
-// The first failure of up to `histories`; empty if there is none.
 std::string found_within(int histories) {
-  for (int i = 0; i < histories; ++i) {
-    PeerSimulation simulation(1'000'000 + static_cast<std::uint64_t>(i), i % 2 == 0);
-    try {
-      if (auto failure = simulation.run(); !failure.empty()) return failure;
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-  }
-  return {};
+  return stitch::testing::first_failure(
+      histories, [](std::uint64_t seed) { return PeerSimulation(seed, seed % 2 == 0).run(); });
 }
 
 TEST(PeerMutations, TheSimulationFindsEachDeliberateMistake) {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <exception>
+#include <cstdint>
 #include <string>
 
 #include "tests/rpc/session_simulation.h"
@@ -22,17 +22,9 @@ bool broken(Mutation mutation) { return mutation == turned_on; }
 namespace test {
 namespace {
 
-// The first failure of up to `histories`; empty if there is none.
 std::string found_within(int histories) {
-  for (int i = 0; i < histories; ++i) {
-    SessionSimulation simulation(1'000'000 + static_cast<std::uint64_t>(i));
-    try {
-      if (auto failure = simulation.run(); !failure.empty()) return failure;
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-  }
-  return {};
+  return stitch::testing::first_failure(
+      histories, [](std::uint64_t seed) { return SessionSimulation(seed).run(); });
 }
 
 TEST(SessionMutations, TheSimulationFindsEachDeliberateMistake) {

@@ -2,10 +2,27 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 
 namespace stitch::testing {
+
+// What `run` says of the first of up to `histories` seeds that fails: an error that it throws is a
+// failure, too. Empty if there is none.
+inline std::string first_failure(int histories,
+                                 const std::function<std::string(std::uint64_t seed)>& run) {
+  for (int i = 0; i < histories; ++i) {
+    try {
+      if (auto failure = run(1'000'000 + static_cast<std::uint64_t>(i)); !failure.empty())
+        return failure;
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+  return {};
+}
 
 // Checks a simulation with the deliberate mistakes of `Mutation`, which `turned_on` selects and
 // `header` numbers from 1 to `last`. `found_within(n)` says what up to n histories find wrong,
