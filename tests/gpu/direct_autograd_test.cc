@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <map>
 #include <string>
 
 #include "stitch/dist_autograd/context.h"
@@ -11,12 +10,14 @@
 #include "stitch/rref/rref.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
 
 namespace direct_autograd_test {  // its functions are registered under their full names
 namespace {
 
 using stitch::Options;
 using stitch::testing::Cluster;
+using stitch::testing::eventually;
 namespace fake = stitch::testing::double_device;
 
 [[maybe_unused]] const bool installed = fake::install();
@@ -29,6 +30,10 @@ std::int64_t count(stitch::Worker& worker, const std::string& key) {
   const auto numbers = worker.debug_info();
   const auto found = numbers.find(key);
   return found == numbers.end() ? 0 : found->second;
+}
+// Waits until what this worker sends has ended, and so is counted: an answer may be here before.
+bool all_is_counted(stitch::Worker& worker) {
+  return eventually([&] { return count(worker, "gpu.transfers_sending") == 0; });
 }
 
 class DirectGradients : public ::testing::Test {
@@ -71,6 +76,7 @@ TEST_F(DirectGradients, OverTransfersEqualThoseOfOneProcessOnTheCpu) {
     EXPECT_EQ(gradients.at(device_input).device(), device(0));
     EXPECT_TRUE(at::allclose(gradients.at(device_input).cpu(), cpu_input.grad(), 1e-4, 1e-5));
     EXPECT_TRUE(at::allclose(gradients.at(device_weight).cpu(), cpu_weight.grad(), 1e-4, 1e-5));
+    ASSERT_TRUE(all_is_counted(cluster[1]));
     EXPECT_GT(count(cluster[1], "gpu.sent_messages.staging.worker0.cuda:1") +
                   count(cluster[1], "gpu.sent_messages.nccl.worker0.cuda:1") +
                   count(cluster[1], "gpu.sent_messages.peer.worker0.cuda:1"),

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +55,10 @@ std::int64_t count(stitch::Worker& worker, const std::string& key) {
   const auto found = numbers.find(key);
   return found == numbers.end() ? 0 : found->second;
 }
+// Waits until what this worker sends has ended, and so is counted: an answer may be here before.
+bool all_is_counted(stitch::Worker& worker) {
+  return eventually([&] { return count(worker, "gpu.transfers_sending") == 0; });
+}
 
 class DirectTensors : public ::testing::Test {
  protected:
@@ -80,16 +83,18 @@ TEST_F(DirectTensors, WithinAProcessTensorsAreCopiedOnTheirDeviceOrFromDeviceToD
     return count(cluster[0], "gpu.sent_messages.peer.worker1.cuda:0") > 0 &&
            count(cluster[1], "gpu.sent_messages.peer.worker0.cuda:1") > 0;
   }));
+  ASSERT_TRUE(all_is_counted(cluster[0]));
   EXPECT_EQ(count(cluster[0], "gpu.sent_bytes.host.worker1.cuda:0"), 0);
-  EXPECT_EQ(count(cluster[1], "gpu.received_messages.peer.worker0.cuda:1"),
-            count(cluster[0], "gpu.sent_messages.peer.worker1.cuda:0"));
-  EXPECT_EQ(count(cluster[1], "gpu.received_bytes.peer.worker0.cuda:1") % (kOwn * 4), 0);
+  const auto messages = count(cluster[0], "gpu.sent_messages.peer.worker1.cuda:0");
+  EXPECT_EQ(count(cluster[1], "gpu.received_messages.peer.worker0.cuda:1"), messages);
+  EXPECT_EQ(count(cluster[1], "gpu.received_bytes.peer.worker0.cuda:1"), messages * kOwn * 4);
 }
 
 TEST_F(DirectTensors, BetweenProcessesTheyGoByStagingAndThenByNccl) {
   fake::workers_are_processes(true);
   Cluster cluster(2, worker0_maps);
   EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 3, {kOwn})), 0, 6));
+  ASSERT_TRUE(all_is_counted(cluster[0]));
   EXPECT_GE(count(cluster[0], "gpu.sent_messages.staging.worker1.cuda:0"), 1);
   ASSERT_TRUE(eventually([&] {
     EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 3, {kOwn})), 0, 6));
@@ -185,6 +190,7 @@ TEST_F(DirectTensors, MemoryThatLibtorchDidNotAllocateIsNotHandedOver) {
     return count(cluster[0], "gpu.sent_messages.local.worker0.cuda:0") > 0;
   }));
   const at::Tensor owner = cuda(0, 5, {kOwn});
+  ASSERT_TRUE(all_is_counted(cluster[0]));
   const auto sent = count(cluster[0], "gpu.sent_messages.local.worker0.cuda:0");
   at::Tensor view = at::for_blob(owner.data_ptr(), {kOwn})
                         .options(owner.options())
@@ -194,6 +200,7 @@ TEST_F(DirectTensors, MemoryThatLibtorchDidNotAllocateIsNotHandedOver) {
   view = at::Tensor();
   EXPECT_TRUE(holds(result.get(), 0, 6));
   EXPECT_TRUE(holds(owner, 0, 5)) << "changed by the handler";
+  ASSERT_TRUE(all_is_counted(cluster[0]));
   EXPECT_GT(count(cluster[0], "gpu.sent_messages.local.worker0.cuda:0"), sent);
 }
 
@@ -210,6 +217,7 @@ TEST_F(DirectTensors, SmallTensorsOfAMessageArePackedByTheKernelIntoOneTransfer)
   for (std::size_t i = 0; i < tensors.size(); ++i)
     EXPECT_TRUE(at::equal(results[i].cpu(), tensors[i].cpu())) << i;
   EXPECT_EQ(results.front().storage().data_ptr().get(), results.back().storage().data_ptr().get());
+  ASSERT_TRUE(all_is_counted(cluster[0]));
   EXPECT_EQ(count(cluster[0], "gpu.sent_messages.staging.worker1.cuda:0"), 1);
 }
 
@@ -272,6 +280,7 @@ TEST_F(DirectTensors, ShapesStridesTypesAndFlagsAreKept) {
       EXPECT_EQ(results[i].sizes(), tensors[i].sizes()) << i;
       EXPECT_TRUE(at::equal(results[i].detach().cpu(), tensors[i].detach().cpu())) << i;
     }
+    ASSERT_TRUE(all_is_counted(cluster[0]));
     EXPECT_GT(count(cluster[0], apart ? "gpu.sent_messages.staging.worker1.cuda:0"
                                       : "gpu.sent_messages.peer.worker1.cuda:0") +
                   count(cluster[0], "gpu.sent_messages.staging.worker1.cuda:0"),
