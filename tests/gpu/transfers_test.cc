@@ -189,7 +189,10 @@ TEST(Transfers, AreUnderWayAtTheirSourceUntilTheirDestinationHasDealtWithThem) {
     world.keep_acknowledgments = true;
     const auto transfer = world.start(0, 0, 1, to_device, 5000, 'a');
     ASSERT_TRUE(stitch::testing::eventually([&] { return transfer->received == 1; }));
-    std::this_thread::sleep_for(20ms);
+    // What the destination sends, and what the source then calls, keeps its order: once a later
+    // transfer has ended at its source, this one would have, too.
+    world.keep_acknowledgments = false;
+    world.expect_arrival(0, 0, 1, to_device, 5000, 'b');
     EXPECT_EQ(transfer->sent, 0) << to_string(path);
     EXPECT_EQ(world.transfers[0]->under_way(), 1U);
     EXPECT_EQ(world.transfers[1]->under_way(), 0U);
