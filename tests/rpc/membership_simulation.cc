@@ -217,18 +217,13 @@ void MembershipSimulation::end_link(Node& a, Node& b, const std::string& why) {
 // ---- what the workers do
 
 void MembershipSimulation::schedule_tick(Node& node) {
-  at(now_ + Ms(245 + pick(10)), [this, &node] {
-    if (!node.running) return;
-    if (node.stopped) {
-      node.postponed.push_back([this, &node] { schedule_tick(node); });
-      return;
-    }
-    tick(node);
-    schedule_tick(node);
-  });
+  at(now_ + Ms(245 + pick(10)), [this, &node] { tick(node); });
 }
 
+// The timer of a worker that is stopped runs as soon as it goes on.
 void MembershipSimulation::tick(Node& node) {
+  if (!node.running) return;
+  if (node.stopped) return node.postponed.push_back([this, &node] { tick(node); });
   std::vector<MembershipProtocol::Link> links;
   for (auto& [pair, between] : links_) {
     if (between->state != Link::State::bound || !between->ends.contains(node.index)) continue;
@@ -239,6 +234,7 @@ void MembershipSimulation::tick(Node& node) {
       links.push_back({info.id, info.epoch, end.heard, std::exchange(end.sent, false)});
   }
   perform(node, node.protocol.on_tick(now_, links));
+  schedule_tick(node);
 }
 
 void MembershipSimulation::schedule_work(Node& node) {
@@ -305,7 +301,7 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
       send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
   }
   for (const WorkerInfo& about : effects.probes) {
-    if (Node* other = node_of(about)) probe(node, *other, kProbe);
+    if (Node* other = node_of(about)) probe(node, *other, decides(node), kProbe);
   }
   for (const auto& answer : effects.answers) {
     Node* joiner = node_of(answer.notice.about);
@@ -329,11 +325,13 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
   if (effects.leave_done && node.leaving) end_process(node);
 }
 
-void MembershipSimulation::probe(Node& node, Node& about, Ms left) {
-  const auto report = [this, &node, &about](Ms after, std::optional<bool> answered) {
-    at(now_ + after, [this, &node, &about, answered] {
-      const auto tell = [this, &node, &about, answered] {
+void MembershipSimulation::probe(Node& node, Node& about, bool as_judge, Ms left) {
+  const auto report = [this, &node, &about, as_judge](Ms after, std::optional<bool> answered) {
+    at(now_ + after, [this, &node, &about, as_judge, answered] {
+      const auto tell = [this, &node, &about, as_judge, answered] {
+        as_judge_ = as_judge;
         perform(node, node.protocol.on_probe(about.info(), answered, now_));
+        as_judge_ = false;
       };
       if (node.stopped) {
         node.postponed.push_back(tell);
@@ -355,8 +353,8 @@ void MembershipSimulation::probe(Node& node, Node& about, Ms left) {
   if (about.stopped || !about.running || !reaches(node, about)) {
     // It is answered if that changes before its end.
     if (left <= Ms(0)) return report(Ms(0), false);
-    at(now_ + Ms(100), [this, &node, &about, left] {
-      if (node.running) probe(node, about, left - Ms(100));
+    at(now_ + Ms(100), [this, &node, &about, as_judge, left] {
+      if (node.running) probe(node, about, as_judge, left - Ms(100));
     });
     return;
   }

@@ -85,7 +85,7 @@ class MembershipSimulation {
   void lose(Node& at, Node& other, const std::string& why, bool tell);
   void end_link(Node& a, Node& b, const std::string& why);
   void perform(Node& node, Effects effects);
-  void probe(Node& node, Node& about, Ms left);
+  void probe(Node& node, Node& about, bool as_judge, Ms left);
   void end_process(Node& node);
   void ask_to_join(Node& joiner, std::size_t first);
   void inject();
@@ -98,6 +98,8 @@ class MembershipSimulation {
   void check_verdict(const Node& at, const MembershipProtocol::Event& event, const Node& subject);
   void check_welcome(const Node& sponsor, const Notice& welcome);
   void check_rest();
+  [[nodiscard]] static bool alive_at(const Node& node, const WorkerInfo& info);
+  [[nodiscard]] bool decides(const Node& node);
   void fail(const std::string& what);
 
   const Options options_;
@@ -118,6 +120,7 @@ class MembershipSimulation {
   std::set<std::pair<std::size_t, std::size_t>> blocked_;
   std::set<std::size_t> apart_;  // one side of a partition
   std::set<std::pair<std::uint32_t, std::uint64_t>> declared_;
+  bool as_judge_ = false;  // the worker that is told of a probe decided when it began it
   // The lives whose judge had no connection to them any more when it declared them dead.
   std::set<std::pair<std::uint32_t, std::uint64_t>> out_of_touch_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> at_fault_;  // were paused or isolated

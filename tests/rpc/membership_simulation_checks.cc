@@ -6,6 +6,18 @@
 
 namespace stitch::rpc::testing {
 
+bool MembershipSimulation::alive_at(const Node& node, const WorkerInfo& info) {
+  return node.protocol.state(info) == LifeState::alive;
+}
+
+// Whether no other is there to decide about what it suspects.
+bool MembershipSimulation::decides(const Node& node) {
+  return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& other) {
+    return other->info().id < node.info().id && alive_at(node, other->info()) &&
+           !link(node, *other).ends[node.index].lost;
+  });
+}
+
 // Before the connections that end by it are ended.
 void MembershipSimulation::check_verdict(const Node& at, const MembershipProtocol::Event& event,
                                          const Node& subject) {
@@ -13,9 +25,9 @@ void MembershipSimulation::check_verdict(const Node& at, const MembershipProtoco
   const std::pair key(about.id.value(), about.epoch);
   const std::string who = to_string(at.info()) + " hears of " + to_string(about) + " epoch " +
                           std::to_string(about.epoch);
-  if (declared_.insert(key).second && link(at, subject).ends[at.index].lost)
+  if (declared_.insert(key).second && link(at, subject).ends[at.index].lost && as_judge_)
     out_of_touch_.insert(key);
-  const bool out_of_touch = out_of_touch_.contains(key);
+  const bool out_of_touch = options_.cuts + options_.blocks > 0 && out_of_touch_.contains(key);
   const int silent = options_.stops + options_.partitions + options_.pauses + options_.isolations;
   if (subject.running && silent == 0 && !subject.protocol.fenced() && !out_of_touch)
     fail(who + " being dead, though it runs and its judge can reach it");
@@ -43,16 +55,6 @@ void MembershipSimulation::check_welcome(const Node& sponsor, const Notice& welc
 }
 
 void MembershipSimulation::check_rest() {
-  const auto alive_at = [](const Node& node, const WorkerInfo& info) {
-    return node.protocol.state(info) == LifeState::alive;
-  };
-  // No other is there to decide about what it suspects.
-  const auto decides = [&](const Node& node) {
-    return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& other) {
-      return other->info().id < node.info().id && alive_at(node, other->info()) &&
-             !link(node, *other).ends[node.index].lost;
-    });
-  };
   // A worker that has joined through one that could not reach all, or was declared dead itself.
   const auto stranded = [&](const Node& node) {
     return options_.cuts + options_.blocks + options_.partitions + options_.stops +
