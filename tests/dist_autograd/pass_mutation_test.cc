@@ -21,8 +21,7 @@ bool broken(Mutation mutation) { return mutation == turned_on; }
 namespace testing {
 namespace {
 
-// What one of up to `passes` random passes finds wrong; empty when nothing.
-std::string found_within(int passes) {
+std::string history(int index) {
   const PassSimulation::Options kinds[] = {
       {},
       {.mode = PassMode::fast, .all_used = true},
@@ -39,21 +38,18 @@ std::string found_within(int passes) {
       {.mode = PassMode::eager, .deaths = 1},
       {.mode = PassMode::eager, .cuts = 1},
   };
-  for (int i = 0; i < passes; ++i) {
-    const auto number = static_cast<std::size_t>(i);
-    PassSimulation::Options options = kinds[number % std::size(kinds)];
-    options.workers = 2 + number / std::size(kinds) % 4;
-    options.nodes = 6 + number % 7 * 5;
-    PassSimulation simulation(8'000'000 + static_cast<std::uint64_t>(i), options);
-    simulation.run();
-    if (!simulation.failure().empty()) return simulation.failure();
-  }
-  return {};
+  const auto number = static_cast<std::size_t>(index);
+  PassSimulation::Options options = kinds[number % std::size(kinds)];
+  options.workers = 2 + number / std::size(kinds) % 4;
+  options.nodes = 6 + number % 7 * 5;
+  PassSimulation simulation(8'000'000 + static_cast<std::uint64_t>(index), options);
+  simulation.run();
+  return simulation.failure();
 }
 
 TEST(PassMutations, TheSimulationFindsEachDeliberateMistake) {
   stitch::testing::expect_all_found(turned_on, "tests/dist_autograd/mutations.h", 2000, 20'000,
-                                    found_within);
+                                    history);
 }
 
 }  // namespace

@@ -2,42 +2,41 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
 
 namespace stitch::testing {
 
-// What `run` says of the first of up to `histories` seeds that fails: an error that it throws is a
-// failure, too. Empty if there is none.
-inline std::string first_failure(int histories,
-                                 const std::function<std::string(std::uint64_t seed)>& run) {
-  for (int i = 0; i < histories; ++i) {
-    try {
-      if (auto failure = run(1'000'000 + static_cast<std::uint64_t>(i)); !failure.empty())
-        return failure;
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-  }
-  return {};
-}
-
 // Checks a simulation with the deliberate mistakes of `Mutation`, which `turned_on` selects and
-// `header` numbers from 1 to `last`. `found_within(n)` says what up to n histories find wrong,
-// empty if nothing: so it must be for `clean` histories without a mistake, and must not be for
-// `each` with any one of them. Leaves none turned on.
+// `header` numbers from 1 to `last`. `history(i)` says what the i-th history finds wrong, empty if
+// nothing; what it throws is a failure, too. The first `clean` must find nothing without a mistake.
+// With each mistake, one of the first `each` must find something, and the same history nothing
+// without it. Leaves none turned on.
 template <class Mutation>
 void expect_all_found(Mutation& turned_on, const char* header, int clean, int each,
-                      const std::function<std::string(int)>& found_within) {
+                      const std::function<std::string(int)>& history) {
+  const auto outcome = [&](int number) -> std::string {
+    try {
+      return history(number);
+    } catch (const std::exception& error) {
+      return std::string("it throws: ") + error.what();
+    }
+  };
   turned_on = Mutation::none;
-  EXPECT_EQ(found_within(clean), "") << "without a mistake";
+  for (int i = 0; i < clean; ++i)
+    ASSERT_EQ(outcome(i), "") << "history " << i << " without a mistake";
   for (int number = 1; number <= static_cast<int>(Mutation::last); ++number) {
     turned_on = static_cast<Mutation>(number);
-    EXPECT_NE(found_within(each), "") << "mutation " << number << " of " << header;
+    int found = 0;
+    while (found < each && outcome(found).empty()) ++found;
+    turned_on = Mutation::none;
+    if (found == each) {
+      ADD_FAILURE() << "mutation " << number << " of " << header << " is not found";
+    } else if (found >= clean) {
+      EXPECT_EQ(outcome(found), "") << "history " << found << " without mutation " << number;
+    }
   }
-  turned_on = Mutation::none;
 }
 
 }  // namespace stitch::testing
