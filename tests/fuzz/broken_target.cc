@@ -1,21 +1,27 @@
-// A decoder that is broken on purpose, in three ways, to prove that the fuzzer finds such things
-// (finds_what_is_broken.cmake). Only in builds with STITCH_FUZZ.
+// A decoder that is broken on purpose, in the way that STITCH_BROKEN names, to prove that the
+// fuzzer finds such things (finds_what_is_broken.cmake). Only in builds with STITCH_FUZZ.
 #include <memory>
 
 #include "tests/fuzz/broken_target.h"
 
 namespace stitch::fuzz::broken_decoder {
 
-// "BK", how it is broken, an announced length, then as many bytes.
+static char how_broken() {
+  const char* const name = std::getenv("STITCH_BROKEN");
+  return name == nullptr ? '\0' : *name;
+}
+
+// "BK", an announced length, then as many bytes.
 static bool run(Bytes input) {
-  if (input.size() < 4 || input[0] != std::byte{'B'} || input[1] != std::byte{'K'}) return false;
-  const auto announced = std::to_integer<std::size_t>(input[3]);
-  switch (std::to_integer<unsigned>(input[2])) {
+  static const char how = how_broken();
+  if (input.size() < 3 || input[0] != std::byte{'B'} || input[1] != std::byte{'K'}) return false;
+  const auto announced = std::to_integer<std::size_t>(input[2]);
+  switch (how) {
     case 'b': {
       // Believes the length.
       const auto content = std::make_unique<std::byte[]>(input.size());
       std::copy(input.begin(), input.end(), content.get());
-      touch({content.get() + 4, announced});
+      touch({content.get() + 3, announced});
       return true;
     }
     case 'm': {
@@ -26,7 +32,7 @@ static bool run(Bytes input) {
     }
     case 'h':
       // Does not move on where an element is empty.
-      for (volatile std::size_t at = 4; at < input.size(); at = at + announced) continue;
+      for (volatile std::size_t at = 3; at < input.size(); at = at + announced) continue;
       return true;
     default:
       return false;
@@ -35,8 +41,7 @@ static bool run(Bytes input) {
 
 static Seeds seeds() {
   Seeds list;
-  for (const char how : {'b', 'm', 'h'})
-    list.push_back({std::string(1, how), bytes_of(std::string("BK") + how + "\1\1")});
+  list.push_back({"one", bytes_of("BK\1\1")});
   return list;
 }
 
