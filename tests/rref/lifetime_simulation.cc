@@ -39,7 +39,8 @@ void LifetimeSimulation::add_life(const WorkerLife& life) {
                                 [this, number] {
                                   std::vector<WorkerLife> live;
                                   for (std::size_t w = 0; w < names_.size(); ++w) {
-                                    if (!heard_.contains({number, w})) live.push_back(names_[w]);
+                                    if (!heard_.contains({number, w}) && knows(number, w))
+                                      live.push_back(names_[w]);
                                   }
                                   return live;
                                 },
@@ -112,6 +113,7 @@ void LifetimeSimulation::step(bool winding_down) {
       return;
     case 7:
       tell_of_death();
+      tell_of_a_new_life();
       if (alive(w) && chance(0.2)) perform(w, lives_[w]->tick());
       if (alive(w) && chance(0.5)) perform(w, lives_[w]->register_kept());
       return;
@@ -147,7 +149,8 @@ void LifetimeSimulation::make_object() {
 void LifetimeSimulation::start_creation() {
   const std::size_t w = pick(lives());
   const std::size_t owner = pick(lives());
-  if (w == owner || !alive(w) || !alive(owner) || cut(owner, w) || lives_[w]->over(life(owner)))
+  if (w == owner || !alive(w) || !alive(owner) || cut(owner, w) || !knows(w, owner) ||
+      lives_[w]->over(life(owner)))
     return;
   objects_.push_back(std::make_unique<Object>());
   Object& object = *objects_.back();
@@ -175,7 +178,7 @@ void LifetimeSimulation::start_creation() {
 
 void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_handles, Kind kind,
                               std::size_t to) {
-  if (!alive(to) || cut(to, from) || lives_[from]->over(life(to))) return;
+  if (!alive(to) || cut(to, from) || !knows(from, to) || lives_[from]->over(life(to))) return;
   std::set<RRefId> ids;
   for (std::size_t i = 0; i < 1 + pick(2); ++i) ids.insert(from_handles[pick(from_handles.size())]);
   Message message{kind, from, to, {}, {}, false};
@@ -189,15 +192,23 @@ void LifetimeSimulation::send(std::size_t from, const std::vector<RRefId>& from_
 }
 
 void LifetimeSimulation::deliver(std::size_t index) {
+  // The connection of a worker that is not known yet waits.
+  if (!knows(messages_[index].to, messages_[index].from)) return;
   Message message = std::move(messages_[index]);
   messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(index));
   const std::size_t at = message.to;
   if (!alive(at) || cut(message.from, at)) return;
   // It is being read while its sender is declared dead: what it carries is not accepted.
   if (lives_[at]->over(life(message.from))) message.kind = Kind::call;
+  for (CarriedRef& carried : message.carried) {
+    if (!knows(at, number_of(carried.id.owner))) carried.lost = true;
+  }
   tasks_.push_back({message, {}});  // from here on its objects are in use there
   for (const CarriedRef& carried : message.carried)
-    perform(at, lives_[at]->receive(carried, life(message.from)));
+    perform(at, lives_[at]->receive(carried, life(message.from),
+                                    carried.lost
+                                        ? std::optional(Error(ErrorCode::disconnected, "not known"))
+                                        : std::nullopt));
   if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from)))
     fail("a creation ran twice");
   if (message.kind == Kind::created) {
@@ -265,6 +276,7 @@ void LifetimeSimulation::finish(std::size_t index) {
 void LifetimeSimulation::deliver_frame(std::size_t index) {
   const std::size_t from = frames_[index].from;
   const std::size_t to = frames_[index].to;
+  if (!knows(to, from)) return;
   base::Bytes bytes(frames_[index].bytes.size());
   std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
   const double fate = std::uniform_real_distribution<>(0, 1)(random_);
@@ -275,6 +287,7 @@ void LifetimeSimulation::deliver_frame(std::size_t index) {
 }
 
 void LifetimeSimulation::flush(std::size_t from, std::size_t to) {
+  if (!knows(from, to)) return;
   Frame frame{from, to, {}};
   if (lives_[from]->encode_ledger(life(to), frame.bytes)) frames_.push_back(std::move(frame));
 }
@@ -312,7 +325,7 @@ void LifetimeSimulation::lend_and_die() {
     const std::size_t before = messages_.size();
     if (to == at || !usable(at, id)) return;
     send(at, {id}, Kind::call, to);
-    if (messages_.size() == before) return;
+    if (messages_.size() == before || !knows(to, at)) return;
     deliver(messages_.size() - 1);
     lives_[to]->add_local(id);
     handles_[to].push_back(id);
@@ -379,7 +392,13 @@ void LifetimeSimulation::restart(std::size_t dead) {
     heard_.insert({number, over});
   }
   for (std::size_t w = 0; w < number; ++w) {
-    if (alive(w)) perform(w, lives_[w]->member_joined(life(number)));
+    if (!alive(w)) continue;
+    if (options_.late_news && chance(0.4)) {
+      unheard_.insert({w, number});
+      unknown_ = true;
+    } else {
+      perform(w, lives_[w]->member_joined(life(number)));
+    }
   }
 }
 
@@ -400,7 +419,17 @@ void LifetimeSimulation::tell_of_death() {
   }
 }
 
+void LifetimeSimulation::tell_of_a_new_life() {
+  if (unheard_.empty()) return;
+  const auto news = std::next(unheard_.begin(), static_cast<std::ptrdiff_t>(pick(unheard_.size())));
+  const auto [worker, life_number] = *news;
+  unheard_.erase(news);
+  if (alive(worker)) perform(worker, lives_[worker]->member_joined(life(life_number)));
+}
+
 void LifetimeSimulation::tell(std::size_t worker, std::size_t victim) {
+  if (unheard_.erase({worker, victim}))
+    perform(worker, lives_[worker]->member_joined(life(victim)));
   const Error why(ErrorCode::disconnected, "worker died");
   if (lost_.insert({worker, victim}).second) {
     perform(worker, lives_[worker]->peer_lost(life(victim), why));
@@ -411,6 +440,7 @@ void LifetimeSimulation::tell(std::size_t worker, std::size_t victim) {
 }
 
 void LifetimeSimulation::come_to_rest() {
+  while (!unheard_.empty()) tell_of_a_new_life();
   for (int round = 0; round < 60; ++round) {
     for (std::size_t i = 0; i < lives(); ++i) tell_of_death();
     while (!messages_.empty()) deliver(messages_.size() - 1);
@@ -471,8 +501,9 @@ void LifetimeSimulation::perform(std::size_t worker, Effects effects) {
 void LifetimeSimulation::on_destroyed(Object& object) {
   if (!failure_.empty()) return;
   if (++object.destroyed > 1) fail(to_string(object.id) + " was destroyed twice");
+  // What only a worker that the owner did not know depends on is given up.
   std::string where;
-  if (in_use(object.id, where))
+  if (!unknown_ && in_use(object.id, where))
     fail(to_string(object.id) + " was destroyed while in use: " + where);
 }
 

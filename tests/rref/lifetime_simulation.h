@@ -28,6 +28,7 @@ class LifetimeSimulation {
     std::size_t restarts = 0;  // of workers that have died
     std::size_t chains = 0;    // of workers that lend on what they were lent; some of them die then
     std::size_t cuts = 0;      // pairs of living workers that lose each other for good
+    bool late_news = false;    // some hear of a new life after it has begun to call others
   };
   LifetimeSimulation(std::uint64_t seed, Options options);
   ~LifetimeSimulation();
@@ -73,6 +74,7 @@ class LifetimeSimulation {
   void talk(std::size_t worker);
   void lose_link(std::size_t a, std::size_t b);
   void tell_of_death();
+  void tell_of_a_new_life();
   // The next piece of news of a death: first the loss of the link, then the verdict.
   void tell(std::size_t worker, std::size_t victim);
   void come_to_rest();
@@ -95,6 +97,9 @@ class LifetimeSimulation {
   [[nodiscard]] bool cut(std::size_t from, std::size_t at) const {
     return lost_.contains({at, from});
   }
+  [[nodiscard]] bool knows(std::size_t worker, std::size_t other) const {
+    return !unheard_.contains({worker, other});
+  }
   [[nodiscard]] std::size_t number_of(const WorkerLife& life) const;
 
   Options options_;
@@ -107,8 +112,10 @@ class LifetimeSimulation {
   std::vector<Frame> frames_;
   std::vector<std::unique_ptr<Object>> objects_;
   std::map<RRefId, Object*> object_of_;
-  std::set<std::pair<std::size_t, std::size_t>> lost_;   // (worker, worker it has lost)
-  std::set<std::pair<std::size_t, std::size_t>> heard_;  // (worker, dead worker it knows of)
+  std::set<std::pair<std::size_t, std::size_t>> unheard_;  // (worker, new life it does not know)
+  bool unknown_ = false;                                   // there have been such
+  std::set<std::pair<std::size_t, std::size_t>> lost_;     // (worker, worker it has lost)
+  std::set<std::pair<std::size_t, std::size_t>> heard_;    // (worker, dead worker it knows of)
   std::vector<std::size_t> dead_;
   std::set<std::size_t> declared_;  // the dead of whose death some worker has heard
   bool losses_ = false;             // living workers have lost each other

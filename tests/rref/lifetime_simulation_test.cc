@@ -36,7 +36,8 @@ TEST(LifetimeSimulation, LongWalksWithManyObjectsLeaveNothingBehind) {
 
 // What the dead held is reclaimed, and nothing else is.
 void walk_with(std::uint64_t first_seed, std::uint64_t walks, std::size_t deaths,
-               std::size_t restarts, std::size_t chains, std::size_t cuts = 0) {
+               std::size_t restarts, std::size_t chains, std::size_t cuts = 0,
+               bool late_news = false) {
   for (std::uint64_t i = 0; i < walks; ++i) {
     walk(first_seed + i, 1,
          {.workers = 2 + i % 4,
@@ -45,7 +46,8 @@ void walk_with(std::uint64_t first_seed, std::uint64_t walks, std::size_t deaths
           .deaths = deaths,
           .restarts = restarts,
           .chains = chains,
-          .cuts = cuts});
+          .cuts = cuts,
+          .late_news = late_news});
     if (testing::Test::HasFatalFailure()) return;
   }
 }
@@ -80,6 +82,12 @@ TEST(SweepScenarios, ABorrowerThatTheOwnerDidNotKnowIsToldThatTheObjectIsGone) {
 }
 
 TEST(SweepScenarios, ALaterLifeKeepsWhatItHolds) { EXPECT_EQ(an_earlier_life_is_swept(), ""); }
+
+// Nothing is left, and no honest worker is refused.
+TEST(LifetimeSimulation, SomeMayHearLateOfALifeThatReturns) {
+  walk_with(10'000'000, 20'000, 2, 3, 4, 0, true);
+  walk_with(11'000'000, 10'000, 3, 2, 3, 1, true);
+}
 
 TEST(LifetimeSimulation, LivingWorkersThatLoseEachOtherHarmNoThird) {
   walk_with(8'000'000, 10'000, 0, 0, 0, 2);

@@ -62,6 +62,10 @@ stitch_mutated_copy(rref/lifetime/lifetime.cc tests/rref/mutations.h mutated_lif
   [[  const bool pinned = carried.pinned &&
                       (!sweeps_.over(sender) || broken(Mutation::borrows_from_the_dead));]]
 
+  [[  if (op.kind != LedgerOp::Kind::unmade && owners_.deleted(op.id) && sweeps_.any_ended()) {]]
+  [[  if (op.kind != LedgerOp::Kind::unmade && owners_.deleted(op.id) && sweeps_.any_ended() &&
+      !broken(Mutation::refuses_late_registrations)) {]]
+
   [[  if (gone_.contains(peer)) return {};]]
   [[  if (gone_.contains(peer) && !broken(Mutation::applies_ledgers_of_the_dead)) return {};]])
 

@@ -31,8 +31,9 @@ enum class Mutation {
   keeps_pins_of_the_dead,  // in messages about the objects of the dead
   drops_the_next_life,     // when an earlier one is swept
   applies_ledgers_of_the_dead,
-  hides_unsent_creations,  // from the owner
-  last = hides_unsent_creations,
+  hides_unsent_creations,      // from the owner
+  refuses_late_registrations,  // of those that a sweep did not know
+  last = refuses_late_registrations,
 };
 
 // Whether this mutation is turned on.
