@@ -1,5 +1,6 @@
 // stitch-reliability: what happens to calls when workers are killed, stopped, partitioned and
 // restarted. See `stitch-reliability --help`.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
@@ -108,13 +109,15 @@ int run_neighbours(const std::vector<std::string>& words) {
 }
 
 int run_program(const std::vector<std::string>& words) {
-  const std::string what = words.empty() ? "--help" : words.front();
-  const std::vector<std::string> rest(words.empty() ? words.begin() : words.begin() + 1,
-                                      words.end());
-  if (what == "--help" || what == "-h") {
+  const auto asks_for_help = [](const std::string& word) {
+    return word == "--help" || word == "-h";
+  };
+  if (words.empty() || std::any_of(words.begin(), words.end(), asks_for_help)) {
     std::fputs(kHelp, stdout);
     return 0;
   }
+  const std::string& what = words.front();
+  const std::vector<std::string> rest(words.begin() + 1, words.end());
   if (what == "chaos") return run_chaos(rest);
   if (what == "detection") return run_detection(rest);
   if (what == "neighbours") return run_neighbours(rest);
