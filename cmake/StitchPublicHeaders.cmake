@@ -20,6 +20,7 @@ set(STITCH_PUBLIC_HEADERS
   rref/rref_list.h
   rref/serialized.h
   transport/error.h
+  transport/gpu/lane_lock.h
   transport/store/hash_store.h)
 
 # stitch_header_closure(result root headers...): these headers of the tree at `root` and all that they include by

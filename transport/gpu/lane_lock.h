@@ -21,6 +21,7 @@ namespace stitch::gpu {
 class LaneLock {
  public:
   LaneLock() = default;  // holds nothing
+  // What lane_lock() does, for the devices of these lanes.
   LaneLock(std::shared_ptr<transport::gpu::Lanes> lanes, int device,
            std::chrono::nanoseconds timeout);
   ~LaneLock() { unlock(); }
