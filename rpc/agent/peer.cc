@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "stitch/base/name_list.h"
 #include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {

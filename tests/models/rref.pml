@@ -301,15 +301,7 @@ inline conclude(what) {
      outcome = what;
      if :: what == VALUE -> object = 1 :: else fi;
      entry = READY
-  :: else -> /* the first outcome stands, a late result is destroyed */
-#ifdef BROKEN_A_LATE_RESULT_REPLACES_THE_OUTCOME
-     outcome = what;
-     if :: what == VALUE -> object = 1 :: else fi;
-#endif
-#ifdef BROKEN_KEEPS_A_LATE_RESULT
-     if :: what == VALUE -> object = 1 :: else fi;
-#endif
-     skip
+  :: else -> skip /* the first outcome stands, a late result is destroyed */
   fi;
   assert(!answer_flies && answer == UNDECIDED); /* one answer */
   answer = what;

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "tests/support/process_world.h"
 #include "tests/support/sanitizers.h"

@@ -80,7 +80,6 @@ class PeerSimulation::World {
     return failure_;
   }
   [[nodiscard]] const Counts& counts() {
-    counts_.events = network_.events();
     counts_.attempts = network_.attempts();
     return counts_;
   }

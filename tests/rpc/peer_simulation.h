@@ -27,7 +27,6 @@ class PeerSimulation {
   // The first rule that was broken; empty if none was.
   [[nodiscard]] std::string run();
   struct Counts {
-    std::uint64_t events = 0;
     std::uint64_t attempts = 0;
     std::uint64_t delivered = 0;
     std::uint64_t failed = 0;

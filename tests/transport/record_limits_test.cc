@@ -171,11 +171,11 @@ TEST(RecordLimits, ALargeMessageMovesHoweverManySmallOnesThereAre) {
   const auto message_of = [](std::size_t bytes) {
     return RecordWriter::QueuedSend{make_message(std::string(bytes, 'm')), nullptr};
   };
-  static_cast<void>(writer.send(message_of(kMiB), nullptr));
+  writer.queue(message_of(kMiB));
   std::size_t small_bytes = 0;
   bool large = false;
   while (!large && small_bytes < 64 * kMiB) {
-    for (int i = 0; i < 20; ++i) static_cast<void>(writer.send(message_of(20'000), nullptr));
+    for (int i = 0; i < 20; ++i) writer.queue(message_of(20'000));
     writer.flush(pipe, finished);
     receiver.reader.read(pipe);
     for (const Message& message : receiver.messages) {
@@ -208,7 +208,7 @@ TEST(RecordLimits, AWriterGivesUpOnALinkThatTakesNothing) {
     Liar link;
     RecordWriter writer;
     RecordWriter::Finished finished;
-    static_cast<void>(writer.send({make_message(std::string(bytes, 'm')), nullptr}, nullptr));
+    writer.queue({make_message(std::string(bytes, 'm')), nullptr});
     const auto flushed = writer.flush(link, finished);
     EXPECT_TRUE(flushed.full);
     EXPECT_EQ(flushed.bytes, 0U);

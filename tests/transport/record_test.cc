@@ -118,6 +118,12 @@ TEST(Record, HeadersMatchTheProtocol) {
   EXPECT_EQ(read.bytes, header.bytes);
 }
 
+// True when it is written at once; else it is queued.
+bool write(RecordWriter& writer, Message message, Pipe& pipe) {
+  RecordWriter::QueuedSend queued{std::move(message), nullptr};
+  return writer.write(queued, pipe);
+}
+
 // Sends random messages through `pipe` and compares what comes out.
 void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
   Random random(seed);
@@ -142,8 +148,11 @@ void expect_transfer(Pipe& pipe, std::uint64_t seed, std::uint32_t count) {
       Message due = random_message(second, sent);
       (is_small(due) ? small : large).push_back(std::move(due));
       ++sent;
-      auto done = writer.send(std::move(outgoing), below(random, 4) == 0 ? nullptr : &pipe);
-      if (done) account(*done);
+      if (below(random, 4) == 0) {
+        writer.queue(std::move(outgoing));
+      } else if (writer.write(outgoing, pipe)) {
+        account(outgoing);
+      }
     } else if (below(random, 2) == 0) {
       RecordWriter::Finished finished;
       writer.flush(pipe, finished);
@@ -201,12 +210,12 @@ TEST(Record, SmallMessagesPassALargeOne) {
   RecordWriter writer;
   Receiver receiver;
   RecordWriter::Finished finished;
-  static_cast<void>(writer.send({make_numbered(0, kMiB), nullptr}, &pipe));
-  static_cast<void>(writer.send({make_numbered(1, 2 * kMiB), nullptr}, &pipe));
+  write(writer, make_numbered(0, kMiB), pipe);
+  write(writer, make_numbered(1, 2 * kMiB), pipe);
   writer.flush(pipe, finished);
   EXPECT_TRUE(finished.empty());
-  static_cast<void>(writer.send({make_numbered(2, 100), nullptr}, &pipe));
-  static_cast<void>(writer.send({make_numbered(3, kSmallMessageBytes), nullptr}, &pipe));
+  write(writer, make_numbered(2, 100), pipe);
+  write(writer, make_numbered(3, kSmallMessageBytes), pipe);
   std::vector<std::size_t> order;
   for (int round = 0; round < 1000 && order.size() < 4; ++round) {
     receiver.reader.read(pipe);
@@ -237,8 +246,7 @@ TEST(Record, TheBorderBetweenSmallAndLargeIsTheWholeMessage) {
     RecordWriter writer;
     Receiver receiver;
     RecordWriter::Finished finished;
-    auto at_once = writer.send({make_numbered(9, each.frame, each.buffers), nullptr}, &pipe);
-    EXPECT_EQ(at_once.has_value(), each.small);
+    EXPECT_EQ(write(writer, make_numbered(9, each.frame, each.buffers), pipe), each.small);
     writer.flush(pipe, finished);
     EXPECT_EQ(finished.size(), each.small ? 0U : 1U);
     EXPECT_TRUE(writer.empty());
@@ -258,7 +266,7 @@ TEST(Record, OneWithThousandsOfBuffersComesWhole) {
   RecordWriter writer;
   Receiver receiver;
   RecordWriter::Finished finished;
-  static_cast<void>(writer.send({make_numbered(4, 10, sizes), nullptr}, &pipe));
+  write(writer, make_numbered(4, 10, sizes), pipe);
   for (int round = 0; round < 100'000 && receiver.messages.empty(); ++round) {
     writer.flush(pipe, finished);
     receiver.reader.read(pipe);
@@ -283,11 +291,12 @@ TEST(Record, EveryMessageIsAccountedForOnceWhereverTheLinkEnds) {
     };
     constexpr std::uint32_t kCount = 40;
     for (std::uint32_t i = 0; i < kCount; ++i) {
-      auto through = writer.send({make_numbered(i, 4 + random_size(random),
-                                                std::vector<std::size_t>(below(random, 12), 10)),
-                                  nullptr},
-                                 &pipe);
-      if (through) seen.insert(number_of(*through));
+      if (write(writer,
+                make_numbered(i, 4 + random_size(random),
+                              std::vector<std::size_t>(below(random, 12), 10)),
+                pipe)) {
+        seen.insert(i);
+      }
       RecordWriter::Finished finished;
       if (below(random, 2) == 0) writer.flush(pipe, finished);
       for (const auto& each : finished) seen.insert(number_of(each));
@@ -304,7 +313,7 @@ TEST(Record, EveryMessageIsAccountedForOnceWhereverTheLinkEnds) {
     // It can be used anew, from the beginning of a record.
     Pipe fresh(kMiB);
     Receiver receiver;
-    EXPECT_TRUE(writer.send({make_numbered(1, 30), nullptr}, &fresh).has_value());
+    EXPECT_TRUE(write(writer, make_numbered(1, 30), fresh));
     EXPECT_EQ(receiver.drain(fresh), std::nullopt);
     EXPECT_EQ(receiver.messages.size(), 1U);
   }
@@ -460,7 +469,7 @@ TEST(Record, TheFrameIsThereBeforeMemoryIsAskedForWhatComesBesideIt) {
     Receiver receiver;
     RecordWriter writer;
     RecordWriter::Finished finished;
-    static_cast<void>(writer.send({std::move(message), nullptr}, &pipe));
+    write(writer, std::move(message), pipe);
     while (!writer.empty()) {
       writer.flush(pipe, finished);
       ASSERT_FALSE(receiver.drain(pipe));
@@ -533,18 +542,16 @@ TEST(Record, DamagedStreamsDoNoHarm) {
     RecordWriter writer;
     RecordWriter::Finished finished;
     // Both kinds, with buffers of all sorts, in a few kilobytes mostly.
-    if (i % 4 == 0) static_cast<void>(writer.send({make_numbered(i, 33'000 + i), nullptr}, &pipe));
-    static_cast<void>(writer.send(
-        {make_numbered(i, below(random, 200),
-                       std::vector<std::size_t>(9 + below(random, 3), below(random, 100))),
-         nullptr},
-        &pipe));
-    static_cast<void>(
-        writer.send({make_numbered(i, below(random, 500),
-                                   std::vector<std::size_t>(below(random, 9), below(random, 300))),
-                     nullptr},
-                    &pipe));
-    static_cast<void>(writer.send({make_numbered(i, below(random, 3)), nullptr}, &pipe));
+    if (i % 4 == 0) write(writer, make_numbered(i, 33'000 + i), pipe);
+    write(writer,
+          make_numbered(i, below(random, 200),
+                        std::vector<std::size_t>(9 + below(random, 3), below(random, 100))),
+          pipe);
+    write(writer,
+          make_numbered(i, below(random, 500),
+                        std::vector<std::size_t>(below(random, 9), below(random, 300))),
+          pipe);
+    write(writer, make_numbered(i, below(random, 3)), pipe);
     while (!writer.empty()) writer.flush(pipe, finished);
     streams.push_back(pipe.take());
   }

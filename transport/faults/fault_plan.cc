@@ -1,7 +1,6 @@
 #include "stitch/transport/faults/fault_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <utility>
 

@@ -83,11 +83,7 @@ RecordWriter::Bulk::Bulk(QueuedSend&& what, std::size_t message_bytes)
   put_sizes(message, head.data() + RecordHeader::kBytes);
 }
 
-std::optional<RecordWriter::QueuedSend> RecordWriter::send(QueuedSend&& queued, Link* link) {
-  if (link != nullptr) {
-    if (write(queued, *link)) return std::move(queued);
-    return std::nullopt;
-  }
+void RecordWriter::queue(QueuedSend&& queued) {
   const std::size_t bytes = bytes_of(queued.message);
   if (is_small(queued.message, bytes)) {
     bulk_since_small_ = 0;
@@ -95,13 +91,12 @@ std::optional<RecordWriter::QueuedSend> RecordWriter::send(QueuedSend&& queued, 
   } else {
     bulk_.emplace_back(std::move(queued), bytes);
   }
-  return std::nullopt;
 }
 
 bool RecordWriter::write(QueuedSend& queued, Link& link) {
   const std::size_t bytes = bytes_of(queued.message);
   if (!is_small(queued.message, bytes) || !empty()) {
-    static_cast<void>(send(std::move(queued), nullptr));
+    queue(std::move(queued));
     return false;
   }
   bulk_since_small_ = 0;

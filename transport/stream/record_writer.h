@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <deque>
 #include <limits>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,11 +27,11 @@ class RecordWriter {
   };
   using Finished = std::vector<QueuedSend, base::RecyclingAllocator<QueuedSend>>;
 
-  // Writes a message immediately when nothing is queued before it and `link` (which may be null)
-  // has room, and returns it; otherwise queues it or the rest of it. When there is no memory for
-  // that, `queued` is unchanged. REQUIRES: its buffers are on the CPU.
-  [[nodiscard]] std::optional<QueuedSend> send(QueuedSend&& queued, Link* link);
-  // The same where there is a link: true when the message is written, which then stays where it is.
+  // Queues a message. When there is no memory for that, `queued` is unchanged. REQUIRES: its
+  // buffers are on the CPU.
+  void queue(QueuedSend&& queued);
+  // Writes it immediately when nothing is queued before it and `link` has room: true; the message
+  // then stays where it is. Otherwise queues it or the rest of it, as queue() does.
   [[nodiscard]] bool write(QueuedSend& queued, Link& link);
   struct Flushed {
     std::size_t bytes = 0;  // written

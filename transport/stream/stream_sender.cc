@@ -111,10 +111,10 @@ void StreamSender::write_locked(QueuedSend& queued, Effects& effects) {
   const bool first = writer_.empty();
   take_intake();
   if (state_ == State::ended) {
-    static_cast<void>(writer_.send(std::move(queued), nullptr));
+    writer_.queue(std::move(queued));
     abandon(effects);
   } else if (state_ == State::waiting || (link_->gathers() && should_gather())) {
-    static_cast<void>(writer_.send(std::move(queued), nullptr));
+    writer_.queue(std::move(queued));
     pending_.store(true);
     if (state_ == State::waiting) return;
     effects.poll_soon =
@@ -153,8 +153,7 @@ void StreamSender::take_intake() {
   }
   std::size_t next = 0;
   try {
-    for (; next < taken.size(); ++next)
-      static_cast<void>(writer_.send(std::move(taken[next]), nullptr));
+    for (; next < taken.size(); ++next) writer_.queue(std::move(taken[next]));
   } catch (...) {
     // The rest is taken, or completed with the error, when the connection ends, which is next.
     taken.erase(taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(next));
