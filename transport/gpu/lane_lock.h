@@ -26,6 +26,7 @@ class LaneLock {
            std::chrono::nanoseconds timeout);
   ~LaneLock() { unlock(); }
   LaneLock(LaneLock&& other) noexcept;
+  // Unlocks what it holds, and takes over what `other` holds.
   LaneLock& operator=(LaneLock&& other) noexcept;
   LaneLock(const LaneLock&) = delete;
   LaneLock& operator=(const LaneLock&) = delete;
