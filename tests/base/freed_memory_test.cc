@@ -2,20 +2,21 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <thread>
 #include <vector>
 
+#include "tests/support/resident_memory.h"
 #include "tests/support/sanitizers.h"
 
 namespace stitch::base {
 namespace {
+
+using testing::resident_bytes;
 
 long page_faults_of_this_thread() {
   rusage usage{};
@@ -47,13 +48,6 @@ TEST(FreedMemory, IsTakenAgainWithoutPageFaults) {
   })
       .join();
   EXPECT_LT(faults, 1000) << "returning it to the kernel costs 30,000";
-}
-
-std::size_t resident_bytes() {
-  std::ifstream file("/proc/self/statm");
-  std::size_t all = 0, resident = 0;
-  file >> all >> resident;
-  return resident * static_cast<std::size_t>(getpagesize());
 }
 
 TEST(FreedMemory, GoesBackFromBetweenBlocksInUse) {

@@ -2,7 +2,6 @@
 #include "stitch/transport/block_pool.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,10 +19,13 @@
 #include "stitch/base/event_loop.h"
 #include "stitch/base/freed_memory.h"
 #include "stitch/transport/trimmed_pool.h"
+#include "tests/support/resident_memory.h"
 #include "tests/support/sanitizers.h"
 
 namespace stitch::transport {
 namespace {
+
+using testing::resident_bytes;
 
 constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kMiB = 1024 * kKiB;
@@ -33,13 +35,6 @@ std::shared_ptr<BlockPool> make_pool(std::size_t most_kept_bytes = kGiB,
                                      base::UniqueFunction<void()> trim_later = nullptr,
                                      std::size_t most_bytes = BlockPool::kUnlimited) {
   return std::make_shared<BlockPool>(most_kept_bytes, std::move(trim_later), most_bytes);
-}
-
-std::size_t resident_bytes() {
-  std::ifstream file("/proc/self/statm");
-  std::size_t all = 0, resident = 0;
-  file >> all >> resident;
-  return resident * static_cast<std::size_t>(getpagesize());
 }
 
 int mappings() {
