@@ -18,6 +18,7 @@
 
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "tests/fuzz/messages.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::archives {
@@ -54,19 +55,12 @@ static base::Bytes written(const T& value) {
   rpc::OutArchive archive(message);
   archive(value);
   archive.seal();
-  return copy_of(message.frame.body().span().subspan(transport::FrameBuilder::body_offset()));
-}
-
-static rpc::InMessage message_with(Bytes body) {
-  transport::FrameBuilder builder(rpc::wire::kRequest);
-  builder.body().append(body.data(), body.size());
-  builder.end_body();
-  return rpc::InMessage(std::move(builder).finish(), WorkerInfo{"peer", WorkerId(1), 1});
+  return body_of(message);
 }
 
 template <class T>
 static void read_into(T& value, Bytes body) {
-  rpc::InMessage message = message_with(body);
+  rpc::InMessage message = message_with(rpc::wire::kRequest, body);
   rpc::InArchive archive(message, message.view.body());
   archive(value);
   archive.check_seal();

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -13,15 +12,12 @@
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
+#include "tests/fuzz/messages.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::passes {
 
 namespace wire = dist_autograd::wire;
-
-static base::Bytes body_of(rpc::OutMessage& message) {
-  return copy_of(message.frame.body().span().subspan(transport::FrameBuilder::body_offset()));
-}
 
 template <class... Parts>
 static base::Bytes written(const Parts&... parts) {
@@ -73,30 +69,14 @@ static void read_gradients(rpc::InMessage& message) {
           "gradients, written again");
 }
 
-// With as many buffers as the seeds need, and more; all of zeros, as what is in them is of no
-// interest here (target `tensors`).
-static rpc::InMessage message_with(std::uint16_t kind, Bytes table, Bytes body) {
-  constexpr std::size_t kBuffers = 8;
-  static std::array<std::byte, 64> zeros{};
-  transport::FrameBuilder builder(kind);
-  builder.body().append(body.data(), body.size());
-  builder.end_body();
-  if (!table.empty()) {
-    builder.add_section(rpc::wire::kTensors, table);
-    for (std::size_t i = 0; i < kBuffers; ++i)
-      static_cast<void>(builder.add_buffer({{}, zeros.data(), zeros.size(), nullptr}));
-  }
-  return rpc::InMessage(std::move(builder).finish(), WorkerInfo{"peer", WorkerId(1), 1});
-}
-
 // The input: the kind of the frame, how long the table of its tensors is, the table, the body.
 static bool run(Bytes input) {
   Choices choices(input);
   const auto kind = static_cast<std::uint16_t>(
       wire::kFirstKind + choices.byte() % (wire::kLastKind + 1 - wire::kFirstKind));
   const Bytes table = choices.take(choices.word());
-  try {
-    rpc::InMessage message = message_with(kind, table, choices.rest());
+  return accepts({ErrorCode::protocol, ErrorCode::invalid_argument}, [&] {
+    rpc::InMessage message = message_with(kind, choices.rest(), table);
     switch (kind) {
       case wire::kMark:
         read<wire::PassHeader, wire::Mark>(message);
@@ -131,11 +111,7 @@ static bool run(Bytes input) {
         read<wire::PassHeader>(message);
         break;
     }
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol, ErrorCode::invalid_argument});
-    return false;
-  }
+  });
 }
 
 static base::Bytes seed_of(std::uint16_t kind, rpc::OutMessage& message) {

@@ -1,15 +1,11 @@
 // The dumps that stitch-run --diagnose reads, and what it says of them.
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <filesystem>
 #include <string>
 
 #include "diagnose.h"
 #include "diagnose_dump.h"
 #include "diagnose_json.h"
 #include "diagnose_waits.h"
-#include "stitch/base/descriptor.h"
+#include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::dump_files {
@@ -18,10 +14,8 @@ constexpr char kBetweenDumps = '\0';
 constexpr std::size_t kMaxDumps = 8;
 
 static stitch_run::Dump read(const std::string& text) {
-  const base::Descriptor file(::memfd_create("dump", MFD_CLOEXEC));
-  require(::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()),
-          "a file cannot be written");
-  return stitch_run::read_dump("/proc/self/fd/" + std::to_string(file.get()));
+  const base::Descriptor file = memory_file(std::as_bytes(std::span(text)));
+  return stitch_run::read_dump(path_of(file));
 }
 
 // The input: dumps, with a zero between them.

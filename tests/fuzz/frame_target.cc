@@ -67,7 +67,7 @@ static bool run(Bytes input) {
     transport::put_numbers(copy, *numbers);
     require(same(copy.span(), message.frame.span()), "numbers of a frame, written again");
   }
-  try {
+  return accepts([&] {
     const FrameView view(message);
     require(head && head->kind == view.kind() && same(head->body, view.body()),
             "the head of a frame differs from the frame");
@@ -78,11 +78,7 @@ static bool run(Bytes input) {
     }
     for (const auto& each : view.buffers()) touch(bytes_in(each));
     check_written_again(view, message.frame.size());
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 static base::Bytes seed_of(unsigned sections, unsigned small, unsigned large) {

@@ -62,13 +62,7 @@ static void decode(FrameKind kind, Bytes bytes) {
 }
 
 static bool run(Bytes input) {
-  try {
-    decode(kind_of(input), input);
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  return accepts([&] { decode(kind_of(input), input); });
 }
 
 static Seeds seeds() {

@@ -71,23 +71,20 @@ static bool run_environment(const std::string& text) {
     const auto number = static_cast<unsigned char>(line[0] - 'A') % kVariables.size();
     ::setenv(kVariables[number], line.c_str() + 1, 1);
   }
-  bool accepted = false;
-  try {
+  const bool accepted = accepts({ErrorCode::invalid_argument}, [&] {
     const Options options = resolve_options({});
     require(!options.name.empty() || options.rank == Options::kFromLauncher,
             "a worker with a rank has no name");
     require(options.rpc_timeout.count() >= 0 && options.init_timeout.count() >= 0,
             "a time limit is negative");
-    accepted = !text.empty();
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::invalid_argument});
-  }
+    return !text.empty();
+  });
   clear_environment();
   return accepted;
 }
 
 static bool run_fault(const std::string& text) {
-  try {
+  return accepts({ErrorCode::invalid_argument}, [&] {
     const auto plan = transport::parse_fault_plan(text);
     if (!plan) return false;
     for (const double chance : {plan->drop, plan->duplicate, plan->reorder})
@@ -97,10 +94,7 @@ static bool run_fault(const std::string& text) {
     for (const auto& each : plan->partitions)
       require(each.from <= each.until, "a partition ends before it begins");
     return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::invalid_argument});
-    return false;
-  }
+  });
 }
 
 static bool run_secret_file(Bytes bytes) {
@@ -131,14 +125,10 @@ static bool run_secret_file(Bytes bytes) {
 }
 
 static bool run_world_size(const std::string& text) {
-  try {
+  return accepts({ErrorCode::invalid_argument}, [&] {
     const WorldSize size(text);
     require(WorldSize(size.str()).str() == size.str(), "the size of a world, written again");
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::invalid_argument});
-    return false;
-  }
+  });
 }
 
 static bool run_places(const std::string& text) {

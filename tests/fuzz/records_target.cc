@@ -81,14 +81,11 @@ static Read read_all(Bytes stream, std::size_t piece, unsigned before_buffers) {
         read.messages.push_back(number);
         require(taken <= stream.size(), "messages have more bytes than arrived");
       });
-  try {
+  read.refused = !accepts([&] {
     while (!source.empty()) {
       if (!reader.read(source)) break;
     }
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    read.refused = true;
-  }
+  });
   return read;
 }
 

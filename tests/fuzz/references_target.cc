@@ -1,7 +1,5 @@
 // What peers say about references: ledgers, sections of messages, orders, answers of creations; and
 // what the tables of one worker make of it.
-#include <functional>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -86,7 +84,7 @@ static bool run_sections(Choices choices) {
     if ((there & bit) != 0) *section = choices.take(choices.word());
     bit *= 2;
   }
-  try {
+  return accepts([&] {
     const CarriedSections carried = CarriedSections::read(bytes);
     const auto once = encoded(carried);
     const auto twice = [&](const rref::CarriedBytes::Section& section, std::size_t at) {
@@ -103,10 +101,7 @@ static bool run_sections(Choices choices) {
     require(!bytes.arguments || same(once[3].span(), *bytes.arguments), "a list of arguments");
     require(!bytes.order || same(once[4].span(), *bytes.order), "a place in an order");
     return bytes.any();
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 // Steps: a frame, or a request that arrives and waits; each of one of two callers.
@@ -142,15 +137,11 @@ static bool run_orders(Choices choices) {
 }
 
 static bool run_answers(Bytes bytes) {
-  try {
+  return accepts([&] {
     base::Bytes again;
     rref::write_created(again, rref::read_created(bytes));
     require(same(again.span(), bytes), "answers of creations, written again");
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 static RRefId read_id(Choices& choices) {

@@ -37,18 +37,13 @@ enum Decoder : std::uint8_t {
 };
 
 static bool run_bind(Bytes bytes) {
-  try {
+  return accepts([&] {
     const Bind bind = Bind::decode(bytes);
-    for (const char each : bind.reason)
-      require(each >= ' ' && each <= '~', "the reason of a BIND has unprintable characters");
+    require_printable(bind.reason, "the reason of a BIND");
     const Message again = bind.encode();
     const Message twice = Bind::decode(transport::FrameView(again).body()).encode();
     require(same(twice.frame.span(), again.frame.span()), "a BIND, written again");
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 // Passes on at once, or never.
@@ -144,17 +139,13 @@ static bool run_numbers(Choices choices) {
 }
 
 static bool run_notice(Bytes bytes) {
-  try {
+  return accepts([&] {
     const Notice notice = Notice::read(bytes);
     base::Bytes again;
     notice.write(again);
     require(again.size() <= bytes.size() && Notice::read(again.span()) == notice,
             "a notice, written again");
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 static MemberCard card_of(std::uint32_t id) {
@@ -226,7 +217,7 @@ static bool run_membership(Choices choices) {
 }
 
 static bool run_world(Bytes bytes) {
-  try {
+  return accepts([&] {
     const WorldRecord record = WorldRecord::decode(text_of(bytes));
     const std::string again = record.encode();
     const WorldRecord twice = WorldRecord::decode(again);
@@ -237,11 +228,7 @@ static bool run_world(Bytes bytes) {
           record.find(entry.card.info.name) == &entry && record.find(entry.card.info.id) == &entry,
           "an entry of the record of a world is not found");
     }
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 static bool run(Bytes input) {

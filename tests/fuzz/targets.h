@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "stitch/base/byte_io.h"
@@ -69,6 +70,33 @@ inline void require(bool holds, std::string_view what) {
 inline void require_code(const Error& error, std::initializer_list<ErrorCode> allowed) {
   if (std::find(allowed.begin(), allowed.end(), error.code()) == allowed.end())
     fail(std::string("refused with ") + std::string(to_string(error.code())) + ": " + error.what());
+}
+
+// Whether `read` takes its input: it returns, and nothing or true. It may refuse with these errors
+// only.
+template <class Read>
+[[nodiscard]] bool accepts(std::initializer_list<ErrorCode> allowed, const Read& read) {
+  try {
+    if constexpr (std::is_void_v<std::invoke_result_t<const Read&>>) {
+      read();
+      return true;
+    } else {
+      return read();
+    }
+  } catch (const Error& error) {
+    require_code(error, allowed);
+    return false;
+  }
+}
+template <class Read>
+[[nodiscard]] bool accepts(const Read& read) {
+  return accepts({ErrorCode::protocol}, read);
+}
+// A text that others gave, for the output of a terminal.
+inline void require_printable(std::string_view text, std::string_view what) {
+  const bool printable =
+      std::all_of(text.begin(), text.end(), [](char each) { return each >= ' ' && each <= '~'; });
+  if (!printable) fail(std::string(what) + " has unprintable characters");
 }
 
 // Splits an input into choices and payloads. Reads zeros, and nothing, beyond its end.

@@ -54,7 +54,7 @@ static void check_alike(const at::Tensor& one, const at::Tensor& other) {
 // How many buffers, the size of each, how long the table of tensors is, the table, the bytes of the
 // buffers. Small ones are in the frame.
 static bool run_table(Choices choices) {
-  try {
+  return accepts([&] {
     transport::FrameBuilder builder(rpc::wire::kRequest);
     builder.end_body();
     builder.set_inline_bytes(256);
@@ -78,23 +78,16 @@ static bool run_table(Choices choices) {
     for (std::size_t i = 0; i < again.tensors.size(); ++i)
       check_alike(message.tensors[i], again.tensors[i]);
     return !message.tensors.empty();
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 static bool run_transfers(Bytes bytes) {
-  try {
+  return accepts([&] {
     const auto section = rpc::TransferSection::decode(bytes);
     const base::Bytes again = section.encode();
     const auto twice = rpc::TransferSection::decode(again.span());
     require(same(twice.encode().span(), again.span()), "a section of transfers, written again");
-    return true;
-  } catch (const Error& error) {
-    require_code(error, {ErrorCode::protocol});
-    return false;
-  }
+  });
 }
 
 static bool run(Bytes input) {
