@@ -346,17 +346,7 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
     }
     return;
   }
-  if (op.kind == LedgerOp::Kind::gone) {
-    if (op.id.owner != peer)
-      throw Error(ErrorCode::protocol, "reference ledger: worker " + std::to_string(peer.id) +
-                                           " does not own " + to_string(op.id));
-    holders_.deleted(
-        op.id,
-        Error(ErrorCode::disconnected,
-              to_string(op.id) + " is gone: who lent it died before its owner knew this worker"),
-        effects);
-    return;
-  }
+  if (op.kind == LedgerOp::Kind::gone) return apply_gone(op.id, peer, effects);
   if (op.kind != LedgerOp::Kind::reg && op.kind != LedgerOp::Kind::drop &&
       op.kind != LedgerOp::Kind::unmade) {
     apply_sweep(op, peer, effects);

@@ -193,6 +193,8 @@ class Lifetime {
   void apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   // The operations about lives that are over.
+  void apply_gone(const RRefId& id, const WorkerLife& peer, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
   void apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   void lose(const WorkerLife& peer, const Error& why, TableEffects& effects)

@@ -124,6 +124,14 @@ void Lifetime::void_pins(const WorkerLife& receiver, const WorkerLife& owner,
   if (tokens.empty() && sweeps_.over(receiver)) peers_.erase(found);
 }
 
+void Lifetime::apply_gone(const RRefId& id, const WorkerLife& peer, TableEffects& effects) {
+  if (id.owner != peer)
+    throw Error(ErrorCode::protocol, "reference ledger: worker " + std::to_string(peer.id) +
+                                         " does not own " + to_string(id));
+  const std::string why = " is gone: who lent it died before its owner knew this worker";
+  holders_.deleted(id, Error(ErrorCode::disconnected, to_string(id) + why), effects);
+}
+
 void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects) {
   if (op.life == peer)
     throw Error(ErrorCode::protocol, "reference ledger: worker " + std::to_string(peer.id) +
