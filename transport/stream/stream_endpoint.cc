@@ -38,6 +38,15 @@ constexpr std::chrono::milliseconds kFirstRecordTimeout{2500};
 constexpr std::chrono::milliseconds kConnectRetryPause{5};
 
 [[nodiscard]] std::string text_of_errno(int error) { return std::strerror(error); }
+[[nodiscard]] base::Descriptor open_socket(DescriptorReserve& reserve, int family) {
+  base::Descriptor socket = reserve.take([family] {
+    return base::Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  });
+  if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
+  // Now that it is registered: else the end of the process has missed it.
+  if (base::process_is_exiting()) throw Error(ErrorCode::disconnected, "this process is exiting");
+  return socket;
+}
 
 // What an endpoint's connections share. Kept alive by the endpoint and by scheduled tasks. Thread
 // contract: any thread unless said otherwise.
@@ -77,7 +86,6 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   static void begin_tcp(const std::shared_ptr<StreamConnection>& connection,
                         base::Descriptor socket);
   // Throws Error when no attempt to connect can be made.
-  [[nodiscard]] base::Descriptor open_socket(int family);
   void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection,
                  int attempt);
   void start_tcp(const std::string& address, const std::shared_ptr<StreamConnection>& connection);
@@ -282,16 +290,6 @@ std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& addr
   return connection;
 }
 
-base::Descriptor StreamEndpointState::open_socket(int family) {
-  base::Descriptor socket = reserve_.take([family] {
-    return base::Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  });
-  if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
-  // Asked once the socket is registered: the end of the process has seen it otherwise.
-  if (base::process_is_exiting()) throw Error(ErrorCode::disconnected, "this process is exiting");
-  return socket;
-}
-
 void StreamEndpointState::start_shm(const std::string& name,
                                     const std::shared_ptr<StreamConnection>& connection,
                                     int attempt) {
@@ -300,7 +298,7 @@ void StreamEndpointState::start_shm(const std::string& name,
                                              std::to_string(kMaxAbstractName) + " characters");
   }
   const SocketAddress address = abstract_address(name);
-  base::Descriptor socket = open_socket(AF_UNIX);
+  base::Descriptor socket = open_socket(reserve_, AF_UNIX);
   if (::connect(socket.get(), address.get(), address.bytes) == 0) {
     check_peer_user(socket.get());
     const base::Descriptor memory = reserve_.take(&open_shm_memory);
@@ -331,7 +329,7 @@ void StreamEndpointState::start_tcp(const std::string& address,
                                     const std::shared_ptr<StreamConnection>& connection) {
   const auto ip = IpAddress::parse_with_port(address);
   if (!ip) throw Error(ErrorCode::disconnected, "it is not a numeric address with a port");
-  base::Descriptor socket = open_socket(ip->address.ss_family);
+  base::Descriptor socket = open_socket(reserve_, ip->address.ss_family);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
     return begin_tcp(connection, std::move(socket));
   if (const int error = errno; error != EINPROGRESS)
