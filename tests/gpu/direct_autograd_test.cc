@@ -3,46 +3,27 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "stitch/dist_autograd/context.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
+#include "tests/gpu/device_tensors.h"
+#include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
 
 namespace direct_autograd_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::Options;
+using stitch::testing::all_is_counted;
 using stitch::testing::Cluster;
-using stitch::testing::eventually;
+using stitch::testing::count;
+using stitch::testing::device;
+using stitch::testing::worker0_maps;
 namespace fake = stitch::testing::double_device;
 
 [[maybe_unused]] const bool installed = fake::install();
 
-at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
-void worker0_maps(Options& options) {
-  if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
-}
-std::int64_t count(stitch::Worker& worker, const std::string& key) {
-  const auto numbers = worker.debug_info();
-  const auto found = numbers.find(key);
-  return found == numbers.end() ? 0 : found->second;
-}
-// Waits until what this worker sends has ended, and so is counted: an answer may be here before.
-bool all_is_counted(stitch::Worker& worker) {
-  return eventually([&] { return count(worker, "gpu.transfers_sending") == 0; });
-}
-
-class DirectGradients : public ::testing::Test {
- protected:
-  void TearDown() override {
-    fake::workers_are_processes(false);
-    EXPECT_EQ(fake::take_violations(), "");
-  }
-};
+class DirectGradients : public stitch::testing::DirectFixture {};
 
 struct Layer {
   at::Tensor weight;

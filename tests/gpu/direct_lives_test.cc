@@ -14,6 +14,8 @@
 
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
+#include "tests/gpu/device_tensors.h"
+#include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
@@ -27,25 +29,18 @@ using stitch::on;
 using stitch::Options;
 using stitch::Worker;
 using stitch::testing::Cluster;
+using stitch::testing::count;
 using stitch::testing::eventually;
+using stitch::testing::holds;
 namespace fake = stitch::testing::double_device;
 
 constexpr std::int64_t kOwn = 300'000;       // floats: a transfer of its own
 constexpr std::int64_t kChunks = 1'600'000;  // floats: four chunks by staging
 
-at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 at::Tensor cuda(int index, float value, std::int64_t size = kOwn) {
-  return at::full({size}, value, at::TensorOptions().dtype(at::kFloat).device(device(index)));
-}
-bool holds(const at::Tensor& tensor, int index, float value) {
-  return tensor.device() == device(index) && at::all(tensor.cpu() == value).item<bool>();
+  return stitch::testing::filled(index, value, {size});
 }
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
-std::int64_t count(Worker& worker, const std::string& key) {
-  const auto numbers = worker.debug_info();
-  const auto found = numbers.find(key);
-  return found == numbers.end() ? 0 : found->second;
-}
 
 std::atomic<int> handled{0};
 at::Tensor twice_counted(const at::Tensor& tensor) {
@@ -54,7 +49,7 @@ at::Tensor twice_counted(const at::Tensor& tensor) {
 }
 
 // Workers of one store. What "a" and "c" send from cuda:0, "b" gets on cuda:1, or where it was.
-class DirectLives : public ::testing::Test {
+class DirectLives : public stitch::testing::DirectFixture {
  protected:
   Worker start(const std::string& name, bool map = true) const {
     Options options{.name = name,
@@ -80,10 +75,6 @@ class DirectLives : public ::testing::Test {
   static bool nothing_under_way(Worker& worker) {
     return count(worker, "gpu.transfers_sending") == 0 &&
            count(worker, "gpu.transfers_receiving") == 0;
-  }
-  void TearDown() override {
-    fake::workers_are_processes(false);
-    EXPECT_EQ(fake::take_violations(), "");
   }
 
  private:

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "stitch/rpc/worker.h"
+#include "tests/gpu/device_tensors.h"
+#include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -26,10 +28,16 @@ using stitch::on;
 using stitch::Options;
 using stitch::rpc_async;
 using stitch::rpc_sync;
+using stitch::testing::all_is_counted;
 using stitch::testing::Cluster;
+using stitch::testing::count;
+using stitch::testing::device;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
+using stitch::testing::filled;
 using stitch::testing::has_text;
+using stitch::testing::holds;
+using stitch::testing::worker0_maps;
 namespace fake = stitch::testing::double_device;
 
 [[maybe_unused]] const bool installed = fake::install();
@@ -37,36 +45,14 @@ namespace fake = stitch::testing::double_device;
 constexpr std::int64_t kLarge = 100'000;  // floats: a transfer, packed
 constexpr std::int64_t kOwn = 300'000;    // floats: a transfer of its own
 
-at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 at::Tensor cuda(int index, float value, at::IntArrayRef sizes = {kLarge}) {
-  return at::full(sizes, value, at::TensorOptions().dtype(at::kFloat).device(device(index)));
-}
-bool holds(const at::Tensor& tensor, int index, float value) {
-  return tensor.device() == device(index) && at::all(tensor.cpu() == value).item<bool>();
-}
-void worker0_maps(Options& options) {
-  if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+  return filled(index, value, sizes);
 }
 at::Tensor same(at::Tensor tensor) { return tensor; }
 std::vector<at::Tensor> all_same(std::vector<at::Tensor> tensors) { return tensors; }
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
-std::int64_t count(stitch::Worker& worker, const std::string& key) {
-  const auto numbers = worker.debug_info();
-  const auto found = numbers.find(key);
-  return found == numbers.end() ? 0 : found->second;
-}
-// Waits until what this worker sends has ended, and so is counted: an answer may be here before.
-bool all_is_counted(stitch::Worker& worker) {
-  return eventually([&] { return count(worker, "gpu.transfers_sending") == 0; });
-}
 
-class DirectTensors : public ::testing::Test {
- protected:
-  void TearDown() override {
-    fake::workers_are_processes(false);
-    EXPECT_EQ(fake::take_violations(), "");
-  }
-};
+class DirectTensors : public stitch::testing::DirectFixture {};
 
 TEST_F(DirectTensors, WithinAProcessTensorsAreCopiedOnTheirDeviceOrFromDeviceToDevice) {
   Cluster cluster(2, [](Options& options) {

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
-#include <cstdint>
 #include <string>
 
 #include "tests/gpu/double/fake_gpu.h"

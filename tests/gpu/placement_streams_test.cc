@@ -12,6 +12,7 @@
 
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
+#include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -27,22 +28,17 @@ using stitch::on;
 using stitch::Options;
 using stitch::rpc_async;
 using stitch::rpc_sync;
+using stitch::testing::all_are;
 using stitch::testing::Cluster;
+using stitch::testing::device;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
 using stitch::testing::has_text;
+using stitch::testing::worker0_maps;
 namespace fake = stitch::testing::fake_device;
 
-at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 at::Tensor cuda(int index, float value, at::IntArrayRef sizes = {2, 3}) {
-  return at::full(sizes, value, at::TensorOptions().dtype(at::kFloat).device(device(index)));
-}
-bool all_are(const at::Tensor& tensor, float value) {
-  return at::all(tensor.cpu() == value).item<bool>();
-}
-// Tensors of worker 0 on cuda:0 are on cuda:1 at worker 1.
-void worker0_maps(Options& options) {
-  if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+  return stitch::testing::filled(index, value, sizes);
 }
 
 int plus_one(int value) { return value + 1; }

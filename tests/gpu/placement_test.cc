@@ -14,6 +14,7 @@
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
+#include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -36,13 +37,10 @@ using stitch::testing::has_text;
 [[maybe_unused]] const bool installed = stitch::testing::fake_device::install();
 
 at::Tensor cuda(int index, float value, at::IntArrayRef sizes = {2, 3}) {
-  return at::full(sizes, value,
-                  at::TensorOptions()
-                      .dtype(at::kFloat)
-                      .device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index))));
+  return stitch::testing::filled(index, value, sizes);
 }
 bool holds(const at::Tensor& tensor, const std::string& device, float value) {
-  return tensor.device().str() == device && at::all(tensor.cpu() == value).item<bool>();
+  return tensor.device().str() == device && stitch::testing::all_are(tensor, value);
 }
 std::map<std::string, std::string> swapped() {
   return {{"cuda:0", "cuda:1"}, {"cuda:1", "cuda:0"}};

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <string>
+
+#include "stitch/rpc/worker.h"
+
+// Tensors on the devices that tests make up.
+namespace stitch::testing {
+
+[[nodiscard]] inline at::Device device(int index) {
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+// Floats, all of that value.
+[[nodiscard]] inline at::Tensor filled(int index, float value, at::IntArrayRef sizes) {
+  return at::full(sizes, value, at::TensorOptions().dtype(at::kFloat).device(device(index)));
+}
+[[nodiscard]] inline bool all_are(const at::Tensor& tensor, float value) {
+  return at::all(tensor.cpu() == value).item<bool>();
+}
+[[nodiscard]] inline bool holds(const at::Tensor& tensor, int index, float value) {
+  return tensor.device() == device(index) && all_are(tensor, value);
+}
+// Tensors of worker 0 on cuda:0 are on cuda:1 at worker 1.
+inline void worker0_maps(Options& options) {
+  if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+}
+
+}  // namespace stitch::testing
