@@ -3,49 +3,29 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
+#include <initializer_list>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
-#include "tests/gpu/fake_torch_device.h"
+#include "tests/gpu/added_sections.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
 
 namespace placement_hostile_test {  // its functions are registered under their full names
 namespace {
 
 using stitch::ErrorCode;
 using stitch::rpc_sync;
-using stitch::WorkerInfo;
+using stitch::testing::AddedSections;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
-using stitch::testing::eventually;
+using stitch::testing::Section;
 using Bytes = std::vector<std::uint8_t>;
-
-std::atomic<const Bytes*> added{nullptr};  // to the requests of worker 0
-
-class AddSection final : public stitch::rpc::Extension {
- public:
-  explicit AddSection(stitch::rpc::Agent& agent) : first_(agent.self().id.value() == 0) {}
-  void on_send(stitch::rpc::OutMessage& message, const WorkerInfo&) override {
-    const Bytes* const bytes = added;
-    if (bytes != nullptr && first_ && message.frame.kind() == stitch::rpc::wire::kRequest)
-      message.frame.add_section(stitch::rpc::wire::kDevices, std::as_bytes(std::span(*bytes)));
-  }
-
- private:
-  const bool first_;
-};
-[[maybe_unused]] const int extension = stitch::rpc::register_extension(
-    [](stitch::rpc::Agent& agent) -> std::unique_ptr<stitch::rpc::Extension> {
-      return std::make_unique<AddSection>(agent);
-    });
 
 std::int64_t dimensions(const std::vector<at::Tensor>& tensors) {
   return static_cast<std::int64_t>(tensors.size());
@@ -58,28 +38,26 @@ Bytes section(std::initializer_list<Bytes> entries) {
   return bytes;
 }
 
+std::vector<Section> of_devices(const Bytes& bytes) {
+  const auto all = std::as_bytes(std::span(bytes));
+  return {{stitch::rpc::wire::kDevices, {all.begin(), all.end()}}};
+}
+
 // Calls worker 1 with the section; why worker 1 then lost worker 0.
 std::string refusal_of(const Bytes& bytes) {
   Cluster cluster(2);
-  added = &bytes;
-  const auto error = error_of([] {
+  const std::string why = stitch::testing::loss_by(cluster, of_devices(bytes), [] {
     static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2), at::Tensor()}));
   });
-  added = nullptr;
-  EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
-  const auto lost = [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(0)); };
-  EXPECT_TRUE(eventually([&] { return lost().has_value(); }));
-  const std::string why = lost() ? lost()->what() : "";
   static_cast<void>(cluster.shutdown());  // the two have lost each other
   return why;
 }
 
 TEST(HostileDevices, ASectionThatMakesSenseIsTaken) {
   Cluster cluster(2);
-  const Bytes bytes = section({{0, 0, 0, 0, 0, 0, 1, 0}});  // from a device there to the CPU here
-  added = &bytes;
+  // From a device there to the CPU here.
+  const AddedSections added(of_devices(section({{0, 0, 0, 0, 0, 0, 1, 0}})));
   EXPECT_EQ(rpc_sync<dimensions>("worker1", std::vector{at::ones(2), at::Tensor()}), 2);
-  added = nullptr;
 }
 
 TEST(HostileDevices, ASectionThatMakesNoSenseEndsItsConnection) {
@@ -104,13 +82,11 @@ TEST(HostileDevices, ASectionThatMakesNoSenseEndsItsConnection) {
 
 TEST(HostileDevices, TheWorkerGoesOnServingOthers) {
   Cluster cluster(3);
-  const Bytes bytes = section({{0, 0, 0, 0, 1, 9, 0, 0}});
-  added = &bytes;
-  EXPECT_EQ(error_of([] {
-              static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}));
-            }).code(),
-            ErrorCode::disconnected);
-  added = nullptr;
+  const auto error = error_of([] {
+    const AddedSections added(of_devices(section({{0, 0, 0, 0, 1, 9, 0, 0}})));
+    static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}));
+  });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_EQ(cluster[2].rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}), 1);
   static_cast<void>(cluster.shutdown());
 }

@@ -3,22 +3,19 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/gpu/transfer_section.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
+#include "tests/gpu/added_sections.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
@@ -29,9 +26,11 @@ namespace {
 using stitch::Error;
 using stitch::ErrorCode;
 using stitch::rpc::TransferSection;
+using stitch::testing::AddedSections;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
+using stitch::testing::Section;
 
 const c10::Device kThere(c10::kCUDA, 1);
 
@@ -159,46 +158,25 @@ TEST(TransferSections, DamagedOnesAreRefusedOrStillMakeSense) {
 
 // ---- in messages
 
-std::atomic<const stitch::base::Bytes*> added{nullptr};  // to the requests of worker 0
-
-class AddSections final : public stitch::rpc::Extension {
- public:
-  explicit AddSections(stitch::rpc::Agent& agent) : first_(agent.self().id.value() == 0) {}
-  void on_send(stitch::rpc::OutMessage& message, const stitch::WorkerInfo&) override {
-    const auto* const bytes = added.load();
-    if (bytes == nullptr || !first_ || message.frame.kind() != stitch::rpc::wire::kRequest) return;
-    const std::vector<std::byte> no_devices(4);  // a count of 0
-    message.frame.add_section(stitch::rpc::wire::kDevices, no_devices);
-    message.frame.add_section(stitch::rpc::wire::kTransfers, bytes->span());
-  }
-
- private:
-  const bool first_;
-};
-[[maybe_unused]] const int extension = stitch::rpc::register_extension(
-    [](stitch::rpc::Agent& agent) -> std::unique_ptr<stitch::rpc::Extension> {
-      return std::make_unique<AddSections>(agent);
-    });
-
 std::int64_t size(const std::vector<at::Tensor>& tensors) {
   return static_cast<std::int64_t>(tensors.size());
+}
+
+// Beside an empty section of devices.
+std::vector<Section> with_devices(const TransferSection& section) {
+  const auto bytes = section.encode();
+  return {{stitch::rpc::wire::kDevices, std::vector<std::byte>(4)},  // a count of 0
+          {stitch::rpc::wire::kTransfers, {bytes.data(), bytes.data() + bytes.size()}}};
 }
 
 // Why worker 1 lost worker 0, which sent it that.
 std::string loss_by(const TransferSection& section) {
   Cluster cluster(3);
-  const auto bytes = section.encode();
-  added = &bytes;
-  const auto error = error_of([] {
+  const std::string why = stitch::testing::loss_by(cluster, with_devices(section), [] {
     static_cast<void>(
         stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
                                std::vector{at::ones(2), at::Tensor(), at::Tensor(), at::Tensor()}));
   });
-  added = nullptr;
-  EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
-  const auto lost = [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(0)); };
-  EXPECT_TRUE(eventually([&] { return lost().has_value(); }));
-  const std::string why = lost() ? lost()->what() : "";
   EXPECT_EQ(cluster[2].rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
   EXPECT_TRUE(
       eventually([&] { return cluster[1].debug_info().at("gpu.transfers_receiving") == 0; }));
@@ -223,14 +201,12 @@ TEST(HostileTransfers, ATransferThatNeverComesHoldsBackOnlyItsCall) {
   Cluster cluster(3);
   TransferSection section = sound();
   section.transfers[0].bytes = std::uint64_t{1} << 60;
-  const auto bytes = section.encode();
-  added = &bytes;
-  const auto error = error_of([] {
+  const auto error = error_of([&] {
+    const AddedSections added(with_devices(section));
     static_cast<void>(
         stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::milliseconds(300)},
                                std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
   });
-  added = nullptr;
   EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
   EXPECT_EQ(cluster[2].rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
   EXPECT_EQ(stitch::rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
