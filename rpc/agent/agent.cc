@@ -15,6 +15,7 @@
 #include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/options/security_options.h"
 #include "stitch/transport/self_transfer.h"
 
 namespace stitch::rpc {
@@ -62,7 +63,11 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
       {.send_frame = [this](
                          const WorkerInfo& to,
                          base::Bytes frame) { sender_.send_transfer_frame(to, std::move(frame)); },
-       .give_up = [this](const WorkerInfo& to, const Error& why) { peers_->give_up(to, why); }});
+       .give_up = [this](const WorkerInfo& to, const Error& why) { peers_->give_up(to, why); },
+       // What is sealed between workers is not sent in plain beside them.
+       .unsealed =
+           options_.encryption.value_or(transport::Encryption::off) == transport::Encryption::off ||
+           insecure_is_allowed()});
   sender_.start(self, *peers_);
   dumps_.start(self);
   outgoing_calls_.start(self, *peers_, loop_);

@@ -113,6 +113,7 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
   DeviceTransfers::Options options;
   options.self = peer_id(self_);
   options.lanes = Lanes::of_process();
+  options.use_nccl = hooks_.unsealed;
   if (bridge_.identity != nullptr) options.identity = bridge_.identity(self_.id.value());
   options.send_frame = [this](PeerId to, base::Bytes frame) {
     hooks_.send_frame(worker_of(to), std::move(frame));

@@ -8,14 +8,16 @@
 
 namespace stitch::rpc {
 
-// What transfers between devices need of the worker that they belong to. Called from any thread;
-// must not throw.
+// What transfers between devices need of the worker that they belong to. Functions are called from
+// any thread, and must not throw.
 struct TransferHooks {
   // Sends a frame of transfers (wire::kTransfer). Errors are for it to report as the loss of the
   // peer.
   std::function<void(const WorkerInfo& to, base::Bytes frame)> send_frame;
   // Transfers that a message has named cannot be begun: ends the connection to the peer.
   std::function<void(const WorkerInfo& to, const Error& why)> give_up;
+  // Whether bytes may leave the host as they are: NCCL neither seals them nor asks who is there.
+  bool unsealed = true;
 };
 
 }  // namespace stitch::rpc
