@@ -57,6 +57,30 @@ class Reader : public ByteReader {
   }
 };
 
+// Frames that name a transfer and say nothing else, or a pair.
+Bytes encode_id(FrameKind kind, std::uint64_t id) {
+  Bytes out;
+  Writer(out, kind).write(id);
+  return out;
+}
+std::uint64_t decode_id(FrameBytes bytes, std::string_view what) {
+  Reader reader(bytes, what);
+  const auto id = reader.read<std::uint64_t>();
+  reader.expect_end();
+  return id;
+}
+Bytes encode_pair(FrameKind kind, const PairName& pair) {
+  Bytes out;
+  Writer(out, kind).write_pair(pair);
+  return out;
+}
+PairName decode_pair(FrameBytes bytes, std::string_view what) {
+  Reader reader(bytes, what);
+  const PairName pair = reader.read_pair();
+  reader.expect_end();
+  return pair;
+}
+
 }  // namespace
 
 Bytes encode(const HelloFrame& frame) {
@@ -137,31 +161,11 @@ CtsFrame decode_cts(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const RetryFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::retry);
-  writer.write(frame.id);
-  return out;
-}
-RetryFrame decode_retry(FrameBytes bytes) {
-  Reader reader(bytes, "RETRY frame");
-  const RetryFrame frame{reader.read<std::uint64_t>()};
-  reader.expect_end();
-  return frame;
-}
+Bytes encode(const RetryFrame& frame) { return encode_id(FrameKind::retry, frame.id); }
+RetryFrame decode_retry(FrameBytes bytes) { return {decode_id(bytes, "RETRY frame")}; }
 
-Bytes encode(const DeclineFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::decline);
-  writer.write(frame.id);
-  return out;
-}
-DeclineFrame decode_decline(FrameBytes bytes) {
-  Reader reader(bytes, "DECLINE frame");
-  const DeclineFrame frame{reader.read<std::uint64_t>()};
-  reader.expect_end();
-  return frame;
-}
+Bytes encode(const DeclineFrame& frame) { return encode_id(FrameKind::decline, frame.id); }
+DeclineFrame decode_decline(FrameBytes bytes) { return {decode_id(bytes, "DECLINE frame")}; }
 
 Bytes encode(const GrantFrame& frame) {
   Bytes out;
@@ -234,18 +238,8 @@ CancelFrame decode_cancel(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const ForgetFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::forget);
-  writer.write(frame.id);
-  return out;
-}
-ForgetFrame decode_forget(FrameBytes bytes) {
-  Reader reader(bytes, "FORGET frame");
-  const ForgetFrame frame{reader.read<std::uint64_t>()};
-  reader.expect_end();
-  return frame;
-}
+Bytes encode(const ForgetFrame& frame) { return encode_id(FrameKind::forget, frame.id); }
+ForgetFrame decode_forget(FrameBytes bytes) { return {decode_id(bytes, "FORGET frame")}; }
 
 Bytes encode(const CommOpenFrame& frame) {
   Bytes out;
@@ -268,17 +262,9 @@ CommOpenFrame decode_comm_open(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const CommReadyFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::comm_ready);
-  writer.write_pair(frame.pair);
-  return out;
-}
+Bytes encode(const CommReadyFrame& frame) { return encode_pair(FrameKind::comm_ready, frame.pair); }
 CommReadyFrame decode_comm_ready(FrameBytes bytes) {
-  Reader reader(bytes, "COMM_READY frame");
-  const CommReadyFrame frame{reader.read_pair()};
-  reader.expect_end();
-  return frame;
+  return {decode_pair(bytes, "COMM_READY frame")};
 }
 
 Bytes encode(const CommBreakFrame& frame) {
@@ -371,17 +357,9 @@ IpcFreeFrame decode_ipc_free(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const IpcClosedFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::ipc_closed);
-  writer.write_pair(frame.pair);
-  return out;
-}
+Bytes encode(const IpcClosedFrame& frame) { return encode_pair(FrameKind::ipc_closed, frame.pair); }
 IpcClosedFrame decode_ipc_closed(FrameBytes bytes) {
-  Reader reader(bytes, "IPC_CLOSED frame");
-  const IpcClosedFrame frame{reader.read_pair()};
-  reader.expect_end();
-  return frame;
+  return {decode_pair(bytes, "IPC_CLOSED frame")};
 }
 
 FrameKind kind_of(FrameBytes frame) {
