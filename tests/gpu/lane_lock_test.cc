@@ -225,5 +225,27 @@ TEST(LaneLocks, WithoutThemCollectivesAndTransfersDo) {
   EXPECT_GT(breaks_beside_collectives(false, 1000), 0U);
 }
 
+// In one look: a second one may find that it is not held any more, and take that for a broken pair.
+TEST(LaneLocks, WhatAHeldDeviceDoesNotTakeIsToldApartFromWhatItHasNoPairFor) {
+  TransfersWorld world({});
+  Lane& lane = world.lanes(0)->lane(0);
+  constexpr TransferOrder::Pair kSource = 1000;
+  constexpr TransferOrder::Pair kDestination = 1001;
+  const auto launch_nothing = [](std::uint64_t) { return Lane::Watch(); };
+  lane.add_pair(kSource, TransferOrder::End::source, 7, launch_nothing);
+  lane.add_pair(kDestination, TransferOrder::End::destination, 8, launch_nothing);
+  ASSERT_TRUE(lane.hold(std::chrono::steady_clock::now() + 20s));
+  EXPECT_TRUE(lane.announce(kSource, 1).held);
+  EXPECT_TRUE(lane.accept(kDestination, 1, 1).held);
+  EXPECT_FALSE(lane.announce(kSource, 1).clock || lane.accept(kDestination, 1, 1).clock);
+  lane.release();
+  EXPECT_FALSE(lane.announce(kSource + 2, 1).held || lane.announce(kSource + 2, 1).clock);
+  EXPECT_FALSE(lane.accept(kSource + 2, 1, 1).held || lane.accept(kSource + 2, 1, 1).clock);
+  EXPECT_TRUE(lane.announce(kSource, 1).clock);
+  EXPECT_TRUE(lane.accept(kDestination, 1, 1).clock);
+  (void)lane.drop_pair(kSource);
+  (void)lane.drop_pair(kDestination);
+}
+
 }  // namespace
 }  // namespace stitch::transport::gpu::test

@@ -135,20 +135,19 @@ void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, Device
                encode(HelloFrame{uid_, options_.identity,
                                  options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
   }
-  lane.post([self = shared_from_this(), transfer, refused = std::move(refused)] {
+  lane.post(on_lane(transfer, [self = shared_from_this(), transfer, refused = std::move(refused)] {
     if (refused) return self->end(transfer, refused);
     if (transfer->ready == nullptr) return self->begin(transfer);
     transfer->lane->watch([self, transfer] {
       const cuda::Status status = self->lanes_.cuda().event_query(transfer->ready);
       if (status == cuda::kNotReady) return false;
-      if (status == cuda::kSuccess) {
-        self->begin(transfer);
-      } else {
+      self->guarded(transfer, [&] {
+        if (status == cuda::kSuccess) return self->begin(transfer);
         self->cancel(transfer, transfer->lane->error_of(status, "the bytes to send are not made"));
-      }
+      });
       return true;
     });
-  });
+  }));
 }
 
 DeviceTransfers::Impl::IncomingPtr DeviceTransfers::Impl::ask_for(PeerId from, TransferId id) {
@@ -210,7 +209,7 @@ void DeviceTransfers::Impl::refuse(PeerId from, TransferId id, const Error& why)
       incoming_.erase({from, id});
       return;
     }
-    if (!entry->rts) return;  // answered when it is announced
+    if (!entry->rts) return check_unasked(peer);  // answered when it is announced
     transfer = entry;
   }
   finish(transfer, why);
@@ -250,10 +249,11 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
   Arrived arrived;
   Allocate allocate;
   Adopt adopt;
-  Lane* const lane = transfer->lane;
+  Lane* lane = nullptr;
   {
     const base::MutexLock lock(mutex_);
     if (std::exchange(transfer->ended, true)) return;
+    lane = transfer->lane;
     incoming_.erase({transfer->from, transfer->id});
     if (!error && transfer->rts) {
       count(transfer->from, transfer->lane->device(), transfer->rts->path, false, transfer->bytes);
@@ -287,7 +287,11 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
 void DeviceTransfers::Impl::call_on(Lane& lane, Done done, std::optional<Error> error) {
   lane.post(
       [self = shared_from_this(), done = std::move(done), error = std::move(error)]() mutable {
-        if (done) done(std::move(error));
+        try {
+          if (done) done(std::move(error));
+        } catch (...) {
+          // It must not throw; what it is for is not told.
+        }
         done = nullptr;
         self->end_call();
       });
@@ -314,8 +318,12 @@ void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Er
   if (tell) {
     acknowledgment = std::shared_ptr<void>(
         nullptr, [self = shared_from_this(), from = transfer->from, frame](void*) {
-          const CallOut call(*self);
-          if (call) self->send_frame(from, encode(frame));
+          try {
+            const CallOut call(*self);
+            if (call) self->send_frame(from, encode(frame));
+          } catch (...) {
+            // Without memory for a frame its source waits until this worker is gone.
+          }
         });
   }
   end(transfer, std::nullopt, std::move(acknowledgment));
@@ -332,6 +340,33 @@ void DeviceTransfers::Impl::cancel(const OutgoingPtr& transfer, const Error& err
     send_frame(
         transfer->to,
         encode(CancelFrame{transfer->id, static_cast<std::uint8_t>(error.code()), error.what()}));
+}
+
+void DeviceTransfers::Impl::fail(const OutgoingPtr& transfer,
+                                 const std::exception_ptr& exception) noexcept {
+  try {
+    cancel(transfer, to_error(exception));
+  } catch (...) {
+    // Without memory for an error.
+  }
+}
+
+void DeviceTransfers::Impl::fail(const IncomingPtr& transfer,
+                                 const std::exception_ptr& exception) noexcept {
+  try {
+    finish(transfer, to_error(exception));
+  } catch (...) {
+    // As above.
+  }
+}
+
+void DeviceTransfers::Impl::fail(const PairPtr& pair,
+                                 const std::exception_ptr& exception) noexcept {
+  try {
+    break_pair(pair, to_error(exception), true);
+  } catch (...) {
+    // As above.
+  }
 }
 
 DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {

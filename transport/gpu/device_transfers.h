@@ -87,7 +87,7 @@ class DeviceTransfers {
     std::chrono::nanoseconds abort_timeout = std::chrono::seconds(30);
     std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);  // doubled at each failure
     std::size_t nccl_piece_bytes = std::size_t{64} << 20;       // larger transfers go in pieces
-    std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced and not asked for yet
+    std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced, not asked for yet
   };
 
   // Throws Error(invalid_argument) without lanes or a function to send frames.

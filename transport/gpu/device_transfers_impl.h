@@ -2,12 +2,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
@@ -36,8 +38,9 @@ struct NcclPair {
   State state = State::opening;
   bool initialized = false;  // here
   bool peer_ready = false;
-  bool tested = false;   // destination: its test was announced
-  bool ordered = false;  // in the lane's order; then the lane uses `comm`, before the connector
+  bool tested = false;      // destination: its test was announced, and entered in the order
+  bool test_waits = false;  // destination: it was announced, and waits for who holds the device
+  bool ordered = false;     // in the lane's order; then the lane uses `comm`, before the connector
   std::optional<Error> why;
   struct Launched {
     std::shared_ptr<void> owner;  // keeps the memory alive
@@ -80,6 +83,7 @@ struct Outgoing {
   bool ended = false;
   std::shared_ptr<NcclPair> pair;
   std::uint64_t granted = 0;              // chunks, by staging
+  std::uint64_t data_sent = 0;            // those that were sent
   bool reading = false;                   // a launch of this end reads it or will
   std::optional<FinishedFrame> finished;  // what the destination said
 
@@ -158,7 +162,9 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     bool hello_sent = false;
     std::optional<HelloFrame> hello;
     std::optional<Error> lost;
-    std::size_t unasked = 0;  // transfers that it announced and that receive() did not ask for
+    // Transfers that it announced and that receive() did not ask for, and those that were refused
+    // before they were announced.
+    std::size_t unasked = 0;
   };
   // Marks a call out of this object; false when it is closed and must not call out any more.
   class CallOut {
@@ -189,6 +195,26 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void finish(const IncomingPtr& transfer, std::optional<Error> error);
   // The source's end of a transfer whose bytes will not come.
   void cancel(const OutgoingPtr& transfer, const Error& error);
+  // What a step of a transfer throws on a lane, for want of memory, ends that transfer, or breaks
+  // that pair; if that cannot be done either, its peer or a timer has to.
+  template <class Owner, class Step>
+  void guarded(const Owner& owner, Step&& step) noexcept {
+    try {
+      step();
+    } catch (...) {
+      fail(owner, std::current_exception());
+    }
+  }
+  void fail(const OutgoingPtr& transfer, const std::exception_ptr& exception) noexcept;
+  void fail(const IncomingPtr& transfer, const std::exception_ptr& exception) noexcept;
+  void fail(const PairPtr& pair, const std::exception_ptr& exception) noexcept;
+  // The step as a task or a callback of a lane.
+  template <class Owner, class Step>
+  [[nodiscard]] auto on_lane(const Owner& owner, Step step) {
+    return [self = shared_from_this(), owner, step = std::move(step)](auto... arguments) mutable {
+      self->guarded(owner, [&] { step(arguments...); });
+    };
+  }
   [[nodiscard]] OutgoingPtr find_outgoing(PeerId to, TransferId id) const STITCH_REQUIRES(mutex_);
   // The transfer that the layer above asks for or refuses now. Throws Error(protocol) if it did so
   // before.
@@ -204,10 +230,11 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // Lane. False: it has ended, or there is no memory for it (Incoming::no_memory).
   bool allocate(const IncomingPtr& transfer, cuda::Stream stream);
   void check_unasked(Peer& peer) STITCH_REQUIRES(mutex_);
-  void retry(const IncomingPtr& transfer);  // asks its source to send it again, by staging
+  // Asks its source to send it again, by staging. `held`: this device is, and the pair lives.
+  void retry(const IncomingPtr& transfer, bool held = false);
   void on_hello(PeerId from, HelloFrame hello);
   void on_rts(PeerId from, const RtsFrame& frame);
-  void on_retry(PeerId from, const RetryFrame& frame);
+  void on_retry(PeerId from, TransferId id, const char* frame);  // RETRY or DECLINE
   void on_finished(PeerId from, const FinishedFrame& frame);
   void on_cancel(PeerId from, const CancelFrame& frame);
   void on_forget(PeerId from, const ForgetFrame& frame);
@@ -262,6 +289,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
       STITCH_REQUIRES(mutex_);
   void break_pair(const PairPtr& pair, const Error& why, bool tell);
   void retire(const PairPtr& pair);   // aborts what the pair runs on the device
+  void abort(const PairPtr& pair);    // again after a while, where the system gives no thread
   void retired(const PairPtr& pair);  // lane: nothing of the pair runs on the device any more
   void leave_pair(const PairPtr& pair, std::uint64_t number);
   void on_abort_stuck(const PairPtr& pair);
@@ -269,7 +297,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // --- nccl_path.cc ---
   bool announce_nccl(const OutgoingPtr& transfer, const PairPtr& pair);
   void start_nccl(const IncomingPtr& transfer, const RtsFrame& rts);
-  void accept_test(PeerId from, const RtsFrame& rts);
+  void accept_test(PeerId from, const RtsFrame& rts, bool again = false);
   void on_cts(PeerId from, const CtsFrame& frame);
   void on_decline(PeerId from, const DeclineFrame& frame);
   // Breaks the pairs whose CTS are late and whose launches stall, on the connector: a lane may be
@@ -277,6 +305,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void start_ticking();
   void tick();
   Lane::Watch launch(const PairPtr& pair, std::uint64_t number);
+  void not_launched(const PairPtr& pair, std::uint64_t number, const Error& why);
   // Lane. kRemoteError once the communicator is being aborted.
   [[nodiscard]] nccl::Result async_error(NcclPair& pair) const;
   [[nodiscard]] nccl::Result issue(NcclPair& pair, void* memory, std::size_t bytes, bool to_sink);
@@ -305,6 +334,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<SlotKey, PairSlot> slots_ STITCH_GUARDED_BY(mutex_);
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
   std::map<IpcKey, PathState> ipc_out_ STITCH_GUARDED_BY(mutex_);             // of own memory
+  std::set<IpcKey> ipc_offered_ STITCH_GUARDED_BY(mutex_);                    // by a peer: once
   std::map<IpcKey, std::byte*> ipc_in_ STITCH_GUARDED_BY(mutex_);  // mapped here and tested
   std::set<std::tuple<PeerId, int, int>> ipc_lent_ STITCH_GUARDED_BY(mutex_);  // device, slot
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);

@@ -64,6 +64,14 @@ void DeviceTransfers::Impl::on_ipc_offer(PeerId from, const IpcOfferFrame& frame
     send_frame(from, encode(IpcReadyFrame{frame.pair, 1, "it is not used here"}));
     return;
   }
+  {
+    const base::MutexLock lock(mutex_);
+    if (!ipc_offered_.insert({from, frame.pair.source_device, frame.pair.destination_device})
+             .second)
+      throw Error(ErrorCode::protocol, "second IPC_OFFER frame for device " +
+                                           std::to_string(frame.pair.source_device) +
+                                           " to device " + std::to_string(device));
+  }
   Lane& lane = lanes_.lane(device);
   lane.post([self = shared_from_this(), &lane, from, frame] { self->map_ipc(lane, from, frame); });
 }
@@ -77,7 +85,7 @@ void DeviceTransfers::Impl::map_ipc(Lane& lane, PeerId from, const IpcOfferFrame
   void* mapped = nullptr;
   {
     const base::MutexLock lock(mutex_);
-    if (closing_ || peers_[from].lost || ipc_in_.contains(key)) return;
+    if (closing_ || peers_[from].lost) return;
   }
   void* host = nullptr;
   cuda::Status status = cuda.ipc_open_mem_handle(&mapped, handle, cuda::kIpcLazyPeerAccess);
@@ -231,9 +239,10 @@ void DeviceTransfers::Impl::on_ipc_slot(PeerId from, const IpcSlotFrame& frame) 
   }
   const IpcFreeFrame freed{frame.id, frame.device, frame.slot};
   if (bytes == nullptr) return send_frame(from, encode(freed));  // it has ended here
-  transfer->lane->post([self = shared_from_this(), transfer, bytes, freed, offset = frame.offset] {
-    self->copy_from_slot(transfer, bytes, offset, freed);
-  });
+  transfer->lane->post(
+      on_lane(transfer, [self = shared_from_this(), transfer, bytes, freed, offset = frame.offset] {
+        self->copy_from_slot(transfer, bytes, offset, freed);
+      }));
 }
 
 void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const std::byte* bytes,
@@ -253,14 +262,16 @@ void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const st
     send_frame(transfer->from, encode(freed));
     return finish(transfer, lane.error_of(status, "received bytes cannot be copied to it"));
   }
-  lane.when_done(lane.copies_in(), [self = shared_from_this(), transfer, &lane,
-                                    freed](cuda::Status done) {
-    self->send_frame(transfer->from, encode(freed));
-    if (done != cuda::kSuccess) {
-      return self->finish(transfer, lane.error_of(done, "received bytes cannot be copied to it"));
-    }
-    if (++transfer->written == transfer->chunks.size()) self->finish(transfer, std::nullopt);
-  });
+  lane.when_done(lane.copies_in(), on_lane(transfer, [self = shared_from_this(), transfer, &lane,
+                                                      freed](cuda::Status done) {
+                   self->send_frame(transfer->from, encode(freed));
+                   if (done != cuda::kSuccess) {
+                     return self->finish(
+                         transfer, lane.error_of(done, "received bytes cannot be copied to it"));
+                   }
+                   if (++transfer->written == transfer->chunks.size())
+                     self->finish(transfer, std::nullopt);
+                 }));
 }
 
 // --- source ---
@@ -274,7 +285,8 @@ void DeviceTransfers::Impl::fill_slot(const OutgoingPtr& transfer) {
   const std::uint64_t offset = transfer->offset;
   const std::size_t bytes = std::min<std::size_t>(kChunk, transfer->source.bytes - offset);
   transfer->offset += bytes;
-  transfer->lane->outbox().take([self = shared_from_this(), transfer, offset, bytes](int slot) {
+  transfer->lane->outbox().take(on_lane(transfer, [self = shared_from_this(), transfer, offset,
+                                                   bytes](int slot) {
     Lane& lane = *transfer->lane;
     bool ended = false;
     {
@@ -289,7 +301,8 @@ void DeviceTransfers::Impl::fill_slot(const OutgoingPtr& transfer) {
       lane.outbox().give_back(slot);
       return self->cancel(transfer, lane.error_of(status, "the bytes to send cannot be copied"));
     }
-    lane.when_done(lane.copies_out(), [self, transfer, &lane, slot, offset](cuda::Status done) {
+    lane.when_done(lane.copies_out(), self->on_lane(transfer, [self, transfer, &lane, slot,
+                                                               offset](cuda::Status done) {
       if (done != cuda::kSuccess) {
         lane.outbox().give_back(slot);
         return self->cancel(transfer, lane.error_of(done, "the bytes to send cannot be copied"));
@@ -304,8 +317,8 @@ void DeviceTransfers::Impl::fill_slot(const OutgoingPtr& transfer) {
       self->send_frame(transfer->to,
                        encode(IpcSlotFrame{transfer->id, static_cast<std::uint32_t>(lane.device()),
                                            static_cast<std::uint32_t>(slot), offset}));
-    });
-  });
+    }));
+  }));
 }
 
 void DeviceTransfers::Impl::on_ipc_free(PeerId from, const IpcFreeFrame& frame) {

@@ -22,6 +22,15 @@ void leak(std::vector<Lane::Watch> watches) {
   leaked.push_back(std::move(watches));
 }
 
+// One that throws is not called again.
+bool is_over(Lane::Watch& watch) {
+  try {
+    return watch();
+  } catch (...) {
+    return true;
+  }
+}
+
 }  // namespace
 
 Lane::Lane(const CudaApi& cuda, int device)
@@ -65,19 +74,18 @@ std::vector<std::uint64_t> Lane::drop_pair(TransferOrder::Pair pair) {
   return order_.drop_pair(pair);
 }
 
-std::optional<std::uint64_t> Lane::announce(TransferOrder::Pair pair, std::uint64_t number) {
+Lane::Entered Lane::announce(TransferOrder::Pair pair, std::uint64_t number) {
   const base::MutexLock lock(mutex_);
-  if (holders_ > 0) return std::nullopt;
-  return order_.announce(pair, number, Clock::now());
+  if (holders_ > 0) return {std::nullopt, true};
+  return {order_.announce(pair, number, Clock::now())};
 }
 
-std::optional<std::uint64_t> Lane::accept(TransferOrder::Pair pair, std::uint64_t number,
-                                          std::uint64_t clock) {
+Lane::Entered Lane::accept(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock) {
   const base::MutexLock lock(mutex_);
-  if (holders_ > 0) return std::nullopt;
+  if (holders_ > 0) return {std::nullopt, true};
   order_changed_ = true;
   changed_.notify_one();
-  return order_.accept(pair, number, clock);
+  return {order_.accept(pair, number, clock)};
 }
 
 bool Lane::agree(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock) {
@@ -176,17 +184,14 @@ Error Lane::error_of(cuda::Status status, const std::string& what) {
   return error;
 }
 
-void* Lane::sink(std::size_t bytes) {
-  if (sink_ == nullptr) {
-    const cuda::Status status = cuda_.malloc(&sink_, bytes);
-    if (status == cuda::kSuccess) {
-      sink_bytes_ = bytes;
-    } else {
-      sink_ = nullptr;
-      (void)error_of(status, "no memory for what has no place to go");
-    }
+void* Lane::sink() {
+  if (sink_ != nullptr) return sink_;
+  const cuda::Status status = cuda_.malloc(&sink_, kSinkBytes);
+  if (status != cuda::kSuccess) {
+    sink_ = nullptr;
+    (void)error_of(status, "no memory for what has no place to go");
   }
-  return bytes <= sink_bytes_ ? sink_ : nullptr;
+  return sink_;
 }
 
 // --- the thread ---
@@ -252,7 +257,13 @@ bool Lane::run_tasks() {
     tasks.swap(tasks_);
     order_changed_ = false;  // launch() follows
   }
-  for (Task& task : tasks) task();
+  for (Task& task : tasks) {
+    try {
+      task();
+    } catch (...) {
+      // Whose step it was has been told, or cannot be.
+    }
+  }
   return !tasks.empty();
 }
 
@@ -261,7 +272,7 @@ bool Lane::poll() {
   bool progress = false;
   for (std::size_t i = 0; i < watches_.size();) {
     Watch watch = std::move(watches_[i]);
-    if (watch()) {
+    if (is_over(watch)) {
       progress = true;
       watches_[i] = std::move(watches_.back());
       watches_.pop_back();
@@ -277,7 +288,7 @@ bool Lane::launch() {
   bool progress = false;
   while (true) {
     if (issuing_) {
-      if (!issuing_()) return progress;
+      if (!is_over(issuing_)) return progress;
       issuing_ = nullptr;
       progress = true;
     }
@@ -291,7 +302,11 @@ bool Lane::launch() {
       launcher = launchers_.at(next->pair);
     }
     progress = true;
-    issuing_ = launcher(number);
+    try {
+      issuing_ = launcher(number);
+    } catch (...) {
+      // As a watch.
+    }
   }
 }
 

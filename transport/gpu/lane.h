@@ -25,12 +25,19 @@ namespace stitch::transport::gpu {
 // It never waits for an event, a peer or user code. Owned by Lanes.
 //
 // Thread contract: methods are in two groups: from any thread, and from tasks and watches only. The
-// order is guarded by a lock of the lane, which is never held while callbacks run.
+// order is guarded by a lock of the lane, which is never held while callbacks run. What a task, a
+// watch or a launcher throws ends that one alone: it must not leave its transfer waiting.
 class Lane {
  public:
   using Task = base::UniqueFunction<void()>;
   // Called again and again until it returns true.
   using Watch = base::UniqueFunction<bool()>;
+  // Where a transfer has come to in the order: its clock value, or nothing where it has none. Then
+  // `held` says whether that is because the device is held.
+  struct Entered {
+    std::optional<std::uint64_t> clock{};
+    bool held = false;
+  };
   // Launches a transfer. What it returns, if anything, is called like a watch, and nothing else is
   // launched before that returns true.
   using Launcher = std::function<Watch(std::uint64_t number)>;
@@ -49,10 +56,8 @@ class Lane {
   void add_pair(TransferOrder::Pair pair, TransferOrder::End end, std::uint64_t source,
                 Launcher launcher);
   std::vector<std::uint64_t> drop_pair(TransferOrder::Pair pair);
-  [[nodiscard]] std::optional<std::uint64_t> announce(TransferOrder::Pair pair,
-                                                      std::uint64_t number);
-  [[nodiscard]] std::optional<std::uint64_t> accept(TransferOrder::Pair pair, std::uint64_t number,
-                                                    std::uint64_t clock);
+  [[nodiscard]] Entered announce(TransferOrder::Pair pair, std::uint64_t number);
+  [[nodiscard]] Entered accept(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock);
   bool agree(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock);
   bool withdraw(TransferOrder::Pair pair, std::uint64_t number);
   void finish(TransferOrder::Pair pair);
@@ -61,7 +66,7 @@ class Lane {
   [[nodiscard]] std::size_t pending() const;
   [[nodiscard]] std::size_t launched() const;
 
-  // Keeps transfers from running NCCL on the device: announce() and accept() return nothing until
+  // Keeps transfers from running NCCL on the device: announce() and accept() enter nothing until
   // release(). Waits until nothing is in the order and nothing launched is unfinished; false, and
   // not held, when that has not come by `deadline`. Counted. Must not be called by callbacks.
   [[nodiscard]] bool hold(std::chrono::steady_clock::time_point deadline);
@@ -82,9 +87,10 @@ class Lane {
   [[nodiscard]] cuda::Stream copies_out() const noexcept { return streams_[1]; }
   [[nodiscard]] cuda::Stream sends() const noexcept { return streams_[2]; }
   [[nodiscard]] cuda::Stream receives() const noexcept { return streams_[3]; }
-  // Memory that receives what has no place to go; allocated when first asked for. Null when there
-  // is none of that size.
-  [[nodiscard]] void* sink(std::size_t bytes);
+  // Memory of kSinkBytes that receives what has no place to go; allocated when first asked for.
+  // Null when there is none.
+  static constexpr std::size_t kSinkBytes = std::size_t{64} << 20;
+  [[nodiscard]] void* sink();
   [[nodiscard]] StagingRing& outgoing() noexcept { return outgoing_; }
   [[nodiscard]] StagingRing& incoming() noexcept { return incoming_; }
   [[nodiscard]] IpcOutbox& outbox() noexcept { return outbox_; }
@@ -119,7 +125,6 @@ class Lane {
   Watch issuing_;
   std::optional<Error> failure_;
   void* sink_ = nullptr;
-  std::size_t sink_bytes_ = 0;
   StagingRing outgoing_;
   StagingRing incoming_;
   IpcOutbox outbox_;

@@ -80,14 +80,13 @@ bool Lanes::held(int device) const {
   return lane != nullptr && lane->held();
 }
 
-void Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done) {
+bool Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done) {
   {
     const base::MutexLock lock(aborts_->mutex);
     ++aborts_->running;
   }
-  const base::SignalsBlocked blocked;
-  std::thread([aborts = aborts_, cuda = &cuda_, nccl = nccl_, comm, device,
-               done = std::move(done)]() mutable {
+  auto run = [aborts = aborts_, cuda = &cuda_, nccl = nccl_, comm, device,
+              done = std::move(done)]() mutable {
     (void)cuda->set_device(device);
     (void)nccl->comm_abort(comm);
     base::MutexLock lock(aborts->mutex);
@@ -102,7 +101,17 @@ void Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done
     }
     --aborts->running;
     aborts->changed.notify_all();
-  }).detach();
+  };
+  try {
+    const base::SignalsBlocked blocked;
+    std::thread(std::move(run)).detach();
+    return true;
+  } catch (const std::exception&) {
+    const base::MutexLock lock(aborts_->mutex);
+    --aborts_->running;
+    aborts_->changed.notify_all();
+    return false;
+  }
 }
 
 void Lanes::quarantine(int device) {

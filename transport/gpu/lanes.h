@@ -50,9 +50,10 @@ class Lanes {
   [[nodiscard]] base::TaskThread& connector() noexcept { return connector_; }
   [[nodiscard]] std::uint64_t new_pair() noexcept { return ++last_pair_; }
 
-  // Aborts a communicator on a thread of its own, which may hang; then calls `done` there.
-  // REQUIRES: no other thread uses the communicator.
-  void abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done);
+  // Aborts a communicator on a thread of its own, which may hang; then calls `done` there. False,
+  // and nothing is done, when the system gives no thread. REQUIRES: no other thread uses the
+  // communicator.
+  [[nodiscard]] bool abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done);
   // A device whose aborts hang is not used with NCCL any more.
   void quarantine(int device);
   [[nodiscard]] bool quarantined(int device) const;

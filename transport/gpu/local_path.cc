@@ -122,11 +122,12 @@ void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer, std::uint64
   if (status != cuda::kSuccess) {
     return finish(transfer, lane.error_of(status, "bytes cannot be copied to it"));
   }
-  lane.when_done(lane.copies_in(), [self = shared_from_this(), transfer, &lane,
+  lane.when_done(lane.copies_in(),
+                 on_lane(transfer, [self = shared_from_this(), transfer, &lane,
                                     source = std::move(source)](cuda::Status done) {
-    if (done == cuda::kSuccess) return self->finish(transfer, std::nullopt);
-    self->finish(transfer, lane.error_of(done, "bytes cannot be copied to it"));
-  });
+                   if (done == cuda::kSuccess) return self->finish(transfer, std::nullopt);
+                   self->finish(transfer, lane.error_of(done, "bytes cannot be copied to it"));
+                 }));
 }
 
 void DeviceTransfers::Impl::test_peer_copies(int source, int destination) {

@@ -13,8 +13,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr std::chrono::seconds kMaxBackOff(60);
+constexpr std::chrono::milliseconds kAbortAgain(100);
 constexpr std::size_t kMinPieceBytes = 4096;
-constexpr std::size_t kMaxPieceBytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxPieceBytes = Lane::kSinkBytes;
 
 }  // namespace
 
@@ -124,8 +125,13 @@ void DeviceTransfers::Impl::order_if_ready(const PairPtr& pair) {
     pair->ordered = true;
     ordered_.emplace(pair->token, pair);
     pair->lane->add_pair(pair->token, pair->end, source,
-                         [self = shared_from_this(), pair](std::uint64_t number) {
-                           return self->launch(pair, number);
+                         [self = shared_from_this(), pair](std::uint64_t number) -> Lane::Watch {
+                           try {
+                             return self->launch(pair, number);
+                           } catch (...) {
+                             self->not_launched(pair, number, to_error(std::current_exception()));
+                             return nullptr;
+                           }
                          });
   }
   if (pair->end == End::destination) {
@@ -199,9 +205,9 @@ void DeviceTransfers::Impl::on_comm_ready(PeerId from, const CommReadyFrame& fra
 
 void DeviceTransfers::Impl::begin_test(const PairPtr& pair) {
   if (broken(*pair)) return;
-  const auto clock = pair->lane->announce(pair->token, 0);
+  const auto [clock, held] = pair->lane->announce(pair->token, 0);
   if (!clock) {
-    if (!pair->lane->held()) return;
+    if (!held) return;
     lanes_.connector().post_at(base::deadline_after(kPollInterval),
                                [self = shared_from_this(), pair] {
                                  pair->lane->post([self, pair] { self->begin_test(pair); });
@@ -290,6 +296,8 @@ void DeviceTransfers::Impl::leave_pair(const PairPtr& pair, std::uint64_t number
     {
       const base::MutexLock lock(mutex_);
       transfer = find_incoming(pair->peer, number);
+      // It may have been cancelled since, and its id used again.
+      if (transfer != nullptr && transfer->pair != pair) transfer = nullptr;
     }
     if (transfer != nullptr) retry(transfer);
     return;
@@ -312,13 +320,21 @@ void DeviceTransfers::Impl::retire(const PairPtr& pair) {
   if (pair->comm == nullptr) return;  // broken before it was opened
   lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
                              [self = shared_from_this(), pair] { self->on_abort_stuck(pair); });
-  lanes_.abort(pair->comm, pair->lane->device(), [self = shared_from_this(), pair] {
-    {
-      const base::MutexLock lock(self->mutex_);
-      pair->aborted = true;
-    }
-    pair->lane->post([self, pair] { self->retired(pair); });
-  });
+  abort(pair);
+}
+
+void DeviceTransfers::Impl::abort(const PairPtr& pair) {
+  const bool begun =
+      lanes_.abort(pair->comm, pair->lane->device(), [self = shared_from_this(), pair] {
+        {
+          const base::MutexLock lock(self->mutex_);
+          pair->aborted = true;
+        }
+        pair->lane->post([self, pair] { self->retired(pair); });
+      });
+  if (begun) return;
+  lanes_.connector().post_at(base::deadline_after(kAbortAgain),
+                             [self = shared_from_this(), pair] { self->abort(pair); });
 }
 
 // The kernels have been told to end; the events say when they have.
@@ -362,6 +378,7 @@ void DeviceTransfers::Impl::on_abort_stuck(const PairPtr& pair) {
         outgoing = find_outgoing(pair->peer, number);
       } else {
         incoming = find_incoming(pair->peer, number);
+        if (incoming != nullptr && incoming->pair != pair) incoming = nullptr;
       }
     }
     if (outgoing != nullptr) cancel(outgoing, why);

@@ -13,8 +13,16 @@ namespace {
 
 constexpr std::size_t kTestBytes = 4096;
 constexpr std::chrono::nanoseconds kStallPerByte(10);  // 100 MB/s
+// What has no memory is received in pieces, up to so many: the lane makes a call for each.
+constexpr std::size_t kMaxSunkPieces = std::size_t{1} << 16;
 constexpr std::chrono::milliseconds kMinTick(1);
 constexpr std::chrono::milliseconds kMaxTick(100);
+
+// A size is what a peer says, up to 2^63.
+std::chrono::nanoseconds stall_time(std::size_t bytes) {
+  constexpr std::size_t kMax = std::chrono::nanoseconds::max().count() / 100;
+  return kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(std::min(bytes, kMax));
+}
 
 // Differs between epochs, so that what is left of an earlier test does not pass.
 int test_pattern(const NcclPair& pair) { return static_cast<int>(0x5a ^ (pair.name.epoch & 0xff)); }
@@ -29,7 +37,7 @@ bool DeviceTransfers::Impl::announce_nccl(const OutgoingPtr& transfer, const Pai
     const base::MutexLock lock(mutex_);
     if (transfer->ended) return true;
     if (pair == nullptr || pair->state != NcclPair::State::open) return false;
-    const auto clock = pair->lane->announce(pair->token, transfer->id);
+    const auto clock = pair->lane->announce(pair->token, transfer->id).clock;
     if (!clock) return false;
     transfer->path = Path::nccl;
     transfer->announced = true;
@@ -48,32 +56,20 @@ bool DeviceTransfers::Impl::announce_nccl(const OutgoingPtr& transfer, const Pai
 
 // No CUDA call here: whatever the device does, the source gets its answer.
 void DeviceTransfers::Impl::start_nccl(const IncomingPtr& transfer, const RtsFrame& rts) {
-  CtsFrame cts;
-  bool accepted = false;
-  bool declined = false;
+  Lane::Entered entered;
   {
     const base::MutexLock lock(mutex_);
     if (transfer->ended) return;
     const PairPtr pair = find_pair(transfer->from, End::destination, rts.pair);
     if (pair != nullptr && pair->ordered && pair->state != NcclPair::State::broken) {
-      const auto clock = pair->lane->accept(pair->token, rts.id, rts.clock);
-      if (clock) {
-        transfer->pair = pair;
-        cts = {rts.id, rts.pair, *clock};
-        accepted = true;
-      } else if (pair->lane->held()) {
-        declined = true;
-        transfer->rts.reset();
-        transfer->retried = true;
-      }
+      entered = pair->lane->accept(pair->token, rts.id, rts.clock);
+      if (entered.clock) transfer->pair = pair;
     }
   }
-  if (accepted) {
-    send_frame(transfer->from, encode(cts));
-  } else if (declined) {
-    send_frame(transfer->from, encode(DeclineFrame{rts.id}));
+  if (entered.clock) {
+    send_frame(transfer->from, encode(CtsFrame{rts.id, rts.pair, *entered.clock}));
   } else {
-    retry(transfer);
+    retry(transfer, entered.held);
   }
 }
 
@@ -91,21 +87,27 @@ void DeviceTransfers::Impl::on_decline(PeerId from, const DeclineFrame& frame) {
       transfer->reading = false;
     }
   }
-  on_retry(from, RetryFrame{frame.id});
+  on_retry(from, frame.id, "DECLINE");
 }
 
-void DeviceTransfers::Impl::accept_test(PeerId from, const RtsFrame& rts) {
+void DeviceTransfers::Impl::accept_test(PeerId from, const RtsFrame& rts, bool again) {
   CtsFrame cts;
   PairPtr later;
   {
     const base::MutexLock lock(mutex_);
     const PairPtr pair = find_pair(from, End::destination, rts.pair);
-    if (pair == nullptr || !pair->ordered || pair->tested) return;  // its source hears of a BREAK
-    const auto clock = pair->lane->accept(pair->token, 0, rts.clock);
+    if (pair == nullptr || !pair->ordered) return;  // its source hears of a BREAK
+    if (pair->tested || pair->test_waits != again) {
+      throw Error(ErrorCode::protocol, "second test of a communicator from device " +
+                                           std::to_string(rts.pair.source_device) + " to device " +
+                                           std::to_string(rts.pair.destination_device));
+    }
+    const auto [clock, held] = pair->lane->accept(pair->token, 0, rts.clock);
+    pair->tested = clock.has_value();
+    pair->test_waits = held;
     if (clock) {
       cts = {0, rts.pair, *clock};
-      pair->tested = true;
-    } else if (pair->lane->held()) {
+    } else if (held) {
       later = pair;
     } else {
       return;
@@ -116,7 +118,7 @@ void DeviceTransfers::Impl::accept_test(PeerId from, const RtsFrame& rts) {
   lanes_.connector().post_at(base::deadline_after(kMinTick),
                              [self = shared_from_this(), from, rts, later] {
                                try {
-                                 self->accept_test(from, rts);
+                                 self->accept_test(from, rts, true);
                                } catch (const Error& error) {
                                  self->break_pair(later, error, true);
                                }
@@ -194,9 +196,7 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
         launched.owner = incoming;
         if (incoming != nullptr) bytes = incoming->bytes;
       }
-      launched.deadline =
-          base::deadline_after(options_.stall_timeout +
-                               kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(bytes));
+      launched.deadline = base::deadline_after(options_.stall_timeout + stall_time(bytes));
     }
   }
   if (is_broken) {
@@ -216,7 +216,9 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
   } else if (incoming != nullptr) {
     bytes = incoming->bytes;
     to_sink = !allocate(incoming, lane.receives());
-    memory = to_sink ? lane.sink(pair->piece_bytes) : incoming->memory.data;
+    memory = !to_sink                                     ? incoming->memory.data
+             : bytes / pair->piece_bytes < kMaxSunkPieces ? lane.sink()
+                                                          : nullptr;
   }
   if (memory == nullptr) {
     break_pair(pair,
@@ -235,12 +237,26 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
     const nccl::Result state = self->async_error(*pair);
     if (state == nccl::kInProgress) return false;
     if (state == nccl::kSuccess) {
-      self->issued(pair, number);
+      self->guarded(pair, [&] { self->issued(pair, number); });
     } else {
       self->break_pair(pair, self->nccl_error(*pair, state, "transfer cannot be launched"), true);
     }
     return true;
   };
+}
+
+// Something was thrown in the middle of launch(), for want of memory.
+void DeviceTransfers::Impl::not_launched(const PairPtr& pair, std::uint64_t number,
+                                         const Error& why) {
+  bool counted = false;
+  {
+    const base::MutexLock lock(mutex_);
+    counted = pair->launched.contains(number);
+  }
+  break_pair(pair, why, true);
+  if (counted) return;  // retired() ends it
+  pair->lane->finish(pair->token);
+  leave_pair(pair, number);
 }
 
 void* DeviceTransfers::Impl::test_memory(NcclPair& pair) {
@@ -253,7 +269,7 @@ void* DeviceTransfers::Impl::test_memory(NcclPair& pair) {
   } else if (status == cuda::kSuccess) {
     status = cuda.host_alloc(&bytes, kTestBytes, cuda::kHostAllocPortable);
     pair.test_bytes = static_cast<std::byte*>(bytes);
-    (void)pair.lane->sink(pair.piece_bytes);  // while there is memory
+    (void)pair.lane->sink();  // while there is memory
   } else {
     pair.test_memory = nullptr;
   }
@@ -301,7 +317,7 @@ void DeviceTransfers::Impl::issued(const PairPtr& pair, std::uint64_t number) {
   }
   lane.when_done(pair->end == End::source ? lane.sends() : lane.receives(),
                  [self = shared_from_this(), pair, number](cuda::Status status) {
-                   self->launch_done(pair, number, status);
+                   self->guarded(pair, [&] { self->launch_done(pair, number, status); });
                  });
 }
 

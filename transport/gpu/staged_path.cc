@@ -35,7 +35,8 @@ void DeviceTransfers::Impl::start_staged(const IncomingPtr& transfer) {
 
 void DeviceTransfers::Impl::ask_for_slot(const IncomingPtr& transfer) {
   ++transfer->asked;
-  transfer->lane->incoming().take([self = shared_from_this(), transfer](std::byte* slot) {
+  transfer->lane->incoming().take(on_lane(transfer, [self = shared_from_this(),
+                                                     transfer](std::byte* slot) {
     if (slot == nullptr) {
       return self->finish(transfer, Error(ErrorCode::overloaded,
                                           "pinned host memory for device transfers cannot be "
@@ -50,7 +51,7 @@ void DeviceTransfers::Impl::ask_for_slot(const IncomingPtr& transfer) {
       transfer->granted.push_back(slot);
     }
     self->send_frame(transfer->from, encode(GrantFrame{transfer->id, 1}));
-  });
+  }));
 }
 
 void DeviceTransfers::Impl::on_data(PeerId from, const DataFrame& frame) {
@@ -74,9 +75,10 @@ void DeviceTransfers::Impl::on_data(PeerId from, const DataFrame& frame) {
     transfer->granted.pop_back();
   }
   std::memcpy(slot, frame.bytes.data(), frame.bytes.size());
-  transfer->lane->post(
-      [self = shared_from_this(), transfer, slot, offset = frame.offset,
-       bytes = frame.bytes.size()] { self->write_chunk(transfer, slot, offset, bytes); });
+  transfer->lane->post(on_lane(transfer, [self = shared_from_this(), transfer, slot,
+                                          offset = frame.offset, bytes = frame.bytes.size()] {
+    self->write_chunk(transfer, slot, offset, bytes);
+  }));
 }
 
 void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* slot,
@@ -95,19 +97,20 @@ void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* 
     lane.incoming().give_back(slot);
     return finish(transfer, lane.error_of(status, "received bytes cannot be copied to it"));
   }
-  lane.when_done(lane.copies_in(), [self = shared_from_this(), transfer, &lane,
-                                    slot](cuda::Status done) {
-    lane.incoming().give_back(slot);
-    if (done != cuda::kSuccess) {
-      return self->finish(transfer, lane.error_of(done, "received bytes cannot be copied to it"));
-    }
-    const std::size_t chunks = chunks_of(transfer->bytes);
-    if (++transfer->written == chunks) {
-      self->finish(transfer, std::nullopt);
-    } else if (transfer->asked < chunks) {
-      self->ask_for_slot(transfer);
-    }
-  });
+  lane.when_done(lane.copies_in(), on_lane(transfer, [self = shared_from_this(), transfer, &lane,
+                                                      slot](cuda::Status done) {
+                   lane.incoming().give_back(slot);
+                   if (done != cuda::kSuccess) {
+                     return self->finish(
+                         transfer, lane.error_of(done, "received bytes cannot be copied to it"));
+                   }
+                   const std::size_t chunks = chunks_of(transfer->bytes);
+                   if (++transfer->written == chunks) {
+                     self->finish(transfer, std::nullopt);
+                   } else if (transfer->asked < chunks) {
+                     self->ask_for_slot(transfer);
+                   }
+                 }));
 }
 
 // --- source ---
@@ -119,28 +122,30 @@ void DeviceTransfers::Impl::on_grant(PeerId from, const GrantFrame& frame) {
     const base::MutexLock lock(mutex_);
     transfer = find_outgoing(from, frame.id);
     if (transfer == nullptr) return;
-    transfer->granted += frame.chunks;
+    const std::uint64_t granted = transfer->granted + frame.chunks;
     by_ipc = transfer->announced && transfer->path == Path::ipc;
     if (!transfer->announced || (transfer->path != Path::staging && !by_ipc) ||
-        (by_ipc && transfer->granted != 1) ||
-        transfer->granted > chunks_of(transfer->source.bytes)) {
+        (by_ipc && granted != 1) || granted > chunks_of(transfer->source.bytes) ||
+        granted > transfer->data_sent + kSlotsOfATransfer) {
       throw Error(ErrorCode::protocol, "GRANT frame of " + std::to_string(frame.chunks) +
                                            " chunks for transfer " + std::to_string(frame.id) +
-                                           ", which has none left to send");
+                                           ", which has none left to send or no slots for them");
     }
+    transfer->granted = granted;
   }
-  transfer->lane->post([self = shared_from_this(), transfer, by_ipc, chunks = frame.chunks] {
-    if (by_ipc) return self->begin_ipc(transfer);
-    for (std::uint32_t i = 0; i < chunks; ++i) self->send_chunk(transfer);
-  });
+  transfer->lane->post(
+      on_lane(transfer, [self = shared_from_this(), transfer, by_ipc, chunks = frame.chunks] {
+        if (by_ipc) return self->begin_ipc(transfer);
+        for (std::uint32_t i = 0; i < chunks; ++i) self->send_chunk(transfer);
+      }));
 }
 
 void DeviceTransfers::Impl::send_chunk(const OutgoingPtr& transfer) {
   const std::uint64_t offset = transfer->offset;
   const std::size_t bytes = std::min(kChunk, transfer->source.bytes - offset);
   transfer->offset += bytes;
-  transfer->lane->outgoing().take([self = shared_from_this(), transfer, offset,
-                                   bytes](std::byte* slot) {
+  transfer->lane->outgoing().take(on_lane(transfer, [self = shared_from_this(), transfer, offset,
+                                                     bytes](std::byte* slot) {
     Lane& lane = *transfer->lane;
     bool ended = false;
     {
@@ -160,17 +165,21 @@ void DeviceTransfers::Impl::send_chunk(const OutgoingPtr& transfer) {
       lane.outgoing().give_back(slot);
       return self->cancel(transfer, lane.error_of(status, "the bytes to send cannot be copied"));
     }
-    lane.when_done(lane.copies_out(), [self, transfer, &lane, slot, offset,
-                                       bytes](cuda::Status done) {
+    lane.when_done(lane.copies_out(), self->on_lane(transfer, [self, transfer, &lane, slot, offset,
+                                                               bytes](cuda::Status done) {
       if (done != cuda::kSuccess) {
         lane.outgoing().give_back(slot);
         return self->cancel(transfer, lane.error_of(done, "the bytes to send cannot be copied"));
       }
       base::Bytes frame = encode(DataFrame{transfer->id, offset, {slot, bytes}});
       lane.outgoing().give_back(slot);
+      {
+        const base::MutexLock lock(self->mutex_);
+        ++transfer->data_sent;  // first: its destination may grant the next one at once
+      }
       self->send_frame(transfer->to, std::move(frame));
-    });
-  });
+    }));
+  }));
 }
 
 }  // namespace stitch::transport::gpu

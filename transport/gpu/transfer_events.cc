@@ -115,26 +115,28 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
   send_frame(transfer->to, encode(rts));
 }
 
-void DeviceTransfers::Impl::on_retry(PeerId from, const RetryFrame& frame) {
+void DeviceTransfers::Impl::on_retry(PeerId from, TransferId id, const char* frame) {
   OutgoingPtr transfer;
   PairPtr pair;
   {
     const base::MutexLock lock(mutex_);
-    transfer = find_outgoing(from, frame.id);
+    transfer = find_outgoing(from, id);
     if (transfer == nullptr) return;
     if (!transfer->announced || transfer->retried || transfer->path == Path::staging) {
-      unexpected("RETRY", frame.id);
+      unexpected(frame, id);
     }
     transfer->retried = true;
     transfer->finished.reset();
     transfer->granted = 0;
+    transfer->data_sent = 0;
     pair = std::exchange(transfer->pair, nullptr);
     ++retries_;
   }
   // The destination retries what a broken pair had; its BREAK may be behind.
   if (pair != nullptr) break_pair(pair, Error(ErrorCode::internal, "broken by the peer"), false);
   lanes_.withdraw(uid_, transfer->id);
-  transfer->lane->post([self = shared_from_this(), transfer] { self->begin(transfer); });
+  transfer->lane->post(
+      on_lane(transfer, [self = shared_from_this(), transfer] { self->begin(transfer); }));
 }
 
 void DeviceTransfers::Impl::on_finished(PeerId from, const FinishedFrame& frame) {
@@ -146,6 +148,12 @@ void DeviceTransfers::Impl::on_finished(PeerId from, const FinishedFrame& frame)
     if (transfer != nullptr) {
       if (!transfer->announced || transfer->finished) unexpected("FINISHED", frame.id);
       transfer->finished = frame;
+      // Without a CTS before it: its destination has not entered it.
+      const PairPtr& pair = transfer->pair;
+      if (frame.failed != 0 && pair != nullptr && pair->lane->withdraw(pair->token, frame.id)) {
+        transfer->pair.reset();
+        transfer->reading = false;
+      }
     }
   }
   // It was cancelled here: its CANCEL comes to a destination that knows it no more.
@@ -186,6 +194,7 @@ void DeviceTransfers::Impl::on_rts(PeerId from, const RtsFrame& frame) {
     entry->rts = frame;
     transfer = entry;
     refused = transfer->refused;
+    if (refused) --peer.unasked;
     if (!refused && !transfer->wanted) {
       if (unknown) check_unasked(peer);
       return;
@@ -217,15 +226,16 @@ void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
   }
   if (error) return finish(transfer, error);
   if (rts.path == Path::nccl) return start_nccl(transfer, rts);
-  transfer->lane->post([self = shared_from_this(), transfer, path = rts.path, key = rts.clock] {
-    if (path == Path::staging) {
-      self->start_staged(transfer);
-    } else if (path == Path::ipc) {
-      self->start_ipc(transfer);
-    } else {
-      self->start_local(transfer, key);
-    }
-  });
+  transfer->lane->post(
+      on_lane(transfer, [self = shared_from_this(), transfer, path = rts.path, key = rts.clock] {
+        if (path == Path::staging) {
+          self->start_staged(transfer);
+        } else if (path == Path::ipc) {
+          self->start_ipc(transfer);
+        } else {
+          self->start_local(transfer, key);
+        }
+      }));
 }
 
 bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream stream) {
@@ -259,7 +269,7 @@ bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream s
   return false;
 }
 
-void DeviceTransfers::Impl::retry(const IncomingPtr& transfer) {
+void DeviceTransfers::Impl::retry(const IncomingPtr& transfer, bool held) {
   if (transfer->no_memory) return finish(transfer, transfer->no_memory);
   {
     const base::MutexLock lock(mutex_);
@@ -268,7 +278,8 @@ void DeviceTransfers::Impl::retry(const IncomingPtr& transfer) {
     transfer->pair.reset();
     transfer->retried = true;
   }
-  send_frame(transfer->from, encode(RetryFrame{transfer->id}));
+  send_frame(transfer->from,
+             held ? encode(DeclineFrame{transfer->id}) : encode(RetryFrame{transfer->id}));
 }
 
 void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
@@ -290,6 +301,7 @@ void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {
       check_unasked(peers_[from]);
     }
     if (entry->refused) {
+      --peers_[from].unasked;
       incoming_.erase({from, frame.id});
       return;
     }
@@ -314,9 +326,9 @@ void DeviceTransfers::Impl::on_forget(PeerId from, const ForgetFrame& frame) {
 
 void DeviceTransfers::Impl::check_unasked(Peer& peer) {
   if (++peer.unasked > options_.max_transfers_per_peer) {
-    throw Error(ErrorCode::protocol, "peer announces more than " +
-                                         std::to_string(options_.max_transfers_per_peer) +
-                                         " transfers that no message has named");
+    throw Error(ErrorCode::protocol,
+                "peer announces more than " + std::to_string(options_.max_transfers_per_peer) +
+                    " transfers that no message has named or that were refused");
   }
 }
 
@@ -353,7 +365,7 @@ void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> fra
     case FrameKind::decline:
       return on_decline(from, decode_decline(frame));
     case FrameKind::retry:
-      return on_retry(from, decode_retry(frame));
+      return on_retry(from, decode_retry(frame).id, "RETRY");
     case FrameKind::grant:
       return on_grant(from, decode_grant(frame));
     case FrameKind::data:

@@ -1,0 +1,214 @@
+// Peers that send frames out of place, and what they leave behind. Frames are given to one end as
+// its peer's.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "stitch/transport/gpu/transfer_frames.h"
+#include "tests/gpu/transfers_world.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+constexpr std::size_t kMegabyte = std::size_t{1} << 20;
+
+void only_staging(std::size_t, DeviceTransfers::Options& options) { options.use_nccl = false; }
+
+class Hostile : public ::testing::Test {
+ protected:
+  // Whether worker `to` refuses a frame of the other.
+  static bool refused(TransfersWorld& world, const base::Bytes& frame, std::size_t to = 1) {
+    try {
+      world.transfers[to]->on_frame(1 - to, frame.span());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
+      return true;
+    }
+    return false;
+  }
+  // Runs `task` on a lane of worker 1 and waits for its end.
+  static void on_lane(TransfersWorld& world, const std::function<void(Lane&)>& task) {
+    Lane& lane = world.lanes(1)->lane(1);
+    std::promise<void> done;
+    lane.post([&] {
+      task(lane);
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+};
+
+// A broken communicator still runs the transfer when the same id is asked for again.
+TEST_F(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
+  constexpr std::size_t kBytes = 5 * kMegabyte;
+  constexpr std::size_t kChunk = 2 * kMegabyte;
+  TransfersWorld world({});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  const TransferId id = world.transfers[0]->new_id() + 1;  // of the next one
+  const auto received = world.gpu.calls("nccl_recv", 1);
+  world.gpu.inject(0, "group_end", nccl::kSuccess);  // nothing is launched at the source
+  const auto first = world.start(0, 0, 1, 1, kBytes, 'a');
+  ASSERT_TRUE(eventually([&] { return world.gpu.calls("nccl_recv", 1) > received; }));
+  const int gate = world.gpu.make_gate();
+  on_lane(world, [&](Lane& lane) {  // what the communicator has launched does not end
+    FakeGpu::Kernel kernel;
+    kernel.gate = gate;
+    EXPECT_EQ(world.gpu.launch(world.process(1), lane.receives(), std::move(kernel)),
+              cuda::kSuccess);
+  });
+  world.network->pause(0);
+  world.transfers[1]->on_frame(0, encode(CancelFrame{id, 12, "no"}).span());
+
+  void* memory = nullptr;
+  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
+  ASSERT_EQ(world.cuda(1).malloc(&memory, kBytes), cuda::kSuccess);
+  std::atomic<int> arrived{0};
+  std::optional<Error> error;
+  world.transfers[1]->receive(
+      0, id, 1, kBytes,
+      [&](int, std::size_t, cuda::Stream) {
+        return DeviceMemory{memory, std::make_shared<int>(0)};
+      },
+      [&](std::optional<Error> why, const std::shared_ptr<void>&) {
+        error = std::move(why);
+        ++arrived;
+      });
+  const base::Bytes rts = encode(RtsFrame{id, Path::staging, {0, 1, 0}, kBytes, 0});
+  world.transfers[1]->on_frame(0, rts.span());
+  const std::vector<std::byte> bytes(kChunk, std::byte{7});
+  const auto give = [&](std::size_t offset) {  // once there is a slot for it
+    const auto part = std::span(bytes).subspan(0, std::min(kChunk, kBytes - offset));
+    const base::Bytes data = encode(DataFrame{id, offset, part});
+    EXPECT_TRUE(eventually([&] { return !refused(world, data); }));
+  };
+  give(0);
+  const auto written = world.gpu.calls("memcpy_async", 1);
+  on_lane(world, [](Lane&) {});
+  EXPECT_GE(world.gpu.calls("memcpy_async", 1), written);
+  world.gpu.open_gate(gate);
+  ASSERT_TRUE(eventually([&] { return world.lanes(1)->lane(1).launched() == 0; }));
+  on_lane(world, [](Lane&) {});
+  EXPECT_TRUE(refused(world, rts)) << "it has been asked for again";
+  EXPECT_EQ(arrived, 0);
+  give(kChunk);
+  give(2 * kChunk);
+  EXPECT_TRUE(eventually([&] { return arrived == 1; }));
+  EXPECT_FALSE(error) << error->what();
+  world.lose(0);
+  EXPECT_TRUE(eventually([&] { return first->sent == 1; }));
+  EXPECT_EQ(world.cuda(1).free(memory), cuda::kSuccess);
+}
+
+TEST_F(Hostile, ACommunicatorIsTestedOnce) {
+  TransfersWorld world({});
+  world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
+  ASSERT_TRUE(world.lanes(1)->lane(1).hold(std::chrono::steady_clock::now() + 20s));
+  const auto first = world.start(0, 0, 1, 1, 5000, 'b');  // begins to open one
+  // The source's own test is on its way, or has come; a second one is none of its doing.
+  RtsFrame test{0, Path::nccl, {0, 1, 1}, 0, 1};
+  EXPECT_TRUE(eventually([&] { return refused(world, encode(test)); }));
+  world.lanes(1)->lane(1).release();
+  world.wait(*first);
+  (void)world.take_protocol_error();  // where the source's was the second
+}
+
+TEST_F(Hostile, MemoryIsOfferedOnce) {
+  TransfersWorld world({});
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  const auto mapped = world.gpu.calls("ipc_open_mem_handle", 1);
+  EXPECT_TRUE(refused(world, encode(IpcOfferFrame{{1, 1, 0}, {}})));
+  on_lane(world, [](Lane&) {});
+  EXPECT_EQ(world.gpu.calls("ipc_open_mem_handle", 1), mapped);
+  // Nor twice before the first has been mapped.
+  EXPECT_FALSE(refused(world, encode(IpcOfferFrame{{0, 1, 0}, {}})));
+  EXPECT_TRUE(refused(world, encode(IpcOfferFrame{{0, 1, 0}, {}})));
+  (void)world.take_protocol_error();  // of worker 0, which has not offered that
+}
+
+TEST_F(Hostile, ADestinationGrantsNoMoreChunksThanItHasSlotsFor) {
+  TransfersWorld world({.adjust = only_staging});
+  world.expect_arrival(0, 0, 1, 1, 1000, 'a');
+  world.network->pause(1);
+  const auto transfer = world.start(0, 0, 1, 1, 20 * kMegabyte, 'b');
+  const TransferId id = world.transfers[0]->new_id() - 1;
+  EXPECT_TRUE(refused(world, encode(GrantFrame{id, 11}), 0));  // it has 10 chunks
+  EXPECT_TRUE(eventually([&] { return !refused(world, encode(GrantFrame{id, 1}), 0); }));
+  EXPECT_TRUE(refused(world, encode(GrantFrame{id, 9}), 0)) << "there are not so many slots";
+  EXPECT_FALSE(refused(world, encode(GrantFrame{id, 3}), 0));
+  world.lose(1);
+  EXPECT_TRUE(eventually([&] { return transfer->sent == 1; }));
+}
+
+TEST_F(Hostile, RefusedTransfersThatAreNeverAnnouncedAreFewOrEndTheirPeer) {
+  constexpr std::size_t kMany = 100;
+  TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+    only_staging(worker, options);
+    options.max_transfers_per_peer = kMany;
+  }});
+  const Error why(ErrorCode::overloaded, "not wanted");
+  // Those that are announced, or cancelled, are forgotten.
+  for (TransferId id = 1; id <= 3 * kMany; ++id) {
+    world.transfers[1]->refuse(0, id, why);
+    world.transfers[1]->on_frame(
+        0, (id % 2 == 0 ? encode(RtsFrame{id, Path::staging, {0, 1, 0}, 10, 0})
+                        : encode(CancelFrame{id, 12, "no"}))
+               .span());
+    world.transfers[1]->on_frame(0, encode(CancelFrame{4 * kMany + id, 12, "no"}).span());
+    world.transfers[1]->refuse(0, 4 * kMany + id, why);
+  }
+  EXPECT_EQ(world.transfers[1]->counters().incoming, 0U);
+  for (std::size_t i = 0; i < kMany; ++i) world.transfers[1]->refuse(0, 10'000 + i, why);
+  EXPECT_EQ(error_of([&] { world.transfers[1]->refuse(0, 20'000, why); }).code(),
+            ErrorCode::protocol);
+}
+
+TEST_F(Hostile, ARefusedTransferByNcclBreaksNoCommunicator) {
+  TransfersWorld world({});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  for (int i = 0; i < 5; ++i) {
+    const auto refused = world.start(0, 0, 1, 1, 5000, 'a', 0, false);
+    world.wait(*refused);
+    ASSERT_TRUE(refused->send_error);
+  }
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+  EXPECT_EQ(world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks, 0U);
+  EXPECT_EQ(world.lanes(0)->lane(0).pending(), 0U);
+}
+
+// Its announced size is the peer's word alone.
+TEST_F(Hostile, ATransferOfAnAbsurdSizeByNcclFailsAndNoMore) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.reopen_backoff = 1ms;
+  }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  constexpr std::size_t kAbsurd = std::size_t{1} << 62;
+  constexpr TransferId kId = 77'777;
+  std::atomic<int> ended{0};
+  std::optional<Error> error;
+  world.transfers[1]->receive(
+      0, kId, 1, kAbsurd, [](int, std::size_t, cuda::Stream) { return DeviceMemory{}; },
+      [&](std::optional<Error> why, const std::shared_ptr<void>&) {
+        error = std::move(why);
+        ++ended;
+      });
+  world.transfers[1]->on_frame(0,
+                               encode(RtsFrame{kId, Path::nccl, {0, 1, 1}, kAbsurd, 1000}).span());
+  ASSERT_TRUE(eventually([&] { return ended == 1; }));
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::overloaded) << error->what();
+  world.expect_arrival(0, 0, 1, 1, 5000, 'b');
+  (void)world.take_protocol_error();  // of worker 0, which has not announced it
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test
