@@ -1,7 +1,9 @@
 #include "stitch/rpc/agent/agent.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
@@ -254,12 +256,22 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const base::CallbackScope callback;
   events().record("peer lost", peer.id.value(), peer.epoch);
-  outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason));
-  served_calls_.on_peer_lost(peer);
-  device_tensors_.on_peer_lost(peer, reason);
-  for_each_extension([&](Extension& extension) { extension.on_peer_lost(peer, reason); });
-  graceful_shutdown_->on_peer_lost(peer);
-  membership_->on_link_lost(peer, reason);
+  // Each of them hears of it, also if one before it has no memory for that.
+  const auto tell = [](auto&& part) {
+    try {
+      part();
+    } catch (const std::exception& exception) {
+      std::fprintf(stderr, "stitch: the loss of a peer was not fully dealt with: %s\n",
+                   exception.what());
+    }
+  };
+  tell([&] { outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason)); });
+  tell([&] { served_calls_.on_peer_lost(peer); });
+  tell([&] { device_tensors_.on_peer_lost(peer, reason); });
+  for_each_extension(
+      [&](Extension& extension) { tell([&] { extension.on_peer_lost(peer, reason); }); });
+  tell([&] { graceful_shutdown_->on_peer_lost(peer); });
+  tell([&] { membership_->on_link_lost(peer, reason); });
 }
 
 // The reason, with the life that it is about and when it was last heard of.
@@ -330,9 +342,12 @@ bool Agent::poll(const std::atomic<bool>& done, Clock::time_point deadline) {
 
 Agent::Activity Agent::activity() {
   Activity activity;
+  // A request goes from the devices to the calls being served, its answer back to them: asked
+  // before and after, they do not miss either.
+  const std::size_t waited = device_tensors_.waiting();
   activity.busy = outgoing_calls_.busy();
   activity.busy += served_calls_.busy();
-  activity.busy += device_tensors_.waiting();
+  activity.busy += std::max(waited, device_tensors_.waiting());
   for_each_extension([&](Extension& extension) { activity.busy += extension.active(); });
   activity.sent = sender_.sent();
   activity.received = received_.load();

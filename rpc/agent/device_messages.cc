@@ -1,6 +1,9 @@
 // Agent: messages that bring tensors to devices. They are routed once these have arrived, and
 // answers once these are where their calls want them.
+#include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -9,32 +12,80 @@
 
 namespace stitch::rpc {
 
+namespace {
+
+// Increments a counter at the end of a block.
+class CountedAtEnd {
+ public:
+  explicit CountedAtEnd(std::atomic<std::uint64_t>& count) noexcept : count_(count) {}
+  ~CountedAtEnd() { count_.fetch_add(1); }
+  CountedAtEnd(const CountedAtEnd&) = delete;
+  CountedAtEnd& operator=(const CountedAtEnd&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>& count_;
+};
+
+}  // namespace
+
 void Agent::on_device_message(const std::shared_ptr<transport::Connection>& connection,
-                              InMessage&& message, std::uint64_t call_id) {
-  // A request whose tensors are on their way is held here, as one that waits for its turn.
-  std::shared_ptr<PeerFlow> held;
-  if (message.view.kind() == wire::kRequest) {
-    PeerFlow& flow = sender_.flow(message.from);
-    const std::size_t bytes = total_bytes(message.raw);
-    const auto end = [bytes](PeerFlow* at) { at->end_held(bytes); };
-    const char* const exceeded = flow.hold(bytes);
-    held = std::shared_ptr<PeerFlow>(&flow, end);
-    if (exceeded != nullptr) {
-      on_arrived(connection, std::move(message), call_id,
-                 Error(ErrorCode::overloaded,
-                       std::string("requests whose tensors have not come exceed ") + exceeded));
-      return;
+                              InMessage&& incoming, std::uint64_t call_id) {
+  const auto message = std::make_shared<InMessage>(std::move(incoming));
+  DeviceTensors::Announced transfers;
+  std::size_t bytes = total_bytes(message->raw);
+  std::optional<Error> failure;
+  try {
+    transfers = device_tensors_.announced(*message);
+    // What waits for its tensors is held here, as a request that waits for its turn.
+    std::shared_ptr<PeerFlow> held;
+    const char* exceeded = nullptr;
+    PeerFlow& flow = sender_.flow(message->from);
+    if (message->view.kind() == wire::kRequest) {
+      bytes = flow.counted(bytes, transfers ? transfers->bytes() : 0);
+      const auto end = [bytes](PeerFlow* at) { at->end_held(bytes); };
+      exceeded = flow.hold(bytes);
+      held = std::shared_ptr<PeerFlow>(&flow, end);
+    } else if (transfers) {
+      bytes = flow.counted_data(bytes, transfers->bytes());
+      const auto end = [bytes](PeerFlow* at) { at->end_held_data(bytes); };
+      exceeded = flow.hold_data(bytes) ? nullptr : PeerFlow::kBytesName;
+      held = std::shared_ptr<PeerFlow>(&flow, end);
+    }
+    if (exceeded != nullptr)
+      throw Error(ErrorCode::overloaded,
+                  std::string("messages whose tensors have not come exceed ") + exceeded);
+    if (message->view.kind() == wire::kReply && !outgoing_calls_.awaits(call_id, message->from))
+      throw Error(ErrorCode::cancelled, "no call waits for this result");
+    device_tensors_.receive(
+        message, transfers,
+        [agent = shared_from_this(), connection, call_id, bytes, held = std::move(held)](
+            InMessage&& arrived, const std::optional<Error>& why) mutable {
+          held.reset();  // from here on on_request() counts it
+          if (arrived.arrival) arrived.arrival->bytes = bytes;
+          if (!why && !arrived.arrival->error && arrived.view.kind() == wire::kReply &&
+              agent->store_later(connection, arrived, call_id))
+            return;
+          agent->on_arrived(connection, std::move(arrived), call_id, why);
+        });
+    return;
+  } catch (...) {
+    failure = to_error(std::current_exception());
+  }
+  // One that makes sense is routed without its tensors, as when a device has no memory for them:
+  // so what else it brings is taken note of, and its call gets the error.
+  if (failure->code() != ErrorCode::protocol) {
+    try {
+      device_tensors_.refuse_transfers(message->from, transfers, *failure);
+      message->tensors.clear();
+      message->arrival = std::make_unique<Arrival>();
+      message->arrival->error = failure;
+      message->arrival->bytes = bytes;
+      failure.reset();
+    } catch (...) {
+      failure = to_error(std::current_exception());
     }
   }
-  device_tensors_.receive(
-      std::move(message), [agent = shared_from_this(), connection, call_id, held = std::move(held)](
-                              InMessage&& arrived, const std::optional<Error>& failure) mutable {
-        held.reset();  // from here on on_request() counts it
-        if (!failure && !arrived.arrival->error && arrived.view.kind() == wire::kReply &&
-            agent->store_later(connection, arrived, call_id))
-          return;
-        agent->on_arrived(connection, std::move(arrived), call_id, failure);
-      });
+  on_arrived(connection, std::move(*message), call_id, failure);
 }
 
 std::optional<c10::Stream> OutgoingCalls::store_later(std::uint64_t call_id,
@@ -69,6 +120,12 @@ void Agent::on_arrived(const std::shared_ptr<transport::Connection>& connection,
                        const std::optional<Error>& failure) {
   const WorkerInfo from = message.from;
   const std::uint16_t kind = message.view.kind();
+  // Its sender may leave as soon as it hears of the arrival, and then nothing waits any more for
+  // what it has sent: so that is after the message has been routed.
+  std::shared_ptr<void> acknowledgment;
+  if (message.arrival) acknowledgment = std::move(message.arrival->acknowledgment);
+  // Also if it was dropped; once everything that it starts is counted as busy.
+  const CountedAtEnd received(received_);
   try {
     // Nothing waits any more for what a life that is lost sent, also if its worker is back.
     if (!stopped() && !peers_->lost(from)) {
@@ -77,10 +134,12 @@ void Agent::on_arrived(const std::shared_ptr<transport::Connection>& connection,
       if (peers_->lost(from)) served_calls_.on_peer_lost(from);  // in the meantime
     }
   } catch (...) {
-    on_failed_message(connection, from, kind, call_id);
+    try {
+      on_failed_message(connection, from, kind, call_id);
+    } catch (...) {
+      // Without memory for an error: what waits for the message ends at its deadline.
+    }
   }
-  // Also if it was dropped; once everything that it starts is counted as busy.
-  received_.fetch_add(1);
 }
 
 }  // namespace stitch::rpc

@@ -45,7 +45,7 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
       connection_(std::move(connection)),
       message_(std::move(message)),
       header_(header),
-      bytes_(total_bytes(message_.raw)),
+      bytes_(message_.arrival ? message_.arrival->bytes : total_bytes(message_.raw)),
       function_(header.function_id == 0 ? nullptr
                                         : FunctionRegistry::instance().find(header.function_id)) {
   context_.runtime = agent_;

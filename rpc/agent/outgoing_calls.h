@@ -56,6 +56,10 @@ class OutgoingCalls {
   // Where the caller wants the tensors of the reply with this frame; see PendingCall::place.
   [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const base::Bytes& frame,
                                         std::size_t bytes) noexcept;
+  // Whether that call waits for an answer from `from`.
+  [[nodiscard]] bool awaits(std::uint64_t call_id, const WorkerInfo& from) const {
+    return table_.find(call_id, from) != nullptr;
+  }
   // See PendingCall::store_later; of a reply whose tensors are on their devices.
   [[nodiscard]] std::optional<c10::Stream> store_later(std::uint64_t call_id,
                                                        const InMessage& reply);

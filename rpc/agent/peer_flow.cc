@@ -27,6 +27,12 @@ bool PeerFlow::has_room(const Size& size, std::uint64_t used) const noexcept {
   return bytes == 0 || bytes + size.cost() <= (size.inside ? limits_.bytes : limits_.bytes / 2);
 }
 
+std::size_t PeerFlow::counted(std::size_t bytes, std::size_t beside) const noexcept {
+  const std::size_t half = limits_.bytes / 2;
+  const std::size_t most = half > kCallBytes ? half - kCallBytes : 0;
+  return std::max(bytes, std::min(bytes + std::min(beside, kMaxBytes), most));
+}
+
 // The window of the transport is looked at first: it changes by itself, and pump() is called then.
 bool PeerFlow::take(const Size& size) noexcept {
   auto& unwritten = size.small() ? unwritten_small_ : unwritten_large_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -50,6 +51,16 @@ class PeerFlow {
   explicit PeerFlow(const Limits& limits);
   PeerFlow(const PeerFlow&) = delete;
   PeerFlow& operator=(const PeerFlow&) = delete;
+
+  // ---- tensors that come beside their message, from device to device
+  // What a request counts, here and at its receiver, that has `beside` bytes of them: they take
+  // memory as what is in it does. Together they count at most half of the limit, with the call.
+  [[nodiscard]] std::size_t counted(std::size_t bytes, std::size_t beside) const noexcept;
+  // What a reply or a frame counts, likewise: more than its bytes, since it takes as much as a call
+  // while it waits for them.
+  [[nodiscard]] std::size_t counted_data(std::size_t bytes, std::size_t beside) const noexcept {
+    return std::min(counted(bytes, beside) + kCallBytes, limits_.bytes);
+  }
 
   // ---- requests to the peer
   struct Size {
@@ -121,8 +132,16 @@ class PeerFlow {
   [[nodiscard]] const char* hold(std::size_t bytes) noexcept;
   void end_held(std::size_t bytes) noexcept { held_.fetch_sub(packed(bytes + kCallBytes)); }
 
+  // ---- replies and frames of the peer that wait for tensors beside them
+  // Counts one. False when that exceeds the limit; end_held_data() in any case.
+  [[nodiscard]] bool hold_data(std::size_t bytes) noexcept {
+    return held_data_.fetch_add(bytes) + bytes <= limits_.bytes;
+  }
+  void end_held_data(std::size_t bytes) noexcept { held_data_.fetch_sub(bytes); }
+
   // ---- replies and frames to the peer, which wait for nothing
-  // Counts one that is not written yet. False, and it is not counted, when that exceeds the limit.
+  // Counts one that is not written yet, or whose tensors beside it have not arrived. False, and it
+  // is not counted, when that exceeds the limit.
   [[nodiscard]] bool add_data(std::size_t bytes) noexcept;
   void data_written(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
     const std::size_t left = data_bytes_.fetch_sub(bytes) - bytes;
@@ -186,6 +205,7 @@ class PeerFlow {
   std::atomic<std::uint64_t> waiting_{0};
   alignas(64) std::atomic<std::uint64_t> held_{0};
   std::atomic<std::size_t> data_bytes_{0};
+  std::atomic<std::size_t> held_data_{0};
   std::atomic<std::size_t> parked_count_{0};
   std::atomic<std::uint64_t> handled_calls_{0};
   std::atomic<std::uint64_t> handled_bytes_{0};

@@ -63,13 +63,13 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     check_frame(laid_out.frame.size());
     std::size_t bytes = total_bytes(laid_out);
     if (!control && bytes > options_.max_inflight_bytes) throw exceeds(bytes);
-    // What comes by transfers takes memory there as what is in the message does. A tensor above the
-    // limit has it to itself.
-    if (tensors.transfers) [[unlikely]]
-      bytes =
-          std::min<std::size_t>(bytes + tensors.transfers->bytes(), options_.max_inflight_bytes);
     Counted counted;
     counted.flow = &flow(to);
+    if (tensors.transfers) [[unlikely]] {
+      const std::size_t beside = tensors.transfers->bytes();
+      bytes = traffic == Traffic::request ? counted.flow->counted(bytes, beside)
+                                          : counted.flow->counted_data(bytes, beside);
+    }
     counted.bytes = bytes + (control ? kControlFrameCost : 0);
     counted.kind = control                       ? Counted::control
                    : traffic == Traffic::request ? Counted::nothing
@@ -148,10 +148,23 @@ void Sender::send_when_open(const WorkerInfo& to,
     DepartingAttachments attachments;
     transport::SendDone done;
     std::shared_ptr<OutgoingTransfers> transfers;
+    bool sent = false;  // and counted until its last transfer has ended
+
+    ~Waiting() {
+      if (!sent) return;
+      try {
+        // Not on a lane, which must not end the worker.
+        auto sender = in_flight.finish(std::nullopt);
+        DeviceTensors& devices = sender->device_tensors_;
+        devices.when_open(nullptr, [sender = std::move(sender)](const std::optional<Error>&) {});
+      } catch (...) {
+        // Without memory for that.
+      }
+    }
   };
-  auto waiting = std::make_unique<Waiting>(
-      Waiting{to, connection, std::move(out.message), std::move(out.in_flight),
-              std::move(out.attachments), std::move(done), std::move(out.transfers)});
+  auto waiting = std::shared_ptr<Waiting>(
+      new Waiting{to, connection, std::move(out.message), std::move(out.in_flight),
+                  std::move(out.attachments), std::move(done), std::move(out.transfers)});
   auto go_on = [this, waiting = std::move(waiting), answered,
                 call_id](std::optional<Error> error) mutable {
     const auto end = [](Waiting& sent, const std::optional<Error>& why) {
@@ -168,15 +181,25 @@ void Sender::send_when_open(const WorkerInfo& to,
       if (answered) send_error_reply(waiting->to, waiting->connection, *answered, *error);
       return;
     }
-    const WorkerInfo peer = waiting->to;  // `waiting` ends inside send()
+    const WorkerInfo peer = waiting->to;  // `waiting` may end inside send()
     const auto over = waiting->connection;
     transport::Message ready = std::move(waiting->message);
     peers_->send(
         peer, over, std::move(ready),
         [waiting = std::move(waiting), end](const std::optional<Error>& why) {
+          const auto transfers = std::move(waiting->transfers);
+          if (why || !transfers) return end(*waiting, why);
           // Now, so that a transfer never begins whose message does not come.
-          if (!why && waiting->transfers) waiting->transfers->begin(waiting->to);
-          end(*waiting, why);
+          if (waiting->in_flight.counted().kind != Counted::data) {
+            transfers->begin(waiting->to, nullptr);
+            return end(*waiting, why);
+          }
+          waiting->sent = true;
+          waiting->connection.reset();
+          waiting->attachments.tell(why);
+          auto told = std::move(waiting->done);
+          transfers->begin(waiting->to, waiting);
+          told(why);
         },
         call_id);
   };

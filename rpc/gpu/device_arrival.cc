@@ -17,9 +17,14 @@
 namespace stitch::rpc {
 
 struct DeviceTensors::Received {
-  TransferSection section;
-  std::vector<c10::Storage> memory{};  // by transfer
-  std::optional<Error> error{};
+  Announced announced{};                   // null: no transfers
+  std::vector<c10::Storage> memory{};      // by transfer
+  std::optional<Error> error{};            // why they have not come
+  std::shared_ptr<void> acknowledgment{};  // see Arrival
+  [[nodiscard]] const std::vector<TransferSection::Tensor>& tensors() const {
+    static const std::vector<TransferSection::Tensor> kNone;
+    return announced ? announced->tensors : kNone;
+  }
 };
 
 std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message) const {
@@ -44,92 +49,106 @@ std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message)
   return tensors;
 }
 
-void DeviceTensors::receive(InMessage&& incoming, Next next) {
-  auto message = std::make_shared<InMessage>(std::move(incoming));
-  if (message->view.section(wire::kTransfers) != nullptr) {
-    receive_transfers(message, std::move(next));
-    return;
-  }
-  // Readers serve all connections.
-  if (total_bytes(message->raw) <= 2 * kInlineBytes) {
-    place(message, std::move(next), nullptr, true, std::nullopt);
-    return;
-  }
-  watch_.then(nullptr,
-              [this, message, next = std::move(next)](const std::optional<Error>& stopped) mutable {
-                place(message, std::move(next), nullptr, false, stopped);
-              });
-}
-
-// Asked for at once, on the thread that reads: the source's other transfers may wait for them.
-void DeviceTensors::receive_transfers(const std::shared_ptr<InMessage>& message, Next next) {
-  auto section = TransferSection::decode(message->view.section(wire::kTransfers)->bytes);
+DeviceTensors::Announced DeviceTensors::announced(const InMessage& message) const {
+  const auto* const bytes = message.view.section(wire::kTransfers);
+  if (bytes == nullptr) return nullptr;
+  auto section = std::make_shared<const TransferSection>(TransferSection::decode(bytes->bytes));
   if (!transfers_)
     throw Error(ErrorCode::protocol,
                 "message names device transfers, of which this worker has none");
-  for (const auto& transfer : section.transfers) {
+  for (const auto& transfer : section->transfers) {
     if (!own_.has(transfer.to)) {
       throw Error(ErrorCode::protocol, "section of transfers names device " + transfer.to.str() +
                                            "; this worker has " + std::to_string(own_.count) +
                                            " CUDA devices");
     }
   }
-  const auto received = std::make_shared<Received>(Received{std::move(section)});
-  transfers_->receive(
-      message->from, received->section,
-      [this, message, received, next = std::move(next)](
-          std::vector<c10::Storage> memory, const std::optional<Error>& error,
-          std::shared_ptr<void> acknowledgment) mutable {
-        received->memory = std::move(memory);
-        received->error = error;
-        // Its sender may leave as soon as it hears of the arrival, and then nothing waits any more
-        // for what it has sent: so that is after the message has been routed.
-        next = [next = std::move(next), kept = std::move(acknowledgment)](
-                   InMessage&& arrived, const std::optional<Error>& failure) mutable {
-          next(std::move(arrived), failure);
-        };
-        // Not on a lane, which serves all transfers of its device.
-        watch_.then(nullptr, [this, message, received,
-                              next = std::move(next)](const std::optional<Error>& stopped) mutable {
-          place(message, std::move(next), received, false, stopped);
-        });
-      });
+  return section;
+}
+
+void DeviceTensors::refuse_transfers(const WorkerInfo& from, const Announced& transfers,
+                                     const Error& why) {
+  if (transfers) transfers_->refuse(from, *transfers, why);
+}
+
+void DeviceTensors::receive(const std::shared_ptr<InMessage>& message, const Announced& transfers,
+                            Next next) {
+  if (transfers) {
+    receive_transfers(message, transfers, std::move(next));
+    return;
+  }
+  // Readers serve all connections.
+  if (total_bytes(message->raw) <= 2 * kInlineBytes) {
+    place(message, std::move(next), std::make_shared<Received>(), true, std::nullopt);
+    return;
+  }
+  watch_.then(nullptr, [this, message, received = std::make_shared<Received>(),
+                        next = std::move(next)](const std::optional<Error>& stopped) mutable {
+    place(message, std::move(next), received, false, stopped);
+  });
+}
+
+// Asked for at once, on the thread that reads: the source's other transfers may wait for them.
+void DeviceTensors::receive_transfers(const std::shared_ptr<InMessage>& message,
+                                      const Announced& transfers, Next next) {
+  watch_.start();  // here, where it is an error of this message if there is no thread
+  const auto received = std::make_shared<Received>(Received{transfers});
+  transfers_->receive(message->from, *transfers,
+                      [this, message, received, next = std::move(next)](
+                          std::vector<c10::Storage> memory, const std::optional<Error>& error,
+                          std::shared_ptr<void> acknowledgment) mutable {
+                        received->memory = std::move(memory);
+                        received->error = error;
+                        received->acknowledgment = std::move(acknowledgment);
+                        // Not on a lane, which serves all transfers of its device.
+                        watch_.then(nullptr, [this, message, received, next = std::move(next)](
+                                                 const std::optional<Error>& stopped) mutable {
+                          place(message, std::move(next), received, false, stopped);
+                        });
+                      });
 }
 
 void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
-                          const std::shared_ptr<const Received>& come, bool small,
+                          const std::shared_ptr<Received>& come, bool small,
                           const std::optional<Error>& stopped) {
-  static const Received kNone{};
-  const Received& received = come ? *come : kNone;
-  if (stopped) {
+  if (stopped && stopped->code() == ErrorCode::shutting_down) {
     next(std::move(*message), stopped);
     return;
   }
-  auto gate = std::make_unique<DeviceGate>();
-  bool open = false;
+  std::unique_ptr<DeviceGate> gate;
+  bool open = true;
   try {
-    if (received.error && received.error->code() == ErrorCode::protocol &&
-        !received.error->remote())
-      throw *received.error;
-    auto tensors = read_section(*message);
-    decode_tensors(*message);
-    put_received(*message, received);
-    for (const auto& each : tensors) {
-      const bool there = each.tensor < message->tensors.size() &&
-                         (received.error || message->tensors[each.tensor].defined());
-      if (!there) {
-        throw Error(ErrorCode::protocol,
-                    "section of devices names tensor " + std::to_string(each.tensor) + " of " +
-                        std::to_string(message->tensors.size()) + ", or one that is undefined");
-      }
-    }
-    message->arrival = std::make_unique<Arrival>();
-    message->arrival->tensors = std::move(tensors);
-    message->arrival->error = received.error;
-    if (!received.error) put_on_devices(*message, *gate, received);
+    auto arrival = std::make_unique<Arrival>();
+    arrival->acknowledgment = std::move(come->acknowledgment);
     try {
+      if (stopped) throw *stopped;
+      const Received& received = *come;
+      if (received.error && received.error->code() == ErrorCode::protocol &&
+          !received.error->remote())
+        throw *received.error;
+      auto tensors = read_section(*message);
+      decode_tensors(*message);
+      put_received(*message, received);
+      for (const auto& each : tensors) {
+        const bool there = each.tensor < message->tensors.size() &&
+                           (received.error || message->tensors[each.tensor].defined());
+        if (!there) {
+          throw Error(ErrorCode::protocol,
+                      "section of devices names tensor " + std::to_string(each.tensor) + " of " +
+                          std::to_string(message->tensors.size()) + ", or one that is undefined");
+        }
+      }
+      arrival->tensors = std::move(tensors);
+      arrival->error = received.error;
+      message->arrival = std::move(arrival);
+      gate = std::make_unique<DeviceGate>();
+      if (!message->arrival->error) put_on_devices(*message, *gate, received);
       open = small ? gate->opens_within(kSpin) : gate->open();
-    } catch (const Error& failed) {
+    } catch (...) {
+      const Error failed = to_error(std::current_exception());
+      if (failed.code() == ErrorCode::protocol) throw;
+      // What does not come for another reason, memory say, is an error of the call.
+      if (arrival) message->arrival = std::move(arrival);
       message->arrival->error = failed;
       open = true;
     }
@@ -148,7 +167,7 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
 }
 
 void DeviceTensors::put_received(InMessage& message, const Received& received) {
-  for (const auto& each : received.section.tensors) {
+  for (const auto& each : received.tensors()) {
     if (each.tensor >= message.tensors.size() || message.tensors[each.tensor].defined()) {
       throw Error(ErrorCode::protocol,
                   "section of transfers names tensor " + std::to_string(each.tensor) + " of " +
@@ -205,11 +224,11 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const R
   } catch (const Error& error) {
     if (!arrival.error) arrival.error = error;
   }
-  for (const auto& each : received.section.tensors) {
+  for (const auto& each : received.tensors()) {
     const c10::Device device = message.tensors[each.tensor].device();
     memory->add(message.tensors[each.tensor].storage(), device);
   }
-  if (!bytes.empty() || !received.section.tensors.empty()) arrival.memory = std::move(memory);
+  if (!bytes.empty() || !received.tensors().empty()) arrival.memory = std::move(memory);
   for (const auto& each : arrival.tensors) {
     if (each.here.is_cpu() && !each.there.is_cpu()) {
       const auto& tensor = message.tensors[each.tensor];

@@ -68,7 +68,10 @@ void DeviceTensors::add(Worker worker) {
   peer->replies = map_between(peer->devices, own_, own_name_).inverse();
   peer->moves_cpu_tensors = peer->requests.moves_cpu_tensors() || peer->replies.moves_cpu_tensors();
   const std::uint32_t id = peer->info.id.value();
-  peers_.publish(id, std::move(peer));
+  const base::MutexLock lock(mutex_);
+  const Peer* const known = peers_.at(id);
+  if (known == nullptr || known->info.epoch <= peer->info.epoch)
+    peers_.publish(id, std::move(peer));
 }
 
 std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
@@ -235,8 +238,10 @@ void DeviceTensors::on_transfer_frame(const InMessage& message) {
                               : message.view.body());
 }
 
+// What arrives goes from the transfers to the watch: asked in that order, neither misses it.
 std::size_t DeviceTensors::waiting() const {
-  return watch_.waiting() + (transfers_ ? transfers_->under_way() : 0);
+  const std::size_t under_way = transfers_ ? transfers_->under_way() : 0;
+  return under_way + watch_.waiting();
 }
 
 void DeviceTensors::stop_transfers() { transfers_->stop(); }

@@ -22,6 +22,7 @@
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/gpu/gate_watch.h"
 #include "stitch/rpc/gpu/transfer_hooks.h"
+#include "stitch/rpc/gpu/transfer_section.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
 
@@ -63,8 +64,8 @@ class DeviceTensors {
     WorkerDevices devices;
   };
   void start(std::vector<Worker> workers, WorkerId self, TransferHooks hooks);
-  // A worker that has joined, or come back.
-  void add(Worker worker);
+  // A worker that has joined, or come back. One that came before what is known here is not taken.
+  void add(Worker worker) STITCH_EXCLUDES(mutex_);
 
   // ---- sending
   [[nodiscard]] bool concerns(const OutMessage& message, WorkerId to) const {
@@ -76,12 +77,20 @@ class DeviceTensors {
   [[nodiscard]] StagedTensors stage(const OutMessage& message, const WorkerInfo& to);
 
   // ---- receiving
+  // What a message says of its transfers; null: it has none. Throws Error(protocol) for what makes
+  // no sense here.
+  using Announced = std::shared_ptr<const TransferSection>;
+  [[nodiscard]] Announced announced(const InMessage& message) const;
   // Decodes the tensors of a message that has a section of devices and puts them there, then calls
   // `next` with message.arrival set: on this thread or on that of the watch, where it must not
   // wait. Without `failure` the message is complete (perhaps with arrival->error); with it the
-  // message makes no sense (`protocol`), or the worker shuts down.
+  // message makes no sense (`protocol`), or the worker shuts down. What it throws itself instead:
+  // `protocol`, or that there is no thread or memory; then `next` is not called.
   using Next = base::UniqueFunction<void(InMessage&& message, const std::optional<Error>& failure)>;
-  void receive(InMessage&& message, Next next);
+  void receive(const std::shared_ptr<InMessage>& message, const Announced& transfers, Next next);
+  // In place of receive(): the message will not have its tensors, for that reason. Throws
+  // Error(protocol) for transfers that were asked for already.
+  void refuse_transfers(const WorkerInfo& from, const Announced& transfers, const Error& why);
 
   // A frame of transfers (wire::kTransfer). Throws Error(protocol) for one that no correct peer
   // sends.
@@ -127,9 +136,10 @@ class DeviceTensors {
   [[nodiscard]] std::vector<c10::Device> destinations(const OutMessage& message,
                                                       const Peer& peer) const;
   struct Received;  // what has come by transfers, for place()
-  void receive_transfers(const std::shared_ptr<InMessage>& message, Next next);
+  void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
+                         Next next);
   void place(const std::shared_ptr<InMessage>& message, Next next,
-             const std::shared_ptr<const Received>& received, bool small,
+             const std::shared_ptr<Received>& received, bool small,
              const std::optional<Error>& stopped);
   static void put_received(InMessage& message, const Received& received);
   // `received` is put in place by then.
@@ -150,7 +160,7 @@ class DeviceTensors {
   base::PublishedTable<Peer> peers_;  // by id
   WorkerDevices own_;                 // constant after start()
   GateWatch watch_;
-  mutable base::Mutex mutex_;
+  mutable base::Mutex mutex_;  // before that of peers_
   std::map<std::pair<c10::DeviceIndex, Direction>, c10::Stream> copy_streams_
       STITCH_GUARDED_BY(mutex_);
   std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);

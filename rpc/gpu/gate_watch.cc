@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <list>
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/mutex.h"
@@ -48,31 +48,43 @@ struct GateWatch::State {
   const std::string name;
   base::Mutex mutex;
   base::CondVar changed;
-  std::vector<Item> inbox STITCH_GUARDED_BY(mutex);
+  std::list<Item> inbox STITCH_GUARDED_BY(mutex);
   bool started STITCH_GUARDED_BY(mutex) = false;
   bool stopped STITCH_GUARDED_BY(mutex) = false;
   bool ended STITCH_GUARDED_BY(mutex) = false;
   std::atomic<std::size_t> waiting{0};
-  std::vector<Item> active;  // the thread's alone
+  std::list<Item> active;  // the thread's alone
 
   explicit State(std::string thread_name) : name(std::move(thread_name)) {}
 
+  // Leaves the count when what it sets off has been counted elsewhere, if it is to be.
+  void finish_one(Item item, const std::optional<Error>& error) noexcept {
+    finish(std::move(item), error);
+    waiting.fetch_sub(1);
+  }
   // What is due of the active items is done. False when nothing was.
   bool advance() {
-    std::vector<std::pair<Item, std::optional<Error>>> due;
-    for (auto& item : active) {
+    bool some = false;
+    for (auto at = active.begin(); at != active.end();) {
+      std::optional<Error> error;
       try {
-        if (item.gate && !item.gate->open()) continue;
-        due.emplace_back(std::move(item), std::nullopt);
-      } catch (const Error& error) {
-        due.emplace_back(std::move(item), error);
+        if (at->gate && !at->gate->open()) {
+          ++at;
+          continue;
+        }
+      } catch (const Error& failed) {
+        error = failed;
       }
+      Item item = std::move(*at);
+      at = active.erase(at);
+      finish_one(std::move(item), error);
+      some = true;
     }
-    std::erase_if(active, [](const Item& item) { return !item.next; });
-    waiting.fetch_sub(due.size());
-    for (auto& [item, error] : due) finish(std::move(item), error);
-    return !due.empty();
+    return some;
   }
+  void start_thread(const std::shared_ptr<State>& self) STITCH_REQUIRES(mutex);
+  // False, and it stays the caller's, once stopped.
+  bool add(const std::shared_ptr<State>& self, Item& item) STITCH_EXCLUDES(mutex);
   // Takes what is new; waits for that while `pause` lasts. False when the watch was stopped.
   bool take_new(std::optional<std::chrono::microseconds> pause) STITCH_EXCLUDES(mutex) {
     base::MutexLock lock(mutex);
@@ -80,8 +92,7 @@ struct GateWatch::State {
     while (inbox.empty() && !stopped && (!pause || pause->count() > 0)) {
       if (!changed.wait_until(mutex, until)) break;
     }
-    for (auto& item : inbox) active.push_back(std::move(item));
-    inbox.clear();
+    active.splice(active.end(), inbox);
     return !stopped;
   }
   void run() STITCH_EXCLUDES(mutex) {
@@ -98,8 +109,8 @@ struct GateWatch::State {
         pause = std::clamp(pause * 2, kFirstPause, kLongestPause);
       }
     }
-    waiting.fetch_sub(active.size());
-    for (auto& item : std::exchange(active, {})) finish(std::move(item), stopped_error());
+    for (auto& item : active) finish_one(std::move(item), stopped_error());
+    active.clear();
     base::MutexLock lock(mutex);
     ended = true;
     changed.notify_all();
@@ -111,26 +122,48 @@ GateWatch::GateWatch(std::string thread_name)
 
 GateWatch::~GateWatch() { static_cast<void>(stop(Clock::now())); }
 
+void GateWatch::State::start_thread(const std::shared_ptr<State>& self) {
+  if (started) return;
+  try {
+    std::thread thread([self] {
+      pthread_setname_np(pthread_self(), self->name.substr(0, 15).c_str());
+      self->run();
+    });
+    thread.detach();  // stop() waits for its end
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded,
+                std::string("a thread that waits for devices cannot be started: ") + error.what());
+  }
+  started = true;
+}
+
+bool GateWatch::State::add(const std::shared_ptr<State>& self, Item& item) {
+  std::list<Item> one(1);
+  base::MutexLock lock(mutex);
+  if (stopped) return false;
+  start_thread(self);
+  one.front() = std::move(item);
+  waiting.fetch_add(1);
+  inbox.splice(inbox.end(), one);
+  changed.notify_all();
+  return true;
+}
+
+void GateWatch::start() {
+  base::MutexLock lock(state_->mutex);
+  if (!state_->stopped) state_->start_thread(state_);
+}
+
 void GateWatch::then(std::unique_ptr<DeviceGate> gate, Then next) {
   Item item{std::move(gate), std::move(next)};
-  {
-    base::MutexLock lock(state_->mutex);
-    if (!state_->stopped) {
-      if (!state_->started) {
-        std::thread thread([state = state_] {
-          pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
-          state->run();
-        });
-        thread.detach();  // stop() waits for its end
-        state_->started = true;
-      }
-      state_->waiting.fetch_add(1);
-      state_->inbox.push_back(std::move(item));
-      state_->changed.notify_all();
-      return;
-    }
+  std::optional<Error> why;
+  try {
+    if (state_->add(state_, item)) return;
+    why = stopped_error();
+  } catch (...) {
+    why = to_error(std::current_exception());
   }
-  finish(std::move(item), stopped_error());
+  finish(std::move(item), why);
 }
 
 bool GateWatch::stop(std::chrono::steady_clock::time_point deadline) {

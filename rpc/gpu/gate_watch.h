@@ -17,8 +17,8 @@ namespace stitch::rpc {
 class GateWatch {
  public:
   // Called once, on the thread of the watch, under base::CallbackScope; with an error when the
-  // device has failed, and, inside stop() or then(), when the watch has been stopped. Must not
-  // throw, and must not wait.
+  // device has failed, and, inside stop() or then(), when the watch has been stopped or there is no
+  // thread or memory for it. Must not throw, and must not wait.
   using Then = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
   explicit GateWatch(std::string thread_name);
@@ -26,11 +26,15 @@ class GateWatch {
   GateWatch(const GateWatch&) = delete;
   GateWatch& operator=(const GateWatch&) = delete;
 
+  // Starts the thread, as the first then() does. Throws Error(overloaded) when the system refuses;
+  // nothing once stopped.
+  void start();
   // Calls `next` once `gate` is open; null: as soon as the thread is free.
   void then(std::unique_ptr<DeviceGate> gate, Then next);
   // Fails what still waits with `shutting_down`, and ends the thread. False when that is still
   // inside a call at `deadline`: it is left to end by itself.
   bool stop(std::chrono::steady_clock::time_point deadline);
+  // Those whose `next` has not returned, with what it was given not destroyed yet.
   [[nodiscard]] std::size_t waiting() const;
 
   struct State;  // shared with the thread

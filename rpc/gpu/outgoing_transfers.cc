@@ -101,8 +101,6 @@ void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c1
 }
 
 void OutgoingTransfers::pack(c10::Device from, c10::Device to, std::vector<Small> tensors) {
-  // A single tensor that is dense needs no copy; then its caller must not change it, as for any
-  // large one.
   std::uint64_t end = 0;
   for (const Small& each : tensors) {
     TransferSection::Tensor& described = section_.tensors[each.described];
@@ -159,6 +157,12 @@ base::Bytes OutgoingTransfers::seal() {
          std::move(tensors));
   }
   small_.clear();
+  if (pieces_.size() > TransferSection::kMaxTransfers) {
+    throw Error(ErrorCode::out_of_range,
+                std::to_string(pieces_.size()) +
+                    " tensors from devices are too many for a message, at most " +
+                    std::to_string(TransferSection::kMaxTransfers) + " of 1 MiB and more go");
+  }
   std::map<c10::DeviceIndex, std::shared_ptr<Event>> events;
   for (Piece& piece : pieces_) {
     std::shared_ptr<Event>& ready = events[piece.from.index()];
@@ -184,13 +188,8 @@ base::Bytes OutgoingTransfers::seal() {
   return section_.encode();
 }
 
-std::size_t OutgoingTransfers::bytes() const noexcept {
-  std::size_t sum = 0;
-  for (const auto& each : section_.transfers) sum += each.bytes;
-  return sum;
-}
-
-void OutgoingTransfers::begin(const WorkerInfo& to) noexcept {
+void OutgoingTransfers::begin(const WorkerInfo& to,
+                              const std::shared_ptr<void>& until_ended) noexcept {
   try {
     const auto peer = transfers_.peer_id(to);
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
@@ -203,8 +202,10 @@ void OutgoingTransfers::begin(const WorkerInfo& to) noexcept {
       const gpu_cuda::Event ready = stash->ready->event;
       std::shared_ptr<const SentMemory> kept = std::move(stash);
       // Its receiver reports what fails.
+      transport::gpu::DeviceTransfers::Done done;
+      if (until_ended) done = [until_ended](const std::optional<Error>&) {};
       transfers_.transfers_->send_as(section_.transfers[i].id, peer, piece.to.index(), span, ready,
-                                     std::shared_ptr<const void>(std::move(kept)), nullptr);
+                                     std::shared_ptr<const void>(std::move(kept)), std::move(done));
     }
   } catch (...) {
     transfers_.hooks_.give_up(

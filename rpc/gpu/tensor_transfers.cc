@@ -168,6 +168,12 @@ void TensorTransfers::receive(const WorkerInfo& from, const TransferSection& sec
   }
 }
 
+void TensorTransfers::refuse(const WorkerInfo& from, const TransferSection& section,
+                             const Error& why) {
+  const PeerId peer = peer_id(from);
+  for (const auto& each : section.transfers) transfers_->refuse(peer, each.id, why);
+}
+
 void TensorTransfers::receive_one(const WorkerInfo& from, PeerId peer,
                                   const TransferSection::Transfer& transfer, std::size_t place,
                                   const std::shared_ptr<Arriving>& arriving) {

@@ -4,10 +4,8 @@
 #include <c10/core/Storage.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -52,6 +50,9 @@ class TensorTransfers {
       base::UniqueFunction<void(std::vector<c10::Storage> memory, const std::optional<Error>&,
                                 std::shared_ptr<void> acknowledgment)>;
   void receive(const WorkerInfo& from, const TransferSection& section, Arrived then);
+  // In place of receive(): they are not wanted. Throws Error(protocol) for one that has been asked
+  // for already, and when the peer has named too many that it does not announce.
+  void refuse(const WorkerInfo& from, const TransferSection& section, const Error& why);
   // Throws Error(protocol) for bytes that no correct peer sends.
   void on_frame(const WorkerInfo& from, std::span<const std::byte> frame);
   void on_peer_lost(const WorkerInfo& peer, const Error& why);
@@ -60,7 +61,8 @@ class TensorTransfers {
   // Transfers that have not ended, and messages that have not begun theirs or whose `then` has not
   // returned: 0 once nothing is on its way.
   [[nodiscard]] std::size_t under_way() const;
-  // "gpu.sent_bytes.peer.worker1.cuda:0" and so on; "gpu.retries", "gpu.broken_communicators".
+  // "gpu.sent_bytes.peer.worker1.cuda:0" and so on; "gpu.transfer_retries",
+  // "gpu.broken_communicators".
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 
  private:
@@ -116,9 +118,10 @@ class OutgoingTransfers {
   // section. Throws Error(invalid_argument) while a stream is being captured.
   [[nodiscard]] base::Bytes seal();
   // Of all its transfers. After seal().
-  [[nodiscard]] std::size_t bytes() const noexcept;
-  // The message is on its way to `to`.
-  void begin(const WorkerInfo& to) noexcept;
+  [[nodiscard]] std::size_t bytes() const noexcept { return section_.bytes(); }
+  // The message is on its way to `to`. `until_ended` (may be null) is kept until the last of them
+  // has ended here; a lane may be its last owner.
+  void begin(const WorkerInfo& to, const std::shared_ptr<void>& until_ended) noexcept;
 
  private:
   struct Event;

@@ -72,6 +72,15 @@ TransferSection::Tensor read_described(base::ByteReader& in) {
 
 }  // namespace
 
+std::size_t TransferSection::bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const auto& each : transfers) {
+    if (__builtin_add_overflow(sum, each.bytes, &sum))
+      return std::numeric_limits<std::size_t>::max();
+  }
+  return sum;
+}
+
 base::Bytes TransferSection::encode() const {
   base::Bytes bytes;
   base::ByteWriter out(bytes);
@@ -99,6 +108,9 @@ TransferSection TransferSection::decode(std::span<const std::byte> bytes) {
   base::ByteReader in(bytes, "section of transfers");
   TransferSection section;
   const auto transfers = in.read_count(kTransferEntryBytes);
+  if (transfers > kMaxTransfers)
+    refuse_section("names " + std::to_string(transfers) + " transfers, at most " +
+                   std::to_string(kMaxTransfers) + " are possible");
   for (std::uint32_t i = 0; i < transfers; ++i) {
     Transfer transfer;
     transfer.id = in.read<std::uint64_t>();

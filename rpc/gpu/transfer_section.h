@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,8 +30,13 @@ struct TransferSection {
     // In the bytes of the transfer; those of one transfer ascend and do not overlap.
     std::uint64_t offset = 0;
   };
+  // A message takes no more of them along: its receiver asks for each on the thread that reads.
+  static constexpr std::size_t kMaxTransfers = std::size_t{1} << 16;
   std::vector<Transfer> transfers;
   std::vector<Tensor> tensors;
+
+  // Of all transfers; the largest number where that overflows.
+  [[nodiscard]] std::size_t bytes() const noexcept;
 
   [[nodiscard]] base::Bytes encode() const;
   [[nodiscard]] static TransferSection decode(std::span<const std::byte> bytes);

@@ -103,6 +103,10 @@ struct Arrival {
   std::vector<ArrivedTensor> tensors;           // ascending
   std::shared_ptr<const ArrivedMemory> memory;  // null when all are on the CPU here
   std::optional<Error> error;                   // a tensor could not be put on its device
+  std::size_t bytes = 0;  // of the message with its transfers, as PeerFlow counts them
+  // Of its transfers: their source hears that they have come when it has no owner any more. Not
+  // before the message has been routed: then its sender may leave.
+  std::shared_ptr<void> acknowledgment;
 };
 
 // A received message, its frame checked. Tensors are made by decode_tensors(), off the reader

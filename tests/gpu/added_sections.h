@@ -53,8 +53,8 @@ class AddedSections {
     const bool first_;
   };
   static inline std::atomic<const std::vector<Section>*> current{nullptr};
-  [[maybe_unused]] static inline const int extension = rpc::register_extension(
-      [](rpc::Agent& agent) -> std::unique_ptr<rpc::Extension> {
+  [[maybe_unused]] static inline const int extension =
+      rpc::register_extension([](rpc::Agent& agent) -> std::unique_ptr<rpc::Extension> {
         return std::make_unique<AddThem>(agent);
       });
 

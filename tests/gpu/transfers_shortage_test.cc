@@ -1,44 +1,21 @@
 // Without threads or memory: what cannot go on ends, and nothing else does.
 
 #include <gtest/gtest.h>
-#include <pthread.h>
 
 #include <chrono>
 #include <future>
 #include <new>
-#include <stdexcept>
 
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/eventually.h"
+#include "tests/support/no_more_threads.h"
 
 namespace stitch::transport::gpu::test {
 namespace {
 
 using namespace std::chrono_literals;
 using stitch::testing::eventually;
-
-// No thread can be started while it lives: none gets a stack of that size.
-class NoThreads {
- public:
-  NoThreads() {
-    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
-    pthread_attr_t huge;
-    pthread_attr_init(&huge);
-    EXPECT_EQ(pthread_attr_setstacksize(&huge, std::size_t{1} << 46), 0);
-    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
-    pthread_attr_destroy(&huge);
-    EXPECT_THROW(std::thread([] {}).join(), std::system_error);
-  }
-  ~NoThreads() {
-    EXPECT_EQ(pthread_setattr_default_np(&before_), 0);
-    pthread_attr_destroy(&before_);
-  }
-  NoThreads(const NoThreads&) = delete;
-  NoThreads& operator=(const NoThreads&) = delete;
-
- private:
-  pthread_attr_t before_;
-};
+using stitch::testing::NoMoreThreads;
 
 void with_short_back_off(std::size_t, DeviceTransfers::Options& options) {
   options.reopen_backoff = 1ms;
@@ -49,7 +26,7 @@ TEST(Shortage, ACommunicatorIsAbortedOnceThereIsAThreadForIt) {
   world.await_path(0, 0, 1, 1, Path::nccl);
   std::shared_ptr<TestTransfer> transfer;
   {
-    const NoThreads none;
+    const NoMoreThreads none;
     world.gpu.inject(0, "send", nccl::kSystemError);
     transfer = world.start(0, 0, 1, 1, 70000, 'a');
     ASSERT_TRUE(eventually([&] { return world.transfers[0]->counters().breaks > 0; }));
@@ -67,7 +44,7 @@ TEST(Shortage, TheLossOfAPeerIsDealtWithToTheEnd) {
   const int gate = world.gpu.make_gate();
   const auto transfer = world.start(0, 0, 1, 1, 5000, 'a', gate);
   {
-    const NoThreads none;
+    const NoMoreThreads none;
     world.lose(1);
     ASSERT_TRUE(eventually([&] { return transfer->sent == 1; }));
   }
