@@ -9,9 +9,7 @@ namespace stitch::rref {
 OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
   const auto found = entries_.find(id);
   if (found != entries_.end()) return &found->second;
-  if (id.owner != self_) return nullptr;
-  const auto seen = seen_.find(id.creator);
-  if (seen != seen_.end() && seen->second.contains(id.k)) return nullptr;
+  if (id.owner != self_ || deleted(id)) return nullptr;
   return &add_placeholder(id);
 }
 

@@ -94,11 +94,15 @@ void Quartet::exchange(std::size_t a, std::size_t b) {
 
 void Quartet::release(std::size_t worker) { perform(lives_[worker]->drop_local(id_)); }
 
-void Quartet::lend_down_a_chain() {
+void Quartet::move_to_1() {
   lend(0, 1);
   keep(1, 0);
   exchange(0, 1);
   release(0);
+}
+
+void Quartet::lend_down_a_chain() {
+  move_to_1();
   lend(1, 2);
   lend(2, 3);
 }
@@ -210,10 +214,7 @@ std::string an_earlier_life_is_swept() {
 std::string a_borrower_is_unknown_to_the_owner() {
   Quartet world;
   world.hide_from_owner(3);
-  world.lend(0, 1);
-  world.keep(1, 0);
-  world.exchange(0, 1);
-  world.release(0);
+  world.move_to_1();
   world.lose_each_other(0, 2);
   world.lend(1, 3);
   world.die(1);
@@ -235,10 +236,7 @@ std::string a_borrower_is_unknown_to_the_owner() {
 std::string a_borrower_of_one_unknown_to_the_owner() {
   Quartet world;
   world.hide_from_owner(3);
-  world.lend(0, 1);
-  world.keep(1, 0);
-  world.exchange(0, 1);
-  world.release(0);
+  world.move_to_1();
   world.lend(1, 3);
   world.lend(3, 2);
   world.die(1);

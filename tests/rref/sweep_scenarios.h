@@ -39,6 +39,8 @@ class Quartet {
   void joins_at_owner(std::size_t worker);
   // The owner, or a worker that keeps a reference, drops it.
   void release(std::size_t worker);
+  // 1 holds the object; the owner's own reference is gone.
+  void move_to_1();
   // 1 holds the object and lends it to 2, which lends it to 3; the owner's own reference is gone.
   void lend_down_a_chain();
   // 3 had it: once the owner has heard from there, there is no object.
