@@ -5,8 +5,8 @@
 
 namespace stitch_reliability {
 
-// Polls `condition`, about memory, sockets or counters of other processes. False when it does not
-// hold within `limit`.
+// Polls `condition`, about memory, sockets or counters of other processes: no event tells of these.
+// False when it does not hold within `limit`.
 template <class Condition>
 [[nodiscard]] bool holds_within(std::chrono::steady_clock::duration limit, Condition condition) {
   const auto end = std::chrono::steady_clock::now() + limit;

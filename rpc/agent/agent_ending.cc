@@ -77,7 +77,7 @@ std::optional<Error> Agent::leave(Clock::time_point deadline) {
                                            (running.empty() ? "" : "; it serves " + running));
     }
     if (Clock::now() >= refuse_from) state_.refuse_requests();
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause);  // calls and acknowledgments are counted, without an event
     pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(10));
   }
   membership_->leave(deadline);

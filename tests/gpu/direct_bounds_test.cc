@@ -156,6 +156,7 @@ class DirectBounds : public ::testing::Test {
       for (const auto& call : calls) failed += call.ready() ? 1 : 0;
       return failed >= refused;
     }));
+    // No event tells that no more calls fail.
     std::this_thread::sleep_for(20ms);
     fake::gpu().open_gate(gate);
     failed = 0;
@@ -217,6 +218,7 @@ TEST_F(DirectBounds, OneWayRequestsThatAreRefusedGiveTheirRoomBack) {
     const at::Tensor tensor = cuda(0, 1);
     fake::fill_later(tensor, 7, gate);
     for (int i = 0; i < 4; ++i) stitch::notify<take>({.to = "worker1", .timeout = 10s}, tensor);
+    // No event tells that a one-way call was dropped.
     std::this_thread::sleep_for(20ms);
     fake::gpu().open_gate(gate);
   }
@@ -235,6 +237,7 @@ TEST_F(DirectBounds, AResultCountsUntilItHasBeenDealtWith) {
   fake::fill_later(into, 5, gate);  // before the result
   const auto result = rpc_async<twice>({.to = "worker1", .into = into}, on("cuda:1", argument));
   EXPECT_TRUE(eventually([&] { return count(cluster[0], "gpu.waiting") > 0; }));
+  // No event tells that the result does not complete.
   std::this_thread::sleep_for(20ms);
   EXPECT_FALSE(result.ready());
   EXPECT_GE(count(cluster[1], key), 4 * kOwn);
