@@ -101,7 +101,7 @@ void RRefAgent::destroy(EffectList<std::shared_ptr<void>> objects) {
   const auto alive = agent();
   if (!alive) return;  // on this thread
   events_->record("objects dropped", base::EventRing::kNoPeer, 0, objects.size());
-  alive->post([objects = std::move(objects)]() mutable {
+  alive->post_where_read([objects = std::move(objects)]() mutable {
     destroying = true;
     objects.clear();
     destroying = false;

@@ -13,6 +13,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/transport/deferred_work.h"
 #include "stitch/transport/wire/buffer.h"
 #include "stitch/transport/wire/frame.h"
 #include "stitch/transport/wire/hello.h"
@@ -71,10 +72,9 @@ class Connection {
   virtual void send(Message message, SendDone done) = 0;
   // Called inside on_message with work that may block (a handler of the message): the reading
   // thread does it itself after it has delivered all messages that have arrived, and another thread
-  // polls meanwhile. That saves a thread switch. work(true) runs one piece on the reading thread
-  // and returns whether more is left; work(false) makes other threads do it. False, and `work` is
-  // left as it is, where this is not possible.
-  [[nodiscard]] virtual bool defer(base::UniqueFunction<bool(bool here)>& work) { return false; }
+  // polls meanwhile. That saves a thread switch. False, and `work` is left as it is, where this is
+  // not possible.
+  [[nodiscard]] virtual bool defer(DeferredWork& work) { return false; }
   // Stops or resumes reading: a peer that sends more is slowed down once the transport's buffers
   // are full. What has been read by then, up to about 512 KiB of small messages, is still
   // delivered; so is everything once the peer has ended the connection. Endpoints that cannot pause
@@ -83,8 +83,8 @@ class Connection {
   // Whether nothing is read now for a reason on this side: the peer's silence proves nothing. Takes
   // no lock that is held while callbacks run.
   [[nodiscard]] virtual bool holds_back() const { return false; }
-  // Called near the end of the last work(true): the rest of it will not block, so this thread can
-  // resume polling without waiting for a thread switch.
+  // Called near the end of the last piece of deferred work: the rest of it will not block, so this
+  // thread can resume polling without waiting for a thread switch.
   virtual void blocking_work_done() {}
   // Ends the connection: incomplete sends fail with `reason`, on_closed gets it. A second call does
   // nothing.

@@ -7,8 +7,9 @@ namespace stitch::rpc {
 bool post_where_read(transport::Connection& connection, ThreadPool& pool,
                      std::shared_ptr<void> owner, base::UniqueFunction<void()>& task) {
   if (!pool.post_quietly(task)) return false;
-  base::UniqueFunction<bool(bool)> work = [&pool, owner = std::move(owner)](bool here) {
-    if (here) return pool.run_one_here();
+  using transport::DoWork;
+  transport::DeferredWork work = [&pool, owner = std::move(owner)](DoWork how) {
+    if (how != DoWork::elsewhere) return pool.run_one_here(how == DoWork::here_watched);
     pool.wake();
     return false;
   };

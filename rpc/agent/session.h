@@ -119,8 +119,7 @@ class Session final : public transport::Connection {
   // ---- as a Connection: those of the connection in use
   // That of the first one: the same worker says it over each.
   [[nodiscard]] const transport::Hello& peer() const override STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override
-      STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool defer(transport::DeferredWork& work) override STITCH_EXCLUDES(mutex_);
   void blocking_work_done() override STITCH_EXCLUDES(mutex_);
   void close(const Error& reason) override { events_.on_close(reason); }
   [[nodiscard]] std::string describe() const override STITCH_EXCLUDES(mutex_);

@@ -173,7 +173,7 @@ const transport::Hello& Session::peer() const {
   return first_ == nullptr ? kNone : first_->peer();
 }
 
-bool Session::defer(base::UniqueFunction<bool(bool here)>& work) {
+bool Session::defer(transport::DeferredWork& work) {
   if (auto* const first = first_in_use_.load(std::memory_order_acquire)) return first->defer(work);
   ConnectionPtr connection;
   {

@@ -79,12 +79,12 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
     if (running < max_running) wake_one();  // this thread may have been woken for what is queued
     return task;
   }
-  [[nodiscard]] base::UniqueFunction<void()> begin_task() STITCH_REQUIRES(mutex) {
+  [[nodiscard]] base::UniqueFunction<void()> begin_task(bool alone) STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(queue.front());
     queue.pop_front();
     queued.store(queue.size(), std::memory_order_relaxed);
     ++running;
-    if (running < max_running) wake_one();
+    if (!alone && running < max_running) wake_one();
     return task;
   }
 };
@@ -169,7 +169,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
         break;  // closed and drained, or surplus after a blocked thread came back
     }
     base::UniqueFunction<void()> task =
-        state->begun.empty() ? state->begin_task() : state->take_begun();
+        state->begun.empty() ? state->begin_task(false) : state->take_begun();
     lock.unlock();
     task();
     // The task forked and has returned in the child, where even destroying it may block forever: on
@@ -221,14 +221,14 @@ void ThreadPool::wake() {
   state_->wake_one();
 }
 
-bool ThreadPool::run_one_here() {
+bool ThreadPool::run_one_here(bool watched) {
   State& state = *state_;
   base::UniqueFunction<void()> task;
   {
     base::MutexLock lock(state.mutex);
     if (state.queue.empty() || serving != nullptr) return false;
     if (state.running >= state.max_running) return false;  // the next thread to end a task takes it
-    task = state.begin_task();
+    task = state.begin_task(watched);
     ++state.guests;
   }
   std::weak_ptr<State> owner = state_;
@@ -246,7 +246,7 @@ bool ThreadPool::run_one_here() {
   --state.running;
   --state.guests;
   if (state.guests == 0) state.ended.notify_all();
-  state.make_room(true);
+  if (!watched) state.make_room(true);
   return !state.queue.empty();
 }
 

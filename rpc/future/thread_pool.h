@@ -37,10 +37,11 @@ class ThreadPool {
   // As post(), but wakes no thread: run_one_here() or wake() is to follow.
   bool post_quietly(base::UniqueFunction<void()>& task);
   // Runs the next task on this thread, which counts as one of the pool's meanwhile; a thread of the
-  // pool is woken for what else is queued. Does nothing when every thread is busy. True when more
-  // is queued then. REQUIRES: a thread of this framework: a task that returns in a forked child
-  // ends that process.
-  bool run_one_here();
+  // pool is woken for what else is queued, unless that is `watched`: then the caller comes back for
+  // it, or calls wake() on another thread when the task takes long. Does nothing when every thread
+  // is busy. True when more is queued then. REQUIRES: a thread of this framework: a task that
+  // returns in a forked child ends that process.
+  bool run_one_here(bool watched);
   // Wakes a thread for what is queued.
   void wake();
   // Refuses new tasks. The queued ones still run.

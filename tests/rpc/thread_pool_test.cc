@@ -81,11 +81,11 @@ TEST(ThreadPool, CountsAThreadThatRunsTasksAsAGuest) {
   UniqueFunction<void()> first = [&] { go.acquire(); };
   ASSERT_TRUE(pool.post_quietly(first));
   std::thread guest([&] {
-    if (pool.run_one_here()) pool.wake();  // unless the pool's own thread was quicker
+    if (pool.run_one_here(false)) pool.wake();  // unless the pool's own thread was quicker
   });
   ASSERT_TRUE(eventually([&] { return pool.queued() == 0; }));
   post(pool, [&] { ran = true; });
-  EXPECT_FALSE(pool.run_one_here()) << "one task at a time";
+  EXPECT_FALSE(pool.run_one_here(false)) << "one task at a time";
   EXPECT_FALSE(ran);
   go.release();
   guest.join();
@@ -101,7 +101,7 @@ TEST(ThreadPool, ABlockedGuestMakesRoom) {
     go.acquire();
   };
   ASSERT_TRUE(pool.post_quietly(first));
-  std::thread guest([&] { static_cast<void>(pool.run_one_here()); });
+  std::thread guest([&] { static_cast<void>(pool.run_one_here(false)); });
   ASSERT_TRUE(eventually([&] { return pool.queued() == 0; }));
   post(pool, [&] { ran = true; });
   EXPECT_TRUE(eventually([&] { return ran.load(); }));

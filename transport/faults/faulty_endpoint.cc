@@ -92,7 +92,7 @@ class FaultyConnection final : public Connection,
     }
     pass_on();
   }
-  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override {
+  [[nodiscard]] bool defer(DeferredWork& work) override {
     const auto behind = inner();
     return behind && behind->defer(work);
   }

@@ -1,5 +1,6 @@
 #include "stitch/transport/stream/poll_set.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -361,6 +362,12 @@ PollSet::WakeUp PollSet::wait() {
     }
   }
   return wake_up;
+}
+
+bool PollSet::wait_for_doorbell(std::chrono::nanoseconds limit) {
+  pollfd doorbell{wake_.get(), POLLIN, 0};
+  const timespec timeout{0, static_cast<long>(limit.count())};
+  return ppoll(&doorbell, 1, &timeout, nullptr) > 0;
 }
 
 void PollSet::drop_polled(Dropped& into) {

@@ -82,6 +82,8 @@ class PollSet {
   // Sleeps in the kernel until a source is ready (see arm()) or the doorbell is rung; it may return
   // without either.
   WakeUp wait();
+  // Sleeps until the doorbell is rung, which it returns, or `limit` has passed.
+  [[nodiscard]] bool wait_for_doorbell(std::chrono::nanoseconds limit);
 
   // The end. What is returned is destroyed without the role.
   struct Polled;

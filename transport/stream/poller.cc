@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -34,6 +35,8 @@ constexpr int kRoundsAfterHelp = 2;
 constexpr std::chrono::microseconds kTakeOverTimeout{20};
 // How often it looks until it yields between looks.
 constexpr int kTriesBeforeYield = 8;
+// Nanoseconds. By how much the kernel may prolong a tick of a thread that stands by.
+constexpr std::chrono::nanoseconds kTimerSlack{1000};
 // Milliseconds. join() waits for a thread that is just leaving its deferred work, not for one that
 // is stuck in it: the caller has waited for that work already.
 constexpr std::chrono::milliseconds kDeferredWorkTimeout{50};
@@ -81,6 +84,7 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
     try {
       std::thread([poller, name = thread_name.substr(0, kMaxThreadName)] {
         pthread_setname_np(pthread_self(), name.c_str());
+        prctl(PR_SET_TIMERSLACK, kTimerSlack.count());
         poller->run();
         base::MutexLock lock(poller->mutex_);
         --poller->threads_;
@@ -176,7 +180,7 @@ void Poller::reclaim() {
 
 void Poller::hand_off_deferred() noexcept {
   try {
-    if (deferred_) std::exchange(deferred_, nullptr)(false);
+    if (deferred_) std::exchange(deferred_, nullptr)(DoWork::elsewhere);
   } catch (...) {
     // Other threads find the work where it is queued, later.
   }
@@ -191,15 +195,19 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
   Clock::time_point last_moved = last_look_ = Clock::now();
   Clock::time_point last_empty = last_moved;  // the last round that moved nothing, or busy yield
   int delays = 0;
+  bool first = true;
   for (int round = 0;; ++round) {
     if (done != nullptr ? done->load(std::memory_order_acquire)
                         : helpers_.load() > 0 || stopping_.load()) {
       return done != nullptr ? SpinResult::done : SpinResult::role_wanted;
     }
-    if (set_.poll_once(false)) {
+    const bool moved = set_.poll_once(false);
+    if (std::exchange(first, false) && moved) stand_by_.found_waiting();
+    if (moved) {
       if (done != nullptr && done->load(std::memory_order_acquire)) return SpinResult::done;
       // Mostly nothing follows at once what brings work, and the clock is not needed.
       if (deferred_ && ++delays <= kMaxWorkDelays) continue;
+      if (deferred_ && stand_by_.active()) return SpinResult::work_deferred;
       hand_off_deferred();
       last_moved = last_look_ = Clock::now();
       round = 0;
@@ -240,13 +248,13 @@ Poller::Handover Poller::poll_until_idle() {
   set_.wake_sources();
   for (;;) {
     const SpinResult spun = spin(nullptr, policy_.interval(), Clock::time_point::max());
-    const bool sources_asleep = set_.put_sources_to_sleep();
-    role_pinned_.store(!sources_asleep);
+    const bool sources_left = leave_sources();
+    role_pinned_.store(!sources_left);
     if (spun == SpinResult::work_deferred) {
-      return {std::exchange(deferred_, nullptr), sources_asleep};
+      return {std::exchange(deferred_, nullptr), sources_left};
     }
     hand_off_deferred();
-    if (sources_asleep) return {nullptr, true};
+    if (sources_left) return {nullptr, true};
     set_.poll_once(true);  // although helpers may want the role: each round moves something
   }
 }
@@ -259,7 +267,8 @@ Poller::Handover Poller::poll_as_owner(WakeUps& since) {
   since = {};
   Handover handover = poll_until_idle();
   // Some rounds ago, where work was deferred: that need not wait for another look.
-  policy_.went_idle(handover.work ? last_look_ : Clock::now());
+  if (!handover.work) last_look_ = Clock::now();
+  policy_.went_idle(last_look_);
   role_pinned_.store(false);
   return handover;
 }
@@ -267,16 +276,20 @@ Poller::Handover Poller::poll_as_owner(WakeUps& since) {
 bool Poller::do_deferred(Work& work, std::uint32_t forks) {
   this_thread.role = PollRole::working;
   count_working(1);
+  int pieces = 1;
+  bool watched = false;
   try {
-    while (work(true)) {
+    for (; work(stand_by_.begin_piece(work, watched)); ++pieces) {
       if (this_thread.role != PollRole::reclaimed) continue;
-      work(false);
+      work(DoWork::elsewhere);
       break;
     }
   } catch (...) {
     // What is left is queued where other threads find it.
   }
   if (forks != base::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
+  if ((watched || pieces > 1) && stand_by_.end_work(pieces, watched, Clock::now()))
+    set_.ring_doorbell();
   work = nullptr;
   count_working(-1);
   const bool has_role = this_thread.role == PollRole::reclaimed;
@@ -291,11 +304,29 @@ void Poller::sleep(WakeUps& since) {
   const PollSet::WakeUp wake_up = set_.wait();
   asleep_.fetch_sub(1);
   this_thread.role = PollRole::none;
+  if (wake_up.traffic) stand_by_.woken(Clock::now());
   since.any = true;
   since.traffic = since.traffic || wake_up.traffic;
   if (!wake_up.doorbell || stopping_.load()) return;
   set_.clear_doorbell();
   if (stopping_.load()) set_.ring_doorbell();  // join()'s may have been cleared: it is for all
+}
+
+bool Poller::stand_by(WakeUps& since) {
+  this_thread.role = PollRole::standby;
+  asleep_.fetch_add(1);
+  bool has_role = false;
+  while (!has_role && !stopping_.load()) {
+    const bool rung = set_.wait_for_doorbell(StandBy::kTick);
+    if (rung) set_.clear_doorbell();
+    has_role = (stand_by_.tick() || rung) && set_.role().try_lock();
+  }
+  if (stopping_.load()) set_.ring_doorbell();  // as in sleep()
+  stand_by_.end(Clock::now());
+  asleep_.fetch_sub(1);
+  this_thread.role = PollRole::none;
+  since.any = true;
+  return has_role;
 }
 
 void Poller::run() {
@@ -309,20 +340,26 @@ void Poller::run() {
       took_role();
       Handover handover = poll_as_owner(since);
       has_role = false;
-      release_role(handover.sources_asleep);
+      release_role(handover.sources_left);
       if (handover.work) {
         has_role = do_deferred(handover.work, forks);
         continue;
       }
     }
-    sleep(since);
+    if (stand_by_.begin(Clock::now())) {
+      has_role = stand_by(since);
+    } else {
+      sleep(since);
+    }
   }
 }
 
-void Poller::release_role(bool sources_asleep) {
+void Poller::release_role(bool sources_left) {
+  const bool watched = stand_by_.active();
+  stand_by_.role_released(last_look_);
   set_.role().unlock();
-  set_.arm(true);
-  if (!sources_asleep || doorbell_pending_.load()) set_.ring_doorbell();
+  if (!watched) set_.arm(true);
+  if (!sources_left || doorbell_pending_.load()) set_.ring_doorbell();
 }
 
 bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
@@ -338,7 +375,7 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     round < kTriesBeforeYield ? relax() : static_cast<void>(sched_yield());
   }
   bool finished = false;
-  bool sources_asleep = false;
+  bool sources_left = false;
   {
     const RoleScope scope(this, PollRole::helping);
     took_role();
@@ -348,13 +385,13 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     set_.wake_sources();
     finished = spin(&done, policy_.next_help_interval(), deadline) == SpinResult::done;
     // Traffic that does not end is left to the own threads.
-    for (int round = 0; !(sources_asleep = set_.put_sources_to_sleep()) && round < kRoundsAfterHelp;
-         ++round)
+    for (int round = 0; !(sources_left = leave_sources()) && round < kRoundsAfterHelp; ++round)
       set_.poll_once(false);
-    policy_.went_idle(Clock::now());
+    last_look_ = Clock::now();
+    policy_.went_idle(last_look_, !finished);
     role_pinned_.store(false);
   }
-  release_role(sources_asleep);
+  release_role(sources_left);
   helpers_.fetch_sub(1);
   return finished || done.load(std::memory_order_acquire);
 }

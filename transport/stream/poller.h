@@ -7,10 +7,11 @@
 #include <string>
 
 #include "stitch/base/mutex.h"
-#include "stitch/base/unique_function.h"
+#include "stitch/transport/deferred_work.h"
 #include "stitch/transport/stream/poll_set.h"
 #include "stitch/transport/stream/poll_source.h"
 #include "stitch/transport/stream/spin_policy.h"
+#include "stitch/transport/stream/stand_by.h"
 
 namespace stitch::transport {
 
@@ -21,6 +22,9 @@ namespace stitch::transport {
 //     ^                | ^ ^                              |                   |
 //     '----------------' | '-----------work done----------'                   |
 //           idle         '------------work done: the role is kept-------------'
+//
+//             woken in vain            nobody polls for a tick
+//   asleep ------------------> standby ----------------------> owned
 //
 // Other threads, and own ones that wait within their work:
 //
@@ -33,6 +37,7 @@ namespace stitch::transport {
 //   state      holds the role   calls sources   does deferred work   is woken by
 //   none       no               no              no                   -
 //   asleep     no               no              no                   armed sockets, doorbell
+//   standby    no               no              no                   its timer, doorbell
 //   owned      yes              yes             no                   -
 //   helping    yes              yes             when it was working  -
 //   working    no               no              yes                  -
@@ -41,8 +46,10 @@ namespace stitch::transport {
 // Invariants:
 // 1. At most one thread holds the role (owned, helping, reclaimed). It alone calls sources.
 // 2. A thread that releases the role leaves all sources asleep and the sockets armed, or rings the
-//    doorbell so that another thread polls on. It arms after the release: the other own thread may
-//    have found the role taken and gone to sleep just before.
+//    doorbell so that another thread polls on, or an own thread stands by. It arms after the
+//    release: the other own thread may have found the role taken and gone to sleep just before.
+//    A thread that stands by stops only with the role, which it takes when that has been free for a
+//    tick.
 // 3. A wake-up requested by doorbell (doorbell_pending_) is pending until a thread takes the role.
 //    A thread that releases the role while one is pending rings again: the thread that was woken
 //    may have found the role taken and gone back to sleep.
@@ -53,7 +60,7 @@ namespace stitch::transport {
 //    that messages which arrive meanwhile are read.
 // 6. stopping_ is set before the doorbell is rung for the last time, and a thread that clears the
 //    doorbell looks at stopping_ afterwards: all own threads end.
-enum class PollRole : std::uint8_t { none, asleep, owned, helping, working, reclaimed };
+enum class PollRole : std::uint8_t { none, asleep, standby, owned, helping, working, reclaimed };
 
 // Polls the sources of one endpoint: busy-polls while traffic is hot, sleeps in the kernel
 // otherwise. Who polls is decided here; which sources are visited in PollSet, how long busy-polling
@@ -64,6 +71,11 @@ enum class PollRole : std::uint8_t { none, asleep, owned, helping, working, recl
 // bring work that may block, the own thread that read them does the work itself (defer()) once no
 // more messages arrive: it releases the role, and the other own thread, asleep in the kernel, wakes
 // up only if something arrives meanwhile.
+//
+// With several messages on their way something always does arrive while no thread polls, just
+// before the one that released the role is back. When own threads have been woken in vain like
+// that, one stands by (StandBy): meanwhile nothing else wakes a thread, and what arrives waits for
+// the next one that polls; for at most two ticks.
 //
 // Shared by an endpoint, its connections and its own threads, which are detached: one that never
 // returns from deferred work cannot keep the endpoint from ending. Thread contract: any thread
@@ -100,14 +112,12 @@ class Poller : public std::enable_shared_from_this<Poller> {
   bool help(const std::atomic<bool>& done, Clock::time_point deadline);
   // Whether this thread holds the role of this poller, as within a call to a source.
   [[nodiscard]] bool on_this_thread() const noexcept;
-  // Work that messages brought. work(true) does a piece of it on this thread, which may block, and
-  // returns whether there is more; work(false) hands it to other threads and returns immediately.
-  using Work = base::UniqueFunction<bool(bool here)>;
+  using Work = DeferredWork;
   // Asks this thread to do `work` once all that has arrived is delivered, without the role. Several
   // pieces that come together are one: only the first `work` is kept. False, and nothing is taken,
   // when this thread cannot (invariant 5). REQUIRES: on_this_thread().
   [[nodiscard]] bool defer(Work& work);
-  // Within work(true), when what follows will not block any more and will bring messages: this
+  // Within a piece of work, when what follows will not block any more and will bring messages: this
   // thread takes the role back if it is free.
   void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may return with the role
   // Runs source->poll() when the delivery under way on this thread is finished. False, and it does
@@ -124,8 +134,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
   enum class SpinResult : std::uint8_t { done, idle, role_wanted, work_deferred };
   // What is left when an owned thread releases the role.
   struct Handover {
-    Work work;                    // to be done without the role, if any
-    bool sources_asleep = false;  // otherwise another thread must poll on
+    Work work;                  // to be done without the role, if any
+    bool sources_left = false;  // invariant 2; otherwise another thread must poll on
   };
 
   // What ended an own thread's sleep since it last polled.
@@ -136,6 +146,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
 
   void run() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may keep the role from one round to the next
   void sleep(WakeUps& since);
+  // True when it has the role.
+  [[nodiscard]] bool stand_by(WakeUps& since) STITCH_NO_THREAD_SAFETY_ANALYSIS;
   [[nodiscard]] Handover poll_as_owner(WakeUps& since) STITCH_REQUIRES(set_.role());
   [[nodiscard]] Handover poll_until_idle() STITCH_REQUIRES(set_.role());
   // True when the role is back afterwards. `forks`: base::fork_count() of this thread's process.
@@ -143,18 +155,24 @@ class Poller : public std::enable_shared_from_this<Poller> {
   SpinResult spin(const std::atomic<bool>* done, SpinPolicy::Duration limit,
                   Clock::time_point deadline) STITCH_REQUIRES(set_.role());
   void hand_off_deferred() noexcept STITCH_REQUIRES(set_.role());
+  // Puts the sources to sleep, unless a thread stands by. False when they must be polled first.
+  [[nodiscard]] bool leave_sources() STITCH_REQUIRES(set_.role()) {
+    return stand_by_.active() || set_.put_sources_to_sleep();
+  }
   void took_role() STITCH_REQUIRES(set_.role()) {
+    stand_by_.role_taken();
     if (doorbell_pending_.load()) doorbell_pending_.store(false);
   }
-  void release_role(bool sources_asleep) STITCH_RELEASE(set_.role());
+  void release_role(bool sources_left) STITCH_RELEASE(set_.role());
   // Has a thread look at the sources again, unless this thread polls them anyway.
   void wake_a_thread() noexcept;
   void count_working(int change) STITCH_EXCLUDES(mutex_);
 
   PollSet set_;
   SpinPolicy policy_ STITCH_GUARDED_BY(set_.role());
+  StandBy stand_by_;
   Work deferred_ STITCH_GUARDED_BY(set_.role());
-  Clock::time_point last_look_ STITCH_GUARDED_BY(set_.role());  // of spin() at the clock
+  Clock::time_point last_look_ STITCH_GUARDED_BY(set_.role());  // at the clock, about now
 
   std::atomic<bool> stopping_{false};
   std::atomic<int> helpers_{0};           // threads in help() that hold the role or want it

@@ -39,7 +39,7 @@ class StreamConnection final : public HandshakingConnection,
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
-  [[nodiscard]] bool defer(base::UniqueFunction<bool(bool here)>& work) override {
+  [[nodiscard]] bool defer(DeferredWork& work) override {
     return poller_->on_this_thread() && poller_->defer(work);
   }
   void blocking_work_done() override { poller_->reclaim(); }
