@@ -91,6 +91,32 @@ TEST_F(SpinPolicyTest, ContendedYieldsHalveTheIntervalDownToItsMinimum) {
   EXPECT_EQ(policy.interval(), SpinPolicy::kMinInterval);
 }
 
+TEST_F(SpinPolicyTest, HelpsLastLongerWhenAnswersComeSoonAfterThem) {
+  const auto give_up = [&](Duration sleep) {
+    policy.went_idle(now, true);
+    now += sleep;
+    policy.woken_by_traffic(now);
+  };
+  Duration wanted = SpinPolicy::kHelpInterval;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(policy.next_help_interval(), wanted) << i;
+    give_up(SpinPolicy::kMaxHelpInterval - nanoseconds(1));
+    wanted = std::min<Duration>(wanted * 2, SpinPolicy::kMaxHelpInterval);
+  }
+  sleep_for(SpinPolicy::kMaxHelpInterval);
+  EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kMaxHelpInterval) << "no help had ended";
+  for (int i = 0; i < 10; ++i) {
+    give_up(SpinPolicy::kMaxHelpInterval);
+    wanted = std::max<Duration>(wanted / 2, SpinPolicy::kHelpInterval);
+    EXPECT_EQ(policy.next_help_interval(), wanted) << i;
+  }
+  for (int i = 0; i < 10; ++i) give_up(microseconds(1));
+  EXPECT_TRUE(yield_for(SpinPolicy::kContendedYield + microseconds(1)).contended);
+  for (int i = 0; i < SpinPolicy::kShortHelps; ++i)
+    EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kMinInterval) << i;
+  EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kHelpInterval);
+}
+
 TEST_F(SpinPolicyTest, HelpsAreShortForAWhileAfterAContendedYield) {
   EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kHelpInterval);
   yield_for(milliseconds(1));

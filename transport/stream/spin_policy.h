@@ -10,7 +10,8 @@ namespace stitch::transport {
 // - Own threads busy-poll for interval() after the last message. It doubles when a sleep turned out
 //   to be so short that busy-polling through it would have been cheaper, and halves when a sleep
 //   was long or other threads want the CPU.
-// - A waiting thread that helps busy-polls for next_help_interval(): briefly while CPUs are
+// - A waiting thread that helps busy-polls for next_help_interval(): doubled when what it waited
+//   for came soon after it had given up, halved when that took long; briefly while CPUs are
 //   contended.
 // - When several yields in a row ran another thread, this CPU is contended: two threads that wait
 //   for each other by polling may share it (cpu_migration.h). An own thread then migrates, with
@@ -33,9 +34,11 @@ class SpinPolicy {
   // A sleep shorter than this would have been cheaper to busy-poll through: kMaxInterval plus about
   // what it costs to sleep and to wake up.
   static constexpr Microseconds kShortSleep{150};
-  // How long a helping thread busy-polls: about what it costs to put it to sleep and to wake it, so
-  // that it is never much worse than sleeping immediately.
+  // How long a helping thread busy-polls at first: about what it costs to put it to sleep and to
+  // wake it, so that it is never much worse than sleeping immediately.
   static constexpr Microseconds kHelpInterval{60};
+  // And at most: a call that computes for a millisecond has its answer without waking two threads.
+  static constexpr Microseconds kMaxHelpInterval{2000};
   // Helps that use kMinInterval after a contended yield, before kHelpInterval is tried again.
   static constexpr int kShortHelps = 16;
   // Empty rounds before a busy-polling thread yields in each of them. One that makes system calls
@@ -67,12 +70,16 @@ class SpinPolicy {
   [[nodiscard]] Duration interval() const noexcept { return interval_; }
   // How long the next helping thread busy-polls.
   [[nodiscard]] Duration next_help_interval() noexcept {
-    if (short_helps_ == 0) return kHelpInterval;
+    if (short_helps_ == 0) return help_interval_;
     --short_helps_;
     return kMinInterval;
   }
-  // The last round of polling ended at `now`, on whichever thread.
-  void went_idle(TimePoint now) noexcept { idle_since_ = now; }
+  // The last round of polling ended at `now`, on whichever thread. `gave_up`: a helping thread's,
+  // which had waited for its whole interval.
+  void went_idle(TimePoint now, bool gave_up = false) noexcept {
+    idle_since_ = now;
+    gave_up_ = gave_up;
+  }
   // Traffic ended the sleep that followed.
   void woken_by_traffic(TimePoint now) noexcept;
 
@@ -95,7 +102,9 @@ class SpinPolicy {
   void halve_interval() noexcept;
 
   Duration interval_ = kMaxInterval;
+  Duration help_interval_ = kHelpInterval;
   TimePoint idle_since_;
+  bool gave_up_ = false;
   int short_helps_ = 0;              // left
   Duration busy_yield_interval_{0};  // the first busy round yields
   int switched_yields_ = 0;          // in a row
