@@ -96,7 +96,7 @@ void DeviceTransfers::Impl::map_ipc(Lane& lane, PeerId from, const IpcOfferFrame
     status = cuda.memcpy_async(host, static_cast<std::byte*>(mapped) + IpcOutbox::kPatternAt,
                                IpcOutbox::kPatternBytes, cuda::kDeviceToHost, lane.copies_in());
   }
-  const auto end = [self = shared_from_this(), &lane, from, key, pair = frame.pair, mapped,
+  const auto end = [self = shared_from_this(), from, key, pair = frame.pair, mapped,
                     host](std::string why) {
     if (host != nullptr) (void)self->lanes_.cuda().free_host(host);
     bool gone = false;
