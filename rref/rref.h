@@ -78,7 +78,9 @@ class [[nodiscard]] RRef {
   template <class Rep, class Period>
   RRef with_timeout(std::chrono::duration<Rep, Period> timeout) const {
     RRef copy = *this;
-    copy.use_.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout);
+    rref::HandleUse use = copy.use();
+    use.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout);
+    copy.use_ = std::make_shared<const rref::HandleUse>(std::move(use));
     return copy;
   }
 
@@ -91,7 +93,9 @@ class [[nodiscard]] RRef {
   // shutdown.
   [[nodiscard]] RRef ordered() const {
     RRef copy = *this;
-    copy.use_.order = rref::make_order(*handle());
+    rref::HandleUse use = copy.use();
+    use.order = rref::make_order(*handle());
+    copy.use_ = std::make_shared<const rref::HandleUse>(std::move(use));
     return copy;
   }
 
@@ -100,7 +104,7 @@ class [[nodiscard]] RRef {
   Future<T> to_here_async() const {
     static_assert(std::is_void_v<T> || Sendable<T>,
                   "stitch: this type cannot be sent; call methods of the object where it is");
-    return detail::fetch<T>(handle(), use_);
+    return detail::fetch<T>(handle(), use());
   }
   // The same, waiting. Throws its Error.
   T to_here() const { return to_here_async().get(); }
@@ -112,7 +116,7 @@ class [[nodiscard]] RRef {
   // The object itself; valid while an RRef to it exists. Waits for its creation, at most as long as
   // to_here(). Throws Error(invalid_argument), naming the owner, on any other worker.
   std::add_lvalue_reference_t<T> local_value() const requires(!std::is_void_v<T>) {
-    const rpc::OwnedObject value = rref::local_value(*handle(), use_.timeout);
+    const rpc::OwnedObject value = rref::local_value(*handle(), use().timeout);
     if (*value.type != typeid(T)) throw rref::wrong_type(*handle_, *value.type, typeid(T));
     return *static_cast<T*>(value.object.get());
   }
@@ -121,7 +125,7 @@ class [[nodiscard]] RRef {
   // results as for stitch::rpc_async().
   template <auto Method, class... Args>
   auto rpc_async(Args&&... args) const {
-    return detail::call_method<T, Method>(handle(), use_, std::forward<Args>(args)...);
+    return detail::call_method<T, Method>(handle(), use(), std::forward<Args>(args)...);
   }
   // The same, waiting. Throws its Error.
   template <auto Method, class... Args>
@@ -133,12 +137,12 @@ class [[nodiscard]] RRef {
   auto remote(Args&&... args) const {
     using R = typename rpc::TraitsOf<Method>::Result;
     return RRef<R>(
-        detail::create_by_method<T, Method>(handle(), use_, std::forward<Args>(args)...));
+        detail::create_by_method<T, Method>(handle(), use(), std::forward<Args>(args)...));
   }
 
   // Completes when the creation has ended, with its error if it failed; with `timeout` if that
   // takes longer than to_here() would wait.
-  Future<void> when_created() const { return rref::when_created(handle(), use_.timeout); }
+  Future<void> when_created() const { return rref::when_created(handle(), use().timeout); }
 
   // Runs distributed backward from the owner's tensor, wherever it lives. Defined by
   // dist_autograd/rref_backward.h.
@@ -174,8 +178,13 @@ class [[nodiscard]] RRef {
   }
 
  private:
+  [[nodiscard]] const rref::HandleUse& use() const {
+    static const rref::HandleUse kUsual;
+    return use_ ? *use_ : kUsual;
+  }
+
   rref::HandlePtr handle_;
-  rref::HandleUse use_;
+  std::shared_ptr<const rref::HandleUse> use_;  // null: as usual
 };
 
 namespace detail {

@@ -109,8 +109,10 @@ void HolderTable::register_kept(TableEffects& effects) {
     if (hold.arriving > 0) {  // decided when the last of its messages is done
       kept_.erase(id);
       hold.kept_before = false;
-    } else if (std::exchange(hold.kept_before, true)) {
+    } else if (hold.kept_before) {
       start_registering(id, hold, effects);
+    } else {
+      hold.kept_before = true;
     }
   }
   effects.kept = effects.kept || !kept_.empty();
@@ -201,7 +203,8 @@ std::vector<std::pair<RRefId, HolderTable::Status>> HolderTable::list() const {
 }
 
 HolderTable::Status HolderTable::status_of(const Hold& hold) {
-  return {hold.state, hold.created, hold.error(), hold.local, hold.pins, hold.made_by, hold.since};
+  return {hold.state, hold.created, hold.error(),     hold.local,
+          hold.pins,  hold.made_by, hold.since.time()};
 }
 
 HolderTable::Counts HolderTable::counts() const {

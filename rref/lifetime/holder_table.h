@@ -58,6 +58,8 @@ class HolderTable {
     std::chrono::steady_clock::time_point since;  // when the Hold was made
   };
 
+  HolderTable() { holds_.max_load_factor(2); }
+
   // A new Hold in State::creating with one local reference. REQUIRES: `id` is new.
   // `made_by`, the name of the function that makes it or null, is not copied; for lists.
   void begin_create(const RRefId& id, const std::string* made_by = nullptr);
@@ -140,19 +142,38 @@ class HolderTable {
     }
     static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   };
+  using Clock = std::chrono::steady_clock;
+  // A moment, to a 64th of a second, for two years after the first.
+  class Moment {
+   public:
+    [[nodiscard]] static Moment now() { return Moment(Clock::now()); }
+    [[nodiscard]] Clock::time_point time() const { return begin() + Ticks(ticks_); }
+
+   private:
+    using Ticks = std::chrono::duration<std::uint32_t, std::ratio<1, 64>>;
+    explicit Moment(Clock::time_point time)
+        : ticks_(std::chrono::duration_cast<Ticks>(time - begin()).count()) {}
+    [[nodiscard]] static Clock::time_point begin() {
+      static const Clock::time_point first = Clock::now();
+      return first;
+    }
+    std::uint32_t ticks_;
+  };
+  // There may be millions: see the assertion on its size.
   struct Hold {
-    State state = State::borrowed;
+    State state : 3 = State::borrowed;
     bool created : 1 = false;
-    bool answered : 1 = false;   // its creation ended, with `error` if it failed
-    bool old : 1 = false;        // borrowed since before the previous tick
-    bool told : 1 = false;       // while creating: it has been in a message, others may know it
-    bool kept_before = false;    // in kept_ since before the previous register_kept()
-    std::uint32_t local = 0;     // handles and messages being processed
-    std::uint32_t arriving = 0;  // of these, messages being processed
-    std::uint32_t pins = 0;      // messages sent that carry it and are not settled
+    bool answered : 1 = false;     // its creation ended, with `error` if it failed
+    bool old : 1 = false;          // borrowed since before the previous tick
+    bool told : 1 = false;         // while creating: it has been in a message, others may know it
+    bool kept_before : 1 = false;  // in kept_ since before the previous register_kept()
+    // Messages being processed that carry it; they take 16 GiB before there are too many.
+    std::uint32_t arriving : 24 = 0;
+    std::uint32_t local = 0;  // these, and handles
+    std::uint32_t pins = 0;   // messages sent that carry it and are not settled
+    Moment since = Moment::now();
     std::unique_ptr<Rare> rare;
     const std::string* made_by = nullptr;
-    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
     [[nodiscard]] bool alive() const noexcept { return local > 0 || pins > 0; }
     [[nodiscard]] Rare& more() {
       if (!rare) rare = std::make_unique<Rare>();
@@ -163,6 +184,7 @@ class HolderTable {
       if (why || rare) more().error = why;
     }
   };
+  static_assert(sizeof(Hold) == 32);
   using Map = std::unordered_map<RRefId, Hold, RRefIdHash>;
 
   [[nodiscard]] Hold& at(const RRefId& id);
