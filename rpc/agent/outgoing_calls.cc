@@ -168,7 +168,7 @@ std::uint64_t OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::S
   table_.note_queued(id);
   watch_->watch(deadline);
   PeerFlow::Waiting waiting{
-      size, id, [this, &flow, &peer, size, id, deadline, out = std::move(out)]() mutable {
+      size, id, [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
         const auto now = Clock::now();
         // expire() completes it.
         if (now >= deadline || !table_.begin(id, size)) return false;

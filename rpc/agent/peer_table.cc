@@ -299,7 +299,7 @@ void PeerTable::perform(Life& life, Effects effects) {
       failed = to_error(std::current_exception());
     }
   };
-  for (auto& [connection, why] : effects.close) part([&] { connection->close(why); });
+  for (auto& each : effects.close) part([&] { each.first->close(each.second); });
   if (effects.detach) effects.detach->detach(effects.detach_from);
   if (effects.send_bind) part([&] { send_bind(effects); });
   if (effects.attach) {
