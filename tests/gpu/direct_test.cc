@@ -13,6 +13,7 @@
 #include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
+#include "tests/gpu/double_kernels.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/SparseTensorUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -21,7 +23,7 @@
 
 #include "stitch/rpc/gpu/device_bridge.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "tests/gpu/kernels_host_run.h"
+#include "tests/gpu/double_kernels.h"
 
 // Signatures of virtual functions differ between versions of libtorch: both are there.
 #pragma GCC diagnostic ignored "-Wpragmas"
@@ -335,6 +337,38 @@ at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return to;
 }
 
+// A sparse tensor of these parts with the shape and flag of `like`. (Without operators, which would
+// come back here.)
+at::Tensor sparse_of(const at::Tensor& like, c10::DispatchKey key, const at::Tensor& indices,
+                     const at::Tensor& values) {
+  auto made =
+      at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), values.dtype());
+  auto* const impl = at::sparse::get_sparse_impl(made);
+  impl->resize_(like.sparse_dim(), like.dense_dim(), like.sizes());
+  impl->set_indices_and_values_unsafe(indices, values);
+  impl->set_coalesced(at::sparse::get_sparse_impl(like)->coalesced());
+  return made;
+}
+at::Tensor sparse_indices(const at::Tensor& tensor) {
+  return at::sparse::get_sparse_impl(tensor)->indices();
+}
+at::Tensor sparse_values(const at::Tensor& tensor) {
+  return at::sparse::get_sparse_impl(tensor)->values();
+}
+std::int64_t sparse_dim(const at::Tensor& tensor) {
+  return at::sparse::get_sparse_impl(tensor)->sparse_dim();
+}
+std::int64_t dense_dim(const at::Tensor& tensor) {
+  return at::sparse::get_sparse_impl(tensor)->dense_dim();
+}
+bool is_coalesced(const at::Tensor& tensor) {
+  return at::sparse::get_sparse_impl(tensor)->coalesced();
+}
+at::Tensor& set_coalesced(at::Tensor& tensor, bool coalesced) {
+  at::sparse::get_sparse_impl(tensor)->set_coalesced(coalesced);
+  return tensor;
+}
+
 bool is_written(const c10::OperatorHandle& op, std::size_t argument) {
   const auto* const alias = op.schema().arguments()[argument].alias_info();
   return alias != nullptr && alias->isWrite();
@@ -349,12 +383,20 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Kernel kernel;
   kernel.name = op.schema().name();
   bool written = false;
-  const auto wrap = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  const auto wrap_dense = [&](const at::Tensor& tensor) {
     if (!device) device = tensor.device();
     kernel.reads.push_back(span_of(tensor));
     if (written) kernel.writes.push_back(span_of(tensor));
     wrapped.emplace_back(tensor, as_cpu(tensor));
+    return wrapped.back().second;
+  };
+  const auto wrap = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    if (!tensor.is_sparse()) return wrap_dense(tensor);
+    const auto* const impl = at::sparse::get_sparse_impl(tensor);
+    wrapped.emplace_back(tensor,
+                         sparse_of(tensor, c10::DispatchKey::SparseCPU, wrap_dense(impl->indices()),
+                                   wrap_dense(impl->values())));
     return wrapped.back().second;
   };
   for (std::size_t i = first; i < stack->size(); ++i) {
@@ -397,13 +439,10 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(ran, "CUDA error: the device has failed");
   if (thrown) std::rethrow_exception(thrown);
   const OnDevice on(where.index());
-  const auto unwrap = [&](const at::Tensor& result) {
-    if (!result.defined() || !result.is_cpu()) return result;
+  const auto unwrap_dense = [&](const at::Tensor& result) {
     for (const auto& [original, alias] : wrapped) {
-      if (result.is_same(alias)) return original;
-    }
-    for (const auto& [original, alias] : wrapped) {
-      if (base(result) != base(original) || base(result) == nullptr) continue;
+      if (original.is_sparse() || base(result) != base(original) || base(result) == nullptr)
+        continue;
       auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(original.storage()),
                                                            kCudaKeys, result.dtype());
       view.unsafeGetTensorImpl()->set_storage_offset(result.storage_offset());
@@ -414,6 +453,25 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         result.sizes(), result.strides(), allocator(), kCudaKeys, result.scalar_type());
     if (made.numel() > 0) copy(made, result, true);
     return made;
+  };
+  for (const auto& [original, alias] : wrapped) {
+    if (!original.is_sparse()) continue;
+    auto* const impl = at::sparse::get_sparse_impl(original);  // it may have been changed in place
+    const auto* const changed = at::sparse::get_sparse_impl(alias);
+    if (base(changed->values()) != base(impl->values()))
+      impl->set_indices_and_values_unsafe(unwrap_dense(changed->indices()),
+                                          unwrap_dense(changed->values()));
+    impl->set_coalesced(changed->coalesced());
+  }
+  const auto unwrap = [&](const at::Tensor& result) {
+    if (!result.defined() || !result.is_cpu()) return result;
+    for (const auto& [original, alias] : wrapped) {
+      if (result.is_same(alias)) return original;
+    }
+    if (!result.is_sparse()) return unwrap_dense(result);
+    const auto* const impl = at::sparse::get_sparse_impl(result);
+    return sparse_of(result, c10::DispatchKey::SparseCUDA, unwrap_dense(impl->indices()),
+                     unwrap_dense(impl->values()));
   };
   for (std::size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
     c10::IValue& value = (*stack)[i];
@@ -429,6 +487,19 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCUDA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
+  m.impl("_indices", TORCH_FN(sparse_indices));
+  m.impl("_values", TORCH_FN(sparse_values));
+  m.impl("sparse_dim", TORCH_FN(sparse_dim));
+  m.impl("dense_dim", TORCH_FN(dense_dim));
+  m.impl("is_coalesced", TORCH_FN(is_coalesced));
+  m.impl("_coalesced_", TORCH_FN(set_coalesced));
+  // Others have a kernel for all kinds of tensors, which knows dense ones only.
+  m.impl("clone", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
@@ -454,42 +525,7 @@ transport::gpu::ProcessIdentity identity(std::uint32_t worker) {
   return same;
 }
 
-// ---- the pack kernel: its own code, in a kernel of the double
-
-std::atomic<int> pack_launches{0};
-
-int pack(int device, const transport::gpu::PackedTensor* tensors, std::size_t count, void* packed,
-         std::uint64_t packed_bytes, std::uint32_t*, void* stream) {
-  ++pack_launches;
-  Kernel kernel;
-  kernel.name = "pack";
-  kernel.writes.push_back({packed, packed_bytes});
-  const std::vector<transport::gpu::PackedTensor> all(tensors, tensors + count);
-  for (const auto& each : all) {
-    std::int64_t last = 0;
-    for (std::int32_t d = 0; d < each.dimensions; ++d)
-      last += (each.sizes[d] - 1) * each.strides[d];
-    kernel.reads.push_back({reinterpret_cast<const void*>(each.address),
-                            static_cast<std::size_t>(last + 1) * each.element_bytes});
-  }
-  kernel.body = [all, packed, packed_bytes] {
-    const auto run = transport::gpu::kernels::run_pack<true>(
-        all, reinterpret_cast<std::uintptr_t>(packed), packed_bytes);
-    TORCH_INTERNAL_ASSERT(run.status == 0);
-  };
-  const OnDevice on(device);
-  return gpu().launch(kProcess, static_cast<cuda::Stream>(stream), std::move(kernel));
-}
-const char* describe(int) { return "an error of the double"; }
-const transport::gpu::KernelTable kKernels = [] {
-  transport::gpu::KernelTable table{};
-  table.bytes = sizeof(table);
-  table.pack = &pack;
-  table.describe = &describe;
-  return table;
-}();
-
-const rpc::DeviceBridge kBridge{&from_raw, &raw, &identity, &kKernels};
+const rpc::DeviceBridge kBridge{&from_raw, &raw, &identity, &kernels()};
 
 }  // namespace
 
@@ -499,7 +535,7 @@ FakeGpu& gpu() {
     options.driving = FakeGpu::Driving::thread;
     options.devices = kDevices;
     options.network_transport = true;
-    const char* const seed = std::getenv("STITCH_DOUBLE_SEED");
+    const char* const seed = std::getenv("DOUBLE_SEED");
     if (seed != nullptr) options.seed = std::strtoull(seed, nullptr, 10);
     return new FakeGpu(options);
   }();
@@ -514,8 +550,6 @@ bool install() {
   static const GpuLibraries::Override override(libraries);
   return rpc::set_device_bridge(&kBridge);
 }
-
-int packings() { return pack_launches; }
 
 void workers_are_processes(bool are) { apart = are; }
 

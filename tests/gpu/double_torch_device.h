@@ -26,8 +26,6 @@ bool install();
 
 // Each worker passes for a process of its own from now on, or again for one of this process.
 void workers_are_processes(bool apart);
-// How often the pack kernel has been launched.
-[[nodiscard]] int packings();
 // Queues on the current stream of its device: fills a float tensor with `value`, once `gate` (0:
 // none) is open.
 void fill_later(const at::Tensor& tensor, float value, int gate = 0);
