@@ -8,6 +8,7 @@
 #include "stitch/dist_optim/backward_and_step.h"      // IWYU pragma: export
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
 #include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
+#include "stitch/dist_optim/sparse_optimizers.h"      // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export
 #include "stitch/rpc/future/future.h"                 // IWYU pragma: export
 #include "stitch/rpc/worker.h"                        // IWYU pragma: export

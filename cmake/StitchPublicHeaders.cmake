@@ -8,6 +8,7 @@ set(STITCH_PUBLIC_HEADERS
   dist_optim/backward_and_step.h
   dist_optim/distributed_optimizer.h
   dist_optim/parameter_lock.h
+  dist_optim/sparse_optimizers.h
   rpc/calls.h
   rpc/function_runner.h
   rpc/future.h

@@ -8,9 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
-#include "stitch/dist_optim/context_gradients.h"
 #include "stitch/dist_optim/optimizer_traits.h"
 #include "stitch/dist_optim/shadow_parameter.h"
 #include "stitch/rpc/calls.h"
@@ -58,10 +57,12 @@ class LocalOptimizer {
   // the context's error when one of its passes failed, and Error(invalid_argument), before any
   // parameter is stepped, when a gradient has another shape than its parameter.
   std::int64_t step(const dist_autograd::ContextId& context) {
-    const ContextGradients gradients(context);
+    // None on a worker that the context never reached.
+    const auto gradients = dist_autograd::find_usable_context(context);
     std::vector<std::pair<Entry*, at::Tensor>> due;
     for (const auto& entry : entries_) {
-      at::Tensor gradient = gradients.find(entry->shadow.parameter());
+      at::Tensor gradient =
+          gradients ? gradients->gradient(entry->shadow.parameter()) : at::Tensor();
       if (!gradient.defined()) continue;
       entry->shadow.check(gradient, entry->name);
       due.emplace_back(entry.get(), std::move(gradient));
@@ -74,7 +75,7 @@ class LocalOptimizer {
         ShadowParameter& shadow;
         ~End() { shadow.end_step(!bumps_version()); }
       } const end{entry->shadow};
-      entry->optimizer->step();
+      if (!step_rows(*entry->optimizer)) entry->optimizer->step();
     }
     return static_cast<std::int64_t>(due.size());
   }
@@ -95,7 +96,7 @@ class LocalOptimizer {
       all.push_back({entry->name, entry->shadow.parameter().sizes().vec(), std::nullopt});
     return all;
   }
-  // A copy of the state of one of them.
+  // A copy of the state of one of them, on the CPU.
   std::optional<NamedValues> state(std::uint64_t position) const {
     const Entry& entry = entry_at(position);
     base::MutexLock lock(entry.shadow.lock());
@@ -130,7 +131,9 @@ class LocalOptimizer {
     for (auto& [position, state] : staged.states) {
       Entry& entry = *entries_[position];
       base::MutexLock lock(entry.shadow.lock());
-      set_parameter_state(*entry.optimizer, entry.shadow.shadow(), std::move(state));
+      const at::Tensor& parameter = entry.shadow.shadow();
+      if (state) move_state<Optimizer>(*state, parameter.device());
+      set_parameter_state(*entry.optimizer, parameter, std::move(state));
     }
     apply_options(decoded);
   }

@@ -26,7 +26,12 @@ std::string_view type_text(const NamedValue& value) {
 }
 
 void FieldCollector::operator()(std::string_view name, const at::Tensor& value) {
-  if (value.defined()) put(name, value.detach().clone());
+  if (!value.defined()) return;
+  put(name, value.is_cpu() ? value.detach().clone() : value.detach().cpu());
+}
+
+void FieldMover::operator()(std::string_view, at::Tensor& field) const {
+  if (field.defined()) field = field.to(device_);
 }
 
 void FieldAssigner::operator()(std::string_view name, at::Tensor& field) {

@@ -23,8 +23,8 @@ using NamedValue =
 using NamedValues = std::map<std::string, NamedValue>;
 
 // Collects the fields of a struct: pass it to a function that calls `field(name, value)` for each.
-// Tensors are copied, so that later steps do not change what was collected. Thread contract: one
-// thread.
+// Tensors are copied, to the CPU, so that later steps do not change what was collected and any
+// worker can have it. Thread contract: one thread.
 class FieldCollector {
  public:
   explicit FieldCollector(NamedValues& values) : values_(values) {}
@@ -108,6 +108,19 @@ class FieldAssigner {
   const NamedValues& values_;
   const std::string_view what_;
   std::vector<std::string_view> taken_;
+};
+
+// Moves tensors among the fields of a struct to a device; other fields stay as they are. Thread
+// contract: one thread.
+class FieldMover {
+ public:
+  explicit FieldMover(c10::Device device) : device_(device) {}
+  void operator()(std::string_view name, at::Tensor& field) const;
+  template <class T>
+  void operator()(std::string_view, T&) const {}
+
+ private:
+  const c10::Device device_;
 };
 
 // "a bool", "an integer", ...: the type of a value, for errors.

@@ -128,6 +128,19 @@ struct OptimizerTraits<torch::optim::LBFGS> {
       "do";
 };
 
+// Steps the only parameter of `optimizer`, as its step() does to within rounding, by stitch's own
+// kernel for the rows that a sparse gradient names: one kernel and no copy of the gradient in place
+// of about ten. State is the optimizer's own, so either step can follow the other. False, with
+// nothing changed, where step() has to do it: docs/gpu.md says when. Optimizers but these two have
+// step() only (those of sparse_optimizers.h use the kernel in it). Thread contract: the
+// optimizer's.
+[[nodiscard]] bool step_rows(torch::optim::SGD& optimizer);
+[[nodiscard]] bool step_rows(torch::optim::Adagrad& optimizer);
+template <class Optimizer>
+[[nodiscard]] bool step_rows(Optimizer&) {
+  return false;
+}
+
 // OptionsOf<torch::optim::Adam> is torch::optim::AdamOptions.
 template <class Optimizer>
 using OptionsOf = typename OptimizerTraits<Optimizer>::Options;
@@ -181,21 +194,26 @@ torch::optim::OptimizerParamState* parameter_state(Optimizer& optimizer) {
   return states.empty() ? nullptr : states.begin()->second.get();
 }
 
-// Replaces it; null removes it. The key is the parameter's identity, as text in older libtorch.
+// What `optimizer` finds a parameter's state by: its identity, as text in older libtorch.
+template <class Optimizer>
+auto state_key(Optimizer& optimizer, const at::Tensor& parameter) {
+  using Key = typename std::remove_reference_t<decltype(optimizer.state())>::key_type;
+  if constexpr (std::is_same_v<Key, std::string>) {
+    std::ostringstream key;
+    key << parameter.unsafeGetTensorImpl();
+    return key.str();
+  } else {
+    return Key(parameter.unsafeGetTensorImpl());
+  }
+}
+
+// Replaces it; null removes it.
 template <class Optimizer>
 void set_parameter_state(Optimizer& optimizer, const at::Tensor& parameter,
                          std::unique_ptr<torch::optim::OptimizerParamState> state) {
   auto& states = optimizer.state();
   states.clear();
-  if (!state) return;
-  using Key = typename std::remove_reference_t<decltype(states)>::key_type;
-  if constexpr (std::is_same_v<Key, std::string>) {
-    std::ostringstream key;
-    key << parameter.unsafeGetTensorImpl();
-    states[key.str()] = std::move(state);
-  } else {
-    states[parameter.unsafeGetTensorImpl()] = std::move(state);
-  }
+  if (state) states[state_key(optimizer, parameter)] = std::move(state);
 }
 
 template <class Optimizer>
@@ -216,6 +234,15 @@ NamedValues state_to_values(const torch::optim::OptimizerParamState& state) {
                     " keeps state, but its stitch::optim::OptimizerTraits names no State");
   }
   return values;
+}
+
+// Puts the tensors of a state, which may have been saved elsewhere, on the device of its parameter.
+template <class Optimizer>
+void move_state(torch::optim::OptimizerParamState& state, c10::Device device) {
+  if constexpr (kHasState<Optimizer>) {
+    OptimizerTraits<Optimizer>::state(
+        static_cast<typename OptimizerTraits<Optimizer>::State&>(state), FieldMover(device));
+  }
 }
 
 // Throws Error(invalid_argument) that names what does not fit.

@@ -8,9 +8,9 @@
 
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/gpu/device_gate.h"
+#include "stitch/rpc/gpu/device_kernels.h"
 #include "stitch/rpc/gpu/sent_memory.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/kernel_table.h"
 #include "stitch/transport/gpu/lanes.h"
 
 namespace stitch::rpc {
@@ -107,9 +107,7 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
       hooks_(std::move(hooks)),
       bridge_(*device_bridge()),
       cuda_(*GpuLibraries::of_process().cuda()),
-      kernels_(bridge_.kernels != nullptr
-                   ? bridge_.kernels
-                   : transport::gpu::load_kernels(cuda_device_count()).table) {
+      kernels_(device_kernels()) {
   DeviceTransfers::Options options;
   options.self = peer_id(self_);
   options.lanes = Lanes::of_process();

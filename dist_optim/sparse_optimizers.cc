@@ -1,0 +1,180 @@
+#include "stitch/dist_optim/sparse_optimizers.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "stitch/rpc/gpu/row_update.h"
+
+namespace stitch::optim {
+
+namespace {
+
+using rpc::RowUpdate;
+using torch::optim::OptimizerParamGroup;
+
+void check_positive(const char* what, double value) {
+  TORCH_CHECK(value >= 0, what, " of ", value, " is refused: it must be 0 or more");
+}
+
+// The rows that a gradient names, each once.
+struct Rows {
+  at::Tensor indices;
+  at::Tensor values;
+};
+Rows rows_of(const at::Tensor& gradient) {
+  if (!gradient.is_sparse()) {
+    return {at::arange(gradient.size(0), gradient.options().dtype(at::kLong)), gradient};
+  }
+  const at::Tensor once = gradient.coalesce();
+  return {once.indices()[0], once.values()};
+}
+
+std::int64_t columns_of(const at::Tensor& parameter) {
+  return parameter.numel() / parameter.size(0);
+}
+
+// Calls step(parameter, options) for each parameter that has a gradient.
+template <class Options, class Step>
+at::Tensor step_each(torch::optim::Optimizer& optimizer,
+                     const torch::optim::Optimizer::LossClosure& closure, const Step& step) {
+  at::Tensor loss;
+  if (closure != nullptr) {
+    const at::AutoGradMode enabled(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& group : optimizer.param_groups()) {
+    const auto& options = static_cast<const Options&>(group.options());
+    for (at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      TORCH_CHECK(parameter.dim() > 0, "a parameter without dimensions has no rows to step");
+      TORCH_CHECK(!gradient.is_sparse() || gradient.sparse_dim() == 1, "a gradient with ",
+                  gradient.sparse_dim(),
+                  " sparse dimensions cannot be stepped by rows, only one with 1");
+      if (parameter.numel() > 0) step(parameter, options);
+    }
+  }
+  return loss;
+}
+
+// The state that `optimizer` has for `parameter`, made by make() if there is none.
+template <class State, class Make>
+State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Make& make) {
+  auto& kept = optimizer.state()[state_key(optimizer, parameter)];
+  if (!kept) kept = std::make_unique<State>(make());
+  return static_cast<State&>(*kept);
+}
+
+}  // namespace
+
+SparseSGD::SparseSGD(std::vector<at::Tensor> parameters, SparseSGDOptions options)
+    : Optimizer({OptimizerParamGroup(std::move(parameters))},
+                std::make_unique<SparseSGDOptions>(options)) {
+  check_positive("a learning rate", options.lr());
+}
+
+at::Tensor SparseSGD::step(LossClosure closure) {
+  const auto step = [](const at::Tensor& parameter, const SparseSGDOptions& options) {
+    const at::Tensor& gradient = parameter.grad();
+    RowUpdate update;
+    update.rule = RowUpdate::Rule::sgd;
+    update.learning_rate = options.lr();
+    if (rpc::update_rows(parameter, gradient, update)) return;
+    const Rows rows = rows_of(gradient);
+    parameter.index_add_(0, rows.indices, rows.values, -options.lr());
+  };
+  return step_each<SparseSGDOptions>(*this, closure, step);
+}
+
+SparseAdagrad::SparseAdagrad(std::vector<at::Tensor> parameters, SparseAdagradOptions options)
+    : Optimizer({OptimizerParamGroup(std::move(parameters))},
+                std::make_unique<SparseAdagradOptions>(options)) {
+  check_positive("a learning rate", options.lr());
+  check_positive("an lr_decay", options.lr_decay());
+  check_positive("an initial_accumulator_value", options.initial_accumulator_value());
+  check_positive("an eps", options.eps());
+}
+
+at::Tensor SparseAdagrad::step(LossClosure closure) {
+  const auto step = [this](const at::Tensor& parameter, const SparseAdagradOptions& options) {
+    const at::Tensor& gradient = parameter.grad();
+    auto& state = state_of<SparseAdagradParamState>(*this, parameter, [&] {
+      return SparseAdagradParamState().sum(
+          at::full({parameter.size(0)}, options.initial_accumulator_value(), parameter.options()));
+    });
+    RowUpdate update;
+    update.rule = RowUpdate::Rule::rowwise_adagrad;
+    update.learning_rate = options.lr();
+    update.lr_decay = options.lr_decay();
+    update.eps = options.eps();
+    update.step = state.step() + 1;
+    update.first_state = state.sum();
+    if (!rpc::update_rows(parameter, gradient, update)) {
+      const Rows rows = rows_of(gradient);
+      const at::Tensor values = rows.values.reshape({rows.indices.numel(), columns_of(parameter)});
+      const at::Tensor sums = state.sum().index_select(0, rows.indices) + values.pow(2).mean(1);
+      state.sum().index_copy_(0, rows.indices, sums);
+      const double rate =
+          options.lr() / (1 + static_cast<double>(update.step - 1) * options.lr_decay());
+      const at::Tensor scaled = values / (sums.sqrt() + options.eps()).unsqueeze(1);
+      parameter.index_add_(0, rows.indices, scaled.view_as(rows.values), -rate);
+    }
+    state.step(update.step);
+  };
+  return step_each<SparseAdagradOptions>(*this, closure, step);
+}
+
+SparseAdam::SparseAdam(std::vector<at::Tensor> parameters, SparseAdamOptions options)
+    : Optimizer({OptimizerParamGroup(std::move(parameters))},
+                std::make_unique<SparseAdamOptions>(options)) {
+  check_positive("a learning rate", options.lr());
+  check_positive("an eps", options.eps());
+  const auto [beta1, beta2] = options.betas();
+  TORCH_CHECK(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "betas of ", beta1, " and ",
+              beta2, " are refused: they must be 0 or more, and less than 1");
+}
+
+at::Tensor SparseAdam::step(LossClosure closure) {
+  const auto step = [this](const at::Tensor& parameter, const SparseAdamOptions& options) {
+    const at::Tensor& gradient = parameter.grad();
+    auto& state = state_of<SparseAdamParamState>(*this, parameter, [&] {
+      const auto zeros = [&] { return at::zeros_like(parameter, at::MemoryFormat::Contiguous); };
+      return SparseAdamParamState().exp_avg(zeros()).exp_avg_sq(zeros());
+    });
+    const auto [beta1, beta2] = options.betas();
+    RowUpdate update;
+    update.rule = RowUpdate::Rule::adam;
+    update.learning_rate = options.lr();
+    update.eps = options.eps();
+    update.beta1 = beta1;
+    update.beta2 = beta2;
+    update.step = state.step() + 1;
+    update.first_state = state.exp_avg();
+    update.second_state = state.exp_avg_sq();
+    if (!rpc::update_rows(parameter, gradient, update)) {
+      const Rows rows = rows_of(gradient);
+      const auto advance = [&](at::Tensor& average, const at::Tensor& values, double beta) {
+        at::Tensor kept = average.index_select(0, rows.indices);
+        kept.add_(values - kept, 1 - beta);
+        average.index_copy_(0, rows.indices, kept);
+        return kept;
+      };
+      const at::Tensor mean = advance(state.exp_avg(), rows.values, beta1);
+      const at::Tensor square = advance(state.exp_avg_sq(), rows.values.pow(2), beta2);
+      const auto count = static_cast<double>(update.step);
+      const double rate =
+          options.lr() * std::sqrt(1 - std::pow(beta2, count)) / (1 - std::pow(beta1, count));
+      parameter.index_add_(0, rows.indices, mean / square.sqrt().add_(options.eps()), -rate);
+    }
+    state.step(update.step);
+  };
+  return step_each<SparseAdamOptions>(*this, closure, step);
+}
+
+}  // namespace stitch::optim

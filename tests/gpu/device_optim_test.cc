@@ -1,0 +1,268 @@
+// Optimizers whose parameters lie on devices, over the double of CUDA: steps of sparse gradients by
+// the kernel's own code, and by libtorch's operators where the kernel does not do it.
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/distributed_optimizer.h"
+#include "stitch/dist_optim/sparse_optimizers.h"
+#include "stitch/rpc/gpu/device_bridge.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/rref/rref.h"
+#include "tests/gpu/device_tensors.h"
+#include "tests/gpu/direct_fixture.h"
+#include "tests/gpu/double_kernels.h"
+#include "tests/gpu/double_torch_device.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+
+namespace device_optim_test {  // its functions are registered under their full names
+namespace {
+
+namespace autograd = stitch::dist_autograd;
+namespace fake = stitch::testing::double_device;
+namespace optim = stitch::optim;
+using optim::DistributedOptimizer;
+using optim::OptionsOf;
+using optim::SparseAdagrad;
+using optim::SparseAdagradOptions;
+using optim::SparseAdam;
+using optim::SparseAdamOptions;
+using optim::SparseSGD;
+using optim::SparseSGDOptions;
+using stitch::RRef;
+using stitch::testing::Cluster;
+using stitch::testing::device;
+using torch::optim::Adagrad;
+using torch::optim::AdagradOptions;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+[[maybe_unused]] const bool installed = fake::install();
+
+constexpr std::int64_t kRows = 50;
+constexpr std::int64_t kColumns = 12;
+
+class DeviceOptimizer : public stitch::testing::DirectFixture {};
+
+at::Tensor first_rows(at::ScalarType type = at::kFloat) {
+  at::manual_seed(3);
+  return at::randn({kRows, kColumns}, at::kDouble).to(type);
+}
+
+// A table of rows that are looked up: its gradient is sparse, and names rows more than once.
+class Table {
+ public:
+  explicit Table(const at::Tensor& rows) : rows_(rows.detach().requires_grad_()) {}
+  RRef<at::Tensor> parameter() { return stitch::make_rref(rows_); }
+  at::Tensor look_up(const at::Tensor& ids) { return at::embedding(rows_, ids, -1, false, true); }
+  at::Tensor now() { return rows_.detach().cpu(); }
+  [[nodiscard]] const at::Tensor& rows() const { return rows_; }
+
+ private:
+  at::Tensor rows_;
+};
+RRef<Table> remote_table(const at::Tensor& rows) { return stitch::remote<Table>("worker1", rows); }
+
+// 0 and 7 many times, so that their sums take several blocks.
+at::Tensor ids_of(int step) {
+  at::manual_seed(100 + step);
+  return at::cat({at::randint(kRows, {40}, at::kLong), at::zeros({35}, at::kLong),
+                  at::full({70}, 7, at::kLong)});
+}
+
+at::Tensor loss_of(const at::Tensor& found) { return found.pow(2).sum() / 50; }
+
+template <class Optimizer>
+void step_once(const RRef<Table>& table, DistributedOptimizer<Optimizer>& optimizer, int step) {
+  const autograd::Context context;
+  const at::Tensor found =
+      table.rpc_sync<&Table::look_up>(stitch::on(device(0), ids_of(step).to(device(0))));
+  ASSERT_EQ(found.device(), device(0));
+  context.backward({loss_of(found)});
+  EXPECT_EQ(optimizer.step(context), 1);
+}
+
+template <class Optimizer>
+void step_once(Table& table, Optimizer& optimizer, int step) {
+  optimizer.zero_grad();
+  loss_of(table.look_up(ids_of(step))).backward();
+  ASSERT_TRUE(table.rows().grad().is_sparse());
+  optimizer.step();
+}
+
+// Steps a table on a device of worker 1 and one on the CPU here, which libtorch or the plain code
+// steps. Returns how often the kernel ran.
+template <class Optimizer>
+int same_steps(const OptionsOf<Optimizer>& options, at::ScalarType type = at::kFloat,
+               double tolerance = 1e-5) {
+  const Cluster cluster(2);
+  const int before = fake::row_updates();
+  const auto table = remote_table(first_rows(type).to(device(0)));
+  DistributedOptimizer<Optimizer> optimizer({table.template rpc_sync<&Table::parameter>()},
+                                            options);
+  Table here(first_rows(type));
+  Optimizer oracle(std::vector<at::Tensor>{here.rows()}, options);
+  for (int step = 0; step < 5; ++step) {
+    step_once(table, optimizer, step);
+    step_once(here, oracle, step);
+    const at::Tensor there = table.template rpc_sync<&Table::now>();
+    EXPECT_TRUE(at::allclose(there, here.now(), tolerance, tolerance))
+        << step << ": " << (there - here.now()).abs().max().template item<double>();
+  }
+  return fake::row_updates() - before;
+}
+
+TEST_F(DeviceOptimizer, StepsSparseGradientsByOneKernelAsLibtorchsOptimizersDo) {
+  EXPECT_EQ(same_steps<SGD>(SGDOptions(0.05)), 5);
+  EXPECT_EQ(same_steps<Adagrad>(AdagradOptions(0.05)), 5);
+  EXPECT_EQ(same_steps<Adagrad>(
+                AdagradOptions(0.05).lr_decay(0.1).initial_accumulator_value(0.5).eps(1e-3)),
+            5);
+}
+
+TEST_F(DeviceOptimizer, StepsRowWiseOptimizersByOneKernelAsTheCpuDoes) {
+  EXPECT_EQ(same_steps<SparseSGD>(SparseSGDOptions(0.05)), 5);
+  EXPECT_EQ(same_steps<SparseAdagrad>(
+                SparseAdagradOptions(0.05).lr_decay(0.1).initial_accumulator_value(0.5)),
+            5);
+  EXPECT_EQ(same_steps<SparseAdam>(SparseAdamOptions(0.05).betas({0.8, 0.95}).eps(1e-3)), 5);
+}
+
+TEST_F(DeviceOptimizer, LeavesToLibtorchWhatTheKernelDoesNotDo) {
+  EXPECT_EQ(same_steps<SGD>(SGDOptions(0.05).momentum(0.5)), 0);
+  EXPECT_EQ(same_steps<Adagrad>(AdagradOptions(0.05), at::kDouble, 1e-12), 0);
+  EXPECT_EQ(same_steps<SparseAdagrad>(SparseAdagradOptions(0.05), at::kDouble, 1e-12), 0);
+  EXPECT_EQ(same_steps<SparseAdam>(SparseAdamOptions(0.05), at::kDouble, 1e-12), 0);
+}
+
+TEST_F(DeviceOptimizer, LeavesAllToLibtorchWhereThereAreNoKernels) {
+  const auto* const bridge = stitch::rpc::device_bridge();
+  stitch::rpc::set_device_bridge(nullptr);
+  EXPECT_EQ(same_steps<SGD>(SGDOptions(0.05)), 0);
+  EXPECT_EQ(same_steps<Adagrad>(AdagradOptions(0.05)), 0);
+  EXPECT_EQ(same_steps<SparseAdam>(SparseAdamOptions(0.05)), 0);
+  stitch::rpc::set_device_bridge(bridge);
+}
+
+// Parameters that a kernel cannot step as they lie.
+TEST_F(DeviceOptimizer, StepsRowsThatAreNotContiguous) {
+  const Cluster cluster(1);
+  const int before = fake::row_updates();
+  Table table(first_rows().t().contiguous().to(device(0)).t());
+  Table here(first_rows());
+  DistributedOptimizer<SGD> optimizer({table.parameter()}, SGDOptions(0.05));
+  SGD oracle(std::vector<at::Tensor>{here.rows()}, SGDOptions(0.05));
+  {
+    const autograd::Context context;
+    context.backward({loss_of(table.look_up(ids_of(0).to(device(0))))});
+    EXPECT_EQ(optimizer.step(context), 1);
+  }
+  step_once(here, oracle, 0);
+  EXPECT_TRUE(at::allclose(table.now(), here.now(), 1e-5, 1e-5));
+  EXPECT_EQ(fake::row_updates(), before);
+}
+
+TEST_F(DeviceOptimizer, AStepByTheKernelBetweenForwardAndBackwardIsDetected) {
+  const Cluster cluster(1);
+  Table table(first_rows().to(device(0)));
+  DistributedOptimizer<Adagrad> optimizer({table.parameter()}, AdagradOptions(0.05));
+  const autograd::Context late;
+  const at::Tensor loss = table.rows().pow(2).sum();
+  const int before = fake::row_updates();
+  {
+    const autograd::Context context;
+    context.backward({table.look_up(ids_of(0).to(device(0))).sum()});
+    optimizer.step(context);
+  }
+  EXPECT_EQ(fake::row_updates(), before + 1);
+  const auto error = stitch::testing::error_of([&] { late.backward({loss}); });
+  EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"), std::string::npos)
+      << error.what();
+}
+
+// The kernel runs when nothing else has the gradient any more.
+TEST_F(DeviceOptimizer, AGradientLivesUntilTheKernelHasReadIt) {
+  const Cluster cluster(1);
+  Table table(first_rows().to(device(0)));
+  Table here(first_rows());
+  DistributedOptimizer<SparseSGD> optimizer({table.parameter()}, SparseSGDOptions(0.05));
+  SparseSGD oracle(std::vector<at::Tensor>{here.rows()}, SparseSGDOptions(0.05));
+  const int gate = fake::gpu().make_gate();
+  const int before = fake::row_updates();
+  const auto& guard = *c10::impl::getDeviceGuardImpl(c10::kCUDA);
+  const c10::Stream other = fake::pool_stream(device(0));
+  {
+    const autograd::Context context;
+    {
+      const c10::StreamGuard on_other(other);
+      context.backward({loss_of(table.look_up(ids_of(0).to(device(0))))});
+    }
+    fake::hold(guard.getDefaultStream(device(0)), gate);
+    EXPECT_EQ(optimizer.step(context), 1);
+  }
+  EXPECT_EQ(fake::row_updates(), before + 1);
+  guard.synchronizeStream(other);
+  // An allocation gives back what no stream uses any more.
+  static_cast<void>(at::empty({1}, at::TensorOptions().device(device(0))));
+  fake::gpu().open_gate(gate);
+  step_once(here, oracle, 0);
+  EXPECT_TRUE(at::allclose(table.now(), here.now(), 1e-5, 1e-5));
+}
+
+std::filesystem::path checkpoint_folder() {
+  return std::filesystem::temp_directory_path() /
+         ("stitch-device-checkpoint-" + std::to_string(::getpid()));
+}
+
+template <class Optimizer>
+void expect_to_go_on_from_a_checkpoint(const OptionsOf<Optimizer>& options) {
+  const auto folder = checkpoint_folder();
+  const Cluster cluster(2);
+  const auto table = remote_table(first_rows().to(device(0)));
+  const auto parameter = table.template rpc_sync<&Table::parameter>();
+  DistributedOptimizer<Optimizer> optimizer({parameter}, options);
+  Table here(first_rows());
+  Optimizer oracle(std::vector<at::Tensor>{here.rows()}, options);
+  for (int step = 0; step < 2; ++step) {
+    step_once(table, optimizer, step);
+    step_once(here, oracle, step);
+  }
+  optimizer.save(folder);
+  DistributedOptimizer<Optimizer> other({parameter}, options);
+  other.load(folder);
+  std::filesystem::remove_all(folder);
+  const int before = fake::row_updates();
+  step_once(table, other, 2);
+  step_once(here, oracle, 2);
+  EXPECT_EQ(fake::row_updates(), before + 1);  // the state is on the device again
+  EXPECT_TRUE(at::allclose(table.template rpc_sync<&Table::now>(), here.now(), 1e-5, 1e-5));
+}
+
+TEST_F(DeviceOptimizer, GoesOnFromACheckpoint) {
+  expect_to_go_on_from_a_checkpoint<Adagrad>(AdagradOptions(0.05).lr_decay(0.1));
+  expect_to_go_on_from_a_checkpoint<SparseAdagrad>(SparseAdagradOptions(0.05).lr_decay(0.1));
+  expect_to_go_on_from_a_checkpoint<SparseAdam>(SparseAdamOptions(0.05));
+}
+
+TEST_F(DeviceOptimizer, SavesStateThatHasNoPlaceOnDevicesHere) {
+  const Cluster cluster(2, [](stitch::Options& options) {
+    if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:0"}};
+  });
+  const auto table =
+      stitch::remote<Table>("worker1", stitch::on(device(2), first_rows().to(device(0))));
+  DistributedOptimizer<Adagrad> optimizer({table.rpc_sync<&Table::parameter>()},
+                                          AdagradOptions(0.05));
+  optimizer.save(checkpoint_folder());
+  optimizer.load(checkpoint_folder());
+  std::filesystem::remove_all(checkpoint_folder());
+}
+
+}  // namespace
+}  // namespace device_optim_test
