@@ -535,6 +535,8 @@ FakeGpu& gpu() {
     options.driving = FakeGpu::Driving::thread;
     options.devices = kDevices;
     options.network_transport = true;
+    // Tests hold one stream and let the host wait for another, which must not lie behind it.
+    options.hardware_queues = 0;
     const char* const seed = std::getenv("DOUBLE_SEED");
     if (seed != nullptr) options.seed = std::strtoull(seed, nullptr, 10);
     return new FakeGpu(options);
