@@ -96,7 +96,7 @@ namespace {
 thread_local bool destroying = false;
 }  // namespace
 
-// All at once: one thread is woken for them.
+// All at once, by one thread: the one that has read why, once it has read all.
 void RRefAgent::destroy(EffectList<std::shared_ptr<void>> objects) {
   const auto alive = agent();
   if (!alive) return;  // on this thread
@@ -108,7 +108,8 @@ void RRefAgent::destroy(EffectList<std::shared_ptr<void>> objects) {
   });
 }
 
-bool RRefAgent::destroys_here() noexcept { return destroying; }
+// A destructor that waits reads messages meanwhile.
+bool RRefAgent::destroys_here() noexcept { return destroying && !rpc::Agent::delivers_here(); }
 
 WorkerInfo RRefAgent::info_of(const WorkerLife& life) const {
   const auto alive = agent();

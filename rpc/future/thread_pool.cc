@@ -197,7 +197,9 @@ bool ThreadPool::post(base::UniqueFunction<void()>& task) {
 bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
   State& state = *state_;
   base::MutexLock lock(state.mutex);
-  if (state.closed || !state.queue.empty() || state.running >= state.max_running) return false;
+  // What is queued may wait for a guest, and not for a thread.
+  const bool others_wait = !state.queue.empty() && state.guests == 0;
+  if (state.closed || others_wait || state.running >= state.max_running) return false;
   if (static_cast<std::size_t>(state.idle) <= state.begun.size()) {
     const int before = state.alive;
     if (before - state.blocked < state.max_running) state.add_thread();
@@ -218,7 +220,7 @@ bool ThreadPool::post_quietly(base::UniqueFunction<void()>& task) {
 
 void ThreadPool::wake() {
   base::MutexLock lock(state_->mutex);
-  state_->wake_one();
+  state_->make_room(false);  // when all are busy, the next one to end a task takes it
 }
 
 bool ThreadPool::run_one_here(bool watched) {

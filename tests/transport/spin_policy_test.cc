@@ -93,36 +93,49 @@ TEST_F(SpinPolicyTest, ContendedYieldsHalveTheIntervalDownToItsMinimum) {
 
 TEST_F(SpinPolicyTest, HelpsLastLongerWhenAnswersComeSoonAfterThem) {
   const auto give_up = [&](Duration sleep) {
-    policy.went_idle(now, true);
+    policy.went_idle(now);
+    policy.gave_up(true);
     now += sleep;
     policy.woken_by_traffic(now);
   };
   Duration wanted = SpinPolicy::kHelpInterval;
   for (int i = 0; i < 10; ++i) {
-    EXPECT_EQ(policy.next_help_interval(), wanted) << i;
-    give_up(SpinPolicy::kMaxHelpInterval - nanoseconds(1));
-    wanted = std::min<Duration>(wanted * 2, SpinPolicy::kMaxHelpInterval);
+    EXPECT_EQ(policy.next_help().at_least, wanted) << i;
+    give_up(SpinPolicy::kMaxHelp - nanoseconds(1));
+    wanted = std::min<Duration>(wanted * 2, SpinPolicy::kMaxHelp);
   }
-  sleep_for(SpinPolicy::kMaxHelpInterval);
-  EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kMaxHelpInterval) << "no help had ended";
+  sleep_for(SpinPolicy::kMaxHelp);
+  EXPECT_EQ(policy.next_help().at_least, SpinPolicy::kMaxHelp) << "no help had ended";
   for (int i = 0; i < 10; ++i) {
-    give_up(SpinPolicy::kMaxHelpInterval);
+    give_up(SpinPolicy::kMaxHelp);
     wanted = std::max<Duration>(wanted / 2, SpinPolicy::kHelpInterval);
-    EXPECT_EQ(policy.next_help_interval(), wanted) << i;
+    EXPECT_EQ(policy.next_help().at_least, wanted) << i;
   }
   for (int i = 0; i < 10; ++i) give_up(microseconds(1));
   EXPECT_TRUE(yield_for(SpinPolicy::kContendedYield + microseconds(1)).contended);
-  for (int i = 0; i < SpinPolicy::kShortHelps; ++i)
-    EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kMinInterval) << i;
-  EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kHelpInterval);
+  for (int i = 0; i < SpinPolicy::kShortHelps; ++i) {
+    EXPECT_EQ(policy.next_help().interval, SpinPolicy::kMinInterval) << i;
+    if (i + 1 < SpinPolicy::kShortHelps) give_up(microseconds(1));
+  }
+  EXPECT_EQ(policy.next_help().at_least, SpinPolicy::kHelpInterval) << "short ones do not count";
+}
+
+TEST_F(SpinPolicyTest, HelpsThatBringWorkDoNotLastLonger) {
+  for (int i = 0; i < 10; ++i) {
+    policy.went_idle(now);
+    policy.gave_up(i < 9);
+    now += microseconds(1);
+    policy.woken_by_traffic(now);
+  }
+  EXPECT_EQ(policy.next_help().at_least, SpinPolicy::kHelpInterval);
 }
 
 TEST_F(SpinPolicyTest, HelpsAreShortForAWhileAfterAContendedYield) {
-  EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kHelpInterval);
+  EXPECT_EQ(policy.next_help().interval, SpinPolicy::kHelpInterval);
   yield_for(milliseconds(1));
   for (int i = 0; i < SpinPolicy::kShortHelps; ++i)
-    EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kMinInterval) << i;
-  EXPECT_EQ(policy.next_help_interval(), SpinPolicy::kHelpInterval);
+    EXPECT_EQ(policy.next_help().interval, SpinPolicy::kMinInterval) << i;
+  EXPECT_EQ(policy.next_help().interval, SpinPolicy::kHelpInterval);
 }
 
 TEST_F(SpinPolicyTest, YieldsThatRunNoOtherThreadNeverMigrate) {

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -276,8 +277,10 @@ bool PollSet::poll_once(bool ask_kernel_now) {
       !moved && !any_expensive && expensive_.load(std::memory_order_relaxed) > 0;
   slow_ = moved || any_expensive || kernel_only;
   rounds_since_kernel_ += slow_ ? kQuickRounds : 1;
-  if (ask_kernel_now || kernel_only || rounds_since_kernel_ >= kRoundsPerKernelLook) {
+  if (ask_kernel_now || kernel_only || rounds_since_kernel_ >= kRoundsPerKernelLook ||
+      ask_kernel_soon_.load(std::memory_order_relaxed)) {
     rounds_since_kernel_ = 0;
+    ask_kernel_soon_.store(false, std::memory_order_relaxed);
     if (ask_kernel()) moved = true;
   }
   return moved;
@@ -313,6 +316,11 @@ bool PollSet::ask_kernel() {
 void PollSet::wake_sources() {
   if (awake_.exchange(true)) return;
   for (Polled* const each : active_) each->source->wake();
+}
+
+bool PollSet::any_moving() const noexcept {
+  return std::any_of(active_.begin(), active_.end(),
+                     [](const Polled* each) { return each->source->moving(); });
 }
 
 bool PollSet::put_sources_to_sleep() {

@@ -50,6 +50,10 @@ class PollSet {
   // Calls poll() of the active sources, and asks the kernel about all of them every so many rounds,
   // or now when `ask_kernel_now`. True when something moved.
   bool poll_once(bool ask_kernel_now) STITCH_REQUIRES(role_);
+  // Whether a source is moving().
+  [[nodiscard]] bool any_moving() const noexcept STITCH_REQUIRES(role_);
+  // The next round, on whichever thread, asks the kernel. Any thread.
+  void ask_kernel_soon() noexcept { ask_kernel_soon_.store(true, std::memory_order_relaxed); }
   // The next round asks the kernel.
   void ask_kernel_next() STITCH_REQUIRES(role_);
   // Whether the last round has made system calls, or moved something: it took as long as
@@ -143,7 +147,9 @@ class PollSet {
   std::vector<std::shared_ptr<PollSource>> after_delivery_ STITCH_GUARDED_BY(role_);
   bool slow_ STITCH_GUARDED_BY(role_) = false;            // the last round
   int rounds_since_kernel_ STITCH_GUARDED_BY(role_) = 0;  // was asked; quick ones
-  // The active sources need no wake-ups: a thread polls. Written by the holder of role_.
+  std::atomic<bool> ask_kernel_soon_{false};
+  // The active sources need no wake-ups: a thread polls, or one stands by. Written by the holder of
+  // role_.
   std::atomic<bool> awake_{false};
 
   base::Mutex mutex_;

@@ -24,6 +24,9 @@ class PollSource {
   // Likewise: whether it waits for room to write, so that the kernel is asked instead of calling
   // poll().
   [[nodiscard]] virtual bool blocked() const noexcept { return false; }
+  // Whether it is in the middle of more than some small messages, which each poll() moves a part
+  // of. On the thread that polls.
+  [[nodiscard]] virtual bool moving() const noexcept { return false; }
   // It is not polled again until its descriptor is ready or poll_soon() is called: from now on the
   // other side must send a wake-up. False when something has come meanwhile and must be polled
   // first.

@@ -1,18 +1,13 @@
 #include "stitch/transport/stream/poller.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "stitch/base/callback_scope.h"
-#include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/transport/stream/cpu_migration.h"
 
@@ -20,10 +15,6 @@ namespace stitch::transport {
 
 namespace {
 
-// One may be busy with deferred work; the other one polls meanwhile.
-constexpr int kThreads = 2;
-// Characters of a thread's name; the system allows 15.
-constexpr std::size_t kMaxThreadName = 15;
 // Rounds that may bring more messages before deferred work is handed to other threads: work does
 // not wait for a stream of messages to end.
 constexpr int kMaxWorkDelays = 2;
@@ -73,35 +64,6 @@ void relax() noexcept {
 }
 
 }  // namespace
-
-std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
-  auto poller = std::make_shared<Poller>();
-  for (int i = 0; i < kThreads; ++i) {
-    {
-      base::MutexLock lock(poller->mutex_);
-      ++poller->threads_;
-    }
-    try {
-      std::thread([poller, name = thread_name.substr(0, kMaxThreadName)] {
-        pthread_setname_np(pthread_self(), name.c_str());
-        prctl(PR_SET_TIMERSLACK, kTimerSlack.count());
-        poller->run();
-        base::MutexLock lock(poller->mutex_);
-        --poller->threads_;
-        poller->thread_changed_.notify_all();
-      }).detach();
-    } catch (const std::system_error& error) {
-      {
-        base::MutexLock lock(poller->mutex_);
-        --poller->threads_;
-      }
-      poller->join();
-      throw Error(ErrorCode::overloaded,
-                  "the threads of an endpoint cannot be started: " + error.code().message());
-    }
-  }
-  return poller;
-}
 
 void Poller::join() {
   stopping_.store(true);
@@ -162,7 +124,10 @@ bool Poller::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
 
 bool Poller::defer(Work& work) {
   set_.role().assert_held();
-  if (this_thread.role != PollRole::owned || asleep_.load() == 0) return false;
+  if (this_thread.role != PollRole::owned || asleep_.load() == 0) {
+    refused_work_ = true;
+    return false;
+  }
   if (!deferred_) deferred_ = std::move(work);
   return true;
 }
@@ -187,12 +152,14 @@ void Poller::hand_off_deferred() noexcept {
 }
 
 Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Duration limit,
-                                Clock::time_point deadline) {
+                                SpinPolicy::Duration at_least, Clock::time_point deadline) {
   const auto result = [done] {
     return done != nullptr && done->load(std::memory_order_acquire) ? SpinResult::done
-                                                                    : SpinResult::idle;
+                                                                    : SpinResult::stopped;
   };
+  refused_work_ = false;
   Clock::time_point last_moved = last_look_ = Clock::now();
+  const Clock::time_point until = last_moved + at_least;
   Clock::time_point last_empty = last_moved;  // the last round that moved nothing, or busy yield
   int delays = 0;
   bool first = true;
@@ -207,7 +174,7 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
       if (done != nullptr && done->load(std::memory_order_acquire)) return SpinResult::done;
       // Mostly nothing follows at once what brings work, and the clock is not needed.
       if (deferred_ && ++delays <= kMaxWorkDelays) continue;
-      if (deferred_ && stand_by_.active()) return SpinResult::work_deferred;
+      if (deferred_ && stand_by_.active() && !set_.any_moving()) return SpinResult::work_deferred;
       hand_off_deferred();
       last_moved = last_look_ = Clock::now();
       round = 0;
@@ -227,7 +194,8 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
       if ((round + 1) % SpinPolicy::kQuickRounds != 0) continue;
     }
     const auto now = last_empty = last_look_ = Clock::now();
-    if (now - last_moved >= limit || now >= deadline) return SpinResult::idle;
+    if (now >= deadline) return SpinResult::stopped;
+    if (now - last_moved >= limit && (now >= until || refused_work_)) return SpinResult::idle;
     if (spinning && set_.last_was_slow()) {
       for (int i = 0; i < SpinPolicy::kPausesPerSlowRound; ++i) relax();
       round += SpinPolicy::kQuickRounds - 1;
@@ -247,7 +215,8 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
 Poller::Handover Poller::poll_until_idle() {
   set_.wake_sources();
   for (;;) {
-    const SpinResult spun = spin(nullptr, policy_.interval(), Clock::time_point::max());
+    const SpinResult spun =
+        spin(nullptr, policy_.interval(), SpinPolicy::Duration(0), Clock::time_point::max());
     const bool sources_left = leave_sources();
     role_pinned_.store(!sources_left);
     if (spun == SpinResult::work_deferred) {
@@ -315,14 +284,18 @@ void Poller::sleep(WakeUps& since) {
 bool Poller::stand_by(WakeUps& since) {
   this_thread.role = PollRole::standby;
   asleep_.fetch_add(1);
+  const int slack = prctl(PR_GET_TIMERSLACK);
+  prctl(PR_SET_TIMERSLACK, kTimerSlack.count());
   bool has_role = false;
   while (!has_role && !stopping_.load()) {
     const bool rung = set_.wait_for_doorbell(StandBy::kTick);
     if (rung) set_.clear_doorbell();
+    set_.ask_kernel_soon();
     has_role = (stand_by_.tick() || rung) && set_.role().try_lock();
   }
   if (stopping_.load()) set_.ring_doorbell();  // as in sleep()
   stand_by_.end(Clock::now());
+  if (slack > 0) prctl(PR_SET_TIMERSLACK, slack);
   asleep_.fetch_sub(1);
   this_thread.role = PollRole::none;
   since.any = true;
@@ -383,12 +356,15 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     if (set_.any_expensive()) set_.arm(false);
     set_.refresh();
     set_.wake_sources();
-    finished = spin(&done, policy_.next_help_interval(), deadline) == SpinResult::done;
+    const auto [limit, at_least] = policy_.next_help();
+    const SpinResult spun = spin(&done, limit, at_least, deadline);
+    finished = spun == SpinResult::done;
     // Traffic that does not end is left to the own threads.
     for (int round = 0; !(sources_left = leave_sources()) && round < kRoundsAfterHelp; ++round)
       set_.poll_once(false);
     last_look_ = Clock::now();
-    policy_.went_idle(last_look_, !finished);
+    policy_.went_idle(last_look_);
+    if (spun == SpinResult::idle) policy_.gave_up(!refused_work_);
     role_pinned_.store(false);
   }
   release_role(sources_left);

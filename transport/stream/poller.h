@@ -23,8 +23,8 @@ namespace stitch::transport {
 //     '----------------' | '-----------work done----------'                   |
 //           idle         '------------work done: the role is kept-------------'
 //
-//             woken in vain            nobody polls for a tick
-//   asleep ------------------> standby ----------------------> owned
+//             woken in vain           no thread polls for a tick
+//   asleep ------------------> standby ---------------------------> owned
 //
 // Other threads, and own ones that wait within their work:
 //
@@ -56,8 +56,8 @@ namespace stitch::transport {
 // 4. A change of the sources is entered before it is read whether they are awake; the thread that
 //    puts them to sleep clears that mark before it looks at the changes. One of the two sees the
 //    other (PollSet::poll_soon).
-// 5. Work is deferred only by an owned thread, and only while the other own thread is asleep, so
-//    that messages which arrive meanwhile are read.
+// 5. Work is deferred only by an owned thread, and only while the other own thread is asleep or
+//    stands by, so that messages which arrive meanwhile are read.
 // 6. stopping_ is set before the doorbell is rung for the last time, and a thread that clears the
 //    doorbell looks at stopping_ afterwards: all own threads end.
 enum class PollRole : std::uint8_t { none, asleep, standby, owned, helping, working, reclaimed };
@@ -74,8 +74,9 @@ enum class PollRole : std::uint8_t { none, asleep, standby, owned, helping, work
 //
 // With several messages on their way something always does arrive while no thread polls, just
 // before the one that released the role is back. When own threads have been woken in vain like
-// that, one stands by (StandBy): meanwhile nothing else wakes a thread, and what arrives waits for
-// the next one that polls; for at most two ticks.
+// that, one stands by (StandBy): meanwhile messages wake no thread, but wait for the next one that
+// polls; for two ticks, unless one that polls has much to move. What only the kernel reports (a
+// source that has been idle, a listener) is looked for once a tick.
 //
 // Shared by an endpoint, its connections and its own threads, which are detached: one that never
 // returns from deferred work cannot keep the endpoint from ending. Thread contract: any thread
@@ -104,7 +105,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
   // Drops the source; a call to it that is running continues. Call before its descriptor is closed.
   void remove(SourceId id) noexcept;
   // Has a source that has become pending() polled soon: by the thread that polls, or by one that is
-  // woken for it. Does nothing when it has been removed.
+  // woken for it; while one stands by, by the next that polls. Does nothing when it has been
+  // removed.
   void poll_soon(SourceId id) noexcept;
 
   // Polls on this thread until `done` is set, `deadline` passes or nothing arrives for a while.
@@ -129,9 +131,10 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void join() STITCH_EXCLUDES(mutex_);
 
  private:
-  // Why spin() returned: `done` was set; nothing arrived, or the deadline passed; another thread
-  // wants the role, or the poller ends; nothing more arrived and work was deferred.
-  enum class SpinResult : std::uint8_t { done, idle, role_wanted, work_deferred };
+  // Why spin() returned: `done` was set; nothing arrived; the deadline passed, or other threads
+  // want the CPU; another thread wants the role, or the poller ends; nothing more arrived and work
+  // was deferred.
+  enum class SpinResult : std::uint8_t { done, idle, stopped, role_wanted, work_deferred };
   // What is left when an owned thread releases the role.
   struct Handover {
     Work work;                  // to be done without the role, if any
@@ -152,12 +155,14 @@ class Poller : public std::enable_shared_from_this<Poller> {
   [[nodiscard]] Handover poll_until_idle() STITCH_REQUIRES(set_.role());
   // True when the role is back afterwards. `forks`: base::fork_count() of this thread's process.
   [[nodiscard]] bool do_deferred(Work& work, std::uint32_t forks);
+  // Busy-polls until nothing has arrived for `limit`, and for `at_least` unless other work comes.
   SpinResult spin(const std::atomic<bool>* done, SpinPolicy::Duration limit,
-                  Clock::time_point deadline) STITCH_REQUIRES(set_.role());
+                  SpinPolicy::Duration at_least, Clock::time_point deadline)
+      STITCH_REQUIRES(set_.role());
   void hand_off_deferred() noexcept STITCH_REQUIRES(set_.role());
-  // Puts the sources to sleep, unless a thread stands by. False when they must be polled first.
+  // Puts the sources to sleep, unless a thread stands by. False when they must be polled on.
   [[nodiscard]] bool leave_sources() STITCH_REQUIRES(set_.role()) {
-    return stand_by_.active() || set_.put_sources_to_sleep();
+    return stand_by_.active() ? !set_.any_moving() : set_.put_sources_to_sleep();
   }
   void took_role() STITCH_REQUIRES(set_.role()) {
     stand_by_.role_taken();
@@ -172,13 +177,15 @@ class Poller : public std::enable_shared_from_this<Poller> {
   SpinPolicy policy_ STITCH_GUARDED_BY(set_.role());
   StandBy stand_by_;
   Work deferred_ STITCH_GUARDED_BY(set_.role());
+  bool refused_work_ STITCH_GUARDED_BY(set_.role()) =
+      false;  // the thread in help() has, in defer()
   Clock::time_point last_look_ STITCH_GUARDED_BY(set_.role());  // at the clock, about now
 
   std::atomic<bool> stopping_{false};
   std::atomic<int> helpers_{0};           // threads in help() that hold the role or want it
   std::atomic<bool> role_pinned_{false};  // its holder does not release it for helpers: it helps
                                           // itself, or has much to move; written by it
-  std::atomic<int> asleep_{0};            // own threads that sleep, or are about to
+  std::atomic<int> asleep_{0};            // own threads that sleep or stand by, or are about to
   std::atomic<bool> doorbell_pending_{false};  // invariant 3
 
   base::Mutex mutex_;

@@ -48,6 +48,8 @@ class RecordReader {
   bool read(Link& link);
   // Whether a large message waits for the budget.
   [[nodiscard]] bool waiting() const noexcept { return waiting_; }
+  // Whether a part of a large message has been read.
+  [[nodiscard]] bool in_bulk() const noexcept { return bulk_.has_value(); }
   // Drops what is incomplete, and the memory.
   void clear() noexcept;
 

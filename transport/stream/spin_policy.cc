@@ -11,9 +11,8 @@ void SpinPolicy::halve_interval() noexcept {
 
 void SpinPolicy::woken_by_traffic(TimePoint now) noexcept {
   if (std::exchange(gave_up_, false)) {
-    help_interval_ = now - idle_since_ < kMaxHelpInterval
-                         ? std::min<Duration>(help_interval_ * 2, kMaxHelpInterval)
-                         : std::max<Duration>(help_interval_ / 2, kHelpInterval);
+    help_ = now - idle_since_ < kMaxHelp ? std::min<Duration>(help_ * 2, kMaxHelp)
+                                         : std::max<Duration>(help_ / 2, kHelpInterval);
   }
   if (now - idle_since_ > kShortSleep) {
     halve_interval();
@@ -30,7 +29,7 @@ SpinPolicy::AfterYield SpinPolicy::yielded(TimePoint begin, TimePoint end,
   if (after.contended) {
     halve_interval();
     short_helps_ = kShortHelps;
-    help_interval_ = kHelpInterval;
+    help_ = kHelpInterval;
   }
   return after;
 }

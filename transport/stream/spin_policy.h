@@ -10,9 +10,8 @@ namespace stitch::transport {
 // - Own threads busy-poll for interval() after the last message. It doubles when a sleep turned out
 //   to be so short that busy-polling through it would have been cheaper, and halves when a sleep
 //   was long or other threads want the CPU.
-// - A waiting thread that helps busy-polls for next_help_interval(): doubled when what it waited
-//   for came soon after it had given up, halved when that took long; briefly while CPUs are
-//   contended.
+// - A waiting thread that helps busy-polls as next_help() says: for longer when traffic that
+//   brought it no work came soon after it had given up; briefly while CPUs are contended.
 // - When several yields in a row ran another thread, this CPU is contended: two threads that wait
 //   for each other by polling may share it (cpu_migration.h). An own thread then migrates, with
 //   exponential back-off while that does not help.
@@ -37,9 +36,10 @@ class SpinPolicy {
   // How long a helping thread busy-polls at first: about what it costs to put it to sleep and to
   // wake it, so that it is never much worse than sleeping immediately.
   static constexpr Microseconds kHelpInterval{60};
-  // And at most: a call that computes for a millisecond has its answer without waking two threads.
-  static constexpr Microseconds kMaxHelpInterval{2000};
-  // Helps that use kMinInterval after a contended yield, before kHelpInterval is tried again.
+  // The least time it busy-polls for grows up to this: a call that computes for a millisecond has
+  // its answer without waking two threads.
+  static constexpr Microseconds kMaxHelp{2000};
+  // Helps of kMinInterval after a contended yield, before kHelpInterval is tried again.
   static constexpr int kShortHelps = 16;
   // Empty rounds before a busy-polling thread yields in each of them. One that makes system calls
   // counts as kQuickRounds that make none. What arrives is seen the sooner the shorter a round is:
@@ -68,17 +68,27 @@ class SpinPolicy {
 
   // How long an own thread busy-polls after the last message.
   [[nodiscard]] Duration interval() const noexcept { return interval_; }
-  // How long the next helping thread busy-polls.
-  [[nodiscard]] Duration next_help_interval() noexcept {
-    if (short_helps_ == 0) return help_interval_;
+  // How long the next helping thread busy-polls: until nothing has arrived for `interval`, and for
+  // `at_least`, unless it reads work that others must do.
+  struct Help {
+    Duration interval;
+    Duration at_least;
+  };
+  [[nodiscard]] Help next_help() noexcept {
+    if (short_helps_ == 0) return {kHelpInterval, help_};
     --short_helps_;
-    return kMinInterval;
+    return {kMinInterval, Duration(0)};
   }
-  // The last round of polling ended at `now`, on whichever thread. `gave_up`: a helping thread's,
-  // which had waited for its whole interval.
-  void went_idle(TimePoint now, bool gave_up = false) noexcept {
+  // The last round of polling ended at `now`, on whichever thread.
+  void went_idle(TimePoint now) noexcept {
     idle_since_ = now;
-    gave_up_ = gave_up;
+    gave_up_ = false;
+  }
+  // Then, and it was a helping thread's, which had waited for as long as next_help() said.
+  // `only_answers`: it has read no work that others must do.
+  void gave_up(bool only_answers) noexcept {
+    gave_up_ = only_answers && short_helps_ == 0;
+    if (!only_answers) help_ = kHelpInterval;
   }
   // Traffic ended the sleep that followed.
   void woken_by_traffic(TimePoint now) noexcept;
@@ -102,7 +112,7 @@ class SpinPolicy {
   void halve_interval() noexcept;
 
   Duration interval_ = kMaxInterval;
-  Duration help_interval_ = kHelpInterval;
+  Duration help_ = kHelpInterval;
   TimePoint idle_since_;
   bool gave_up_ = false;
   int short_helps_ = 0;              // left

@@ -79,7 +79,8 @@ void StandBy::watch_work() {
     return;
   }
   hand_off();
-  if (++slow_ticks_ < kSlowTicks) return;
+  slow_ticks_ = std::min(slow_ticks_ + 1, kSlowTicks);
+  if (slow_ticks_ < kSlowTicks) return;
   work_is_short_.store(false);
   help_ticks_ = kTicksOfHelp;
 }

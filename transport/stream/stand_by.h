@@ -15,8 +15,9 @@ namespace stitch::transport {
 // - Threads that are woken soon after the role was released are woken in vain: most often the
 //   thread that released it would have been back as soon. So are threads that are woken for what is
 //   left of deferred work that takes microseconds. After some of these an own thread stands by.
-// - It looks once a tick, and takes the role when that has been free for a whole one.
-// - It stops when standing by is of no use: nothing has arrived while nobody polled, and no
+// - It looks once a tick, and takes the role when that has been free for a whole one, when it is
+//   woken, and when standing by is of no use.
+// - It stops when standing by is of no use: nothing has arrived while no thread polled, and no
 //   deferred work had more than a piece.
 // - Pieces of deferred work are done as here_watched meanwhile. When only few were done in a tick,
 //   what is left is handed to other threads; when that goes on, so is what is left of all work for
@@ -30,8 +31,8 @@ class StandBy {
   using Microseconds = std::chrono::microseconds;
   using Milliseconds = std::chrono::milliseconds;
 
-  // The thread that stands by looks once in this time; so nobody polls for twice as long at most. A
-  // look delays what else runs on its CPU by a few microseconds.
+  // The thread that stands by looks once in this time; so no thread polls for twice as long at
+  // most. A look delays what else runs on its CPU by a few microseconds.
   static constexpr Microseconds kTick{100};
   // A wake-up so soon after a release was in vain.
   static constexpr Microseconds kVainWakeUp{30};

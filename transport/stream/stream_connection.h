@@ -72,6 +72,9 @@ class StreamConnection final : public HandshakingConnection,
   [[nodiscard]] bool blocked() const noexcept override {
     return sender_.blocked() && !look_again_.load();
   }
+  [[nodiscard]] bool moving() const noexcept override {
+    return (sender_.pending() && !sender_.blocked()) || reader_.in_bulk();
+  }
   bool sleep() override;
   void wake() override;
 
