@@ -23,15 +23,35 @@ TaskThread::TaskThread() {
 TaskThread::~TaskThread() { join(); }
 
 void TaskThread::post(Task task) {
+  std::vector<Task> batch;
   {
     MutexLock lock(mutex_);
+    posted_.push_back(std::move(task));
     if (!ended_) {
-      posted_.push_back(std::move(task));
       if (sleeping_) changed_.notify_one();
       return;
     }
+    if (std::exchange(posters_run_, true)) return;
+    batch.swap(posted_);
   }
-  task();
+  while (!batch.empty()) {
+    run_all(batch);
+    MutexLock lock(mutex_);
+    batch.swap(posted_);
+    posters_run_ = !batch.empty();
+  }
+}
+
+void TaskThread::run_all(std::vector<Task>& batch) noexcept {
+  for (Task& task : batch) {
+    try {
+      task();
+    } catch (...) {
+      // Out of memory, for example: the task ends, the thread goes on.
+    }
+    task = nullptr;
+  }
+  batch.clear();
 }
 
 void TaskThread::post_at(Time due, Task task) {
@@ -81,15 +101,7 @@ void TaskThread::run() {
         }
       }
     }
-    for (Task& task : batch) {
-      try {
-        task();
-      } catch (...) {
-        // Out of memory, for example: the task ends, the thread goes on.
-      }
-      task = nullptr;
-    }
-    batch.clear();
+    run_all(batch);
   }
 }
 

@@ -22,8 +22,9 @@ class TaskThread {
   TaskThread& operator=(const TaskThread&) = delete;
   ~TaskThread();
 
-  // Queues a task; an exception ends the task and is dropped. Once the thread has ended, the task
-  // runs inside post() instead, which then throws what the task throws.
+  // Queues a task; an exception ends the task and is dropped. Once the thread has ended, tasks run
+  // inside post() instead, one at a time all the same: on this thread, or on one that is running
+  // another one there.
   void post(Task task);
   // Runs a task once `due` has passed. Dropped when the thread ends before that.
   void post_at(std::chrono::steady_clock::time_point due, Task task);
@@ -42,6 +43,7 @@ class TaskThread {
     return left.due != right.due ? left.due > right.due : left.sequence > right.sequence;
   }
   void run();
+  static void run_all(std::vector<Task>& batch) noexcept;
 
   Mutex mutex_;
   CondVar changed_;
@@ -51,6 +53,7 @@ class TaskThread {
   bool sleeping_ STITCH_GUARDED_BY(mutex_) = false;
   bool stopping_ STITCH_GUARDED_BY(mutex_) = false;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
+  bool posters_run_ STITCH_GUARDED_BY(mutex_) = false;  // tasks, on a thread inside post()
   Mutex join_mutex_;
   std::thread thread_;  // last: it uses everything above
 };
