@@ -73,14 +73,19 @@ void MembershipProtocol::after_loss(const WorkerInfo& lost, Time now, Effects& e
   }
 }
 
-// The live worker with the lowest id decides: asks it, or decides here.
-void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
-  if (entry.probing || !entry.suspected()) return;
-  entry.undecided = false;
+WorkerId MembershipProtocol::judge_of(const Entry& entry) const {
   WorkerId decider = self_.info.id;
   for (const auto& [id, other] : entries_) {
     if (id < decider && other.within_reach() && &other != &entry) decider = id;
   }
+  return decider;
+}
+
+// The live worker with the lowest id decides: asks it, or decides here.
+void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
+  if (entry.probing || !entry.suspected()) return;
+  entry.undecided = false;
+  const WorkerId decider = judge_of(entry);
   if (decider == self_.info.id) {
     entry.probing = true;
     entry.asked.reset();
@@ -251,7 +256,9 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
       each = joining_.erase(each);
     }
   };
-  const bool cut_off = answered == true && gives_up(*entry, now);
+  // It may have begun the probe as the judge and be none any more, or for a new life only.
+  const bool decides = judge_of(*entry) == self_.info.id;
+  const bool cut_off = answered == true && decides && gives_up(*entry, now);
   if (answered == true && !cut_off) {
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
     refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
@@ -270,6 +277,14 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
     refuse_joins("whether worker \"" + about.name + "\" is alive in epoch " +
                  std::to_string(about.epoch) + " cannot be decided now");
     return effects;  // again after a while
+  }
+  const bool awaited = std::ranges::any_of(joining_, [&](const auto& each) {
+    return !each.second.announced && each.second.card.info.id == about.id;
+  });
+  if (!decides && !awaited) {  // the judge is asked
+    entry->askers.insert(self_.info.id);
+    pursue(*entry, now, effects);
+    return effects;
   }
   std::string why = entry->unreachable ? entry->unreachable->what() : "it does not answer";
   if (cut_off) why = "it runs, but the connection between these two is over: " + why;

@@ -154,6 +154,8 @@ class MembershipProtocol {
   void tell_all(const Notice& notice, Effects& effects) const;
   void lose(Entry& entry, const Error& reason, Effects& effects);
   void after_loss(const WorkerInfo& lost, Time now, Effects& effects);
+  // The worker that decides about a life (R2), perhaps this one.
+  [[nodiscard]] WorkerId judge_of(const Entry& entry) const;
   void pursue(Entry& entry, Time now, Effects& effects);
   void settle_askers(Entry& entry, const Notice& answer, Effects& effects);
   [[nodiscard]] bool gives_up(Entry& entry, Time now) const;

@@ -24,6 +24,7 @@ inline constexpr MembershipSimulation::Options kMembershipKinds[] = {
     {.pauses = 1},
     {.isolations = 1},
     {.cuts = 1},
+    {.returns = 3},
 };
 
 }  // namespace stitch::rpc::testing

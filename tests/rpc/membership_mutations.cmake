@@ -68,4 +68,8 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
                      (lost > linked && !broken(Mutation::blames_others_for_its_losses));]]
 
   [[(entry.info().id < self_.info.id ? kLowerFirst : kGivesUp)]]
-  [[(entry.info().id < self_.info.id && !broken(Mutation::two_judge_each_other) ? kLowerFirst : kGivesUp)]])
+  [[(entry.info().id < self_.info.id && !broken(Mutation::two_judge_each_other) ? kLowerFirst : kGivesUp)]]
+
+  [[  const bool decides = judge_of(*entry) == self_.info.id;]]
+  [[  const bool decides =
+      judge_of(*entry) == self_.info.id || broken(Mutation::judges_when_another_has_come);]])

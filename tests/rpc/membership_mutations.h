@@ -20,7 +20,8 @@ enum class Mutation {
   blames_others_for_its_pause,
   blames_others_for_its_losses,
   two_judge_each_other,
-  last = two_judge_each_other,
+  judges_when_another_has_come,
+  last = judges_when_another_has_come,
 };
 
 // Whether this mutation is turned on.

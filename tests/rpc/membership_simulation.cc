@@ -301,7 +301,7 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
       send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
   }
   for (const WorkerInfo& about : effects.probes) {
-    if (Node* other = node_of(about)) probe(node, *other, decides(node), kProbe);
+    if (Node* other = node_of(about)) probe(node, *other, kProbe);
   }
   for (const auto& answer : effects.answers) {
     Node* joiner = node_of(answer.notice.about);
@@ -325,11 +325,11 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
   if (effects.leave_done && node.leaving) end_process(node);
 }
 
-void MembershipSimulation::probe(Node& node, Node& about, bool as_judge, Ms left) {
-  const auto report = [this, &node, &about, as_judge](Ms after, std::optional<bool> answered) {
-    at(now_ + after, [this, &node, &about, as_judge, answered] {
-      const auto tell = [this, &node, &about, as_judge, answered] {
-        as_judge_ = as_judge;
+void MembershipSimulation::probe(Node& node, Node& about, Ms left) {
+  const auto report = [this, &node, &about](Ms after, std::optional<bool> answered) {
+    at(now_ + after, [this, &node, &about, answered] {
+      const auto tell = [this, &node, &about, answered] {
+        as_judge_ = decides(node);  // whatever was so when it began
         perform(node, node.protocol.on_probe(about.info(), answered, now_));
         as_judge_ = false;
       };
@@ -353,8 +353,8 @@ void MembershipSimulation::probe(Node& node, Node& about, bool as_judge, Ms left
   if (about.stopped || !about.running || !reaches(node, about)) {
     // It is answered if that changes before its end.
     if (left <= Ms(0)) return report(Ms(0), false);
-    at(now_ + Ms(100), [this, &node, &about, as_judge, left] {
-      if (node.running) probe(node, about, as_judge, left - Ms(100));
+    at(now_ + Ms(100), [this, &node, &about, left] {
+      if (node.running) probe(node, about, left - Ms(100));
     });
     return;
   }
@@ -445,6 +445,21 @@ void MembershipSimulation::isolate() {
   at(now_ + Ms(2100 + pick(300)), [this] { apart_.clear(); });
 }
 
+// While the next one tries whether those two live, the former one joins again.
+void MembershipSimulation::replace_judge() {
+  Node* a = random_running();
+  Node* b = random_running();
+  if (a == nullptr || a == b || a->info().id.value() == 0 || b->info().id.value() == 0) return;
+  for (const auto& node : nodes_) {
+    if (node->info().id.value() != 0 || !node->takes_part()) continue;
+    end_process(*node);
+    end_link(*a, *b, "connection reset");
+    at(later(4000),
+       [this, epoch = node->info().epoch + 1] { ask_to_join(add_node(0, epoch, false), 0); });
+    return;
+  }
+}
+
 void MembershipSimulation::partition() {
   if (!apart_.empty()) return;
   for (const auto& node : nodes_) {
@@ -478,6 +493,7 @@ void MembershipSimulation::inject() {
     if (a == nullptr || a == b || a->info().id.value() == 0 || b->info().id.value() == 0) return;
     blocked_.insert(std::minmax(a->index, b->index));
   });
+  often(options_.returns, [this] { replace_judge(); });
   often(options_.joins, [this] { ask_to_join(add_node(next_id_++, 1, false), 0); });
   often(options_.leaves, [this] {
     Node* leaver = random_running();

@@ -37,7 +37,8 @@ class MembershipSimulation {
     int leaves = 0;
     int duplicates = 0;  // a second worker starts under the name of a live one
     int isolations =
-        0;  // one worker is cut off from all others for a while, as by its network card
+        0;            // one worker is cut off from all others for a while, as by its network card
+    int returns = 0;  // the worker that decides dies and comes back; two others lose each other
   };
   MembershipSimulation(std::uint64_t seed, Options options);
   ~MembershipSimulation();
@@ -85,7 +86,7 @@ class MembershipSimulation {
   void lose(Node& at, Node& other, const std::string& why, bool tell);
   void end_link(Node& a, Node& b, const std::string& why);
   void perform(Node& node, Effects effects);
-  void probe(Node& node, Node& about, bool as_judge, Ms left);
+  void probe(Node& node, Node& about, Ms left);
   void end_process(Node& node);
   void ask_to_join(Node& joiner, std::size_t first);
   void inject();
@@ -95,6 +96,7 @@ class MembershipSimulation {
   void pause();
   void partition();
   void isolate();
+  void replace_judge();
   void check_verdict(const Node& at, const MembershipProtocol::Event& event, const Node& subject);
   void check_welcome(const Node& sponsor, const Notice& welcome);
   void check_rest();
@@ -120,7 +122,7 @@ class MembershipSimulation {
   std::set<std::pair<std::size_t, std::size_t>> blocked_;
   std::set<std::size_t> apart_;  // one side of a partition
   std::set<std::pair<std::uint32_t, std::uint64_t>> declared_;
-  bool as_judge_ = false;  // the worker that is told of a probe decided when it began it
+  bool as_judge_ = false;  // the worker that is told of a probe decides
   // The lives whose judge had no connection to them any more when it declared them dead.
   std::set<std::pair<std::uint32_t, std::uint64_t>> out_of_touch_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> at_fault_;  // were paused or isolated

@@ -27,11 +27,12 @@ void MembershipSimulation::check_verdict(const Node& at, const MembershipProtoco
                           std::to_string(about.epoch);
   if (declared_.insert(key).second && link(at, subject).ends[at.index].lost && as_judge_)
     out_of_touch_.insert(key);
-  const bool out_of_touch = options_.cuts + options_.blocks > 0 && out_of_touch_.contains(key);
+  const bool out_of_touch =
+      options_.cuts + options_.blocks + options_.returns > 0 && out_of_touch_.contains(key);
   const int silent = options_.stops + options_.partitions + options_.pauses + options_.isolations;
   if (subject.running && silent == 0 && !subject.protocol.fenced() && !out_of_touch)
     fail(who + " being dead, though it runs and its judge can reach it");
-  if (options_.deaths + options_.blocks + silent == 0 && !out_of_touch)
+  if (options_.deaths + options_.returns + options_.blocks + silent == 0 && !out_of_touch)
     fail(who + " being dead, in a world without deaths: " + event.reason.what());
   if (options_.pauses + options_.isolations > 0 && !at_fault_.contains(key))
     fail(who + " being dead for the fault of another: " + event.reason.what());
@@ -43,7 +44,7 @@ void MembershipSimulation::check_verdict(const Node& at, const MembershipProtoco
 // Every worker that can be reached and runs knows the new one when it is welcome.
 void MembershipSimulation::check_welcome(const Node& sponsor, const Notice& welcome) {
   if (options_.stops + options_.short_stops + options_.partitions + options_.cuts +
-          options_.blocks + options_.pauses + options_.isolations >
+          options_.blocks + options_.pauses + options_.isolations + options_.returns >
       0)
     return;
   for (const auto& node : nodes_) {
@@ -58,10 +59,17 @@ void MembershipSimulation::check_rest() {
   // A worker that has joined through one that could not reach all, or was declared dead itself.
   const auto stranded = [&](const Node& node) {
     return options_.cuts + options_.blocks + options_.partitions + options_.stops +
-                   options_.pauses + options_.isolations >
+                   options_.pauses + options_.isolations + options_.returns >
                0 &&
            std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& other) {
              return other->takes_part() && !other->protocol.state(node.info());
+           });
+  };
+  // Its judge has come back through a worker that it has lost; no other is connected to both.
+  const auto waits_for_news = [&](const Node& node) {
+    return options_.returns > 0 &&
+           std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& other) {
+             return other->takes_part() && !node.protocol.state(other->info());
            });
   };
   for (const auto& a : nodes_) {
@@ -77,7 +85,8 @@ void MembershipSimulation::check_rest() {
         continue;
       }
       if (!b->member) continue;
-      if (alive_at(*a, b->info()) && link(*a, *b).ends[a->index].lost && decides(*a))
+      if (alive_at(*a, b->info()) && link(*a, *b).ends[a->index].lost && decides(*a) &&
+          !waits_for_news(*a))
         return fail(pair + ": both live without a connection for good, and the first decides");
       if (alive_at(*a, b->info()) != alive_at(*b, a->info()))
         return fail(pair + ": only one believes the other alive");
