@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/transport/wire/handshake_messages.h"
 #include "tests/support/error_of.h"
 
 namespace stitch::transport {
@@ -228,6 +229,15 @@ TEST(Handshake, ARefusalReachesThePeerWithItsText) {
   EXPECT_STREQ(left.error().what(),
                "connection refused by the peer: peer says that it is the connecting side, which "
                "this worker is");
+}
+
+// What an unauthenticated peer says may be printed on a terminal.
+TEST(Handshake, ARefusalsTextIsPrintable) {
+  const Error said(ErrorCode::protocol,
+                   "red \x1b[31m, \x9b"
+                   "31m, \x7f, \xc3\xa9 and ~");
+  EXPECT_STREQ(decode_refusal(encode_refusal(said).span()).what(),
+               "connection refused by the peer: red ?[31m, ?31m, ?, ?? and ~");
 }
 
 TEST(Handshake, AReflectionDoesNotPassForAPeer) {

@@ -211,8 +211,9 @@ Error decode_refusal(std::span<const std::byte> bytes) {
   const auto said = reader.take(std::min(reader.remaining(), kMaxRefusalText));
   std::string text(reinterpret_cast<const char*>(said.data()), said.size());
   text.resize(std::min(text.size(), text.find('\0')));
+  // ASCII only, be char signed or not: bytes from 0x80 on may be control characters, too.
   std::replace_if(
-      text.begin(), text.end(), [](char c) { return c < 0x20 || c == 0x7f; }, '?');
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return Error(code, "connection refused by the peer: " + text).with_remote(true);
 }
 
