@@ -114,6 +114,8 @@ class EventLoop::Impl {
 
  private:
   static constexpr std::size_t kThreadNameBytes = 15;
+  // When a timer runs again that had no memory for what it does.
+  static constexpr std::chrono::milliseconds kWithoutMemory{10};
   using Key = std::pair<Time, TimerId>;
   using Timers = std::map<Key, Task>;
 
@@ -139,7 +141,11 @@ class EventLoop::Impl {
       closing = closing_;
     }
     for (Task& task : running_) {
-      task();
+      try {
+        task();
+      } catch (...) {
+        // Out of memory, for example: the task ends, the thread goes on.
+      }
       task = nullptr;
     }
     running_.clear();
@@ -168,7 +174,16 @@ class EventLoop::Impl {
         due = timers_.extract(timers_.begin());
         by_id_.erase(due.key().second);
       }
-      due.mapped()();
+      try {
+        due.mapped()();
+      } catch (const std::bad_alloc&) {
+        // What ends calls and sends heartbeats must not stop for good: a little later, again.
+        due.key().first = now + kWithoutMemory;
+        const MutexLock lock(mutex_);
+        timers_.insert(std::move(due));
+      } catch (...) {
+        // It ends, the thread goes on.
+      }
     }
     set_timer();
   }

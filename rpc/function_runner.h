@@ -128,6 +128,14 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
   archive.expect_end();
 }
 
+// What waits for the future that a function has returned.
+template <class Result, class Arguments, class Delivery>
+struct AwaitedResult {
+  Result future;
+  std::shared_ptr<Arguments> arguments;
+  Delivery delivery;
+};
+
 // Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to
 // `delivery`.
 template <class Result, class Arguments, class Invoke, class Delivery>
@@ -152,8 +160,12 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
     return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); },
                       *arguments);
   };
+  Delivery* deliver = &delivery;
+  // Holds the delivery where the future's callback could not be kept, too.
+  std::shared_ptr<AwaitedResult<Result, Arguments, Delivery>> awaited;
   try {
     if constexpr (kIsFuture<Result>) {
+      awaited = std::make_shared<AwaitedResult<Result, Arguments, Delivery>>();
       rpc::others_poll(
           *call);  // what the future and its arguments hold is destroyed after the answer
       Result future = apply();
@@ -165,22 +177,26 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
         if (!future.ready()) rpc::stops_with(*call, future.outcome());
       }
-      future.on_ready(
-          [future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
-            arguments.reset();  // what they hold is destroyed before the answer is sent
-            try {
-              if constexpr (std::is_void_v<UnwrapT<Result>>) {
-                future.get();
-                delivery.value();
-              } else {
-                delivery.value(future.get());
-              }
-            } catch (const rpc::CallRefused& refused) {
-              delivery.refused(refused);
-            } catch (...) {
-              delivery.error(std::current_exception());
-            }
-          });
+      awaited->arguments = std::move(arguments);
+      awaited->delivery = std::move(delivery);
+      deliver = &awaited->delivery;
+      awaited->future = future;
+      future.on_ready([awaited] {
+        Delivery& delivery = awaited->delivery;
+        awaited->arguments.reset();  // what they hold is destroyed before the answer is sent
+        try {
+          if constexpr (std::is_void_v<UnwrapT<Result>>) {
+            awaited->future.get();
+            delivery.value();
+          } else {
+            delivery.value(awaited->future.get());
+          }
+        } catch (const rpc::CallRefused& refused) {
+          delivery.refused(refused);
+        } catch (...) {
+          delivery.error(std::current_exception());
+        }
+      });
     } else if constexpr (std::is_void_v<Result>) {
       apply();
       arguments.reset();
@@ -192,7 +208,10 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
     }
   } catch (...) {
     arguments.reset();
-    delivery.error(std::current_exception());
+    if constexpr (kIsFuture<Result>) {
+      if (awaited) awaited->arguments.reset();
+    }
+    deliver->error(std::current_exception());
   }
 }
 

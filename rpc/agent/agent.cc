@@ -140,6 +140,7 @@ class CountAtEnd {
  public:
   CountAtEnd() = default;
   void set(std::atomic<std::uint64_t>& count) noexcept { count_ = &count; }
+  void leave() noexcept { count_ = nullptr; }
   ~CountAtEnd() {
     if (count_ != nullptr) count_->fetch_add(1);
   }
@@ -167,12 +168,13 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     // Counted once everything that it starts is counted as busy, the destructors of what it brings
     // included: see ShutdownProtocol, A2.
     CountAtEnd received;
+    if (wire::is_work(kind)) received.set(received_);
     InMessage message(std::move(bytes), from);
     if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {
+      received.leave();  // once its transfers have come
       on_device_message(connection, std::move(message), call_id);
       return;
     }
-    if (wire::is_work(kind)) received.set(received_);
     route(connection, std::move(message));
   });
 }

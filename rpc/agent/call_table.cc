@@ -5,11 +5,17 @@
 
 namespace stitch::rpc {
 
-std::uint64_t CallTable::add(OutstandingCall call) {
+std::uint64_t CallTable::add(OutstandingCall&& call) {
   base::MutexLock lock(mutex_);
+  // All memory is taken before `call` is.
+  const bool limited = call.deadline != Clock::time_point::max();
+  if (limited) deadlines_.make_room();
+  if (static_cast<float>(calls_.size() + 1) >
+      calls_.max_load_factor() * static_cast<float>(calls_.bucket_count()))
+    calls_.rehash(2 * calls_.bucket_count() + 1);
   const std::uint64_t id = call.id = next_++;
   OutstandingCall& added = calls_.emplace(id, std::move(call)).first->second;
-  if (added.deadline != Clock::time_point::max()) deadlines_.add(added, added.deadline);
+  if (limited) deadlines_.add(added, added.deadline);
   size_.store(calls_.size(), std::memory_order_relaxed);
   return id;
 }
@@ -82,22 +88,24 @@ std::shared_ptr<PendingCall> CallTable::find(std::uint64_t id, const WorkerInfo&
   return found->second.pending;
 }
 
-std::vector<OutstandingCall> CallTable::take_all() {
+std::vector<OutstandingCall> CallTable::take_all(const WorkerInfo* to) {
   base::MutexLock lock(mutex_);
   std::vector<OutstandingCall> taken;
-  while (!calls_.empty()) taken.push_back(extract(calls_.begin()));
-  return taken;
-}
-
-std::vector<OutstandingCall> CallTable::take_all(const WorkerInfo& to) {
-  base::MutexLock lock(mutex_);
-  std::vector<OutstandingCall> taken;
+  taken.reserve(calls_.size());
   for (auto it = calls_.begin(); it != calls_.end();) {
     const auto next = std::next(it);
-    if (*it->second.to == to) taken.push_back(extract(it));
+    if (to == nullptr || *it->second.to == *to) taken.push_back(extract(it));
     it = next;
   }
   return taken;
+}
+
+std::optional<OutstandingCall> CallTable::take_any(const WorkerInfo* to) {
+  base::MutexLock lock(mutex_);
+  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
+    if (to == nullptr || *it->second.to == *to) return extract(it);
+  }
+  return std::nullopt;
 }
 
 std::vector<OutstandingCall> CallTable::list() const {
@@ -123,8 +131,18 @@ std::vector<OutstandingCall> CallTable::list() const {
 CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   base::MutexLock lock(mutex_);
   Expired expired;
-  while (deadlines_.first_deadline() <= now)
+  constexpr std::size_t kStep = 64;
+  while (deadlines_.first_deadline() <= now) {
+    if (expired.calls.size() == expired.calls.capacity()) {
+      try {
+        expired.calls.reserve(expired.calls.size() + kStep);
+      } catch (const std::bad_alloc&) {
+        if (expired.calls.empty()) throw;
+        break;
+      }
+    }
     expired.calls.push_back(extract(calls_.find(deadlines_.first().id)));
+  }
   expired.next = deadlines_.first_deadline();
   return expired;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -48,8 +49,9 @@ struct OutstandingCall {
 class CallTable {
  public:
   using Clock = OutstandingCall::Clock;
-  // Returns the call's id, never 0. At its deadline take_expired() is to be called.
-  std::uint64_t add(OutstandingCall call) STITCH_EXCLUDES(mutex_);
+  // Returns the call's id, never 0. At its deadline take_expired() is to be called. If it throws,
+  // `call` is what it was.
+  std::uint64_t add(OutstandingCall&& call) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
   // Another id of the same kind.
   [[nodiscard]] std::uint64_t new_id() STITCH_EXCLUDES(mutex_);
@@ -73,12 +75,29 @@ class CallTable {
   // What waits for an answer from `from`; null if the call is not outstanding.
   [[nodiscard]] std::shared_ptr<PendingCall> find(std::uint64_t id, const WorkerInfo& from) const
       STITCH_EXCLUDES(mutex_);
-  // Removes all calls, or all to one worker.
-  [[nodiscard]] std::vector<OutstandingCall> take_all() STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::vector<OutstandingCall> take_all(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
+  // Removes all calls, or all to one worker, calls `first` and passes each to `end`, without the
+  // lock. Where there is no memory for a list of them, they are found one by one after that.
+  template <class First, class End>
+  void end_all(const WorkerInfo* to, First&& first, End&& end) STITCH_EXCLUDES(mutex_) {
+    std::vector<OutstandingCall> taken;
+    bool listed = true;
+    try {
+      taken = take_all(to);
+    } catch (const std::bad_alloc&) {
+      listed = false;
+    }
+    first();
+    for (OutstandingCall& call : taken) end(std::move(call));
+    while (!listed) {
+      auto call = take_any(to);
+      if (!call) return;
+      end(std::move(*call));
+    }
+  }
   // Copies of all, without what waits for their outcomes.
   [[nodiscard]] std::vector<OutstandingCall> list() const STITCH_EXCLUDES(mutex_);
-  // Removes those whose deadline has passed. `next` is when to call this again, max() for never.
+  // Removes those whose deadline has passed, or as many as there is memory for. `next` is when to
+  // call this again, max() for never.
   struct Expired {
     std::vector<OutstandingCall> calls;
     Clock::time_point next = Clock::time_point::max();
@@ -92,6 +111,9 @@ class CallTable {
       std::unordered_map<std::uint64_t, OutstandingCall, std::hash<std::uint64_t>, std::equal_to<>,
                          base::RecyclingAllocator<std::pair<const std::uint64_t, OutstandingCall>>>;
   [[nodiscard]] OutstandingCall extract(Calls::iterator at) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<OutstandingCall> take_all(const WorkerInfo* to) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<OutstandingCall> take_any(const WorkerInfo* to)
+      STITCH_EXCLUDES(mutex_);
 
   mutable base::Mutex mutex_;
   std::atomic<std::size_t> size_{0};  // of calls_

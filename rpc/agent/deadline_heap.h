@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <utility>
@@ -24,6 +25,11 @@ class DeadlineHeap {
   }
   // REQUIRES: not empty.
   [[nodiscard]] T& first() const noexcept { return *nodes_.front().object; }
+  // The next add() takes no memory.
+  void make_room() {
+    if (nodes_.size() == nodes_.capacity())
+      nodes_.reserve(std::max<std::size_t>(16, 2 * nodes_.size()));
+  }
   void add(T& object, Time deadline) {
     nodes_.push_back({deadline, &object});
     rise(nodes_.size() - 1);

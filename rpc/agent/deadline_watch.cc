@@ -1,5 +1,7 @@
 #include "stitch/rpc/agent/deadline_watch.h"
 
+#include <new>
+
 namespace stitch::rpc {
 
 void DeadlineWatch::watch(Time when) {
@@ -24,7 +26,16 @@ void DeadlineWatch::due(Time when) {
     at_.store(Time::max().time_since_epoch().count());
     timer_ = 0;
   }
-  fire_();
+  try {
+    fire_();
+  } catch (const std::bad_alloc&) {
+    {
+      base::MutexLock lock(mutex_);
+      at_.store(when.time_since_epoch().count());
+      timer_ = 0;  // one that was set meanwhile finds another time
+    }
+    throw;  // the event loop runs this one again
+  }
 }
 
 }  // namespace stitch::rpc

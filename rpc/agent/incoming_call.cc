@@ -58,8 +58,12 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
 }
 
 IncomingCall::~IncomingCall() {
-  if (!answered_.load())
-    fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+  try {
+    if (!answered_.load())
+      fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+  } catch (...) {
+    fail_without_memory();
+  }
   end_held();
   agent_->served_calls().forget(*this);
 }
@@ -282,6 +286,14 @@ void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& er
 void IncomingCall::fail(const Error& error) {
   if (answered_.exchange(true)) return;
   send_error(error);
+}
+
+void IncomingCall::fail_without_memory() noexcept {
+  try {
+    fail(to_error(std::current_exception()));
+  } catch (...) {
+    // Then its caller's deadline ends it.
+  }
 }
 
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {

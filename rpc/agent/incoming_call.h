@@ -190,6 +190,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void begin_reply(OutMessage& message) const;
   void send_reply(OutMessage message, const std::optional<Error>& error);
   void send_error(const Error& error);
+  // In a handler of an exception: answers with that, if it is not answered yet.
+  void fail_without_memory() noexcept;
 
   const std::shared_ptr<Agent> agent_;
   const std::shared_ptr<transport::Connection> connection_;

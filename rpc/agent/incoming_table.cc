@@ -69,8 +69,8 @@ IncomingTable::Expired IncomingTable::expired(Clock::time_point now) {
   base::MutexLock lock(mutex_);
   while (deadlines_.first_deadline() <= now) {
     TrackedCall& tracked = deadlines_.first();
-    deadlines_.remove(tracked);
     if (auto call = tracked.call.lock()) expired.calls.push_back(std::move(call));
+    deadlines_.remove(tracked);
   }
   expired.next = deadlines_.first_deadline();
   return expired;

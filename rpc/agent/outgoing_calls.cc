@@ -107,28 +107,38 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   const bool limited = call.deadline != Clock::time_point::max();
   call.made = limited ? call.deadline - timeout : Clock::now();
   if (const auto& stop = ExecutionContext::current().stop) call.under = stop->outermost();
-  std::optional<Sender::LaidOut> out;
-  try {
-    out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
-  } catch (...) {
+  const auto was_not_made = [&call] {
     complete_with_error(call, [&] {
       const Error error = to_error(std::current_exception());
       return about(call, error, std::string("was not made: ") + error.what());
     });
-    return 0;
+    return std::uint64_t{0};
+  };
+  std::optional<Sender::LaidOut> out;
+  try {
+    out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
+  } catch (...) {
+    return was_not_made();
   }
   std::uint64_t id = 0;
+  const Clock::time_point deadline = call.deadline;
   const PeerFlow::Size size{out->in_flight.counted().bytes, inside()};
-  if (call.flow->try_begin(size)) [[likely]] {
+  const bool begins = call.flow->try_begin(size);
+  if (begins) [[likely]] {  // from here on the ends of these give back what has been counted
     call.share = FlowShare(*call.flow, size);
-    const Clock::time_point deadline = call.deadline;
-    id = add(std::move(call));
-    const SendingRequest sending(*this, id);
     out->in_flight.begun(size, false);
+  }
+  try {
+    id = add(std::move(call));
+  } catch (...) {
+    return was_not_made();
+  }
+  if (begins) [[likely]] {
+    const SendingRequest sending(*this, id);
     transmit(to, std::move(*out), id, timeout, deadline);
     if (!sending.sent()) table_.note_queued(id);
   } else {
-    id = start_later(to, size, std::move(call), std::move(*out), message.refuse_when_full);
+    start_later(to, size, id, deadline, std::move(*out), message.refuse_when_full);
   }
   // stop() may have run between the first check and the entry in the table, and missed this call.
   if (state_.stopped())
@@ -152,19 +162,22 @@ void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::u
   }
 }
 
-std::uint64_t OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size,
-                                         OutstandingCall&& call, Sender::LaidOut&& out,
-                                         bool refuse) {
-  PeerFlow& flow = *call.flow;
-  const Clock::time_point deadline = call.deadline;
-  const WorkerInfo& peer = *call.to;
-  const std::uint64_t id = add(std::move(call));
-  const auto is_full = [&] {
-    const Error error = full(peer);
+void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
+                                Clock::time_point deadline, Sender::LaidOut&& out, bool refuse) {
+  try {
+    if (!refuse && await_room(to, size, id, deadline, std::move(out))) return;
+    const Error error = full(to);
     fail_call(id, error, std::string("was not made: ") + error.what());
-    return id;
-  };
-  if (refuse) return is_full();
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
+    fail_call(id, error, std::string("was not made: ") + error.what());
+  }
+}
+
+bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
+                               Clock::time_point deadline, Sender::LaidOut&& out) {
+  PeerFlow& flow = sender_.flow(to);
+  const WorkerInfo& peer = peers_->known(to).info();
   table_.note_queued(id);
   watch_->watch(deadline);
   PeerFlow::Waiting waiting{
@@ -181,7 +194,7 @@ std::uint64_t OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::S
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
-  return kept == PeerFlow::Kept::full ? is_full() : id;
+  return kept != PeerFlow::Kept::full;
 }
 
 Error OutgoingCalls::full(const WorkerInfo& peer) {
@@ -215,7 +228,11 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
   const WorkerInfo& peer = peers_->known(to).info();
   PeerFlow::Waiting waiting{size, table_.new_id(),
                             [this, &peer, size, out = std::move(out)]() mutable {
-                              transmit_one_way(peer, size, std::move(out));
+                              try {
+                                transmit_one_way(peer, size, std::move(out));
+                              } catch (const std::exception&) {
+                                // It has given back what it was counted as.
+                              }
                               return true;
                             }};
   ask_room(peer, flow.to_ask());
@@ -241,15 +258,6 @@ void OutgoingCalls::on_give_room(const InMessage& message) {
   ask_room(message.from, sender_.flow(message.from).given_back(handled));
 }
 
-bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
-  if (state_.forked()) return false;
-  auto call = table_.take(call_id);
-  if (!call) return false;
-  note("call cancelled", *call);
-  if (leave_flow(*call)) send_cancel(*call->to, call_id);
-  return true;
-}
-
 std::uint64_t OutgoingCalls::add(OutstandingCall&& call) {
   const Clock::time_point made = call.made;
   const WorkerInfo& to = *call.to;
@@ -261,21 +269,6 @@ std::uint64_t OutgoingCalls::add(OutstandingCall&& call) {
 
 void OutgoingCalls::note(const char* what, const OutstandingCall& call) const noexcept {
   state_.events().record(what, call.to->id.value(), call.to->epoch, call.id, call.function);
-}
-
-// Whether it had been sent.
-bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
-  if (call.share) {
-    call.begun = true;
-    call.share.end();
-    return true;
-  }
-  try {
-    call.flow->drop(call.id);
-  } catch (...) {
-    // It goes when its turn comes.
-  }
-  return false;
 }
 
 void OutgoingCalls::on_request_sent(std::uint64_t call_id, const std::optional<Error>& error) {
@@ -293,7 +286,7 @@ void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error,
   if (auto call = table_.take(call_id)) {
     note("call failed", *call);
     static_cast<void>(leave_flow(*call));
-    call->pending->on_error(about(*call, error, text));
+    complete_with_error(*call, [&] { return about(*call, error, text); });
   }
 }
 

@@ -111,9 +111,12 @@ class OutgoingCalls {
   void send_number(const WorkerInfo& to, std::uint16_t kind, std::uint64_t number) noexcept;
   // Whether this thread runs code of a worker: that must not wait for room.
   [[nodiscard]] static bool inside() noexcept;
-  // Adds a call that has to wait to the table.
-  std::uint64_t start_later(const WorkerInfo& to, const PeerFlow::Size& size,
-                            OutstandingCall&& call, Sender::LaidOut&& out, bool refuse);
+  // The request of a call of the table has to wait, or the call fails.
+  void start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
+                   Clock::time_point deadline, Sender::LaidOut&& out, bool refuse);
+  // Keeps a request until the flow lets it begin. False when that is full.
+  [[nodiscard]] bool await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
+                                Clock::time_point deadline, Sender::LaidOut&& out);
   // Send what its flow has let begin.
   void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
                 std::chrono::nanoseconds timeout, Clock::time_point deadline) noexcept;
@@ -130,6 +133,8 @@ class OutgoingCalls {
   void ask_threads(const WorkerInfo& to, std::uint64_t question, std::uint64_t call_id) noexcept;
   // `detail`: what the callee says; empty: nothing.
   void complete_late(OutstandingCall&& call, const std::string& detail) noexcept;
+  // Completes the late calls, or those to one worker, without an answer.
+  void end_late(const WorkerInfo* to) noexcept;
   // Fails the calls whose deadline has passed. On the event loop.
   void expire();
   [[nodiscard]] std::string timeout_text(const OutstandingCall& call,

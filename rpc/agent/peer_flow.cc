@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include "stitch/base/freed_memory.h"
 
@@ -75,8 +76,8 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
     if (late || !wanted()) return late ? Kept::late : Kept::unwanted;
     lock.lock();
   }
-  waiting_bytes_[inside] += cost;
   queues_[inside][request.size.small()].emplace(request.id, std::move(request));
+  waiting_bytes_[inside] += cost;
   waiting_.fetch_add(inside ? kInside : 1);
   lock.unlock();
   pump();
@@ -267,7 +268,12 @@ bool PeerFlow::park(base::UniqueFunction<void()>& task) {
     parked_count_.fetch_sub(1);
     return false;
   }
-  parked_.push_back(std::move(task));
+  try {
+    parked_.push_back(std::move(task));
+  } catch (const std::bad_alloc&) {
+    parked_count_.fetch_sub(1);
+    return false;
+  }
   return true;
 }
 

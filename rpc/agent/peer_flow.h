@@ -152,7 +152,7 @@ class PeerFlow {
     return data_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2;
   }
   // Keeps `task`, which is about to make another reply, while they do: until some of them are
-  // written. False, and it is left untouched, when they do not.
+  // written. False, and it is left untouched, when they do not, or memory is short.
   [[nodiscard]] bool park(base::UniqueFunction<void()>& task) STITCH_EXCLUDES(mutex_);
 
   // ---- numbers

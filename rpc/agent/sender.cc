@@ -184,24 +184,32 @@ void Sender::send_when_open(const WorkerInfo& to,
     const WorkerInfo peer = waiting->to;  // `waiting` may end inside send()
     const auto over = waiting->connection;
     transport::Message ready = std::move(waiting->message);
-    peers_->send(
-        peer, over, std::move(ready),
-        [waiting = std::move(waiting), end](const std::optional<Error>& why) {
-          const auto transfers = std::move(waiting->transfers);
-          if (why || !transfers) return end(*waiting, why);
-          // Now, so that a transfer never begins whose message does not come.
-          if (waiting->in_flight.counted().kind != Counted::data) {
-            transfers->begin(waiting->to, nullptr);
-            return end(*waiting, why);
-          }
-          waiting->sent = true;
-          waiting->connection.reset();
-          waiting->attachments.tell(why);
-          auto told = std::move(waiting->done);
-          transfers->begin(waiting->to, waiting);
-          told(why);
-        },
-        call_id);
+    const auto unsent = waiting;
+    try {
+      peers_->send(
+          peer, over, std::move(ready),
+          [waiting = std::move(waiting), end](const std::optional<Error>& why) {
+            const auto transfers = std::move(waiting->transfers);
+            if (why || !transfers) return end(*waiting, why);
+            // Now, so that a transfer never begins whose message does not come.
+            if (waiting->in_flight.counted().kind != Counted::data) {
+              transfers->begin(waiting->to, nullptr);
+              return end(*waiting, why);
+            }
+            waiting->sent = true;
+            waiting->connection.reset();
+            waiting->attachments.tell(why);
+            auto told = std::move(waiting->done);
+            transfers->begin(waiting->to, waiting);
+            told(why);
+          },
+          call_id);
+    } catch (...) {
+      const std::shared_ptr<Sender> alive(self_);
+      const Error why = to_error(std::current_exception());
+      end(*unsent, why);
+      if (answered) send_error_reply(peer, over, *answered, why);
+    }
   };
   if (out.gate) {
     device_tensors_.when_open(std::move(out.gate), std::move(go_on));

@@ -126,8 +126,13 @@ void ServedCalls::dispatch(const std::shared_ptr<IncomingCall>& call,
     return;
   }
   call->note_queued();
-  if (!post_where_read(call->connection(), pool_, std::shared_ptr<Agent>(agent_), task))
-    call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+  try {
+    if (post_where_read(call->connection(), pool_, std::shared_ptr<Agent>(agent_), task)) return;
+  } catch (const std::bad_alloc&) {
+    call->fail(to_error(std::current_exception()));
+    return;
+  }
+  call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
 }
 
 void ServedCalls::refuse(const std::shared_ptr<transport::Connection>& connection,
@@ -176,10 +181,14 @@ void ServedCalls::on_ask_threads(const InMessage& message) {
   base::ByteReader in(message.view.body(), "threads");
   const auto question = in.read<std::uint64_t>();
   const auto call_id = in.read<std::uint64_t>();
-  OutMessage answer(wire::kThreads);
-  base::ByteWriter(answer.frame.body()).write(question);
-  report(message.from, call_id).write(answer);
-  sender_.send(message.from, std::move(answer), Sender::Traffic::control, nullptr);
+  try {
+    OutMessage answer(wire::kThreads);
+    base::ByteWriter(answer.frame.body()).write(question);
+    report(message.from, call_id).write(answer);
+    sender_.send(message.from, std::move(answer), Sender::Traffic::control, nullptr);
+  } catch (const std::exception&) {
+    // Then the caller's error does not say it.
+  }
 }
 
 ThreadReport ServedCalls::report(const WorkerInfo& caller, std::uint64_t call_id) const {

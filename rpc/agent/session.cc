@@ -1,6 +1,7 @@
 #include "stitch/rpc/agent/session.h"
 
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "stitch/rpc/agent/kept_message.h"
@@ -65,15 +66,8 @@ Session::~Session() {
 // ---- sending
 
 void Session::send(transport::Message message, transport::SendDone done, std::uint64_t call_id) {
-  Kept* kept = nullptr;
-  try {
-    kept = new Kept{.message = std::move(message), .done = std::move(done), .call_id = call_id};
-  } catch (...) {
-    const Error error = to_error(std::current_exception());
-    message = {};
-    if (done) done(error);
-    return;
-  }
+  auto* const kept =
+      new Kept{.message = std::move(message), .done = std::move(done), .call_id = call_id};
   kept->bytes = bytes_of(kept->message);
   kept->stream = stream_of(kept->message, kept->bytes);
   transport::Connection* connection = nullptr;
@@ -108,7 +102,14 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
   }
   if (connection != nullptr) transmit(*kept, *connection);
   settle(done_with);
-  if (unconnected) events_.on_unconnected();
+  if (unconnected) {
+    try {
+      events_.on_unconnected();
+    } catch (...) {
+      // No connection is being made: the next message asks for one again.
+      fail_waiting(to_error(std::current_exception()));
+    }
+  }
   if (silent) [[unlikely]]
     close(Error(ErrorCode::overloaded, "it does not acknowledge what it is sent"));
 }
@@ -281,7 +282,12 @@ bool Session::received_one() {
 void Session::acknowledge() {
   free_acknowledged();
   if (told_.load(std::memory_order_relaxed) >= received_sum()) return;
-  transport::Message message = empty_frame(wire::kReceived);
+  transport::Message message;
+  try {
+    message = empty_frame(wire::kReceived);
+  } catch (const std::bad_alloc&) {
+    return;  // what is sent next says it, too
+  }
   transport::Connection* connection = nullptr;
   ConnectionPtr alive;
   {
@@ -313,11 +319,7 @@ void Session::acknowledgment_sent() {
     received_under_way_ = false;
     if (!std::exchange(received_again_, false)) return;
   }
-  try {
-    acknowledge();
-  } catch (...) {
-    // No memory: what comes or is sent next says it, too.
-  }
+  acknowledge();
 }
 
 void Session::acknowledged(std::size_t stream, std::uint64_t number) {

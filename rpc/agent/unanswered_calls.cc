@@ -29,17 +29,47 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
 
 }  // namespace
 
+bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
+  if (state_.forked()) return false;
+  auto call = table_.take(call_id);
+  if (!call) return false;
+  note("call cancelled", *call);
+  if (leave_flow(*call)) send_cancel(*call->to, call_id);
+  return true;
+}
+
+// Whether it had been sent.
+bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
+  if (call.share) {
+    call.begun = true;
+    call.share.end();
+    return true;
+  }
+  try {
+    call.flow->drop(call.id);
+  } catch (...) {
+    // It goes when its turn comes.
+  }
+  return false;
+}
+
 void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const auto lost = table_.take_all(peer);
-  sender_.flow(peer).give_up();
-  for (auto& call : late_.take_all(peer)) complete_late(std::move(call), "");
-  for (const auto& call : lost) {
+  const auto give_up = [&] {
+    sender_.flow(peer).give_up();
+    end_late(&peer);
+  };
+  table_.end_all(&peer, give_up, [&](const OutstandingCall& call) {
     note("call failed: peer lost", call);
     complete_with_error(call, [&] {
       return about(call, Error(ErrorCode::disconnected, ""),
                    std::string("failed: the worker is gone: ") + reason.what());
     });
-  }
+  });
+}
+
+void OutgoingCalls::end_late(const WorkerInfo* to) noexcept {
+  late_.end_all(
+      to, [] {}, [&](OutstandingCall&& call) { complete_late(std::move(call), ""); });
 }
 
 std::uint64_t OutgoingCalls::unhandled() {
@@ -55,15 +85,16 @@ std::uint64_t OutgoingCalls::unhandled() {
 }
 
 void OutgoingCalls::stop() {
-  const auto stopped = table_.take_all();
-  sender_.give_up_all();
-  for (auto& call : late_.take_all()) complete_late(std::move(call), "");
-  for (const auto& call : stopped) {
+  const auto give_up = [&] {
+    sender_.give_up_all();
+    end_late(nullptr);
+  };
+  table_.end_all(nullptr, give_up, [&](const OutstandingCall& call) {
     complete_with_error(call, [&] {
       return about(call, Error(ErrorCode::shutting_down, ""),
                    "failed: this worker is shutting down");
     });
-  }
+  });
 }
 
 void OutgoingCalls::expire() {
@@ -72,7 +103,13 @@ void OutgoingCalls::expire() {
   auto unanswered = late_.take_expired(now);
   for (auto& call : unanswered.calls) complete_late(std::move(call), "");
   for (const auto& call : expired.calls) note("call timed out", call);
-  if (on_timeout_ && !expired.calls.empty()) on_timeout_(expired.calls);
+  if (on_timeout_ && !expired.calls.empty()) {
+    try {
+      on_timeout_(expired.calls);
+    } catch (const std::exception&) {
+      // They end without a report.
+    }
+  }
   for (auto& call : expired.calls) {
     const std::uint64_t id = call.id;
     const WorkerInfo& to = *call.to;
@@ -82,14 +119,18 @@ void OutgoingCalls::expire() {
         !peers_->lost(to) && !state_.stopped()) {
       // The call is over. Its error waits a moment for what the callee's reader says about it.
       call.deadline = now + std::min(kMaxAnswerTime, call.timeout / 10);
-      ask_threads(to, late_.add(std::move(call)), id);
+      try {
+        ask_threads(to, late_.add(std::move(call)), id);
+      } catch (const std::bad_alloc&) {
+        complete_late(std::move(call), "");
+      }
     } else {
       complete_late(std::move(call), "");
     }
     if (begun) send_cancel(to, id);  // arrives after the question
   }
   if (state_.stopped()) {  // stop() may have missed the new ones
-    for (auto& call : late_.take_all()) complete_late(std::move(call), "");
+    end_late(nullptr);
   }
   watch_->watch(std::min(expired.next, late_.first_deadline()));
 }

@@ -50,9 +50,23 @@ void run_continuation(ExecutionContext context, base::UniqueFunction<void()> tas
     task();
     return;
   }
-  runtime->post([context = std::move(context), task = std::move(task)]() mutable {
+  struct Work {
+    ExecutionContext context;
+    base::UniqueFunction<void()> task;
+  };
+  std::unique_ptr<Work> work;
+  try {
+    work = std::make_unique<Work>();
+  } catch (const std::bad_alloc&) {  // a continuation that does not run is waited for without end
     const ExecutionContextScope scope(std::move(context));
     task();
+    return;
+  }
+  work->context = std::move(context);
+  work->task = std::move(task);
+  runtime->post([work = std::move(work)] {
+    const ExecutionContextScope scope(std::move(work->context));
+    work->task();
   });
 }
 

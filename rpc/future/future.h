@@ -266,9 +266,7 @@ class Promise {
   struct Holder {
     std::shared_ptr<detail::FutureState<T>> state = detail::make_state<detail::FutureState<T>>();
     ~Holder() {
-      if (!state->ready())
-        state->set_exception(std::make_exception_ptr(
-            Error(ErrorCode::cancelled, "promise was dropped before it was kept")));
+      if (!state->ready()) state->set_exception(detail::dropped_promise());
     }
   };
 

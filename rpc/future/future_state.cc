@@ -1,6 +1,7 @@
 #include "stitch/rpc/future/future_state.h"
 
 #include <list>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -29,7 +30,15 @@ std::optional<std::string> reason_of_torch_error(const std::exception& exception
 // Callbacks that became due while another one runs on this thread; they run after it.
 class Waiting {
  public:
-  void add(base::UniqueFunction<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  // False, and it is left untouched, where there is no memory for that.
+  [[nodiscard]] bool add(base::UniqueFunction<void()>& callback) noexcept {
+    try {
+      callbacks_.push_back(std::move(callback));
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
   [[nodiscard]] bool empty() const noexcept { return callbacks_.empty(); }
   void run_one() {
     auto next = std::move(callbacks_.front());
@@ -47,26 +56,30 @@ thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or 
 void run_in_turn(std::span<base::UniqueFunction<void()>> callbacks) {
   if (callbacks.empty()) return;
   if (behind_callback != nullptr) {
-    for (auto& callback : callbacks) behind_callback->add(std::move(callback));
+    for (auto& callback : callbacks) {
+      if (!behind_callback->add(callback)) callback();
+    }
     return;
   }
   Waiting waiting;
-  for (std::size_t i = 1; i < callbacks.size(); ++i) waiting.add(std::move(callbacks[i]));
+  std::size_t kept = 1;  // beginning with this one they run from where they are
+  while (kept < callbacks.size() && waiting.add(callbacks[kept])) ++kept;
   behind_callback = &waiting;
   std::exception_ptr thrown;
-  try {
-    callbacks.front()();
-  } catch (...) {
-    thrown = std::current_exception();
-  }
-  callbacks.front() = nullptr;  // destroying what it held may add callbacks
-  while (!waiting.empty()) {
+  const auto run = [&thrown](auto&& callback) {
     try {
-      waiting.run_one();
+      callback();
     } catch (...) {
       if (!thrown) thrown = std::current_exception();
     }
+  };
+  run(callbacks.front());
+  callbacks.front() = nullptr;  // destroying what it held may add callbacks
+  for (; kept < callbacks.size(); ++kept) {
+    run(callbacks[kept]);
+    callbacks[kept] = nullptr;
   }
+  while (!waiting.empty()) run([&waiting] { waiting.run_one(); });
   behind_callback = nullptr;
   if (thrown) std::rethrow_exception(thrown);
 }
@@ -121,6 +134,15 @@ void throw_empty_future(const char* operation) {
 void throw_empty_promise(const char* operation) {
   throw Error(ErrorCode::invalid_argument,
               std::string(operation) + " of a promise that was moved from");
+}
+
+std::exception_ptr dropped_promise() noexcept {
+  try {
+    return std::make_exception_ptr(
+        Error(ErrorCode::cancelled, "promise was dropped before it was kept"));
+  } catch (...) {
+    return std::current_exception();  // no memory for that
+  }
 }
 
 void FutureStateBase::wait() {

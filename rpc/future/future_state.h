@@ -133,6 +133,9 @@ class FutureStateBase {
   bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
+// The outcome of a promise that was not kept.
+[[nodiscard]] std::exception_ptr dropped_promise() noexcept;
+
 template <class T>
 class FutureState : public FutureStateBase {
  public:

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -114,6 +115,14 @@ namespace {
 thread_local ThreadPool::State* serving = nullptr;
 thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
 thread_local bool guest = false;  // it serves inside run_one_here()
+
+void run(base::UniqueFunction<void()>& task) {
+  try {
+    task();
+  } catch (const std::bad_alloc&) {
+    // What it holds ends with it: a call is answered by its destructor.
+  }
+}
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger)
@@ -171,7 +180,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     base::UniqueFunction<void()> task =
         state->begun.empty() ? state->begin_task(false) : state->take_begun();
     lock.unlock();
-    task();
+    run(task);
     // The task forked and has returned in the child, where even destroying it may block forever: on
     // a mutex that another thread held at the fork.
     if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);
@@ -189,7 +198,11 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
 bool ThreadPool::post(base::UniqueFunction<void()>& task) {
   base::MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  state_->enqueue(task);
+  try {
+    state_->enqueue(task);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   state_->wake_one();
   return true;
 }
@@ -205,7 +218,11 @@ bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
     if (before - state.blocked < state.max_running) state.add_thread();
     if (state.alive == before) return false;
   }
-  state.begun.push_back(std::move(task));
+  try {
+    state.begun.push_back(std::move(task));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   ++state.running;
   state.work.notify_one();
   return true;
@@ -238,7 +255,7 @@ bool ThreadPool::run_one_here(bool watched) {
   serving_owner = &owner;
   guest = true;
   const auto fork = base::fork_count();
-  task();
+  run(task);
   if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);  // as in serve()
   task = nullptr;
   serving = nullptr;

@@ -97,7 +97,13 @@ void WorldKeeper::run() {
       agent = agent_.lock();
     }
     if (!agent) return;
-    const bool responsible = keeps(*agent);
+    bool responsible = false;
+    bool unknown = false;
+    try {
+      responsible = keeps(*agent);
+    } catch (const std::bad_alloc&) {
+      unknown = true;  // it looks again soon
+    }
     if (responsible) look_after_store(*agent, ending);
     agent.reset();  // its end waits for this thread
     base::MutexLock lock(mutex_);
@@ -106,8 +112,9 @@ void WorldKeeper::run() {
       changed_.notify_all();
     }
     const auto until = steady_clock::now() + kLookInterval;
-    while (!stopped_ && changes_ == seen && (!responsible || steady_clock::now() < until)) {
-      if (responsible) {
+    while (!stopped_ && changes_ == seen &&
+           (!(responsible || unknown) || steady_clock::now() < until)) {
+      if (responsible || unknown) {
         changed_.wait_until(mutex_, until);
       } else {
         changed_.wait(mutex_);
