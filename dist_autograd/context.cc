@@ -90,7 +90,12 @@ Context::Context() : Context(usable_agent()) {}
 
 Context::Context(std::shared_ptr<rpc::Agent> agent)
     : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
-  outer_ = make_current(state_);
+  try {
+    outer_ = make_current(state_);
+  } catch (...) {
+    Engine::of(*agent_).end_context(state_);
+    throw;
+  }
 }
 
 Context::~Context() {

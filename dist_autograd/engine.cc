@@ -89,9 +89,9 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
 Future<void> Engine::backward_async(const std::shared_ptr<ContextState>& context,
                                     std::vector<at::Tensor> roots, const Options& options,
                                     std::shared_ptr<AtSettled> at_settled) {
-  NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
   Promise<void> promise;
   auto future = promise.future();
+  NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
   made.pass->begin(std::move(made.gradients), std::move(promise), made.deadline);
   return future;
 }
@@ -108,10 +108,10 @@ void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<
     pass.replay_warnings();
   };
   const auto run = [&](bool drive) {
-    NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
-    made.pass->collect_warnings();
     Promise<void> promise;
     const auto future = promise.future();
+    NewPass made = make_pass(context, std::move(roots), options, std::move(at_settled));
+    made.pass->collect_warnings();
     if (drive) {
       made.pass->begin_and_drive(std::move(made.gradients), std::move(promise), made.deadline);
     } else {

@@ -5,6 +5,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/deadline.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
 #include "stitch/rpc/message/frame_kinds.h"
@@ -114,13 +115,16 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
                                                  const rpc::InMessage& message) {
   const CarriedBytes sections = sections_of(message);
   if (!sections.any()) return nullptr;
-  CarriedSections carried = CarriedSections::read(sections);
+  CarriedSections carried = base::patiently([&] { return CarriedSections::read(sections); });
   std::vector<CarriedRef>& arrived = carried.refs;
   const std::optional<CreateRequest>& request = carried.create;
   const std::optional<PlaceInOrder>& place = carried.place;
-  std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
+  auto refs = base::patiently([&] {
+    return std::unique_ptr<IncomingRefs>(new IncomingRefs(receiver, life_of(message.from)));
+  });
   refs->target_ = carried.target;
   refs->arguments_ = std::move(carried.arguments);
+  base::patiently([&] { refs->ids_.reserve(arrived.size()); });
   for (const CarriedRef& each : arrived) receiver->lifetime().check(each.id);
   // Everything is read and valid; nothing has been changed before this point.
   if (place) refs->order_ = receiver->ordered_calls().arrive(refs->sender_, *place);
@@ -138,8 +142,9 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   }
   if (request) {
     // In a message to this worker itself, the entry exists since remote() was called.
-    if (refs->sender_ != receiver->lifetime().self() &&
-        !receiver->lifetime().create(request->id, refs->sender_, function_of(message))) {
+    if (refs->sender_ != receiver->lifetime().self() && !base::patiently([&] {
+          return receiver->lifetime().create(request->id, refs->sender_, function_of(message));
+        })) {
       throw Error(ErrorCode::protocol, to_string(request->id) + " is requested twice");
     }
     refs->create_ = request;

@@ -51,8 +51,26 @@ void LedgerSender::stop() {
   due_.clear();
 }
 
-void LedgerSender::schedule_flush(const WorkerLife& peer, Urgency urgency) {
+// Where there is no memory for a timer, now.
+void LedgerSender::schedule_flush(const WorkerLife& peer, Urgency urgency) noexcept {
   if (urgency == Urgency::none) return;
+  try {
+    set_timer(peer, urgency);
+    start_ticking();
+  } catch (const std::bad_alloc&) {
+    {
+      base::MutexLock lock(mutex_);
+      due_.erase(peer);
+    }
+    try {
+      if (const auto alive = agent()) flush(*alive, peer);
+    } catch (const std::bad_alloc&) {
+      // A tick sends it.
+    }
+  }
+}
+
+void LedgerSender::set_timer(const WorkerLife& peer, Urgency urgency) {
   const auto when = rpc::Clock::now() + flush_delay(urgency);
   std::shared_ptr<rpc::Agent> alive;
   {
@@ -67,7 +85,6 @@ void LedgerSender::schedule_flush(const WorkerLife& peer, Urgency urgency) {
   alive->loop().call_at(when, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->flush_due();
   });
-  start_ticking();
 }
 
 void LedgerSender::flush_due() {
@@ -86,18 +103,20 @@ void LedgerSender::flush_due() {
   }
   const auto alive = agent();
   if (!alive) return;
-  for (const WorkerLife& peer : peers) {
-    const rpc::Life* to = alive->peers().life(WorkerInfo{"", WorkerId(peer.id), peer.epoch});
-    if (to == nullptr) continue;
-    for (;;) {  // until nothing is due: another message may have carried it
-      rpc::OutMessage message(wire::kLedgerFrame);
-      if (!lifetime_->encode_ledger(peer, message.frame.body())) break;
-      frames_sent_.fetch_add(1);
-      try {
-        alive->send_control(to->info(), std::move(message));
-      } catch (const Error&) {
-        break;  // a later tick resends it
-      }
+  for (const WorkerLife& peer : peers) flush(*alive, peer);
+}
+
+void LedgerSender::flush(rpc::Agent& agent, const WorkerLife& peer) {
+  const rpc::Life* to = agent.peers().life(WorkerInfo{"", WorkerId(peer.id), peer.epoch});
+  if (to == nullptr) return;
+  for (;;) {  // until nothing is due: another message may have carried it
+    rpc::OutMessage message(wire::kLedgerFrame);
+    if (!lifetime_->encode_ledger(peer, message.frame.body())) return;
+    frames_sent_.fetch_add(1);
+    try {
+      agent.send_control(to->info(), std::move(message));
+    } catch (const std::exception&) {
+      return;  // a later tick resends it
     }
   }
 }
@@ -109,9 +128,15 @@ void LedgerSender::start_ticking() {
     if (ticking_ || !alive) return;
     ticking_ = true;
   }
-  alive->loop().call_at(rpc::Clock::now() + kTickInterval, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->tick();
-  });
+  try {
+    alive->loop().call_at(rpc::Clock::now() + kTickInterval, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->tick();
+    });
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    ticking_ = false;
+    throw;
+  }
 }
 
 void LedgerSender::tick() {

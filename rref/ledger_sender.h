@@ -28,7 +28,9 @@ class LedgerSender : public std::enable_shared_from_this<LedgerSender> {
  private:
   // Null after stop().
   [[nodiscard]] std::shared_ptr<rpc::Agent> agent() const STITCH_EXCLUDES(mutex_);
-  void schedule_flush(const WorkerLife& peer, Urgency urgency) STITCH_EXCLUDES(mutex_);
+  void flush(rpc::Agent& agent, const WorkerLife& peer) STITCH_EXCLUDES(mutex_);
+  void set_timer(const WorkerLife& peer, Urgency urgency) STITCH_EXCLUDES(mutex_);
+  void schedule_flush(const WorkerLife& peer, Urgency urgency) noexcept STITCH_EXCLUDES(mutex_);
   void flush_due() STITCH_EXCLUDES(mutex_);
   void start_ticking() STITCH_EXCLUDES(mutex_);
   void tick() STITCH_EXCLUDES(mutex_);

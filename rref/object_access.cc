@@ -140,13 +140,28 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   } catch (const Error& error) {
     throw not_made(error, function, to);
   }
-  static_cast<void>(rrefs->known_info_of(id.owner));  // while this worker has not shut down
-  auto handle = std::make_shared<Handle>(rrefs, id);
-  rrefs->record("reference created", id, function);
-  request.message.attachment<OutgoingRefs>().create({id, timeout});
-  request.agent->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
-                            std::allocate_shared<PendingCreation>(
-                                base::RecyclingAllocator<PendingCreation>(), rrefs, id));
+  HandlePtr handle;
+  try {
+    static_cast<void>(rrefs->known_info_of(id.owner));  // while this worker has not shut down
+    handle = std::make_shared<Handle>(rrefs, id);
+    rrefs->record("reference created", id, function);
+    request.message.attachment<OutgoingRefs>().create({id, timeout});
+    request.agent->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
+                              std::allocate_shared<PendingCreation>(
+                                  base::RecyclingAllocator<PendingCreation>(), rrefs, id));
+  } catch (...) {  // the request has not left
+    const Error why = not_made(to_error(std::current_exception()), function, to);
+    rrefs->perform(id.owner == lifetime.self() ? lifetime.resolve(id, nullptr, why)
+                                               : lifetime.create_not_sent(id, why));
+    if (!handle) rrefs->perform(lifetime.drop_local(id));
+    try {
+      throw;
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      throw why;
+    }
+  }
   return handle;
 }
 

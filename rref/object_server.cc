@@ -275,10 +275,10 @@ void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call
     if (!exception) {
       RRefAgent& rrefs = *server.rrefs_;
       auto* const refs = call->message().find_attachment<IncomingRefs>();
-      if (!refs->claim_outcome()) return;  // its time has passed: the answer says so
+      auto box = server.box(std::move(value));  // what this throws is the outcome
+      if (!refs->claim_outcome()) return;       // its time has passed: the answer says so
       refs->end_limit();
-      Effects created =
-          rrefs.lifetime().resolve(refs->create()->id, server.box(std::move(value)), std::nullopt);
+      Effects created = rrefs.lifetime().resolve(refs->create()->id, std::move(box), std::nullopt);
       server.announce(call, *refs, std::move(created));
       return;
     }

@@ -87,7 +87,13 @@ std::shared_ptr<rpc::Agent> RRefAgent::require_agent() const {
 }
 
 void RRefAgent::perform(Effects effects) {
-  for (Effects::Run& waiter : effects.run) waiter();
+  for (Effects::Run& waiter : effects.run) {
+    try {
+      waiter();
+    } catch (const std::bad_alloc&) {
+      // The others are told all the same. A call that waits is answered when its waiter ends.
+    }
+  }
   if (!effects.destroy.empty()) destroy(std::move(effects.destroy));
   ledgers_->schedule(effects);
 }

@@ -143,9 +143,14 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
   for (std::uint32_t i = 0; i < count; ++i) ops.push_back(read_op(in));
   in.expect_end();
 
+  // All memory is taken, too: the peer sends again what could not be read.
   Arrived arrived;
-  arrived.ops.reserve(count);
+  arrived.ops.reserve(count + early_.size());
   if (first_ < acknowledged) arrived.acknowledged.reserve(acknowledged - first_);
+  if (first > expected_) {
+    for (std::uint32_t i = 0; i < count && early_.size() < kMaxEarly; ++i)
+      early_.emplace(first + i, ops[i]);
+  }
   while (first_ < acknowledged) {  // a delayed, older acknowledgement changes nothing
     arrived.acknowledged.push_back(sent_.front());
     sent_.pop_front();
@@ -158,7 +163,7 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
     if (number < expected_) {
       repeated = true;
     } else if (number > expected_) {
-      if (early_.size() < kMaxEarly) early_.emplace(number, ops[i]);
+      continue;  // it is kept
     } else {
       arrived.ops.push_back(ops[i]);
       ++expected_;

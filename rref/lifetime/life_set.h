@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "stitch/rref/lifetime/rref_id.h"
@@ -20,9 +21,10 @@ class LifeSet {
     } else if (one_ == kNone) {
       one_ = life;
     } else if (one_ != life) {
-      more_ = std::make_unique<std::set<WorkerLife>>();
-      more_->insert(one_);
-      more_->insert(life);
+      auto both = std::make_unique<std::set<WorkerLife>>();
+      both->insert(one_);
+      both->insert(life);
+      more_ = std::move(both);
     }
   }
   // False if it was not in the set.

@@ -1,5 +1,6 @@
 #include "stitch/rref/lifetime/lifetime.h"
 
+#include <new>
 #include <string>
 
 namespace stitch::rref {
@@ -140,10 +141,16 @@ CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
     }
     carried.created = holders_.created(id);
   }
-  PeerState& peer = peers_[receiver];
-  carried.pinned = true;
-  carried.token = peer.next_token++;
-  peer.tokens.emplace(carried.token, id);
+  try {
+    PeerState& peer = peers_[receiver];
+    peer.tokens.emplace(peer.next_token, id);
+    carried.pinned = true;
+    carried.token = peer.next_token++;
+  } catch (...) {
+    TableEffects none;  // the caller's reference keeps the object
+    drop_pin(id, none);
+    throw;
+  }
   return carried;
 }
 
@@ -181,29 +188,25 @@ void Lifetime::check(const RRefId& id) const {
 
 void Lifetime::check_locked(const RRefId& id) const {
   if (owners_.contains(id) || holders_.contains(id)) return;
-  if (id.creator == self_) {
-    const auto issued = next_k_.find(id.owner);
-    if (issued == next_k_.end() || id.k >= issued->second) {
-      throw Error(ErrorCode::protocol,
-                  to_string(id) + " was never created by worker " + std::to_string(self_.id));
-    }
-  } else if (id.owner == self_ && world_.contains && !gone_.contains(id.creator) &&
-             !world_.contains(id.creator)) {
+  if (id.creator != self_) return;
+  const auto issued = next_k_.find(id.owner);
+  if (issued == next_k_.end() || id.k >= issued->second) {
     throw Error(ErrorCode::protocol,
-                to_string(id) + " names a creator, worker " + std::to_string(id.creator.id) +
-                    " epoch " + std::to_string(id.creator.epoch) + ", that is not in this world");
+                to_string(id) + " was never created by worker " + std::to_string(self_.id));
   }
 }
 
 Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
                           const std::optional<Error>& lost_there) {
   base::MutexLock lock(mutex_);
-  TableEffects effects;
   if (sender == self_) return {};  // pin() counted it
-  if (leaving_) {                  // it will not be used here
+  TableEffects effects;
+  effects.ops.reserve(4);  // taken before anything changes
+  if (leaving_) {          // it will not be used here
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
     return pack(std::move(effects));
   }
+  meet_creator(carried.id, effects);
   if (!holders_.contains(carried.id) && (owners_.contains(carried.id) || !carried.lost) &&
       owners_.add_local(carried.id)) {
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
@@ -277,13 +280,20 @@ Effects Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byt
   try {
     // Applied under the lock that encode_ledger() takes: a frame acknowledges only what has been
     // applied (G3).
-    Ledger::Arrived arrived = state.ledger.accept(frame);
+    Ledger::Arrived arrived;
+    try {
+      arrived = state.ledger.accept(frame);
+    } catch (const std::bad_alloc&) {
+      return {};  // it is sent again
+    }
     for (const LedgerOp& op : arrived.acknowledged) {
       if (op.kind == LedgerOp::Kind::reg) holders_.registered(op.id, effects);
     }
     for (const LedgerOp& op : arrived.ops) apply(op, peer, state, effects);
   } catch (const Error& error) {
     effects.broken = error;
+  } catch (const std::bad_alloc&) {
+    effects.broken = Error(ErrorCode::protocol, "no memory is left to apply its reference ledger");
   }
   Effects packed = pack(std::move(effects));
   announce(peer, state, packed);
@@ -358,6 +368,7 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
                                          std::to_string(self_.epoch));
   }
   check_locked(op.id);
+  meet_creator(op.id, effects);
   // A peer that was not known here when a sweep ended, or had its reference through such a one, may
   // name an object that has been deleted: it is told. Before any sweep G3 rules it out.
   if (op.kind != LedgerOp::Kind::unmade && owners_.deleted(op.id) && sweeps_.any_ended()) {
@@ -375,18 +386,6 @@ void Lifetime::apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from
   } else {
     owners_.drop_holder(op.id, peer, effects);
   }
-}
-
-std::optional<Error> Lifetime::why_lost(const RRefId& id) const {
-  const auto gone = gone_.find(id.owner);
-  if (gone != gone_.end()) return gone->second;
-  if (id.owner.id != self_.id) return std::nullopt;
-  if (id.owner.epoch == self_.epoch)
-    return Error(ErrorCode::disconnected, to_string(id) + " is gone");
-  return Error(ErrorCode::disconnected, "worker " + std::to_string(id.owner.id) + " epoch " +
-                                            std::to_string(id.owner.epoch) +
-                                            " is gone; it is now epoch " +
-                                            std::to_string(self_.epoch));
 }
 
 }  // namespace stitch::rref

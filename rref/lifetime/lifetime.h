@@ -54,7 +54,7 @@ class Lifetime {
   explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
   // What the membership of the world says. Each is called under the lock and must not call back.
   struct World {
-    // Only lives for which it returns true may create objects here, see check(). Empty: all.
+    // Whether that life is known here, be it over. Empty: all are.
     std::function<bool(const WorkerLife&)> contains;
     // The present life of every worker that this one knows; those of which member_over() has not
     // been told count as alive. Empty: there are no others.
@@ -125,8 +125,7 @@ class Lifetime {
   // The message certainly never reached `receiver`.
   [[nodiscard]] Effects unpin(const CarriedRef& carried, const WorkerLife& receiver);
   // Throws Error(protocol) if no object can have the id that a peer sent: this worker is its
-  // creator and never issued it, or this worker is its owner and the creator is not in this world.
-  // Anything that waited for such an object would wait indefinitely.
+  // creator and never issued it. What waited for such an object would wait indefinitely.
   void check(const RRefId& id) const;
   // A message arrived; user code has not seen it. The message holds a local reference until
   // message_done(). `lost`: the error of a reference that was lost at its sender.
@@ -216,6 +215,8 @@ class Lifetime {
   // ones while that Hold exists: a reference is dropped from the table that it was added to.
   [[nodiscard]] bool owned_here(const RRefId& id) const STITCH_REQUIRES(mutex_);
   void check_locked(const RRefId& id) const STITCH_REQUIRES(mutex_);
+  // A peer has named an object of this worker; its creator may not be known here.
+  void meet_creator(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;
   mutable base::Mutex mutex_;
@@ -228,6 +229,8 @@ class Lifetime {
   Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
   // Who has asked about lives of whose end this worker has not been told yet.
   std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);
+  // Creators that were not known here when their objects were named.
+  std::set<WorkerLife> unknown_creators_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   World world_ STITCH_GUARDED_BY(mutex_);
   // How many peers a ledger frame is due to. Written under mutex_; who reads it without may miss an

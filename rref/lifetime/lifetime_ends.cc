@@ -32,11 +32,45 @@ bool Lifetime::lost(const RRefId& id) const {
   return gone_.contains(id.owner);
 }
 
+std::optional<Error> Lifetime::why_lost(const RRefId& id) const {
+  const auto gone = gone_.find(id.owner);
+  if (gone != gone_.end()) return gone->second;
+  if (id.owner.id != self_.id) return std::nullopt;
+  if (id.owner.epoch == self_.epoch)
+    return Error(ErrorCode::disconnected, to_string(id) + " is gone");
+  return Error(ErrorCode::disconnected, "worker " + std::to_string(id.owner.id) + " epoch " +
+                                            std::to_string(id.owner.epoch) +
+                                            " is gone; it is now epoch " +
+                                            std::to_string(self_.epoch));
+}
+
 Effects Lifetime::member_joined(const WorkerLife& life) {
   base::MutexLock lock(mutex_);
   TableEffects effects;
   if (life != self_) ask(sweeps_.joined(life), effects);
+  // Its former lives that were never heard of are over.
+  while (!unknown_creators_.empty()) {
+    const auto at = unknown_creators_.lower_bound({life.id, 0});
+    if (at == unknown_creators_.end() || at->id != life.id || at->epoch > life.epoch) break;
+    const WorkerLife creator = *at;
+    unknown_creators_.erase(at);
+    if (creator != life) lose(creator, gone_error(creator), effects);
+  }
   return pack(std::move(effects));
+}
+
+// It may have joined through a worker that could not tell this one: then the news is on its way,
+// and its request to create the object waits for that as well.
+void Lifetime::meet_creator(const RRefId& id, TableEffects& effects) {
+  const WorkerLife& creator = id.creator;
+  if (id.owner != self_ || creator == self_ || owners_.contains(id) || gone_.contains(creator))
+    return;
+  if (!world_.contains || world_.contains(creator)) return;
+  for (const WorkerLife& each : live()) {
+    if (each.id == creator.id && each.epoch > creator.epoch)
+      return lose(creator, gone_error(creator), effects);
+  }
+  unknown_creators_.insert(creator);
 }
 
 // Nothing more is expected from it or sent to it. Pins towards it stay: it may have lent on what it
@@ -54,6 +88,7 @@ void Lifetime::lose(const WorkerLife& peer, const Error& why, TableEffects& effe
 
 void Lifetime::end_life(const WorkerLife& over, const Error& why, TableEffects& effects) {
   if (over == self_ || !sweeps_.add(over)) return;
+  unknown_creators_.erase(over);
   lose(over, why, effects);
   // Its own objects: there is nothing to protect.
   holders_.owner_over(over, effects);

@@ -14,13 +14,15 @@ OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
 }
 
 OwnerTable::OwnedEntry& OwnerTable::add_placeholder(const RRefId& id) {
+  std::unique_ptr<Rare> failed;
+  if (const Error* const why = never_requested(id)) failed.reset(new Rare{*why, {}});
   OwnedEntry& entry = entries_[id];
-  if (const Error* const why = never_requested(id)) {
+  if (failed) {
     // Its k stays unseen: other workers may still hold references, and each that arrives adds this
     // placeholder again.
     entry.requested = true;
     entry.value = Value::failed;
-    entry.more().failure = *why;
+    entry.rare = std::move(failed);
   }
   return entry;
 }
@@ -34,8 +36,13 @@ const Error* OwnerTable::never_requested(const RRefId& id) const {
 }
 
 void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::string* made_by) {
-  seen_[id.creator].insert(id.k);
   OwnedEntry& entry = entries_[id];
+  try {
+    seen_[id.creator].insert(id.k);
+  } catch (...) {
+    entries_.erase(id);
+    throw;
+  }
   entry.requested = true;
   entry.made_by = made_by;
   entry.local = 1;
@@ -48,16 +55,23 @@ void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::
 bool OwnerTable::create(const RRefId& id, const WorkerLife& creator, const std::string* made_by) {
   IntervalSet& seen = seen_[id.creator];
   const auto found = entries_.find(id);
-  if (!seen.insert(id.k)) {
+  if (seen.contains(id.k)) {
     if (found != entries_.end()) return false;
     throw Error(ErrorCode::protocol, to_string(id) + " is requested again after it was deleted");
   }
   OwnedEntry* const entry = found == entries_.end() ? &add_placeholder(id) : &found->second;
+  try {
+    // Before the function runs and before the answer can leave (G2): the creator is a holder until
+    // it sends DROP.
+    entry->holders.insert(creator);
+    seen.insert(id.k);
+  } catch (...) {  // out of memory: nothing has been requested
+    entry->holders.erase(creator);
+    if (found == entries_.end()) entries_.erase(id);
+    throw;
+  }
   entry->requested = true;
   entry->made_by = made_by;
-  // Before the function runs and before the answer can leave (G2): the creator is a holder until
-  // it sends DROP.
-  entry->holders.insert(creator);
   return true;
 }
 

@@ -70,6 +70,11 @@ stitch_mutated_copy(rref/lifetime/lifetime.cc tests/rref/mutations.h mutated_lif
   [[  if (gone_.contains(peer) && !broken(Mutation::applies_ledgers_of_the_dead)) return {};]])
 
 stitch_mutated_copy(rref/lifetime/lifetime_ends.cc tests/rref/mutations.h mutated_lifetime_ends
+  [[  unknown_creators_.insert(creator);]]
+  [[  if (broken(Mutation::refuses_unknown_creators))
+    throw Error(ErrorCode::protocol, to_string(id) + " names an unknown creator");
+  unknown_creators_.insert(creator);]]
+
   [[  for (const WorkerLife& receiver : receivers) void_pins(receiver, over, effects);]]
   [[  for (const WorkerLife& receiver : receivers) {
     if (!broken(Mutation::keeps_pins_of_the_dead)) void_pins(receiver, over, effects);

@@ -33,7 +33,8 @@ enum class Mutation {
   applies_ledgers_of_the_dead,
   hides_unsent_creations,      // from the owner
   refuses_late_registrations,  // of those that a sweep did not know
-  last = refuses_late_registrations,
+  refuses_unknown_creators,    // of whom it will hear
+  last = refuses_unknown_creators,
 };
 
 // Whether this mutation is turned on.

@@ -8,8 +8,14 @@ Quartet::Quartet(WorkerLife last, std::size_t created_by) : names_{{0, 1}, {1, 1
   for (const WorkerLife& name : names_) {
     const bool owner = lives_.empty();
     lives_.push_back(std::make_unique<Lifetime>(name));
-    lives_.back()->set_world(
-        {.contains = {}, .live = [this, owner] { return known(owner); }, .gone = {}});
+    Lifetime::World world;
+    world.live = [this, owner] { return known(owner); };
+    if (owner) {
+      world.contains = [this](const WorkerLife& asked) {
+        return !hidden_ || asked != life(*hidden_);
+      };
+    }
+    lives_.back()->set_world(std::move(world));
   }
   if (created_by != 0) {
     id_ = lives_[created_by]->begin_create(life(0));
@@ -25,6 +31,10 @@ void Quartet::creation_arrives() {
   auto object = std::make_shared<int>(1);
   object_ = object;
   perform(lives_[0]->resolve(id_, std::move(object), std::nullopt));
+}
+
+void Quartet::answer_creation(std::size_t creator) {
+  perform(lives_[creator]->answered(id_, std::nullopt));
 }
 
 Quartet::~Quartet() {
@@ -249,6 +259,29 @@ std::string a_borrower_of_one_unknown_to_the_owner() {
   return world.failure();
 }
 
+// 3 has joined through one that has lost the owner. It creates an object there, lends it to 2 and
+// drops its own reference; 2 registers before the owner has heard of 3.
+std::string a_creator_is_unknown_to_the_owner() {
+  Quartet world({3, 1}, 3);
+  world.hide_from_owner(3);
+  world.lend(3, 2);
+  world.keep(2, 3);
+  world.exchange(0, 2);
+  world.exchange(2, 3);
+  world.expect(!world.lost_at(2), "a reference is lost that is only early");
+  world.joins_at_owner(3);
+  world.creation_arrives();
+  world.expect(!world.destroyed(), "destroyed though 2 holds it");
+  world.answer_creation(3);
+  world.release(3);
+  world.exchange(0, 3);
+  world.expect(!world.destroyed(), "destroyed though 2 holds it");
+  world.release(2);
+  world.exchange(0, 2);
+  world.expect(world.destroyed(), "not destroyed after the last reference is gone");
+  return world.failure();
+}
+
 const std::vector<Scenario>& sweep_scenarios() {
   static const std::vector<Scenario> all = {two_workers_of_a_chain_die,
                                             a_lender_loses_the_owner,
@@ -256,7 +289,8 @@ const std::vector<Scenario>& sweep_scenarios() {
                                             a_message_of_the_dead_arrives_late,
                                             an_earlier_life_is_swept,
                                             a_borrower_is_unknown_to_the_owner,
-                                            a_borrower_of_one_unknown_to_the_owner};
+                                            a_borrower_of_one_unknown_to_the_owner,
+                                            a_creator_is_unknown_to_the_owner};
   return all;
 }
 

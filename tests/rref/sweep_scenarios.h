@@ -22,6 +22,7 @@ class Quartet {
   Quartet& operator=(const Quartet&) = delete;
 
   void creation_arrives();
+  void answer_creation(std::size_t creator);
   // `from` sends the reference; it arrives and stays in use there.
   void lend(std::size_t from, std::size_t to) { arrive(send(from, to), from, to); }
   [[nodiscard]] CarriedRef send(std::size_t from, std::size_t to);
@@ -74,6 +75,7 @@ class Quartet {
 [[nodiscard]] std::string an_earlier_life_is_swept();
 [[nodiscard]] std::string a_borrower_is_unknown_to_the_owner();
 [[nodiscard]] std::string a_borrower_of_one_unknown_to_the_owner();
+[[nodiscard]] std::string a_creator_is_unknown_to_the_owner();
 using Scenario = std::string (*)();
 [[nodiscard]] const std::vector<Scenario>& sweep_scenarios();
 

@@ -368,44 +368,91 @@ std::optional<Error> thrown_by(const std::function<void()>& call) {
   return std::nullopt;
 }
 
+Lifetime::World of(std::set<WorkerLife> known) {
+  return {.contains = [known](const WorkerLife& life) { return known.contains(life); },
+          .live = [known] { return std::vector<WorkerLife>(known.begin(), known.end()); },
+          .gone = {}};
+}
+
+// The REG of an object that arrives at its owner from kFriend.
+Effects registration(Lifetime& owner, const RRefId& id) {
+  Ledger ledger;
+  ledger.push(LedgerOp::make_reg(id));
+  base::Bytes frame;
+  EXPECT_TRUE(ledger.encode(frame));
+  return owner.accept_ledger(kFriend, frame.span());
+}
+
 TEST(Lifetime, ANameThatNoObjectCanHaveIsRefusedAsAReferenceAndAsARegistration) {
   Lifetime owner(kOwner);
-  owner.set_world(
-      {.contains = [](const WorkerLife& life) { return life == kHere || life == kFriend; },
-       .live = {},
-       .gone = {}});
+  owner.set_world(of({kHere, kFriend}));
   const RRefId real = owner.add_object(std::make_shared<int>(1));
   const RRefId never_made{kOwner, kOwner, real.k + 1};
-  const RRefId of_a_stranger{kOwner, {7, 70}, 0}, of_another_life{kOwner, {1, 99}, 0};
   EXPECT_FALSE(thrown_by([&] { owner.check(real); }));
   EXPECT_FALSE(thrown_by([&] { owner.check(kObject); }))
       << "the request to create it may still be in flight";
   EXPECT_FALSE(thrown_by([&] {
     owner.check({kHere, {7, 70}, 0});
   })) << "only its owner can check it";
-  for (const RRefId& forged : {never_made, of_a_stranger, of_another_life}) {
-    const auto refusal = thrown_by([&] { owner.check(forged); });
-    ASSERT_TRUE(refusal) << to_string(forged);
-    EXPECT_EQ(refusal->code(), ErrorCode::protocol);
-    Ledger rogue;
-    rogue.push(LedgerOp::make_reg(forged));
-    base::Bytes frame;
-    ASSERT_TRUE(rogue.encode(frame));
-    Lifetime victim(kOwner);
-    victim.set_world(
-        {.contains = [](const WorkerLife& life) { return life == kHere || life == kFriend; },
-         .live = {},
-         .gone = {}});
-    const auto effects = victim.accept_ledger(kFriend, frame.span());
-    ASSERT_TRUE(effects.broken) << to_string(forged);
-    EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
-    EXPECT_EQ(victim.counts().entries, 0u) << "no placeholder waits for it";
-  }
+  const auto refusal = thrown_by([&] { owner.check(never_made); });
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->code(), ErrorCode::protocol);
+  Lifetime victim(kOwner);
+  victim.set_world(of({kHere, kFriend}));
+  const auto effects = registration(victim, {kOwner, kOwner, 0});
+  ASSERT_TRUE(effects.broken);
+  EXPECT_EQ(effects.broken->code(), ErrorCode::protocol);
+  EXPECT_EQ(victim.counts().entries, 0u) << "no placeholder waits for it";
   // A reference to an object of another worker that names this worker as its creator, wrongly.
   Lifetime creator(kHere);
   const RRefId made = creator.begin_create(kOwner);
   EXPECT_FALSE(thrown_by([&] { creator.check(made); }));
   EXPECT_TRUE(thrown_by([&] { creator.check({kOwner, kHere, made.k + 1}); }));
+}
+
+// It has joined through a worker that could not tell the owner (PROTOCOL.md, Names).
+TEST(Lifetime, ACreatorThatIsNotKnownYetIsWaitedFor) {
+  for (const WorkerLife& creator : {WorkerLife{7, 70}, WorkerLife{1, 99}}) {
+    Lifetime owner(kOwner);
+    owner.set_world(of({kHere, kFriend}));
+    const RRefId id{kOwner, creator, 0};
+    EXPECT_FALSE(thrown_by([&] { owner.check(id); }));
+    EXPECT_FALSE(registration(owner, id).broken);
+    std::optional<Error> failure;
+    bool ended = false;
+    static_cast<void>(owner.receive({.id = id}, kFriend));
+    static_cast<void>(owner.when_created(id, [&](const auto&, const std::optional<Error>& why) {
+      ended = true;
+      failure = why;
+    }));
+    owner.set_world(of({kHere, kFriend, creator}));
+    static_cast<void>(owner.member_joined(creator));
+    EXPECT_FALSE(ended);
+    EXPECT_TRUE(owner.create(id, creator));
+    for (auto& run : owner.resolve(id, std::make_shared<int>(1), std::nullopt).run) run();
+    EXPECT_TRUE(ended);
+    EXPECT_FALSE(failure);
+  }
+}
+
+TEST(Lifetime, ACreatorThatWasNeverHeardOfIsOverWhenALaterLifeOfItIsKnown) {
+  const WorkerLife creator{7, 70}, later{7, 71};
+  for (const bool known : {true, false}) {
+    Lifetime owner(kOwner);
+    owner.set_world(known ? of({kHere, kFriend, later}) : of({kHere, kFriend}));
+    const RRefId id{kOwner, creator, 0};
+    std::optional<Error> failure;
+    static_cast<void>(owner.receive({.id = id}, kFriend));
+    for (auto& run :
+         owner.when_created(id, [&](const auto&, const auto& why) { failure = why; }).run)
+      run();
+    EXPECT_EQ(failure.has_value(), known);
+    for (auto& run : owner.member_joined(later).run) run();
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->code(), ErrorCode::disconnected);
+    static_cast<void>(owner.message_done(id, kFriend));
+    EXPECT_EQ(owner.counts().entries, 0u);
+  }
 }
 
 }  // namespace
