@@ -222,6 +222,13 @@ void TensorTransfers::debug_info(std::map<std::string, std::int64_t>& numbers) c
     numbers[head + "messages." + tail] += static_cast<std::int64_t>(each.messages);
     numbers[head + "bytes." + tail] += static_cast<std::int64_t>(each.bytes);
   }
+  for (const auto& each : counters.failures) {
+    numbers["gpu.path_failures." + std::string(short_name(each.path)) + '.' +
+            worker_of(each.peer).name + ".cuda:" + std::to_string(each.device)] +=
+        static_cast<std::int64_t>(each.failures);
+  }
+  numbers.emplace("gpu.paths_paused", static_cast<std::int64_t>(counters.paused));
+  numbers.emplace("gpu.silent_peers", static_cast<std::int64_t>(counters.silences));
   numbers.emplace("gpu.transfers_sending", static_cast<std::int64_t>(counters.outgoing));
   numbers.emplace("gpu.transfers_receiving", static_cast<std::int64_t>(counters.incoming));
   numbers.emplace("gpu.transfer_retries", static_cast<std::int64_t>(counters.retries));

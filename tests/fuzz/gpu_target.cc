@@ -55,6 +55,10 @@ static void decode(FrameKind kind, Bytes bytes) {
       return check_again(decode_ipc_free(bytes), bytes);
     case FrameKind::ipc_closed:
       return check_again(decode_ipc_closed(bytes), bytes);
+    case FrameKind::ipc_break:
+      return check_again(decode_ipc_break(bytes), bytes);
+    case FrameKind::alive:
+      return check_again(decode_alive(bytes), bytes);
     case FrameKind::decline:
       return check_again(decode_decline(bytes), bytes);
   }
@@ -90,7 +94,9 @@ static Seeds seeds() {
   add("ipc-ready", IpcReadyFrame{pair, 0, "mapped"});
   add("ipc-slot", IpcSlotFrame{7, 1, 2, 4096});
   add("ipc-free", IpcFreeFrame{7, 1, 2});
-  add("ipc-closed", IpcClosedFrame{pair});
+  add("ipc-closed", IpcClosedFrame{pair, 1, "copy failed"});
+  add("ipc-break", IpcBreakFrame{pair, "copy failed"});
+  add("alive", AliveFrame{});
   add("decline", DeclineFrame{7});
   add("comm-open", CommOpenFrame{pair, 22807, 1 << 20, {}});
   add("comm-ready", CommReadyFrame{pair});

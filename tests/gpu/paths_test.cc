@@ -137,6 +137,12 @@ TEST(TransferFrames, GoThereAndBack) {
   EXPECT_EQ(opened.unique_id.internal[127], 'x');
   EXPECT_EQ(decode_comm_ready(encode(CommReadyFrame{pair}).span()).pair, pair);
   EXPECT_EQ(decode_comm_break(encode(CommBreakFrame{pair, 1, "why"}).span()).text, "why");
+  const IpcClosedFrame closed = decode_ipc_closed(encode(IpcClosedFrame{pair, 1, "why"}).span());
+  EXPECT_EQ(closed.pair, pair);
+  EXPECT_EQ(closed.failed, 1);
+  EXPECT_EQ(closed.text, "why");
+  EXPECT_EQ(decode_ipc_break(encode(IpcBreakFrame{pair, "why"}).span()).text, "why");
+  EXPECT_EQ(bytes_of(encode(AliveFrame{})), std::vector<unsigned>{20});
   const std::byte data[3] = {};
   const base::Bytes frame = encode(DataFrame{1, 2, data});
   EXPECT_EQ(decode_data(frame.span()).bytes.size(), 3U);

@@ -20,7 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
-constexpr std::size_t kMegabyte = std::size_t{1} << 20;
 
 void only_staging(std::size_t, DeviceTransfers::Options& options) { options.use_nccl = false; }
 

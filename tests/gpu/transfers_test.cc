@@ -20,6 +20,9 @@ void without_nccl(std::size_t, DeviceTransfers::Options& options) { options.use_
 void with_quick_reopening(std::size_t, DeviceTransfers::Options& options) {
   options.reopen_backoff = 1ms;
 }
+void without_reopening(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = 1h;
+}
 
 TEST(Transfers, BytesGoByStagingWhereThereIsNoOtherPath) {
   TransfersWorld world({.adjust = without_nccl});
@@ -101,14 +104,14 @@ TEST(Transfers, ProcessesOnOneDeviceShareMemoryOnceThatIsTested) {
 }
 
 TEST(Transfers, WhereIpcIsRefusedProcessesOnOneDeviceGoByStaging) {
-  TransfersWorld world({.gpu = {.ipc = false}});
+  TransfersWorld world({.gpu = {.ipc = false}, .adjust = without_reopening});
   for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
   EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
   EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle"), 1U);
 }
 
 TEST(Transfers, WhereMappingFailsProcessesOnOneDeviceGoByStaging) {
-  TransfersWorld world({});
+  TransfersWorld world({.adjust = without_reopening});
   world.gpu.inject(1, "ipc_open_mem_handle", cuda::kInvalidValue);
   for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
   EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);

@@ -135,6 +135,7 @@ void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, Device
                encode(HelloFrame{uid_, options_.identity,
                                  options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
   }
+  start_watching();
   lane.post(on_lane(transfer, [self = shared_from_this(), transfer, refused = std::move(refused)] {
     if (refused) return self->end(transfer, refused);
     if (transfer->ready == nullptr) return self->begin(transfer);
@@ -190,6 +191,7 @@ void DeviceTransfers::Impl::receive(PeerId from, TransferId id, int device, std:
       refused = peer.lost ? peer.lost : transfer->cancelled;
     }
   }
+  start_watching();
   if (refused) {
     lane.post([self = shared_from_this(), transfer, refused] { self->finish(transfer, refused); });
   } else if (announced) {
@@ -217,17 +219,6 @@ void DeviceTransfers::Impl::refuse(PeerId from, TransferId id, const Error& why)
 
 // --- ends ---
 
-void DeviceTransfers::Impl::count(PeerId peer, int device, Path path, bool sent,
-                                  std::size_t bytes) {
-  PathCount& entry = counts_[{peer, device, path, sent}];
-  entry.peer = peer;
-  entry.device = device;
-  entry.path = path;
-  entry.sent = sent;
-  ++entry.messages;
-  entry.bytes += bytes;
-}
-
 void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error> error) {
   Done done;
   {
@@ -235,6 +226,7 @@ void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
     if (std::exchange(transfer->ended, true)) return;
     outgoing_.erase(transfer->id);
     if (!error) {
+      path_worked(*transfer);
       count(transfer->to, transfer->source.device, transfer->path, true, transfer->source.bytes);
     }
     done = std::move(transfer->done);
@@ -244,17 +236,27 @@ void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
   call_on(*transfer->lane, std::move(done), std::move(error));
 }
 
-void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error,
-                                std::shared_ptr<void> acknowledgment) {
+bool DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error,
+                                std::shared_ptr<void> acknowledgment, bool refuse_later) {
+  auto later = std::make_shared<Incoming>();
+  bool announced = false;
   Arrived arrived;
   Allocate allocate;
   Adopt adopt;
   Lane* lane = nullptr;
   {
     const base::MutexLock lock(mutex_);
-    if (std::exchange(transfer->ended, true)) return;
+    if (std::exchange(transfer->ended, true)) return false;
     lane = transfer->lane;
+    announced = transfer->rts.has_value();
     incoming_.erase({transfer->from, transfer->id});
+    if (refuse_later && !announced) {
+      later->from = transfer->from;
+      later->id = transfer->id;
+      later->refused = error;
+      incoming_.emplace(std::pair(transfer->from, transfer->id), std::move(later));
+      ++peers_[transfer->from].unasked;
+    }
     if (!error && transfer->rts) {
       count(transfer->from, transfer->lane->device(), transfer->rts->path, false, transfer->bytes);
     }
@@ -281,6 +283,7 @@ void DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
   } else {
     end_call();
   }
+  return announced;
 }
 
 // What callbacks touch may belong to a device, so they do not run on the thread that brings frames.
@@ -297,28 +300,42 @@ void DeviceTransfers::Impl::call_on(Lane& lane, Done done, std::optional<Error> 
       });
 }
 
-void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Error> error) {
+bool DeviceTransfers::Impl::is_lost(PeerId peer) const {
+  const base::MutexLock lock(mutex_);
+  const auto at = peers_.find(peer);
+  return at != peers_.end() && at->second.lost.has_value();
+}
+
+void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Error> error,
+                                   bool refuse_later) {
   FinishedFrame frame;
   frame.id = transfer->id;
   if (error) {
     frame.failed = 1;
     frame.text = error->what();
   }
-  bool tell = false;
-  {
-    const base::MutexLock lock(mutex_);
-    tell = !transfer->ended && transfer->rts && !peers_[transfer->from].lost;
-  }
   if (error) {
-    end(transfer, std::move(error));
-    if (tell) send_frame(transfer->from, encode(frame));
+    const PeerId from = transfer->from;
+    if (end(transfer, std::move(error), nullptr, refuse_later) && !is_lost(from))
+      send_frame(from, encode(frame));
     return;
   }
   std::shared_ptr<void> acknowledgment;
+  bool tell = false;
+  {
+    const base::MutexLock lock(mutex_);
+    Peer& peer = peers_[transfer->from];
+    tell = !transfer->ended && transfer->rts && !peer.lost;
+    if (tell) ++peer.unacknowledged;
+  }
   if (tell) {
     acknowledgment = std::shared_ptr<void>(
         nullptr, [self = shared_from_this(), from = transfer->from, frame](void*) {
           try {
+            {
+              const base::MutexLock lock(self->mutex_);
+              --self->peers_[from].unacknowledged;
+            }
             const CallOut call(*self);
             if (call) self->send_frame(from, encode(frame));
           } catch (...) {
@@ -367,24 +384,6 @@ void DeviceTransfers::Impl::fail(const PairPtr& pair,
   } catch (...) {
     // As above.
   }
-}
-
-DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
-  const base::MutexLock lock(mutex_);
-  Counters counters;
-  for (const auto& [key, entry] : counts_) counters.paths.push_back(entry);
-  counters.breaks = breaks_;
-  counters.retries = retries_;
-  counters.outgoing = outgoing_.size();
-  counters.incoming = incoming_.size();
-  return counters;
-}
-
-std::size_t DeviceTransfers::Impl::under_way() const {
-  const base::MutexLock lock(mutex_);
-  return outgoing_.size() +
-         static_cast<std::size_t>(std::count_if(incoming_.begin(), incoming_.end(),
-                                                [](const auto& at) { return at.second->wanted; }));
 }
 
 }  // namespace stitch::transport::gpu

@@ -85,7 +85,10 @@ class DeviceTransfers {
     std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
     std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
     std::chrono::nanoseconds abort_timeout = std::chrono::seconds(30);
-    std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);  // doubled at each failure
+    // Before a path that was refused or broke is tried again; see PathPause.
+    std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);
+    // A peer that owes something and is not heard of for so long: its transfers fail.
+    std::chrono::nanoseconds silence_timeout = std::chrono::seconds(60);
     std::size_t nccl_piece_bytes = std::size_t{64} << 20;       // larger transfers go in pieces
     std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced, not asked for yet
   };
@@ -140,11 +143,21 @@ class DeviceTransfers {
     std::uint64_t messages = 0;
     std::uint64_t bytes = 0;
   };
+  // How often a path was refused or broke, where it was noticed.
+  struct PathFailures {
+    PeerId peer = 0;
+    int device = 0;  // of this worker
+    Path path = Path::staging;
+    std::uint64_t failures = 0;
+  };
   struct Counters {
     std::vector<PathCount> paths;  // of completed transfers
-    std::uint64_t breaks = 0;      // of communicators
-    std::uint64_t retries = 0;     // transfers that began again by staging
-    std::size_t outgoing = 0;      // under way
+    std::vector<PathFailures> failures;
+    std::size_t paused = 0;      // pairs of devices whose path is not to be tried yet
+    std::uint64_t silences = 0;  // of peers, that ended transfers
+    std::uint64_t breaks = 0;    // of communicators
+    std::uint64_t retries = 0;   // transfers that began again by staging
+    std::size_t outgoing = 0;    // under way
     std::size_t incoming = 0;
   };
   [[nodiscard]] Counters counters() const;

@@ -87,6 +87,8 @@ struct Outgoing {
   bool reading = false;                   // a launch of this end reads it or will
   std::optional<FinishedFrame> finished;  // what the destination said
 
+  std::optional<std::chrono::steady_clock::time_point> slot_wanted;  // of the outbox, since then
+
   // Of the lane.
   std::uint64_t offset = 0;  // of the next chunk to copy
 };
@@ -110,6 +112,7 @@ struct Incoming {
   DeviceTransfers::Adopt adopt;
   DeviceTransfers::Arrived arrived;
   std::optional<RtsFrame> rts;
+  bool started = false;  // as the RTS has it
   bool retried = false;
   bool ended = false;
   std::shared_ptr<NcclPair> pair;
@@ -136,12 +139,13 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void receive(PeerId from, TransferId id, int device, std::size_t bytes, Allocate allocate,
                Arrived arrived, Adopt adopt);
   void refuse(PeerId from, TransferId id, const Error& why);
+  // --- path_counts.cc ---
   [[nodiscard]] Counters counters() const;
   [[nodiscard]] std::size_t under_way() const;
   // --- transfers_ending.cc ---
   void on_peer_lost(PeerId peer, const Error& why);
   void shutdown(std::chrono::steady_clock::time_point deadline);
-  // --- transfer_events.cc ---
+  // --- peer_frames.cc ---
   void on_frame(PeerId from, std::span<const std::byte> frame);
 
  private:
@@ -155,8 +159,20 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   struct PairSlot {
     std::uint64_t epoch = 0;  // of the last pair
     PairPtr pair;             // null: there is none that is not broken
-    Clock::time_point retry_at{};
-    std::chrono::nanoseconds back_off{0};
+    PathPause pause;
+  };
+  // Own memory that a peer maps.
+  struct IpcOut {
+    PathState state = PathState::untried;
+    std::uint64_t offers = 0;  // so far; the number of the next
+    bool mapped = false;       // by the peer, until IPC_CLOSED
+    PathPause pause;
+  };
+  // A peer's memory.
+  struct IpcIn {
+    std::uint64_t offer = 0;      // its number
+    std::byte* mapped = nullptr;  // here, and tested
+    bool closed = false;          // refused or unmapped: may be offered again
   };
   struct Peer {
     bool hello_sent = false;
@@ -165,6 +181,11 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     // Transfers that it announced and that receive() did not ask for, and those that were refused
     // before they were announced.
     std::size_t unasked = 0;
+    std::size_t unacknowledged = 0;  // transfers that have arrived and were not dealt with yet
+    // Once watch_peers() has seen that transfers with it are under way: when it was last told so.
+    std::optional<Clock::time_point> told;
+    // Once it owes something: when it was last heard of, or when it began to owe.
+    std::optional<Clock::time_point> heard;
   };
   // Marks a call out of this object; false when it is closed and must not call out any more.
   class CallOut {
@@ -187,12 +208,15 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // --- device_transfers.cc ---
   void send_frame(PeerId to, base::Bytes frame);
   void end(const OutgoingPtr& transfer, std::optional<Error> error);
-  void end(const IncomingPtr& transfer, std::optional<Error> error,
-           std::shared_ptr<void> acknowledgment = nullptr);
+  // Whether it has ended now, announced by its source. If it was not announced and `refuse_later`,
+  // it is refused when it is.
+  bool end(const IncomingPtr& transfer, std::optional<Error> error,
+           std::shared_ptr<void> acknowledgment = nullptr, bool refuse_later = false);
   void call_on(Lane& lane, Done done, std::optional<Error> error);  // then end_call()
+  [[nodiscard]] bool is_lost(PeerId peer) const;
   // The destination's end: ends the transfer and tells the source, without an error once the
   // acknowledgment has no owner any more.
-  void finish(const IncomingPtr& transfer, std::optional<Error> error);
+  void finish(const IncomingPtr& transfer, std::optional<Error> error, bool refuse_later = false);
   // The source's end of a transfer whose bytes will not come.
   void cancel(const OutgoingPtr& transfer, const Error& error);
   // What a step of a transfer throws on a lane, for want of memory, ends that transfer, or breaks
@@ -220,8 +244,14 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // before.
   [[nodiscard]] IncomingPtr ask_for(PeerId from, TransferId id) STITCH_REQUIRES(mutex_);
   [[nodiscard]] IncomingPtr find_incoming(PeerId from, TransferId id) const STITCH_REQUIRES(mutex_);
+
+  // --- path_counts.cc ---
   void count(PeerId peer, int device, Path path, bool sent, std::size_t bytes)
       STITCH_REQUIRES(mutex_);
+  // The path of a transfer of this end has brought its bytes.
+  void path_worked(const Outgoing& transfer) STITCH_REQUIRES(mutex_);
+  // A path of this device has been refused, or has broken.
+  void path_failed(PeerId peer, int device, Path path) STITCH_REQUIRES(mutex_);
 
   // --- transfer_events.cc ---
   void begin(const OutgoingPtr& transfer);  // lane: its bytes are there
@@ -232,13 +262,24 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void check_unasked(Peer& peer) STITCH_REQUIRES(mutex_);
   // Asks its source to send it again, by staging. `held`: this device is, and the pair lives.
   void retry(const IncomingPtr& transfer, bool held = false);
-  void on_hello(PeerId from, HelloFrame hello);
   void on_rts(PeerId from, const RtsFrame& frame);
   void on_retry(PeerId from, TransferId id, const char* frame);  // RETRY or DECLINE
   void on_finished(PeerId from, const FinishedFrame& frame);
   void on_cancel(PeerId from, const CancelFrame& frame);
   void on_forget(PeerId from, const ForgetFrame& frame);
   void end_if_settled(const OutgoingPtr& transfer);
+
+  // --- peer_frames.cc ---
+  void on_hello(PeerId from, HelloFrame hello);
+
+  // --- silence.cc ---
+  // Tells peers that transfers with them are under way, and ends those with peers that do not. On
+  // the connector, as long as there are any.
+  void start_watching();
+  void watch_peers(Clock::time_point due);
+  void end_silent(PeerId peer);
+  [[nodiscard]] std::vector<OutgoingPtr> without_slot(Clock::time_point now) const
+      STITCH_REQUIRES(mutex_);
 
   // --- staged_path.cc ---
   void start_staged(const IncomingPtr& transfer);
@@ -254,21 +295,32 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void start_local(const IncomingPtr& transfer, std::uint64_t key);
   // Lane. Whether the destination has taken the memory itself.
   [[nodiscard]] bool adopt(const IncomingPtr& transfer, const Lanes::LocalSource& source);
-  void test_peer_copies(int source, int destination);
+  void test_peer_copies(PeerId to, int source, int destination);
+  void peer_copies_failed(PeerId peer, int device, int source, int destination);
 
-  // --- ipc_path.cc ---
+  // --- ipc_opening.cc ---
   using IpcKey = std::tuple<PeerId, std::uint32_t, std::uint32_t>;  // with source, destination
   [[nodiscard]] PathState ipc_state(PeerId peer, std::uint32_t device,
                                     std::uint32_t to_device) const STITCH_REQUIRES(mutex_);
   void open_ipc(Lane& lane, PeerId peer, std::uint32_t to_device);
+  void ipc_failed(const IpcKey& key) STITCH_REQUIRES(mutex_);  // source: refused or broken
   void on_ipc_offer(PeerId from, const IpcOfferFrame& frame);
   void map_ipc(Lane& lane, PeerId from, const IpcOfferFrame& frame);
   void on_ipc_ready(PeerId from, const IpcReadyFrame& frame);
   void on_ipc_closed(PeerId from, const IpcClosedFrame& frame);
+  void on_ipc_break(PeerId from, const IpcBreakFrame& frame);
   void remove_ipc_user(int device);
+  // Source: the path of that transfer does not work; it waits for RETRY.
+  void ask_to_break_ipc(const OutgoingPtr& transfer, const Error& why);
+  // Lane of the destination: unmaps what was offered so, and has what came by it sent again.
+  void break_ipc(Lane& lane, const IpcKey& key, const std::string& why);
+  void unmap_ipc(const IpcKey& key, const IpcIn& memory, bool tell, const std::string& why);
   void close_ipc(std::optional<PeerId> peer, bool tell);
+
+  // --- ipc_path.cc ---
   void start_ipc(const IncomingPtr& transfer);
   void on_ipc_slot(PeerId from, const IpcSlotFrame& frame);
+  [[nodiscard]] bool still_by_ipc(const Outgoing& transfer) const;
   void copy_from_slot(const IncomingPtr& transfer, const std::byte* bytes, std::uint64_t offset,
                       const IpcFreeFrame& free);
   void begin_ipc(const OutgoingPtr& transfer);
@@ -333,14 +385,16 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<std::pair<PeerId, TransferId>, IncomingPtr> incoming_ STITCH_GUARDED_BY(mutex_);
   std::map<SlotKey, PairSlot> slots_ STITCH_GUARDED_BY(mutex_);
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
-  std::map<IpcKey, PathState> ipc_out_ STITCH_GUARDED_BY(mutex_);             // of own memory
-  std::set<IpcKey> ipc_offered_ STITCH_GUARDED_BY(mutex_);                    // by a peer: once
-  std::map<IpcKey, std::byte*> ipc_in_ STITCH_GUARDED_BY(mutex_);  // mapped here and tested
+  std::map<IpcKey, IpcOut> ipc_out_ STITCH_GUARDED_BY(mutex_);
+  std::map<IpcKey, IpcIn> ipc_in_ STITCH_GUARDED_BY(mutex_);
   std::set<std::tuple<PeerId, int, int>> ipc_lent_ STITCH_GUARDED_BY(mutex_);  // device, slot
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
+  std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t silences_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t retries_ STITCH_GUARDED_BY(mutex_) = 0;
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
+  bool watching_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace stitch::transport::gpu

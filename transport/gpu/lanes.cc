@@ -1,5 +1,6 @@
 #include "stitch/transport/gpu/lanes.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -150,13 +151,35 @@ void Lanes::withdraw(std::uint64_t uid, std::uint64_t id) {
 
 PathState Lanes::peer_state(int source, int destination) const {
   const base::MutexLock lock(mutex_);
-  const auto at = peer_states_.find({source, destination});
-  return at == peer_states_.end() ? PathState::untried : at->second;
+  const auto at = peer_paths_.find({source, destination});
+  if (at == peer_paths_.end()) return PathState::untried;
+  const auto& [state, pause] = at->second;
+  return state == PathState::closed && pause.over() ? PathState::untried : state;
 }
 
 void Lanes::set_peer_state(int source, int destination, PathState state) {
   const base::MutexLock lock(mutex_);
-  peer_states_[{source, destination}] = state;
+  peer_paths_[{source, destination}].state = state;
+}
+
+void Lanes::peer_failed(int source, int destination, std::chrono::nanoseconds first_pause) {
+  const base::MutexLock lock(mutex_);
+  PeerPath& path = peer_paths_[{source, destination}];
+  path.state = PathState::closed;
+  path.pause.failure(first_pause);
+}
+
+void Lanes::peer_worked(int source, int destination) {
+  const base::MutexLock lock(mutex_);
+  peer_paths_[{source, destination}].pause.success();
+}
+
+std::size_t Lanes::paused_peers() const {
+  const base::MutexLock lock(mutex_);
+  return static_cast<std::size_t>(
+      std::count_if(peer_paths_.begin(), peer_paths_.end(), [](const auto& at) {
+        return at.second.state == PathState::closed && !at.second.pause.over();
+      }));
 }
 
 }  // namespace stitch::transport::gpu

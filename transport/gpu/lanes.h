@@ -73,9 +73,13 @@ class Lanes {
                                                 std::uint64_t key);
   void withdraw(std::uint64_t uid, std::uint64_t id);
 
-  // Copies between two devices: used once a test has copied bytes right.
+  // Copies between two devices: used once a test has copied bytes right. After peer_failed() they
+  // are not used until a pause is over, and then tested again.
   [[nodiscard]] PathState peer_state(int source, int destination) const;
   void set_peer_state(int source, int destination, PathState state);
+  void peer_failed(int source, int destination, std::chrono::nanoseconds first_pause);
+  void peer_worked(int source, int destination);
+  [[nodiscard]] std::size_t paused_peers() const;
 
  private:
   const CudaApi& cuda_;
@@ -86,7 +90,11 @@ class Lanes {
 
   mutable base::Mutex mutex_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, LocalSource> offers_ STITCH_GUARDED_BY(mutex_);
-  std::map<std::pair<int, int>, PathState> peer_states_ STITCH_GUARDED_BY(mutex_);
+  struct PeerPath {
+    PathState state = PathState::untried;
+    PathPause pause;
+  };
+  std::map<std::pair<int, int>, PeerPath> peer_paths_ STITCH_GUARDED_BY(mutex_);
   std::vector<bool> quarantined_ STITCH_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Lane>> lanes_ STITCH_GUARDED_BY(mutex_);
   // Shared with the threads that abort, which may outlive this.

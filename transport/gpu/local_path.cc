@@ -119,29 +119,44 @@ void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer, std::uint64
                               cuda::kDeviceToDevice, lane.copies_in())
           : cuda.memcpy_peer_async(transfer->memory.data, lane.device(), source->data,
                                    source->device, source->bytes, lane.copies_in());
-  if (status != cuda::kSuccess) {
-    return finish(transfer, lane.error_of(status, "bytes cannot be copied to it"));
-  }
+  // Copies between two devices that fail without an error of the device itself are not used for a
+  // while.
+  const auto failed = [self = shared_from_this(), transfer, &lane,
+                       from = source->device](cuda::Status why) {
+    const Error error = lane.error_of(why, "bytes cannot be copied to it");
+    if (from == lane.device() || lane.failure()) return self->finish(transfer, error);
+    self->peer_copies_failed(transfer->from, lane.device(), from, lane.device());
+    self->retry(transfer);
+  };
+  if (status != cuda::kSuccess) return failed(status);
   lane.when_done(lane.copies_in(),
-                 on_lane(transfer, [self = shared_from_this(), transfer, &lane,
+                 on_lane(transfer, [self = shared_from_this(), transfer, failed,
                                     source = std::move(source)](cuda::Status done) {
                    if (done == cuda::kSuccess) return self->finish(transfer, std::nullopt);
-                   self->finish(transfer, lane.error_of(done, "bytes cannot be copied to it"));
+                   failed(done);
                  }));
 }
 
-void DeviceTransfers::Impl::test_peer_copies(int source, int destination) {
+void DeviceTransfers::Impl::peer_copies_failed(PeerId peer, int device, int source,
+                                               int destination) {
+  lanes_.peer_failed(source, destination, options_.reopen_backoff);
+  const base::MutexLock lock(mutex_);
+  path_failed(peer, device, Path::peer);
+}
+
+void DeviceTransfers::Impl::test_peer_copies(PeerId to, int source, int destination) {
   lanes_.set_peer_state(source, destination, PathState::opening);
   Lane& lane = lanes_.lane(destination);
-  lane.post([self = shared_from_this(), &lane, source, destination] {
+  lane.post([self = shared_from_this(), &lane, to, source, destination] {
     auto test = std::make_shared<PeerCopyTest>(self->lanes_.cuda(), source, destination);
     const cuda::Status started = test->start(lane.copies_in());
     if (started != cuda::kSuccess) (void)lane.error_of(started, "peer copies cannot be tested");
-    lane.when_done(lane.copies_in(), [self, test, started, source, destination](cuda::Status done) {
-      const bool passed = started == cuda::kSuccess && done == cuda::kSuccess && test->passed();
-      self->lanes_.set_peer_state(source, destination,
-                                  passed ? PathState::open : PathState::closed);
-    });
+    lane.when_done(lane.copies_in(),
+                   [self, test, started, to, source, destination](cuda::Status done) {
+                     if (started == cuda::kSuccess && done == cuda::kSuccess && test->passed())
+                       return self->lanes_.set_peer_state(source, destination, PathState::open);
+                     self->peer_copies_failed(to, source, source, destination);
+                   });
   });
 }
 

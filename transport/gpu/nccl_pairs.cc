@@ -12,7 +12,6 @@ namespace stitch::transport::gpu {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval(1);
-constexpr std::chrono::seconds kMaxBackOff(60);
 constexpr std::chrono::milliseconds kAbortAgain(100);
 constexpr std::size_t kMinPieceBytes = 4096;
 constexpr std::size_t kMaxPieceBytes = Lane::kSinkBytes;
@@ -25,7 +24,7 @@ PathState DeviceTransfers::Impl::nccl_state(const PairSlot& slot, int device) co
     return PathState::closed;
   }
   if (slot.pair == nullptr) {
-    return Clock::now() < slot.retry_at ? PathState::closed : PathState::untried;
+    return slot.pause.over() ? PathState::untried : PathState::closed;
   }
   return slot.pair->state == NcclPair::State::open ? PathState::open : PathState::opening;
 }
@@ -227,8 +226,6 @@ void DeviceTransfers::Impl::on_test_finished(PeerId from, const FinishedFrame& f
   const PairPtr pair = find_pair(from, End::source, frame.pair);
   if (pair == nullptr || pair->state != NcclPair::State::testing || frame.failed != 0) return;
   pair->state = NcclPair::State::open;
-  slots_[{from, End::source, frame.pair.source_device, frame.pair.destination_device}].back_off =
-      std::chrono::nanoseconds(0);
 }
 
 // --- breaking ---
@@ -264,9 +261,9 @@ void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bo
         {pair->peer, pair->end, pair->name.source_device, pair->name.destination_device});
     if (slot != slots_.end() && slot->second.pair == pair) {
       slot->second.pair.reset();
-      slot->second.back_off = std::clamp<std::chrono::nanoseconds>(
-          2 * slot->second.back_off, options_.reopen_backoff, kMaxBackOff);
-      slot->second.retry_at = base::deadline_after(slot->second.back_off);
+      slot->second.pause.failure(options_.reopen_backoff);
+      if (pair->end == End::source && !closing_ && !peers_[pair->peer].lost)
+        path_failed(pair->peer, pair->lane->device(), Path::nccl);
     }
     if (ordered) {
       left = pair->lane->drop_pair(pair->token);

@@ -1,8 +1,10 @@
 #include "stitch/transport/gpu/path_choice.h"
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 
+#include "stitch/base/deadline.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/hash.h"
 #include "stitch/base/mutex.h"
@@ -68,6 +70,11 @@ ProcessIdentity this_process() {
     forks = base::fork_count();
   }
   return identity;
+}
+
+void PathPause::failure(std::chrono::nanoseconds first) {
+  length_ = std::clamp(2 * length_, first, std::max(first, kLongest));
+  until_ = base::deadline_after(length_);
 }
 
 bool nccl_versions_match(int one, int other) noexcept {

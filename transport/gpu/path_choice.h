@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -44,6 +45,24 @@ enum class PathState : std::uint8_t {
   opening,  // being opened or tested
   open,     // it has passed its test
   closed,   // not available: refused, or broken and not to be tried yet
+};
+
+// When a path that was refused or broke is tried again. Not thread-safe.
+class PathPause {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  static constexpr std::chrono::nanoseconds kLongest = std::chrono::minutes(1);
+
+  // It has failed. The first pause is `first`; each one that follows without success() between
+  // them is twice as long, up to kLongest or `first`, whichever is longer.
+  void failure(std::chrono::nanoseconds first);
+  // A transfer has come by it.
+  void success() { length_ = std::chrono::nanoseconds(0); }
+  [[nodiscard]] bool over() const { return std::chrono::steady_clock::now() >= until_; }
+
+ private:
+  std::chrono::nanoseconds length_{0};
+  Time until_{};
 };
 
 struct PathChoice {

@@ -30,6 +30,7 @@ void DeviceTransfers::Impl::start_staged(const IncomingPtr& transfer) {
     const base::MutexLock lock(mutex_);
     transfer->chunks.assign(chunks, false);
   }
+  transfer->written = 0;  // what came by another path does not count
   for (std::size_t i = 0; i < std::min(chunks, kSlotsOfATransfer); ++i) ask_for_slot(transfer);
 }
 

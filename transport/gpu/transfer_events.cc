@@ -80,7 +80,8 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
   }
   if (choice.open_ipc)
     open_ipc(*transfer->lane, transfer->to, static_cast<std::uint32_t>(transfer->to_device));
-  if (choice.test_peer) test_peer_copies(transfer->source.device, transfer->to_device);
+  if (choice.test_peer)
+    test_peer_copies(transfer->to, transfer->source.device, transfer->to_device);
   if (choice.path == Path::nccl && announce_nccl(transfer, pair)) return;
   if (choice.path == Path::nccl) choice.path = Path::staging;  // it has broken in the meantime
   {
@@ -126,6 +127,7 @@ void DeviceTransfers::Impl::on_retry(PeerId from, TransferId id, const char* fra
       unexpected(frame, id);
     }
     transfer->retried = true;
+    transfer->slot_wanted.reset();
     transfer->finished.reset();
     transfer->granted = 0;
     transfer->data_sent = 0;
@@ -135,8 +137,10 @@ void DeviceTransfers::Impl::on_retry(PeerId from, TransferId id, const char* fra
   // The destination retries what a broken pair had; its BREAK may be behind.
   if (pair != nullptr) break_pair(pair, Error(ErrorCode::internal, "broken by the peer"), false);
   lanes_.withdraw(uid_, transfer->id);
-  transfer->lane->post(
-      on_lane(transfer, [self = shared_from_this(), transfer] { self->begin(transfer); }));
+  transfer->lane->post(on_lane(transfer, [self = shared_from_this(), transfer] {
+    transfer->offset = 0;
+    self->begin(transfer);
+  }));
 }
 
 void DeviceTransfers::Impl::on_finished(PeerId from, const FinishedFrame& frame) {
@@ -179,6 +183,7 @@ void DeviceTransfers::Impl::on_rts(PeerId from, const RtsFrame& frame) {
   if (frame.id == 0) return accept_test(from, frame);
   IncomingPtr transfer;
   std::optional<Error> refused;
+  bool named = false;
   {
     const base::MutexLock lock(mutex_);
     Peer& peer = peers_[from];
@@ -195,14 +200,13 @@ void DeviceTransfers::Impl::on_rts(PeerId from, const RtsFrame& frame) {
     transfer = entry;
     refused = transfer->refused;
     if (refused) --peer.unasked;
-    if (!refused && !transfer->wanted) {
-      if (unknown) check_unasked(peer);
-      return;
-    }
+    named = transfer->wanted;
+    if (!refused && !named && unknown) check_unasked(peer);
   }
+  start_watching();
   if (refused) {
     finish(transfer, refused);
-  } else {
+  } else if (named) {
     start(transfer);
   }
 }
@@ -212,7 +216,7 @@ void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
   std::optional<Error> error;
   {
     const base::MutexLock lock(mutex_);
-    if (transfer->ended || !transfer->rts) return;
+    if (transfer->ended || !transfer->rts || std::exchange(transfer->started, true)) return;
     rts = *transfer->rts;
     if (rts.bytes != transfer->bytes ||
         rts.pair.destination_device != static_cast<std::uint32_t>(transfer->lane->device())) {
@@ -276,6 +280,7 @@ void DeviceTransfers::Impl::retry(const IncomingPtr& transfer, bool held) {
     if (transfer->ended) return;
     transfer->rts.reset();
     transfer->pair.reset();
+    transfer->started = false;
     transfer->retried = true;
   }
   send_frame(transfer->from,
@@ -329,69 +334,6 @@ void DeviceTransfers::Impl::check_unasked(Peer& peer) {
     throw Error(ErrorCode::protocol,
                 "peer announces more than " + std::to_string(options_.max_transfers_per_peer) +
                     " transfers that no message has named or that were refused");
-  }
-}
-
-// --- frames ---
-
-void DeviceTransfers::Impl::on_hello(PeerId from, HelloFrame hello) {
-  bool greet = false;
-  {
-    const base::MutexLock lock(mutex_);
-    Peer& peer = peers_[from];
-    if (peer.hello) throw Error(ErrorCode::protocol, "second HELLO frame of device transfers");
-    peer.hello = std::move(hello);
-    greet = !std::exchange(peer.hello_sent, true);
-  }
-  if (greet) {
-    send_frame(from,
-               encode(HelloFrame{uid_, options_.identity,
-                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
-  }
-}
-
-void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> frame) {
-  {
-    const base::MutexLock lock(mutex_);
-    if (closed_ || peers_[from].lost) return;
-  }
-  switch (kind_of(frame)) {
-    case FrameKind::hello:
-      return on_hello(from, decode_hello(frame));
-    case FrameKind::rts:
-      return on_rts(from, decode_rts(frame));
-    case FrameKind::cts:
-      return on_cts(from, decode_cts(frame));
-    case FrameKind::decline:
-      return on_decline(from, decode_decline(frame));
-    case FrameKind::retry:
-      return on_retry(from, decode_retry(frame).id, "RETRY");
-    case FrameKind::grant:
-      return on_grant(from, decode_grant(frame));
-    case FrameKind::data:
-      return on_data(from, decode_data(frame));
-    case FrameKind::finished:
-      return on_finished(from, decode_finished(frame));
-    case FrameKind::cancel:
-      return on_cancel(from, decode_cancel(frame));
-    case FrameKind::forget:
-      return on_forget(from, decode_forget(frame));
-    case FrameKind::ipc_offer:
-      return on_ipc_offer(from, decode_ipc_offer(frame));
-    case FrameKind::ipc_ready:
-      return on_ipc_ready(from, decode_ipc_ready(frame));
-    case FrameKind::ipc_slot:
-      return on_ipc_slot(from, decode_ipc_slot(frame));
-    case FrameKind::ipc_free:
-      return on_ipc_free(from, decode_ipc_free(frame));
-    case FrameKind::ipc_closed:
-      return on_ipc_closed(from, decode_ipc_closed(frame));
-    case FrameKind::comm_open:
-      return on_comm_open(from, decode_comm_open(frame));
-    case FrameKind::comm_ready:
-      return on_comm_ready(from, decode_comm_ready(frame));
-    case FrameKind::comm_break:
-      return on_comm_break(from, decode_comm_break(frame));
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
@@ -79,6 +81,27 @@ PairName decode_pair(FrameBytes bytes, std::string_view what) {
   const PairName pair = reader.read_pair();
   reader.expect_end();
   return pair;
+}
+
+// Frames that name a pair and have a text, some behind a flag.
+Bytes encode_text(FrameKind kind, const PairName& pair, std::optional<std::uint8_t> flag,
+                  std::string_view text) {
+  Bytes out;
+  Writer writer(out, kind);
+  writer.write_pair(pair);
+  if (flag) writer.write(*flag);
+  writer.write_text(text);
+  return out;
+}
+template <class Frame>
+Frame decode_text(FrameBytes bytes, std::string_view what) {
+  Reader reader(bytes, what);
+  Frame frame;
+  frame.pair = reader.read_pair();
+  if constexpr (requires { frame.failed; }) frame.failed = reader.read_flag() ? 1 : 0;
+  frame.text = reader.read_string();
+  reader.expect_end();
+  return frame;
 }
 
 }  // namespace
@@ -268,21 +291,11 @@ CommReadyFrame decode_comm_ready(FrameBytes bytes) {
 }
 
 Bytes encode(const CommBreakFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::comm_break);
-  writer.write_pair(frame.pair);
-  writer.write(frame.from_source);
-  writer.write_text(frame.text);
-  return out;
+  return encode_text(FrameKind::comm_break, frame.pair, frame.from_source, frame.text);
 }
 CommBreakFrame decode_comm_break(FrameBytes bytes) {
-  Reader reader(bytes, "COMM_BREAK frame");
-  CommBreakFrame frame;
-  frame.pair = reader.read_pair();
-  frame.from_source = reader.read_flag() ? 1 : 0;
-  frame.text = reader.read_string();
-  reader.expect_end();
-  return frame;
+  auto [pair, flag, text] = decode_text<IpcReadyFrame>(bytes, "COMM_BREAK frame");
+  return {pair, flag, std::move(text)};
 }
 
 Bytes encode(const IpcOfferFrame& frame) {
@@ -302,23 +315,11 @@ IpcOfferFrame decode_ipc_offer(FrameBytes bytes) {
 }
 
 Bytes encode(const IpcReadyFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::ipc_ready);
-  writer.write_pair(frame.pair);
-  writer.write(frame.failed);
-  writer.write_text(frame.text);
-  return out;
+  return encode_text(FrameKind::ipc_ready, frame.pair, frame.failed, frame.text);
 }
 IpcReadyFrame decode_ipc_ready(FrameBytes bytes) {
-  Reader reader(bytes, "IPC_READY frame");
-  IpcReadyFrame frame;
-  frame.pair = reader.read_pair();
-  frame.failed = reader.read_flag() ? 1 : 0;
-  frame.text = reader.read_string();
-  reader.expect_end();
-  return frame;
+  return decode_text<IpcReadyFrame>(bytes, "IPC_READY frame");
 }
-
 Bytes encode(const IpcSlotFrame& frame) {
   Bytes out;
   Writer writer(out, FrameKind::ipc_slot);
@@ -357,16 +358,35 @@ IpcFreeFrame decode_ipc_free(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const IpcClosedFrame& frame) { return encode_pair(FrameKind::ipc_closed, frame.pair); }
+Bytes encode(const IpcClosedFrame& frame) {
+  return encode_text(FrameKind::ipc_closed, frame.pair, frame.failed, frame.text);
+}
 IpcClosedFrame decode_ipc_closed(FrameBytes bytes) {
-  return {decode_pair(bytes, "IPC_CLOSED frame")};
+  return decode_text<IpcClosedFrame>(bytes, "IPC_CLOSED frame");
+}
+
+Bytes encode(const IpcBreakFrame& frame) {
+  return encode_text(FrameKind::ipc_break, frame.pair, std::nullopt, frame.text);
+}
+IpcBreakFrame decode_ipc_break(FrameBytes bytes) {
+  return decode_text<IpcBreakFrame>(bytes, "IPC_BREAK frame");
+}
+
+Bytes encode(const AliveFrame&) {
+  Bytes out;
+  const Writer writer(out, FrameKind::alive);
+  return out;
+}
+AliveFrame decode_alive(FrameBytes bytes) {
+  Reader(bytes, "ALIVE frame").expect_end();
+  return {};
 }
 
 FrameKind kind_of(FrameBytes frame) {
   if (frame.empty()) throw Error(ErrorCode::protocol, "device transfer frame is empty");
   const auto kind = static_cast<std::uint8_t>(frame[0]);
   if (kind < static_cast<std::uint8_t>(FrameKind::hello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::decline)) {
+      kind > static_cast<std::uint8_t>(FrameKind::alive)) {
     throw Error(ErrorCode::protocol, "device transfer frame has kind " + std::to_string(kind));
   }
   return static_cast<FrameKind>(kind);

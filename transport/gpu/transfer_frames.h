@@ -34,6 +34,8 @@ enum class FrameKind : std::uint8_t {
   ipc_free = 16,
   ipc_closed = 17,
   decline = 18,
+  ipc_break = 19,
+  alive = 20,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -92,7 +94,7 @@ struct ForgetFrame {  // source: its CANCEL and that FINISHED crossed each other
   std::uint64_t id = 0;
 };
 struct IpcOfferFrame {  // source: memory that the destination may map
-  PairName pair;        // its epoch is 0, as below
+  PairName pair;        // its epoch is the number of the offer, from 0, as below
   std::array<char, 64> handle{};
 };
 struct IpcReadyFrame {  // destination: mapped and tested, or not
@@ -113,7 +115,14 @@ struct IpcFreeFrame {  // destination: has what was in that slot, or does not wa
 };
 struct IpcClosedFrame {  // destination: has the memory mapped no more
   PairName pair;
+  std::uint8_t failed = 0;  // for `text`; 0: because it closes
+  std::string text;
 };
+struct IpcBreakFrame {  // source: asks for IPC_CLOSED
+  PairName pair;
+  std::string text;
+};
+struct AliveFrame {};  // transfers with the peer are under way here, and nothing else is to be said
 struct CommOpenFrame {
   PairName pair;
   std::int32_t nccl_version = 0;
@@ -144,6 +153,8 @@ struct CommBreakFrame {
 [[nodiscard]] base::Bytes encode(const IpcSlotFrame& frame);
 [[nodiscard]] base::Bytes encode(const IpcFreeFrame& frame);
 [[nodiscard]] base::Bytes encode(const IpcClosedFrame& frame);
+[[nodiscard]] base::Bytes encode(const IpcBreakFrame& frame);
+[[nodiscard]] base::Bytes encode(const AliveFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommBreakFrame& frame);
@@ -165,6 +176,8 @@ struct CommBreakFrame {
 [[nodiscard]] IpcSlotFrame decode_ipc_slot(std::span<const std::byte> frame);
 [[nodiscard]] IpcFreeFrame decode_ipc_free(std::span<const std::byte> frame);
 [[nodiscard]] IpcClosedFrame decode_ipc_closed(std::span<const std::byte> frame);
+[[nodiscard]] IpcBreakFrame decode_ipc_break(std::span<const std::byte> frame);
+[[nodiscard]] AliveFrame decode_alive(std::span<const std::byte> frame);
 [[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
 [[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);
 [[nodiscard]] CommBreakFrame decode_comm_break(std::span<const std::byte> frame);

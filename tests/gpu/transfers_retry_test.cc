@@ -1,0 +1,164 @@
+// A path that was refused or broke: what it had goes by staging, and later it is tried again.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/transport/gpu/transfer_frames.h"
+#include "tests/gpu/transfers_world.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+
+void with_short_pauses(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = 1ms;
+}
+void with_long_pauses(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = 1h;
+}
+
+std::uint64_t failures(const TransfersWorld& world, std::size_t worker, std::size_t peer,
+                       Path path) {
+  std::uint64_t sum = 0;
+  for (const auto& each : world.transfers[worker]->counters().failures) {
+    if (each.peer == peer && each.path == path) sum += each.failures;
+  }
+  return sum;
+}
+
+TEST(PathPause, GrowsUntilATransferHasComeByThePath) {
+  PathPause pause;
+  EXPECT_TRUE(pause.over());
+  const auto length = [&] {
+    const auto begun = std::chrono::steady_clock::now();
+    while (!pause.over()) std::this_thread::sleep_for(1ms);
+    return std::chrono::steady_clock::now() - begun;
+  };
+  pause.failure(20ms);
+  EXPECT_FALSE(pause.over());
+  EXPECT_GE(length(), 20ms);
+  pause.failure(20ms);
+  EXPECT_GE(length(), 40ms);
+  pause.failure(20ms);
+  EXPECT_GE(length(), 80ms);
+  pause.success();
+  EXPECT_TRUE(pause.over());
+  pause.failure(1h);
+  pause.failure(1h);
+  EXPECT_FALSE(pause.over());
+}
+
+TEST(Retry, ProcessesThatAreRefusedSharedMemoryAreOfferedItAgain) {
+  for (const char* const function : {"ipc_get_mem_handle", "ipc_open_mem_handle"}) {
+    TransfersWorld world({.adjust = with_short_pauses});
+    const int refused_in = std::string(function) == "ipc_get_mem_handle" ? 0 : 1;
+    world.gpu.inject(refused_in, function, cuda::kInvalidValue);
+    world.await_path(0, 1, 1, 1, Path::ipc);
+    EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U) << function;
+    EXPECT_EQ(world.gpu.calls(function, refused_in), 2U) << function;
+    EXPECT_EQ(world.transfers[0]->counters().paused, 0U);
+    world.expect_arrival(0, 1, 1, 1, 20 * kMegabyte, 'a');
+  }
+}
+
+TEST(Retry, APathThatIsRefusedIsNotTriedBeforeItsPauseIsOver) {
+  TransfersWorld world({.gpu = {.ipc = false}, .adjust = with_long_pauses});
+  for (int i = 0; i < 3; ++i) world.expect_arrival(0, 1, 1, 1, 3000, 'a');
+  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle"), 1U);
+  EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U);
+  EXPECT_EQ(world.transfers[0]->counters().paused, 1U);
+}
+
+TEST(Retry, WhatSharedMemoryHadGoesByStagingWhenACopyFailsAtEitherEnd) {
+  for (const int failing : {0, 1}) {
+    for (const int nth : {1, 5}) {  // before the first bytes have come, and after some of one
+      TransfersWorld world({.adjust = with_short_pauses});
+      world.await_path(0, 1, 1, 1, Path::ipc);
+      world.gpu.inject(failing, "memcpy_async", cuda::kInvalidValue, nth);
+      std::vector<std::shared_ptr<TestTransfer>> transfers;
+      for (int i = 0; i < (nth == 1 ? 3 : 1); ++i)
+        transfers.push_back(world.start(0, 1, 1, 1, 41 * kMegabyte + 5, static_cast<char>(i)));
+      for (const auto& transfer : transfers) {
+        ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
+        world.expect_bytes(*transfer);
+      }
+      EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U) << failing << ", " << nth;
+      EXPECT_GE(world.transfers[0]->counters().retries, 1U);
+      world.await_path(0, 1, 1, 1, Path::ipc);                // it is offered again
+      world.expect_arrival(0, 1, 1, 1, 75 * kMegabyte, 'e');  // all slots are there
+    }
+  }
+}
+
+TEST(Retry, WhatACopyBetweenDevicesHadGoesByStagingWhenItFails) {
+  TransfersWorld world({.processes = {0, 0}, .adjust = with_short_pauses});
+  world.await_path(0, 0, 1, 1, Path::peer);
+  world.gpu.inject(0, "memcpy_peer_async", cuda::kInvalidValue);
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  EXPECT_EQ(world.transfers[0]->counters().retries, 1U);
+  EXPECT_EQ(failures(world, 1, 0, Path::peer), 1U);
+  world.await_path(0, 0, 1, 1, Path::peer);  // it is tested again
+}
+
+TEST(Retry, CopiesBetweenDevicesThatFailTheirTestAreTestedAgain) {
+  TransfersWorld world({.processes = {0, 0}, .adjust = with_short_pauses});
+  world.gpu.inject(0, "memcpy_peer_async", cuda::kInvalidValue);
+  world.await_path(0, 0, 1, 1, Path::peer);
+  EXPECT_EQ(failures(world, 0, 1, Path::peer), 1U);
+}
+
+TEST(Retry, ACommunicatorThatDoesNotOpenIsOpenedAgain) {
+  TransfersWorld world({.adjust = with_short_pauses});
+  world.gpu.inject(1, "comm_init_rank_config", nccl::kSystemError);
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  EXPECT_EQ(failures(world, 0, 1, Path::nccl), 1U);
+}
+
+// A pause begins anew only once the path has carried something, not when it has passed its test.
+TEST(Retry, ACommunicatorThatBreaksWithItsFirstTransferWaitsLongerEachTime) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.reopen_backoff = 100ms;
+  }});
+  const auto begun = std::chrono::steady_clock::now();
+  for (std::uint64_t breaks = 0; breaks < 4; ++breaks) {
+    // The first send is the test's.
+    world.gpu.inject(0, "send", nccl::kSystemError, 2);
+    ASSERT_TRUE(eventually([&] {
+      world.expect_arrival(0, 0, 1, 1, 1000, 'a');
+      return failures(world, 0, 1, Path::nccl) > breaks;
+    }));
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, 100ms + 200ms + 400ms);
+  EXPECT_EQ(world.count(0, 1, Path::nccl, true).messages, 0U);
+}
+
+TEST(Retry, MemoryIsOfferedAgainOnlyAfterItWasRefusedOrClosed) {
+  TransfersWorld world({.adjust = with_long_pauses});
+  const auto refused = [&](const base::Bytes& frame) {
+    return error_of([&] { world.transfers[1]->on_frame(0, frame.span()); }).code() ==
+           ErrorCode::protocol;
+  };
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  EXPECT_TRUE(refused(encode(IpcOfferFrame{{1, 1, 1}, {}}))) << "while it is mapped";
+  const auto closed = world.gpu.calls("ipc_close_mem_handle", 1);
+  world.transfers[1]->on_frame(0, encode(IpcBreakFrame{{1, 1, 7}, "not this one"}).span());
+  world.transfers[1]->on_frame(0, encode(IpcBreakFrame{{1, 1, 0}, "enough"}).span());
+  ASSERT_TRUE(eventually([&] { return world.gpu.calls("ipc_close_mem_handle", 1) > closed; }));
+  ASSERT_TRUE(eventually([&] { return failures(world, 0, 1, Path::ipc) == 1; }));
+  EXPECT_TRUE(refused(encode(IpcOfferFrame{{1, 1, 0}, {}}))) << "with a number it had";
+  world.expect_arrival(0, 1, 1, 1, 5000, 'a');
+  EXPECT_GE(world.count(0, 1, Path::staging, true).messages, 1U);
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test
