@@ -73,7 +73,7 @@ class StreamConnection final : public HandshakingConnection,
     return sender_.blocked() && !look_again_.load();
   }
   [[nodiscard]] bool moving() const noexcept override {
-    return (sender_.pending() && !sender_.blocked()) || reader_.in_bulk();
+    return sender_.in_bulk() || reader_.in_bulk();
   }
   bool sleep() override;
   void wake() override;

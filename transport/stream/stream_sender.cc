@@ -229,6 +229,7 @@ void StreamSender::flush_locked(Effects& effects) {
   const bool pending = unsent();
   const bool blocked = pending && full;
   pending_.store(pending);
+  in_bulk_.store(pending && !blocked && bytes >= kFlushBytes, std::memory_order_relaxed);
   if (blocked_.exchange(blocked) != blocked && link_->gathers())
     poller_.watch_room(source_id_, blocked);
   effects.poll_soon = pending && !blocked;

@@ -72,6 +72,9 @@ class StreamSender {
   // Whether what is pending waits for room.
   [[nodiscard]] bool blocked() const noexcept { return blocked_.load(std::memory_order_acquire); }
 
+  // Whether more than one turn's bytes were waiting at the last flush, and there was room.
+  [[nodiscard]] bool in_bulk() const noexcept { return in_bulk_.load(std::memory_order_relaxed); }
+
   // What is to be done after write_mutex_ has been released.
   struct Effects {
     RecordWriter::Finished finished;
@@ -106,6 +109,7 @@ class StreamSender {
   bool cheap_ = false;                // of the link; constant once running
   std::atomic<bool> pending_{false};  // a copy of unsent()
   std::atomic<bool> blocked_{false};  // written under write_mutex_
+  std::atomic<bool> in_bulk_{false};  // likewise
 
   base::Mutex write_mutex_;
   State state_ STITCH_GUARDED_BY(write_mutex_) = State::waiting;
