@@ -227,8 +227,14 @@ class Bursts final : public PollSource {
     const std::uint64_t one = 1;
     EXPECT_EQ(::write(fd.get(), &one, sizeof(one)), 8);
   }
+  // Without sleeping: the next signal is to come while a thread still polls, or is just back.
   [[nodiscard]] bool wait_bursts(int count) const {
-    return wait_until([&] { return bursts.load() >= count; }, seconds(10));
+    const auto end = Poller::Clock::now() + seconds(10);
+    while (bursts.load() < count) {
+      if (Poller::Clock::now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
   }
 
   const base::Descriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
@@ -247,16 +253,18 @@ class PollerStandsBy : public testing::Test {
   // Signals until a thread stands by.
   [[nodiscard]] bool stand_by() {
     source->watched = false;
-    return wait_until(
-        [&] {
-          for (int i = 0; i < 20; ++i) {
-            const int before = source->bursts.load();
-            source->signal();
-            if (!source->wait_bursts(before + 1)) return false;
-          }
-          return source->watched.load();
-        },
-        seconds(20));
+    return signal_until([&] { return source->watched.load(); });
+  }
+  // Signals, again and again, each time when the last one has been read.
+  template <class Condition>
+  [[nodiscard]] bool signal_until(const Condition& condition) {
+    const auto end = Poller::Clock::now() + seconds(20);
+    while (!condition()) {
+      const int before = source->bursts.load();
+      source->signal();
+      if (!source->wait_bursts(before + 1) || Poller::Clock::now() > end) return false;
+    }
+    return true;
   }
   const std::shared_ptr<Poller> poller = Poller::start("test");
   const std::shared_ptr<Bursts> source = std::make_shared<Bursts>(*poller);
@@ -278,13 +286,7 @@ TEST_F(PollerStandsBy, WorkThatBlocksIsHandedOffAndOtherMessagesAreRead) {
     ASSERT_TRUE(stand_by());
     source->handed_off = false;
     source->block = true;
-    ASSERT_TRUE(wait_until(
-        [&] {
-          const int before = source->bursts.load();
-          source->signal();
-          return source->wait_bursts(before + 1) && !source->block.load();
-        },
-        seconds(20)));
+    ASSERT_TRUE(signal_until([&] { return !source->block.load(); }));
     ASSERT_TRUE(wait_until([&] { return source->handed_off.load(); }, seconds(5))) << i;
   }
 }
