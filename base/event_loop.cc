@@ -78,7 +78,13 @@ class EventLoop::Impl {
     // keep that check from ending.
     if (when <= last_check_) when = last_check_ + Clock::duration(1);
     const auto at = timers_.emplace_hint(timers_.end(), Key{when, id}, std::move(task));
-    by_id_.emplace(id, at);
+    try {
+      by_id_.emplace(id, at);
+    } catch (...) {
+      task = std::move(at->second);
+      timers_.erase(at);
+      throw;
+    }
     if (when < next_check_) {
       next_check_ = when;
       wake();
@@ -164,6 +170,7 @@ class EventLoop::Impl {
     }
     for (;;) {
       Timers::node_type due;
+      decltype(by_id_)::node_type named;
       {
         const MutexLock lock(mutex_);
         if (closing_) return;  // on_wake() runs once more and closes
@@ -172,7 +179,7 @@ class EventLoop::Impl {
           break;
         }
         due = timers_.extract(timers_.begin());
-        by_id_.erase(due.key().second);
+        named = by_id_.extract(due.key().second);
       }
       try {
         due.mapped()();
@@ -180,7 +187,8 @@ class EventLoop::Impl {
         // What ends calls and sends heartbeats must not stop for good: a little later, again.
         due.key().first = now + kWithoutMemory;
         const MutexLock lock(mutex_);
-        timers_.insert(std::move(due));
+        named.mapped() = timers_.insert(std::move(due)).position;
+        by_id_.insert(std::move(named));
       } catch (...) {
         // It ends, the thread goes on.
       }

@@ -17,7 +17,9 @@ constexpr std::chrono::milliseconds kResendDelay{10};
 
 }  // namespace
 
-void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::OutMessage()> make) {
+// A timer for which there is no memory runs again: it keeps what it needs.
+void send_reliably(rpc::Agent& agent, const WorkerInfo& to,
+                   const std::function<rpc::OutMessage()>& make) {
   try {
     agent.send_control(to, make());
   } catch (...) {
@@ -25,9 +27,8 @@ void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::O
     if (to_error(std::current_exception()).code() == ErrorCode::out_of_range) return;
     if (agent.stopped() || agent.peers().lost(to)) return;
     agent.loop().call_at(rpc::Clock::now() + kResendDelay,
-                         [weak = agent.weak_from_this(), to, make = std::move(make)]() mutable {
-                           if (const auto again = weak.lock())
-                             send_reliably(*again, to, std::move(make));
+                         [weak = agent.weak_from_this(), to, make] {
+                           if (const auto again = weak.lock()) send_reliably(*again, to, make);
                          });
   }
 }

@@ -11,7 +11,8 @@ namespace stitch::dist_autograd {
 
 // Sends what `make` makes. A control frame arrives, or its peer is lost and both sides are told;
 // only a lack of memory can keep it from being made. Then `make` is called again, after a delay.
-void send_reliably(rpc::Agent& agent, const WorkerInfo& to, std::function<rpc::OutMessage()> make);
+void send_reliably(rpc::Agent& agent, const WorkerInfo& to,
+                   const std::function<rpc::OutMessage()>& make);
 
 // ABORT: the pass of `header` and its context have failed with `error`. A text that would not fit a
 // frame is cut.

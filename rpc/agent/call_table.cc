@@ -1,5 +1,6 @@
 #include "stitch/rpc/agent/call_table.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -135,7 +136,7 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   while (deadlines_.first_deadline() <= now) {
     if (expired.calls.size() == expired.calls.capacity()) {
       try {
-        expired.calls.reserve(expired.calls.size() + kStep);
+        expired.calls.reserve(std::max(kStep, 2 * expired.calls.size()));
       } catch (const std::bad_alloc&) {
         if (expired.calls.empty()) throw;
         break;

@@ -49,6 +49,8 @@ struct OutstandingCall {
 class CallTable {
  public:
   using Clock = OutstandingCall::Clock;
+  // An empty table of no buckets would grow inside add(), after it has taken the call.
+  CallTable() { calls_.reserve(1); }
   // Returns the call's id, never 0. At its deadline take_expired() is to be called. If it throws,
   // `call` is what it was.
   std::uint64_t add(OutstandingCall&& call) STITCH_EXCLUDES(mutex_);
