@@ -90,6 +90,34 @@ TEST_F(DirectTensors, BetweenProcessesTheyGoByStagingAndThenByNccl) {
   }));
 }
 
+TEST_F(DirectTensors, BetweenProcessesOnOneDeviceTheyGoThroughSharedMemory) {
+  fake::workers_are_processes(true);
+  Cluster cluster(2);
+  const auto calls_by_ipc = [&] {
+    const auto there = count(cluster[0], "gpu.sent_messages.ipc.worker1.cuda:0");
+    const auto back = count(cluster[1], "gpu.sent_messages.ipc.worker0.cuda:0");
+    EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 3, {kOwn})), 0, 6));
+    EXPECT_TRUE(all_is_counted(cluster[0]) && all_is_counted(cluster[1]));
+    return count(cluster[0], "gpu.sent_messages.ipc.worker1.cuda:0") > there &&
+           count(cluster[1], "gpu.sent_messages.ipc.worker0.cuda:0") > back;
+  };
+  ASSERT_TRUE(eventually(calls_by_ipc));
+  const at::Tensor matrix = at::arange(300 * 400, at::kFloat).reshape({300, 400}).to(device(0));
+  const std::vector<at::Tensor> tensors{matrix.t(), cuda(0, 7, {10}), cuda(0, 8, {5'000'000}),
+                                        matrix.slice(1, 0, 400, 3)};
+  const auto results = rpc_sync<all_same>("worker1", tensors);
+  ASSERT_EQ(results.size(), tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    EXPECT_TRUE(at::equal(results[i].cpu(), tensors[i].cpu())) << i;
+  // What breaks goes by staging, and the path is tried again.
+  fake::gpu().inject(0, "memcpy_async", stitch::transport::gpu::cuda::kInvalidValue, 2);
+  EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 4, {5'000'000})), 0, 8));
+  EXPECT_EQ(count(cluster[0], "gpu.path_failures.ipc.worker1.cuda:0") +
+                count(cluster[1], "gpu.path_failures.ipc.worker0.cuda:0"),
+            1);
+  ASSERT_TRUE(eventually(calls_by_ipc));
+}
+
 TEST_F(DirectTensors, WhatNothingElseRefersToIsHandedOver) {
   Cluster cluster(1);
   ASSERT_TRUE(eventually([&] {

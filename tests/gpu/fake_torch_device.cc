@@ -2,11 +2,7 @@
 #include "tests/gpu/fake_torch_device.h"
 
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -24,6 +20,8 @@
 #include <thread>
 #include <utility>
 
+#include "tests/gpu/device_on_cpu.h"
+
 // Signatures of virtual functions differ between versions of libtorch: both are there.
 #pragma GCC diagnostic ignored "-Wpragmas"
 #pragma GCC diagnostic ignored "-Wunknown-warning-option"
@@ -33,6 +31,12 @@
 namespace stitch::testing::fake_device {
 
 namespace {
+
+using device_on_cpu::as_cpu;
+using device_on_cpu::as_cpu_if_on_device;
+using device_on_cpu::base;
+using device_on_cpu::indexed;
+using device_on_cpu::make_stream;
 
 constexpr std::int64_t kAll = -1;
 constexpr int kPoolStreams = 32;  // of each priority; stream 0 is the default stream
@@ -151,14 +155,6 @@ std::pair<Fake&, std::unique_lock<std::recursive_mutex>> locked() {
 thread_local int current_device = 0;
 thread_local std::array<std::int64_t, kDevices> current_streams{};
 
-c10::Stream make_stream(c10::Device device, std::int64_t id) {
-  return c10::Stream(c10::Stream::UNSAFE, device, id);
-}
-c10::Device indexed(c10::Device device) {
-  return {c10::kCUDA,
-          device.has_index() ? device.index() : static_cast<c10::DeviceIndex>(current_device)};
-}
-
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -269,192 +265,72 @@ void free_block(void* memory) {
   fake.free_if_unused(memory);
 }
 
-struct FakeAllocator final : c10::Allocator {
-  static c10::DataPtr take(std::size_t bytes) {
-    Fake& fake = Fake::get();
-    const std::unique_lock lock(fake.mutex);
-    fake.check(current_device);
-    if (fake.failing_allocations > 0) {
-      --fake.failing_allocations;
-      TORCH_CHECK(false, "CUDA out of memory. Tried to allocate ", bytes, " bytes");
-    }
-    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(current_device));
-    if (bytes == 0) return {nullptr, device};
-    void* const memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-    std::memset(memory, 0xEE, bytes);
-    fake.blocks[memory] = {
-        bytes,
-        make_stream(device, current_streams[static_cast<std::size_t>(current_device)]),
-        {},
-        false};
-    return {memory, memory, &free_block, device};
+c10::DataPtr take(std::size_t bytes) {
+  Fake& fake = Fake::get();
+  const std::unique_lock lock(fake.mutex);
+  fake.check(current_device);
+  if (fake.failing_allocations > 0) {
+    --fake.failing_allocations;
+    TORCH_CHECK(false, "CUDA out of memory. Tried to allocate ", bytes, " bytes");
   }
-  c10::DataPtr allocate(std::size_t bytes) const { return take(bytes); }
-  c10::DataPtr allocate(std::size_t bytes) { return take(bytes); }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const {
-    std::memcpy(to, from, bytes);
-  }
-};
-
-FakeAllocator* allocator() {
-  static auto* const made = new FakeAllocator;
-  return made;
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(current_device));
+  if (bytes == 0) return {nullptr, device};
+  void* const memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  std::memset(memory, 0xEE, bytes);
+  fake.blocks[memory] = {
+      bytes,
+      make_stream(device, current_streams[static_cast<std::size_t>(current_device)]),
+      {},
+      false};
+  return {memory, memory, &free_block, device};
 }
-
-class OnDevice {
- public:
-  explicit OnDevice(int device) : outer_(std::exchange(current_device, device)) {}
-  ~OnDevice() { current_device = outer_; }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  const int outer_;
-};
-
-const c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
-// The same memory, as a tensor on the CPU that owns nothing.
-at::Tensor as_cpu(const at::Tensor& tensor) {
-  const auto& storage = tensor.storage();
-  c10::Storage plain(c10::Storage::use_byte_size_t(), static_cast<std::int64_t>(storage.nbytes()),
-                     c10::DataPtr(const_cast<void*>(storage.data_ptr().get()), c10::kCPU),
-                     c10::GetAllocator(c10::kCPU), false);
-  auto made = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(plain), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-  made.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  return made;
-}
-
-const void* base(const at::Tensor& tensor) { return tensor.storage().data_ptr().get(); }
 
 // ---- operators
 
-at::Tensor empty_memory_format(at::IntArrayRef sizes, c10::optional<at::ScalarType> dtype,
-                               c10::optional<at::Layout>, c10::optional<at::Device> device,
-                               c10::optional<bool>, c10::optional<at::MemoryFormat> format) {
-  const OnDevice on(device ? indexed(*device).index() : current_device);
-  return at::detail::empty_generic(sizes, allocator(), kCudaKeys, dtype ? *dtype : at::kFloat,
-                                   format);
-}
-
-at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
-                         c10::optional<at::ScalarType> dtype, c10::optional<at::Layout>,
-                         c10::optional<at::Device> device, c10::optional<bool>) {
-  const OnDevice on(device ? indexed(*device).index() : current_device);
-  return at::detail::empty_strided_generic(sizes, strides, allocator(), kCudaKeys,
-                                           dtype ? *dtype : at::kFloat);
-}
-
-// Queued on the current stream of the device (of the destination, between two).
-at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-  Fake& fake = Fake::get();
-  const c10::Device device = to.is_cuda() ? to.device() : from.device();
-  const c10::Stream stream = current_stream(device);
-  std::unique_lock lock(fake.mutex);
-  fake.check(device.index());
-  Item item;
-  if (to.is_cuda()) item.memory.push_back(base(to));
-  if (from.is_cuda()) item.memory.push_back(base(from));
-  // Memory of the host is kept, as libtorch's allocator of pinned memory keeps it.
-  item.work = [to_cpu = to.is_cuda() ? as_cpu(to) : to,
-               from_cpu = from.is_cuda() ? as_cpu(from) : from] {
-    const at::AutoDispatchBelowADInplaceOrView plain;
-    to_cpu.copy_(from_cpu.expand(to_cpu.sizes()));
-  };
-  fake.push(stream, std::move(item));
-  if (!non_blocking) fake.drain(lock, stream);
-  return to;
-}
-
-// Everything else: on the CPU, here and now, once its stream is empty.
-void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const std::size_t arguments = op.schema().arguments().size();
-  const std::size_t first = stack->size() - arguments;
-  std::vector<std::pair<at::Tensor, at::Tensor>> wrapped;  // on the device, on the CPU
-  std::optional<c10::Device> device;
-  const auto wrap = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-    if (!device) device = tensor.device();
-    wrapped.emplace_back(tensor, as_cpu(tensor));
-    return wrapped.back().second;
-  };
-  for (std::size_t i = first; i < stack->size(); ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = wrap(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorVector()) list.push_back(wrap(each));
-      value = list;
-    } else if (value.isOptionalTensorList()) {
-      c10::List<c10::optional<at::Tensor>> list;
-      for (const auto& each : value.toOptionalTensorVector())
-        list.push_back(each ? c10::optional<at::Tensor>(wrap(*each)) : c10::nullopt);
-      value = list;
-    } else if (value.isDevice() && value.toDevice().is_cuda()) {
-      device = indexed(value.toDevice());
-      value = c10::Device(c10::kCPU);
-    }
-  }
-  const c10::Device where = device.value_or(indexed(c10::Device(c10::kCUDA)));
-  {
+struct OverQueues final : device_on_cpu::Device {
+  int current() const override { return current_device; }
+  void make_current(int device) const override { current_device = device; }
+  c10::DataPtr allocate(std::size_t bytes) override { return take(bytes); }
+  c10::DeleterFnPtr free_memory() const override { return &free_block; }
+  void copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking) override {
     Fake& fake = Fake::get();
+    const c10::Device device = to.is_cuda() ? to.device() : from.device();
+    const c10::Stream stream = current_stream(device);
     std::unique_lock lock(fake.mutex);
-    fake.check(where.index());
-    fake.drain(lock, current_stream(where));
+    fake.check(device.index());
+    Item item;
+    if (to.is_cuda()) item.memory.push_back(base(to));
+    if (from.is_cuda()) item.memory.push_back(base(from));
+    // Memory of the host is kept, as libtorch's allocator of pinned memory keeps it.
+    item.work = [to_cpu = as_cpu_if_on_device(to), from_cpu = as_cpu_if_on_device(from)] {
+      device_on_cpu::copy_on_cpu(to_cpu, from_cpu);
+    };
+    fake.push(stream, std::move(item));
+    if (!non_blocking) fake.drain(lock, stream);
   }
-  {
-    const at::AutoDispatchBelowADInplaceOrView plain;
-    op.callBoxed(stack);
+  // Here and now, once its stream is empty.
+  void compute(const std::string&, c10::Device where, const std::vector<at::Tensor>&,
+               const std::vector<at::Tensor>&, const std::function<void()>& work) override {
+    Fake& fake = Fake::get();
+    {
+      std::unique_lock lock(fake.mutex);
+      fake.check(where.index());
+      fake.drain(lock, current_stream(where));
+    }
+    work();
   }
-  const OnDevice on(where.index());
-  const auto unwrap = [&](const at::Tensor& result) {
-    if (!result.defined() || !result.is_cpu()) return result;
-    for (const auto& [original, alias] : wrapped) {
-      if (result.is_same(alias)) return original;
-    }
-    for (const auto& [original, alias] : wrapped) {
-      if (base(result) != base(original) || base(result) == nullptr) continue;
-      auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(original.storage()),
-                                                           kCudaKeys, result.dtype());
-      view.unsafeGetTensorImpl()->set_storage_offset(result.storage_offset());
-      view.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides());
-      return view;
-    }
-    at::Tensor made = at::detail::empty_strided_generic(
-        result.sizes(), result.strides(), allocator(), kCudaKeys, result.scalar_type());
-    if (made.numel() > 0) as_cpu(made).copy_(result);
-    return made;
-  };
-  for (std::size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = unwrap(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorVector()) list.push_back(unwrap(each));
-      value = list;
-    }
+  void put(const at::Tensor& made, const at::Tensor& result) override {
+    device_on_cpu::copy_on_cpu(as_cpu(made), result);
   }
-}
-
-TORCH_LIBRARY_IMPL(_, CUDA, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
-}
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
-  m.impl("empty_strided", TORCH_FN(empty_strided));
-  m.impl("copy_", TORCH_FN(copy));
-}
+};
 
 }  // namespace
 
 bool install() {
   static const Guard guard;
   static const c10::impl::DeviceGuardImplRegistrar registrar(c10::kCUDA, &guard);
-  c10::SetAllocator(c10::kCUDA, allocator());
+  static OverQueues device;
+  device_on_cpu::install(device);
   return true;
 }
 

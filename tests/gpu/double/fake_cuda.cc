@@ -402,7 +402,8 @@ Status FakeCuda::ipc_open_mem_handle(Caller& caller, void** memory, cuda::IpcMem
   const int block = static_cast<int>(words[1]);
   void* const base = words[0] == kHandleMark ? machine_.memory.base(block) : nullptr;
   // The context that made a handle cannot open it.
-  if (base == nullptr || static_cast<int>(words[2]) == caller.process) return cuda::kInvalidValue;
+  const bool own = static_cast<int>(words[2]) == caller.process;
+  if (base == nullptr || (own && !machine_.options.ipc_within_process)) return cuda::kInvalidValue;
   const int owner = machine_.memory.find(base).device;
   const int device = current_device(caller);
   if (owner != device) {

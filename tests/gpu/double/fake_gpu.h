@@ -54,7 +54,10 @@ class FakeGpu {
     // The first launch of each kernel (by name) waits until the device is idle, and other calls of
     // its process wait for it: CUDA_MODULE_LOADING=LAZY.
     bool lazy_loading = false;
-    bool ipc = true;          // else handles are refused
+    bool ipc = true;  // else handles are refused
+    // A process may open its own handles, which CUDA refuses: for workers of one process that pass
+    // for processes.
+    bool ipc_within_process = false;
     bool peer_access = true;  // else no device can access another
     // Two ranks of a communicator on one device; NCCL refuses that.
     bool duplicate_gpu = false;

@@ -10,7 +10,7 @@
 namespace stitch::transport::gpu::test {
 namespace {
 
-constexpr std::size_t kArena = std::size_t{16} << 30;  // address space; pages come when touched
+constexpr std::size_t kArena = std::size_t{64} << 30;  // address space; pages come when touched
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kRedZone = 64;
 constexpr int kNew = 0xcc, kFreed = 0xdd, kRed = 0xfb;
