@@ -328,6 +328,8 @@ FakeGpu& gpu() {
     options.ipc_within_process = true;
     // Memory that a peer has not closed is left to the end of the process, after each test.
     options.device_memory = std::size_t{8} << 30;
+    const char* const meeting = std::getenv("GPU_DOUBLE_MEETING");
+    if (meeting != nullptr) options.meeting = meeting;
     const char* const seed = std::getenv("DOUBLE_SEED");
     if (seed != nullptr) options.seed = std::strtoull(seed, nullptr, 10);
     return new FakeGpu(options);

@@ -14,6 +14,9 @@
 // are queued. Memory that is freed goes back when the work of its stream, and of the streams that
 // recordDataPtrOnStream() has named, has ended: work of any other is a violation then.
 //
+// Processes that are given one folder as GPU_DOUBLE_MEETING pass for processes on one machine:
+// those devices are the same in each.
+//
 // Autograd works in stitch's executor alone. Thread contract: any thread, unless said otherwise.
 namespace stitch::testing::double_device {
 

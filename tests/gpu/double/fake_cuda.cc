@@ -387,8 +387,16 @@ Status FakeCuda::ipc_get_mem_handle(Caller& caller, cuda::IpcMemHandle* handle, 
     return cuda::kInvalidValue;
   }
   std::memset(handle, 0, sizeof(*handle));
-  const std::uint64_t words[3] = {kHandleMark, static_cast<std::uint64_t>(place.block),
-                                  static_cast<std::uint64_t>(caller.process)};
+  const FakeMemory::Arena arena = machine_.memory.arena();
+  const std::uint64_t words[8] = {kHandleMark,
+                                  static_cast<std::uint64_t>(place.block),
+                                  static_cast<std::uint64_t>(caller.process),
+                                  static_cast<std::uint64_t>(arena.process),
+                                  static_cast<std::uint64_t>(arena.file),
+                                  machine_.memory.arena_offset(memory) - place.offset,
+                                  place.bytes,
+                                  static_cast<std::uint64_t>(place.device)};
+  static_assert(sizeof(words) <= sizeof(handle->reserved));
   std::memcpy(handle->reserved, words, sizeof(words));
   return cuda::kSuccess;
 }
@@ -397,8 +405,18 @@ Status FakeCuda::ipc_open_mem_handle(Caller& caller, void** memory, cuda::IpcMem
                                      unsigned flags) {
   *memory = nullptr;
   if (!machine_.options.ipc) return static_cast<Status>(801);
-  std::uint64_t words[3];
+  std::uint64_t words[8];
   std::memcpy(words, handle.reserved, sizeof(words));
+  const FakeMemory::Arena arena{static_cast<std::int64_t>(words[3]),
+                                static_cast<std::int32_t>(words[4])};
+  if (words[0] == kHandleMark && arena.process != machine_.memory.arena().process) {
+    const int owner = static_cast<int>(words[7]);
+    if (machine_.options.meeting.empty() || owner != current_device(caller))
+      return cuda::kInvalidValue;
+    *memory = machine_.memory.map_other(OtherArena::open(arena), words[5], words[6], caller.process,
+                                        owner);
+    return *memory == nullptr ? cuda::kInvalidValue : cuda::kSuccess;
+  }
   const int block = static_cast<int>(words[1]);
   void* const base = words[0] == kHandleMark ? machine_.memory.base(block) : nullptr;
   // The context that made a handle cannot open it.

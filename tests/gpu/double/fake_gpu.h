@@ -59,6 +59,9 @@ class FakeGpu {
     // for processes.
     bool ipc_within_process = false;
     bool peer_access = true;  // else no device can access another
+    // A folder in which processes that each have such a world meet, as processes on one machine:
+    // they open each other's handles, and have communicators with each other. Empty: none do.
+    std::string meeting = {};
     // Two ranks of a communicator on one device; NCCL refuses that.
     bool duplicate_gpu = false;
     // A rank sees kRemoteError when its peer aborts or dies; over NVLink nothing is seen.

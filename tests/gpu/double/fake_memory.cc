@@ -1,5 +1,6 @@
 #include "tests/gpu/double/fake_memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,7 +34,10 @@ FakeMemory::FakeMemory(Report report) : report_(std::move(report)) {
 }
 
 FakeMemory::~FakeMemory() {
-  for (const auto& [base, mapping] : mappings_) munmap(mapping.base, mapping.length);
+  for (const auto& [base, mapping] : mappings_) {
+    if (blocks_[static_cast<std::size_t>(mapping.block)]->other == nullptr)
+      munmap(mapping.base, mapping.length);
+  }
   munmap(arena_, kArena);
   close(arena_fd_);
 }
@@ -118,7 +122,8 @@ void FakeMemory::release_process(int process) {
   for (auto found = mappings_.begin(); found != mappings_.end();) {
     if (found->second.process == process) {
       blocks_[static_cast<std::size_t>(found->second.block)]->mappings -= found->second.opened;
-      munmap(found->second.base, found->second.length);
+      if (blocks_[static_cast<std::size_t>(found->second.block)]->other == nullptr)
+        munmap(found->second.base, found->second.length);
       found = mappings_.erase(found);
     } else {
       ++found;
@@ -272,6 +277,29 @@ void* FakeMemory::map(int id, int process, int device) {
   return base;
 }
 
+FakeMemory::Arena FakeMemory::arena() const { return {getpid(), arena_fd_}; }
+
+std::size_t FakeMemory::arena_offset(const void* memory) const {
+  return static_cast<std::size_t>(address(memory) - arena_);
+}
+
+void* FakeMemory::map_other(const std::shared_ptr<OtherArena>& arena, std::size_t offset,
+                            std::size_t bytes, int process, int device) {
+  std::byte* const base = arena == nullptr ? nullptr : arena->at(offset, bytes);
+  if (base == nullptr) return nullptr;
+  auto block = std::make_unique<Block>();
+  block->id = static_cast<int>(blocks_.size());
+  block->process = process;
+  block->device = device;
+  block->bytes = bytes;
+  block->mappings = 1;
+  block->other = arena;
+  block->cells[0] = Cell{{Epoch{}, std::make_shared<const std::string>("another process")}, {}};
+  mappings_[base] = Mapping{base, bytes, block->id, process, device, 1};
+  blocks_.push_back(std::move(block));
+  return base;
+}
+
 bool FakeMemory::unmap(int process, void* memory) {
   const auto found = mappings_.find(address(memory));
   if (found == mappings_.end() || found->second.process != process || found->second.opened == 0) {
@@ -294,7 +322,7 @@ bool FakeMemory::has_peer_access(int process, int device, int peer) const {
 std::size_t FakeMemory::used(int device) const {
   std::size_t bytes = 0;
   for (const auto& block : blocks_) {
-    if (block->live && block->kind == Kind::device && block->device == device) {
+    if (block->live && block->kind == Kind::device && block->device == device && !block->other) {
       bytes += block->bytes;
     }
   }
@@ -302,7 +330,7 @@ std::size_t FakeMemory::used(int device) const {
 }
 
 void FakeMemory::check_red_zone(const Block& block) {
-  if (block.kind == Kind::registered) return;
+  if (block.kind == Kind::registered || block.other) return;
   for (std::size_t i = 0; i < kRedZone; ++i) {
     const auto red = std::byte{kRed};
     if (block.base[block.bytes + i] != red || *(block.base - 1 - i) != red) {
@@ -316,6 +344,24 @@ void FakeMemory::check_red_zones() {
   for (const auto& block : blocks_) {
     if (block->live) check_red_zone(*block);
   }
+}
+
+std::shared_ptr<OtherArena> OtherArena::open(const FakeMemory::Arena& arena) {
+  const std::string path =
+      "/proc/" + std::to_string(arena.process) + "/fd/" + std::to_string(arena.file);
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return nullptr;
+  void* const base =
+      mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  close(file);
+  if (base == MAP_FAILED) return nullptr;
+  return std::make_shared<OtherArena>(static_cast<std::byte*>(base));
+}
+
+OtherArena::~OtherArena() { munmap(base_, kArena); }
+
+std::byte* OtherArena::at(std::size_t offset, std::size_t bytes) const {
+  return offset <= kArena && bytes <= kArena - offset ? base_ + offset : nullptr;
 }
 
 }  // namespace stitch::transport::gpu::test

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +11,9 @@
 #include "tests/gpu/double/vector_clock.h"
 
 namespace stitch::transport::gpu::test {
+
+// The arena of another process that simulates the same machine, mapped here as a whole.
+class OtherArena;
 
 // The memory of the simulated machine: device memory and pinned host memory in one arena, with
 // poison in what is new and what is freed, red zones around each block, and for each byte range its
@@ -38,6 +42,12 @@ class FakeMemory {
     bool mapped = false;  // through an IPC handle
   };
 
+  // How another process finds this arena.
+  struct Arena {
+    std::int64_t process = 0;
+    std::int32_t file = -1;
+  };
+
   explicit FakeMemory(Report report);
   ~FakeMemory();
   FakeMemory(const FakeMemory&) = delete;
@@ -61,6 +71,13 @@ class FakeMemory {
   // Another address of a block, for another process; null when the block is gone.
   void* map(int block, int process, int device);
   bool unmap(int process, void* memory);
+  [[nodiscard]] Arena arena() const;
+  // Where memory of this arena lies in it.
+  [[nodiscard]] std::size_t arena_offset(const void* memory) const;
+  // Memory of another process's arena, for a process of this machine; null when it is gone. What
+  // the other process does to it is not known here: only this side's accesses are checked.
+  void* map_other(const std::shared_ptr<OtherArena>& arena, std::size_t offset, std::size_t bytes,
+                  int process, int device);
   // The base of a device block of this process, by its number.
   [[nodiscard]] void* base(int block) const;
 
@@ -86,6 +103,7 @@ class FakeMemory {
     std::size_t bytes = 0, arena_offset = 0;
     bool live = true;
     int mappings = 0;
+    std::shared_ptr<OtherArena> other;  // whose it is
     std::map<std::size_t, Cell> cells;
   };
   struct Mapping {
@@ -109,6 +127,21 @@ class FakeMemory {
   std::map<const std::byte*, int> by_address_;  // blocks by their base
   std::map<const std::byte*, Mapping> mappings_;
   std::map<std::pair<int, std::pair<int, int>>, bool> peer_access_;
+};
+
+class OtherArena {
+ public:
+  // Null when its process is gone.
+  [[nodiscard]] static std::shared_ptr<OtherArena> open(const FakeMemory::Arena& arena);
+  explicit OtherArena(std::byte* base) : base_(base) {}
+  ~OtherArena();
+  OtherArena(const OtherArena&) = delete;
+  OtherArena& operator=(const OtherArena&) = delete;
+  // Null when there are not so many bytes.
+  [[nodiscard]] std::byte* at(std::size_t offset, std::size_t bytes) const;
+
+ private:
+  std::byte* const base_;
 };
 
 }  // namespace stitch::transport::gpu::test

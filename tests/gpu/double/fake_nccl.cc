@@ -63,6 +63,14 @@ Result FakeNccl::get_unique_id(Caller&, nccl::UniqueId* id) {
   std::memset(id->internal, 0, sizeof(id->internal));
   const std::uint64_t words[2] = {kIdMark, static_cast<std::uint64_t>(++unique_ids_)};
   std::memcpy(id->internal, words, sizeof(words));
+  if (!machine_.options.meeting.empty()) {
+    const std::string path = machine_.options.meeting + "/" +
+                             std::to_string(machine_.memory.arena().process) + "-" +
+                             std::to_string(unique_ids_);
+    if (path.size() >= sizeof(id->internal) - sizeof(words)) return nccl::kSystemError;
+    std::memcpy(id->internal + sizeof(words), path.data(), path.size());
+    listeners_[path] = FarRank::listen_at(path);
+  }
   return nccl::kSuccess;
 }
 
@@ -73,8 +81,13 @@ Result FakeNccl::comm_init_rank_config(Caller& caller, nccl::Comm* handle, int r
   *handle = nullptr;
   std::uint64_t words[2];
   std::memcpy(words, id.internal, sizeof(words));
-  const int number = static_cast<int>(words[1]);
-  if (words[0] != kIdMark || number < 1 || number > unique_ids_) return nccl::kInvalidArgument;
+  const std::string far(id.internal + sizeof(words));  // a path, or nothing
+  const int number =
+      far.empty() ? static_cast<int>(words[1]) : -1 - static_cast<int>(links_.size());
+  if (words[0] == kIdMark && !far.empty()) {
+    if (machine_.options.meeting.empty()) return nccl::kSystemError;
+  } else if (words[0] != kIdMark || number < 1 || number > unique_ids_)
+    return nccl::kInvalidArgument;
   if (ranks != 2 || rank < 0 || rank >= ranks) return nccl::kInvalidArgument;
   if (config != nullptr &&
       (config->magic != nccl::Config{}.magic || config->size != sizeof(nccl::Config))) {
@@ -102,6 +115,7 @@ Result FakeNccl::comm_init_rank_config(Caller& caller, nccl::Comm* handle, int r
   const auto group = caller.in.group_depth > 0 ? caller.in.group : std::make_shared<NcclGroup>();
   group->inits.push_back(comm.get());
   comms[*handle] = std::move(comm);
+  if (!far.empty()) meet_far(*link, far);
   return caller.in.group_depth > 0 ? nccl::kSuccess : run_group(caller, group);
 }
 
@@ -255,6 +269,10 @@ void FakeNccl::advance(const std::shared_ptr<NcclGroup>& group) {
     const int direction = piece.send ? piece.comm->rank : 1 - piece.comm->rank;
     if (link.connected[direction]) continue;
     const FakeComm* const peer = piece.comm->peer();
+    if (link.far != nullptr) {
+      if (!connect_far(link, direction)) ready = false;
+      continue;
+    }
     if (peer != nullptr && peer->group && !peer->aborted) {
       for (const NcclPiece& other : peer->group->pieces) {
         if (other.comm == peer && other.send != piece.send) link.connected[direction] = true;
@@ -334,6 +352,7 @@ void FakeNccl::kernel_started(const OpPtr& op) {
 }
 
 void FakeNccl::match(FakeLink& link) {
+  if (link.far != nullptr) return match_far(link);
   for (FakeComm* comm : link.rank) {
     FakeComm* const peer = comm == nullptr ? nullptr : comm->peer();
     if (peer == nullptr || !comm->running || !peer->running) continue;
@@ -470,6 +489,7 @@ void FakeNccl::abort(FakeComm& comm) {
   if (comm.aborted) return;
   comm.aborted = true;
   comm.state = nccl::kInvalidUsage;
+  if (comm.link->far != nullptr) comm.link->far->hang_up();
   if (comm.group) advance(comm.group);  // nothing has to connect for it any more
   if (comm.running) {
     machine_.schedule(machine_.draw(), [this, kernel = comm.running] { abandon(kernel); });

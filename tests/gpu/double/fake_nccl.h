@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/double/far_rank.h"
 #include "tests/gpu/double/machine.h"
 
 namespace stitch::transport::gpu::test {
@@ -48,6 +49,8 @@ struct FakeLink {
   FakeComm* rank[2] = {nullptr, nullptr};
   bool connected[2] = {false, false};  // by the rank that sends
   bool starting = false;
+  std::unique_ptr<FarRank> far;  // the rank that is not here
+  [[nodiscard]] FakeComm* here() const { return rank[0] != nullptr ? rank[0] : rank[1]; }
 };
 
 struct FakeComm {
@@ -67,6 +70,8 @@ struct FakeComm {
 class FakeNccl {
  public:
   explicit FakeNccl(Machine& machine) : machine_(machine) {}
+  // Without the machine's lock: ends the threads of far ranks.
+  ~FakeNccl();
 
   nccl::Result get_version(Caller& caller, int* version);
   nccl::Result get_unique_id(Caller& caller, nccl::UniqueId* id);
@@ -106,6 +111,14 @@ class FakeNccl {
   void match(FakeLink& link);
   void move(const std::shared_ptr<NcclKernel>& sender, NcclPiece& from,
             const std::shared_ptr<NcclKernel>& receiver, NcclPiece& to);
+  // Communicators with a rank in another process (far_nccl.cc).
+  void meet_far(FakeLink& link, const std::string& path);
+  void on_far(FakeLink& link, const FarMessage& message);
+  void on_far_gone(FakeLink& link);
+  // Whether that direction is connected.
+  bool connect_far(FakeLink& link, int direction);
+  void match_far(FakeLink& link);
+  void take_far(FakeLink& link);
   void finish_if_done(const std::shared_ptr<NcclKernel>& kernel);
   void abandon(const std::shared_ptr<NcclKernel>& kernel);
   void abort(FakeComm& comm);
@@ -115,6 +128,7 @@ class FakeNccl {
   Machine& machine_;
   std::map<int, std::unique_ptr<FakeLink>> links_;
   int unique_ids_ = 0;
+  std::map<std::string, int> listeners_;  // by the path in a unique id
 };
 
 }  // namespace stitch::transport::gpu::test
