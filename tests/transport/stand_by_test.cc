@@ -271,7 +271,7 @@ class PollerStandsBy : public testing::Test {
   void SetUp() override { poller->add(poller->new_id(), source->fd.get(), source); }
 };
 
-TEST_F(PollerStandsBy, WhatArrivesWhileNobodyPollsIsRead) {
+TEST_F(PollerStandsBy, WhatArrivesWhileNoThreadPollsIsRead) {
   for (int i = 0; i < 20; ++i) {
     ASSERT_TRUE(stand_by());
     std::this_thread::sleep_for(milliseconds(i % 4));
