@@ -74,8 +74,8 @@ State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
 }  // namespace
 
 SparseSGD::SparseSGD(std::vector<at::Tensor> parameters, SparseSGDOptions options)
-    : Optimizer({OptimizerParamGroup(std::move(parameters))},
-                std::make_unique<SparseSGDOptions>(options)) {
+    : SparseOptimizer({OptimizerParamGroup(std::move(parameters))},
+                      std::make_unique<SparseSGDOptions>(options)) {
   check_positive("a learning rate", options.lr());
 }
 
@@ -93,8 +93,8 @@ at::Tensor SparseSGD::step(LossClosure closure) {
 }
 
 SparseAdagrad::SparseAdagrad(std::vector<at::Tensor> parameters, SparseAdagradOptions options)
-    : Optimizer({OptimizerParamGroup(std::move(parameters))},
-                std::make_unique<SparseAdagradOptions>(options)) {
+    : SparseOptimizer({OptimizerParamGroup(std::move(parameters))},
+                      std::make_unique<SparseAdagradOptions>(options)) {
   check_positive("a learning rate", options.lr());
   check_positive("an lr_decay", options.lr_decay());
   check_positive("an initial_accumulator_value", options.initial_accumulator_value());
@@ -131,8 +131,8 @@ at::Tensor SparseAdagrad::step(LossClosure closure) {
 }
 
 SparseAdam::SparseAdam(std::vector<at::Tensor> parameters, SparseAdamOptions options)
-    : Optimizer({OptimizerParamGroup(std::move(parameters))},
-                std::make_unique<SparseAdamOptions>(options)) {
+    : SparseOptimizer({OptimizerParamGroup(std::move(parameters))},
+                      std::make_unique<SparseAdamOptions>(options)) {
   check_positive("a learning rate", options.lr());
   check_positive("an eps", options.eps());
   const auto [beta1, beta2] = options.betas();

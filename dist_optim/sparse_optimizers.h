@@ -3,6 +3,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <tuple>
 #include <vector>
 
@@ -12,9 +13,29 @@
 // sparse (one sparse dimension, dimension 0), and only the rows that it names change, they and
 // their state. A row that is named more than once is stepped once, by the sum. A dense gradient
 // names all rows. By themselves, or in a DistributedOptimizer; parameters of any floating-point
-// type on any device. On a CUDA device a step is one call of a kernel of ours where that is
-// possible (docs/gpu.md). Thread contract: as torch::optim's.
+// type on any device (fp16 with the usual `eps` may give NaN: that is 0 in fp16). On a CUDA device
+// a step is one call of a kernel of ours where that is possible (docs/gpu.md). Thread contract: as
+// torch::optim's.
 namespace stitch::optim {
+
+namespace detail {
+// What they have in common. libtorch's own save() and load() would do nothing, without a word.
+class SparseOptimizer : public torch::optim::Optimizer {
+ public:
+  using Optimizer::Optimizer;
+  // Throws c10::Error: their state is saved by DistributedOptimizer::save().
+  void save(torch::serialize::OutputArchive&) const override { refuse("saved"); }
+  // As save().
+  void load(torch::serialize::InputArchive&) override { refuse("loaded"); }
+
+ private:
+  [[noreturn]] static void refuse(const char* what) {
+    TORCH_CHECK(false, "a sparse optimizer cannot be ", what,
+                " by itself; stitch::optim::DistributedOptimizer saves and loads its state");
+    std::abort();
+  }
+};
+}  // namespace detail
 
 // Options of SparseSGD.
 struct SparseSGDOptions : torch::optim::OptimizerCloneableOptions<SparseSGDOptions> {
@@ -31,7 +52,7 @@ struct SparseSGDOptions : torch::optim::OptimizerCloneableOptions<SparseSGDOptio
 };
 
 // w -= lr * g for the rows of the gradient: torch::optim::SGD without momentum and weight decay.
-class SparseSGD : public torch::optim::Optimizer {
+class SparseSGD : public detail::SparseOptimizer {
  public:
   // Throws c10::Error for options out of their range.
   explicit SparseSGD(std::vector<at::Tensor> parameters, SparseSGDOptions options = {});
@@ -72,7 +93,7 @@ struct SparseAdagradParamState
 
 // Row-wise Adagrad: s += mean(g * g); w -= rate * g / (sqrt(s) + eps), with one s for a row in
 // place of torch::optim::Adagrad's one for each weight.
-class SparseAdagrad : public torch::optim::Optimizer {
+class SparseAdagrad : public detail::SparseOptimizer {
  public:
   // Throws c10::Error for options out of their range.
   explicit SparseAdagrad(std::vector<at::Tensor> parameters, SparseAdagradOptions options = {});
@@ -112,7 +133,7 @@ struct SparseAdamParamState : torch::optim::OptimizerCloneableParamState<SparseA
 
 // torch.optim.SparseAdam of Python, which libtorch has no C++ for: Adam for the rows of the
 // gradient. The averages of other rows do not decay.
-class SparseAdam : public torch::optim::Optimizer {
+class SparseAdam : public detail::SparseOptimizer {
  public:
   // Throws c10::Error for options out of their range.
   explicit SparseAdam(std::vector<at::Tensor> parameters, SparseAdamOptions options = {});

@@ -156,6 +156,15 @@ TEST(SparseOptimizers, CountAStepWhoseGradientNamesNoRow) {
   EXPECT_EQ(state.step(), 1);
 }
 
+// libtorch's own would write and read nothing.
+TEST(SparseOptimizers, AreNotSavedOrLoadedByThemselves) {
+  SparseAdam adam({at::ones({4, 2})}, SparseAdamOptions(0.1));
+  torch::serialize::OutputArchive out;
+  EXPECT_THROW(adam.save(out), c10::Error);
+  torch::serialize::InputArchive in;
+  EXPECT_THROW(adam.load(in), c10::Error);
+}
+
 TEST(SparseOptimizers, RefuseWhatHasNoRowsAndOptionsOutOfRange) {
   const auto weights = torch::ones({4, 3}).set_requires_grad(true);
   SparseSGD optimizer({weights}, SparseSGDOptions(0.1));

@@ -133,6 +133,8 @@ class TransfersWorld {
   std::unique_ptr<TestNetwork> network;
   std::string protocol_error;  // of any worker; guarded by mutex_
   [[nodiscard]] std::string take_protocol_error();
+  // One that may come at any time, also after the last look.
+  std::string may_come;
 
  private:
   static FakeGpu::Options with_thread(FakeGpu::Options options) {

@@ -50,20 +50,25 @@ void DeviceTransfers::Impl::on_ipc_slot(PeerId from, const IpcSlotFrame& frame) 
       const auto at =
           ipc_in_.find({from, frame.device, static_cast<std::uint32_t>(transfer->lane->device())});
       const std::uint64_t chunk = frame.offset / kChunk;
-      if (at == ipc_in_.end() || at->second.mapped == nullptr || transfer->rts->path != Path::ipc ||
-          frame.slot >= IpcOutbox::kSlots || frame.offset % kChunk != 0 ||
-          chunk >= transfer->chunks.size() || transfer->chunks[chunk]) {
+      if (at == ipc_in_.end() || transfer->rts->path != Path::ipc ||
+          frame.device != transfer->rts->pair.source_device || frame.slot >= IpcOutbox::kSlots ||
+          frame.offset % kChunk != 0 || chunk >= transfer->chunks.size() ||
+          transfer->chunks[chunk]) {
         throw Error(ErrorCode::protocol, "SLOT frame for slot " + std::to_string(frame.slot) +
                                              " with the bytes at " + std::to_string(frame.offset) +
                                              " of transfer " + std::to_string(frame.id) +
                                              ", which has no room for them");
       }
-      transfer->chunks[chunk] = true;
-      bytes = at->second.mapped + frame.slot * kChunk;
+      // Not while the break of the memory is being told: the transfer is asked for again.
+      if (at->second.mapped != nullptr) {
+        transfer->chunks[chunk] = true;
+        bytes = at->second.mapped + frame.slot * kChunk;
+      }
     }
   }
   const IpcFreeFrame freed{frame.id, frame.device, frame.slot};
-  if (bytes == nullptr) return send_frame(from, encode(freed));  // it has ended here
+  if (bytes == nullptr)
+    return send_frame(from, encode(freed));  // it has ended here, or is asked for again
   transfer->lane->post(
       on_lane(transfer, [self = shared_from_this(), transfer, bytes, freed, offset = frame.offset] {
         self->copy_from_slot(transfer, bytes, offset, freed);
