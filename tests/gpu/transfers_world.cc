@@ -138,7 +138,9 @@ TransfersWorld::~TransfersWorld() {
   network->stop();
   transfers.clear();
   lanes_.clear();
-  if (may_come.empty() || protocol_error != may_come) EXPECT_EQ(protocol_error, "");
+  if (may_come.empty() || protocol_error != may_come) {
+    EXPECT_EQ(protocol_error, "");
+  }
   EXPECT_EQ(gpu.open_communicators(), 0U);
 }
 
