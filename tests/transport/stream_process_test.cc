@@ -88,8 +88,8 @@ TEST(StreamProcess, AKilledPeerIsNoticed) {
         endpoint->listen([&] { return accepted.at(number.fetch_add(1))->events(); });
     for (const std::string task : {"idles", "reads", "writes", "stops"}) {
       SCOPED_TRACE(transport + ", the peer " + task);
+      const auto in = accepted.at(number.load());  // before the peer may connect
       Process peer("Peer", addresses[0], task);
-      const auto in = accepted.at(number.load());
       ASSERT_TRUE(wait_until([&] { return in->open() || in->closed().has_value(); }));
       ASSERT_TRUE(in->wait_messages(task == "writes" ? 2 : 1)) << in->closed_text();
       EXPECT_EQ(text_of(in->take_messages().front()), std::to_string(peer.id()));
