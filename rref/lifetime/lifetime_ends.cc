@@ -73,7 +73,7 @@ void Lifetime::meet_creator(const RRefId& id, TableEffects& effects) {
   constexpr std::size_t kMaxUnknown = 4096;  // more lives than join while news is on its way
   if (unknown_creators_.size() >= kMaxUnknown && !unknown_creators_.contains(creator)) {
     throw Error(ErrorCode::protocol, to_string(id) +
-                                         " was created by a worker that is not known, " + "like " +
+                                         " was created by a worker that is not known, as were " +
                                          std::to_string(kMaxUnknown) + " before it");
   }
   unknown_creators_.insert(creator);

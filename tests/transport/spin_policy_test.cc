@@ -92,9 +92,12 @@ TEST_F(SpinPolicyTest, ContendedYieldsHalveTheIntervalDownToItsMinimum) {
 }
 
 TEST_F(SpinPolicyTest, HelpsLastLongerWhenAnswersComeSoonAfterThem) {
+  Duration last_interval{0};
   const auto give_up = [&](Duration sleep) {
+    const SpinPolicy::Help help = policy.next_help();
+    last_interval = help.interval;
     policy.went_idle(now);
-    policy.gave_up(true);
+    policy.gave_up(help, true);
     now += sleep;
     policy.woken_by_traffic(now);
   };
@@ -114,16 +117,17 @@ TEST_F(SpinPolicyTest, HelpsLastLongerWhenAnswersComeSoonAfterThem) {
   for (int i = 0; i < 10; ++i) give_up(microseconds(1));
   EXPECT_TRUE(yield_for(SpinPolicy::kContendedYield + microseconds(1)).contended);
   for (int i = 0; i < SpinPolicy::kShortHelps; ++i) {
-    EXPECT_EQ(policy.next_help().interval, SpinPolicy::kMinInterval) << i;
-    if (i + 1 < SpinPolicy::kShortHelps) give_up(microseconds(1));
+    give_up(microseconds(1));
+    EXPECT_EQ(last_interval, SpinPolicy::kMinInterval) << i;
   }
+  EXPECT_EQ(policy.next_help().interval, SpinPolicy::kHelpInterval);
   EXPECT_EQ(policy.next_help().at_least, SpinPolicy::kHelpInterval) << "short ones do not count";
 }
 
 TEST_F(SpinPolicyTest, HelpsThatBringWorkDoNotLastLonger) {
   for (int i = 0; i < 10; ++i) {
     policy.went_idle(now);
-    policy.gave_up(i < 9);
+    policy.gave_up(policy.next_help(), i < 9);
     now += microseconds(1);
     policy.woken_by_traffic(now);
   }

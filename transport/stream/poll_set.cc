@@ -98,6 +98,7 @@ void PollSet::pause(SourceId id, bool paused) {
   update_epoll(found->second, id);
 }
 
+// (While a thread stands by, the next one that polls finds the change.)
 // The thread that polls clears awake_ before it looks at the changes for the last time and sleeps;
 // this one enters the change before it reads awake_: one of the two sees what the other one did.
 bool PollSet::poll_soon(SourceId id) noexcept {

@@ -356,15 +356,15 @@ bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
     if (set_.any_expensive()) set_.arm(false);
     set_.refresh();
     set_.wake_sources();
-    const auto [limit, at_least] = policy_.next_help();
-    const SpinResult spun = spin(&done, limit, at_least, deadline);
+    const SpinPolicy::Help help = policy_.next_help();
+    const SpinResult spun = spin(&done, help.interval, help.at_least, deadline);
     finished = spun == SpinResult::done;
     // Traffic that does not end is left to the own threads.
     for (int round = 0; !(sources_left = leave_sources()) && round < kRoundsAfterHelp; ++round)
       set_.poll_once(false);
     last_look_ = Clock::now();
     policy_.went_idle(last_look_);
-    if (spun == SpinResult::idle) policy_.gave_up(!refused_work_);
+    if (spun == SpinResult::idle) policy_.gave_up(help, !refused_work_);
     role_pinned_.store(false);
   }
   release_role(sources_left);

@@ -201,7 +201,7 @@ class ShmLink final : public Link {
 
   bool await_room() override {
     wants_room_.store(true);
-    if (awake_.load()) return true;  // it polls, and looks for room before it sleeps
+    if (awake_.load()) return true;  // it polls, or will soon, and looks for room before it sleeps
     return wait_for_room();          // true, and never room again, once the ring is corrupt
   }
 

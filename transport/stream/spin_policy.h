@@ -84,10 +84,10 @@ class SpinPolicy {
     idle_since_ = now;
     gave_up_ = false;
   }
-  // Then, and it was a helping thread's, which had waited for as long as next_help() said.
-  // `only_answers`: it has read no work that others must do.
-  void gave_up(bool only_answers) noexcept {
-    gave_up_ = only_answers && short_helps_ == 0;
+  // Then, and it was a helping thread's, which had waited for as long as `help`, of next_help(),
+  // said. `only_answers`: it has read no work that others must do.
+  void gave_up(const Help& help, bool only_answers) noexcept {
+    gave_up_ = only_answers && help.at_least > Duration(0);
     if (!only_answers) help_ = kHelpInterval;
   }
   // Traffic ended the sleep that followed.

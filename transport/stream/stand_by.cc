@@ -19,7 +19,6 @@ DoWork StandBy::begin_piece(DeferredWork& work, bool& watched) {
     base::MutexLock lock(mutex_);
     watched_ = &work;
     watched = true;
-    working_.store(true, std::memory_order_relaxed);
   }
   count(pieces_);
   return active_.load() ? DoWork::here_watched : DoWork::here;
@@ -27,7 +26,6 @@ DoWork StandBy::begin_piece(DeferredWork& work, bool& watched) {
 
 bool StandBy::end_work(int pieces, bool watched, TimePoint now) {
   if (watched) {
-    working_.store(false, std::memory_order_relaxed);
     if (pieces > 1) uses_.fetch_add(1, std::memory_order_relaxed);
     base::MutexLock lock(mutex_);
     watched_ = nullptr;
@@ -72,7 +70,10 @@ void StandBy::watch_work() {
   const std::uint32_t pieces = pieces_.load(std::memory_order_relaxed);
   const std::uint32_t begun = pieces - std::exchange(seen_.pieces, pieces);
   if (help_ticks_ > 0 && --help_ticks_ == 0) work_is_short_.store(true);
-  const bool works = working_.load(std::memory_order_relaxed);
+  const bool works = [this] {
+    base::MutexLock lock(mutex_);
+    return watched_ != nullptr;
+  }();
   const bool worked = std::exchange(worked_, works);
   if (!works || !worked || begun >= kFewPieces) {
     slow_ticks_ = 0;

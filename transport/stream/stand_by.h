@@ -98,7 +98,6 @@ class StandBy {
   std::atomic<int> vain_{0};                   // wake-ups in vain, less others
   std::atomic<Duration::rep> not_before_{0};   // begin()
 
-  std::atomic<bool> working_{false};       // on work that is watched
   std::atomic<std::uint32_t> pieces_{0};   // of watched work, begun
   std::atomic<bool> work_is_short_{true};  // so that what is left of it may wait
   base::Mutex mutex_;
