@@ -45,6 +45,11 @@ class Extension {
   virtual void on_member_joined(const WorkerInfo& joined) {}
   // A worker left gracefully while the world goes on.
   virtual void on_member_left(const WorkerInfo& left) {}
+  // A life of which this worker hears first that it is over, dead or left: it never was a member
+  // here.
+  virtual void on_past_member(const WorkerInfo& past, const Error& reason) {
+    on_member_dead(past, reason);
+  }
   // The number of operations that graceful shutdown must wait for.
   [[nodiscard]] virtual std::size_t active() { return 0; }
   // The worker is shutting down: completes or drops everything. Before the thread pool closes.

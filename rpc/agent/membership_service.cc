@@ -173,7 +173,10 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
     case Kind::dead:
     case Kind::left: {
       Life* life = peers.life(event.card.info);
-      if (life == nullptr) return true;  // it never was a member here
+      if (life == nullptr) {
+        remember(event);
+        return true;
+      }
       life->over.store(true, std::memory_order_release);
       if (!life->loss_reported.load() && !stopped_.load() && !peers.closing()) {
         peers.end(life->info(), event.reason, false);
@@ -193,6 +196,23 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       return true;
   }
   return true;
+}
+
+// A life that was over before this worker heard of it: calls to it are to say so, and the layers
+// above may be waiting for news of it.
+void MembershipService::remember(const MembershipProtocol::Event& over) {
+  const WorkerInfo& info = over.card.info;
+  const bool left = over.kind == MembershipProtocol::Event::Kind::left;
+  const Error why = left ? Error(ErrorCode::disconnected, "it has left") : over.reason;
+  try {
+    Life& added = agent_.peers().add_life({info, {}, {}});
+    agent_.device_tensors().add({info, {}});
+    added.announced.store(true);
+  } catch (const Error&) {
+    return;  // followed by another
+  }
+  agent_.peers().end(info, why, true);
+  agent_.for_each_extension([&](Extension& extension) { extension.on_past_member(info, why); });
 }
 
 template <class Make>
@@ -318,35 +338,7 @@ void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>
 
 // ---- joining and leaving
 
-// A life that was over before this worker joined: calls to it are to say so.
-void MembershipService::remember(const KnownLife& over) {
-  const WorkerInfo& info = over.card.info;
-  const Life* life = nullptr;
-  try {
-    Life& added = agent_.peers().add_life({info, {}, {}});
-    agent_.device_tensors().add({info, {}});
-    added.announced.store(true);
-    life = &added;
-  } catch (const Error&) {
-    return;  // known, or followed by another
-  }
-  const bool left = over.state == LifeState::left;
-  const Error why(ErrorCode::disconnected, left ? "it has left" : over.verdict);
-  agent_.peers().end(info, why, true);
-  // The protocol has no event for it: without this, the layers above would wait for its answers.
-  agent_.for_each_extension([&](Extension& extension) {
-    if (left) {
-      extension.on_member_left(life->info());
-    } else {
-      extension.on_member_dead(life->info(), why);
-    }
-  });
-}
-
 void MembershipService::take_in(const Notice& welcome, Clock::time_point deadline) {
-  for (const KnownLife& life : welcome.lives) {
-    if (life.state != LifeState::alive && life.card.info.id != agent_.self().id) remember(life);
-  }
   step([&](MembershipProtocol& protocol) { return protocol.on_welcome(welcome, Clock::now()); });
   base::MutexLock lock(mutex_);
   // Another thread may be performing that.

@@ -80,7 +80,7 @@ class MembershipService {
   void probe(const WorkerInfo& about);
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
   void tick();
-  void remember(const KnownLife& over);
+  void remember(const MembershipProtocol::Event& over);
   // The end of join(): returns once what the sponsor knows has been performed.
   void take_in(const Notice& welcome, Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Member see(const MemberCard& card) const;

@@ -394,12 +394,9 @@ void MembershipProtocol::on_dead(const WorkerInfo& from, const Notice& notice, T
     return;
   }
   Entry* entry = find(about.id);
-  if (entry == nullptr) {
-    KnownLife life{{about, {}, {}}, LifeState::dead, notice.text};
-    entries_.try_emplace(about.id, Entry{std::move(life)});
-  } else if (entry->info().epoch == about.epoch) {
+  if (entry != nullptr && entry->info().epoch == about.epoch) {
     declare(*entry, notice.by, notice.text, now, effects);
-  } else if (entry->info().epoch < about.epoch) {
+  } else {
     add({{about, {}, {}}, LifeState::dead, notice.text}, from, now, effects);
   }
 }
@@ -433,8 +430,15 @@ void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time n
     entries_.erase(info.id);
   }
   entries_.try_emplace(info.id, Entry{life});
-  if (life.state == LifeState::alive)
+  if (life.state == LifeState::alive) {
     effects.events.push_back({Event::Kind::joined, life.card, {}});
+  } else if (life.state == LifeState::left) {
+    effects.events.push_back({Event::Kind::left, life.card, {}});
+  } else {
+    effects.events.push_back(
+        {Event::Kind::dead, life.card,
+         Error(ErrorCode::disconnected, life.verdict).with_worker(info.name)});
+  }
 }
 
 void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now,

@@ -27,6 +27,8 @@ class WorldExtension final : public Extension {
   void on_member_joined(const WorkerInfo& joined) override STITCH_EXCLUDES(mutex_);
   void on_member_left(const WorkerInfo& left) override STITCH_EXCLUDES(mutex_);
   void on_member_dead(const WorkerInfo& dead, const Error& reason) override STITCH_EXCLUDES(mutex_);
+  // That it had joined was never said, either.
+  void on_past_member(const WorkerInfo&, const Error&) override {}
   void stop() override STITCH_EXCLUDES(mutex_);
 
  private:

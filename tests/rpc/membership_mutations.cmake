@@ -72,4 +72,10 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
 
   [[  const bool decides = judge_of(*entry) == self_.info.id;]]
   [[  const bool decides =
-      judge_of(*entry) == self_.info.id || broken(Mutation::judges_when_another_has_come);]])
+      judge_of(*entry) == self_.info.id || broken(Mutation::judges_when_another_has_come);]]
+
+  [[  entries_.try_emplace(info.id, Entry{life});
+  if (life.state == LifeState::alive) {]]
+  [[  entries_.try_emplace(info.id, Entry{life});
+  if (broken(Mutation::keeps_quiet_of_the_past) && life.state != LifeState::alive) return;
+  if (life.state == LifeState::alive) {]])

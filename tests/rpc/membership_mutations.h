@@ -21,7 +21,8 @@ enum class Mutation {
   blames_others_for_its_losses,
   two_judge_each_other,
   judges_when_another_has_come,
-  last = judges_when_another_has_come,
+  keeps_quiet_of_the_past,
+  last = keeps_quiet_of_the_past,
 };
 
 // Whether this mutation is turned on.

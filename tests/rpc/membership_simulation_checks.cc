@@ -73,7 +73,14 @@ void MembershipSimulation::check_rest() {
            });
   };
   for (const auto& a : nodes_) {
-    if (!a->takes_part() || stranded(*a)) continue;
+    if (!a->takes_part()) continue;
+    for (const KnownLife& life : a->protocol.lives()) {
+      const WorkerInfo& info = life.card.info;
+      if (life.state != LifeState::alive && !a->over.contains({info.id.value(), info.epoch}))
+        return fail(to_string(a->info()) + " knows that " + to_string(info) + " epoch " +
+                    std::to_string(info.epoch) + " is over, and has told nothing above it");
+    }
+    if (stranded(*a)) continue;
     for (const auto& b : nodes_) {
       if (a == b || b->refused || stranded(*b)) continue;
       const std::string pair = to_string(a->info()) + " epoch " + std::to_string(a->info().epoch) +
