@@ -99,17 +99,20 @@ class ContextHandle {
 // The scope of one iteration of distributed training. While it is current on a thread (from
 // construction to destruction on the constructing thread, and in the handlers, continuations and
 // coroutines that started under it), calls carry it, and tensors they carry are recorded. Calls
-// made with grad mode off carry nothing; they run with grad mode off, and what they return does not
-// require grad. Contexts nest per thread; the innermost that has not ended is current.
-// Autocast travels with every call, in a context or not: a handler, its continuations and the calls
-// it makes run under the autocast of the caller (on or off, and the dtype, for the CPU and for
-// CUDA), without libtorch's cache of casts. Hooks for saved tensors do not travel: they are code of
-// one process. With backward passes nothing of this travels: nodes run under the state of a new
-// thread on all workers, so that a backward called under autocast runs outside of it. Hooks must be
-// safe to run from several passes concurrently. What a node that runs libtorch's own engine inside
-// (checkpointing) finds for parameters goes to the context; see PROTOCOL.md. Belongs to the worker
-// that was current when it was made. Its end frees what it owns on every worker that took part.
-// Thread contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
+// made with grad mode off carry it, too, and record nothing; they run with grad mode off, and what
+// they return does not require grad. Contexts nest per thread; the innermost that has not ended is
+// current. Autocast travels with every call, in a context or not: a handler, its continuations and
+// the calls it makes run under the autocast of the caller (on or off, and the dtype, for the CPU
+// and for CUDA), without libtorch's cache of casts. Hooks for saved tensors do not travel: they are
+// code of one process. With backward passes nothing of this travels: nodes run under the state of a
+// new thread on all workers, so that a backward called under autocast runs outside of it. Hooks
+// must be safe to run from several passes concurrently. What a node that runs libtorch's own engine
+// inside (checkpointing) finds for parameters goes to the context; while it runs for the first
+// time, no other thread may use `.grad` of these; see PROTOCOL.md. The tensors of one message are
+// one unit: when the loss uses one of them, backward goes through what is behind the others, too,
+// with undefined gradients. Belongs to the worker that was current when it was made. Its end frees
+// what it owns on every worker that took part. Thread contract: as ContextHandle; made and
+// destroyed by one thread (or one coroutine).
 class Context : public ContextHandle {
  public:
   // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut

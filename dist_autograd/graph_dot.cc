@@ -246,8 +246,14 @@ std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent, const Contex
   next.push_back(context.id().home);
   for (; !next.empty(); next.pop_front()) {
     if (!seen.insert(next.front()).second) continue;
-    part = rpc_sync<detail::graph_part>(next.front(), context.id().home, context.id().epoch,
-                                        context.id().counter);
+    try {
+      part = rpc_sync<detail::graph_part>(next.front(), context.id().home, context.id().epoch,
+                                          context.id().counter);
+    } catch (const Error& error) {  // it has left or died: the picture says so
+      parts += "  " + in_quotes("no answer from " + std::to_string(next.front().value())) +
+               " [shape=note, label=" + in_quotes(error.what()) + "];\n";
+      continue;
+    }
     if (!part.dot.empty()) ++workers;
     parts += part.dot;
     links += part.links;

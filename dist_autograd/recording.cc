@@ -113,10 +113,10 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   if (request && rpc::Autocast::is_on()) [[unlikely]]
     add_autocast(message);
   // A reply leaves on the thread that completes it, whose grad mode means nothing.
-  if (request ? !at::GradMode::is_enabled() : rpc::ExecutionContext::current().no_grad) {
-    add_no_grad(message, request);
-    return;
-  }
+  const bool no_grad =
+      request ? !at::GradMode::is_enabled() : rpc::ExecutionContext::current().no_grad;
+  if (no_grad) add_no_grad(message, request);
+  if (no_grad && !request) return;
   const auto current = CurrentContext::get();
   if (!current) return;
   const auto& context = current->context;
@@ -125,7 +125,7 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
 
   Section section{context->id(), 0, {}};
   std::vector<at::Tensor> tensors;
-  for (std::uint32_t i = 0; i < message.tensors.size(); ++i) {
+  for (std::uint32_t i = 0; !no_grad && i < message.tensors.size(); ++i) {
     if (!message.tensors[i].defined() || !message.tensors[i].requires_grad()) continue;
     section.tensors.push_back(i);
     tensors.push_back(message.tensors[i]);

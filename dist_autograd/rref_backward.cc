@@ -36,7 +36,7 @@ Future<void> backward_async(const RRef<at::Tensor>& root, const ContextHandle& c
                 "the root; call backward() there");
   }
   const ContextScope scope(context.id());
-  const at::AutoGradMode on(true);  // a call made with grad mode off would not carry the context
+  const at::AutoGradMode on(true);  // the pass may make a graph
   // The call itself must not time out: only the pass's own limit counts.
   return rpc_async<detail::backward_on_owner>(
              {.to = root.owner(), .timeout = std::chrono::nanoseconds(0)}, root, options)

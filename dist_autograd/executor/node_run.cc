@@ -75,8 +75,9 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const Node& 
     }
     const bool complex_wanted =
         c10::isComplexType(c10::typeMetaToScalarType(metadata.options().dtype()));
+    // Integers are cast, as libtorch does it.
     if (!c10::isFloatingType(gradient.scalar_type()) &&
-        !(complex_wanted && c10::isComplexType(gradient.scalar_type()))) {
+        complex_wanted != c10::isComplexType(gradient.scalar_type())) {
       refuse(who() + " returned an invalid gradient at index " + std::to_string(i) + ": dtype " +
              c10::toString(gradient.scalar_type()) + " for an input of dtype " +
              c10::toString(c10::typeMetaToScalarType(metadata.options().dtype())));

@@ -435,9 +435,8 @@ void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time n
   } else if (life.state == LifeState::left) {
     effects.events.push_back({Event::Kind::left, life.card, {}});
   } else {
-    effects.events.push_back(
-        {Event::Kind::dead, life.card,
-         Error(ErrorCode::disconnected, life.verdict).with_worker(info.name)});
+    effects.events.push_back({Event::Kind::dead, life.card,
+                              Error(ErrorCode::disconnected, life.verdict).with_worker(info.name)});
   }
 }
 

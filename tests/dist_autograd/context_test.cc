@@ -36,7 +36,7 @@ TEST(Context, IsCarriedByCallsOnlyWhileItIsCurrent) {
     EXPECT_EQ(rpc_sync<context_counter>("worker1"), context.id().counter);
     {
       const at::NoGradGuard off;
-      EXPECT_FALSE(rpc_sync<carries_context>("worker1"));
+      EXPECT_TRUE(rpc_sync<carries_context>("worker1"));
     }
   }
   EXPECT_FALSE(dist_autograd::has_current_context());

@@ -228,6 +228,27 @@ TEST(Recording, OfAReplyDoesNotDependOnTheThreadThatCompletesIt) {
   later().reset();
 }
 
+double norm_of_gradients() {
+  double sum = 0;
+  for (const auto& [leaf, gradient] : dist_autograd::current_context().gradients())
+    sum += gradient.pow(2).sum().item<double>();
+  return sum;
+}
+double norm_from_worker1() { return rpc_sync<norm_of_gradients>("worker1"); }
+
+TEST(GradMode, OffACallCarriesTheContextAllTheSame) {
+  Cluster cluster(3);
+  Context context;
+  context.backward({rpc_sync<times_parameter>("worker1", ones()).sum()});
+  const at::NoGradGuard off;
+  const double expected = ones().pow(2).sum().item<double>();
+  EXPECT_EQ(rpc_sync<norm_of_gradients>("worker1"), expected);
+  EXPECT_EQ(rpc_sync<norm_from_worker1>("worker2"), expected);
+  const auto x = ones().requires_grad_();
+  EXPECT_FALSE(rpc_sync<times_parameter>("worker1", x).requires_grad());
+  EXPECT_EQ(count_on(cluster[2], "links"), 0);
+}
+
 TEST(Recording, OfACallThatWasRefusedLeavesNothing) {
   Cluster cluster(2, [](Options& options) { options.max_inflight_bytes = 64 << 10; });
   Context context;
