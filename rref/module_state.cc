@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "stitch/base/error.h"
+#include "stitch/rpc/agent/agent.h"
 
 namespace stitch::rref {
 namespace {
@@ -70,12 +71,14 @@ StateDifference load_module_state(torch::nn::Module& module,
   return difference;
 }
 
-void require_cpu(const at::Device& device) {
-  if (device.is_cpu()) return;
-  throw Error(ErrorCode::invalid_argument,
-              "a remote module cannot be made on device " + device.str() +
-                  ": modules live on the cpu of their worker; move its tensors with a method of "
-                  "the module");
+at::Device module_device(const Target& to, const at::Device& device) {
+  const auto agent = rpc::current_agent();
+  return agent->device_tensors().existing_device(to.resolve(agent->peers()), device,
+                                                 "a remote module cannot be made on");
+}
+
+void move_module(torch::nn::Module& module, const SentDevice& device) {
+  module.to(at::Device(device.name));
 }
 
 }  // namespace stitch::rref

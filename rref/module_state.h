@@ -1,10 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <map>
 #include <string>
 #include <vector>
+
+#include "stitch/rpc/target.h"
 
 namespace torch::nn {
 class Module;
@@ -36,7 +39,19 @@ namespace stitch::rref {
 StateDifference load_module_state(torch::nn::Module& module,
                                   const std::map<std::string, at::Tensor>& state, bool strict);
 
-// Throws Error(invalid_argument) for any device but the CPU.
-void require_cpu(const at::Device& device);
+// The device of `to` that a module is to be made on, with its index. Throws Error: an unknown
+// worker, or one that does not have this device.
+[[nodiscard]] at::Device module_device(const Target& to, const at::Device& device);
+
+// A device in a message.
+struct SentDevice {
+  std::string name;  // as at::Device reads and writes it
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(name);
+  }
+};
+// Moves the parameters and buffers of a module to a device.
+void move_module(torch::nn::Module& module, const SentDevice& device);
 
 }  // namespace stitch::rref

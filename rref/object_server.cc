@@ -65,9 +65,13 @@ class ServedNext {
 // tensors, texts and vectors of numbers; 0 for others.
 std::size_t known_bytes(const rpc::OwnedObject& value) {
   const auto tensor_bytes = [](const at::Tensor& tensor) {
-    const bool dense = tensor.defined() && tensor.layout() == at::kStrided;
-    return sizeof(tensor) +
-           (dense ? static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() : std::size_t{0});
+    if (!tensor.defined()) return sizeof(tensor);
+    const auto elements = [](const at::Tensor& dense) {
+      return static_cast<std::size_t>(dense.numel()) * dense.itemsize();
+    };
+    if (tensor.is_sparse())
+      return sizeof(tensor) + elements(tensor._indices()) + elements(tensor._values());
+    return sizeof(tensor) + (tensor.layout() == at::kStrided ? elements(tensor) : std::size_t{0});
   };
   const void* const at = value.object.get();
   if (*value.type == typeid(at::Tensor)) return tensor_bytes(*static_cast<const at::Tensor*>(at));
@@ -77,6 +81,14 @@ std::size_t known_bytes(const rpc::OwnedObject& value) {
       bytes += tensor_bytes(each);
     return bytes;
   }
+  std::size_t bytes = 0;
+  const auto is_vector_of = [&]<class T>(T) {
+    if (*value.type != typeid(std::vector<T>)) return false;
+    bytes = sizeof(std::vector<T>) + static_cast<const std::vector<T>*>(at)->size() * sizeof(T);
+    return true;
+  };
+  if (is_vector_of(0) || is_vector_of(std::int64_t{}) || is_vector_of(0.0F) || is_vector_of(0.0))
+    return bytes;
   if (*value.type == typeid(std::string))
     return sizeof(std::string) + static_cast<const std::string*>(at)->size();
   if (*value.type == typeid(int) || *value.type == typeid(float)) return sizeof(int);

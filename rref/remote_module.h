@@ -41,6 +41,13 @@ class ModuleHost {
   requires std::is_constructible_v<Impl, A&&...>
   explicit ModuleHost(A&&... arguments)
       : module_(std::make_shared<Impl>(std::forward<A>(arguments)...)) {}
+  // On a device of this worker.
+  template <class... A>
+  requires std::is_constructible_v<Impl, A&&...>
+  explicit ModuleHost(const rref::SentDevice& device, A&&... arguments)
+      : ModuleHost(std::forward<A>(arguments)...) {
+    rref::move_module(*module_, device);
+  }
 
   template <class... A>
   auto forward(A... arguments)
@@ -82,13 +89,42 @@ class ModuleHost {
   std::shared_ptr<Impl> module_;
 };
 
+// The parameter of M::forward() for an argument: an RRef<T> stands for its T, unless forward()
+// takes the reference itself.
+template <class A>
+struct ForwardParameter {
+  using type = A;
+};
+template <class T>
+requires kCanStandIn<T>
+struct ForwardParameter<RRef<T>> {
+  using type = T;
+};
+template <class Impl, class... A>
+inline constexpr bool kForwardTakes = requires(Impl& module, A... arguments) {
+  module.forward(std::move(arguments)...);
+};
+template <class M, bool AsGiven, class... A>
+struct ForwardOf {
+  static constexpr auto kMethod = &ModuleHost<M>::template forward<A...>;
+};
+template <class M, class... A>
+struct ForwardOf<M, false, A...> {
+  static_assert(
+      kForwardTakes<typename ModuleHost<M>::Impl, typename ForwardParameter<A>::type...>,
+      "stitch: forward() of this module cannot be called with these arguments; an RRef<T> "
+      "may stand for a T");
+  static constexpr auto kMethod =
+      &ModuleHost<M>::template forward<typename ForwardParameter<A>::type...>;
+};
+
 }  // namespace detail
 
 // Where a remote module is to live: RemoteModule<M>({.to = "ps0", .device = at::kCPU}, ...).
 struct ModulePlace {
   Target to;                                          // its worker, as for remote()
   std::optional<std::chrono::nanoseconds> timeout{};  // of its construction; 0: none
-  at::Device device = at::kCPU;                       // of its tensors; only the CPU so far
+  at::Device device = at::kCPU;                       // of its parameters and buffers
 };
 
 // A torch::nn module that lives on another worker: RemoteModule<torch::nn::Linear>("ps0", 8, 4) or
@@ -108,21 +144,29 @@ class RemoteModule {
   template <class... Args>
   explicit RemoteModule(Target target, Args&&... args)
       : host_(remote<Host>(std::move(target), std::forward<Args>(args)...)) {}
-  // The same on a device of the target. Throws Error(invalid_argument) for any but the CPU.
+  // The same on a device of the target: made on the CPU and moved there. Throws
+  // Error(invalid_argument) for one that the target does not have.
   template <class... Args>
   explicit RemoteModule(ModulePlace place, Args&&... args)
-      : host_(remote<Host>(checked(std::move(place)), std::forward<Args>(args)...)) {}
+      : host_(make(std::move(place), std::forward<Args>(args)...)) {}
 
-  // Runs forward() on the owner. The result type follows from the types of the arguments.
+  // Runs forward() on the owner. The result type follows from the types of the arguments. Where
+  // forward() takes a T, an RRef<T> may be given, as in other calls: also of an object that is
+  // still being created, so net2.forward(net1.forward_remote(x)) sends the data from one owner to
+  // the other.
   template <class... Args>
   auto forward_async(Args&&... args) const {
-    return host_.template rpc_async<&Host::template forward<detail::SentAs<Args>...>>(
-        std::forward<Args>(args)...);
+    return host_.template rpc_async<kForward<Args...>>(std::forward<Args>(args)...);
   }
   // The same, waiting. Throws its Error.
   template <class... Args>
   auto forward(Args&&... args) const {
     return forward_async(std::forward<Args>(args)...).get();
+  }
+  // As forward_async(), but the result stays on the owner: an RRef to it.
+  template <class... Args>
+  auto forward_remote(Args&&... args) const {
+    return host_.template remote<kForward<Args...>>(std::forward<Args>(args)...);
   }
 
   // References to the parameters, owned there, in the order of module.parameters(). Waits.
@@ -175,9 +219,18 @@ class RemoteModule {
   }
 
  private:
-  static TargetOptions checked(ModulePlace place) {
-    rref::require_cpu(place.device);
-    return {.to = std::move(place.to), .timeout = place.timeout};
+  template <class... Args>
+  static constexpr auto kForward =
+      detail::ForwardOf<M, detail::kForwardTakes<typename Host::Impl, detail::SentAs<Args>...>,
+                        detail::SentAs<Args>...>::kMethod;
+
+  template <class... Args>
+  static RRef<Host> make(ModulePlace place, Args&&... args) {
+    const at::Device device = rref::module_device(place.to, place.device);
+    TargetOptions target{.to = std::move(place.to), .timeout = place.timeout};
+    if (device.is_cpu()) return remote<Host>(std::move(target), std::forward<Args>(args)...);
+    return remote<Host>(std::move(target), rref::SentDevice{device.str()},
+                        std::forward<Args>(args)...);
   }
 
   RRef<Host> host_;

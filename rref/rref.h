@@ -38,7 +38,9 @@ class Context;
 // remote and notify, of a function or of a method: the callee gets a copy of the object, from its
 // owner and not through the caller, when it has been created, and the function runs after that. No
 // thread waits; the deadline of the call covers it; the object's errors become those of the call. T
-// must be sendable and copyable. (A constructor gets its arguments as they are: the RRef.)
+// must be sendable and copyable. Where the function runs on the owner itself it gets a copy of the
+// T: of a tensor that is another handle of the same memory, as to_here() gives it there, so do not
+// change it in place. (A constructor gets its arguments as they are: the RRef.)
 //
 // Thread contract: as std::shared_ptr; only methods that say so wait.
 template <class T>

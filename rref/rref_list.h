@@ -39,13 +39,14 @@ struct RRefInfo {
   // The function or class whose result the object is; empty if it is not known here: made by
   // make_rref(), or received from another worker.
   std::string made_by;
-  std::string type;                  // of the object; empty where it is not known
-  std::optional<std::size_t> bytes;  // when it was made: of tensors, vectors of them, texts and
-                                     // numbers; of other types and other workers' objects unknown
-  std::chrono::nanoseconds age{0};   // since this worker has known of it
-  std::vector<WorkerInfo> holders;   // owned here: the other workers that hold it
-  std::uint32_t local = 0;           // handles, and messages being handled, of this worker
-  std::uint32_t in_messages = 0;     // messages sent that carry it and are not settled
+  std::string type;  // of the object; empty where it is not known
+  std::optional<std::size_t>
+      bytes;  // when it was made: of tensors, texts, numbers and vectors
+              // of tensors or numbers; of other types and other workers' objects unknown
+  std::chrono::nanoseconds age{0};  // since this worker has known of it
+  std::vector<WorkerInfo> holders;  // owned here: the other workers that hold it
+  std::uint32_t local = 0;          // handles, and messages being handled, of this worker
+  std::uint32_t in_messages = 0;    // messages sent that carry it and are not settled
 };
 // One line: id, state, type, bytes, age, holders.
 std::ostream& operator<<(std::ostream& out, const RRefInfo& info);

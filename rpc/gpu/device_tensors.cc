@@ -108,15 +108,25 @@ std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
       devices.push_back(*destination);
       continue;
     }
-    const c10::Device wanted = with_index(*placement->wanted);
-    if ((!wanted.is_cpu() && !wanted.is_cuda()) || !peer.devices.has(wanted)) {
-      refuse(position(message, i) + " is to be put on device " + wanted.str() + " of " +
-             to_string(peer.info) + ", which has the CPU and " +
-             std::to_string(peer.devices.count) + " CUDA devices");
-    }
-    devices.push_back(wanted);
+    devices.push_back(existing(peer, *placement->wanted,
+                               [&] { return position(message, i) + " is to be put on"; }));
   }
   return devices;
+}
+
+template <class What>
+c10::Device DeviceTensors::existing(const Peer& peer, c10::Device device, const What& what) {
+  device = with_index(device);
+  if ((!device.is_cpu() && !device.is_cuda()) || !peer.devices.has(device)) {
+    refuse(what() + " device " + device.str() + " of " + to_string(peer.info) +
+           ", which has the CPU and " + std::to_string(peer.devices.count) + " CUDA devices");
+  }
+  return device;
+}
+
+c10::Device DeviceTensors::existing_device(const WorkerInfo& of, c10::Device device,
+                                           const std::string& what) const {
+  return existing(*peers_.at(of.id.value()), device, [&] { return what; });
 }
 
 StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& to) {

@@ -67,6 +67,11 @@ class DeviceTensors {
   // A worker that has joined, or come back. One that came before what is known here is not taken.
   void add(Worker worker) STITCH_EXCLUDES(mutex_);
 
+  // The device of that worker, with its index; throws Error(invalid_argument) that begins with
+  // `what` ("it cannot be made on") if the worker does not have it.
+  [[nodiscard]] c10::Device existing_device(const WorkerInfo& of, c10::Device device,
+                                            const std::string& what) const;
+
   // ---- sending
   [[nodiscard]] bool concerns(const OutMessage& message, WorkerId to) const {
     return !message.placements.empty() || peers_.at(to.value())->moves_cpu_tensors;
@@ -135,6 +140,8 @@ class DeviceTensors {
 
   [[nodiscard]] std::vector<c10::Device> destinations(const OutMessage& message,
                                                       const Peer& peer) const;
+  template <class What>
+  static c10::Device existing(const Peer& peer, c10::Device device, const What& what);
   struct Received;  // what has come by transfers, for place()
   void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
                          Next next);

@@ -2,6 +2,7 @@
 // devices.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <array>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/rref/remote_module.h"
 #include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
@@ -281,6 +283,26 @@ TEST(DevicePlacement, ReferencesReachObjectsWithStateOnDevices) {
   EXPECT_TRUE(holds(model.rpc_sync<&Model::forward>(cuda(0, 5)), "cuda:0", 10));
   model.rpc_sync<&Model::scale>(3.0);
   EXPECT_TRUE(holds(model.rpc_sync<&Model::forward>(cuda(0, 5)), "cuda:0", 30));
+}
+
+TEST(DevicePlacement, ARemoteModuleLivesOnADeviceOfItsWorker) {
+  Cluster cluster(2, worker0_swaps);
+  const stitch::RemoteModule<torch::nn::Linear> linear(
+      {.to = "worker1", .device = at::Device("cuda:1")}, 3, 2);
+  // As the map says: cuda:0 here is cuda:1 there.
+  const at::Tensor result = linear.forward(cuda(0, 1));
+  EXPECT_EQ(result.device().str(), "cuda:0");
+  for (const auto& parameter : linear.parameters())
+    EXPECT_EQ(rpc_sync<device_of>("worker1", parameter), "cuda:1");
+  linear.load_state_dict({{"weight", cuda(0, 2, {2, 3})}, {"bias", cuda(0, 1, {2})}});
+  EXPECT_TRUE(holds(linear.forward(cuda(0, 1)), "cuda:0", 7));
+  const auto error = error_of([] {
+    const stitch::RemoteModule<torch::nn::Linear> none(
+        {.to = "worker1", .device = at::Device("cuda:7")}, 3, 2);
+  });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
+                       "a remote module cannot be made on device cuda:7 of worker \"worker1\" (id "
+                       "1), which has the CPU and 4 CUDA devices"));
 }
 
 TEST(DevicePlacement, GradientsReturnToTheDevicesThatTheirTensorsCameFrom) {

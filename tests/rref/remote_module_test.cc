@@ -117,6 +117,32 @@ TEST(RemoteModule, AStateThatIsNotStrictLoadsWhatFitsAndReturnsTheRest) {
   EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), at::ones({5, 2})));
 }
 
+TEST(RemoteModule, ForwardTakesAReferenceInPlaceOfItsObject) {
+  Cluster cluster(3);
+  const RemoteModule<torch::nn::Linear> first("worker1", 3, 4);
+  const RemoteModule<torch::nn::Linear> second("worker2", 4, 2);
+  const at::Tensor x = at::ones({1, 3});
+  // The caller sends x and gets the last result; what is between goes from worker1 to worker2.
+  const RRef<at::Tensor> between = first.forward_remote(x);
+  EXPECT_EQ(between.owner().name, "worker1");
+  const at::Tensor piped = second.forward(between);
+  EXPECT_TRUE(at::allclose(piped, second.forward(first.forward(x))));
+  EXPECT_TRUE(at::equal(between.to_here(), first.forward(x)));
+}
+
+struct TakesReferenceImpl : torch::nn::Module {
+  at::Tensor forward(const RRef<at::Tensor>& tensor) {
+    return at::full({1}, tensor.owner().id.value() + 0.0);
+  }
+};
+
+TEST(RemoteModule, ForwardThatTakesReferencesGetsThem) {
+  Cluster cluster(3);
+  const RemoteModule<TakesReferenceImpl> module("worker1");
+  const RemoteModule<torch::nn::Linear> linear("worker2", 3, 4);
+  EXPECT_EQ(module.forward(linear.forward_remote(at::ones({1, 3}))).item<double>(), 2);
+}
+
 TEST(RemoteModule, LivesOnTheCpuAndRefusesOtherDevicesByName) {
   Cluster cluster(2);
   const RemoteModule<torch::nn::Linear> linear({.to = "worker1", .device = at::kCPU}, 2, 5);
@@ -128,6 +154,8 @@ TEST(RemoteModule, LivesOnTheCpuAndRefusesOtherDevicesByName) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     EXPECT_NE(std::string(error.what()).find("cannot be made on device cuda:1"), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("worker \"worker1\""), std::string::npos)
         << error.what();
   }
 }

@@ -170,6 +170,16 @@ TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {
   EXPECT_TRUE(eventually([&] { return rrefs(cluster[1]).empty() && rrefs().empty(); }));
 }
 
+TEST(RRefList, KnowsTheBytesOfSparseTensorsAndOfVectorsOfNumbers) {
+  Cluster cluster(1);
+  const auto sparse = make_rref(
+      at::sparse_coo_tensor(at::tensor({1, 5}, at::kLong).unsqueeze(0), at::ones({2, 4}), {9, 4}));
+  const auto numbers = make_rref(std::vector<double>(3));
+  const auto all = rrefs();
+  EXPECT_EQ(find(all, sparse).bytes, sizeof(at::Tensor) + 2 * 8 + 2 * 4 * 4);
+  EXPECT_EQ(find(all, numbers).bytes, sizeof(std::vector<double>) + 3 * 8);
+}
+
 TEST(RRefList, ShowsReferencesWhoseOwnerIsGone) {
   Cluster cluster(2);
   const auto tally = remote<Tally>("worker1");
