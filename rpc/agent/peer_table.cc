@@ -87,6 +87,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
   events.place = [this, peer_connection](const ConnectionPtr&, const base::Bytes& frame,
                                          std::size_t bytes) {
     if (!peer_connection->bound.load(std::memory_order_acquire)) return transport::Buffer{};
+    peer_connection->session->acknowledged_ahead(frame);
     return events_.place(peer_connection->peer->info(), frame, bytes);
   };
   events.on_closed = [this, peer_connection](const ConnectionPtr& connection, const Error& reason) {

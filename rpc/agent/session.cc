@@ -264,13 +264,23 @@ Session::Arrival Session::receive(const transport::Message& message) {
   return kind == wire::kSkip ? Arrival::drop : Arrival::deliver;
 }
 
+void Session::acknowledged_ahead(const base::Bytes& frame) noexcept {
+  constexpr std::size_t kLarge = 1;
+  const auto numbers = transport::numbers_of(frame);
+  // What makes no sense is refused when the message has arrived.
+  if (!numbers || numbers->received[kLarge] > last_sent_[kLarge].load(std::memory_order_acquire))
+    return;
+  if (numbers->received[kLarge] > acknowledged_[kLarge].load(std::memory_order_relaxed))
+    acknowledged(kLarge, numbers->received[kLarge]);
+}
+
 bool Session::received_one() {
   const std::uint64_t untold = received_sum() - told_.load(std::memory_order_relaxed);
   if (untold == 0) {
     untold_bytes_ = 0;
     return false;
   }
-  if (untold >= kMaxUntoldMessages || untold_bytes_ >= kMaxUntoldBytes) {
+  if (untold >= kMaxUntoldMessages || untold_bytes_ >= max_untold_bytes_) {
     untold_bytes_ = 0;
     acknowledge();
     return false;

@@ -62,9 +62,14 @@ class Session final : public transport::Connection {
   };
 
   // `max_passed_on_bytes`: of what has been passed on and not been acknowledged; a peer that leaves
-  // more than that is given up. To be far beyond what transports hold and kMaxUntoldBytes.
-  explicit Session(Events events, std::size_t max_passed_on_bytes = std::size_t{64} << 20)
-      : events_(std::move(events)), max_passed_on_bytes_(max_passed_on_bytes) {}
+  // more than that is given up. To be far beyond what transports hold and `max_untold_bytes`: what
+  // may be received before the peer is told by a message of its own, if nothing is sent to it. So
+  // much is kept there; each such message costs a stream of large ones a few percent of its rate.
+  explicit Session(Events events, std::size_t max_passed_on_bytes = std::size_t{64} << 20,
+                   std::size_t max_untold_bytes = std::size_t{1} << 20)
+      : events_(std::move(events)),
+        max_passed_on_bytes_(max_passed_on_bytes),
+        max_untold_bytes_(max_untold_bytes) {}
   ~Session() override;
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -82,6 +87,9 @@ class Session final : public transport::Connection {
   enum class Arrival : std::uint8_t { deliver, drop, unnumbered };
   // Throws Error(protocol) for numbers that no session sends.
   [[nodiscard]] Arrival receive(const transport::Message& message) STITCH_EXCLUDES(mutex_);
+  // A large message has begun to arrive, its frame is there: what it says the peer has is freed, so
+  // that its buffers find that memory still in the processor's cache.
+  void acknowledged_ahead(const base::Bytes& frame) noexcept STITCH_EXCLUDES(mutex_);
   // The message is delivered, or dropped: tells the peer if it has been told nothing for long. True
   // when acknowledge_now() has to be called some time later.
   [[nodiscard]] bool received_one() STITCH_EXCLUDES(mutex_);
@@ -129,7 +137,6 @@ class Session final : public transport::Connection {
   static constexpr std::size_t kStreams = transport::FrameNumbers::kStreams;
   // What may be received before the peer is told, if nothing is sent to it: so much is kept there.
   static constexpr std::uint64_t kMaxUntoldMessages = 256;
-  static constexpr std::size_t kMaxUntoldBytes = std::size_t{1} << 20;
   // Messages that a peer may leave unacknowledged after they have been passed on, far beyond what a
   // transport holds and kMaxUntoldMessages: it never will.
   static constexpr std::size_t kMaxPassedOn = std::size_t{1} << 18;
@@ -177,6 +184,7 @@ class Session final : public transport::Connection {
 
   const Events events_;
   const std::size_t max_passed_on_bytes_;
+  const std::size_t max_untold_bytes_;
 
   // Written by the receiving thread, read by those that send; acknowledged_ also by attach().
   alignas(64) std::array<ReceivedNumbers, kStreams> received_;

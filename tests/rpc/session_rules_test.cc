@@ -112,6 +112,23 @@ TEST_F(Sessions, RefuseAcknowledgmentsOfWhatWasNotSent) {
   while (!connection->dones.empty()) connection->finish(std::nullopt);
 }
 
+TEST_F(Sessions, FreeWhatALargeMessageAcknowledgesWhenItsFrameHasCome) {
+  const auto connection = attach(1);
+  connection->passes_on = true;
+  for (int i = 0; i < 3; ++i) send(std::size_t{64} << 10);
+  ASSERT_EQ(session.statistics().kept_messages, 3u);
+  const transport::Message next = numbered(1, {0, 2});
+  session.acknowledged_ahead(next.frame);
+  EXPECT_EQ(session.statistics().kept_messages, 1u);
+  // What no session says is refused later, when the message has come.
+  session.acknowledged_ahead(numbered(1, {0, 4}).frame);
+  session.acknowledged_ahead(numbered(1, {9, 1}).frame);
+  session.acknowledged_ahead(base::Bytes());
+  EXPECT_EQ(session.statistics().kept_messages, 1u);
+  EXPECT_EQ(session.receive(next), Session::Arrival::deliver);
+  EXPECT_THROW(static_cast<void>(session.receive(numbered(2, {0, 4}))), Error);
+}
+
 TEST_F(Sessions, GiveUpAPeerThatReadsAndNeverAcknowledges) {
   const auto connection = attach(1);
   connection->passes_on = true;
