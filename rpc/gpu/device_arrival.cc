@@ -10,6 +10,7 @@
 #include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/tensor_transfers.h"
+#include "stitch/rpc/gpu/wire_cast.h"
 #include "stitch/rpc/gpu/wire_device.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -27,7 +28,8 @@ struct DeviceTensors::Received {
   }
 };
 
-std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message) const {
+std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message,
+                                                       std::set<std::uint32_t>& cast) const {
   base::ByteReader in(message.view.section(wire::kDevices)->bytes, "section of devices");
   constexpr std::size_t kEntryBytes = 8;
   std::vector<ArrivedTensor> tensors;
@@ -35,7 +37,8 @@ std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message)
   for (std::uint32_t i = 0; i < entries; ++i) {
     const auto tensor = in.read<std::uint32_t>();
     const auto here = read_device(in);
-    const auto there = read_device(in);
+    bool travels_cast = false;
+    const auto there = read_device(in, &travels_cast);
     if (!tensors.empty() && tensors.back().tensor >= tensor)
       throw Error(ErrorCode::protocol, "section of devices names its tensors in no order");
     if (!own_.has(here)) {
@@ -44,6 +47,7 @@ std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message)
                                            " CUDA devices");
     }
     tensors.push_back({tensor, here, there});
+    if (travels_cast) cast.insert(tensor);
   }
   in.expect_end();
   return tensors;
@@ -126,7 +130,8 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
       if (received.error && received.error->code() == ErrorCode::protocol &&
           !received.error->remote())
         throw *received.error;
-      auto tensors = read_section(*message);
+      std::set<std::uint32_t> cast;
+      auto tensors = read_section(*message, cast);
       decode_tensors(*message);
       put_received(*message, received);
       for (const auto& each : tensors) {
@@ -138,11 +143,18 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
                           std::to_string(message->tensors.size()) + ", or one that is undefined");
         }
       }
+      for (const std::uint32_t tensor : cast) {
+        const at::Tensor& each = message->tensors[tensor];
+        if (!each.defined() || may_be_widened(each)) continue;  // undefined: it has not come
+        throw Error(ErrorCode::protocol, "section of devices has tensor " + std::to_string(tensor) +
+                                             " cast from " + each.toString() +
+                                             ", as which none travels");
+      }
       arrival->tensors = std::move(tensors);
       arrival->error = received.error;
       message->arrival = std::move(arrival);
       gate = std::make_unique<DeviceGate>();
-      if (!message->arrival->error) put_on_devices(*message, *gate, received);
+      if (!message->arrival->error) put_on_devices(*message, *gate, received, cast);
       open = small ? gate->opens_within(kSpin) : gate->open();
     } catch (...) {
       const Error failed = to_error(std::current_exception());
@@ -181,46 +193,74 @@ void DeviceTensors::put_received(InMessage& message, const Received& received) {
   }
 }
 
-void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const Received& received) {
+at::Tensor DeviceTensors::put_on_device(const at::Tensor& host, c10::Device device, bool cast,
+                                        DeviceGate& gate) {
+  at::Tensor placed;
+  if (host.is_sparse()) {
+    const at::Tensor indices = to_device(host._indices(), device, gate);
+    placed = make_coo(indices, to_device(host._values(), device, gate), host);
+  } else {
+    placed = to_device(host, device, gate);
+  }
+  if (cast) {
+    gate.keep(placed);
+    placed = widened(placed);
+  }
+  if (host.requires_grad()) placed.set_requires_grad(true);
+  return placed;
+}
+
+void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const Received& received,
+                                   const std::set<std::uint32_t>& cast) {
   const at::NoGradGuard no_grad;
   Arrival& arrival = *message.arrival;
   auto memory = std::make_shared<ArrivedMemory>();
   std::map<c10::DeviceIndex, std::size_t> bytes;
+  std::map<c10::DeviceIndex, c10::Stream> streams;
   std::size_t total = 0;
+  std::size_t from_devices = 0;  // to the CPU, cast
   std::string what = "tensors could not be put on their devices";
   try {
     for (const auto& each : arrival.tensors) {
-      if (each.here.is_cpu() || message.tensors[each.tensor].is_cuda()) continue;
       const at::Tensor host = message.tensors[each.tensor];
+      const bool travelled_cast = cast.contains(each.tensor);
+      if ((each.here.is_cpu() || host.is_cuda()) && !travelled_cast) continue;
       const std::size_t size =
           host.is_sparse() ? host._indices().nbytes() + host._values().nbytes() : host.nbytes();
       what = "tensor " + std::to_string(each.tensor + 1) + " of " +
              std::to_string(message.tensors.size()) + " (" + std::to_string(size) +
              " bytes) could not be put on device " + each.here.str() + " of worker \"" + own_name_ +
              "\"";
+      at::Tensor& placed = message.tensors[each.tensor];
+      if (each.here.is_cpu()) {
+        from_devices += host.is_sparse() ? 0 : size;
+        placed = widened(host);
+        continue;
+      }
+      const c10::Stream stream = copy_stream(each.here, Direction::received);
+      streams.insert_or_assign(each.here.index(), stream);
+      const c10::StreamGuard on(stream);
+      if (host.is_cuda()) {  // it has come by a transfer
+        gate.keep(host);
+        placed = widened(host);
+        continue;
+      }
       note_device_in_use(each.here);
       bytes[each.here.index()] += size;
       total += size;
-      const c10::StreamGuard on(copy_stream(each.here, Direction::received));
-      at::Tensor& placed = message.tensors[each.tensor];
-      if (host.is_sparse()) {
-        const at::Tensor indices = to_device(host._indices(), each.here, gate);
-        const at::Tensor values = to_device(host._values(), each.here, gate);
-        memory->add(indices.storage(), each.here);
-        memory->add(values.storage(), each.here);
-        placed = make_coo(indices, values, host);
+      placed = put_on_device(host, each.here, travelled_cast, gate);
+      if (placed.is_sparse()) {
+        memory->add(placed._indices().storage(), each.here);
+        memory->add(placed._values().storage(), each.here);
       } else {
-        placed = to_device(host, each.here, gate);
         memory->add(placed.storage(), each.here);
       }
-      if (host.requires_grad()) placed.set_requires_grad(true);
     }
   } catch (const std::exception& exception) {
     arrival.error = device_error(what, exception);
   }
   try {
-    for (const auto& [index, unused] : bytes)
-      gate.add(copy_stream(c10::Device(c10::kCUDA, index), Direction::received));
+    for (const auto& [index, stream] : streams) gate.add(stream);
   } catch (const Error& error) {
     if (!arrival.error) arrival.error = error;
   }
@@ -230,12 +270,12 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const R
   }
   if (!bytes.empty() || !received.tensors().empty()) arrival.memory = std::move(memory);
   for (const auto& each : arrival.tensors) {
-    if (each.here.is_cpu() && !each.there.is_cpu()) {
+    if (each.here.is_cpu() && !each.there.is_cpu() && !cast.contains(each.tensor)) {
       const auto& tensor = message.tensors[each.tensor];
       if (!tensor.is_sparse()) total += tensor.nbytes();
     }
   }
-  count(false, total, message.from.id, bytes);
+  count(false, total + from_devices, message.from.id, bytes, cast.size());
 }
 
 // The device's current stream runs the copy, and owns the memory.

@@ -9,6 +9,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/tensor_transfers.h"
+#include "stitch/rpc/gpu/wire_cast.h"
 #include "stitch/rpc/gpu/wire_device.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -31,13 +32,15 @@ std::string position(const OutMessage& message, std::size_t tensor) {
 }
 
 // What has to be moved from a device for that tensor, or nearly.
-std::size_t device_bytes(const at::Tensor& tensor) {
+std::size_t device_bytes(const at::Tensor& tensor, std::optional<at::ScalarType> cast) {
   if (!tensor.defined() || tensor.is_cpu()) return 0;
+  const std::size_t element = cast ? c10::elementSize(*cast) : tensor.element_size();
   if (tensor.is_sparse()) {
     const at::Tensor plain = tensor.detach();
-    return plain._indices().nbytes() + plain._values().nbytes();
+    const auto values = static_cast<std::size_t>(plain._values().numel());
+    return plain._indices().nbytes() + values * element;
   }
-  std::size_t bytes = tensor.element_size();
+  std::size_t bytes = element;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
     if (tensor.stride(d) != 0 || tensor.size(d) == 0)
       bytes *= static_cast<std::size_t>(tensor.size(d));
@@ -74,10 +77,24 @@ void DeviceTensors::add(Worker worker) {
     peers_.publish(id, std::move(peer));
 }
 
-std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
-                                                     const Peer& peer) const {
+std::optional<at::ScalarType> DeviceTensors::cast_of(const OutMessage& message, const Peer& peer,
+                                                     const at::Tensor& tensor, c10::Device there,
+                                                     bool placed) {
+  if (!is_cast(tensor)) return std::nullopt;
+  const std::uint16_t kind = message.frame.kind();
+  if (kind == wire::kReply)
+    return placed ? std::nullopt : peer.replies.cast(tensor.device(), there);
+  if (!placed) return peer.requests.cast(tensor.device(), there);
+  if (kind == wire::kRequest) return std::nullopt;
+  // A gradient, on its way back to where its tensor was: of an argument or of a result.
+  const auto cast = peer.replies.cast(tensor.device(), there);
+  return cast ? cast : peer.requests.cast(tensor.device(), there);
+}
+
+std::vector<DeviceTensors::Destination> DeviceTensors::destinations(const OutMessage& message,
+                                                                    const Peer& peer) const {
   const DeviceMap& map = message.frame.kind() == wire::kReply ? peer.replies : peer.requests;
-  std::vector<c10::Device> devices;
+  std::vector<Destination> devices;
   auto placement = message.placements.begin();
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     while (placement != message.placements.end() && placement->tensor < i) ++placement;
@@ -85,7 +102,7 @@ std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
         placement != message.placements.end() && placement->tensor == i && placement->wanted;
     const at::Tensor& tensor = message.tensors[i];
     if (!tensor.defined()) {
-      devices.emplace_back(c10::kCPU);
+      devices.push_back({c10::Device(c10::kCPU), std::nullopt});
       continue;
     }
     const c10::Device source = tensor.device();
@@ -105,11 +122,13 @@ std::vector<c10::Device> DeviceTensors::destinations(const OutMessage& message,
                map.text() + ", of " + std::to_string(own_.count) + " CUDA devices here and " +
                std::to_string(peer.devices.count) + " there");
       }
-      devices.push_back(*destination);
+      devices.push_back({*destination, cast_of(message, peer, tensor, *destination, placed)});
       continue;
     }
-    devices.push_back(existing(peer, *placement->wanted,
-                               [&] { return position(message, i) + " is to be put on"; }));
+    const c10::Device wanted = existing(peer, *placement->wanted, [&] {
+      return position(message, i) + " is to be put on";
+    });
+    devices.push_back({wanted, cast_of(message, peer, tensor, wanted, placed)});
   }
   return devices;
 }
@@ -137,17 +156,26 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   std::uint32_t listed = 0;
   for (std::size_t i = 0; i < there.size(); ++i) {
     const auto& tensor = message.tensors[i];
-    if (tensor.defined() && !(tensor.is_cpu() && there[i].is_cpu())) ++listed;
+    if (tensor.defined() && !(tensor.is_cpu() && there[i].device.is_cpu())) ++listed;
   }
   if (listed != 0) section.write(listed);
   std::size_t all = 0;
-  for (const auto& tensor : message.tensors) all += device_bytes(tensor);
+  std::size_t cast = 0;
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    all += device_bytes(message.tensors[i], there[i].cast);
+    if (there[i].cast) ++cast;
+  }
   const bool directly =
       all > kInlineBytes && transfers_ && peers_.at(to.id.value())->devices.transfers;
   const auto goes_directly = [&](std::size_t i) {
     const auto& tensor = message.tensors[i];
-    return directly && tensor.defined() && tensor.is_cuda() && !there[i].is_cpu() &&
+    return directly && tensor.defined() && tensor.is_cuda() && !there[i].device.is_cpu() &&
            !tensor.is_sparse() && tensor.numel() > 0;
+  };
+
+  const auto as_sent = [&](std::size_t i) {
+    const auto& tensor = message.tensors[i];
+    return there[i].cast ? narrowed(tensor, *there[i].cast) : tensor;
   };
 
   // One for a dense tensor on a device, two for a sparse one, none for one on the CPU.
@@ -158,16 +186,17 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   try {
     for (std::size_t i = 0; i < there.size(); ++i) {
       const auto& tensor = message.tensors[i];
-      if (!tensor.defined() || (tensor.is_cpu() && there[i].is_cpu())) continue;
+      if (!tensor.defined() || (tensor.is_cpu() && there[i].device.is_cpu())) continue;
       section.write(static_cast<std::uint32_t>(i));
-      write_device(section, there[i]);
-      write_device(section, tensor.device());
+      write_device(section, there[i].device);
+      write_device(section, tensor.device(), there[i].cast.has_value());
       if (tensor.is_cpu()) continue;
       touched = tensor.device();
       note_device_in_use(touched);
       if (goes_directly(i)) {
         if (!staged.transfers) staged.transfers = transfers_->prepare();
-        staged.transfers->add(static_cast<std::uint32_t>(i), tensor, there[i]);
+        staged.transfers->add(static_cast<std::uint32_t>(i), tensor, there[i].device,
+                              there[i].cast);
         continue;
       }
       const auto add = [&](const at::Tensor& part) {
@@ -177,10 +206,11 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
       };
       if (tensor.is_sparse()) {
         // Sent in full: the host cannot expand what has not arrived.
-        add(tensor.detach()._indices().contiguous());
-        add(tensor.detach()._values().contiguous());
+        const at::Tensor plain = as_sent(i).detach();
+        add(plain._indices().contiguous());
+        add(plain._values().contiguous());
       } else {
-        add(tensor);
+        add(as_sent(i));
       }
     }
     staged.few_bytes = all <= kInlineBytes;
@@ -212,7 +242,9 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
     for (std::size_t i = 0; i < there.size(); ++i) {
       const auto& tensor = message.tensors[i];
       if (!tensor.defined() || tensor.is_cpu() || goes_directly(i)) {
-        staged.copies.push_back(goes_directly(i) ? at::Tensor() : tensor);
+        staged.copies.push_back(goes_directly(i)   ? at::Tensor()
+                                : tensor.defined() ? as_sent(i)
+                                                   : tensor);
         continue;
       }
       at::Tensor host;
@@ -233,7 +265,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   } catch (const std::exception& exception) {
     throw device_error("tensors could not be copied from device " + touched.str(), exception);
   }
-  count(true, total, to.id, bytes);
+  count(true, total, to.id, bytes, cast);
   return staged;
 }
 
@@ -283,10 +315,11 @@ c10::Stream DeviceTensors::copy_stream(c10::Device device, Direction direction) 
 }
 
 void DeviceTensors::count(bool sent, std::size_t total, WorkerId peer,
-                          const std::map<c10::DeviceIndex, std::size_t>& bytes) {
-  if (bytes.empty()) return;
+                          const std::map<c10::DeviceIndex, std::size_t>& bytes, std::size_t cast) {
+  if (bytes.empty() && cast == 0) return;
   const Path path = total <= kInlineBytes ? Path::inlined : Path::host;
   base::MutexLock lock(mutex_);
+  cast_tensors_[sent] += static_cast<std::int64_t>(cast);
   for (const auto& [index, size] : bytes) {
     Count& counted = counts_[{sent, path, peer.value(), index}];
     ++counted.messages;
@@ -298,6 +331,9 @@ void DeviceTensors::debug_info(std::map<std::string, std::int64_t>& numbers) con
   if (own_.count > 0) numbers.emplace("gpu.waiting", static_cast<std::int64_t>(watch_.waiting()));
   if (transfers_) transfers_->debug_info(numbers);
   base::MutexLock lock(mutex_);
+  for (const auto& [sent, tensors] : cast_tensors_) {
+    if (tensors > 0) numbers.emplace(sent ? "gpu.sent_cast" : "gpu.received_cast", tensors);
+  }
   for (const auto& [key, counted] : counts_) {
     const auto& [sent, path, peer, index] = key;
     const std::string tail = std::string(path == Path::inlined ? "inline." : "host.") +

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -135,13 +136,21 @@ class DeviceTensors {
     std::int64_t messages = 0;
     std::int64_t bytes = 0;
   };
+  struct Destination {
+    c10::Device device;
+    std::optional<at::ScalarType> cast;  // what it travels as in place of its own type
+  };
   // Sent or not, path, peer, device here.
   using CountKey = std::tuple<bool, Path, std::uint32_t, std::int8_t>;
 
-  [[nodiscard]] std::vector<c10::Device> destinations(const OutMessage& message,
+  [[nodiscard]] std::vector<Destination> destinations(const OutMessage& message,
                                                       const Peer& peer) const;
   template <class What>
   static c10::Device existing(const Peer& peer, c10::Device device, const What& what);
+  [[nodiscard]] static std::optional<at::ScalarType> cast_of(const OutMessage& message,
+                                                             const Peer& peer,
+                                                             const at::Tensor& tensor,
+                                                             c10::Device there, bool placed);
   struct Received;  // what has come by transfers, for place()
   void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
                          Next next);
@@ -149,11 +158,16 @@ class DeviceTensors {
              const std::shared_ptr<Received>& received, bool small,
              const std::optional<Error>& stopped);
   static void put_received(InMessage& message, const Received& received);
-  // `received` is put in place by then.
-  void put_on_devices(InMessage& message, DeviceGate& gate, const Received& received);
+  // `received` is put in place by then; those in `cast` become float32 again.
+  void put_on_devices(InMessage& message, DeviceGate& gate, const Received& received,
+                      const std::set<std::uint32_t>& cast);
+  [[nodiscard]] at::Tensor put_on_device(const at::Tensor& host, c10::Device device, bool cast,
+                                         DeviceGate& gate);
   [[nodiscard]] at::Tensor to_device(const at::Tensor& tensor, c10::Device device,
                                      DeviceGate& gate);
-  [[nodiscard]] std::vector<ArrivedTensor> read_section(const InMessage& message) const;
+  // `cast`: those that travelled as a narrower type.
+  [[nodiscard]] std::vector<ArrivedTensor> read_section(const InMessage& message,
+                                                        std::set<std::uint32_t>& cast) const;
   // What is sent waits for what the caller computes; what is received must not.
   enum class Direction : std::uint8_t { sent, received };
   [[nodiscard]] c10::Stream copy_stream(c10::Device device, Direction direction)
@@ -161,7 +175,8 @@ class DeviceTensors {
   void finish_arrival(const std::shared_ptr<InMessage>& message, Next& next,
                       const std::optional<Error>& error);
   void count(bool sent, std::size_t total, WorkerId peer,
-             const std::map<c10::DeviceIndex, std::size_t>& bytes) STITCH_EXCLUDES(mutex_);
+             const std::map<c10::DeviceIndex, std::size_t>& bytes, std::size_t cast)
+      STITCH_EXCLUDES(mutex_);
 
   const std::string own_name_;
   base::PublishedTable<Peer> peers_;  // by id
@@ -171,6 +186,7 @@ class DeviceTensors {
   std::map<std::pair<c10::DeviceIndex, Direction>, c10::Stream> copy_streams_
       STITCH_GUARDED_BY(mutex_);
   std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);
+  std::map<bool, std::int64_t> cast_tensors_ STITCH_GUARDED_BY(mutex_);  // sent or not
   std::shared_ptr<TensorTransfers> transfers_;  // null: there are none; constant after start()
 };
 

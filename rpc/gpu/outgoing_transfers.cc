@@ -28,6 +28,12 @@ void check_status(const transport::gpu::CudaApi& api, gpu_cuda::Status status, c
   throw Error(ErrorCode::internal, "device " + device.str() + " has failed: " + what + ": " + text);
 }
 
+transport::gpu::PackCast cast_of(at::ScalarType source, at::ScalarType packed) {
+  if (source == packed) return transport::gpu::PackCast::none;
+  return packed == at::kBFloat16 ? transport::gpu::PackCast::float_to_bfloat16
+                                 : transport::gpu::PackCast::float_to_half;
+}
+
 std::vector<std::int64_t> dense_strides(at::IntArrayRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
@@ -63,10 +69,11 @@ struct OutgoingTransfers::Stash final : SentMemory {
 };
 
 void OutgoingTransfers::describe(std::uint32_t tensor, const at::Tensor& original,
-                                 const at::Tensor& sent, at::IntArrayRef strides) {
+                                 const at::Tensor& sent, at::ScalarType type,
+                                 at::IntArrayRef strides) {
   TransferSection::Tensor described;
   described.tensor = tensor;
-  described.dtype = original.scalar_type();
+  described.dtype = type;
   described.requires_grad = original.requires_grad();
   described.sizes = original.sizes().vec();
   described.strides = strides.vec();
@@ -76,7 +83,8 @@ void OutgoingTransfers::describe(std::uint32_t tensor, const at::Tensor& origina
   section_.tensors.push_back(std::move(described));
 }
 
-void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c10::Device there) {
+void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c10::Device there,
+                            std::optional<at::ScalarType> cast) {
   // Its owner may drop it once the call is made, and its memory may belong to another stream than
   // the one that reads it below.
   const VirtualGuardImpl cuda(c10::kCUDA);
@@ -87,15 +95,17 @@ void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c1
   for (std::int64_t d = 0; d < source.dim(); ++d) {
     if (source.stride(d) == 0 && source.size(d) > 1) source = source.narrow(d, 0, 1);
   }
-  const std::size_t bytes = static_cast<std::size_t>(source.numel()) * source.element_size();
+  const at::ScalarType type = cast.value_or(source.scalar_type());
+  const std::size_t bytes = static_cast<std::size_t>(source.numel()) * c10::elementSize(type);
   if (bytes < kPackBelow) {
-    describe(tensor, original, source, dense_strides(source.sizes()));
+    describe(tensor, original, source, type, dense_strides(source.sizes()));
     small_[{source.device().index(), there.index()}].push_back(
         {section_.tensors.size() - 1, std::move(source)});
     return;
   }
+  if (cast) source = source.to(type);
   if (!source.is_non_overlapping_and_dense()) source = source.contiguous();
-  describe(tensor, original, source, source.strides());
+  describe(tensor, original, source, type, source.strides());
   section_.tensors.back().transfer = static_cast<std::uint32_t>(pieces_.size());
   pieces_.push_back({source, source.device(), there});
 }
@@ -106,8 +116,8 @@ void OutgoingTransfers::pack(c10::Device from, c10::Device to, std::vector<Small
     TransferSection::Tensor& described = section_.tensors[each.described];
     described.transfer = static_cast<std::uint32_t>(pieces_.size());
     described.offset = (end + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
-    end = described.offset + static_cast<std::uint64_t>(each.source.numel()) *
-                                 static_cast<std::uint64_t>(each.source.element_size());
+    end = described.offset +
+          static_cast<std::uint64_t>(each.source.numel()) * c10::elementSize(described.dtype);
   }
   end = (end + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
   const at::Tensor buffer = at::empty({static_cast<std::int64_t>(end)},
@@ -128,7 +138,9 @@ void OutgoingTransfers::copy_into(const at::Tensor& buffer, const std::vector<Sm
     for (const Small& each : tensors) {
       transport::gpu::PackedTensor entry{};
       entry.address = reinterpret_cast<std::uintptr_t>(each.source.data_ptr());
-      entry.packed_offset = section_.tensors[each.described].offset;
+      const TransferSection::Tensor& described = section_.tensors[each.described];
+      entry.packed_offset = described.offset;
+      entry.cast = cast_of(each.source.scalar_type(), described.dtype);
       entry.dimensions = static_cast<std::int32_t>(each.source.dim());
       std::copy(each.source.sizes().begin(), each.source.sizes().end(), entry.sizes);
       std::copy(each.source.strides().begin(), each.source.strides().end(), entry.strides);

@@ -111,9 +111,10 @@ class OutgoingTransfers {
 
   explicit OutgoingTransfers(TensorTransfers& transfers)
       : transfers_(transfers), on_its_way_(transfers.messages_) {}
-  // A dense tensor on a CUDA device, not empty. What it needs is queued on the device's current
-  // stream. REQUIRES: grad mode is off.
-  void add(std::uint32_t tensor, const at::Tensor& original, c10::Device there);
+  // A dense tensor on a CUDA device, not empty, that travels as `cast` if there is one. What it
+  // needs is queued on the device's current stream. REQUIRES: grad mode is off.
+  void add(std::uint32_t tensor, const at::Tensor& original, c10::Device there,
+           std::optional<at::ScalarType> cast);
   // Queues the packing, notes on the current streams when all bytes are there, and returns the
   // section. Throws Error(invalid_argument) while a stream is being captured.
   [[nodiscard]] base::Bytes seal();
@@ -133,11 +134,11 @@ class OutgoingTransfers {
     std::shared_ptr<Event> ready{};
   };
   struct Small {
-    std::size_t described;  // in section_.tensors
+    std::size_t described;  // in section_.tensors, with the type that it is packed as
     at::Tensor source;
   };
   void describe(std::uint32_t tensor, const at::Tensor& original, const at::Tensor& sent,
-                at::IntArrayRef strides);
+                at::ScalarType type, at::IntArrayRef strides);
   void pack(c10::Device from, c10::Device to, std::vector<Small> tensors);
   void copy_into(const at::Tensor& buffer, const std::vector<Small>& tensors);
 

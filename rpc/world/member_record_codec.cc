@@ -63,9 +63,9 @@ std::string MemberRecord::encode() const {
   for (const auto& [peer, map] : devices.maps) {
     out.write_string(peer);
     out.write(static_cast<std::uint32_t>(map.entries().size()));
-    for (const auto& [source, destination] : map.entries()) {
-      out.write_string(source.str());
-      out.write_string(destination.str());
+    for (const auto& entry : map.entries()) {
+      out.write_string(entry.from.str());
+      out.write_string(entry.destination_text());
     }
   }
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());

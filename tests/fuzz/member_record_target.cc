@@ -32,6 +32,9 @@ static Seeds seeds() {
   record.devices.transfers = true;
   record.devices.maps.emplace("ps1", rpc::DeviceMap({{"cuda:0", "cuda:1"}, {"cpu", "cuda:0"}}));
   list.push_back({"devices", bytes_of(record.encode())});
+  record.devices.maps.emplace("ps2",
+                              rpc::DeviceMap({{"cuda:0", "cuda:1/bf16"}, {"cuda:1", "cpu/fp16"}}));
+  list.push_back({"casts", bytes_of(record.encode())});
   return list;
 }
 

@@ -22,6 +22,10 @@ namespace stitch::testing {
 [[nodiscard]] inline bool holds(const at::Tensor& tensor, int index, float value) {
   return tensor.device() == device(index) && all_are(tensor, value);
 }
+// What a float tensor is after it has travelled as `type`.
+[[nodiscard]] inline at::Tensor rounded(const at::Tensor& tensor, at::ScalarType type) {
+  return tensor.cpu().to(type).to(at::kFloat);
+}
 // Tensors of worker 0 on cuda:0 are on cuda:1 at worker 1.
 inline void worker0_maps(Options& options) {
   if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};

@@ -34,6 +34,13 @@ TEST_P(DirectProcesses, CallEachOther) {
   EXPECT_NE(two[0].out().find(std::string("calls by ") + GetParam()), std::string::npos);
 }
 
+TEST_P(DirectProcesses, GetRoundedWhatAMapHasTravelAsANarrowerType) {
+  ProcessWorld two = world(2, {"casts", GetParam()});
+  EXPECT_EQ(two[0].wait(), 0) << two[0].out() << two[0].err();
+  EXPECT_EQ(two[1].wait(), 0) << two[1].out() << two[1].err();
+  EXPECT_NE(two[0].out().find(std::string("casts by ") + GetParam()), std::string::npos);
+}
+
 TEST_P(DirectProcesses, GoOnWhenOneIsKilledInTheMiddleOfATransfer) {
   int failed = 0;
   for (const int microseconds : {0, 5'000, 20'000, 50'000}) {

@@ -76,6 +76,20 @@ int calls(const stitch::Worker& self, const std::string& path) {
   return 0;
 }
 
+// What a map has travel as bfloat16 arrives rounded once, there and back.
+int casts(const stitch::Worker& self, const std::string& path) {
+  if (self.rank() != 0) return 0;
+  const at::Tensor tensor = at::randn({kFloats}).to(stitch::testing::device(0));
+  const at::Tensor expected = stitch::testing::rounded(tensor, at::kBFloat16) * 2;
+  for (int i = 0; i < 2; ++i) {  // by staging first, then by that path
+    const at::Tensor result = stitch::rpc_sync<twice>("worker1", tensor);
+    if (result.scalar_type() != at::kFloat || !at::equal(result.cpu(), expected)) return 1;
+    if (!reaches(self, path)) return 1;
+  }
+  std::printf("casts by %s\n", path.c_str());
+  return 0;
+}
+
 // Worker 1 dies in the middle of transfers there and back; worker 2 goes on.
 int death(const stitch::Worker& self, const std::string& path, int microseconds) {
   if (self.rank() == 1) std::this_thread::sleep_for(60s);  // killed long before
@@ -122,15 +136,18 @@ int main(int argc, char** argv) try {
   stitch::Options options;
   // By way of NCCL worker 0's cuda:0 and cuda:1 of the others, else one device.
   if (path != "ipc" && first) {
-    options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+    options.device_maps["worker1"] = {{"cuda:0", what == "casts" ? "cuda:1/bf16" : "cuda:1"}};
     if (what == "death") options.device_maps["worker2"] = {{"cuda:0", "cuda:1"}};
   }
+  if (path == "ipc" && first && what == "casts")
+    options.device_maps["worker1"] = {{"cuda:0", "cuda:0/bf16"}};
   if (path == "staging") fake::gpu().set_nccl_version(0, first ? 22809 : 22707);
   int status = 0;
   {
     const auto self = stitch::init(options);
     this_worker = &self;
     status = what == "calls"               ? calls(self, path)
+             : what == "casts"             ? casts(self, path)
              : what == "death" && argc > 3 ? death(self, path, std::stoi(argv[3]))
                                            : 2;
   }
