@@ -65,6 +65,8 @@ class LocalOptimizer {
           gradients ? gradients->gradient(entry->shadow.parameter()) : at::Tensor();
       if (!gradient.defined()) continue;
       entry->shadow.check(gradient, entry->name);
+      if constexpr (requires { Optimizer::check_rows(gradient, gradient); })
+        Optimizer::check_rows(entry->shadow.parameter(), gradient);
       due.emplace_back(entry.get(), std::move(gradient));
     }
     fault_step();
@@ -106,12 +108,14 @@ class LocalOptimizer {
   }
 
   // Loading, in three steps so that all owners change or none: stage() stores the new state of a
-  // parameter, commit() makes all of it current, with the options, and discard() drops it. `load`
-  // is the load's id; one at a time: what another load staged is dropped.
+  // parameter on that parameter's device, commit() makes all of it current, with the options, and
+  // discard() drops it. `load` is the load's id; one at a time: what another load staged is
+  // dropped.
   void stage(const std::string& load, std::uint64_t position,
              const std::optional<NamedValues>& values) {
     (void)entry_at(position);
     auto state = values ? state_from_values<Optimizer>(*values) : nullptr;
+    if (state) move_state<Optimizer>(*state, device_at(position));
     base::MutexLock lock(mutex_);
     if (staged_.load != load) staged_ = {load, {}};
     staged_.states.insert_or_assign(position, std::move(state));
@@ -128,12 +132,13 @@ class LocalOptimizer {
       }
       staged = std::exchange(staged_, {});
     }
+    for (auto& [position, state] : staged.states) {  // nothing, unless a parameter has moved
+      if (state) move_state<Optimizer>(*state, device_at(position));
+    }
     for (auto& [position, state] : staged.states) {
       Entry& entry = *entries_[position];
       base::MutexLock lock(entry.shadow.lock());
-      const at::Tensor& parameter = entry.shadow.shadow();
-      if (state) move_state<Optimizer>(*state, parameter.device());
-      set_parameter_state(*entry.optimizer, parameter, std::move(state));
+      set_parameter_state(*entry.optimizer, entry.shadow.shadow(), std::move(state));
     }
     apply_options(decoded);
   }
@@ -173,6 +178,11 @@ class LocalOptimizer {
                                                std::to_string(entries_.size()));
     }
     return *entries_[position];
+  }
+  c10::Device device_at(std::uint64_t position) {
+    Entry& entry = *entries_[position];
+    base::MutexLock lock(entry.shadow.lock());
+    return entry.shadow.shadow().device();
   }
   void apply_options(const OptionsOf<Optimizer>& options) {
     {

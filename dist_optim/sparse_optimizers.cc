@@ -38,7 +38,7 @@ std::int64_t columns_of(const at::Tensor& parameter) {
   return parameter.numel() / parameter.size(0);
 }
 
-// Calls step(parameter, options) for each parameter that has a gradient.
+// Calls step(parameter, options) for each parameter that has a gradient, once all are checked.
 template <class Options, class Step>
 at::Tensor step_each(torch::optim::Optimizer& optimizer,
                      const torch::optim::Optimizer::LossClosure& closure, const Step& step) {
@@ -48,18 +48,20 @@ at::Tensor step_each(torch::optim::Optimizer& optimizer,
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  for (auto& group : optimizer.param_groups()) {
-    const auto& options = static_cast<const Options&>(group.options());
-    for (at::Tensor& parameter : group.params()) {
-      const at::Tensor& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      TORCH_CHECK(parameter.dim() > 0, "a parameter without dimensions has no rows to step");
-      TORCH_CHECK(!gradient.is_sparse() || gradient.sparse_dim() == 1, "a gradient with ",
-                  gradient.sparse_dim(),
-                  " sparse dimensions cannot be stepped by rows, only one with 1");
-      if (parameter.numel() > 0) step(parameter, options);
+  const auto each = [&](const auto& use) {
+    for (auto& group : optimizer.param_groups()) {
+      const auto& options = static_cast<const Options&>(group.options());
+      for (at::Tensor& parameter : group.params()) {
+        if (parameter.grad().defined()) use(parameter, options);
+      }
     }
-  }
+  };
+  each([](const at::Tensor& parameter, const Options&) {
+    detail::SparseOptimizer::check_rows(parameter, parameter.grad());
+  });
+  each([&](const at::Tensor& parameter, const Options& options) {
+    if (parameter.numel() > 0) step(parameter, options);
+  });
   return loss;
 }
 
@@ -72,6 +74,13 @@ State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
 }
 
 }  // namespace
+
+void detail::SparseOptimizer::check_rows(const at::Tensor& parameter, const at::Tensor& gradient) {
+  TORCH_CHECK(parameter.dim() > 0, "a parameter without dimensions has no rows to step");
+  TORCH_CHECK(!gradient.is_sparse() || gradient.sparse_dim() == 1, "a gradient with ",
+              gradient.sparse_dim(),
+              " sparse dimensions cannot be stepped by rows, only one with 1");
+}
 
 SparseSGD::SparseSGD(std::vector<at::Tensor> parameters, SparseSGDOptions options)
     : SparseOptimizer({OptimizerParamGroup(std::move(parameters))},

@@ -27,12 +27,14 @@ class SparseOptimizer : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive&) const override { refuse("saved"); }
   // As save().
   void load(torch::serialize::InputArchive&) override { refuse("loaded"); }
+  // Throws c10::Error for a gradient that cannot be stepped by rows; a step does before it changes
+  // anything.
+  static void check_rows(const at::Tensor& parameter, const at::Tensor& gradient);
 
  private:
-  [[noreturn]] static void refuse(const char* what) {
+  static void refuse(const char* what) {
     TORCH_CHECK(false, "a sparse optimizer cannot be ", what,
                 " by itself; stitch::optim::DistributedOptimizer saves and loads its state");
-    std::abort();
   }
 };
 }  // namespace detail

@@ -182,6 +182,37 @@ TEST(SparseOptimizers, RefuseWhatHasNoRowsAndOptionsOutOfRange) {
   EXPECT_THROW(SparseAdam({weights}, SparseAdamOptions(1).eps(-1)), c10::Error);
 }
 
+template <class Optimizer>
+void expect_all_or_none_stepped() {
+  const auto rows = torch::ones({4, 3}).set_requires_grad(true);
+  const auto other = torch::ones({4, 3}).set_requires_grad(true);
+  Optimizer optimizer(std::vector<at::Tensor>{rows, other}, 0.1);
+  rows.mutable_grad() = torch::ones({4, 3});
+  other.mutable_grad() =
+      torch::sparse_coo_tensor(torch::tensor({{0}, {1}}), torch::ones({1}), {4, 3});
+  EXPECT_THROW(optimizer.step(), c10::Error);
+  EXPECT_TRUE(torch::equal(rows.detach(), torch::ones({4, 3})));
+}
+
+TEST(SparseOptimizers, StepNothingWhenOneGradientIsRefused) {
+  expect_all_or_none_stepped<SparseSGD>();
+  expect_all_or_none_stepped<SparseAdagrad>();
+  expect_all_or_none_stepped<SparseAdam>();
+}
+
+TEST(SparseOptimizers, StepNothingOfAnOwnerWhenOneOfItsParametersHasNoRows) {
+  const stitch::testing::Cluster cluster(1);
+  const auto rows = torch::ones({4, 3}).set_requires_grad(true);
+  const auto scalar = torch::ones({}).set_requires_grad(true);
+  optim::DistributedOptimizer<SparseSGD> optimizer(
+      {stitch::make_rref<at::Tensor>(rows), stitch::make_rref<at::Tensor>(scalar)},
+      SparseSGDOptions(0.1));
+  const stitch::dist_autograd::Context context;
+  context.backward({(rows * scalar).sum()});
+  EXPECT_ANY_THROW(optimizer.step(context));
+  EXPECT_TRUE(torch::equal(rows.detach(), torch::ones({4, 3})));
+}
+
 // The rows of worker 1, looked up by index.
 class SparseTable {
  public:

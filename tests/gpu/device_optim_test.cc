@@ -251,6 +251,41 @@ TEST_F(DeviceOptimizer, GoesOnFromACheckpoint) {
   expect_to_go_on_from_a_checkpoint<SparseAdam>(SparseAdamOptions(0.05));
 }
 
+TEST_F(DeviceOptimizer, ALoadForWhichOneOwnerHasNoMemoryChangesNoOwner) {
+  const Cluster cluster(3);
+  const SparseAdagradOptions options(0.05);
+  std::vector<RRef<Table>> tables;
+  std::vector<RRef<at::Tensor>> parameters;
+  for (const char* const owner : {"worker1", "worker2"}) {
+    tables.push_back(stitch::remote<Table>(owner, first_rows().to(device(0))));
+    parameters.push_back(tables.back().rpc_sync<&Table::parameter>());
+  }
+  DistributedOptimizer<SparseAdagrad> optimizer(parameters, options);
+  Table here(first_rows());
+  SparseAdagrad oracle(std::vector<at::Tensor>{here.rows()}, options);
+  const auto step = [&](int number) {
+    const autograd::Context context;
+    std::vector<at::Tensor> losses;
+    for (const auto& table : tables) {
+      losses.push_back(loss_of(
+          table.rpc_sync<&Table::look_up>(stitch::on(device(0), ids_of(number).to(device(0))))));
+    }
+    context.backward(losses);
+    EXPECT_EQ(optimizer.step(context), 2);
+    step_once(here, oracle, number);
+  };
+  step(0);
+  optimizer.save(checkpoint_folder());
+  step(1);
+  fake::fail_allocations(1);
+  EXPECT_ANY_THROW(optimizer.load(checkpoint_folder()));
+  fake::fail_allocations(0);
+  std::filesystem::remove_all(checkpoint_folder());
+  step(2);
+  for (const auto& table : tables)
+    EXPECT_TRUE(at::allclose(table.rpc_sync<&Table::now>(), here.now(), 1e-5, 1e-5));
+}
+
 TEST_F(DeviceOptimizer, SavesStateThatHasNoPlaceOnDevicesHere) {
   const Cluster cluster(2, [](stitch::Options& options) {
     if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:0"}};
