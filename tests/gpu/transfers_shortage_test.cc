@@ -99,6 +99,40 @@ TEST(Shortage, WhatIsThrownWhileATransferIsTakenOverFailsThatTransfer) {
   EXPECT_EQ(world.cuda(0).free(memory), cuda::kSuccess);
 }
 
+TEST(Shortage, AFrameWithoutMemoryWhenSharedMemoryBreaksFailsItsTransferAlone) {
+  constexpr std::byte kRetryFrame{4};
+  std::atomic<int> retries{-1};  // of worker 1, once they count
+  TransfersWorld world({.adjust = [&](std::size_t worker, DeviceTransfers::Options& options) {
+    options.reopen_backoff = 1ms;
+    if (worker != 1) return;
+    options.send_frame = [&, send = options.send_frame](PeerId to, base::Bytes frame) {
+      if (frame.span()[0] == kRetryFrame && retries >= 0 && ++retries == 2) throw std::bad_alloc();
+      send(to, std::move(frame));
+    };
+  }});
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  retries = 0;
+  // Their chunks are copied while the others wait for slots.
+  world.gpu.inject(1, "memcpy_async", cuda::kInvalidValue, 4);
+  std::vector<std::shared_ptr<TestTransfer>> transfers;
+  for (int i = 0; i < 3; ++i)
+    transfers.push_back(world.start(0, 1, 1, 1, 70 * kMegabyte, static_cast<char>(i)));
+  int failed = 0;
+  for (const auto& transfer : transfers) {
+    ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
+    EXPECT_EQ(transfer->send_error.has_value(), transfer->receive_error.has_value());
+    if (transfer->send_error) {
+      ++failed;
+    } else {
+      world.expect_bytes(*transfer);
+    }
+  }
+  EXPECT_EQ(failed, 1);
+  EXPECT_GE(retries, 2);
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  world.expect_arrival(0, 1, 1, 1, 5000, 'd');
+}
+
 TEST(Shortage, WhatHasNoMemoryHasRoomInTheSinkWhateverPairHasComeFirst) {
   TransfersWorld world(
       {.workers = 3, .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {

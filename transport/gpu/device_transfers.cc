@@ -137,7 +137,10 @@ void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, Device
   }
   start_watching();
   lane.post(on_lane(transfer, [self = shared_from_this(), transfer, refused = std::move(refused)] {
-    if (refused) return self->end(transfer, refused);
+    if (refused) {
+      self->end(transfer, refused);
+      return;
+    }
     if (transfer->ready == nullptr) return self->begin(transfer);
     transfer->lane->watch([self, transfer] {
       const cuda::Status status = self->lanes_.cuda().event_query(transfer->ready);
@@ -219,11 +222,13 @@ void DeviceTransfers::Impl::refuse(PeerId from, TransferId id, const Error& why)
 
 // --- ends ---
 
-void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error> error) {
+bool DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error> error) {
   Done done;
+  bool lives = false;
   {
     const base::MutexLock lock(mutex_);
-    if (std::exchange(transfer->ended, true)) return;
+    if (std::exchange(transfer->ended, true)) return false;
+    lives = !peers_[transfer->to].lost;
     outgoing_.erase(transfer->id);
     if (!error) {
       path_worked(*transfer);
@@ -234,6 +239,7 @@ void DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
   }
   lanes_.withdraw(uid_, transfer->id);
   call_on(*transfer->lane, std::move(done), std::move(error));
+  return lives;
 }
 
 bool DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error,
@@ -250,7 +256,7 @@ bool DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
     lane = transfer->lane;
     announced = transfer->rts.has_value();
     incoming_.erase({transfer->from, transfer->id});
-    if (refuse_later && !announced) {
+    if (refuse_later && !announced && !peers_[transfer->from].lost) {
       later->from = transfer->from;
       later->id = transfer->id;
       later->refused = error;
@@ -316,6 +322,10 @@ void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Er
   }
   if (error) {
     const PeerId from = transfer->from;
+    {  // after RETRY its source announces it once more
+      const base::MutexLock lock(mutex_);
+      refuse_later = refuse_later || transfer->retried;
+    }
     if (end(transfer, std::move(error), nullptr, refuse_later) && !is_lost(from))
       send_frame(from, encode(frame));
     return;
@@ -347,13 +357,7 @@ void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Er
 }
 
 void DeviceTransfers::Impl::cancel(const OutgoingPtr& transfer, const Error& error) {
-  bool tell = false;
-  {
-    const base::MutexLock lock(mutex_);
-    tell = !transfer->ended && !peers_[transfer->to].lost;
-  }
-  end(transfer, error);
-  if (tell)
+  if (end(transfer, error))
     send_frame(
         transfer->to,
         encode(CancelFrame{transfer->id, static_cast<std::uint8_t>(error.code()), error.what()}));

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -207,9 +206,9 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
 
   // --- device_transfers.cc ---
   void send_frame(PeerId to, base::Bytes frame);
-  void end(const OutgoingPtr& transfer, std::optional<Error> error);
-  // Whether it has ended now, announced by its source. If it was not announced and `refuse_later`,
-  // it is refused when it is.
+  bool end(const OutgoingPtr& transfer, std::optional<Error> error);  // now, and `to` is not lost
+  // Whether it has ended now, announced by its source. If not, and `refuse_later`, it is refused
+  // when it is announced.
   bool end(const IncomingPtr& transfer, std::optional<Error> error,
            std::shared_ptr<void> acknowledgment = nullptr, bool refuse_later = false);
   void call_on(Lane& lane, Done done, std::optional<Error> error);  // then end_call()
@@ -387,7 +386,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
   std::map<IpcKey, IpcOut> ipc_out_ STITCH_GUARDED_BY(mutex_);
   std::map<IpcKey, IpcIn> ipc_in_ STITCH_GUARDED_BY(mutex_);
-  std::set<std::tuple<PeerId, int, int>> ipc_lent_ STITCH_GUARDED_BY(mutex_);  // device, slot
+  // By peer, device, slot: since when.
+  std::map<std::tuple<PeerId, int, int>, Clock::time_point> ipc_lent_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;

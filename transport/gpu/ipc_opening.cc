@@ -1,6 +1,7 @@
 // Between processes on one GPU: how memory is offered, mapped, tested and closed again. A source
 // offers its outbox anew some time after it was refused or closed.
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -18,6 +19,12 @@ constexpr std::chrono::seconds kSlotGrace(10);
 PathState DeviceTransfers::Impl::ipc_state(PeerId peer, std::uint32_t device,
                                            std::uint32_t to_device) const {
   if (!options_.use_ipc) return PathState::closed;
+  // While peers hold all slots and do not give them back, none is waited for.
+  const auto since = Clock::now() - options_.stall_timeout;
+  const auto held = std::count_if(ipc_lent_.begin(), ipc_lent_.end(), [&](const auto& lent) {
+    return std::get<1>(lent.first) == static_cast<int>(device) && lent.second <= since;
+  });
+  if (static_cast<std::size_t>(held) >= IpcOutbox::kSlots) return PathState::closed;
   const auto at = ipc_out_.find({peer, device, to_device});
   if (at == ipc_out_.end()) return PathState::untried;
   const IpcOut& memory = at->second;
@@ -108,9 +115,12 @@ void DeviceTransfers::Impl::map_ipc(Lane& lane, PeerId from, const IpcOfferFrame
     {
       const base::MutexLock lock(self->mutex_);
       gone = self->closing_ || self->peers_[from].lost.has_value();
-      IpcIn& memory = self->ipc_in_[key];
-      memory.closed = gone || !why.empty();
-      if (!memory.closed) memory.mapped = static_cast<std::byte*>(mapped);
+      const auto at = self->ipc_in_.find(key);
+      gone = gone || at == self->ipc_in_.end();
+      if (at != self->ipc_in_.end()) {
+        at->second.closed = gone || !why.empty();
+        if (!at->second.closed) at->second.mapped = static_cast<std::byte*>(mapped);
+      }
     }
     if ((gone || !why.empty()) && mapped != nullptr)
       (void)self->lanes_.cuda().ipc_close_mem_handle(mapped);
@@ -199,19 +209,25 @@ void DeviceTransfers::Impl::break_ipc(Lane& lane, const IpcKey& key, const std::
   std::vector<IncomingPtr> left;
   {
     const base::MutexLock lock(mutex_);
-    IpcIn& mapped = ipc_in_[key];
-    if (mapped.mapped == nullptr) return;
-    memory = mapped;
-    mapped.mapped = nullptr;
+    const auto at = ipc_in_.find(key);
+    if (at == ipc_in_.end() || at->second.mapped == nullptr) return;
     for (const auto& [id, transfer] : incoming_) {
       if (id.first == std::get<0>(key) && transfer->wanted && transfer->rts &&
           transfer->rts->path == Path::ipc && transfer->lane == &lane &&
           transfer->rts->pair.source_device == std::get<1>(key))
         left.push_back(transfer);
     }
+    memory = std::exchange(at->second, {at->second.offer, nullptr, false});
   }
-  for (const IncomingPtr& transfer : left) retry(transfer);
-  unmap_ipc(key, memory, true, why);
+  // Each by itself: what there is no memory for must not keep the others.
+  for (const IncomingPtr& transfer : left) guarded(transfer, [&] { retry(transfer); });
+  try {
+    unmap_ipc(key, memory, true, why);
+  } catch (...) {  // its source uses it no more; it is unmapped when the peer is lost
+    const base::MutexLock lock(mutex_);
+    const auto at = ipc_in_.find(key);
+    if (at != ipc_in_.end()) at->second.mapped = memory.mapped;
+  }
 }
 
 void DeviceTransfers::Impl::remove_ipc_user(int device) {
@@ -224,19 +240,22 @@ void DeviceTransfers::Impl::unmap_ipc(const IpcKey& key, const IpcIn& memory, bo
   const auto& [from, source, destination] = key;
   Lane& lane = lanes_.lane(static_cast<int>(destination));
   if (!begin_call()) return;
+  const std::shared_ptr<void> ended(nullptr,
+                                    [self = shared_from_this()](void*) { self->end_call(); });
   IpcClosedFrame closed{
       {source, destination, memory.offer}, static_cast<std::uint8_t>(why.empty() ? 0 : 1), why};
-  lane.post([self = shared_from_this(), &lane, key, memory, tell, closed = std::move(closed)] {
-    lane.when_done(lane.copies_in(), [self, key, memory, tell, closed](cuda::Status) {
-      (void)self->lanes_.cuda().ipc_close_mem_handle(memory.mapped);
-      {
-        const base::MutexLock lock(self->mutex_);
-        self->ipc_in_[key].closed = true;
-      }
-      if (tell) self->send_frame(std::get<0>(key), encode(closed));
-      self->end_call();
-    });
-  });
+  lane.post(
+      [self = shared_from_this(), &lane, key, memory, tell, closed = std::move(closed), ended] {
+        lane.when_done(lane.copies_in(), [self, key, memory, tell, closed, ended](cuda::Status) {
+          (void)self->lanes_.cuda().ipc_close_mem_handle(memory.mapped);
+          {
+            const base::MutexLock lock(self->mutex_);
+            const auto at = self->ipc_in_.find(key);
+            if (at != self->ipc_in_.end()) at->second.closed = true;
+          }
+          if (tell) self->send_frame(std::get<0>(key), encode(closed));
+        });
+      });
 }
 
 // Unmaps what `peer` (none: all) has offered, once nothing reads it any more, and says so.
@@ -251,11 +270,11 @@ void DeviceTransfers::Impl::close_ipc(std::optional<PeerId> peer, bool tell) {
       memory.mapped = nullptr;
     }
     for (auto at = ipc_lent_.begin(); peer && at != ipc_lent_.end();) {
-      if (std::get<0>(*at) != *peer) {
+      if (std::get<0>(at->first) != *peer) {
         ++at;
         continue;
       }
-      lent.emplace_back(std::get<1>(*at), std::get<2>(*at));
+      lent.emplace_back(std::get<1>(at->first), std::get<2>(at->first));
       at = ipc_lent_.erase(at);
     }
   }

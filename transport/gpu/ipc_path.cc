@@ -160,7 +160,7 @@ void DeviceTransfers::Impl::fill_slot(const OutgoingPtr& transfer) {
       {
         const base::MutexLock lock(self->mutex_);
         ended_now = transfer->ended || transfer->retried || self->peers_[transfer->to].lost;
-        if (!ended_now) self->ipc_lent_.emplace(transfer->to, lane.device(), slot);
+        if (!ended_now) self->ipc_lent_[{transfer->to, lane.device(), slot}] = Clock::now();
       }
       if (ended_now) return lane.outbox().give_back(slot);
       self->send_frame(transfer->to,

@@ -162,11 +162,13 @@ void Lanes::set_peer_state(int source, int destination, PathState state) {
   peer_paths_[{source, destination}].state = state;
 }
 
-void Lanes::peer_failed(int source, int destination, std::chrono::nanoseconds first_pause) {
+bool Lanes::peer_failed(int source, int destination, std::chrono::nanoseconds first_pause) {
   const base::MutexLock lock(mutex_);
   PeerPath& path = peer_paths_[{source, destination}];
+  if (path.state == PathState::closed) return false;
   path.state = PathState::closed;
   path.pause.failure(first_pause);
+  return true;
 }
 
 void Lanes::peer_worked(int source, int destination) {

@@ -74,10 +74,11 @@ class Lanes {
   void withdraw(std::uint64_t uid, std::uint64_t id);
 
   // Copies between two devices: used once a test has copied bytes right. After peer_failed() they
-  // are not used until a pause is over, and then tested again.
+  // are not used until a pause is over, and then tested again. It returns false, and has changed
+  // nothing, for what others of the same time have said already.
   [[nodiscard]] PathState peer_state(int source, int destination) const;
   void set_peer_state(int source, int destination, PathState state);
-  void peer_failed(int source, int destination, std::chrono::nanoseconds first_pause);
+  bool peer_failed(int source, int destination, std::chrono::nanoseconds first_pause);
   void peer_worked(int source, int destination);
   [[nodiscard]] std::size_t paused_peers() const;
 

@@ -139,7 +139,7 @@ void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer, std::uint64
 
 void DeviceTransfers::Impl::peer_copies_failed(PeerId peer, int device, int source,
                                                int destination) {
-  lanes_.peer_failed(source, destination, options_.reopen_backoff);
+  if (!lanes_.peer_failed(source, destination, options_.reopen_backoff)) return;
   const base::MutexLock lock(mutex_);
   path_failed(peer, device, Path::peer);
 }

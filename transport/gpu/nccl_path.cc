@@ -2,6 +2,7 @@
 // lane, seen done by the host.
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 

@@ -33,7 +33,7 @@ void DeviceTransfers::Impl::path_worked(const Outgoing& transfer) {
 }
 
 void DeviceTransfers::Impl::path_failed(PeerId peer, int device, Path path) {
-  ++failures_[{peer, device, path}];
+  if (!peers_[peer].lost) ++failures_[{peer, device, path}];
 }
 
 DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {

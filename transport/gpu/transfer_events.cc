@@ -275,16 +275,23 @@ bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream s
 
 void DeviceTransfers::Impl::retry(const IncomingPtr& transfer, bool held) {
   if (transfer->no_memory) return finish(transfer, transfer->no_memory);
+  std::optional<RtsFrame> rts;
   {
     const base::MutexLock lock(mutex_);
     if (transfer->ended) return;
-    transfer->rts.reset();
+    rts = std::exchange(transfer->rts, std::nullopt);
     transfer->pair.reset();
     transfer->started = false;
     transfer->retried = true;
   }
-  send_frame(transfer->from,
-             held ? encode(DeclineFrame{transfer->id}) : encode(RetryFrame{transfer->id}));
+  try {
+    send_frame(transfer->from,
+               held ? encode(DeclineFrame{transfer->id}) : encode(RetryFrame{transfer->id}));
+  } catch (...) {  // its source still waits for an answer to that
+    const base::MutexLock lock(mutex_);
+    transfer->rts = rts;
+    throw;
+  }
 }
 
 void DeviceTransfers::Impl::on_cancel(PeerId from, const CancelFrame& frame) {

@@ -32,9 +32,11 @@ void DeviceTransfers::Impl::on_peer_lost(PeerId peer, const Error& why) {
   for (const IncomingPtr& transfer : incoming) end(transfer, why);
   close_ipc(peer, false);
   const base::MutexLock lock(mutex_);
-  for (auto at = slots_.begin(); at != slots_.end();) {
-    at = std::get<0>(at->first) == peer ? slots_.erase(at) : std::next(at);
-  }
+  const auto is_its = [peer](const auto& entry) { return std::get<0>(entry.first) == peer; };
+  std::erase_if(slots_, is_its);
+  std::erase_if(ipc_out_, is_its);
+  std::erase_if(ipc_in_, is_its);
+  std::erase_if(failures_, is_its);
 }
 
 void DeviceTransfers::Impl::shutdown(std::chrono::steady_clock::time_point deadline) {
