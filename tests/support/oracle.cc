@@ -44,15 +44,28 @@ ProgramHost local_host(const std::vector<Tensors>& parameters, int worker) {
 
 }  // namespace
 
-Tensors roots_of(const at::Tensor& loss, const Asking& asking) {
-  return asking.two_roots ? Tensors{loss, at::sin(loss)} : Tensors{loss};
+Roots run_for_roots(const ProgramHost& host, const RandomProgram& program, const Asking& asking) {
+  const at::Tensor loss = run_program(host, program);
+  Roots roots{{loss}, {at::Tensor()}};
+  if (asking.own_seed)
+    roots.gradients[0] = at::real(program_seed(program, 0)).sum().to(loss.scalar_type());
+  if (asking.two_roots) {
+    roots.tensors.push_back(at::sin(loss));
+    roots.gradients.emplace_back();
+  }
+  if (asking.two_losses) {
+    roots.tensors.push_back(run_second_program(host, program));
+    roots.gradients.push_back(program_seed(program, 1));
+  }
+  return roots;
 }
 
 at::Tensor loss_of_gradients(const Tensors& gradients) {
   at::Tensor loss;
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined() || !gradient.requires_grad()) continue;
-    const at::Tensor norm = at::real(gradient * gradient.conj()).sum();
+    const at::Tensor values = gradient.is_sparse() ? gradient.to_dense() : gradient;
+    const at::Tensor norm = at::real(values * values.conj()).sum();
     loss = loss.defined() ? loss + norm : norm;
   }
   return loss;
@@ -60,10 +73,9 @@ at::Tensor loss_of_gradients(const Tensors& gradients) {
 
 OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>& parameters,
                         const Asking& asking) {
-  const at::Tensor loss = run_program(local_host(parameters, 0), program);
-  const Tensors roots = roots_of(loss, asking);
+  const Roots roots = run_for_roots(local_host(parameters, 0), program, asking);
   OracleResult result;
-  result.loss = loss.item<double>();
+  result.loss = roots.tensors[0].item<double>();
   for (const Tensors& each : parameters) result.gradients.emplace_back(each.size());
   // Passes are added up here, out of place: libtorch adds to `.grad` in place, whatever shares its
   // memory. In seed 5500171 over 5 workers the two differ.
@@ -82,13 +94,19 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
     }
   };
   for (int pass = 1; pass <= asking.passes; ++pass) {
-    torch::autograd::backward(roots, {}, pass < asking.passes || asking.twice, asking.twice);
+    torch::autograd::backward(roots.tensors, roots.gradients, pass < asking.passes || asking.twice,
+                              asking.twice);
     if (pass < asking.passes) take_gradients();
   }
-  Tensors own;
-  for (const at::Tensor& parameter : parameters[0]) own.push_back(parameter.grad());
+  Tensors first;
+  for (const at::Tensor& parameter : parameters[0]) first.push_back(parameter.grad());
+  for (std::size_t worker = 1; asking.twice_remote && worker < parameters.size(); ++worker) {
+    Tensors there;
+    for (const at::Tensor& parameter : parameters[worker]) there.push_back(parameter.grad());
+    for (const at::Tensor& gradient : sent(there)) first.push_back(gradient);
+  }
   take_gradients();
-  const at::Tensor second = asking.twice ? loss_of_gradients(own) : at::Tensor();
+  const at::Tensor second = asking.twice ? loss_of_gradients(first) : at::Tensor();
   if (second.defined()) torch::autograd::backward({second});
   take_gradients();
   return result;

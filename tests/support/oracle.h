@@ -9,13 +9,22 @@ namespace stitch::testing {
 
 // How the gradients of a program are asked for.
 struct Asking {
-  bool two_roots = false;  // the loss and a function of it
-  int passes = 1;          // over the same graph
-  bool twice = false;      // then differentiate what the first worker's parameters got
+  bool two_roots = false;     // the loss and a function of it
+  bool two_losses = false;    // and a matrix that other calls made, with a gradient of its own
+  bool own_seed = false;      // the loss has a gradient of its own, too
+  int passes = 1;             // over the same graph
+  bool twice = false;         // then differentiate what the first worker's parameters got
+  bool twice_remote = false;  // and what those of all others got
 };
 
-// The roots that `asking` wants for a loss.
-[[nodiscard]] Tensors roots_of(const at::Tensor& loss, const Asking& asking);
+// What is differentiated, each with its gradient, which is undefined for 1.
+struct Roots {
+  Tensors tensors;
+  Tensors gradients;
+};
+// Runs the program, or two, and returns the roots that `asking` wants; the loss is the first.
+[[nodiscard]] Roots run_for_roots(const ProgramHost& host, const RandomProgram& program,
+                                  const Asking& asking);
 // Asking::twice: a loss over gradients. Undefined when none of them depends on a parameter.
 [[nodiscard]] at::Tensor loss_of_gradients(const Tensors& gradients);
 

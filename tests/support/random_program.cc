@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <random>
 
 #include "tests/support/blind_to_first.h"
@@ -23,8 +24,14 @@ at::Tensor random_matrix(std::mt19937_64& random, at::ScalarType dtype) {
   return (c10::isComplexType(dtype) ? at::complex(matrix[0], matrix[1]) : matrix[0]).to(dtype);
 }
 
+// libtorch 1.13 has no tanh and no matrix product of half precision on CPUs: in single precision.
+at::Tensor computable(const at::Tensor& value) {
+  return value.scalar_type() == at::kHalf ? value.to(at::kFloat) : value;
+}
+
 // A value of moderate size, whatever came in. Of complex numbers, tanh and sin have poles or grow.
 at::Tensor bounded(const at::Tensor& value) {
+  if (value.scalar_type() == at::kHalf) return at::tanh(computable(value)).to(at::kHalf);
   return value.is_complex() ? value / (1 + at::real(value * value.conj())) : at::tanh(value);
 }
 
@@ -35,10 +42,38 @@ at::Tensor uneven(const at::Tensor& gradient) {
   return gradient + bounded(gradient * 0.5);
 }
 
+torch::autograd::variable_list all_uneven(const torch::autograd::variable_list& gradients) {
+  torch::autograd::variable_list changed;
+  for (const at::Tensor& gradient : gradients) changed.push_back(uneven(gradient));
+  return changed;
+}
+
+// The same of all that comes into a node, and of all that leaves it.
+struct UnevenPreHook final : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    return all_uneven(gradients);
+  }
+};
+struct UnevenPostHook final : torch::autograd::FunctionPostHook {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    return all_uneven(outputs);
+  }
+};
+
+at::Tensor real_sum(const at::Tensor& value) {
+  return (value.is_complex() ? at::real(value) : value).sum();
+}
+
+// Where tables are apart.
+constexpr int kTable = kProgramParameters - 1;
+
 class Block {
  public:
   Block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments)
-      : host_(host), block_(block), random_(block.path) {
+      : host_(host), block_(block), random_(block.path), hook_random_(hash(block.path, 11)) {
+    hook_received(arguments);
     for (const at::Tensor& argument : arguments)
       values_.push_back(argument.defined() ? argument : random_matrix(random_, dtype()));
     if (block_.table) {
@@ -46,7 +81,7 @@ class Block {
       values_.back() = look_up(table);
     }
     if (values_.empty()) values_.push_back(random_matrix(random_, dtype()));
-    values_.push_back(host_.parameter(pick(kProgramParameters)));
+    values_.push_back(parameter());
   }
 
   Tensors run() {
@@ -60,6 +95,12 @@ class Block {
  private:
   [[nodiscard]] at::ScalarType dtype() const { return block_.program.dtype; }
   int pick(int count) { return static_cast<int>(random_() % static_cast<std::uint64_t>(count)); }
+  at::Tensor parameter() {
+    return host_.parameter(pick(block_.program.tables_apart ? kTable : kProgramParameters));
+  }
+  at::Tensor table() {
+    return host_.parameter(block_.program.tables_apart ? kTable : pick(kProgramParameters));
+  }
   at::Tensor any() { return values_[random_() % values_.size()]; }
 
   // A value of the program as a 3x3 matrix of its dtype and of moderate size, differentiably.
@@ -85,7 +126,8 @@ class Block {
         values_.push_back(squared(any()) * squared(any()));
         break;
       case 2:
-        values_.push_back(bounded(at::matmul(squared(any()), squared(any()))));
+        values_.push_back(bounded(
+            at::matmul(computable(squared(any())), computable(squared(any()))).to(dtype())));
         break;
       case 3:
         values_.push_back(bounded(any()));
@@ -94,10 +136,10 @@ class Block {
         values_.push_back(squared(any()).t());
         break;
       case 5:
-        values_.push_back(squared(any()) * host_.parameter(pick(kProgramParameters)).sum());
+        values_.push_back(squared(any()) * parameter().sum());
         break;
       case 6:
-        values_.push_back(host_.parameter(pick(kProgramParameters)));
+        values_.push_back(parameter());
         break;
       case 7:
         values_.push_back(squared(any()).narrow(0, 1, 2));
@@ -125,13 +167,12 @@ class Block {
       }
       case 13: {
         const at::Tensor value = squared(any()) * 1;  // a node of this block alone
-        if (block_.program.hooks && value.requires_grad()) value.register_hook(uneven);
+        hook(value);
         values_.push_back(value);
         break;
       }
       case 14:
-        if (block_.program.sparse)
-          values_.push_back(look_up(host_.parameter(pick(kProgramParameters))));
+        if (block_.program.sparse) values_.push_back(look_up(table()));
         break;
       case 15:
         if (dtype() == at::kDouble || dtype() == at::kFloat) {
@@ -145,6 +186,28 @@ class Block {
     }
   }
 
+  // Before anything else uses them: a hook of a tensor is one of its grad_fn then.
+  void hook(const at::Tensor& value) {
+    if (!block_.program.hooks || !value.requires_grad()) return;
+    const auto kinds = hook_random_() % 8;
+    if ((kinds & 1) != 0) value.register_hook(uneven);
+    if ((kinds & 2) != 0) value.grad_fn()->add_pre_hook(std::make_unique<UnevenPreHook>());
+    if ((kinds & 4) != 0) value.grad_fn()->add_post_hook(std::make_unique<UnevenPostHook>());
+  }
+
+  // On tensors as they came in one message, and on the node that they share.
+  void hook_received(const Tensors& tensors) {
+    if (!block_.program.hooks) return;
+    bool first = true;
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.defined() || !tensor.requires_grad()) continue;
+      if (hook_random_() % 3 == 0) tensor.register_hook(uneven);
+      if (first && hook_random_() % 4 == 0)
+        tensor.grad_fn()->add_pre_hook(std::make_unique<UnevenPreHook>());
+      first = false;
+    }
+  }
+
   void call() {
     if (block_.level >= block_.program.depth) return;
     const int worker = pick(block_.program.workers);
@@ -153,7 +216,7 @@ class Block {
     for (int i = pick(3); i >= 0; --i) arguments.push_back(any());
     if (pick(8) == 0) arguments.push_back(at::Tensor());
     if (block_.program.sparse && pick(3) == 0) {
-      arguments.push_back(host_.parameter(pick(kProgramParameters)));
+      arguments.push_back(table());
       child.table = true;
     }
     auto wait = host_.call(worker, child, arguments);
@@ -166,6 +229,7 @@ class Block {
   }
 
   void take(const Tensors& results, bool used) {
+    if (used) hook_received(results);
     for (const at::Tensor& result : results) {
       if (used && result.defined()) values_.push_back(result);
     }
@@ -185,6 +249,7 @@ class Block {
   const ProgramHost& host_;
   const ProgramBlock block_;
   std::mt19937_64 random_;
+  std::mt19937_64 hook_random_;  // apart, so that a program does the same with and without hooks
   Tensors values_;
   std::vector<std::pair<std::function<Tensors()>, bool>> waiting_;
   std::uint64_t calls_ = 0;
@@ -207,14 +272,24 @@ Tensors run_block(const ProgramHost& host, const ProgramBlock& block, const Tens
 }
 
 at::Tensor run_program(const ProgramHost& host, const RandomProgram& program) {
-  const auto real_sum = [](const at::Tensor& value) {
-    return (value.is_complex() ? at::real(value) : value).sum();
-  };
   at::Tensor loss = real_sum(host.parameter(0));
   for (const at::Tensor& result : run_block(host, {program, hash(program.seed, 7), 0}, {})) {
     if (result.defined()) loss = loss + real_sum(result);
   }
   return loss;
+}
+
+at::Tensor run_second_program(const ProgramHost& host, const RandomProgram& program) {
+  at::Tensor matrix = host.parameter(1) * 1;
+  for (const at::Tensor& result : run_block(host, {program, hash(program.seed, 8), 0}, {})) {
+    if (result.defined()) matrix = matrix + real_sum(result);
+  }
+  return matrix;
+}
+
+at::Tensor program_seed(const RandomProgram& program, std::uint64_t root) {
+  std::mt19937_64 random(hash(program.seed, 2000 + root));
+  return random_matrix(random, program.dtype);
 }
 
 }  // namespace stitch::testing

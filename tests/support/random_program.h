@@ -19,12 +19,15 @@ struct RandomProgram {
   bool uses_everything = false;  // no result is dropped or detached, as fast mode requires
   int depth = 3;                 // of nested calls
   at::ScalarType dtype = at::kDouble;
-  bool hooks = false;   // on tensors, the parameters too; what they do is not linear
+  bool hooks = false;   // not linear: on tensors, also as they came in and on parameters, on nodes
   bool sparse = false;  // lookups in parameters, also in those of the caller
+  // Parameters that are looked up in have no other use: libtorch cannot differentiate the sum of a
+  // sparse gradient and a dense one.
+  bool tables_apart = false;
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse);
+    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse, tables_apart);
   }
 };
 
@@ -61,5 +64,10 @@ inline constexpr int kProgramParameters = 3;
                                 const Tensors& arguments);
 // Runs the program and returns its loss, a real number.
 [[nodiscard]] at::Tensor run_program(const ProgramHost& host, const RandomProgram& program);
+// Runs another program over the same parameters, with calls of its own, and returns a 3x3 matrix
+// that needs a gradient to be differentiated.
+[[nodiscard]] at::Tensor run_second_program(const ProgramHost& host, const RandomProgram& program);
+// A random 3x3 matrix for the root of that number.
+[[nodiscard]] at::Tensor program_seed(const RandomProgram& program, std::uint64_t root);
 
 }  // namespace stitch::testing
