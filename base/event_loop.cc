@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <uv.h>
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -13,6 +15,7 @@
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/reserve.h"
 #include "stitch/base/signals.h"
 
 namespace stitch::base {
@@ -123,7 +126,9 @@ class EventLoop::Impl {
   // When a timer runs again that had no memory for what it does.
   static constexpr std::chrono::milliseconds kWithoutMemory{10};
   using Key = std::pair<Time, TimerId>;
-  using Timers = std::map<Key, Task>;
+  // From the reserve where there is no other memory: what is to end has its timer.
+  using Timers = std::map<Key, Task, std::less<>,
+                          ReservedAllocator<std::pair<const Key, Task>, std::allocator>>;
 
   void run() noexcept {
     const CallbackScope callbacks;
@@ -251,7 +256,9 @@ class EventLoop::Impl {
   bool wake_pending_ STITCH_GUARDED_BY(mutex_) = false;  // on_wake() will run
   std::vector<Task> tasks_ STITCH_GUARDED_BY(mutex_);
   Timers timers_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<TimerId, Timers::iterator> by_id_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<TimerId, Timers::iterator, std::hash<TimerId>, std::equal_to<>,
+                     ReservedAllocator<std::pair<const TimerId, Timers::iterator>, std::allocator>>
+      by_id_ STITCH_GUARDED_BY(mutex_);
   TimerId next_id_ STITCH_GUARDED_BY(mutex_) = 1;
   Time next_check_ STITCH_GUARDED_BY(mutex_) =
       Time::max();  // when the loop next checks timers_ by itself

@@ -23,7 +23,7 @@ TaskThread::TaskThread() {
 TaskThread::~TaskThread() { join(); }
 
 void TaskThread::post(Task task) {
-  std::vector<Task> batch;
+  Tasks batch;
   {
     MutexLock lock(mutex_);
     posted_.push_back(std::move(task));
@@ -42,7 +42,7 @@ void TaskThread::post(Task task) {
   }
 }
 
-void TaskThread::run_all(std::vector<Task>& batch) noexcept {
+void TaskThread::run_all(Tasks& batch) noexcept {
   for (Task& task : batch) {
     try {
       task();
@@ -75,7 +75,7 @@ void TaskThread::join() {
 void TaskThread::run() {
   pthread_setname_np(pthread_self(), "stitch-tasks");
   const CallbackScope callbacks;
-  std::vector<Task> batch;
+  Tasks batch;
   std::vector<Timed> dropped;
   for (;;) {
     {

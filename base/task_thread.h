@@ -2,10 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "stitch/base/mutex.h"
+#include "stitch/base/reserve.h"
 #include "stitch/base/unique_function.h"
 
 namespace stitch::base {
@@ -43,11 +45,12 @@ class TaskThread {
     return left.due != right.due ? left.due > right.due : left.sequence > right.sequence;
   }
   void run();
-  static void run_all(std::vector<Task>& batch) noexcept;
+  using Tasks = std::vector<Task, ReservedAllocator<Task, std::allocator>>;
+  static void run_all(Tasks& batch) noexcept;
 
   Mutex mutex_;
   CondVar changed_;
-  std::vector<Task> posted_ STITCH_GUARDED_BY(mutex_);
+  Tasks posted_ STITCH_GUARDED_BY(mutex_);
   std::vector<Timed> timed_ STITCH_GUARDED_BY(mutex_);  // a heap, the earliest first
   std::uint64_t sequence_ STITCH_GUARDED_BY(mutex_) = 0;
   bool sleeping_ STITCH_GUARDED_BY(mutex_) = false;

@@ -1,19 +1,26 @@
 #include "stitch/rpc/agent/post_where_read.h"
 
+#include <new>
 #include <utility>
 
 namespace stitch::rpc {
 
 bool post_where_read(transport::Connection& connection, ThreadPool& pool,
                      std::shared_ptr<void> owner, base::UniqueFunction<void()>& task) {
-  if (!pool.post_quietly(task)) return false;
   using transport::DoWork;
   transport::DeferredWork work = [&pool, owner = std::move(owner)](DoWork how) {
     if (how != DoWork::elsewhere) return pool.run_one_here(how == DoWork::here_watched);
     pool.wake();
     return false;
   };
-  if (!connection.defer(work)) pool.wake();
+  if (!pool.post_quietly(task)) return false;
+  bool deferred = false;
+  try {
+    deferred = connection.defer(work);
+  } catch (const std::bad_alloc&) {
+    // It is queued, and will run.
+  }
+  if (!deferred) pool.wake();
   return true;
 }
 

@@ -14,7 +14,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
-#include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 
 namespace stitch::rpc {
 
@@ -28,7 +28,8 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   base::Mutex mutex;
   base::CondVar work;
   base::CondVar ended;
-  std::deque<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>
+  // From the reserve where there is no other memory: what ends something may have to be posted.
+  std::deque<base::UniqueFunction<void()>, base::ReservedAllocator<base::UniqueFunction<void()>>>
       queue STITCH_GUARDED_BY(mutex);
   std::atomic<std::size_t> queued{0};  // a copy of queue.size(), written under the lock
   // Counted as running already: for each there is a thread that is idle or just starting, and every

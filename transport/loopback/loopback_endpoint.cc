@@ -3,10 +3,12 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/mutex.h"
+#include "stitch/base/patience.h"
 #include "stitch/base/task_thread.h"
 #include "stitch/transport/connection_set.h"
 #include "stitch/transport/endpoint_shell.h"
@@ -152,11 +154,14 @@ class LoopbackConnection final : public HandshakingConnection {
   // A message in flight: one copy of it per delivery, in memory of the receiver.
   struct Parcel {
     Fate fate;
-    std::vector<Message> copies;
+    std::vector<std::unique_ptr<Message>> copies;
     std::optional<Error> violation;  // the reason for which the receiver refuses it
+    SendDone done;
+    std::optional<Error> failure;  // of the sending
   };
+  using ParcelPtr = std::unique_ptr<Parcel>;  // a task with it takes no memory
   void pack(const Message& message, Parcel& parcel) const;
-  void transmit(Parcel parcel, SendDone done);
+  void transmit(ParcelPtr parcel);
   [[nodiscard]] std::shared_ptr<LoopbackConnection> self() {
     return std::static_pointer_cast<LoopbackConnection>(shared_from_this());
   }
@@ -191,19 +196,16 @@ bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connect
 }
 
 void LoopbackConnection::send(Message message, SendDone done) {
-  Parcel parcel;
+  ParcelPtr parcel = base::patiently([] { return std::make_unique<Parcel>(); });
   if (peer_endpoint_ != nullptr && !closed()) {
-    parcel.fate = endpoint_->network->impl().judge(endpoint_->options.self.id,
-                                                   peer_endpoint_->options.self.id, message);
-    if (!parcel.fate.drop && !parcel.fate.fail) pack(message, parcel);
+    parcel->fate = endpoint_->network->impl().judge(endpoint_->options.self.id,
+                                                    peer_endpoint_->options.self.id, message);
+    if (!parcel->fate.drop && !parcel->fate.fail) pack(message, *parcel);
   }
-  when_open([self = self(), parcel = std::move(parcel),
-             done = std::move(done)](const std::optional<Error>& error) mutable {
-    if (error) {
-      if (done) done(error);
-    } else {
-      self->transmit(std::move(parcel), std::move(done));
-    }
+  parcel->done = std::move(done);
+  when_open([self = self(), parcel = std::move(parcel)](const std::optional<Error>& error) mutable {
+    if (!error) return self->transmit(std::move(parcel));
+    if (parcel->done) parcel->done(error);
   });
 }
 
@@ -213,26 +215,29 @@ void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
     check_size("frame", message.frame.size(), to.max_frame_bytes, name_);
     for (const Buffer& buffer : message.buffers)
       check_size("buffer", buffer.bytes, to.max_buffer_bytes, name_);
-    for (int i = 0; i < parcel.fate.copies; ++i) {
-      Message copy;
-      copy.frame.append(message.frame.data(), message.frame.size());
-      copy.buffers.reserve(message.buffers.size());
-      for (const Buffer& buffer : message.buffers) {
-        copy.buffers.push_back(to.allocator(buffer.device, buffer.bytes));
-        if (buffer.bytes > 0) std::memcpy(copy.buffers.back().data, buffer.data, buffer.bytes);
+    base::patiently([&] {
+      parcel.copies.clear();
+      for (int i = 0; i < parcel.fate.copies; ++i) {
+        auto copy = std::make_unique<Message>();
+        copy->frame.append(message.frame.data(), message.frame.size());
+        copy->buffers.reserve(message.buffers.size());
+        for (const Buffer& buffer : message.buffers) {
+          copy->buffers.push_back(to.allocator(buffer.device, buffer.bytes));
+          if (buffer.bytes > 0) std::memcpy(copy->buffers.back().data, buffer.data, buffer.bytes);
+        }
+        parcel.copies.push_back(std::move(copy));
       }
-      parcel.copies.push_back(std::move(copy));
-    }
+    });
   } catch (...) {
     parcel.copies.clear();
     parcel.violation = to_error(std::current_exception());
   }
 }
 
-void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
+void LoopbackConnection::transmit(ParcelPtr parcel) {
   const std::shared_ptr<LoopbackConnection> to = other();
   std::optional<Error> failure = reason();
-  if (!failure && parcel.fate.fail) {
+  if (!failure && parcel->fate.fail) {
     failure =
         Error(ErrorCode::disconnected, "connection " + name_ + " was broken by an injected fault");
     close(*failure);
@@ -240,27 +245,23 @@ void LoopbackConnection::transmit(Parcel parcel, SendDone done) {
   }
   if (!failure && !to)
     failure = Error(ErrorCode::disconnected, "connection " + name_ + " has lost its peer");
-  if (!failure && parcel.violation) {
-    peer_endpoint_->thread->post(
-        [to, violation = std::move(*parcel.violation)] { to->close(violation); });
+  if (!failure && parcel->violation) {
+    peer_endpoint_->thread->post([to, why = std::move(*parcel->violation)] { to->close(why); });
   } else if (!failure) {
-    const bool delayed = parcel.fate.delay.count() > 0;
-    const auto due = delayed ? std::chrono::steady_clock::now() + parcel.fate.delay
-                             : std::chrono::steady_clock::time_point{};
-    for (Message& copy : parcel.copies) {
-      auto delivery = [to, message = std::move(copy)]() mutable {
-        to->deliver(std::move(message));
-      };
+    const bool delayed = parcel->fate.delay.count() > 0;
+    for (std::unique_ptr<Message>& copy : parcel->copies) {
+      auto delivery = [to, message = std::move(copy)] { to->deliver(std::move(*message)); };
       if (delayed) {
-        peer_endpoint_->thread->post_at(due, std::move(delivery));
+        peer_endpoint_->thread->post_at(std::chrono::steady_clock::now() + parcel->fate.delay,
+                                        std::move(delivery));
       } else {
         peer_endpoint_->thread->post(std::move(delivery));
       }
     }
   }
-  if (!done) return;
-  thread().post(
-      [done = std::move(done), failure = std::move(failure)]() mutable { done(failure); });
+  if (!parcel->done) return;
+  parcel->failure = std::move(failure);
+  thread().post([parcel = std::move(parcel)] { parcel->done(parcel->failure); });
 }
 
 void LoopbackConnection::transmit_handshake(base::Bytes message) {
