@@ -116,7 +116,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   const CarriedBytes sections = sections_of(message);
   if (!sections.any()) return nullptr;
   CarriedSections carried = base::patiently([&] { return CarriedSections::read(sections); });
-  std::vector<CarriedRef>& arrived = carried.refs;
+  CarriedSections::List<CarriedRef>& arrived = carried.refs;
   const std::optional<CreateRequest>& request = carried.create;
   const std::optional<PlaceInOrder>& place = carried.place;
   auto refs = base::patiently([&] {

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rref/call_order.h"
 #include "stitch/rref/carried_sections.h"
@@ -72,15 +72,19 @@ class IncomingRefs final : public rpc::Attachment {
   static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver,
                                             const rpc::InMessage& message);
   ~IncomingRefs() override;
-  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
-  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
+  [[nodiscard]] static void* operator new(std::size_t bytes) {
+    return base::take_recycled_or_reserved(bytes);
+  }
+  static void operator delete(void* at, std::size_t bytes) noexcept {
+    base::recycle_or_give_back(at, bytes);
+  }
 
   // A handle for the index-th reference. Throws Error(invalid_argument) if there is none.
   [[nodiscard]] HandlePtr handle(std::uint32_t index) const;
   [[nodiscard]] const std::optional<CreateRequest>& create() const noexcept { return create_; }
   [[nodiscard]] const std::optional<TargetRequest>& target() const noexcept { return target_; }
   [[nodiscard]] const RRefId& target_id() const { return ids_.at(target_->index); }
-  [[nodiscard]] const std::vector<ReferredArgument>& arguments() const noexcept {
+  [[nodiscard]] const CarriedSections::List<ReferredArgument>& arguments() const noexcept {
     return arguments_;
   }
   [[nodiscard]] const RRefId& id(std::uint32_t index) const { return ids_.at(index); }
@@ -114,14 +118,14 @@ class IncomingRefs final : public rpc::Attachment {
 
   const std::shared_ptr<RRefAgent> receiver_;
   const WorkerLife sender_;
-  std::vector<RRefId> ids_;
+  CarriedSections::List<RRefId> ids_;
   std::shared_ptr<void> object_;
   std::string_view creating_;
   bool ended_ = false;
   std::atomic<bool> claimed_{false};
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;
-  std::vector<ReferredArgument> arguments_;
+  CarriedSections::List<ReferredArgument> arguments_;
   TimeLimits::Limit limit_;      // of the creation
   Turn turn_;                    // of object_
   OrderedCalls::Arrived order_;  // ends first

@@ -11,8 +11,8 @@ enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
 
 using Section = std::span<const std::byte>;
 
-std::vector<CarriedRef> read_refs(Section section) {
-  std::vector<CarriedRef> refs;
+CarriedSections::List<CarriedRef> read_refs(Section section) {
+  CarriedSections::List<CarriedRef> refs;
   base::ByteReader in(section, "list of references");
   const auto count = in.read_count(kWireIdBytes + 9);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -53,8 +53,9 @@ TargetRequest read_target(Section section, std::size_t refs) {
   return read;
 }
 
-std::vector<ReferredArgument> read_arguments(Section section, const CarriedSections& carried) {
-  std::vector<ReferredArgument> arguments;
+CarriedSections::List<ReferredArgument> read_arguments(Section section,
+                                                       const CarriedSections& carried) {
+  CarriedSections::List<ReferredArgument> arguments;
   base::ByteReader in(section, "list of referred arguments");
   const auto count = in.read_count(16);
   for (std::uint32_t i = 0; i < count; ++i) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stitch/base/bytes.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rref/call_order.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/lifetime/lifetime.h"
@@ -48,10 +49,13 @@ struct CarriedBytes {
 
 // What they say. A plain value.
 struct CarriedSections {
-  std::vector<CarriedRef> refs;
+  // From the reserve where there is no other memory: what has been pinned for is to be settled.
+  template <class T>
+  using List = std::vector<T, base::ReservedAllocator<T>>;
+  List<CarriedRef> refs;
   std::optional<CreateRequest> create;
   std::optional<TargetRequest> target;
-  std::vector<ReferredArgument> arguments;
+  List<ReferredArgument> arguments;
   std::optional<PlaceInOrder> place;
 
   // Throws Error(protocol) if they are malformed, or contradict one another.

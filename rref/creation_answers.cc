@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/carried_sections.h"
@@ -36,41 +38,37 @@ class CreationAnswers::Riding final : public rpc::Attachment {
     to_ = to;
     answers_ = std::move(answers);
   }
-  void take(std::vector<std::uint64_t> calls) noexcept { calls_ = std::move(calls); }
-  [[nodiscard]] const std::vector<std::uint64_t>& calls() const { return calls_; }
+  void take(Calls calls) noexcept { calls_ = std::move(calls); }
+  [[nodiscard]] const Calls& calls() const { return calls_; }
   void on_sent(const std::optional<Error>& error) override {
     const auto answers = answers_.lock();
     if (!answers || calls_.empty()) return;
     // If the peer is lost, its calls end with that.
-    if (error) {
-      try {
-        answers->add_all(to_, calls_, true);
-      } catch (...) {
-        if (const auto agent = answers->agent()) give_up(*agent, to_);
-      }
-    }
+    if (error) answers->wait_again(to_, calls_);
     answers->waiting_.fetch_sub(calls_.size());
   }
 
  private:
   std::weak_ptr<CreationAnswers> answers_;
   WorkerInfo to_;
-  std::vector<std::uint64_t> calls_;
+  Calls calls_;
 };
 
 void CreationAnswers::add(const WorkerInfo& caller, std::uint64_t id, bool later) {
-  add_all(caller, {&id, 1}, later);
+  if (!add_all(caller, {&id, 1}, later)) flush_all();  // without a timer they would stay
 }
 
-void CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls,
+bool CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls,
                               bool later) {
   bool full = false;
   std::shared_ptr<rpc::Agent> alive;
   {
     base::MutexLock lock(mutex_);
-    if (agent_ == nullptr) return;
+    if (agent_ == nullptr) return true;
+    const rpc::Life* const life = agent_->peers().life(caller);
+    if (life == nullptr) return true;  // no such worker waits
     Waiting& list = lists_[life_of(caller)];
-    if (list.calls.empty()) list.caller = caller;
+    list.caller = &life->info();
     list.calls.insert(list.calls.end(), calls.begin(), calls.end());
     waiting_.fetch_add(calls.size());
     full = list.calls.size() >= kMaxTogether;
@@ -80,14 +78,17 @@ void CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uin
     }
   }
   if (full) flush(caller);
-  if (!alive) return;
+  if (!alive) return true;
   try {
     alive->loop().call_at(rpc::Clock::now() + kDelay, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->flush_all();
     });
   } catch (...) {
-    flush_all();  // without a timer they would stay
+    base::MutexLock lock(mutex_);
+    timer_runs_ = false;
+    return false;
   }
+  return true;
 }
 
 bool CreationAnswers::any(const WorkerInfo& caller) const {
@@ -97,19 +98,19 @@ bool CreationAnswers::any(const WorkerInfo& caller) const {
   return found != lists_.end() && !found->second.calls.empty();
 }
 
-std::vector<std::uint64_t> CreationAnswers::take(const WorkerInfo& caller) {
+CreationAnswers::Calls CreationAnswers::take(const WorkerInfo& caller) {
   base::MutexLock lock(mutex_);
   const auto found = lists_.find(life_of(caller));
   if (found == lists_.end()) return {};
-  std::vector<std::uint64_t>& calls = found->second.calls;
+  Calls& calls = found->second.calls;
   if (calls.size() <= kMaxCreated) return std::exchange(calls, {});
   const auto rest = calls.begin() + kMaxCreated;
-  std::vector<std::uint64_t> taken(calls.begin(), rest);
+  Calls taken(calls.begin(), rest);
   calls.erase(calls.begin(), rest);
   return taken;
 }
 
-void CreationAnswers::send(rpc::Agent& agent, const WorkerInfo& caller,
+bool CreationAnswers::send(rpc::Agent& agent, const WorkerInfo& caller,
                            std::span<const std::uint64_t> calls) {
   for (std::size_t sent = 0; sent < calls.size();) {
     const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, kMaxCreated));
@@ -119,12 +120,25 @@ void CreationAnswers::send(rpc::Agent& agent, const WorkerInfo& caller,
       agent.send_control(caller, std::move(message));
     } catch (const Error&) {
       // The peer is lost, or this worker has shut down: its calls end with that.
-    } catch (...) {
-      give_up(agent, caller);
+    } catch (const std::bad_alloc&) {
+      wait_again(caller, calls.subspan(sent));
+      waiting_.fetch_sub(calls.size());
+      return false;
     }
     sent += some.size();
   }
   waiting_.fetch_sub(calls.size());
+  return true;
+}
+
+void CreationAnswers::wait_again(const WorkerInfo& caller,
+                                 std::span<const std::uint64_t> calls) noexcept {
+  try {
+    // Without a timer they wait for the next answer.
+    static_cast<void>(add_all(caller, calls, true));
+  } catch (...) {
+    if (const auto alive = agent()) give_up(*alive, caller);
+  }
 }
 
 void CreationAnswers::give_up(rpc::Agent& agent, const WorkerInfo& caller) noexcept {
@@ -143,7 +157,7 @@ void CreationAnswers::flush(const WorkerInfo& caller) {
     const auto calls = take(caller);
     if (calls.empty()) return;
     if (const auto alive = agent()) {
-      send(*alive, caller, calls);
+      if (!send(*alive, caller, calls)) return;
     } else {
       waiting_.fetch_sub(calls.size());
     }
@@ -151,7 +165,7 @@ void CreationAnswers::flush(const WorkerInfo& caller) {
 }
 
 void CreationAnswers::flush_all() {
-  std::map<WorkerLife, Waiting> all;
+  Lists all;
   {
     base::MutexLock lock(mutex_);
     timer_runs_ = false;
@@ -161,7 +175,7 @@ void CreationAnswers::flush_all() {
   for (const auto& [life, each] : all) {
     if (each.calls.empty()) continue;
     if (alive) {
-      send(*alive, each.caller, each.calls);
+      send(*alive, *each.caller, each.calls);
     } else {
       waiting_.fetch_sub(each.calls.size());
     }
@@ -200,17 +214,19 @@ std::shared_ptr<rpc::Agent> CreationAnswers::agent() const {
 
 void CreationAnswers::accept(rpc::Agent& agent, const WorkerInfo& from,
                              std::span<const std::byte> bytes) {
-  const std::vector<std::uint64_t> calls = read_created(bytes);
-  try {
-    for (const std::uint64_t call : calls) {
-      transport::FrameBuilder reply(rpc::wire::kReply);
-      base::ByteWriter(reply.body()).write(call);
-      reply.end_body();
-      agent.outgoing_calls().on_answer(rpc::InMessage(std::move(reply).finish(), from));
+  // They are not sent again.
+  const auto calls = base::patiently([&] { return read_created(bytes); });
+  for (const std::uint64_t call : calls) {
+    try {
+      agent.outgoing_calls().on_answer(base::patiently([&] {
+        transport::FrameBuilder reply(rpc::wire::kReply);
+        base::ByteWriter(reply.body()).write(call);
+        reply.end_body();
+        return rpc::InMessage(std::move(reply).finish(), from);
+      }));
+    } catch (const std::bad_alloc&) {
+      agent.outgoing_calls().fail_answered(call, from, to_error(std::current_exception()));
     }
-  } catch (...) {
-    give_up(agent, from);  // the message that brings them may only fail a call
-    throw;
   }
 }
 

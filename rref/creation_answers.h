@@ -3,12 +3,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/mutex.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
@@ -29,7 +32,7 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
 
   // The call `id` of that worker, to create an object here, has succeeded. The answer is sent when
   // flush() is called; `later`: also within a millisecond without that. Out of memory throws, and
-  // the answer is not kept; what is kept and cannot be sent gives the worker up.
+  // the answer is not kept; what is kept and cannot be sent waits again, in the reserve.
   void add(const WorkerInfo& caller, std::uint64_t id, bool later) STITCH_EXCLUDES(mutex_);
   // Whether some wait for messages to that worker.
   [[nodiscard]] bool any(const WorkerInfo& caller) const STITCH_EXCLUDES(mutex_);
@@ -48,16 +51,22 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
   static void accept(rpc::Agent& agent, const WorkerInfo& from, std::span<const std::byte> bytes);
 
  private:
+  using Calls = std::vector<std::uint64_t, base::ReservedAllocator<std::uint64_t>>;
   struct Waiting {
-    WorkerInfo caller;
-    std::vector<std::uint64_t> calls;
+    const WorkerInfo* caller = nullptr;  // that of its life, which the agent keeps
+    Calls calls;
   };
+  using Lists = std::map<WorkerLife, Waiting, std::less<>,
+                         base::ReservedAllocator<std::pair<const WorkerLife, Waiting>>>;
   class Riding;  // those in a message that is being sent
-  void add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls, bool later)
-      STITCH_EXCLUDES(mutex_);
+  // False where there was no memory for a timer that they need.
+  [[nodiscard]] bool add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls,
+                             bool later) STITCH_EXCLUDES(mutex_);
   // kMaxCreated of them at most.
-  [[nodiscard]] std::vector<std::uint64_t> take(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
-  void send(rpc::Agent& agent, const WorkerInfo& caller, std::span<const std::uint64_t> calls);
+  [[nodiscard]] Calls take(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
+  // False where there was no memory: they wait again.
+  bool send(rpc::Agent& agent, const WorkerInfo& caller, std::span<const std::uint64_t> calls);
+  void wait_again(const WorkerInfo& caller, std::span<const std::uint64_t> calls) noexcept;
   // Its calls would wait without end for answers that are lost.
   static void give_up(rpc::Agent& agent, const WorkerInfo& caller) noexcept;
   void flush_all() STITCH_EXCLUDES(mutex_);
@@ -66,7 +75,7 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
 
   mutable base::Mutex mutex_;
   rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
-  std::map<WorkerLife, Waiting> lists_ STITCH_GUARDED_BY(mutex_);
+  Lists lists_ STITCH_GUARDED_BY(mutex_);
   bool timer_runs_ STITCH_GUARDED_BY(mutex_) = false;
   std::atomic<std::size_t> waiting_{0};
 };

@@ -12,15 +12,20 @@ class RRefAgent;
 
 // What the copies of one RRef in a process share: one local reference of the lifetime protocol,
 // dropped with the last copy. Copying is an atomic increment and nothing else. May outlive its
-// worker; it is lost then. Thread contract: constant after construction; any thread may drop the
-// last copy.
+// worker; it is lost then. Thread contract: constant after own(); any thread may drop the last
+// copy.
 class Handle {
  public:
-  // Takes over one local reference to `id`.
-  Handle(std::shared_ptr<RRefAgent> rrefs, const RRefId& id);
+  // Without a reference yet: own() follows, or it drops none.
+  explicit Handle(std::shared_ptr<RRefAgent> rrefs);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
+  // Takes over one local reference to `id`. Made first, it is there when the reference is.
+  void own(const RRefId& id) noexcept {
+    id_ = id;
+    owns_ = true;
+  }
 
   [[nodiscard]] const RRefId& id() const noexcept { return id_; }
   // Lives as long as this.
@@ -33,7 +38,8 @@ class Handle {
 
  private:
   const std::shared_ptr<RRefAgent> rrefs_;
-  const RRefId id_;
+  RRefId id_;
+  bool owns_ = false;
 };
 using HandlePtr = std::shared_ptr<const Handle>;
 

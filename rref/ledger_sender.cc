@@ -1,8 +1,9 @@
 #include "stitch/rref/ledger_sender.h"
 
+#include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
-#include <vector>
 
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
@@ -41,8 +42,8 @@ std::shared_ptr<rpc::Agent> LedgerSender::agent() const {
 }
 
 void LedgerSender::schedule(const Effects& effects) {
-  if (effects.kept) watch_kept();
   for (const auto& [peer, urgency] : effects.flush) schedule_flush(peer, urgency);
+  if (effects.kept) watch_kept();
 }
 
 void LedgerSender::stop() {
@@ -87,23 +88,28 @@ void LedgerSender::set_timer(const WorkerLife& peer, Urgency urgency) {
   });
 }
 
+// One by one, since the timer runs again when there was no memory for one.
 void LedgerSender::flush_due() {
   const auto now = rpc::Clock::now();
-  std::vector<WorkerLife> peers;
-  {
-    base::MutexLock lock(mutex_);
-    for (auto at = due_.begin(); at != due_.end();) {
-      if (at->second <= now) {
-        peers.push_back(at->first);
-        at = due_.erase(at);
-      } else {
-        ++at;
-      }
-    }
-  }
   const auto alive = agent();
   if (!alive) return;
-  for (const WorkerLife& peer : peers) flush(*alive, peer);
+  for (;;) {
+    decltype(due_)::node_type due;
+    {
+      base::MutexLock lock(mutex_);
+      const auto at = std::find_if(due_.begin(), due_.end(),
+                                   [&](const auto& each) { return each.second <= now; });
+      if (at == due_.end()) return;
+      due = due_.extract(at);
+    }
+    try {
+      flush(*alive, due.key());
+    } catch (const std::bad_alloc&) {
+      base::MutexLock lock(mutex_);
+      due_.insert(std::move(due));
+      throw;
+    }
+  }
 }
 
 void LedgerSender::flush(rpc::Agent& agent, const WorkerLife& peer) {
@@ -139,12 +145,13 @@ void LedgerSender::start_ticking() {
   }
 }
 
+// Out of memory, the timer runs again: so does this.
 void LedgerSender::tick() {
+  schedule(lifetime_->tick());  // it calls no waiter and releases no object
   {
     base::MutexLock lock(mutex_);
     ticking_ = false;
   }
-  schedule(lifetime_->tick());  // it calls no waiter and releases no object
   if (lifetime_->needs_tick()) start_ticking();
 }
 
@@ -155,9 +162,15 @@ void LedgerSender::watch_kept() {
     if (watching_kept_ || !alive) return;
     watching_kept_ = true;
   }
-  alive->loop().call_at(rpc::Clock::now() + kKeptInterval, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->register_kept();
-  });
+  try {
+    alive->loop().call_at(rpc::Clock::now() + kKeptInterval, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->register_kept();
+    });
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    watching_kept_ = false;
+    throw;
+  }
 }
 
 void LedgerSender::register_kept() {

@@ -2,8 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <unordered_map>
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
@@ -43,8 +43,9 @@ class LedgerSender : public std::enable_shared_from_this<LedgerSender> {
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
   bool watching_kept_ STITCH_GUARDED_BY(mutex_) = false;
   // Peers whose ledger has a timer, and when it fires.
-  std::unordered_map<WorkerLife, rpc::Clock::time_point, WorkerLifeHash> due_
-      STITCH_GUARDED_BY(mutex_);
+  std::map<WorkerLife, rpc::Clock::time_point, std::less<>,
+           base::ReservedAllocator<std::pair<const WorkerLife, rpc::Clock::time_point>>>
+      due_ STITCH_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> frames_sent_{0};
 };
 

@@ -133,27 +133,31 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   const auto rrefs = rrefs_of(*request.agent);
   Lifetime& lifetime = rrefs->lifetime();
   const WorkerInfo& to = *request.to;
+  const auto handle = std::make_shared<Handle>(rrefs);
   RRefId id;
   try {
+    static_cast<void>(rrefs->known_info_of(life_of(to)));  // while this worker has not shut down
     id = life_of(to) == lifetime.self() ? lifetime.add_object(nullptr, &function)
                                         : lifetime.begin_create(life_of(to), &function);
   } catch (const Error& error) {
     throw not_made(error, function, to);
   }
-  HandlePtr handle;
+  handle->own(id);
   try {
-    static_cast<void>(rrefs->known_info_of(id.owner));  // while this worker has not shut down
-    handle = std::make_shared<Handle>(rrefs, id);
     rrefs->record("reference created", id, function);
     request.message.attachment<OutgoingRefs>().create({id, timeout});
     request.agent->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
                               std::allocate_shared<PendingCreation>(
                                   base::RecyclingAllocator<PendingCreation>(), rrefs, id));
   } catch (...) {  // the request has not left
-    const Error why = not_made(to_error(std::current_exception()), function, to);
+    Error why = to_error(std::current_exception());
+    try {
+      why = not_made(why, function, to);
+    } catch (const std::bad_alloc&) {
+      // Then without saying what was not made.
+    }
     rrefs->perform(id.owner == lifetime.self() ? lifetime.resolve(id, nullptr, why)
                                                : lifetime.create_not_sent(id, why));
-    if (!handle) rrefs->perform(lifetime.drop_local(id));
     try {
       throw;
     } catch (const Error&) {

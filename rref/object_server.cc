@@ -145,9 +145,11 @@ class SharedBox final : public OwnedBox {
 
 HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   static_cast<void>(rrefs_->require_agent());
-  const RRefId id = rrefs_->lifetime().add_object(box(std::move(value)));
-  static_cast<void>(rrefs_->known_info_of(id.owner));  // while this worker has not shut down
-  return std::make_shared<Handle>(rrefs_, id);
+  // While this worker has not shut down.
+  static_cast<void>(rrefs_->known_info_of(rrefs_->lifetime().self()));
+  auto handle = std::make_shared<Handle>(rrefs_);
+  handle->own(rrefs_->lifetime().add_object(box(std::move(value))));
+  return handle;
 }
 
 std::shared_ptr<void> ObjectServer::box(rpc::OwnedObject value) const {

@@ -107,11 +107,15 @@ void RRefAgent::destroy(EffectList<std::shared_ptr<void>> objects) {
   const auto alive = agent();
   if (!alive) return;  // on this thread
   events_->record("objects dropped", base::EventRing::kNoPeer, 0, objects.size());
-  alive->post_where_read([objects = std::move(objects)]() mutable {
-    destroying = true;
-    objects.clear();
-    destroying = false;
-  });
+  try {
+    alive->post_where_read([objects = std::move(objects)]() mutable {
+      destroying = true;
+      objects.clear();
+      destroying = false;
+    });
+  } catch (const std::bad_alloc&) {
+    // Dropped here: each has itself destroyed there, or here.
+  }
 }
 
 // A destructor that waits reads messages meanwhile.
@@ -141,9 +145,11 @@ const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
 
 HandlePtr RRefAgent::adopt(const RRefId& id) {
   static_cast<void>(known_info_of(id.owner));  // while this worker has not shut down
+  auto handle = std::make_shared<Handle>(shared_from_this());
   lifetime_->add_local(id);
+  handle->own(id);
   record("reference received", id);
-  return std::make_shared<Handle>(shared_from_this(), id);
+  return handle;
 }
 
 bool RRefAgent::knows_owner(const WorkerLife& owner) {

@@ -1,7 +1,6 @@
 #include "stitch/rref/time_limits.h"
 
 #include <utility>
-#include <vector>
 
 namespace stitch::rref {
 
@@ -12,7 +11,14 @@ void TimeLimits::add(Limit& limit, Time deadline, base::EventLoop& loop) {
     if (deadline >= next_) return;
     next_ = deadline;
   }
-  set_timer(deadline, loop);
+  try {
+    set_timer(deadline, loop);
+  } catch (...) {
+    const base::MutexLock lock(mutex_);
+    heap_.remove(limit);
+    next_ = Time::max();  // the next one sets a timer
+    throw;
+  }
 }
 
 // The timer runs on the loop, which exists then.
@@ -39,21 +45,34 @@ void TimeLimits::close() noexcept {
 }
 
 void TimeLimits::expire(Time when, base::EventLoop& loop) {
-  std::vector<base::UniqueFunction<void()>> passed;
-  Time next;
-  {
-    const base::MutexLock lock(mutex_);
-    if (when != next_) return;  // an earlier timer was set after this one
-    const auto now = std::chrono::steady_clock::now();
-    while (!heap_.empty() && heap_.first_deadline() <= now) {
-      Limit& limit = heap_.first();
-      heap_.remove(limit);
-      passed.push_back(std::move(limit.passed));
+  for (;;) {
+    base::UniqueFunction<void()> passed;
+    Time next;
+    {
+      const base::MutexLock lock(mutex_);
+      if (when != next_) return;  // an earlier timer was set after this one
+      next = heap_.first_deadline();
+      if (next <= std::chrono::steady_clock::now()) {
+        Limit& limit = heap_.first();
+        heap_.remove(limit);
+        passed = std::move(limit.passed);
+      } else {
+        next_ = next;
+      }
     }
-    next = next_ = heap_.first_deadline();
+    if (!passed) {
+      if (next == Time::max()) return;
+      try {
+        set_timer(next, loop);
+      } catch (...) {
+        const base::MutexLock lock(mutex_);
+        if (next_ == next) next_ = when;  // the timer that runs now runs again
+        throw;
+      }
+      return;
+    }
+    passed();
   }
-  if (next != Time::max()) set_timer(next, loop);
-  for (auto& each : passed) each();
 }
 
 }  // namespace stitch::rref

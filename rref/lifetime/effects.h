@@ -1,12 +1,15 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rref/lifetime/ledger.h"
 #include "stitch/rref/lifetime/rref_id.h"
 #include "stitch/rref/lifetime/waiter.h"
@@ -15,7 +18,16 @@ namespace stitch::rref {
 
 // A few short-lived things; most events have none or one.
 template <class T>
-using EffectList = std::vector<T, base::RecyclingAllocator<T>>;
+using EffectList = std::vector<T, base::ReservedAllocator<T>>;
+
+// What lasts: of the heap, or of the reserve.
+template <class Key, class Value, class Hash>
+using ReservedMap =
+    std::unordered_map<Key, Value, Hash, std::equal_to<>,
+                       base::ReservedAllocator<std::pair<const Key, Value>, std::allocator>>;
+template <class Key, class Hash>
+using ReservedSet =
+    std::unordered_set<Key, Hash, std::equal_to<>, base::ReservedAllocator<Key, std::allocator>>;
 
 // What an event of the lifetime protocol leaves to be done once the lock is released, because
 // waiters and destructors are user code and sending calls the transport.

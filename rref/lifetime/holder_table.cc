@@ -66,9 +66,6 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
                           const std::optional<Error>& lost, TableEffects& effects) {
   const auto [found, fresh] = holds_.try_emplace(id);
   Hold& hold = found->second;
-  ++hold.local;
-  ++hold.arriving;
-  hold.created = hold.created || arrival.created;
   if (fresh) {
     if (lost) {
       hold.state = State::lost;
@@ -79,6 +76,9 @@ void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_r
       borrowed_.insert(id);
     }
   }
+  ++hold.local;
+  ++hold.arriving;
+  hold.created = hold.created || arrival.created;
   if (!arrival.pinned) return;
   // Any other Hold depends on the sender's pin and keeps the token (G1, case "receive").
   if (hold.state == State::registered || hold.state == State::lost) {
@@ -103,7 +103,7 @@ void HolderTable::message_done(const RRefId& id, TableEffects& effects) {
 }
 
 void HolderTable::register_kept(TableEffects& effects) {
-  const std::vector<RRefId> kept(kept_.begin(), kept_.end());
+  const EffectList<RRefId> kept(kept_.begin(), kept_.end());
   for (const RRefId& id : kept) {
     Hold& hold = at(id);
     if (hold.arriving > 0) {  // decided when the last of its messages is done
@@ -119,7 +119,7 @@ void HolderTable::register_kept(TableEffects& effects) {
 }
 
 void HolderTable::tick(TableEffects& effects) {
-  std::vector<RRefId> due;
+  EffectList<RRefId> due;
   for (const RRefId& id : borrowed_) {
     Hold& hold = at(id);
     if (hold.old) due.push_back(id);
@@ -154,7 +154,7 @@ void HolderTable::owner_over(const WorkerLife& owner, TableEffects& effects) {
 }
 
 void HolderTable::register_borrowed_from(const WorkerLife& lender, TableEffects& effects) {
-  std::vector<RRefId> due;
+  EffectList<RRefId> due;
   for (const RRefId& id : borrowed_) {
     const Hold& hold = at(id);
     if (hold.rare && std::any_of(hold.rare->creditors.begin(), hold.rare->creditors.end(),

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
@@ -138,9 +138,11 @@ class HolderTable {
     std::optional<Error> error;
     EffectList<Waiter> waiters;
     [[nodiscard]] static void* operator new(std::size_t bytes) {
-      return base::take_recycled(bytes);
+      return base::take_recycled_or_reserved(bytes);
     }
-    static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
+    static void operator delete(void* at, std::size_t bytes) noexcept {
+      base::recycle_or_give_back(at, bytes);
+    }
   };
   using Clock = std::chrono::steady_clock;
   // A moment, to a 64th of a second, for two years after the first.
@@ -185,7 +187,7 @@ class HolderTable {
     }
   };
   static_assert(sizeof(Hold) == 32);
-  using Map = std::unordered_map<RRefId, Hold, RRefIdHash>;
+  using Map = ReservedMap<RRefId, Hold, RRefIdHash>;
 
   [[nodiscard]] Hold& at(const RRefId& id);
   [[nodiscard]] static Status status_of(const Hold& hold);
@@ -199,8 +201,8 @@ class HolderTable {
   void erase_if_unused(Map::iterator at, TableEffects& effects);
 
   Map holds_;
-  std::unordered_set<RRefId, RRefIdHash> borrowed_;  // the Holds in State::borrowed
-  std::unordered_set<RRefId, RRefIdHash> kept_;  // the borrowed Holds that outlived their messages
+  ReservedSet<RRefId, RRefIdHash> borrowed_;  // the Holds in State::borrowed
+  ReservedSet<RRefId, RRefIdHash> kept_;      // the borrowed Holds that outlived their messages
   std::uint64_t registrations_ = 0;
 };
 

@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
+#include <memory>
+#include <utility>
+
+#include "stitch/base/reserve.h"
 
 namespace stitch::rref {
 
@@ -30,9 +35,9 @@ class IntervalSet {
       }
     }
     if (next != runs_.end() && value + 1 == next->first) {
-      const std::uint64_t last = next->second;
-      runs_.erase(next);
-      runs_.emplace(value, last);
+      auto run = runs_.extract(next);
+      run.key() = value;
+      runs_.insert(std::move(run));
       return true;
     }
     runs_.emplace(value, value);
@@ -56,7 +61,9 @@ class IntervalSet {
   [[nodiscard]] std::size_t runs() const noexcept { return runs_.size(); }
 
  private:
-  std::map<std::uint64_t, std::uint64_t> runs_;  // first -> last, disjoint, never touching
+  std::map<std::uint64_t, std::uint64_t, std::less<>,
+           base::ReservedAllocator<std::pair<const std::uint64_t, std::uint64_t>, std::allocator>>
+      runs_;  // first -> last, disjoint, never touching
 };
 
 }  // namespace stitch::rref

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <string>
 
 #include "stitch/base/byte_io.h"
@@ -70,6 +71,7 @@ LedgerOp read_op(base::ByteReader& in) {
 
 }  // namespace
 
+// First what may fail: nothing has changed then.
 void Ledger::push(const LedgerOp& op) {
   if (op.kind == LedgerOp::Kind::settle) {
     if (!unsent_.empty() && unsent_.back().kind == LedgerOp::Kind::settle &&
@@ -77,11 +79,18 @@ void Ledger::push(const LedgerOp& op) {
       unsent_.back().tokens += op.tokens;
       return;
     }
-  } else {
-    ++unsent_prompt_;
-    if (op.kind == LedgerOp::Kind::drop) unsent_drops_.insert(op.id);
   }
   unsent_.push_back(op);
+  if (op.kind != LedgerOp::Kind::settle) {
+    ++unsent_prompt_;
+    if (op.kind == LedgerOp::Kind::drop) {
+      try {
+        unsent_drops_.insert(op.id);
+      } catch (const std::bad_alloc&) {
+        // It is not withdrawn then, but sent.
+      }
+    }
+  }
 }
 
 bool Ledger::withdraw_drop(const RRefId& id) {
@@ -105,9 +114,9 @@ bool Ledger::encode(base::Bytes& out) {
   if (urgency() == Urgency::none) return false;
   while (!unsent_.empty() && sent_.size() - on_wire_ < kMaxOps) {
     const LedgerOp& op = unsent_.front();
+    sent_.push_back(op);
     if (op.kind != LedgerOp::Kind::settle) --unsent_prompt_;
     if (op.kind == LedgerOp::Kind::drop) unsent_drops_.erase(op.id);
-    sent_.push_back(op);
     unsent_.pop_front();
   }
   const std::size_t count = std::min(sent_.size() - on_wire_, kMaxOps);
@@ -188,6 +197,8 @@ Ledger::Arrived Ledger::accept(std::span<const std::byte> frame) {
   }
   return arrived;
 }
+
+void Ledger::put_back(std::size_t count) noexcept { expected_ -= count; }
 
 void Ledger::resend() {
   if (sent_.empty()) return;

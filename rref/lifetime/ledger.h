@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "stitch/base/bytes.h"
-#include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rref {
@@ -94,6 +94,10 @@ class Ledger {
   // acknowledges operations that were never sent.
   [[nodiscard]] Arrived accept(std::span<const std::byte> frame);
 
+  // The last `count` operations that accept() returned could not be applied: the peer sends them
+  // again, as they are not acknowledged.
+  void put_back(std::size_t count) noexcept;
+
   // The next frames repeat all unacknowledged operations and ask for an acknowledgement.
   void resend();
   // To be called periodically: resends if nothing was acknowledged since the previous tick and the
@@ -109,11 +113,11 @@ class Ledger {
   // Sending: operations [first_, first_ + sent_.size()) have left and are unacknowledged; unsent_
   // follow, unnumbered.
   std::uint64_t first_ = 0;
-  using Ops = std::deque<LedgerOp, base::RecyclingAllocator<LedgerOp>>;
+  using Ops = std::deque<LedgerOp, base::ReservedAllocator<LedgerOp>>;
   Ops sent_;
   std::size_t on_wire_ = 0;  // the first of sent_ that are in flight: the next frame follows them
   Ops unsent_;
-  std::unordered_set<RRefId, RRefIdHash, std::equal_to<>, base::RecyclingAllocator<RRefId>>
+  std::unordered_set<RRefId, RRefIdHash, std::equal_to<>, base::ReservedAllocator<RRefId>>
       unsent_drops_;
   std::size_t unsent_prompt_ = 0;  // of unsent_, those the peer waits for (all but settlements)
   std::uint64_t first_at_tick_ = 0;

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "stitch/base/reserve.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rref {
@@ -15,17 +17,19 @@ namespace stitch::rref {
 // Not thread-safe.
 class LifeSet {
  public:
-  void insert(const WorkerLife& life) {
-    if (more_) {
-      more_->insert(life);
-    } else if (one_ == kNone) {
+  // False if it was in the set.
+  bool insert(const WorkerLife& life) {
+    if (more_) return more_->insert(life).second;
+    if (one_ == life) return false;
+    if (one_ == kNone) {
       one_ = life;
-    } else if (one_ != life) {
-      auto both = std::make_unique<std::set<WorkerLife>>();
+    } else {
+      auto both = std::make_unique<Many>();
       both->insert(one_);
       both->insert(life);
       more_ = std::move(both);
     }
+    return true;
   }
   // False if it was not in the set.
   bool erase(const WorkerLife& life) {
@@ -49,8 +53,17 @@ class LifeSet {
   // No worker has this id: ids are ranks.
   static constexpr WorkerLife kNone{std::numeric_limits<std::uint32_t>::max(),
                                     std::numeric_limits<std::uint64_t>::max()};
-  WorkerLife one_ = kNone;                      // unless there are more
-  std::unique_ptr<std::set<WorkerLife>> more_;  // null: at most one_
+  // Taken from the reserve: a registration may not fail.
+  struct Many : std::set<WorkerLife, std::less<>, base::ReservedAllocator<WorkerLife>> {
+    [[nodiscard]] static void* operator new(std::size_t bytes) {
+      return base::take_recycled_or_reserved(bytes);
+    }
+    static void operator delete(void* at, std::size_t bytes) noexcept {
+      base::recycle_or_give_back(at, bytes);
+    }
+  };
+  WorkerLife one_ = kNone;      // unless there are more
+  std::unique_ptr<Many> more_;  // null: at most one_
 };
 
 }  // namespace stitch::rref

@@ -6,6 +6,7 @@
 namespace stitch::rref {
 
 RRefId Lifetime::add_object(std::shared_ptr<void> object, const std::string* made_by) {
+  base::require_reserve();
   base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const RRefId id{self_, self_, next_k_[self_]++};
@@ -14,6 +15,7 @@ RRefId Lifetime::add_object(std::shared_ptr<void> object, const std::string* mad
 }
 
 RRefId Lifetime::begin_create(const WorkerLife& owner, const std::string* made_by) {
+  base::require_reserve();
   base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const auto gone = gone_.find(owner);
@@ -42,6 +44,7 @@ bool Lifetime::create(const RRefId& id, const WorkerLife& creator, const std::st
     throw Error(ErrorCode::protocol, to_string(id) + " cannot be requested here by worker " +
                                          std::to_string(creator.id));
   }
+  base::require_reserve();
   base::MutexLock lock(mutex_);
   if (leaving_) throw *leaving_;
   const auto gone = gone_.find(creator);
@@ -63,6 +66,7 @@ bool Lifetime::tracks_creation(const RRefId& id) const {
 }
 
 Effects Lifetime::when_created(const RRefId& id, Waiter waiter) {
+  base::require_reserve();
   base::MutexLock lock(mutex_);
   TableEffects effects;
   if (leaving_) {
@@ -76,6 +80,7 @@ Effects Lifetime::when_created(const RRefId& id, Waiter waiter) {
 }
 
 Lifetime::Watch Lifetime::watch_creation(const RRefId& id, Waiter& waiter) {
+  base::require_reserve();
   base::MutexLock lock(mutex_);
   Watch watch;
   TableEffects effects;
@@ -119,6 +124,7 @@ Effects Lifetime::drop_local(const RRefId& id) {
 }
 
 CarriedRef Lifetime::pin(const RRefId& id, const WorkerLife& receiver) {
+  base::require_reserve();
   base::MutexLock lock(mutex_);
   CarriedRef carried{.id = id};
   if (leaving_) throw *leaving_;
@@ -201,8 +207,7 @@ Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
   base::MutexLock lock(mutex_);
   if (sender == self_) return {};  // pin() counted it
   TableEffects effects;
-  effects.ops.reserve(4);  // taken before anything changes
-  if (leaving_) {          // it will not be used here
+  if (leaving_) {  // it will not be used here
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
     return pack(std::move(effects));
   }
@@ -213,6 +218,11 @@ Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
     return pack(std::move(effects));
   }
   std::optional<Error> lost = why_lost(carried.id);
+  if (carried.lost && carried.id.owner == self_ && carried.id.creator == sender &&
+      !owners_.contains(carried.id) && !owners_.deleted(carried.id)) {
+    lost = Error(ErrorCode::cancelled,
+                 to_string(carried.id) + " was not created: its creator could not ask for it");
+  }
   if (!lost && carried.lost)
     lost = lost_there.value_or(Error(ErrorCode::disconnected,
                                      to_string(carried.id) + " was lost before it was sent here"));
@@ -277,23 +287,21 @@ Effects Lifetime::accept_ledger(const WorkerLife& peer, std::span<const std::byt
   TableEffects effects;
   if (gone_.contains(peer)) return {};
   PeerState& state = peers_[peer];
+  // Applied under the lock that encode_ledger() takes: a frame acknowledges only what has been
+  // applied (G3).
+  Ledger::Arrived arrived;
+  std::size_t applied = 0;
   try {
-    // Applied under the lock that encode_ledger() takes: a frame acknowledges only what has been
-    // applied (G3).
-    Ledger::Arrived arrived;
-    try {
-      arrived = state.ledger.accept(frame);
-    } catch (const std::bad_alloc&) {
-      return {};  // it is sent again
-    }
+    arrived = state.ledger.accept(frame);
     for (const LedgerOp& op : arrived.acknowledged) {
       if (op.kind == LedgerOp::Kind::reg) holders_.registered(op.id, effects);
     }
-    for (const LedgerOp& op : arrived.ops) apply(op, peer, state, effects);
+    for (; applied < arrived.ops.size(); ++applied)
+      apply(arrived.ops[applied], peer, state, effects);
   } catch (const Error& error) {
     effects.broken = error;
   } catch (const std::bad_alloc&) {
-    effects.broken = Error(ErrorCode::protocol, "no memory is left to apply its reference ledger");
+    state.ledger.put_back(arrived.ops.size() - applied);  // they are sent again
   }
   Effects packed = pack(std::move(effects));
   announce(peer, state, packed);

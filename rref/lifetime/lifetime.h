@@ -17,7 +17,7 @@
 #include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
-#include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/holder_table.h"
 #include "stitch/rref/lifetime/ledger.h"
@@ -46,9 +46,12 @@ struct ListedRef {
 };
 
 // One worker's part in the lifetime protocol (PROTOCOL.md): both tables and one ledger per peer. No
-// I/O and no threads. Thread contract: every method from any thread; one internal lock, which is
-// never held while the caller's code runs. What an event asks for is returned as Effects: the
-// caller performs them while it holds no lock.
+// I/O and no threads. Out of memory, what begins something throws std::bad_alloc and has changed
+// nothing; what ends something, and receive(), goes on with the reserve (base/reserve.h), and an
+// operation of a peer that finds none left there is applied when that peer repeats it. Thread
+// contract: every method from any thread; one internal lock, which is never held while the caller's
+// code runs. What an event asks for is returned as Effects: the caller performs them while it holds
+// no lock.
 class Lifetime {
  public:
   explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
@@ -178,7 +181,7 @@ class Lifetime {
     bool due = false;  // a frame of the ledger is; counted in due_peers_
     std::uint64_t next_token = 0;
     std::map<std::uint64_t, RRefId, std::less<>,
-             base::RecyclingAllocator<std::pair<const std::uint64_t, RRefId>>>
+             base::ReservedAllocator<std::pair<const std::uint64_t, RRefId>>>
         tokens;  // sent and not settled
   };
   // To be called when the ledger has changed.
@@ -222,10 +225,10 @@ class Lifetime {
   mutable base::Mutex mutex_;
   OwnerTable owners_ STITCH_GUARDED_BY(mutex_);
   HolderTable holders_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
+  ReservedMap<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
+  ReservedMap<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
   // Lives that this worker cannot reach; those of them that are over are in sweeps_, too.
-  std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
+  ReservedMap<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
   Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
   // Who has asked about lives of whose end this worker has not been told yet.
   std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);

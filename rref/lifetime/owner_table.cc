@@ -60,13 +60,14 @@ bool OwnerTable::create(const RRefId& id, const WorkerLife& creator, const std::
     throw Error(ErrorCode::protocol, to_string(id) + " is requested again after it was deleted");
   }
   OwnedEntry* const entry = found == entries_.end() ? &add_placeholder(id) : &found->second;
+  bool fresh_holder = false;
   try {
     // Before the function runs and before the answer can leave (G2): the creator is a holder until
     // it sends DROP.
-    entry->holders.insert(creator);
+    fresh_holder = entry->holders.insert(creator);
     seen.insert(id.k);
   } catch (...) {  // out of memory: nothing has been requested
-    entry->holders.erase(creator);
+    if (fresh_holder) entry->holders.erase(creator);
     if (found == entries_.end()) entries_.erase(id);
     throw;
   }

@@ -109,7 +109,13 @@ class OwnerTable {
   // What most entries do not have: a million of them should not pay for it.
   struct Rare {
     std::optional<Error> failure;
-    std::vector<Waiter> waiters;  // calls that wait for the creation
+    EffectList<Waiter> waiters;  // calls that wait for the creation
+    [[nodiscard]] static void* operator new(std::size_t bytes) {
+      return base::take_recycled_or_reserved(bytes);
+    }
+    static void operator delete(void* at, std::size_t bytes) noexcept {
+      base::recycle_or_give_back(at, bytes);
+    }
   };
   struct OwnedEntry {
     Value value = Value::pending;
@@ -129,7 +135,7 @@ class OwnerTable {
       return rare ? rare->failure : std::nullopt;
     }
   };
-  using Map = std::unordered_map<RRefId, OwnedEntry, RRefIdHash>;
+  using Map = ReservedMap<RRefId, OwnedEntry, RRefIdHash>;
 
   [[nodiscard]] static Status status_of(const OwnedEntry& entry);
   // The entry, or a new placeholder if no request to create it arrived yet; null if the object was
@@ -145,10 +151,9 @@ class OwnerTable {
 
   const WorkerLife self_;
   Map entries_;
-  std::unordered_map<WorkerLife, IntervalSet, WorkerLifeHash>
-      seen_;  // per creator: which k were created
-  std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_creators_;
-  std::unordered_map<RRefId, Error, RRefIdHash> not_requested_;
+  ReservedMap<WorkerLife, IntervalSet, WorkerLifeHash> seen_;  // per creator: which k were created
+  ReservedMap<WorkerLife, Error, WorkerLifeHash> gone_creators_;
+  ReservedMap<RRefId, Error, RRefIdHash> not_requested_;
 };
 
 }  // namespace stitch::rref

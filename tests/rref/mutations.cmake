@@ -36,8 +36,9 @@ stitch_mutated_copy(rref/lifetime/owner_table.cc tests/rref/mutations.h mutated_
   [[entry.pins > 0 ||]]
   [[(entry.pins > 0 && !broken(Mutation::pins_keep_no_entry)) ||]]
 
-  [[  entry->holders.insert(creator);]]
-  [[  if (!broken(Mutation::creators_hold_nothing)) entry->holders.insert(creator);]]
+  [[    fresh_holder = entry->holders.insert(creator);]]
+  [[    if (!broken(Mutation::creators_hold_nothing))
+      fresh_holder = entry->holders.insert(creator);]]
 
   [[    if (at->second.holders.erase(life)) erase_if_unused(at, effects);]]
   [[    bool erased = at->second.holders.erase(life);
