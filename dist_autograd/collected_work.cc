@@ -1,5 +1,6 @@
 #include "stitch/dist_autograd/collected_work.h"
 
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -48,7 +49,13 @@ void CollectedWork::run() {
   // Nodes of a pass may begin calls while the worker shuts down, on a thread of the user, too.
   std::optional<base::CallbackScope> callbacks;
   if (!rpc::ThreadPool::on_any_pool_thread()) callbacks.emplace();
-  for (auto& task : std::exchange(tasks_, {})) task();
+  for (auto& task : std::exchange(tasks_, {})) {
+    try {
+      task();
+    } catch (const std::bad_alloc&) {
+      // As there: the others are done all the same.
+    }
+  }
   collecting = here;
 }
 

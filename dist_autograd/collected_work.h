@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "stitch/base/reserve.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/dist_autograd/messages.h"
 
@@ -36,7 +37,10 @@ class CollectedWork {
 
  private:
   Pass& pass_;
-  std::vector<base::UniqueFunction<void()>> tasks_;
+  // From the reserve where there is no other memory: a pass whose slice were lost would not end.
+  using Tasks = std::vector<base::UniqueFunction<void()>,
+                            base::ReservedAllocator<base::UniqueFunction<void()>>>;
+  Tasks tasks_;
   CollectedWork* const outer_;
 };
 

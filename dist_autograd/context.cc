@@ -101,7 +101,11 @@ Context::Context(std::shared_ptr<rpc::Agent> agent)
 Context::~Context() {
   auto& slot = rpc::ExecutionContext::current().autograd_context;
   if (slot && CurrentContext::get()->context == state_) slot = not_ended(outer_);
-  Engine::of(*agent_).end_context(state_);
+  try {
+    Engine::of(*agent_).end_context(state_);
+  } catch (const std::bad_alloc&) {
+    // For long: it ends with this worker.
+  }
 }
 
 ContextScope::ContextScope(const ContextId& id) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/control_frames.h"
 #include "stitch/dist_autograd/ended_context.h"
 #include "stitch/dist_autograd/pass.h"
@@ -31,10 +32,11 @@ std::shared_ptr<ContextState> ContextRelease::join(const ContextId& id, const Wo
 }
 
 void ContextRelease::end_context(const std::shared_ptr<ContextState>& context) {
+  const auto ended = base::patiently([&] { return context->end(); });
   static_cast<void>(contexts_.remove(context->id()));
-  const auto ended = context->end();
   if (!ended.first) return;
-  for (const auto& pass : ended.passes) pass->abort(ended_error(context->id()));
+  for (const auto& pass : ended.passes)
+    base::patiently([&] { pass->abort(ended_error(context->id())); });
   for (const auto& pass : ended.passes) pass->wait_until_quiet();
   context->gradients()->clear();
   release(ended.peers, {context->id(), contexts_.low_water()});
@@ -48,14 +50,24 @@ void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& rel
   const auto known = contexts_.find(id);
   if (known && !from_home && !known->told_by(from.id, from.epoch)) return;
   std::vector<std::shared_ptr<ContextState>> over;
-  if (auto context = contexts_.remove(id)) over.push_back(std::move(context));
+  base::patiently([&] {  // it is not sent again
+    over.reserve(1);
+    if (auto context = contexts_.remove(id)) over.push_back(std::move(context));
+  });
   if (from_home) {
-    for (auto& each : contexts_.raise_low_water(id.home, id.epoch, release_of.low_water))
-      over.push_back(std::move(each));
+    auto below = base::patiently(
+        [&] { return contexts_.raise_low_water(id.home, id.epoch, release_of.low_water); });
+    if (over.empty()) {
+      over = std::move(below);
+    } else if (!below.empty()) {
+      base::patiently([&] { over.reserve(over.size() + below.size()); });
+      for (auto& each : below) over.push_back(std::move(each));
+    }
   }
   for (const auto& context : over) {
-    auto ended = context->end();
-    for (const auto& pass : ended.passes) pass->abort(ended_error(context->id()));
+    auto ended = base::patiently([&] { return context->end(); });
+    for (const auto& pass : ended.passes)
+      base::patiently([&] { pass->abort(ended_error(context->id())); });
     std::erase_if(ended.peers,
                   [&](const WorkerInfo& peer) { return peer.id == from.id || peer.id == id.home; });
     release(ended.peers, {context->id(), release_of.low_water});
@@ -116,11 +128,13 @@ void ContextRelease::release(const std::vector<WorkerInfo>& peers,
   if (agent_.stopped()) return;
   for (const WorkerInfo& peer : peers) {
     if (peer.id == agent_.self().id) continue;
-    send_reliably(agent_, peer, [release_of] {
-      rpc::OutMessage out(wire::kRelease);
-      rpc::OutArchive archive(out);
-      archive(release_of);
-      return out;
+    base::patiently([&] {
+      send_reliably(agent_, peer, [release_of] {
+        rpc::OutMessage out(wire::kRelease);
+        rpc::OutArchive archive(out);
+        archive(release_of);
+        return out;
+      });
     });
   }
 }

@@ -155,10 +155,10 @@ ContextState::FailEffects ContextState::fail(const Error& error) {
   base::MutexLock lock(mutex_);
   effects.error = failure_.value_or(error);
   if (ended_ || failure_) return effects;
-  failure_ = error;
-  effects.first = true;
   for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
   for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
+  failure_ = error;  // only now: nothing has changed where there is no memory
+  effects.first = true;
   return effects;
 }
 
@@ -168,11 +168,11 @@ ContextState::EndEffects ContextState::end() {
   {
     base::MutexLock lock(mutex_);
     if (ended_) return effects;
-    ended_ = true;
-    effects.first = true;
-    dropped.swap(sends_);
     for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
     for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
+    ended_ = true;  // only now, as in fail()
+    effects.first = true;
+    dropped.swap(sends_);
   }
   // Gradients made with create_graph hold graphs that hold nodes that hold gradients: this breaks
   // such cycles.

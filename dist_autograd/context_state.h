@@ -15,6 +15,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
+#include "stitch/base/reserve.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/send_node.h"
@@ -132,7 +133,10 @@ class ContextState {
   std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = 1;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
   std::optional<PassSummary> last_pass_ STITCH_GUARDED_BY(mutex_);
-  std::map<Life, rref::IntervalSet> past_passes_ STITCH_GUARDED_BY(mutex_);  // by root
+  // By root. From the reserve where there is no other memory: a pass must be able to end.
+  std::map<Life, rref::IntervalSet, std::less<>,
+           base::ReservedAllocator<std::pair<const Life, rref::IntervalSet>>>
+      past_passes_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::dist_autograd

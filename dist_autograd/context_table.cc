@@ -1,5 +1,6 @@
 #include "stitch/dist_autograd/context_table.h"
 
+#include <iterator>
 #include <limits>
 
 namespace stitch::dist_autograd {
@@ -9,7 +10,12 @@ std::shared_ptr<ContextState> ContextTable::create() {
   const ContextId id{self_, epoch_, next_++};
   auto context = std::make_shared<ContextState>(id);
   own_.insert(id.counter);
-  contexts_.emplace(id, context);
+  try {
+    contexts_.emplace(id, context);
+  } catch (...) {
+    own_.erase(id.counter);
+    throw;
+  }
   return context;
 }
 
@@ -68,6 +74,7 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::take_below(WorkerId hom
   ended_[{home, epoch}].insert_below(counter);
   const auto first = contexts_.lower_bound({home, epoch, 0});
   const auto last = contexts_.lower_bound({home, epoch, counter});
+  taken.reserve(static_cast<std::size_t>(std::distance(first, last)));
   for (auto each = first; each != last; ++each) taken.push_back(std::move(each->second));
   contexts_.erase(first, last);
   return taken;

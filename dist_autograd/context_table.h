@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "stitch/base/mutex.h"
+#include "stitch/base/reserve.h"
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/rref/lifetime/interval_set.h"
 
@@ -81,7 +83,10 @@ class ContextTable {
   std::set<std::uint64_t> own_
       STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
   std::map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
-  std::map<Life, rref::IntervalSet> ended_ STITCH_GUARDED_BY(mutex_);  // of other workers
+  // Of other workers. From the reserve where there is no other memory.
+  std::map<Life, rref::IntervalSet, std::less<>,
+           base::ReservedAllocator<std::pair<const Life, rref::IntervalSet>>>
+      ended_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::dist_autograd

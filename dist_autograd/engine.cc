@@ -1,10 +1,12 @@
 #include "stitch/dist_autograd/engine.h"
 
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include "stitch/base/deadline.h"
-#include "stitch/base/thread_state.h"
+#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/control_frames.h"
 #include "stitch/dist_autograd/pass.h"
@@ -141,9 +143,12 @@ void Engine::on_frame(rpc::InMessage message) {
     if (release.context.home == agent_.self().id)
       throw Error(ErrorCode::protocol,
                   "only its home may end context " + to_string(release.context));
-    agent_.post_where_read([agent = agent_.shared_from_this(), this, from = message.from, release] {
-      release_.on_release(from, release);
-    });
+    // It is not sent again.
+    agent_.post_where_read(base::patiently([&] {
+      return base::UniqueFunction<void()>([agent = agent_.shared_from_this(), this,
+                                           from = message.from,
+                                           release] { release_.on_release(from, release); });
+    }));
     return;
   }
   if (kind == wire::kHold) {
@@ -163,14 +168,27 @@ void Engine::on_frame(rpc::InMessage message) {
       archive(header);
       collect = CollectedWork::collects(header);
     }
-    serve(collect,
-          [agent = agent_.shared_from_this(), this, message = std::move(message)]() mutable {
-            open_and_handle(std::move(message));
-          });
+    auto boxed =
+        base::patiently([&] { return std::make_unique<rpc::InMessage>(std::move(message)); });
+    serve(collect, [agent = agent_.shared_from_this(), this, boxed = std::move(boxed)] {
+      open_and_handle(std::move(*boxed));
+    });
     return;
   }
   archive(header);
   const auto pass = find(header).pass;
+  try {
+    handle(kind, header, pass, message, archive);
+  } catch (const std::bad_alloc&) {
+    // It is not sent again: the pass cannot go on without it.
+    const Error error = to_error(std::current_exception());
+    base::patiently([&] { on_abort(header, error); });
+  }
+}
+
+void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
+                    const std::shared_ptr<Pass>& pass, const rpc::InMessage& message,
+                    rpc::InArchive& archive) {
   switch (kind) {
     case wire::kAck: {
       wire::Ack ack;
@@ -280,13 +298,16 @@ void Engine::open_and_handle(rpc::InMessage message) {
     pass->on_gradients(from, ack, entries, std::move(tensors));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    const auto [context, pass] = find(header);
-    const auto failure = context ? context->failure() : std::nullopt;
-    if (pass) {
-      pass->abort(error.with_prefix("message of " + stitch::to_string(from)));
-    } else {
-      send_abort(agent_, from, header, failure ? *failure : error.with_worker(agent_.self().name));
-    }
+    base::patiently([&] {
+      const auto [context, pass] = find(header);
+      const auto failure = context ? context->failure() : std::nullopt;
+      if (pass) {
+        pass->abort(error.with_prefix("message of " + stitch::to_string(from)));
+      } else {
+        send_abort(agent_, from, header,
+                   failure ? *failure : error.with_worker(agent_.self().name));
+      }
+    });
   }
 }
 
@@ -303,13 +324,17 @@ void Engine::on_abort(const wire::PassHeader& header, const Error& error) {
 void Engine::spread_failure(const ContextState& context, const wire::PassHeader& header,
                             ContextState::FailEffects failing, std::set<WorkerId> told) {
   if (failing.first) {
-    for (const WorkerInfo& peer : failing.peers) told.insert(peer.id);
-    told.insert(context.id().home);
+    base::patiently([&] {
+      for (const WorkerInfo& peer : failing.peers) told.insert(peer.id);
+      told.insert(context.id().home);
+    });
     // No reader gets them any more. What a running pass still adds is cleared when that ends.
     agent_.post_where_read([gradients = context.gradients()] { gradients->clear(); });
   }
   told.erase(agent_.self().id);
-  for (const WorkerId to : told) send_abort(agent_, agent_.peers().find(to), header, failing.error);
+  for (const WorkerId to : told) {
+    base::patiently([&] { send_abort(agent_, agent_.peers().find(to), header, failing.error); });
+  }
   for (const auto& pass : failing.passes) {
     if (pass->id() != header.pass) pass->abort(failing.error);
   }
@@ -349,52 +374,6 @@ void Engine::stop() {
   for (const auto& context : contexts_.remove_all()) {
     for (const auto& pass : context->end().passes) pass->abort(over);
   }
-}
-
-void Engine::report(rpc::Page page, rpc::Report& report) {
-  if (page != rpc::Page::contexts) return;
-  const auto now = rpc::Clock::now();
-  rpc::Table contexts{"contexts", {"context", "home", "links", "gradients", "failed"}};
-  rpc::Table passes{
-      "backward passes",
-      {"context", "root", "root here", "age", "waits for", "nodes run", "thread", "thread state"}};
-  for (const auto& context : contexts_.all()) {
-    const ContextId& id = context->id();
-    const auto failure = context->failure();
-    contexts.add({to_string(id), agent_.peers().find(id.home).name, context->send_count(),
-                  context->gradients()->size(),
-                  failure ? rpc::Cell(failure->what()) : rpc::Cell()});
-    for (const auto& pass : context->passes()) {
-      const auto progress = pass->progress();
-      std::string awaited;
-      for (const WorkerId worker : progress.awaited)
-        awaited += (awaited.empty() ? "" : " ") + agent_.peers().find(worker).name;
-      passes.add({to_string(id), agent_.peers().find(pass->id().root).name, pass->root() ? 1 : 0,
-                  now - progress.opened, std::move(awaited), progress.nodes_run, progress.thread,
-                  progress.thread == 0 ? std::string() : base::thread_state(progress.thread)});
-    }
-  }
-  report.push_back(std::move(contexts));
-  report.push_back(std::move(passes));
-}
-
-void Engine::debug_info(std::map<std::string, std::int64_t>& numbers) {
-  std::size_t passes = 0, past_passes = 0, links = 0, gradients = 0;
-  const auto contexts = contexts_.all();
-  for (const auto& context : contexts) {
-    passes += context->passes().size();
-    past_passes += context->past_passes_remembered();
-    links += context->send_count();
-    gradients += context->gradients()->size();
-  }
-  numbers["dist_autograd.contexts"] = static_cast<std::int64_t>(contexts.size());
-  numbers["dist_autograd.passes"] = static_cast<std::int64_t>(passes);
-  numbers["dist_autograd.links"] = static_cast<std::int64_t>(links);
-  numbers["dist_autograd.gradients"] = static_cast<std::int64_t>(gradients);
-  numbers["dist_autograd.ended_contexts_remembered"] =
-      static_cast<std::int64_t>(contexts_.ended_remembered());
-  numbers["dist_autograd.ended_passes_remembered"] = static_cast<std::int64_t>(past_passes);
-  numbers["dist_autograd.gradient_links_sent"] = static_cast<std::int64_t>(gradients_sent_.load());
 }
 
 }  // namespace stitch::dist_autograd

@@ -15,6 +15,10 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/extension.h"
 
+namespace stitch::rpc {
+class InArchive;
+}
+
 namespace stitch::dist_autograd {
 
 class Pass;
@@ -85,6 +89,9 @@ class Engine final : public rpc::Extension {
                                   std::vector<at::Tensor> roots, const Options& options,
                                   std::shared_ptr<AtSettled> at_settled);
   void on_frame(rpc::InMessage message);
+  // The frames that open no pass; `pass` is null when it is unknown here or has ended.
+  void handle(std::uint16_t kind, const wire::PassHeader& header, const std::shared_ptr<Pass>& pass,
+              const rpc::InMessage& message, rpc::InArchive& archive);
   // Does what a message of a pass asks for and what may take long: on this thread after polling, if
   // it drives the pass (`collect`), else like a request.
   void serve(bool collect, base::UniqueFunction<void()> task);

@@ -1,9 +1,11 @@
 #include "stitch/dist_autograd/pass.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "stitch/base/name_list.h"
+#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"
@@ -116,12 +118,16 @@ void Pass::guard(const std::function<void()>& handle) {
 }
 
 // An error that arose on this worker, with its name.
-Error Pass::found_here(const Error& error) const {
-  return Error(error.code(),
-               "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
-      .with_worker(agent_->self().name)
-      .with_function(error.function())
-      .with_remote(!root());
+Error Pass::found_here(const Error& error) const noexcept {
+  try {
+    return Error(error.code(),
+                 "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
+        .with_worker(agent_->self().name)
+        .with_function(error.function())
+        .with_remote(!root());
+  } catch (const std::bad_alloc&) {
+    return error;  // without saying where
+  }
 }
 
 // ---- the strand
@@ -244,7 +250,11 @@ void Pass::run_at_settled(bool told) {
   }
   // This may be a slice of the strand, where grad mode is off, and it may outlast the pass.
   const torch_warnings::WarningHandlerGuard warnings(nullptr);
-  rpc::Agent::in_fresh_state([&] { at_settled_->run(told); });
+  try {
+    base::patiently([&] { rpc::Agent::in_fresh_state([&] { at_settled_->run(told); }); });
+  } catch (const std::bad_alloc&) {
+    at_settled_->run(told);  // it throws nothing, and it is waited for
+  }
 }
 
 wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }
@@ -307,16 +317,18 @@ void Pass::done_not_sent(const Error& error) {
 void Pass::abort(const Error& error) {
   std::set<WorkerId> told;
   ContextState::FailEffects failing;
-  {
+  const bool fails = base::patiently([&] {
     base::MutexLock lock(mutex_);
-    if (!protocol_.fail()) return;
+    if (!protocol_.running()) return false;
+    told = protocol_.concerned();
     // Under the lock, so that a pass that succeeds here has not failed its context.
     failing = context_->fail(error);
     error_ = failing.error;
-    told = protocol_.concerned();
-  }
+    return protocol_.fail();
+  });
+  if (!fails) return;
   engine_.spread_failure(*context_, header(), std::move(failing), std::move(told));
-  prepare();
+  base::patiently([&] { prepare(); });
   if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
   strand_->stop();
 }
@@ -347,14 +359,6 @@ void Pass::expire() {
   abort(Error(ErrorCode::timeout,
               "backward timed out after " + std::to_string(ms) + " ms" +
                   (waiting.empty() ? std::string() : "; not done: " + base::join_names(waiting))));
-}
-
-void Pass::wait_until_quiet() {
-  prepare();
-  if (strand_->running_on_this_thread()) return;
-  const rpc::BlockingRegion blocking;
-  base::MutexLock lock(mutex_);
-  while (!protocol_.ended()) changed_.wait(mutex_);
 }
 
 // Ends the pass on this worker: takes it out of its context and, at the root, completes the future.
@@ -389,7 +393,7 @@ void Pass::finish(const std::optional<Error>& error) {
     complete();
   } else {
     // Callbacks run where the future completes: not under the strand's state, without grad mode.
-    agent_->in_fresh_state(complete);
+    base::patiently([&] { agent_->in_fresh_state(complete); });
   }
 }
 

@@ -146,7 +146,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void expire() STITCH_EXCLUDES(mutex_);
   // Runs a slice of the strand: on this thread if that has collected work of the pass to do.
   void execute(base::UniqueFunction<void()> slice);
-  [[nodiscard]] Error found_here(const Error& error) const;
+  [[nodiscard]] Error found_here(const Error& error) const noexcept;
 
   // Constant after construction.
   Engine& engine_;

@@ -64,6 +64,14 @@ void Pass::execute(base::UniqueFunction<void()> slice) {
   if (!CollectedWork::take(*this, slice)) agent_->post_where_read(std::move(slice));
 }
 
+void Pass::wait_until_quiet() {
+  prepare();
+  if (strand_->running_on_this_thread()) return;
+  const rpc::BlockingRegion blocking;
+  base::MutexLock lock(mutex_);
+  while (!protocol_.ended()) changed_.wait(mutex_);
+}
+
 Pass::Progress Pass::progress() {
   Progress progress;
   progress.opened = opened_;

@@ -62,12 +62,14 @@ Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& ste
 }
 
 SettledSteps::SettledSteps(std::vector<OwnersStep> steps)
-    : steps_(std::move(steps)), surroundings_(rpc::ExecutionContext::captured()) {}
+    : steps_(std::move(steps)), surroundings_(rpc::ExecutionContext::captured()) {
+  started_.reserve(steps_.size());  // what has been started is not forgotten
+}
 
 void SettledSteps::run(bool running) noexcept {
   if (running) {
-    const rpc::ExecutionContextScope scope(surroundings_);
     try {
+      const rpc::ExecutionContextScope scope(surroundings_);
       for (const OwnersStep& step : steps_) started_.push_back(step());
     } catch (...) {
       not_started_ = to_error(std::current_exception());

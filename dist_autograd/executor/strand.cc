@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "stitch/base/demangle.h"
@@ -22,7 +23,7 @@ void prepare_thread() {
 thread_local const Strand* running_strand = nullptr;
 
 // The current exception as an Error that names the node that threw it.
-Error failure_of(const Node& node) {
+Error failure_of(const Node& node) try {
   const std::string where = "node " + node.name() + ": ";
   try {
     throw;
@@ -36,6 +37,8 @@ Error failure_of(const Node& node) {
   } catch (...) {
     return Error(ErrorCode::remote_exception, where + describe(std::current_exception()));
   }
+} catch (const std::bad_alloc&) {
+  return to_error(std::current_exception());  // without saying where
 }
 
 }  // namespace
@@ -163,7 +166,12 @@ Strand::Next Strand::take_inbox(bool leave_if_empty) {
 
 void Strand::run_slice(StrandOwner& owner) {
   prepare_thread();
-  const at::ThreadLocalStateGuard guard(thread_state_);
+  std::optional<at::ThreadLocalStateGuard> guard;
+  try {
+    guard.emplace(thread_state_);
+  } catch (...) {
+    fail(owner, to_error(std::current_exception()));  // no node runs then
+  }
   // Not that of this thread: it may wait for another pass, or be one that reads messages.
   const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
   bool leave_if_empty = false;
@@ -185,9 +193,9 @@ void Strand::run_slice(StrandOwner& owner) {
     }
     const std::uint32_t next = ready_.top().node;
     ready_.pop();
-    owner.before_node();
     thread_.store(base::this_thread_id(), std::memory_order_relaxed);
     try {
+      owner.before_node();
       run(next, owner);
     } catch (...) {
       Error error = failure_of(plan_->node(next));

@@ -1,21 +1,27 @@
 // Whatever allocation fails: the call that it belongs to succeeds or fails with an error,
 // nothing hangs or ends the process, what follows works, and nothing stays behind.
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/backward_and_step.h"
+#include "stitch/dist_optim/distributed_optimizer.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/rref/rref.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
 #include "tests/support/failing_memory.h"
@@ -41,6 +47,32 @@ int until_stopped(int milliseconds) {
   return 0;
 }
 
+class Counter {
+ public:
+  explicit Counter(int start) : value_(start) {}
+  int add(int by) { return value_ += by; }
+
+ private:
+  std::atomic<int> value_;
+};
+int make_number(int x) { return x; }
+int use(RRef<Counter> counter) { return counter.rpc_sync<&Counter::add>(1); }
+RRef<Counter> pass_back(RRef<Counter> counter) { return counter; }
+int add_up(int a, int b) { return a + b; }
+at::Tensor times(at::Tensor x) {
+  static const at::Tensor parameter = at::full({3}, 2.0, at::kDouble).requires_grad_();
+  return x * parameter;
+}
+
+class Layer {
+ public:
+  RRef<at::Tensor> weight() const { return make_rref(weight_); }
+  at::Tensor times(const at::Tensor& x) { return weight_ * x; }
+
+ private:
+  const at::Tensor weight_ = at::full({3}, 2.0, at::kDouble).requires_grad_();
+};
+
 // ---- how it is looked at
 
 void require(bool holds, const std::string& what) {
@@ -49,9 +81,26 @@ void require(bool holds, const std::string& what) {
 
 // What is under way on the workers, or was left there; empty if nothing.
 std::string left_behind(Cluster& cluster) {
-  static const char* const kNames[] = {
-      "rpc.calls_made",     "rpc.calls_served",   "rpc.calls_waiting", "rpc.control_bytes",
-      "rpc.incoming_bytes", "rpc.outgoing_bytes", "rpc.pool_queue"};
+  static const char* const kNames[] = {"rpc.calls_made",
+                                       "rpc.calls_served",
+                                       "rpc.calls_waiting",
+                                       "rpc.control_bytes",
+                                       "rpc.incoming_bytes",
+                                       "rpc.outgoing_bytes",
+                                       "rpc.pool_queue",
+                                       "rref.bytes_known",
+                                       "rref.creditors",
+                                       "rref.entries",
+                                       "rref.entries_waiting_calls",
+                                       "rref.holders",
+                                       "rref.holds",
+                                       "rref.ledger_unsent",
+                                       "rref.pins",
+                                       "rref.ordered_calls_waiting",
+                                       "dist_autograd.passes",
+                                       "dist_autograd.contexts",
+                                       "dist_autograd.links",
+                                       "dist_autograd.gradients"};
   std::string left;
   std::int64_t under_way = 0;
   for (int rank = 0; rank < cluster.size(); ++rank) {
@@ -100,7 +149,10 @@ class Watchdog {
 struct Case {
   const char* name;
   void (*run)();
+  // Until everything is over. A ledger whose message found no memory is sent again after a second.
+  std::chrono::milliseconds limit = 2s;
 };
+constexpr std::chrono::milliseconds kWithLedgers = 3500ms;
 void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
 
 class Memory : public ::testing::TestWithParam<Case> {
@@ -115,6 +167,7 @@ class Memory : public ::testing::TestWithParam<Case> {
   static void look(Cluster& cluster) {
     require(rpc_sync<twice>("worker1", 2) == 4, "wrong result there");
     require(cluster[1].rpc_sync<twice>("worker0", 3) == 6, "wrong result here");
+    require(rpc_sync<twice>("worker0", 4) == 8, "wrong result of its own");
   }
   void run_with(std::int64_t failures) {
     const UnfailingMemory scaffold;
@@ -151,7 +204,7 @@ class Memory : public ::testing::TestWithParam<Case> {
             problem = text;
         }
       }).join();
-      const bool over = eventually([&] { return left_behind(*cluster).empty(); }, 2s);
+      const bool over = eventually([&] { return left_behind(*cluster).empty(); }, GetParam().limit);
       const std::int64_t failed = FailingMemory::end();
       if (!over) problem += "left:" + left_behind(*cluster);
       try {
@@ -173,6 +226,35 @@ class Memory : public ::testing::TestWithParam<Case> {
     watchdog.step();
   }
 };
+
+void backward(dist_autograd::Mode mode) {
+  dist_autograd::Context context;
+  const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
+  const at::Tensor loss = rpc_sync<times>("worker1", x * 3).sum();
+  context.backward({loss}, {.mode = mode});
+  require(at::equal(context.gradient(x), at::full({3}, 6.0, at::kDouble)), "wrong gradient");
+}
+
+// What a step of gradient 3 and rate 0.5 leaves of a weight of 2.
+void require_stepped(const RRef<at::Tensor>& weight) {
+  require(at::equal(weight.to_here().detach(), at::full({3}, 0.5, at::kDouble)), "wrong step");
+}
+
+void step(bool at_once) {
+  const auto layer = remote<Layer>("worker1");
+  const auto weight = layer.rpc_sync<&Layer::weight>();
+  optim::DistributedOptimizer<torch::optim::SGD> optimizer({weight}, torch::optim::SGDOptions(0.5));
+  dist_autograd::Context context;
+  const at::Tensor x = at::full({3}, 3.0, at::kDouble);
+  const at::Tensor loss = layer.rpc_sync<&Layer::times>(x).sum();
+  if (at_once) {
+    optim::backward_and_step(context, {loss}, optimizer);
+  } else {
+    context.backward({loss});
+    require(optimizer.step(context) == 1, "not stepped");
+  }
+  require_stepped(weight);
+}
 
 const Case kCases[] = {
     {"Calls", [] { require(rpc_sync<twice>("worker1", 21) == 42, "wrong result"); }},
@@ -218,9 +300,73 @@ const Case kCases[] = {
          if (error.code() != ErrorCode::timeout) throw;
        }
      }},
+    {"RemoteValues",
+     [] { require(remote<make_number>("worker1", 5).to_here() == 5, "wrong result"); },
+     kWithLedgers},
+    {"RemoteObjects",
+     [] {
+       const auto counter = remote<Counter>("worker1", 1);
+       const auto copy = counter;
+       require(counter.rpc_sync<&Counter::add>(2) == 3, "wrong result");
+       require(copy.remote<&Counter::add>(1).to_here() == 4, "wrong result");
+     },
+     kWithLedgers},
+    {"DroppedReferences", [] { static_cast<void>(remote<Counter>("worker1", 1)); }, kWithLedgers},
+    {"OwnReferences",
+     [] {
+       const auto mine = make_rref(5);
+       require(mine.to_here() == 5, "wrong result");
+       require(rpc_sync<add_up>("worker1", mine, 2) == 7, "wrong result");
+     },
+     kWithLedgers},
+    {"LentReferences",
+     [] {
+       const auto counter = remote<Counter>("worker1", 0);
+       require(rpc_sync<use>("worker1", counter) == 1, "wrong result");
+       const auto mine = remote<Counter>("worker0", 0);
+       require(rpc_sync<use>("worker1", mine) == 1, "wrong result");
+       require(rpc_sync<pass_back>("worker1", mine).rpc_sync<&Counter::add>(1) == 2,
+               "wrong result");
+     },
+     kWithLedgers},
+    {"ReferencesAsArguments",
+     [] {
+       const auto number = remote<make_number>("worker0", 5);
+       require(rpc_sync<add_up>("worker1", number, 2) == 7, "wrong result");
+     },
+     kWithLedgers},
+    {"ExactPasses", [] { backward(dist_autograd::Mode::exact); }},
+    {"FastPasses", [] { backward(dist_autograd::Mode::fast); }},
+    {"Steps", [] { step(false); }, kWithLedgers},
+    {"PassesWithSteps", [] { step(true); }, kWithLedgers},
 };
 
 TEST_P(Memory, MayFailOnce) { run_with(1); }
+
+// A drop cannot fail: what it has to do is done without memory, or later.
+TEST(DroppedReferences, AreCountedWhereThereIsNoMemory) {
+  const UnfailingMemory scaffold;
+  Cluster cluster(2);
+  std::vector<RRef<Counter>> dropped;
+  for (int i = 0; i < 20; ++i) {
+    dropped.push_back(remote<Counter>(i % 2 == 0 ? "worker1" : "worker0", i));
+    dropped.back().rpc_sync<&Counter::add>(1);
+  }
+  std::atomic<bool> go{false}, done{false};
+  std::thread dropping([&] {
+    while (!go) std::this_thread::sleep_for(1ms);
+    dropped.clear();
+    done = true;
+  });
+  FailingMemory::begin(1, 1'000'000);
+  go = true;
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+  std::this_thread::sleep_for(50ms);  // what follows has no memory either
+  EXPECT_GT(FailingMemory::end(), 0);
+  dropping.join();
+  EXPECT_TRUE(eventually([&] { return left_behind(cluster).empty(); })) << left_behind(cluster);
+  EXPECT_EQ(rpc_sync<twice>("worker1", 2), 4);
+}
 
 INSTANTIATE_TEST_SUITE_P(Cases, Memory, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -6,7 +6,7 @@ namespace stitch::testing {
 
 // Allocations that fail, in a program that links stitch_test_failing_memory: it has an operator new
 // of its own, and nothing is recycled in it. Thread contract: one thread; the allocations are those
-// of all threads, but for what is marked by UnfailingMemory.
+// of all threads, but for what is marked by UnfailingMemory and what libtorch's deleteNode() takes.
 class FailingMemory {
  public:
   // Of the allocations from now on, counted from 1, those from `first` on fail: `count` of them.
