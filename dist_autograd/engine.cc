@@ -65,8 +65,8 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
   Pass::Settings settings;
   settings.run.retain_graph = options.retain_graph || options.create_graph;
   settings.run.create_graph = options.create_graph;
-  settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled() &&
-                         torch::autograd::AnomalyMode::should_check_nan();
+  settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled();
+  settings.run.allow_nan = !torch::autograd::AnomalyMode::should_check_nan();
   if (options.mode == Mode::fast) {
     settings.mode = PassMode::fast;
   } else if (expect_unused_.load() || context->has_gradient_links()) {

@@ -46,6 +46,7 @@ struct PassHeader {
     kFast = 8,
     kEager = 16,       // exact mode: marks from the start
     kOnlyInputs = 32,  // leaves of workers other than the root get no gradients
+    kAllowNaN = 64,    // in anomaly mode, too
   };
   template <class Archive>
   void serialize(Archive& archive) {

@@ -104,7 +104,7 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const Node& 
 
 variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags,
                        const GradientSink& sink) {
-  if (!node.pre_hooks().empty() || !node.post_hooks().empty() || flags.anomaly)
+  if (!node.pre_hooks().empty() || !node.post_hooks().empty())
     return run_node(node, std::move(gradients), flags, sink);
   fit_to_edges(node.next_edges(), gradients, node);
   return gradients;
@@ -123,7 +123,7 @@ variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags,
   fit_to_edges(node.next_edges(), outputs, node);
   if (hooked) outputs = post_hooks(node, std::move(outputs), copies);
   if (!flags.retain_graph) node.release_variables();
-  if (flags.anomaly) refuse_nan(node, outputs);
+  if (flags.anomaly && !flags.allow_nan) refuse_nan(node, outputs);
   nested.finish();
   return outputs;
 }

@@ -11,8 +11,9 @@ namespace stitch::dist_autograd {
 struct RunFlags {
   bool retain_graph = false;  // keep saved tensors for another pass
   bool create_graph = false;  // gradients are differentiable themselves
-  bool anomaly = false;       // NaN in a gradient is an error
+  bool anomaly = false;       // the stack of a node that fails is printed; NaN is a failure
   bool only_inputs = false;   // only the leaves that the root worker named get gradients
+  bool allow_nan = false;     // in anomaly mode, too
 };
 
 // Running one node with complete inputs, by the rules the local engine keeps (hooks, validation,
@@ -24,7 +25,7 @@ struct RunFlags {
 // undefined ones stay so.
 [[nodiscard]] variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags,
                                      const GradientSink& sink);
-// The same for a send node, which passes on what it gets.
+// The same for a send node, which passes on what it gets: NaN in that is not its doing.
 [[nodiscard]] variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags,
                                      const GradientSink& sink);
 // Runs a leaf: its gradient is added to the sink's store, `.grad` stays as it is.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <mutex>
 
 #include "stitch/dist_autograd/context.h"
@@ -371,7 +372,9 @@ at::Tensor add_nan_in_backward(at::Tensor x) {
 }
 
 struct Anomaly {
-  Anomaly() { torch::autograd::AnomalyMode::set_enabled(true, true); }
+  explicit Anomaly(bool check_nan = true) {
+    torch::autograd::AnomalyMode::set_enabled(true, check_nan);
+  }
   ~Anomaly() { torch::autograd::AnomalyMode::set_enabled(false, true); }
 };
 
@@ -389,6 +392,70 @@ TEST_P(EngineRules, NaNInAnomalyModeIsAnErrorOfTheWorkerThatMadeIt) {
   EXPECT_EQ(error.worker(), "worker1");
   EXPECT_TRUE(has_text(error, ErrorCode::remote_exception,
                        "Function 'SqrtBackward0' returned nan values in its 0th output."));
+}
+
+struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
+  static variable_list backward(torch::autograd::AutogradContext*, variable_list) {
+    throw std::runtime_error("no gradient today");
+  }
+};
+at::Tensor throws_in_backward(at::Tensor x) { return ThrowsInBackward::apply(x) * 2; }
+
+// What a pass through a call of Function prints, and whether it fails.
+template <auto Function>
+std::pair<std::string, bool> printed(Mode mode) {
+  Context context;
+  const auto loss = rpc_sync<Function>("worker1", leaf()).sum();
+  bool failed = false;
+  ::testing::internal::CaptureStderr();
+  try {
+    context.backward({loss}, {.mode = mode});
+  } catch (const Error&) {
+    failed = true;
+  }
+  return {::testing::internal::GetCapturedStderr(), failed};
+}
+
+TEST_P(EngineRules, AnomalyModePrintsTheStackOfTheNodeThatFails) {
+  Cluster cluster(2);
+  const auto prints = [](const std::string& text, const std::string& node) {
+    const auto at = text.find("Error detected in ");
+    return at != std::string::npos && text.find(node, at) != std::string::npos;
+  };
+  {
+    const Anomaly anomaly;
+    ::testing::internal::CaptureStderr();  // of the local engine
+    EXPECT_ANY_THROW(torch::autograd::backward({add_nan_in_backward(leaf()).sum()}));
+    EXPECT_TRUE(prints(::testing::internal::GetCapturedStderr(), "SqrtBackward0"));
+    const auto [text, failed] = printed<add_nan_in_backward>(GetParam());
+    EXPECT_TRUE(failed);
+    EXPECT_TRUE(prints(text, "SqrtBackward0")) << text;
+  }
+  {
+    const Anomaly anomaly(/*check_nan=*/false);
+    const auto [nothing, nan_failed] = printed<add_nan_in_backward>(GetParam());
+    EXPECT_FALSE(nan_failed);
+    EXPECT_FALSE(prints(nothing, "")) << nothing;
+    const auto [text, failed] = printed<throws_in_backward>(GetParam());
+    EXPECT_TRUE(failed);
+    EXPECT_TRUE(prints(text, "ThrowsInBackward")) << text;
+  }
+  const auto [text, failed] = printed<throws_in_backward>(GetParam());
+  EXPECT_TRUE(failed);
+  EXPECT_FALSE(prints(text, "")) << text;
+}
+
+TEST_P(EngineRules, NaNThatIsSentIsThatOfTheNodeThatGetsIt) {
+  Cluster cluster(2);
+  const Anomaly anomaly;
+  Context context;
+  const auto y = rpc_sync<times_parameter>("worker1", leaf());
+  const auto error = error_of(
+      [&] { context.backward({y}, {.mode = GetParam(), .grads = {ones() * std::nan("")}}); });
+  EXPECT_EQ(error.worker(), "worker1");
+  EXPECT_TRUE(has_text(error, ErrorCode::remote_exception,
+                       "Function 'MulBackward0' returned nan values in its 0th output."));
 }
 
 TEST(InferenceMode, CallsInItRecordNothingAndItsTensorsAreConstants) {
