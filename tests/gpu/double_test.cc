@@ -424,7 +424,7 @@ TEST(GpuDouble, TheNthCallFailsAsAsked) {
   EXPECT_EQ(world.cuda(0).malloc(&memory, 1), cuda::kOutOfMemory);
   EXPECT_EQ(world.cuda(0).malloc(&memory, 1), cuda::kSuccess);
   EXPECT_EQ(world.cuda(0).get_last_error(), cuda::kOutOfMemory);
-  EXPECT_EQ(world.cuda(0).peek_last_error(), cuda::kSuccess);
+  EXPECT_EQ(world.cuda(0).get_last_error(), cuda::kSuccess);
 }
 
 TEST(GpuDouble, ABrokenContextStaysBroken) {
@@ -434,7 +434,8 @@ TEST(GpuDouble, ABrokenContextStaysBroken) {
   world.break_context(0, 0, cuda::kIllegalAddress);
   EXPECT_EQ(world.cuda().stream_query(stream), cuda::kIllegalAddress);
   EXPECT_EQ(world.cuda().get_last_error(), cuda::kIllegalAddress);
-  EXPECT_EQ(world.cuda().get_last_error(), cuda::kIllegalAddress);
+  EXPECT_EQ(world.cuda().get_last_error(), cuda::kSuccess);  // a note of the thread, no more
+  EXPECT_EQ(world.cuda().stream_query(stream), cuda::kIllegalAddress);
   EXPECT_EQ(world.run(), "");  // its work is gone
   EXPECT_EQ(world.cuda().set_device(1), cuda::kSuccess);
   EXPECT_EQ(world.cuda().device_synchronize(), cuda::kSuccess);

@@ -157,7 +157,6 @@ TEST(GpuLibraries, OfATestStandInForThoseOfTheProcess) {
 std::string member_name(std::string symbol) {
   static const std::map<std::string, std::string> others = {
       {"cuDeviceGetUuid_v2", "device_get_uuid"},
-      {"cudaPeekAtLastError", "peek_last_error"},
       {"cudaDeviceGetPCIBusId", "device_get_pci_bus_id"}};
   if (others.contains(symbol)) return others.at(symbol);
   std::string name;

@@ -39,7 +39,6 @@
   X(device_can_access_peer, cudaDeviceCanAccessPeer)                    \
   X(device_enable_peer_access, cudaDeviceEnablePeerAccess)              \
   X(get_last_error, cudaGetLastError)                                   \
-  X(peek_last_error, cudaPeekAtLastError)                               \
   X(get_error_name, cudaGetErrorName)                                   \
   X(get_error_string, cudaGetErrorString)
 

@@ -90,8 +90,8 @@ struct CudaApi {
   cuda::Status (*device_can_access_peer)(int* can, int device, int peer);
   cuda::Status (*device_enable_peer_access)(int peer, unsigned flags);
 
-  cuda::Status (*get_last_error)();  // and clears it, unless it is sticky
-  cuda::Status (*peek_last_error)();
+  // What a call of this thread returned last, and clears that. Does not ask the device.
+  cuda::Status (*get_last_error)();
   const char* (*get_error_name)(cuda::Status status);
   const char* (*get_error_string)(cuda::Status status);
 };

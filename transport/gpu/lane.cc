@@ -174,14 +174,23 @@ void Lane::when_done(cuda::Stream stream, base::UniqueFunction<void(cuda::Status
 }
 
 Error Lane::error_of(cuda::Status status, const std::string& what) {
-  const Error error(status == cuda::kOutOfMemory ? ErrorCode::overloaded : ErrorCode::internal,
-                    "device " + std::to_string(device_) + ": " + what + ": " +
-                        cuda_.get_error_name(status) + ", " + cuda_.get_error_string(status));
+  find_failure();
+  return Error(status == cuda::kOutOfMemory ? ErrorCode::overloaded : ErrorCode::internal,
+               "device " + std::to_string(device_) + ": " + what + ": " +
+                   cuda_.get_error_name(status) + ", " + cuda_.get_error_string(status));
+}
+
+// What the runtime notes for a thread says nothing of the device: a call to the driver does.
+void Lane::find_failure() {
   (void)cuda_.get_last_error();
-  if (!failure_ && cuda_.peek_last_error() != cuda::kSuccess) {
-    failure_ = error.with_prefix("lost to this process until it is restarted");
-  }
-  return error;
+  if (failure_ || streams_[0] == nullptr) return;
+  const cuda::Status status = cuda_.stream_query(streams_[0]);
+  if (status == cuda::kSuccess || status == cuda::kNotReady) return;
+  (void)cuda_.get_last_error();
+  failure_.emplace(ErrorCode::internal, "device " + std::to_string(device_) +
+                                            " is lost to this process until it is restarted: " +
+                                            cuda_.get_error_name(status) + ", " +
+                                            cuda_.get_error_string(status));
 }
 
 void* Lane::sink() {

@@ -78,9 +78,11 @@ class Lane {
   // Calls `then` when the host has seen that all work on `stream` so far is done, with kSuccess, or
   // when that cannot be seen any more.
   void when_done(cuda::Stream stream, base::UniqueFunction<void(cuda::Status)> then);
-  // An Error that says which call on this device failed. Clears the error; if it stays, the device
-  // is lost to this process: see failure().
+  // An Error that says which call on this device failed. As find_failure() besides.
   [[nodiscard]] Error error_of(cuda::Status status, const std::string& what);
+  // Clears what the thread has noted of a call that failed, and asks the device whether it is lost
+  // to this process: then failure() says so. REQUIRES: it is the thread's current device.
+  void find_failure();
   // Why this device cannot be used any more.
   [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
   [[nodiscard]] cuda::Stream copies_in() const noexcept { return streams_[0]; }

@@ -256,7 +256,7 @@ bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream s
   Lane& lane = *transfer->lane;
   std::string reason = "no memory";
   if (lane.failure()) {
-    reason = lane.failure()->what();
+    // Nothing is asked of it.
   } else if (const CallOut call(*this); call && allocate) {
     try {
       transfer->memory = allocate(lane.device(), bytes, stream);
@@ -266,6 +266,11 @@ bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream s
     (void)lanes_.cuda().set_device(lane.device());
   }
   if (transfer->memory.data != nullptr) return true;
+  lane.find_failure();
+  if (lane.failure()) {
+    transfer->no_memory = *lane.failure();
+    return false;
+  }
   transfer->no_memory.emplace(ErrorCode::overloaded,
                               "device " + std::to_string(lane.device()) + ": " +
                                   std::to_string(bytes) +

@@ -464,8 +464,6 @@ Status FakeCuda::get_last_error(Caller& caller) {
   return std::exchange(caller.in.last_error, cuda::kSuccess);
 }
 
-Status FakeCuda::peek_last_error(Caller& caller) { return caller.in.last_error; }
-
 const char* FakeCuda::get_error_name(Caller&, Status status) {
   return status == cuda::kSuccess ? "cudaSuccess" : "cudaErrorOfTheDouble";
 }

@@ -62,7 +62,6 @@ class FakeCuda {
   cuda::Status device_enable_peer_access(Caller& caller, int peer, unsigned flags);
 
   cuda::Status get_last_error(Caller& caller);
-  cuda::Status peek_last_error(Caller& caller);
   const char* get_error_name(Caller& caller, cuda::Status status);
   const char* get_error_string(Caller& caller, cuda::Status status);
 

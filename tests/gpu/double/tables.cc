@@ -36,9 +36,10 @@ std::optional<int> failure(Machine& machine, const Caller& caller, const std::st
   return static_cast<int>(broken->second);
 }
 
+// Those that do not ask the driver for the current device's context.
 bool outlives_the_context(const std::string& name) {
-  return name == "get_device_count" || name == "get_device" || name == "set_device" ||
-         name == "runtime_get_version" || name == "driver_get_version";
+  return name == "get_last_error" || name == "get_device_count" || name == "get_device" ||
+         name == "set_device" || name == "runtime_get_version" || name == "driver_get_version";
 }
 
 template <typename Part>
@@ -70,8 +71,7 @@ struct Call {
 
   // Notes a status for get_last_error().
   cuda::Status ended(cuda::Status status) {
-    const bool asks = name == "get_last_error" || name == "peek_last_error";
-    if (status != cuda::kSuccess && status != cuda::kNotReady && !asks) {
+    if (status != cuda::kSuccess && status != cuda::kNotReady && name != "get_last_error") {
       caller.in.last_error = status;
     }
     return status;
