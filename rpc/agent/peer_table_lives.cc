@@ -43,7 +43,7 @@ std::shared_ptr<Session> PeerTable::make_session(Life& life) {
   const std::size_t max_passed_on =
       kMinPassedOn + 2 * std::min(flow_limits_.bytes, std::size_t{1} << 48);
   const std::size_t max_untold =
-      std::clamp(flow_limits_.bytes / 16, std::size_t{1} << 20, std::size_t{32} << 20);
+      std::clamp(flow_limits_.bytes / 64, std::size_t{1} << 20, std::size_t{32} << 20);
   return std::make_shared<Session>(
       Session::Events{.wanted = [this](std::uint64_t call_id) { return events_.wanted(call_id); },
                       .on_close = [this, &life](const Error& why) { give_up(life, why); },
