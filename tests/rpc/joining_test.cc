@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/rpc/world/world_record.h"
 #include "stitch/transport/store/hash_store.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
@@ -70,6 +72,16 @@ class Joining : public ::testing::Test {
   }
   // Ends as a process that is killed does, as far as the others can see.
   static void kill(Worker& worker) { worker.shutdown({.graceful = false}); }
+  // Whether a worker keeps the record of the world: it answers those who look for it.
+  [[nodiscard]] bool is_kept(const std::string& ring) const {
+    store_->set(stitch::rpc::world_key::kRing, ring);
+    const auto end = steady_clock::now() + 1s;
+    while (steady_clock::now() < end) {
+      if (store_->try_get(stitch::rpc::world_key::kRung) == ring) return true;
+      std::this_thread::sleep_for(10ms);
+    }
+    return false;
+  }
 
  private:
   Options common() const {
@@ -100,6 +112,16 @@ TEST_F(Joining, ANewWorkerIsKnownToAllWhenItsInitReturns) {
     const std::lock_guard lock(mutex);
     return joined == std::vector<std::string>{"b", "worker2"};
   }));
+}
+
+TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheRecordOfTheWorldNoMore) {
+  auto a = stitch::init(elastic("a"));
+  EXPECT_TRUE(is_kept("first"));
+  {
+    const stitch::WorkerScope scope(a);
+    stitch::rpc::current_agent()->fence(Error(ErrorCode::disconnected, "it was declared dead"));
+  }
+  EXPECT_FALSE(is_kept("second"));
 }
 
 TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {
