@@ -1,5 +1,6 @@
 #include "stitch/rref/object_access.h"
 
+#include <memory>
 #include <utility>
 
 #include "stitch/base/deadline.h"
@@ -188,6 +189,15 @@ struct LateCreation {
   }
 };
 
+// Ends a limit, also where what was to end it is dropped for want of memory.
+struct TakeOut {
+  std::shared_ptr<RRefAgent> rrefs;
+  void operator()(TimeLimits::Limit* limit) const noexcept {
+    rrefs->time_limits().remove(*limit);
+    delete limit;
+  }
+};
+
 }  // namespace
 
 void run_when_created(const Handle& handle, Created waiter) {
@@ -202,14 +212,14 @@ base::UniqueFunction<void()> limit_wait(const Handle& handle,
   const auto deadline = base::deadline_or_none(timeout);
   if (deadline == rpc::Clock::time_point::max()) return nullptr;
   const auto rrefs = handle.rrefs();
-  auto waiting = std::make_unique<TimeLimits::Limit>();
+  std::unique_ptr<TimeLimits::Limit, TakeOut> waiting(new TimeLimits::Limit, TakeOut{rrefs});
   waiting->passed = [late = std::allocate_shared<LateCreation>(
                          base::RecyclingAllocator<LateCreation>(),
                          LateCreation{rrefs, handle.id(), timeout, std::move(on_timeout)})] {
     late->report();
   };
   rrefs->time_limits().add(*waiting, deadline, agent->loop());
-  return [rrefs, waiting = std::move(waiting)] { rrefs->time_limits().remove(*waiting); };
+  return [waiting = std::move(waiting)]() mutable { waiting.reset(); };
 }
 
 Future<void> when_created(const HandlePtr& handle,

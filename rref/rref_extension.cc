@@ -1,7 +1,9 @@
 #include "stitch/rref/rref_extension.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -47,13 +49,25 @@ class RRefExtension final : public rpc::Extension {
     rrefs->add_ledger(message, to);
   }
   void on_receive(rpc::InMessage& message) override {
+    // It is not sent again: a part that finds no memory fails the message, not the other parts.
+    std::exception_ptr failed;
+    const auto take = [&](auto&& part) {
+      try {
+        part();
+      } catch (const std::bad_alloc&) {
+        failed = std::current_exception();
+      }
+    };
     // References before the ledger: the ledger may drop what keeps their objects alive.
-    if (auto refs = IncomingRefs::read(rrefs, message))
-      message.attachments.push_back(std::move(refs));
+    take([&] {
+      if (auto refs = IncomingRefs::read(rrefs, message))
+        message.attachments.push_back(std::move(refs));
+    });
     if (const auto* ledger = message.view.section(wire::kLedgerSection))
-      rrefs->accept_ledger(message.from, ledger->bytes);
+      take([&] { rrefs->accept_ledger(message.from, ledger->bytes); });
     if (const auto* created = message.view.section(wire::kCreatedSection))
-      rrefs->on_created(message.from, created->bytes);
+      take([&] { rrefs->on_created(message.from, created->bytes); });
+    if (failed) std::rethrow_exception(failed);
   }
   void on_decode(rpc::InMessage& message, rpc::ExecutionContext& context) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
