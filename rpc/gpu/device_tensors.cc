@@ -125,9 +125,8 @@ std::vector<DeviceTensors::Destination> DeviceTensors::destinations(const OutMes
       devices.push_back({*destination, cast_of(message, peer, tensor, *destination, placed)});
       continue;
     }
-    const c10::Device wanted = existing(peer, *placement->wanted, [&] {
-      return position(message, i) + " is to be put on";
-    });
+    const c10::Device wanted = existing(peer, *placement->wanted,
+                                        [&] { return position(message, i) + " is to be put on"; });
     devices.push_back({wanted, cast_of(message, peer, tensor, wanted, placed)});
   }
   return devices;

@@ -69,9 +69,7 @@ Memory::~Memory() {
 }
 
 PairEnd::PairEnd(Options options)
-    : options_(std::move(options)),
-      cuda_(options_.lanes->cuda()),
-      consumer_(source_of(256)) {
+    : options_(std::move(options)), cuda_(options_.lanes->cuda()), consumer_(source_of(256)) {
   DeviceTransfers::Options of_transfers;
   of_transfers.self = options_.number;
   of_transfers.lanes = options_.lanes;
@@ -204,8 +202,7 @@ void PairEnd::verify_all() {
   }
 }
 
-std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes,
-                            std::uint8_t value) {
+std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes, std::uint8_t value) {
   struct Kept {
     const CudaApi& cuda;
     const std::shared_ptr<Memory> memory;
@@ -231,17 +228,17 @@ std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes,
   }
   const Named named{id, bytes, value};
   write(kNamed, &named, sizeof(named));
-  transfers_->send_as(id, 1 - options_.number, 0, {0, kept->memory->data(), bytes}, kept->event,
-                      kept, [this, id, bytes, memory = kept->memory](std::optional<Error> error) {
-                        if (!error) {
-                          static_cast<void>(
-                              cuda_.memset_async(memory->data(), 0xEE, bytes, memory->stream()));
-                        }
-                        const std::lock_guard lock(mutex_);
-                        outcomes_[id].sent = true;
-                        outcomes_[id].error = std::move(error);
-                        changed_.notify_all();
-                      });
+  transfers_->send_as(
+      id, 1 - options_.number, 0, {0, kept->memory->data(), bytes}, kept->event, kept,
+      [this, id, bytes, memory = kept->memory](std::optional<Error> error) {
+        if (!error) {
+          static_cast<void>(cuda_.memset_async(memory->data(), 0xEE, bytes, memory->stream()));
+        }
+        const std::lock_guard lock(mutex_);
+        outcomes_[id].sent = true;
+        outcomes_[id].error = std::move(error);
+        changed_.notify_all();
+      });
   return id;
 }
 
