@@ -66,7 +66,7 @@ c10::Device with_index(c10::Device device) {
 
 DeviceMap::DeviceMap(const std::map<std::string, std::string>& text) {
   for (const auto& [from, to] : text) {
-    const Entry entry = [&] {
+    const Entry entry = [&from = from, &to = to] {
       try {
         return parse_entry(from, to);
       } catch (const Error& error) {
