@@ -15,6 +15,7 @@
 #include "stitch/rpc/worker.h"
 #include "stitch/rpc/world/world_record.h"
 #include "stitch/transport/store/hash_store.h"
+#include "stitch/transport/store/prefix_store.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
@@ -74,10 +75,11 @@ class Joining : public ::testing::Test {
   static void kill(Worker& worker) { worker.shutdown({.graceful = false}); }
   // Whether a worker keeps the record of the world: it answers those who look for it.
   [[nodiscard]] bool is_kept(const std::string& ring) const {
-    store_->set(stitch::rpc::world_key::kRing, ring);
+    const auto keys = stitch::transport::make_prefix_store("stitch", store_);
+    keys->set(stitch::rpc::world_key::kRing, ring);
     const auto end = steady_clock::now() + 1s;
     while (steady_clock::now() < end) {
-      if (store_->try_get(stitch::rpc::world_key::kRung) == ring) return true;
+      if (keys->try_get(stitch::rpc::world_key::kRung) == ring) return true;
       std::this_thread::sleep_for(10ms);
     }
     return false;
