@@ -64,7 +64,7 @@ expect_report("configuring failed")
 
 # Checks pass, fail, are skipped and run: the table's commands are programs of the build folder.
 program(cmake "exit 0")
-foreach(outcome "0 pass passed 0" "77 skip passed 0" "3 fail \"1 checks failed\" 1")
+foreach(outcome "0 pass passed 0" "77 skip \"passed, 1 skipped: kernels_on_host\" 0" "3 fail \"1 checks failed\" 1")
   separate_arguments(outcome UNIX_COMMAND "${outcome}")
   list(POP_FRONT outcome code result status exit_status)
   file(WRITE "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" "#!/bin/sh\necho \"a \\\"quoted\\\" line\"\nexit ${code}\n")
@@ -78,6 +78,18 @@ foreach(outcome "0 pass passed 0" "77 skip passed 0" "3 fail \"1 checks failed\"
     message(FATAL_ERROR "the check is reported as \"${found}\", \"${detail}\":\n${json}")
   endif()
 endforeach()
+# One target does not build: its check fails, the other one runs. The device is the one that nvidia-smi above pretends.
+program(cmake "case \"$*\" in *stitch_gpu_kernel_check*) echo 'error: planted' >&2; exit 1 ;; esac")
+file(WRITE "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" "#!/bin/sh\necho done\n")
+file(CHMOD "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+expect(1 "fail kernels (0 s) not built: error: planted" ${arguments} --only "^kernels(_on_host)?$")
+expect_report("1 checks failed")
+file(READ "${WORK_DIR}/report/report.json" json)
+string(JSON found GET "${json}" steps 2 result)
+if(NOT found STREQUAL pass)
+  message(FATAL_ERROR "a check whose target was built is reported as \"${found}\":\n${json}")
+endif()
+program(cmake "exit 0")
 expect(2 "no check matches" ${arguments} --only nothing_like_this)
 
 # Figures of a check become part of the report.
