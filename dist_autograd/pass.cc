@@ -105,7 +105,7 @@ void Pass::check_lost(const WorkerInfo& peer) {
   if (const auto reason = agent_->peers().lost(peer)) on_peer_lost(peer, *reason);
 }
 
-void Pass::guard(const std::function<void()>& handle) {
+void Pass::do_guarded(const std::function<void()>& handle) {
   try {
     prepare();
     if (!root()) strand_->start();
@@ -303,13 +303,12 @@ void Pass::send_done(const wire::Done& done) {
 }
 
 void Pass::done_not_sent(const Error& error) {
-  std::set<WorkerId> told;
-  {
+  std::set<WorkerId> told = base::patiently([&] {
     base::MutexLock lock(mutex_);
-    told = protocol_.concerned();
-  }
-  const Error unsent = found_here(error);
-  engine_.spread_failure(*context_, header(), context_->fail(unsent), std::move(told));
+    return protocol_.concerned();
+  });
+  auto failing = base::patiently([&] { return context_->fail(found_here(error)); });
+  engine_.spread_failure(*context_, header(), std::move(failing), std::move(told));
 }
 
 // ---- ends

@@ -111,7 +111,12 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   }
 
   // Runs `handle` with the plan built; what it throws ends the pass.
-  void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
+  // The conversion of a reference takes no memory.
+  template <class Handle>
+  void guard(Handle&& handle) {
+    do_guarded(std::ref(handle));
+  }
+  void do_guarded(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
   // Gives the protocol an event, a call of `event(PassProtocol&)`, performs its effects and returns
   // them: all but `deliver` and `new_peer` are done.
   template <class Event>

@@ -178,9 +178,13 @@ void IncomingRefs::limit_creation(const std::shared_ptr<rpc::IncomingCall>& call
   limit_.passed = [weak = std::weak_ptr(call), timeout] {
     const auto late = weak.lock();
     auto* const refs = late ? late->message().find_attachment<IncomingRefs>() : nullptr;
-    if (refs == nullptr || !refs->claim_outcome()) return;  // it has just ended
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    const Error why(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms");
+    if (refs == nullptr) return;
+    // Before the outcome is claimed: from there on it has to be stored.
+    const Error why = base::patiently([&] {
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+      return Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms");
+    });
+    if (!refs->claim_outcome()) return;  // it has just ended
     refs->store_failure(why);
     late->fail(why);
     // Not from a user-function thread: such handlers may occupy all of them.

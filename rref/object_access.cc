@@ -5,6 +5,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
+#include "stitch/base/patience.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/incoming_call.h"
@@ -181,11 +182,13 @@ struct LateCreation {
 
   void report() {
     const auto alive = rrefs.lock();
-    const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    on_timeout(Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
-                                             " within " + std::to_string(ms) + " ms")
-                   .with_worker(owner.name));
+    on_timeout(base::patiently([&] {
+      const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+      return Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
+                                           " within " + std::to_string(ms) + " ms")
+          .with_worker(owner.name);
+    }));
   }
 };
 

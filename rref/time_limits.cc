@@ -5,18 +5,19 @@
 namespace stitch::rref {
 
 void TimeLimits::add(Limit& limit, Time deadline, base::EventLoop& loop) {
+  Time before;
   {
     const base::MutexLock lock(mutex_);
     heap_.add(limit, deadline);
     if (deadline >= next_) return;
-    next_ = deadline;
+    before = std::exchange(next_, deadline);
   }
   try {
     set_timer(deadline, loop);
   } catch (...) {
     const base::MutexLock lock(mutex_);
     heap_.remove(limit);
-    next_ = Time::max();  // the next one sets a timer
+    if (next_ == deadline) next_ = before;  // whose timer is there
     throw;
   }
 }

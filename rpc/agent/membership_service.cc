@@ -5,6 +5,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -204,15 +205,19 @@ void MembershipService::remember(const MembershipProtocol::Event& over) {
   const WorkerInfo& info = over.card.info;
   const bool left = over.kind == MembershipProtocol::Event::Kind::left;
   const Error why = left ? Error(ErrorCode::disconnected, "it has left") : over.reason;
+  // Messages to a worker that is known look for its devices.
+  base::patiently([&] { agent_.device_tensors().add({info, {}}); });
   try {
-    Life& added = agent_.peers().add_life({info, {}, {}});
-    agent_.device_tensors().add({info, {}});
-    added.announced.store(true);
+    base::patiently([&] {
+      return &agent_.peers().add_life({info, {}, {}});
+    })->announced.store(true);
   } catch (const Error&) {
     return;  // followed by another
   }
-  agent_.peers().end(info, why, true);
-  agent_.for_each_extension([&](Extension& extension) { extension.on_past_member(info, why); });
+  base::patiently([&] { agent_.peers().end(info, why, true); });
+  base::patiently([&] {
+    agent_.for_each_extension([&](Extension& extension) { extension.on_past_member(info, why); });
+  });
 }
 
 template <class Make>

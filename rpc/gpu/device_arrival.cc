@@ -142,6 +142,12 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
                       "section of devices names tensor " + std::to_string(each.tensor) + " of " +
                           std::to_string(message->tensors.size()) + ", or one that is undefined");
         }
+        if (received.error) continue;
+        const at::Tensor& tensor = message->tensors[each.tensor];
+        if (tensor.is_cpu() || tensor.device() == each.here) continue;
+        throw Error(ErrorCode::protocol,
+                    "section of devices puts tensor " + std::to_string(each.tensor) + " on " +
+                        each.here.str() + ", its transfer has put it on " + tensor.device().str());
       }
       for (const std::uint32_t tensor : cast) {
         const at::Tensor& each = message->tensors[tensor];

@@ -187,6 +187,11 @@ void Lane::find_failure() {
   const cuda::Status status = cuda_.stream_query(streams_[0]);
   if (status == cuda::kSuccess || status == cuda::kNotReady) return;
   (void)cuda_.get_last_error();
+  // Another thread captures a graph, which forbids calls meanwhile: cudaErrorStreamCapture...
+  constexpr int kFirstOfCapture = 900;
+  constexpr int kLastOfCapture = 908;
+  if (static_cast<int>(status) >= kFirstOfCapture && static_cast<int>(status) <= kLastOfCapture)
+    return;
   failure_.emplace(ErrorCode::internal, "device " + std::to_string(device_) +
                                             " is lost to this process until it is restarted: " +
                                             cuda_.get_error_name(status) + ", " +
