@@ -189,7 +189,7 @@ TEST(Silence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {
   const auto retries = world.transfers[0]->counters().retries;
   for (int i = 0; i < 8; ++i) {
     world.expect_arrival(0, 0, 2, 0, 1000, 'b');
-    std::this_thread::sleep_for(20ms);
+    std::this_thread::sleep_for(20ms);  // in which the path could be tried again
   }
   EXPECT_EQ(world.transfers[0]->counters().retries, retries);
   world.gpu.open_gate(gate);

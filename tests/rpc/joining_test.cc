@@ -77,12 +77,7 @@ class Joining : public ::testing::Test {
   [[nodiscard]] bool is_kept(const std::string& ring) const {
     const auto keys = stitch::transport::make_prefix_store("stitch", store_);
     keys->set(stitch::rpc::world_key::kRing, ring);
-    const auto end = steady_clock::now() + 1s;
-    while (steady_clock::now() < end) {
-      if (keys->try_get(stitch::rpc::world_key::kRung) == ring) return true;
-      std::this_thread::sleep_for(10ms);
-    }
-    return false;
+    return eventually([&] { return keys->try_get(stitch::rpc::world_key::kRung) == ring; }, 1s);
   }
 
  private:

@@ -160,7 +160,7 @@ class Check {
         if (end->transfers().under_way() < kAtATime) {
           end->send(end->source_of(32 * kMiB), 32 * kMiB, k % 200);
         } else {
-          std::this_thread::sleep_for(100us);
+          std::this_thread::sleep_for(100us);  // enough are under way
         }
       }
       static_cast<void>(other.kill_it());
