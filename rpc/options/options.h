@@ -72,6 +72,18 @@ class WorldSize {
   bool elastic_ = false;
 };
 
+// What protects traffic over TCP, as an option: an Encryption or its name, so that both
+// `options.encryption = Encryption::integrity` and `options.encryption = "integrity"` do. Not set:
+// what fits the secret. A plain value, used as a std::optional.
+class EncryptionChoice : public std::optional<Encryption> {
+ public:
+  using std::optional<Encryption>::optional;
+  EncryptionChoice(std::optional<Encryption> encryption) : optional(encryption) {}  // NOLINT
+  // "on", "integrity" or "off". Throws Error(invalid_argument) for any other text.
+  EncryptionChoice(const std::string& name);                                   // NOLINT: as a text
+  EncryptionChoice(const char* name) : EncryptionChoice(std::string(name)) {}  // NOLINT: as a text
+};
+
 // How a worker joins its world. Every field has a default and an environment variable
 // STITCH_<FIELD>, which counts where the field was left at its default; durations are written
 // "500ms", "5s", "2m", sizes "64MiB", lists with commas.
@@ -116,9 +128,9 @@ struct Options {
   // Shared by all workers; proved on every connection before anything else is read. Also from the
   // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.
   std::string secret{};
-  // Of traffic over TCP: `on` (encrypted), `integrity` (readable, but nothing can be changed) or
-  // `off`; the same on all workers. Default: `on` with a secret, `off` without one.
-  std::optional<Encryption> encryption{};
+  // Of traffic over TCP: "on" (encrypted), "integrity" (readable, but nothing can be changed) or
+  // "off"; the same on all workers. Default: `on` with a secret, `off` without one.
+  EncryptionChoice encryption{};
   std::size_t max_frame_bytes = std::size_t{64}
                                 << 20;  // a longer frame closes its connection with `protocol`
   std::size_t max_inflight_bytes =

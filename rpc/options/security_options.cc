@@ -14,8 +14,28 @@
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/rpc/options/options.h"
 
-namespace stitch::rpc {
+namespace stitch {
+
+namespace {
+
+// `subject` is the option or the variable that has it.
+Encryption encryption_of(const std::string& subject, const std::string& name) {
+  const auto encryption = transport::encryption_named(name);
+  if (!encryption) {
+    throw Error(ErrorCode::invalid_argument,
+                subject + " is \"" + name + "\"; allowed: on, integrity, off");
+  }
+  return *encryption;
+}
+
+}  // namespace
+
+EncryptionChoice::EncryptionChoice(const std::string& name)
+    : optional(encryption_of("encryption", name)) {}
+
+namespace rpc {
 
 namespace {
 
@@ -122,9 +142,7 @@ void resolve_security(Options& options) {
     options.secret = text;
   }
   if (const char* text = std::getenv("STITCH_ENCRYPTION"); text != nullptr && !options.encryption) {
-    options.encryption = transport::encryption_named(text);
-    if (!options.encryption)
-      refuse("STITCH_ENCRYPTION is \"" + std::string(text) + "\"; allowed: on, integrity, off");
+    options.encryption = encryption_of("STITCH_ENCRYPTION", text);
   }
   if (!options.encryption)
     options.encryption = options.secret.empty() ? Encryption::off : Encryption::on;
@@ -143,4 +161,6 @@ void resolve_security(Options& options) {
   }
 }
 
-}  // namespace stitch::rpc
+}  // namespace rpc
+
+}  // namespace stitch

@@ -16,6 +16,7 @@
 #include "stitch/base/error.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
+#include "tests/support/error_of.h"
 
 namespace {
 
@@ -297,6 +298,13 @@ TEST(Encryption, NeedsASecretAndAKnownName) {
   EXPECT_TRUE(error_with({}).starts_with("encryption is \"integrity\" without a secret"));
   EXPECT_EQ(error_with({{"STITCH_ENCRYPTION", "yes"}}),
             "STITCH_ENCRYPTION is \"yes\"; allowed: on, integrity, off");
+  // The field takes the names, too, and counts before the variable.
+  stitch::Options options{.rank = 0, .world_size = 1, .secret = "s", .encryption = "off"};
+  EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::off);
+  options.encryption = "on";
+  EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::on);
+  EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = "onn"; }).what()),
+            "encryption is \"onn\"; allowed: on, integrity, off");
 }
 
 TEST(TensorPipe, IsRefusedWithASecretUnlessInsecureIsAllowed) {
