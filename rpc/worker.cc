@@ -105,32 +105,39 @@ Worker::~Worker() {
   }
 }
 
-const WorkerInfo& Worker::info() const { return agent_->self(); }
-
-std::vector<WorkerInfo> Worker::workers() const {
-  return agent_->options().world_size.is_elastic() ? agent_->live_members()
-                                                   : agent_->peers().infos();
+void Worker::fail_moved_from() {
+  throw Error(ErrorCode::invalid_argument,
+              "this Worker was moved from: use the one that it was moved to");
 }
 
-const WorkerInfo& Worker::worker(std::string_view name) const { return agent_->peers().find(name); }
+const WorkerInfo& Worker::info() const { return agent()->self(); }
 
-const WorkerInfo& Worker::worker(WorkerId id) const { return agent_->peers().find(id); }
+std::vector<WorkerInfo> Worker::workers() const {
+  const auto& agent = this->agent();
+  return agent->options().world_size.is_elastic() ? agent->live_members() : agent->peers().infos();
+}
+
+const WorkerInfo& Worker::worker(std::string_view name) const {
+  return agent()->peers().find(name);
+}
+
+const WorkerInfo& Worker::worker(WorkerId id) const { return agent()->peers().find(id); }
 
 MembershipWatch Worker::on_join(std::function<void(const WorkerInfo&)> callback) {
-  return MembershipWatch(rpc::WorldExtension::of(*agent_).joins().add(
+  return MembershipWatch(rpc::WorldExtension::of(*agent()).joins().add(
       [callback = std::move(callback)](const WorkerInfo& info, LeaveReason) { callback(info); }));
 }
 
 MembershipWatch Worker::on_leave(std::function<void(const WorkerInfo&, LeaveReason)> callback) {
-  return MembershipWatch(rpc::WorldExtension::of(*agent_).leaves().add(std::move(callback)));
+  return MembershipWatch(rpc::WorldExtension::of(*agent()).leaves().add(std::move(callback)));
 }
 
-std::map<std::string, std::int64_t> Worker::debug_info() const { return agent_->debug_info(); }
+std::map<std::string, std::int64_t> Worker::debug_info() const { return agent()->debug_info(); }
 
-std::string Worker::dump(const std::string& folder) const { return agent_->dumps().write(folder); }
+std::string Worker::dump(const std::string& folder) const { return agent()->dumps().write(folder); }
 
 void Worker::shutdown(ShutdownOptions options) {
-  const auto agent = agent_;  // a second caller may outlast the Worker
+  const auto agent = this->agent();  // a second caller may outlast the Worker
   if (auto refusal = why_not_here(agent, options.graceful)) throw std::move(*refusal);
   leave(*agent, options);
 }
@@ -146,7 +153,9 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
   names.erase(std::unique(names.begin(), names.end()), names.end());
   if (!std::binary_search(names.begin(), names.end(), name())) {
     throw Error(ErrorCode::invalid_argument,
-                "worker \"" + name() + "\" cannot wait in a barrier that does not name it");
+                "worker \"" + name() +
+                    "\" cannot take part in a barrier or all_gather that does not "
+                    "name it");
   }
   Gathering gathering;
   std::vector<std::string> lives;
@@ -193,6 +202,8 @@ rpc::ExecutionContext context_of(const Worker& worker) {
 }  // namespace
 
 WorkerScope::WorkerScope(const Worker& worker) : scope_(context_of(worker)) {}
+
+WorkerInfo current_worker() { return rpc::current_agent()->self(); }
 
 Worker init(Options options) {
   const rpc::SecretWiper wiper(options.secret);

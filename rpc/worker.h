@@ -31,8 +31,9 @@ struct ShutdownOptions {
 // independent. Owned by value; moving it moves the membership. Its destructor shuts down
 // gracefully, within Options::shutdown_timeout, and reports on stderr when that was not graceful.
 // Where shutdown() would throw, the destructor reports that and the worker leaves in the
-// background, on a thread of its own. In a forked child it does nothing. Thread contract: all
-// methods from any thread but shutdown(), which see.
+// background, on a thread of its own. In a forked child it does nothing. Methods of one that was
+// moved from throw Error(invalid_argument). Thread contract: all methods from any thread but
+// shutdown(), which see.
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
@@ -123,29 +124,29 @@ class Worker {
   // As stitch::rpc_sync(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_sync(Target target, Args&&... args) {
-    return detail::call<F>(agent_, target, std::forward<Args>(args)...).get();
+    return detail::call<F>(agent(), target, std::forward<Args>(args)...).get();
   }
   template <auto F, class... Args>
   auto rpc_sync(TargetOptions target, Args&&... args) {
-    return detail::call<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...).get();
+    return detail::call<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...).get();
   }
   // As stitch::rpc_async(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_async(Target target, Args&&... args) {
-    return detail::call<F>(agent_, target, std::forward<Args>(args)...);
+    return detail::call<F>(agent(), target, std::forward<Args>(args)...);
   }
   template <auto F, class... Args>
   auto rpc_async(TargetOptions target, Args&&... args) {
-    return detail::call<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...);
+    return detail::call<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...);
   }
   // As stitch::notify(), with this worker as the caller.
   template <auto F, class... Args>
   void notify(Target target, Args&&... args) {
-    detail::notify<F>(agent_, target, std::forward<Args>(args)...);
+    detail::notify<F>(agent(), target, std::forward<Args>(args)...);
   }
   template <auto F, class... Args>
   void notify(TargetOptions target, Args&&... args) {
-    detail::notify<F>(agent_, Target(std::move(target)), std::forward<Args>(args)...);
+    detail::notify<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...);
   }
   // As stitch::remote<f>() and stitch::remote<T>(), with this worker as the caller: the result
   // stays on the target, an RRef to it comes back. Defined by rref/rref.h.
@@ -158,12 +159,20 @@ class Worker {
   template <class T, class... Args>
   auto remote(TargetOptions target, Args&&... args);
 
-  // For the layers above.
-  [[nodiscard]] const std::shared_ptr<rpc::Agent>& agent() const noexcept { return agent_; }
+  // As stitch::make_rref(), owned by this worker. Defined by rref/rref.h.
+  template <class T>
+  auto make_rref(T value);
+
+  // For the layers above. Throws as every method of a Worker that was moved from.
+  [[nodiscard]] const std::shared_ptr<rpc::Agent>& agent() const {
+    if (!agent_) fail_moved_from();
+    return agent_;
+  }
 
  private:
   friend Worker init(Options options);
   explicit Worker(std::shared_ptr<rpc::Agent> agent);
+  [[noreturn]] static void fail_moved_from();
   [[nodiscard]] std::vector<std::string> all_names() const;
   // Runs one gathering: posts `value` for the others of `names` under the key, and returns the key
   // and the others.
@@ -200,6 +209,12 @@ class WorkerScope {
  private:
   rpc::ExecutionContextScope scope_;
 };
+
+// Name, id and epoch of the current worker, the one that the free functions act on: that of the
+// handler, continuation or WorkerScope which this code runs under, else the process's only worker.
+// Throws Error(invalid_argument) where there is none or several, Error(shutting_down) after the
+// only one has shut down. Any thread.
+[[nodiscard]] WorkerInfo current_worker();
 
 namespace detail {
 // Waits until all are complete, or until one has failed for another reason than a timeout, which
@@ -241,7 +256,7 @@ template <class T>
 std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::string& what) {
   std::vector<Future<T>> futures;
   for (const auto& other : gathering.others)
-    futures.push_back(detail::fetch_gathered<T>(agent_, other, gathering.key));
+    futures.push_back(detail::fetch_gathered<T>(agent(), other, gathering.key));
   detail::wait_until_all_complete(futures);
   std::vector<std::pair<WorkerInfo, Error>> failures;
   for (std::size_t i = 0; i < futures.size(); ++i) {

@@ -234,7 +234,7 @@ RRef<T> remote(TargetOptions target, Args&&... args) {
 template <auto F, class... Args>
 auto Worker::remote(Target target, Args&&... args) {
   return RRef<typename rpc::TraitsOf<F>::Result>(
-      detail::create_by_function<F>(agent_, target, std::forward<Args>(args)...));
+      detail::create_by_function<F>(agent(), target, std::forward<Args>(args)...));
 }
 template <auto F, class... Args>
 auto Worker::remote(TargetOptions target, Args&&... args) {
@@ -242,11 +242,15 @@ auto Worker::remote(TargetOptions target, Args&&... args) {
 }
 template <class T, class... Args>
 auto Worker::remote(Target target, Args&&... args) {
-  return RRef<T>(detail::create_by_constructor<T>(agent_, target, std::forward<Args>(args)...));
+  return RRef<T>(detail::create_by_constructor<T>(agent(), target, std::forward<Args>(args)...));
 }
 template <class T, class... Args>
 auto Worker::remote(TargetOptions target, Args&&... args) {
   return remote<T>(Target(std::move(target)), std::forward<Args>(args)...);
+}
+template <class T>
+auto Worker::make_rref(T value) {
+  return RRef<T>(rref::own(agent(), rpc::OwnedObject::of(std::make_shared<T>(std::move(value)))));
 }
 
 }  // namespace stitch

@@ -217,6 +217,8 @@ class Promise {
 
   // The future to complete; the same at each call.
   [[nodiscard]] Future<T> future() const { return Future<T>(holder("future()").state); }
+  // The same, under the name that std::promise has for it.
+  [[nodiscard]] Future<T> get_future() const { return future(); }
   // Completes the future with a value; false when it was complete.
   bool set_value() const requires std::is_void_v<T> {
     return holder("set_value()").state->set_value();

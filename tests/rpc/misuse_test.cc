@@ -174,6 +174,13 @@ TEST(Misuse, ANullExceptionIsNotAValue) {
   EXPECT_THROW(nothing.future().get(), Error);
 }
 
+TEST(Misuse, APromiseGivesItsFutureUnderTheNameOfTheStandardToo) {
+  const Promise<int> promise;
+  const auto future = promise.get_future();
+  promise.set_value(3);
+  EXPECT_EQ(future.get(), 3);
+}
+
 TEST(Misuse, APromiseThatWasMovedFromSaysSo) {
   Promise<int> promise;
   const Promise<int> kept = std::move(promise);
@@ -183,6 +190,31 @@ TEST(Misuse, APromiseThatWasMovedFromSaysSo) {
   EXPECT_EQ(error_of([&] { static_cast<void>(promise.future()); }).code(),
             ErrorCode::invalid_argument);
   EXPECT_TRUE(kept.set_value(2));
+}
+
+TEST(Misuse, AWorkerThatWasMovedFromSaysSo) {
+  Cluster cluster(2);
+  stitch::Worker kept = std::move(cluster[0]);
+  stitch::Worker& gone = cluster[0];
+  const std::vector<std::function<void()>> uses{
+      [&] { static_cast<void>(gone.name()); },
+      [&] { static_cast<void>(gone.world_size()); },
+      [&] { static_cast<void>(gone.worker("worker1")); },
+      [&] { static_cast<void>(gone.debug_info()); },
+      [&] { gone.rpc_sync<one>("worker1"); },
+      [&] { static_cast<void>(gone.rpc_async<one>("worker1")); },
+      [&] { gone.notify<one>("worker1"); },
+      [&] { gone.barrier(); },
+      [&] { static_cast<void>(gone.all_gather(1)); },
+      [&] { gone.shutdown(); },
+      [&] { const stitch::WorkerScope in(gone); },
+  };
+  for (const auto& use : uses) {
+    EXPECT_TRUE(has_text(error_of(use), ErrorCode::invalid_argument,
+                         "this Worker was moved from: use the one that it was moved to"));
+  }
+  EXPECT_EQ(kept.rpc_sync<one>("worker1"), 1);
+  gone = std::move(kept);
 }
 
 // --- gatherings that do not match

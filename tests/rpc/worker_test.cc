@@ -49,6 +49,29 @@ Future<int> walk(int depth) {
   co_return 1 + co_await stitch::rpc_async<walk>(WorkerId(next), depth - 1);
 }
 
+std::string where() { return stitch::current_worker().name; }
+Future<std::string> where_after_a_wait() {
+  co_await stitch::rpc_async<unity>(stitch::current_worker());
+  co_return stitch::current_worker().name;
+}
+
+TEST(Worker, CodeCanAskWhichWorkerIsCurrent) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::current_worker(), cluster[0].info());
+  EXPECT_EQ(stitch::rpc_sync<where>("worker1"), "worker1");
+  EXPECT_EQ(stitch::rpc_sync<where_after_a_wait>("worker1"), "worker1");
+  {
+    const stitch::WorkerScope in(cluster[1]);
+    EXPECT_EQ(stitch::current_worker().id, WorkerId(1));
+    EXPECT_EQ(stitch::rpc_async<unity>("worker0").then([](int) { return where(); }).get(),
+              "worker1");
+  }
+  std::jthread([] {
+    EXPECT_EQ(stitch::testing::error_of([] { where(); }).code(),
+              stitch::ErrorCode::invalid_argument);
+  }).join();
+}
+
 TEST(Worker, ABarrierEndsWhenAParticipantIsGone) {
   Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 60s; });
   const auto start = std::chrono::steady_clock::now();
