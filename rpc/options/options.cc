@@ -43,6 +43,17 @@ std::chrono::nanoseconds parse_duration(const std::string& what, const std::stri
   refuse(what, text, kAllowed);
 }
 
+// "250ms", "-1s", "7ns": as such options are written.
+std::string option_text(std::chrono::nanoseconds duration) {
+  static constexpr std::array<std::pair<const char*, std::int64_t>, 3> kUnits{
+      {{"s", 1'000'000'000}, {"ms", 1'000'000}, {"us", 1'000}}};
+  for (const auto& [unit, nanoseconds] : kUnits) {
+    if (duration.count() % nanoseconds == 0)
+      return std::to_string(duration.count() / nanoseconds) + unit;
+  }
+  return std::to_string(duration.count()) + "ns";
+}
+
 std::size_t parse_bytes(const std::string& what, const std::string& text) {
   static const std::string kAllowed = "a size such as 4096, 64KiB, 64MiB, 4GiB";
   const auto [number, unit] = split_number(what, text, kAllowed);
@@ -176,6 +187,22 @@ const std::vector<Variable>& variables() {
   return list;
 }
 
+// Why a variable is refused: what it might have been, or all that there are.
+std::string unknown_variable(const std::string& name) {
+  constexpr std::size_t kPrefix = std::string_view("STITCH_").size();
+  std::vector<std::string> names;  // without what all of them begin with: it makes any two alike
+  for (const auto& variable : variables()) names.push_back(variable.name + kPrefix);
+  const std::string text = "variable " + name;
+  if (name == "STITCH_STATUS" || name == "STITCH_TRACE") {
+    return text +
+           " has no effect yet: stitch has neither a status page nor traces; unset it, and "
+           "see STITCH_DUMP_DIR";
+  }
+  const auto near = base::nearest_names(name.substr(kPrefix), names, 1);
+  if (!near.empty()) return text + " is unknown; did you mean STITCH_" + near.front() + "?";
+  return text + " is unknown; known behind STITCH_ are " + base::join_names(names);
+}
+
 std::optional<std::string> environment(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
@@ -190,14 +217,8 @@ void read_variables(Options& options) {
     const auto found =
         std::find_if(variables().begin(), variables().end(),
                      [&](const Variable& variable) { return name == variable.name; });
-    if (found == variables().end()) {
-      std::vector<std::string> names;
-      for (const auto& variable : variables()) names.emplace_back(variable.name);
-      const auto near = base::nearest_names(name, std::move(names), 1);
-      throw Error(ErrorCode::invalid_argument,
-                  "variable " + name + " is unknown" +
-                      (near.empty() ? "" : "; did you mean " + near.front() + "?"));
-    }
+    if (found == variables().end())
+      throw Error(ErrorCode::invalid_argument, unknown_variable(name));
     if (found->read) found->read(options, defaults, environment(name).value_or(""));
   }
 }
@@ -306,19 +327,17 @@ Options resolve_options(Options options) {
                                        std::pair("init_timeout", options.init_timeout),
                                        std::pair("shutdown_timeout", options.shutdown_timeout),
                                        std::pair("reconnect_timeout", options.reconnect_timeout)}) {
-    if (duration.count() < 0)
-      refuse(name, std::to_string(duration.count()) + " ns", "durations from 0 on");
+    if (duration.count() < 0) refuse(name, option_text(duration), "durations from 0 on");
   }
   constexpr std::chrono::milliseconds kMinHeartbeat{10};
   if (options.heartbeat_interval < kMinHeartbeat ||
       options.heartbeat_interval > std::chrono::hours(1)) {
-    refuse("heartbeat_interval", std::to_string(options.heartbeat_interval.count()) + " ns",
-           "10ms to 1h");
+    refuse("heartbeat_interval", option_text(options.heartbeat_interval), "10ms to 1h");
   }
   if (options.heartbeat_timeout < 2 * options.heartbeat_interval ||
       options.heartbeat_timeout > std::chrono::hours(24)) {
-    refuse("heartbeat_timeout", std::to_string(options.heartbeat_timeout.count()) + " ns",
-           "twice heartbeat_interval to 24h");
+    refuse("heartbeat_timeout", option_text(options.heartbeat_timeout),
+           "twice heartbeat_interval (" + option_text(2 * options.heartbeat_interval) + ") to 24h");
   }
   options.init_timeout =
       std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
@@ -328,6 +347,8 @@ Options resolve_options(Options options) {
     refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
   if (options.max_inflight_calls < 1 || options.max_inflight_calls > kMaxInflightCalls)
     refuse("max_inflight_calls", std::to_string(options.max_inflight_calls), "1 to 1048576");
+  if (options.max_inflight_bytes < 1)
+    refuse("max_inflight_bytes", "0", "sizes from 1 byte on: with none, no call could be made");
   if (options.max_frame_bytes < 4096)
     refuse("max_frame_bytes", std::to_string(options.max_frame_bytes), "4096 bytes or more");
   return options;

@@ -69,7 +69,10 @@ bool is_loopback(const std::string& address) {
 
 bool insecure_is_allowed() {
   const char* value = std::getenv("STITCH_INSECURE");
-  return value != nullptr && std::string(value) == "1";
+  const std::string text = value == nullptr ? "0" : value;
+  if (text != "1" && text != "0" && !text.empty())
+    refuse("STITCH_INSECURE is \"" + text + "\"; allowed: 1, 0");
+  return text == "1";
 }
 
 void wipe(std::string& secret) noexcept {
@@ -126,6 +129,7 @@ void check_tensorpipe_address(const std::vector<std::string>& transports,
 }
 
 void resolve_security(Options& options) {
+  static_cast<void>(insecure_is_allowed());  // refuses a value that says neither
   const char* secret = std::getenv("STITCH_SECRET");
   const char* file = std::getenv("STITCH_SECRET_FILE");
   if (secret != nullptr && file != nullptr)

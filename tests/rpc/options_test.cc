@@ -95,6 +95,25 @@ TEST(Options, FieldsCountMoreThanTheEnvironment) {
 TEST(Options, UnknownVariablesAreErrorsWithAHint) {
   EXPECT_EQ(error_with({{"STITCH_RPC_TIMOUT", "5s"}}),
             "variable STITCH_RPC_TIMOUT is unknown; did you mean STITCH_RPC_TIMEOUT?");
+  EXPECT_EQ(error_with({{"STITCH_NAMES", "a"}}),
+            "variable STITCH_NAMES is unknown; did you mean STITCH_NAME?");
+}
+
+// STITCH_ alone makes no name a near one.
+TEST(Options, AnUnknownVariableThatIsLikeNoneGetsTheListOfThem) {
+  const std::string error = error_with({{"STITCH_VERBOSITY", "3"}});
+  EXPECT_TRUE(error.starts_with("variable STITCH_VERBOSITY is unknown; known behind STITCH_ are "))
+      << error;
+  EXPECT_NE(error.find(", RPC_TIMEOUT, "), std::string::npos) << error;
+}
+
+TEST(Options, VariablesOfWhatDoesNotExistYetSaySo) {
+  for (const char* name : {"STITCH_STATUS", "STITCH_TRACE"}) {
+    EXPECT_EQ(error_with({{name, "/tmp"}}),
+              std::string("variable ") + name +
+                  " has no effect yet: stitch has neither a status page nor traces; unset it, and "
+                  "see STITCH_DUMP_DIR");
+  }
 }
 
 TEST(Options, BadValuesAreNamed) {
@@ -111,6 +130,15 @@ TEST(Options, BadValuesAreNamed) {
             "mean tcp://?");
   EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}),
             "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
+  EXPECT_EQ(
+      error_with({{"STITCH_MAX_INFLIGHT_BYTES", "0"}}),
+      "max_inflight_bytes is \"0\"; allowed: sizes from 1 byte on: with none, no call could be "
+      "made");
+  EXPECT_EQ(error_with({{"STITCH_INSECURE", "yes"}}), "STITCH_INSECURE is \"yes\"; allowed: 1, 0");
+  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "100ms"}}),
+            "heartbeat_timeout is \"100ms\"; allowed: twice heartbeat_interval (1s) to 24h");
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .rpc_timeout = -1500us}),
+            "rpc_timeout is \"-1500us\"; allowed: durations from 0 on");
   EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"),
             std::string::npos);
 }
