@@ -1,10 +1,13 @@
-/* The protocol of an exact pass that starts without marks (dist_autograd/PROTOCOL.md, "Exact mode"): 3 workers, up to 5 links, messages
-   in any order. One process takes one step after another; a step handles a message, runs a node, or lets a strand become quiet.
+/* The protocol of a pass (dist_autograd/PROTOCOL.md): 3 workers, up to 5 links, messages in any order. One process takes one step after
+   another; a step handles a message, runs a node, or lets a strand become quiet. The pass is an exact one that starts without marks, or:
+   -DEAGER    an exact one that marks from the start
+   -DFAST     a fast one
 
    A link l leads from a RecvNode on worker R[l] to a SendNode on worker S[l]. The RecvNode waits for the SendNodes of the links in D[l],
    all on R[l]; SEED stands for a root. `used` is what a root leads to.
 
    -DANY_GRAPH=n  any graph of n links, instead of the chosen ones
+   -DSETTLES  with what the ACKs tell about links without gradients (G11)
    -DABORTS   a worker gives up at any point
    -DCRASHES  one worker dies at any point
    Broken variants, each of which the verifier must refuse: see the macros BROKEN_... below and CMakeLists.txt. */
@@ -32,9 +35,17 @@ byte links, used;
 byte phase[W], parent[W], deficit[W], participants[W], peers[W], lost[W];
 byte owed[9];    /* at(self, peer): GRADIENTS to acknowledge, parent's first apart */
 byte expects[9]; /* at(self, peer): messages sent that are not acknowledged */
-bool fresh[W], quiet[W], context_failed[W], dead[W], told[W];
+bool fresh[W], quiet[W], context_failed[W], dead[W];
 byte not_done, has_done;
 bool begun, succeeded, crashed, aborted;
+#ifdef FAST
+bool unused; /* root: a link of a participant has got no gradient */
+#define FIRST_PHASE GRADIENTS
+#elif defined(EAGER)
+#define FIRST_PHASE MARKING
+#else
+#define FIRST_PHASE GRADIENTS
+#endif
 
 /* Links, as bits. */
 byte outbox, ran, received, killed, marked, marked_recv;
@@ -43,6 +54,10 @@ byte outbox, ran, received, killed, marked, marked_recv;
 byte gradients, final, marks, quiets, closes, dones, aborts;
 byte rides[L], names[L];                        /* ACKs that ride on GRADIENTS */
 byte acks[9], last_ack_count[9], last_ack_names[9]; /* by at(from, to) */
+#ifdef SETTLES
+/* Links without gradients, modulo 256: what others know of this worker's; what it was told and has not passed on; in answers on their way. */
+byte known[W], below[W], rides_missing[L], last_ack_missing[9];
+#endif
 byte losses;                                    /* workers that have not noticed the death yet */
 byte victim;
 
@@ -54,6 +69,9 @@ bool go;
 #define sends_at(x) ((S[0] == x && links > 0 -> 1 : 0) | (S[1] == x && links > 1 -> 2 : 0) | (S[2] == x && links > 2 -> 4 : 0) | (S[3] == x && links > 3 -> 8 : 0) | (S[4] == x && links > 4 -> 16 : 0))
 #define all_sends_resolved(x) ((sends_at(x) & ~(received | killed)) == 0)
 #define alive_open(x) (!dead[x] && running(x))
+#define without_gradients(x) (sends_at(x) & ~received)
+#define count(bits) (((bits) & 1) + ((bits) >> 1 & 1) + ((bits) >> 2 & 1) + ((bits) >> 3 & 1) + ((bits) >> 4 & 1))
+#define missing_of_all (without_gradients(0) | (participants[0] & 2 -> without_gradients(1) : 0) | (participants[0] & 4 -> without_gradients(2) : 0))
 
 /* The node waits for nothing that its strand has not taken, and something live leads to it. */
 #define live_inputs(k) ((D[k] & SEED) != 0 || (D[k] & received) != 0)
@@ -84,6 +102,22 @@ inline fail(x) {
   :: else
   fi
 }
+inline forget_riding(k) {
+  rides[k] = 0;
+  names[k] = 0;
+#ifdef SETTLES
+  rides_missing[k] = 0;
+#endif
+  skip
+}
+inline forget_answer(l) {
+  last_ack_count[l] = 0;
+  last_ack_names[l] = 0;
+#ifdef SETTLES
+  last_ack_missing[l] = 0;
+#endif
+  skip
+}
 #define unreachable(from, to) ((lost[from] & bit(to)) != 0)
 
 /* ---- Dijkstra and Scholten */
@@ -99,6 +133,21 @@ inline take_ack(x, from, count, who) {
   deficit[x] = deficit[x] - count;
   participants[x] = participants[x] | who
 }
+#ifdef SETTLES
+/* What an answer of x tells: by how much the number of links without gradients has changed, here and below. */
+inline tell_missing(x, told) {
+#ifdef BROKEN_TELLS_TOTALS
+  told = told + below[x] + count(without_gradients(x));
+#else
+  told = told + below[x] + count(without_gradients(x)) - known[x];
+#endif
+  known[x] = count(without_gradients(x));
+#ifndef BROKEN_TELLS_TWICE
+  below[x] = 0
+#endif
+  skip
+}
+#endif
 inline answer_parent(x) {
   if
   :: unreachable(x, parent[x]) -> fail(x)
@@ -106,7 +155,11 @@ inline answer_parent(x) {
      if
      :: !dead[parent[x]] ->
         last_ack_count[at(x, parent[x])] = last_ack_count[at(x, parent[x])] + 1 + owed[at(x, parent[x])];
-        last_ack_names[at(x, parent[x])] = last_ack_names[at(x, parent[x])] | participants[x] | bit(x)
+        last_ack_names[at(x, parent[x])] = last_ack_names[at(x, parent[x])] | participants[x] | bit(x);
+#ifdef SETTLES
+        tell_missing(x, last_ack_missing[at(x, parent[x])]);
+#endif
+        skip
      :: else
      fi;
      owed[at(x, parent[x])] = 0;
@@ -133,7 +186,13 @@ inline engage(x, by) {
 #else
 #define has_run(k) ((ran & bit(k)) != 0)
 #endif
-#ifdef BROKEN_MARKS_ONLY_FROM_ROOTS
+#ifdef EAGER
+#ifdef BROKEN_DOES_NOT_MARK_WHAT_HAS_RUN
+#define reaches(k) (!has_run(k) && (D[k] & (SEED | marked)) != 0)
+#else
+#define reaches(k) ((D[k] & (SEED | marked)) != 0)
+#endif
+#elif defined(BROKEN_MARKS_ONLY_FROM_ROOTS)
 #define reaches(k) (!has_run(k) && (D[k] & (SEED | marked)) != 0)
 #else
 #define reaches(k) (!has_run(k) && (D[k] & (SEED | marked | received)) != 0)
@@ -171,6 +230,9 @@ inline send_marks(x) {
 /* Known everywhere what the loss uses: the other SendNodes are dead. */
 inline kill_unmarked(x) {
   phase[x] = CLOSED;
+#ifdef EAGER
+  assert((sends_at(x) & received & ~marked) == 0);
+#endif
   killed = killed | (sends_at(x) & ~(marked | received));
   fresh[x] = true;
   quiet[x] = false
@@ -189,7 +251,7 @@ inline send_close(x) {
 inline send_quiet(x) {
   if
   :: participants[0] & bit(x) ->
-#ifndef BROKEN_DOES_NOT_COUNT_QUIET
+#if !defined(BROKEN_DOES_NOT_COUNT_QUIET) && !defined(FAST)
      expect_ack(0, x);
 #endif
      if
@@ -238,18 +300,38 @@ inline advance(x) {
   :: x == 0 && phase[0] == GRADIENTS && quiet[0] && deficit[0] == 0 && begun ->
      participants[0] = participants[0] & ~1;
      has_done = 0;
+#ifdef SETTLES
+     v = below[0] + count(without_gradients(0));
+     assert((v == 0) == (missing_of_all == 0));
+     assert(v != 0 || (ran == used && received == used)); /* when it is settled, all nodes have run */
+     v = 0;
+#endif
      send_quiet(1);
      send_quiet(2);
+#ifdef FAST
+     not_done = participants[0];
+#ifdef BROKEN_DOES_NOT_WAIT_FOR_DONE
+     not_done = 0;
+#endif
+     unused = without_gradients(0) != 0;
+     if :: running(0) -> phase[0] = CLOSED :: else fi
+#else
      if
      :: running(0) ->
         phase[0] = MARKING;
         if :: !all_sends_resolved(0) -> send_marks(0) :: else fi
      :: else
      fi
+#endif
   :: else
   fi;
+#ifdef BROKEN_CLOSES_BEFORE_IT_HAS_BEGUN
+#define has_begun true
+#else
+#define has_begun begun
+#endif
   if
-  :: x == 0 && phase[0] == MARKING && deficit[0] == 0 ->
+  :: x == 0 && phase[0] == MARKING && deficit[0] == 0 && has_begun ->
      participants[0] = participants[0] & ~1;
 #ifdef BROKEN_FORGETS_NEWCOMERS
      not_done = participants[0] & ~has_done & ~bit(2);
@@ -262,17 +344,28 @@ inline advance(x) {
   :: else
   fi;
   if
-  :: phase[x] == CLOSED && quiet[x] && (all_sends_resolved(x)) ->
+#ifdef FAST
+#define ends(x) (phase[x] == CLOSED && quiet[x])
+#elif defined(BROKEN_IS_DONE_WHEN_RESOLVED)
+#define ends(x) ((phase[x] == CLOSED || (x != 0 && phase[x] == MARKING && parent[x] == NONE)) && quiet[x] && all_sends_resolved(x))
+#else
+#define ends(x) (phase[x] == CLOSED && quiet[x] && all_sends_resolved(x))
+#endif
+  :: ends(x) ->
      if
      :: x != 0 ->
         phase[x] = ENDED;
-        told[x] = true;
         if
         :: unreachable(x, 0) -> context_failed[x] = true; tell_concerned(x)
         :: !unreachable(x, 0) && !dead[0] -> dones = dones | bit(x)
         :: else
         fi
+#if defined(FAST) && !defined(BROKEN_SUCCEEDS_WITH_UNUSED_RESULTS)
+     :: x == 0 && not_done == 0 && unused -> fail(0)
+     :: x == 0 && not_done == 0 && !unused ->
+#else
      :: x == 0 && not_done == 0 ->
+#endif
         phase[0] = ENDED;
         succeeded = true;
         /* DONE is sound. */
@@ -306,11 +399,14 @@ inline on_gradients(k) {
   if
   :: context_failed[w] && phase[w] == ABSENT -> tell(R[k])
   :: else ->
-     meet(w, R[k], GRADIENTS);
+     meet(w, R[k], FIRST_PHASE);
      if
      :: running(w) ->
         assert(!(received & bit(k)) && !(killed & bit(k)));
         take_ack(w, R[k], rides[k], names[k]);
+#ifdef SETTLES
+        below[w] = below[w] + rides_missing[k];
+#endif
         if
         :: phase[w] == GRADIENTS && !(final & bit(k)) ->
            if
@@ -319,7 +415,7 @@ inline on_gradients(k) {
            fi
         :: else
         fi;
-        assert(phase[w] == GRADIENTS || (marked & bit(k)) != 0);
+        assert(phase[w] == FIRST_PHASE || (marked & bit(k)) != 0); /* of an eager pass, it may be marked later */
         received = received | bit(k);
         fresh[w] = true;
         quiet[w] = false;
@@ -329,8 +425,7 @@ inline on_gradients(k) {
      fi
   fi;
   final = final & ~bit(k);
-  rides[k] = 0;
-  names[k] = 0;
+  forget_riding(k);
   w = 0
 }
 
@@ -344,7 +439,10 @@ inline on_mark(k) {
      meet(w, R[k], MARKING);
      if
      :: running(w) ->
-        assert(phase[w] != CLOSED && !(received & bit(k)));
+        assert(phase[w] != CLOSED);
+#ifndef EAGER
+        assert(!(received & bit(k)));
+#endif
         if
         :: phase[w] == GRADIENTS ->
            assert(deficit[w] == 0 && parent[w] == NONE && owed[at(w, 0)] == 0 && owed[at(w, 1)] == 0 && owed[at(w, 2)] == 0);
@@ -368,7 +466,9 @@ inline on_quiet(x) {
   :: running(x) ->
      assert(deficit[x] == 0 || phase[x] == MARKING);
      if
-#ifdef BROKEN_IS_DONE_WITH_UNRESOLVED_SENDS
+#ifdef FAST
+     :: true -> phase[x] = CLOSED
+#elif defined(BROKEN_IS_DONE_WITH_UNRESOLVED_SENDS)
      :: true ->
         killed = killed | (sends_at(x) & ~received);
         phase[x] = CLOSED
@@ -406,6 +506,9 @@ inline on_done(x) {
   if
   :: running(0) ->
      has_done = has_done | bit(x);
+#ifdef FAST
+     if :: without_gradients(x) != 0 -> unused = true :: else fi; /* its pass has ended: it has not changed since */
+#endif
      if
      :: phase[0] == MARKING ->
 #ifndef BROKEN_DOES_NOT_COUNT_QUIET
@@ -443,6 +546,9 @@ inline send_gradients(k, ends) {
            rides[k] = 1 + owed[at(w, S[k])];
            names[k] = participants[w] | bit(w);
            final = final | bit(k);
+#if defined(SETTLES) && !defined(BROKEN_TELLS_NOTHING_WITH_GRADIENTS)
+           tell_missing(w, rides_missing[k]);
+#endif
            owed[at(w, S[k])] = 0;
            parent[w] = NONE
         :: else ->
@@ -456,7 +562,7 @@ inline send_gradients(k, ends) {
      fi;
      if
      :: !dead[S[k]] -> gradients = gradients | bit(k)
-     :: else -> final = final & ~bit(k); rides[k] = 0; names[k] = 0
+     :: else -> final = final & ~bit(k); forget_riding(k)
      fi
   fi;
   w = 0
@@ -484,8 +590,7 @@ inline crash(x) {
         gradients = gradients & ~bit(i);
         marks = marks & ~bit(i);
         final = final & ~bit(i);
-        rides[i] = 0;
-        names[i] = 0
+        forget_riding(i)
      :: else
      fi;
      if :: R[i] == x -> outbox = outbox & ~bit(i) :: else fi;
@@ -496,8 +601,7 @@ inline crash(x) {
   do
   :: i < W ->
      acks[at(i, x)] = 0;
-     last_ack_count[at(i, x)] = 0;
-     last_ack_names[at(i, x)] = 0;
+     forget_answer(at(i, x));
      i++
   :: else -> break
   od;
@@ -509,8 +613,7 @@ inline notice(x) {
   losses = losses & ~bit(x);
   lost[x] = lost[x] | bit(victim);
   acks[at(victim, x)] = 0;
-  last_ack_count[at(victim, x)] = 0;
-  last_ack_names[at(victim, x)] = 0;
+  forget_answer(at(victim, x));
   if :: victim == 0 -> quiets = quiets & ~bit(x); closes = closes & ~bit(x) :: else fi;
   if :: x == 0 -> dones = dones & ~bit(victim) :: else fi;
 #ifdef BROKEN_IGNORES_THE_LOSS_OF_PEERS
@@ -528,14 +631,22 @@ inline drop_unread(x) {
         gradients = gradients & ~bit(i);
         marks = marks & ~bit(i);
         final = final & ~bit(i);
-        rides[i] = 0;
-        names[i] = 0
+        forget_riding(i)
      :: else
      fi;
      i++
   :: else -> break
   od;
   i = 0
+}
+
+/* The root: its messages are counted from now on. */
+inline begin() {
+  begun = true;
+#ifdef EAGER
+  if :: running(0) -> send_marks(0) :: else fi;
+#endif
+  advance(0)
 }
 
 /* ---- the graphs */
@@ -608,7 +719,11 @@ inline check_rest() {
   od;
   i = 0;
   if
+#ifdef FAST
+  :: !crashed && !aborted -> assert(succeeded == (missing_of_all == 0))
+#else
   :: !crashed && !aborted -> assert(succeeded)
+#endif
   :: else
   fi;
   if
@@ -625,7 +740,7 @@ init {
     parent[0] = NONE;
     parent[1] = NONE;
     parent[2] = NONE;
-    phase[0] = GRADIENTS
+    phase[0] = FIRST_PHASE
   }
 #ifdef ANY_GRAPH
   atomic { choose_any_graph() }
@@ -633,7 +748,7 @@ init {
   atomic { choose_graph() }
 #endif
   do
-  :: atomic { !begun && !dead[0] -> d_step { begun = true; advance(0) } }
+  :: atomic { !begun && !dead[0] -> d_step { begin() } }
   :: atomic {
        gradients != 0 ->
        if :: gradients & 1 -> l = 0 :: gradients & 2 -> l = 1 :: gradients & 4 -> l = 2 :: gradients & 8 -> l = 3 :: gradients & 16 -> l = 4 fi;
@@ -675,10 +790,12 @@ init {
          if
          :: running(w) ->
             take_ack(w, l / W, last_ack_count[l], last_ack_names[l]);
-            last_ack_count[l] = 0;
-            last_ack_names[l] = 0;
+#ifdef SETTLES
+            below[w] = below[w] + last_ack_missing[l];
+#endif
+            forget_answer(l);
             advance(w)
-         :: else -> last_ack_count[l] = 0; last_ack_names[l] = 0
+         :: else -> forget_answer(l)
          fi;
          w = 0;
          l = 0
