@@ -1,4 +1,4 @@
-// One file, though long: the rules of membership refer to one another.
+// How a MembershipProtocol suspects and decides: what becomes of a life whose connection is over.
 #include "stitch/rpc/membership/membership_protocol.h"
 
 #include <algorithm>
@@ -10,24 +10,14 @@ namespace stitch::rpc {
 
 namespace {
 
-// A worker that decides and does not answer is asked again after so many timeouts.
-constexpr int kAskAgain = 2;
-// A worker that decides and has lost its connection to a life that still answers declares it dead
-// after so many timeouts, in which it learns what else it has lost; ...
-constexpr int kGivesUp = 1;
-// ... if that has a lower id, after so many: it comes first; ...
+// A worker that decides and has lost its connection to a life with a lower id that still answers
+// declares it dead after so many timeouts: that one comes first; ...
 constexpr int kLowerFirst = 3;
 // ... and if it is itself the likely cause, after so many: the others come first.
 constexpr int kOthersFirst = 6;
-// Heartbeats in a row whose digest differs before a list is sent.
-constexpr int kMismatches = 2;
 
 std::string verdict_text(const WorkerInfo& about, const WorkerInfo& by, const std::string& why) {
   return life_text(about) + " was declared dead by " + to_string(by) + ": " + why;
-}
-
-std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
-  return std::to_string(duration / std::chrono::milliseconds(1)) + " ms";
 }
 
 }  // namespace
@@ -181,44 +171,6 @@ void MembershipProtocol::fence(const std::string& verdict, Effects& effects) {
 
 // ---- events
 
-MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<const Link> links) {
-  Effects effects;
-  if (over()) return effects;
-  // After a pause of this process, silence says nothing about the others.
-  if (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) awake_since_ = now;
-  last_tick_ = now;
-  for (const Link& link : links) {
-    Entry* entry = find(link.id);
-    if (entry == nullptr || entry->info().epoch != link.epoch || !entry->within_reach()) continue;
-    entry->heard = std::max(link.heard, awake_since_);
-    if (now - entry->heard >= settings_.heartbeat_timeout) {
-      lose(*entry,
-           Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
-                                              milliseconds_text(now - entry->heard))
-               .with_worker(entry->info().name),
-           effects);
-      after_loss(entry->info(), now, effects);
-    } else if (!link.sent || now - entry->beat_at >= settings_.heartbeat_timeout) {
-      // Over a busy link, too: its digest is what repairs a list of members (R7).
-      entry->beat_at = now;
-      effects.heartbeats.push_back(entry->info());
-    }
-  }
-  for (auto& [id, entry] : entries_) {
-    // What fails on this side must not cost a judge that comes first its turn.
-    const auto again = entry.undecided ? settings_.heartbeat_interval
-                                       : (entry.answers_since ? kGivesUp : kAskAgain) *
-                                             settings_.heartbeat_timeout;
-    const bool due = now >= entry.asked_at + again;
-    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
-      pursue(entry, now, effects);
-  }
-  answer_joins(now, effects);
-  if (leave_deadline_ && now >= *leave_deadline_) leave_pending_.clear();
-  finish_leave(effects);
-  return effects;
-}
-
 MembershipProtocol::Effects MembershipProtocol::on_link_lost(const WorkerInfo& peer,
                                                              const Error& reason, Time now) {
   Effects effects;
@@ -305,24 +257,6 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   return effects;
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_heartbeat(const WorkerInfo& from,
-                                                             std::uint64_t digest, Time now) {
-  Effects effects;
-  Entry* entry = find(from);
-  if (over() || entry == nullptr || !entry->within_reach()) return effects;
-  if (digest == this->digest()) {
-    entry->mismatches = 0;
-  } else if (++entry->mismatches >= kMismatches &&
-             now >= entry->listed_at + settings_.heartbeat_interval) {
-    entry->mismatches = 0;
-    entry->listed_at = now;
-    Notice list{Notice::Step::list, self_.info, self_.info, {}, {}};
-    list.lives = lives();
-    effects.send.emplace_back(from, std::move(list));
-  }
-  return effects;
-}
-
 MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from,
                                                           const Notice& notice, Time now) {
   Effects effects;
@@ -399,195 +333,6 @@ void MembershipProtocol::on_dead(const WorkerInfo& from, const Notice& notice, T
   } else {
     add({{about, {}, {}}, LifeState::dead, notice.text}, from, now, effects);
   }
-}
-
-// ---- joining and leaving
-
-// Takes in what another member knows of one life, if it is news.
-void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time now,
-                             Effects& effects) {
-  const WorkerInfo& info = life.card.info;
-  if (info.id == self_.info.id) {
-    // A later life of this worker: this one is over.
-    if (info.epoch > self_.info.epoch) {
-      fence("it is now epoch " + std::to_string(info.epoch), effects);
-    } else if (info.epoch == self_.info.epoch && life.state == LifeState::dead) {
-      fence(life.verdict, effects);
-    }
-    return;
-  }
-  Entry* entry = find(info.id);
-  if (entry != nullptr && entry->info().epoch > info.epoch) return;
-  if (entry != nullptr && entry->info().epoch == info.epoch) {
-    if (life.state == LifeState::dead) declare(*entry, by, life.verdict, now, effects);
-    if (life.state == LifeState::left) mark_left(*entry, now, effects);
-    return;
-  }
-  if (entry != nullptr) {
-    declare(*entry, by,
-            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
-            now, effects);
-    entries_.erase(info.id);
-  }
-  entries_.try_emplace(info.id, Entry{life});
-  if (life.state == LifeState::alive) {
-    effects.events.push_back({Event::Kind::joined, life.card, {}});
-  } else if (life.state == LifeState::left) {
-    effects.events.push_back({Event::Kind::left, life.card, {}});
-  } else {
-    effects.events.push_back({Event::Kind::dead, life.card,
-                              Error(ErrorCode::disconnected, life.verdict).with_worker(info.name)});
-  }
-}
-
-void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now,
-                               Effects& effects) {
-  for (const KnownLife& life : lives) {
-    if (over()) return;
-    add(life, by, now, effects);
-  }
-}
-
-std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
-  const WorkerInfo& info = card.info;
-  const auto refused = [&](const std::string& why) {
-    return Error(ErrorCode::invalid_argument, to_string(info) + " cannot join: " + why)
-        .with_worker(info.name);
-  };
-  if (info.id == self_.info.id || info.name == self_.info.name)
-    return refused("it is " + to_string(self_.info) + ", which is alive");
-  for (const auto& [id, entry] : entries_) {
-    const WorkerInfo& known = entry.info();
-    if ((id == info.id) != (known.name == info.name))
-      return refused("there is " + to_string(known) + " already");
-    if (id != info.id) continue;
-    if (known.epoch > info.epoch || (known.epoch == info.epoch && !entry.alive()))
-      return refused("its epoch " + std::to_string(info.epoch) + " is over; it was epoch " +
-                     std::to_string(known.epoch) + " last");
-  }
-  if (!settings_.admit) return std::nullopt;
-  std::vector<MemberCard> live = live_cards();
-  std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
-  return settings_.admit(card, live);
-}
-
-// Whether several members live and none of them, `besides` left out, can be told anything: a worker
-// that joined here would be unknown to all of them.
-bool MembershipProtocol::isolated(WorkerId besides) const {
-  int out_of_reach = 0;
-  for (const auto& [id, entry] : entries_) {
-    if (id == besides || !entry.alive()) continue;
-    if (entry.within_reach()) return false;
-    ++out_of_reach;
-  }
-  return out_of_reach > 1;
-}
-
-Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::string& why) const {
-  Notice notice{Notice::Step::refusal, joiner, self_.info, why, {}};
-  notice.lives.push_back({self_, LifeState::left, {}});
-  return notice;
-}
-
-MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
-                                                        const MemberCard& card, Time now) {
-  Effects effects;
-  if (fenced_ || leaving_ || isolated(card.info.id)) {
-    const std::string self = to_string(self_.info);
-    effects.answers.push_back(
-        {ticket, ask_another(card.info, fenced_    ? std::string(fenced_->what())
-                                        : leaving_ ? self + " is leaving"
-                                                   : self + " has lost all other members")});
-    return effects;
-  }
-  if (const auto why = refusal(card)) {
-    effects.answers.push_back(
-        {ticket, {Notice::Step::refusal, card.info, self_.info, why->what()}});
-    return effects;
-  }
-  Joining& joining = joining_[ticket] = {ticket, card};
-  Entry* former = find(card.info.id);
-  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {
-    // Two workers of one name, or one that came back before its death was noticed.
-    if (!std::exchange(former->probing, true)) effects.probes.push_back(former->info());
-    return effects;
-  }
-  announce(joining, now, effects);
-  answer_joins(now, effects);
-  return effects;
-}
-
-void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) {
-  joining.announced = true;
-  joining.deadline = now + kAskAgain * settings_.heartbeat_timeout;
-  add({joining.card}, self_.info, now, effects);
-  const Notice notice{Notice::Step::member, joining.card.info, self_.info, {}, {{joining.card}}};
-  for (const auto& [id, entry] : entries_) {
-    if (id == joining.card.info.id || !entry.within_reach()) continue;
-    joining.pending.insert(id);
-    effects.send.emplace_back(entry.info(), notice);
-  }
-}
-
-void MembershipProtocol::answer_joins(Time now, Effects& effects) {
-  for (auto each = joining_.begin(); each != joining_.end();) {
-    Joining& joining = each->second;
-    const Entry* const former = joining.announced ? nullptr : find(joining.card.info.id);
-    if (!joining.announced && (former == nullptr || !former->alive() ||
-                               former->info().epoch >= joining.card.info.epoch)) {
-      // What was being probed is over by another's word.
-      if (const auto why = refusal(joining.card)) {
-        effects.answers.push_back(
-            {joining.ticket, {Notice::Step::refusal, joining.card.info, self_.info, why->what()}});
-        each = joining_.erase(each);
-        continue;
-      }
-      announce(joining, now, effects);
-    }
-    if (!joining.announced || (!joining.pending.empty() && now < joining.deadline)) {
-      ++each;
-      continue;
-    }
-    Notice welcome{Notice::Step::welcome, joining.card.info, self_.info, {}, {}};
-    welcome.lives = lives();
-    effects.answers.push_back({joining.ticket, std::move(welcome)});
-    each = joining_.erase(each);
-  }
-}
-
-void MembershipProtocol::acknowledged(WorkerId by, const WorkerInfo& about) {
-  for (auto& [ticket, joining] : joining_) {
-    if (joining.card.info == about) joining.pending.erase(by);
-  }
-}
-
-void MembershipProtocol::finish_leave(Effects& effects) {
-  if (!leave_deadline_ || !leave_pending_.empty()) return;
-  leave_deadline_.reset();
-  effects.leave_done = true;
-}
-
-MembershipProtocol::Effects MembershipProtocol::on_welcome(const Notice& welcome, Time now) {
-  Effects effects;
-  if (!over()) merge(welcome.lives, welcome.by, now, effects);
-  return effects;
-}
-
-MembershipProtocol::Effects MembershipProtocol::leave(Time now) {
-  Effects effects;
-  leaving_ = true;
-  const Notice notice{Notice::Step::left, self_.info, self_.info};
-  for (const auto& [id, entry] : entries_) {
-    if (!entry.within_reach()) continue;
-    leave_pending_.insert(id);
-    effects.send.emplace_back(entry.info(), notice);
-  }
-  if (over() || leave_pending_.empty()) {
-    effects.leave_done = true;
-  } else {
-    leave_deadline_ = now + settings_.heartbeat_timeout;
-  }
-  return effects;
 }
 
 }  // namespace stitch::rpc

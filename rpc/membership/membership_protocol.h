@@ -148,6 +148,12 @@ class MembershipProtocol {
     Time deadline{};
   };
 
+  // A worker that decides and does not answer is asked again after so many timeouts.
+  static constexpr int kAskAgain = 2;
+  // A worker that decides and has lost its connection to a life that still answers declares it dead
+  // after so many timeouts, in which it learns what else it has lost.
+  static constexpr int kGivesUp = 1;
+
   [[nodiscard]] bool over() const noexcept { return fenced_.has_value(); }
   [[nodiscard]] Entry* find(const WorkerInfo& info);
   [[nodiscard]] Entry* find(WorkerId id);

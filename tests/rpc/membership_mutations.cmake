@@ -1,7 +1,7 @@
 # Deliberate mistakes in the protocol of membership, for membership_mutation_test.cc, which turns them on one at a time.
 include("${PROJECT_SOURCE_DIR}/tests/support/mutate.cmake")
 
-stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_mutations.h mutated_membership
+stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_mutations.h mutated_protocol
   [[    if (id < decider && other.within_reach() && &other != &entry) decider = id;]]
   [[    if (broken(Mutation::any_worker_decides)) break;
     if (id < decider && other.within_reach() && &other != &entry) decider = id;]]
@@ -21,9 +21,6 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
   [[    if (about.epoch == self_.info.epoch && !broken(Mutation::goes_on_when_declared_dead))
       fence(notice.text, effects);]]
 
-  [[    joining.pending.insert(id);]]
-  [[    if (!broken(Mutation::welcomes_before_all_know)) joining.pending.insert(id);]]
-
   [[  if (!entry.alive()) return;
   const Error reason]]
   [[  if (!entry.alive() && !broken(Mutation::declares_twice)) return;
@@ -34,29 +31,10 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
   [[        if (!broken(Mutation::takes_a_leaver_for_dead)) mark_left(*entry, now, effects);
       }]]
 
-  [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {]]
-  [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch &&
-      !broken(Mutation::admits_a_second_of_a_name)) {]]
-
-  [[  } else if (++entry->mismatches >= kMismatches &&]]
-  [[  } else if (!broken(Mutation::sends_no_lists) && ++entry->mismatches >= kMismatches &&]]
-
   [[    if (entry.asked == lost.id) {
       entry.asked.reset();]]
   [[    if (entry.asked == lost.id && !broken(Mutation::asks_only_once)) {
       entry.asked.reset();]]
-
-  [[    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))]]
-  [[    if (entry.suspected() && !broken(Mutation::asks_only_once) &&
-        (entry.asked || due || entry.asked_at == Time{}))]]
-
-  [[    declare(*entry, by,
-            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
-            now, effects);]]
-  [[    if (!broken(Mutation::forgets_to_end_a_former_life))
-      declare(*entry, by,
-              life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
-              now, effects);]]
 
   [[  if (!entry.unreachable) return false;
   if (!entry.answers_since)]]
@@ -72,7 +50,31 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
 
   [[  const bool decides = judge_of(*entry) == self_.info.id;]]
   [[  const bool decides =
-      judge_of(*entry) == self_.info.id || broken(Mutation::judges_when_another_has_come);]]
+      judge_of(*entry) == self_.info.id || broken(Mutation::judges_when_another_has_come);]])
+
+stitch_mutated_copy(rpc/membership/membership_links.cc tests/rpc/membership_mutations.h mutated_links
+  [[  } else if (++entry->mismatches >= kMismatches &&]]
+  [[  } else if (!broken(Mutation::sends_no_lists) && ++entry->mismatches >= kMismatches &&]]
+
+  [[    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))]]
+  [[    if (entry.suspected() && !broken(Mutation::asks_only_once) &&
+        (entry.asked || due || entry.asked_at == Time{}))]])
+
+stitch_mutated_copy(rpc/membership/membership_joins.cc tests/rpc/membership_mutations.h mutated_joins
+  [[    joining.pending.insert(id);]]
+  [[    if (!broken(Mutation::welcomes_before_all_know)) joining.pending.insert(id);]]
+
+  [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {]]
+  [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch &&
+      !broken(Mutation::admits_a_second_of_a_name)) {]]
+
+  [[    declare(*entry, by,
+            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+            now, effects);]]
+  [[    if (!broken(Mutation::forgets_to_end_a_former_life))
+      declare(*entry, by,
+              life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+              now, effects);]]
 
   [[  entries_.try_emplace(info.id, Entry{life});
   if (life.state == LifeState::alive) {]]

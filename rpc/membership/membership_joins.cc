@@ -1,0 +1,197 @@
+// How a MembershipProtocol takes in what it hears of lives; joining (R5) and leaving (R6).
+#include <algorithm>
+#include <utility>
+
+#include "stitch/rpc/membership/membership_protocol.h"
+#include "stitch/rpc/message/life_text.h"
+
+namespace stitch::rpc {
+
+// Takes in what another member knows of one life, if it is news.
+void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time now,
+                             Effects& effects) {
+  const WorkerInfo& info = life.card.info;
+  if (info.id == self_.info.id) {
+    // A later life of this worker: this one is over.
+    if (info.epoch > self_.info.epoch) {
+      fence("it is now epoch " + std::to_string(info.epoch), effects);
+    } else if (info.epoch == self_.info.epoch && life.state == LifeState::dead) {
+      fence(life.verdict, effects);
+    }
+    return;
+  }
+  Entry* entry = find(info.id);
+  if (entry != nullptr && entry->info().epoch > info.epoch) return;
+  if (entry != nullptr && entry->info().epoch == info.epoch) {
+    if (life.state == LifeState::dead) declare(*entry, by, life.verdict, now, effects);
+    if (life.state == LifeState::left) mark_left(*entry, now, effects);
+    return;
+  }
+  if (entry != nullptr) {
+    declare(*entry, by,
+            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+            now, effects);
+    entries_.erase(info.id);
+  }
+  entries_.try_emplace(info.id, Entry{life});
+  if (life.state == LifeState::alive) {
+    effects.events.push_back({Event::Kind::joined, life.card, {}});
+  } else if (life.state == LifeState::left) {
+    effects.events.push_back({Event::Kind::left, life.card, {}});
+  } else {
+    effects.events.push_back({Event::Kind::dead, life.card,
+                              Error(ErrorCode::disconnected, life.verdict).with_worker(info.name)});
+  }
+}
+
+void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now,
+                               Effects& effects) {
+  for (const KnownLife& life : lives) {
+    if (over()) return;
+    add(life, by, now, effects);
+  }
+}
+
+std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
+  const WorkerInfo& info = card.info;
+  const auto refused = [&](const std::string& why) {
+    return Error(ErrorCode::invalid_argument, to_string(info) + " cannot join: " + why)
+        .with_worker(info.name);
+  };
+  if (info.id == self_.info.id || info.name == self_.info.name)
+    return refused("it is " + to_string(self_.info) + ", which is alive");
+  for (const auto& [id, entry] : entries_) {
+    const WorkerInfo& known = entry.info();
+    if ((id == info.id) != (known.name == info.name))
+      return refused("there is " + to_string(known) + " already");
+    if (id != info.id) continue;
+    if (known.epoch > info.epoch || (known.epoch == info.epoch && !entry.alive()))
+      return refused("its epoch " + std::to_string(info.epoch) + " is over; it was epoch " +
+                     std::to_string(known.epoch) + " last");
+  }
+  if (!settings_.admit) return std::nullopt;
+  std::vector<MemberCard> live = live_cards();
+  std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
+  return settings_.admit(card, live);
+}
+
+// Whether several members live and none of them, `besides` left out, can be told anything: a worker
+// that joined here would be unknown to all of them.
+bool MembershipProtocol::isolated(WorkerId besides) const {
+  int out_of_reach = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (id == besides || !entry.alive()) continue;
+    if (entry.within_reach()) return false;
+    ++out_of_reach;
+  }
+  return out_of_reach > 1;
+}
+
+Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::string& why) const {
+  Notice notice{Notice::Step::refusal, joiner, self_.info, why, {}};
+  notice.lives.push_back({self_, LifeState::left, {}});
+  return notice;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
+                                                        const MemberCard& card, Time now) {
+  Effects effects;
+  if (fenced_ || leaving_ || isolated(card.info.id)) {
+    const std::string self = to_string(self_.info);
+    effects.answers.push_back(
+        {ticket, ask_another(card.info, fenced_    ? std::string(fenced_->what())
+                                        : leaving_ ? self + " is leaving"
+                                                   : self + " has lost all other members")});
+    return effects;
+  }
+  if (const auto why = refusal(card)) {
+    effects.answers.push_back(
+        {ticket, {Notice::Step::refusal, card.info, self_.info, why->what()}});
+    return effects;
+  }
+  Joining& joining = joining_[ticket] = {ticket, card};
+  Entry* former = find(card.info.id);
+  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {
+    // Two workers of one name, or one that came back before its death was noticed.
+    if (!std::exchange(former->probing, true)) effects.probes.push_back(former->info());
+    return effects;
+  }
+  announce(joining, now, effects);
+  answer_joins(now, effects);
+  return effects;
+}
+
+void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) {
+  joining.announced = true;
+  joining.deadline = now + kAskAgain * settings_.heartbeat_timeout;
+  add({joining.card}, self_.info, now, effects);
+  const Notice notice{Notice::Step::member, joining.card.info, self_.info, {}, {{joining.card}}};
+  for (const auto& [id, entry] : entries_) {
+    if (id == joining.card.info.id || !entry.within_reach()) continue;
+    joining.pending.insert(id);
+    effects.send.emplace_back(entry.info(), notice);
+  }
+}
+
+void MembershipProtocol::answer_joins(Time now, Effects& effects) {
+  for (auto each = joining_.begin(); each != joining_.end();) {
+    Joining& joining = each->second;
+    const Entry* const former = joining.announced ? nullptr : find(joining.card.info.id);
+    if (!joining.announced && (former == nullptr || !former->alive() ||
+                               former->info().epoch >= joining.card.info.epoch)) {
+      // What was being probed is over by another's word.
+      if (const auto why = refusal(joining.card)) {
+        effects.answers.push_back(
+            {joining.ticket, {Notice::Step::refusal, joining.card.info, self_.info, why->what()}});
+        each = joining_.erase(each);
+        continue;
+      }
+      announce(joining, now, effects);
+    }
+    if (!joining.announced || (!joining.pending.empty() && now < joining.deadline)) {
+      ++each;
+      continue;
+    }
+    Notice welcome{Notice::Step::welcome, joining.card.info, self_.info, {}, {}};
+    welcome.lives = lives();
+    effects.answers.push_back({joining.ticket, std::move(welcome)});
+    each = joining_.erase(each);
+  }
+}
+
+void MembershipProtocol::acknowledged(WorkerId by, const WorkerInfo& about) {
+  for (auto& [ticket, joining] : joining_) {
+    if (joining.card.info == about) joining.pending.erase(by);
+  }
+}
+
+void MembershipProtocol::finish_leave(Effects& effects) {
+  if (!leave_deadline_ || !leave_pending_.empty()) return;
+  leave_deadline_.reset();
+  effects.leave_done = true;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_welcome(const Notice& welcome, Time now) {
+  Effects effects;
+  if (!over()) merge(welcome.lives, welcome.by, now, effects);
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::leave(Time now) {
+  Effects effects;
+  leaving_ = true;
+  const Notice notice{Notice::Step::left, self_.info, self_.info};
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.within_reach()) continue;
+    leave_pending_.insert(id);
+    effects.send.emplace_back(entry.info(), notice);
+  }
+  if (over() || leave_pending_.empty()) {
+    effects.leave_done = true;
+  } else {
+    leave_deadline_ = now + settings_.heartbeat_timeout;
+  }
+  return effects;
+}
+
+}  // namespace stitch::rpc

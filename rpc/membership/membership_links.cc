@@ -1,0 +1,77 @@
+// What a MembershipProtocol makes of its connections: heartbeats, silence, and whom it watches (R1).
+#include <algorithm>
+#include <utility>
+
+#include "stitch/rpc/membership/membership_protocol.h"
+#include "stitch/rpc/message/life_text.h"
+
+namespace stitch::rpc {
+
+namespace {
+
+// Heartbeats in a row whose digest differs before a list is sent.
+constexpr int kMismatches = 2;
+
+std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
+  return std::to_string(duration / std::chrono::milliseconds(1)) + " ms";
+}
+
+}  // namespace
+
+MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<const Link> links) {
+  Effects effects;
+  if (over()) return effects;
+  // After a pause of this process, silence says nothing about the others.
+  if (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) awake_since_ = now;
+  last_tick_ = now;
+  for (const Link& link : links) {
+    Entry* entry = find(link.id);
+    if (entry == nullptr || entry->info().epoch != link.epoch || !entry->within_reach()) continue;
+    entry->heard = std::max(link.heard, awake_since_);
+    if (now - entry->heard >= settings_.heartbeat_timeout) {
+      lose(*entry,
+           Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
+                                              milliseconds_text(now - entry->heard))
+               .with_worker(entry->info().name),
+           effects);
+      after_loss(entry->info(), now, effects);
+    } else if (!link.sent || now - entry->beat_at >= settings_.heartbeat_timeout) {
+      // Over a busy link, too: its digest is what repairs a list of members (R7).
+      entry->beat_at = now;
+      effects.heartbeats.push_back(entry->info());
+    }
+  }
+  for (auto& [id, entry] : entries_) {
+    // What fails on this side must not cost a judge that comes first its turn.
+    const auto again = entry.undecided ? settings_.heartbeat_interval
+                                       : (entry.answers_since ? kGivesUp : kAskAgain) *
+                                             settings_.heartbeat_timeout;
+    const bool due = now >= entry.asked_at + again;
+    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
+      pursue(entry, now, effects);
+  }
+  answer_joins(now, effects);
+  if (leave_deadline_ && now >= *leave_deadline_) leave_pending_.clear();
+  finish_leave(effects);
+  return effects;
+}
+
+MembershipProtocol::Effects MembershipProtocol::on_heartbeat(const WorkerInfo& from,
+                                                             std::uint64_t digest, Time now) {
+  Effects effects;
+  Entry* entry = find(from);
+  if (over() || entry == nullptr || !entry->within_reach()) return effects;
+  if (digest == this->digest()) {
+    entry->mismatches = 0;
+  } else if (++entry->mismatches >= kMismatches &&
+             now >= entry->listed_at + settings_.heartbeat_interval) {
+    entry->mismatches = 0;
+    entry->listed_at = now;
+    Notice list{Notice::Step::list, self_.info, self_.info, {}, {}};
+    list.lives = lives();
+    effects.send.emplace_back(from, std::move(list));
+  }
+  return effects;
+}
+
+}  // namespace stitch::rpc
