@@ -42,7 +42,8 @@ std::string unknown_option(const std::string& option) {
   }
   const auto nearest = std::ranges::min_element(
       kOptions, {}, [&](std::string_view known) { return edit_distance(option, known); });
-  if (edit_distance(option, *nearest) <= 3 && option.size() > 2)
+  // Of a short option most letters are others in one that is three edits away.
+  if (edit_distance(option, *nearest) <= std::min<std::size_t>(3, option.size() / 3))
     text += "; did you mean \"" + std::string(*nearest) + "\"?";
   return text + " (stitch-run --help lists the options)";
 }

@@ -343,6 +343,8 @@ TEST_F(StitchRun, ExplainsAWrongCommandLine) {
   EXPECT_EQ(refused({"--nproc", "2"}),
             "stitch-run: unknown option \"--nproc\"; did you mean \"-n\"? (stitch-run --help lists "
             "the options)\n");
+  EXPECT_EQ(refused({"--chek"}),
+            "stitch-run: unknown option \"--chek\" (stitch-run --help lists the options)\n");
 }
 
 TEST_F(StitchRun, ReportsAMissingProgram) {
