@@ -111,9 +111,11 @@ int learn(int kills) {
 
 int main(int argc, char** argv) try {
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  const std::string first = argc > 1 ? argv[1] : "";
-  return first == "collect" && argc > 2 ? collect(argv[2])
-                                        : learn(first.empty() ? 6 : std::stoi(first));
+  const std::string first = argc > 1 ? argv[1] : "6";
+  if (first == "collect" && argc > 2) return collect(argv[2]);
+  if (first.find_first_not_of("0123456789") == std::string::npos) return learn(std::stoi(first));
+  std::fprintf(stderr, "usage: actor_pool [kills]     how often a collector is killed (6)\n");
+  return first == "--help" ? 0 : 2;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

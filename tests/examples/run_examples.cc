@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/contains.h"
@@ -73,6 +74,14 @@ TEST(Examples, LeavingWaitsForWhatIsInFlight) {
       "[worker1] shutting_down: there is no current worker: the one of this process has shut "
       "down"))
       << text;
+}
+
+TEST(Examples, ActorPoolSaysHowItIsCalled) {
+  for (const auto& [argument, status] : {std::pair("--help", 0), std::pair("many", 2)}) {
+    RunningCommand running({example("actor_pool"), argument}, std::chrono::seconds(30));
+    EXPECT_EQ(running.wait(), status) << argument;
+    EXPECT_TRUE(contains(running.err(), "usage: actor_pool [kills]")) << running.err();
+  }
 }
 
 TEST(Examples, ActorPoolLearnsOnWhileCollectorsAreKilledAndComeBack) {
