@@ -104,6 +104,19 @@ void add_no_grad(rpc::OutMessage& message, bool request) {
   message.frame.add_section(wire::kNoGradSection, kNothing);
 }
 
+// Throws Error(invalid_argument) where the worker that is current, and whose context this is, is
+// not `self`, which sends: a call through a member or a reference of another worker of the process.
+void require_own_context(const rpc::Agent& self, const ContextId& context) {
+  const auto& current = rpc::ExecutionContext::current().runtime;
+  if (!current || current.get() == &self) return;
+  throw Error(ErrorCode::invalid_argument,
+              "dist_autograd context " + dist_autograd::to_string(context) + " belongs to " +
+                  stitch::to_string(std::static_pointer_cast<rpc::Agent>(current)->self()) +
+                  ", which is current, and the call is made by " + stitch::to_string(self.self()) +
+                  " of the same process, whose reference or member was used: the gradients of its "
+                  "tensors would be lost");
+}
+
 }  // namespace
 
 void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
@@ -131,6 +144,7 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
     tensors.push_back(message.tensors[i]);
   }
   if (!tensors.empty()) {
+    if (request) require_own_context(agent_, context->id());
     const LinkId link = next_link();
     const auto body = message.frame.body().span().subspan(transport::FrameBuilder::body_offset());
     LinkName call{.part = LinkName::Part::call,

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
@@ -170,6 +173,32 @@ TEST(Context, LivesInACoroutineAndLeavesItsCallerAlone) {
   auto running = coroutine_with_context("worker1");
   EXPECT_FALSE(dist_autograd::has_current_context());
   EXPECT_TRUE(running.get());
+  EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+// It would be recorded where no pass of this context looks.
+TEST(Context, RefusesTensorsInACallThatAnotherWorkerOfTheProcessMakes) {
+  Cluster cluster(3);
+  const auto by_worker0 = remote<times_parameter>("worker1", ones());
+  {
+    const WorkerScope scope(cluster[2]);
+    Context context;
+    const auto x = ones().requires_grad_(true);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { cluster[0].rpc_sync<times_parameter>("worker1", x); },
+             [&] { by_worker0.rpc_sync<&at::Tensor::mm>(x); }}) {
+      const auto error = error_of(call);
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what())
+                    .find("belongs to worker \"worker2\" (id 2), which is current, and the call is "
+                          "made by worker \"worker0\" (id 0) of the same process"),
+                std::string::npos)
+          << error.what();
+    }
+    cluster[0].rpc_sync<times_parameter>("worker1", ones());
+    context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
+    EXPECT_EQ(context.gradients().count(x), 1U);
+  }
   EXPECT_TRUE(nothing_is_left(cluster));
 }
 
