@@ -171,6 +171,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   [[nodiscard]] bool serves_here() const noexcept { return pool_.on_pool_thread(); }
   [[nodiscard]] bool forked() const noexcept { return state_.forked(); }
   [[nodiscard]] bool stopped() const noexcept { return state_.stopped(); }
+  // Whether this worker was declared dead.
+  [[nodiscard]] bool fenced() const { return state_.fenced(); }
   // To be called by whatever begins something new; see AgentState.
   void throw_if_stopped() const { state_.throw_if_stopped(); }
 

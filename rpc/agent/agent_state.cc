@@ -40,6 +40,11 @@ void AgentState::fence(const Error& error) {
   restricted_.store(true, std::memory_order_release);
 }
 
+bool AgentState::fenced() const {
+  base::MutexLock lock(mutex_);
+  return fenced_.has_value();
+}
+
 bool AgentState::begin_shutdown() {
   base::MutexLock lock(mutex_);
   restricted_.store(true, std::memory_order_release);

@@ -38,6 +38,8 @@ class AgentState {
 
   // This worker was declared dead: from now on throw_if_stopped() throws `error`.
   void fence(const Error& error) STITCH_EXCLUDES(mutex_);
+  // Whether it was, also once it has stopped.
+  [[nodiscard]] bool fenced() const STITCH_EXCLUDES(mutex_);
   // True for the first caller. Later ones wait for end() and get false.
   [[nodiscard]] bool begin_shutdown() STITCH_EXCLUDES(mutex_);
   void stop() noexcept { stopped_.store(true, std::memory_order_release); }

@@ -45,12 +45,8 @@ void WorldKeeper::on_change() {
 }
 
 bool WorldKeeper::keeps(const Agent& agent) const {
-  try {
-    agent.throw_if_stopped();
-  } catch (const Error& error) {
-    // Declared dead: what it knows of the world is of that time, and another keeps the record now.
-    if (error.code() == ErrorCode::disconnected) return false;
-  }
+  // Declared dead: what it knows of the world is of that time, and another keeps the record now.
+  if (agent.fenced()) return false;
   const auto live = agent.live_members();
   return std::all_of(live.begin(), live.end(),
                      [&](const WorkerInfo& info) { return info.id >= agent.self().id; });

@@ -73,6 +73,10 @@ class Joining : public ::testing::Test {
   }
   // Ends as a process that is killed does, as far as the others can see.
   static void kill(Worker& worker) { worker.shutdown({.graceful = false}); }
+  [[nodiscard]] std::string world_record() const {
+    const auto keys = stitch::transport::make_prefix_store("stitch", store_);
+    return keys->try_get(stitch::rpc::world_key::kWorld).value_or("");
+  }
   // Whether a worker keeps the record of the world: it answers those who look for it.
   [[nodiscard]] bool is_kept(const std::string& ring) const {
     const auto keys = stitch::transport::make_prefix_store("stitch", store_);
@@ -119,6 +123,11 @@ TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheRecordOfTheWorldNoMore) {
     stitch::rpc::current_agent()->fence(Error(ErrorCode::disconnected, "it was declared dead"));
   }
   EXPECT_FALSE(is_kept("second"));
+  // Nor when it shuts down, alone as it believes: the record is that of the workers that live.
+  const std::string record = world_record();
+  EXPECT_FALSE(record.empty());
+  a.shutdown();
+  EXPECT_EQ(world_record(), record);
 }
 
 TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {
