@@ -18,6 +18,7 @@ void MembershipService::join(Clock::time_point deadline) {
   std::vector<MemberCard> cards = hooks_.members;
   std::sort(cards.begin(), cards.end(),
             [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
+  joining_.store(true);
   std::string tried;
   for (const MemberCard& card : cards) {
     if (card.info.id == agent_.self().id) continue;
@@ -74,6 +75,7 @@ void MembershipService::join(Clock::time_point deadline) {
       if (notice.step != Notice::Step::welcome)
         throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
       take_in(notice, deadline);
+      joining_.store(false);
       return;
     }
     if (Clock::now() >= deadline) {

@@ -68,9 +68,12 @@ void MembershipService::tick() {
   const base::CallbackScope callback;
   const auto links = agent_.peers().links();
   std::vector<MembershipProtocol::Link> seen;
-  seen.reserve(links.size());
   for (const auto& link : links)
     seen.push_back({link.life->info().id, link.life->info().epoch, link.heard, link.sent});
+  if (!joining_.load()) {
+    for (const WorkerInfo& info : agent_.peers().unconnected())
+      seen.push_back({info.id, info.epoch, {}, false, false});
+  }
   step([&](MembershipProtocol& protocol) { return protocol.on_tick(Clock::now(), seen); });
 }
 
@@ -147,6 +150,8 @@ bool MembershipService::perform(Effects& effects) {
       });
     }
   }
+  for (const WorkerInfo& to : effects.reach)
+    attempt("connect to", to, [&] { agent_.peers().reach(to); });
   for (const WorkerInfo& about : effects.probes) attempt("probe", about, [&] { probe(about); });
   for (const auto& each : effects.answers)
     attempt("answer", each.notice.about, [&] { answer(each); });

@@ -91,6 +91,7 @@ class MembershipService {
   Agent& agent_;
   MembershipHooks hooks_;  // constant after start()
   std::atomic<bool> stopped_{false};
+  std::atomic<bool> joining_{false};  // no other worker knows this one yet
   mutable base::Mutex mutex_;
   base::CondVar left_changed_;
   std::optional<MembershipProtocol> protocol_ STITCH_GUARDED_BY(mutex_);

@@ -114,6 +114,9 @@ class PeerTable {
     bool sent;
   };
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
+  // The lives in other processes that this worker can connect to and to which there has been no
+  // connection yet; none once broken connections are expected.
+  [[nodiscard]] std::vector<WorkerInfo> unconnected() const STITCH_EXCLUDES(mutex_);
   // Asks a worker over a connection of its own.
   void inquire(Inquiry inquiry);
 
@@ -129,6 +132,8 @@ class PeerTable {
   // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
   // Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
+  // The same of this very life; nothing if this worker does not know it.
+  void reach(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   // Closes the connection to a life of a worker, which is then lost for `reason`, at once.
   void give_up(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
   // Why the present life of this worker is lost; nothing if it is not.

@@ -22,6 +22,10 @@ void PeerTable::send(const WorkerInfo& to, const ConnectionPtr& connection,
 
 void PeerTable::reach(WorkerId id) { reach(*members_.life(id)); }
 
+void PeerTable::reach(const WorkerInfo& info) {
+  if (Life* life = members_.life(info.id, info.epoch)) reach(*life);
+}
+
 void PeerTable::reach(Life& life) {
   Effects effects;
   {

@@ -121,6 +121,22 @@ std::vector<PeerTable::Link> PeerTable::links() {
   return links;
 }
 
+std::vector<WorkerInfo> PeerTable::unconnected() const {
+  std::vector<WorkerInfo> infos;
+  base::MutexLock lock(mutex_);
+  if (closing_) return infos;
+  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    const Peer& about = peer(life);
+    if (life.info().id == self_ || about.bound() || about.broken() || about.lost()) return;
+    const auto& addresses = life.member.addresses;
+    const auto first = std::ranges::find_if(
+        addresses, [&](const auto& address) { return by_scheme_.contains(scheme_of(address)); });
+    // Within a process all end together.
+    if (first != addresses.end() && !first->starts_with("loopback:")) infos.push_back(life.info());
+  });
+  return infos;
+}
+
 void PeerTable::on_timer(Life& life) {
   Effects effects;
   {

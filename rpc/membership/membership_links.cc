@@ -1,4 +1,5 @@
-// What a MembershipProtocol makes of its connections: heartbeats, silence, and whom it watches (R1).
+// What a MembershipProtocol makes of its connections: heartbeats, silence, and whom it watches
+// (R1).
 #include <algorithm>
 #include <utility>
 
@@ -18,6 +19,32 @@ std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
 
 }  // namespace
 
+// A life to which there has been no connection yet.
+void MembershipProtocol::watch(Entry& entry, Time now, Effects& effects) {
+  if (entry.absent || leaving_) return;
+  const WorkerId decider = judge();
+  const bool decides = decider == self_.info.id;
+  if (!decides && entry.info().id != decider) return end_absence(entry);
+  if (!entry.awaited_since) entry.awaited_since = now;
+  const bool late =
+      now - std::max(*entry.awaited_since, awake_since_) >= settings_.heartbeat_timeout;
+  if (!entry.reached_for && (!decides || late)) {
+    entry.reached_for = true;
+    entry.awaited_since = now;
+    effects.reach.push_back(entry.info());
+  } else if (entry.reached_for && late) {
+    entry.absent = true;
+    entry.askers.insert(self_.info.id);
+  }
+}
+
+// It is there, or need not be.
+void MembershipProtocol::end_absence(Entry& entry) {
+  if (std::exchange(entry.absent, false)) entry.askers.erase(self_.info.id);
+  entry.awaited_since.reset();
+  entry.reached_for = false;
+}
+
 MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<const Link> links) {
   Effects effects;
   if (over()) return effects;
@@ -27,6 +54,11 @@ MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<cons
   for (const Link& link : links) {
     Entry* entry = find(link.id);
     if (entry == nullptr || entry->info().epoch != link.epoch || !entry->within_reach()) continue;
+    if (!link.bound) {
+      watch(*entry, now, effects);
+      continue;
+    }
+    end_absence(*entry);
     entry->heard = std::max(link.heard, awake_since_);
     if (now - entry->heard >= settings_.heartbeat_timeout) {
       lose(*entry,

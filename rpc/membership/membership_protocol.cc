@@ -63,17 +63,20 @@ void MembershipProtocol::after_loss(const WorkerInfo& lost, Time now, Effects& e
   }
 }
 
-WorkerId MembershipProtocol::judge_of(const Entry& entry) const {
-  WorkerId decider = self_.info.id;
+// The lowest id within reach, of this worker and the others.
+WorkerId MembershipProtocol::lowest(const Entry* but_for, bool absent_too) const {
+  WorkerId lowest = self_.info.id;
   for (const auto& [id, other] : entries_) {
-    if (id < decider && other.within_reach() && &other != &entry) decider = id;
+    if (&other == but_for || (other.absent && !absent_too)) continue;
+    if (id < lowest && other.within_reach()) lowest = id;
   }
-  return decider;
+  return lowest;
 }
 
 // The live worker with the lowest id decides: asks it, or decides here.
 void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
-  if (entry.probing || !entry.suspected()) return;
+  // One that leaves loses its connections for that.
+  if (entry.probing || !entry.suspected() || leaving_) return;
   entry.undecided = false;
   const WorkerId decider = judge_of(entry);
   if (decider == self_.info.id) {
@@ -209,9 +212,12 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
     }
   };
   // It may have begun the probe as the judge and be none any more, or for a new life only.
-  const bool decides = judge_of(*entry) == self_.info.id;
-  const bool cut_off = answered == true && decides && gives_up(*entry, now);
+  const bool decides = !leaving_ && judge_of(*entry) == self_.info.id;
+  // A judge that is absent may have a connection to it.
+  const bool first = decides && lowest(entry, true) == self_.info.id;
+  const bool cut_off = answered == true && first && gives_up(*entry, now);
   if (answered == true && !cut_off) {
+    end_absence(*entry);
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
     refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
                  std::to_string(about.epoch));
@@ -271,6 +277,7 @@ MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from
       if (Entry* entry = find(notice.about); entry != nullptr && entry->alive()) {
         entry->asked.reset();
         entry->asked_at = now;
+        end_absence(*entry);
         settle_askers(*entry, notice, effects);
         // Only this link is down; or that worker has declared this one dead, and says so.
         if (entry->unreachable && !entry->probing && !std::exchange(entry->confirming, true))

@@ -55,7 +55,8 @@ class MembershipProtocol {
     std::vector<Event> events;
     std::vector<std::pair<WorkerInfo, Notice>> send;  // reliably, while the link holds
     std::vector<WorkerInfo> heartbeats;               // each with digest()
-    std::vector<WorkerInfo> probes;                   // each answered by on_probe()
+    std::vector<WorkerInfo> reach;   // open a connection to it, unless there is one
+    std::vector<WorkerInfo> probes;  // each answered by on_probe()
     std::vector<Answer> answers;
     bool leave_done = false;
     // Whether this is news: it waits for the end of its connections.
@@ -66,15 +67,17 @@ class MembershipProtocol {
     }
     [[nodiscard]] bool empty() const noexcept {
       return lose.empty() && events.empty() && send.empty() && heartbeats.empty() &&
-             probes.empty() && answers.empty() && !leave_done;
+             reach.empty() && probes.empty() && answers.empty() && !leave_done;
     }
   };
-  // A bound connection to a live worker, as it stands at a tick.
+  // The connection to a life in another process, as it stands at a tick. One that is being replaced
+  // is left out.
   struct Link {
     WorkerId id;
     std::uint64_t epoch;
-    Time heard;  // when something of it last arrived, or the connection was bound
-    bool sent;   // something was sent to it since the last tick
+    Time heard;         // when something of it last arrived, or the connection was bound
+    bool sent;          // something was sent to it since the last tick
+    bool bound = true;  // false: there has been none yet
   };
 
   // `self` is a member, or will be.
@@ -120,6 +123,10 @@ class MembershipProtocol {
     std::optional<Error> unreachable{};  // why the connection is over
     Time heard{};                        // as of the last tick
     Time beat_at{};                      // when it was last sent a heartbeat
+    // Before there is a connection (R1a):
+    std::optional<Time> awaited_since{};  // that there is one
+    bool reached_for = false;             // this worker is opening one
+    bool absent = false;                  // suspected because there is none
     // While it is suspected:
     std::set<WorkerId> askers{};      // who want to know
     std::optional<WorkerId> asked{};  // whom this worker has asked
@@ -160,8 +167,12 @@ class MembershipProtocol {
   void tell_all(const Notice& notice, Effects& effects) const;
   void lose(Entry& entry, const Error& reason, Effects& effects);
   void after_loss(const WorkerInfo& lost, Time now, Effects& effects);
-  // The worker that decides about a life (R2), perhaps this one.
-  [[nodiscard]] WorkerId judge_of(const Entry& entry) const;
+  // The worker that decides about a life, or about all (R2), perhaps this one.
+  [[nodiscard]] WorkerId judge_of(const Entry& entry) const { return lowest(&entry, false); }
+  [[nodiscard]] WorkerId judge() const { return lowest(nullptr, false); }
+  [[nodiscard]] WorkerId lowest(const Entry* but_for, bool absent_too) const;
+  void watch(Entry& entry, Time now, Effects& effects);
+  void end_absence(Entry& entry);
   void pursue(Entry& entry, Time now, Effects& effects);
   void settle_askers(Entry& entry, const Notice& answer, Effects& effects);
   [[nodiscard]] bool gives_up(Entry& entry, Time now) const;

@@ -25,6 +25,13 @@ inline constexpr MembershipSimulation::Options kMembershipKinds[] = {
     {.isolations = 1},
     {.cuts = 1},
     {.returns = 3},
+    {.freezes = 1, .early = 2, .quiet = 1},
+    {.joins = 3, .early = 2, .quiet = 1},
+    {.deaths = 2, .restarts = 1, .joins = 2, .leaves = 1, .freezes = 1, .early = 1, .quiet = 1},
+    {.cuts = 2, .joins = 2, .quiet = 1},
+    {.cuts = 2, .slow = 4},
+    {.freezes = 1, .quiet = 1, .slow = 4},
+    {.together = 4},
 };
 
 }  // namespace stitch::rpc::testing

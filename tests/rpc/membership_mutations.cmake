@@ -2,9 +2,12 @@
 include("${PROJECT_SOURCE_DIR}/tests/support/mutate.cmake")
 
 stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_mutations.h mutated_protocol
-  [[    if (id < decider && other.within_reach() && &other != &entry) decider = id;]]
+  [[    if (&other == but_for || (other.absent && !absent_too)) continue;]]
   [[    if (broken(Mutation::any_worker_decides)) break;
-    if (id < decider && other.within_reach() && &other != &entry) decider = id;]]
+    if (&other == but_for || (other.absent && !absent_too && !broken(Mutation::asks_the_absent))) continue;]]
+
+  [[  if (entry.probing || !entry.suspected() || leaving_) return;]]
+  [[  if (entry.probing || !entry.suspected() || (leaving_ && !broken(Mutation::judges_while_it_leaves))) return;]]
 
   [[    entry.probing = true;
     entry.asked.reset();]]
@@ -48,11 +51,32 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
   [[(entry.info().id < self_.info.id ? kLowerFirst : kGivesUp)]]
   [[(entry.info().id < self_.info.id && !broken(Mutation::two_judge_each_other) ? kLowerFirst : kGivesUp)]]
 
-  [[  const bool decides = judge_of(*entry) == self_.info.id;]]
-  [[  const bool decides =
-      judge_of(*entry) == self_.info.id || broken(Mutation::judges_when_another_has_come);]])
+  [[  const bool decides = !leaving_ && judge_of(*entry) == self_.info.id;]]
+  [[  const bool decides = broken(Mutation::judges_when_another_has_come) ||
+                       ((!leaving_ || broken(Mutation::judges_while_it_leaves)) && judge_of(*entry) == self_.info.id);]]
+
+  [[  const bool first = decides && lowest(entry, true) == self_.info.id;]]
+  [[  const bool first =
+      decides && (broken(Mutation::judges_when_another_has_come) ||
+                  lowest(entry, !broken(Mutation::gives_up_for_an_absent_judge)) == self_.info.id);]])
 
 stitch_mutated_copy(rpc/membership/membership_links.cc tests/rpc/membership_mutations.h mutated_links
+  [[entry.info().id != decider) return end_absence(entry);]]
+  [[(entry.info().id != decider || broken(Mutation::watches_no_judge))) return end_absence(entry);]]
+
+  [[  if (!entry.awaited_since) entry.awaited_since = now;]]
+  [[  if (decides && broken(Mutation::judge_waits_to_be_called)) return;
+  if (!entry.awaited_since) entry.awaited_since = now;]]
+
+  [[    entry.absent = true;]]
+  [[    if (broken(Mutation::takes_absence_for_death))
+      return declare(entry, self_.info, "no connection to it could be made", now, effects);
+    entry.absent = true;]]
+
+  [[  if (std::exchange(entry.absent, false)) entry.askers]]
+  [[  if (entry.absent && broken(Mutation::stays_absent)) return;
+  if (std::exchange(entry.absent, false)) entry.askers]]
+
   [[  } else if (++entry->mismatches >= kMismatches &&]]
   [[  } else if (!broken(Mutation::sends_no_lists) && ++entry->mismatches >= kMismatches &&]]
 

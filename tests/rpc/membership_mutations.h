@@ -22,7 +22,14 @@ enum class Mutation {
   two_judge_each_other,
   judges_when_another_has_come,
   keeps_quiet_of_the_past,
-  last = keeps_quiet_of_the_past,
+  asks_the_absent,
+  gives_up_for_an_absent_judge,
+  judges_while_it_leaves,
+  watches_no_judge,
+  judge_waits_to_be_called,
+  takes_absence_for_death,
+  stays_absent,
+  last = stays_absent,
 };
 
 // Whether this mutation is turned on.

@@ -8,8 +8,7 @@
 namespace stitch::rpc::testing {
 
 namespace {
-constexpr std::chrono::milliseconds kFaults{12'000};  // faults begin within this time
-constexpr std::chrono::milliseconds kRest{40'000};    // and then all comes to rest
+constexpr std::chrono::milliseconds kRest{40'000};  // and then all comes to rest
 constexpr std::chrono::milliseconds kConnectTimeout{1000};
 constexpr std::chrono::milliseconds kProbe{1500};
 }  // namespace
@@ -101,8 +100,11 @@ void MembershipSimulation::connect(Node& from, Node& to) {
   };
   if (!to.running) return give_up("connection refused", kConnectTimeout);
   if (!reaches(from, to)) return give_up("no answer", kConnectTimeout);
-  if (to.stopped || (!to.protocol.fenced() && !to.protocol.state(from.info()))) {
-    // It waits: for the process, or until the other side knows this one.
+  if (between.tried_since == Time{}) between.tried_since = now_;
+  const auto slow = slow_.find(std::minmax(from.index, to.index));
+  if (from.stopped || to.stopped || (!to.protocol.fenced() && !to.protocol.state(from.info())) ||
+      (slow != slow_.end() && now_ - between.tried_since < slow->second)) {
+    // It waits: for a process, or until the other side knows this one.
     at(now_ + Ms(50), [this, &from, &to] {
       const Link& waiting = link(from, to);
       if (waiting.state == Link::State::none && from.running && !waiting.ends.at(from.index).lost)
@@ -224,20 +226,26 @@ void MembershipSimulation::schedule_tick(Node& node) {
 void MembershipSimulation::tick(Node& node) {
   if (!node.running) return;
   if (node.stopped) return node.postponed.push_back([this, &node] { tick(node); });
-  std::vector<MembershipProtocol::Link> links;
-  for (auto& [pair, between] : links_) {
-    if (between->state != Link::State::bound || !between->ends.contains(node.index)) continue;
-    Link::End& end = between->ends[node.index];
-    const std::size_t other = pair.first == node.index ? pair.second : pair.first;
-    const WorkerInfo& info = nodes_[other]->info();
-    if (!end.lost)
-      links.push_back({info.id, info.epoch, end.heard, std::exchange(end.sent, false)});
-  }
-  perform(node, node.protocol.on_tick(now_, links));
+  perform(node, node.protocol.on_tick(now_, links_of(node)));
   schedule_tick(node);
 }
 
+std::vector<MembershipProtocol::Link> MembershipSimulation::links_of(Node& node) {
+  std::vector<MembershipProtocol::Link> links;
+  for (const auto& other : nodes_) {
+    if (other.get() == &node || !alive_at(node, other->info())) continue;
+    Link& between = link(node, *other);
+    Link::End& end = between.ends[node.index];
+    if (end.lost || between.state == Link::State::ended) continue;
+    const bool bound = between.state == Link::State::bound;
+    const WorkerInfo& info = other->info();
+    links.push_back({info.id, info.epoch, end.heard, std::exchange(end.sent, false), bound});
+  }
+  return links;
+}
+
 void MembershipSimulation::schedule_work(Node& node) {
+  if (options_.quiet > 0) return;
   at(now_ + Ms(200 + pick(2000)), [this, &node] {
     if (!node.running || node.protocol.fenced() || node.leaving) return;
     if (!node.stopped && node.member) {
@@ -300,6 +308,11 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
     if (Node* other = node_of(to))
       send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
   }
+  for (const WorkerInfo& to : effects.reach) {
+    Node* other = node_of(to);
+    if (other == nullptr || link(node, *other).ends[node.index].lost) continue;
+    if (link(node, *other).state == Link::State::none) connect(node, *other);
+  }
   for (const WorkerInfo& about : effects.probes) {
     if (Node* other = node_of(about)) probe(node, *other, kProbe);
   }
@@ -320,6 +333,10 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
       perform(*joiner, joiner->protocol.on_welcome(notice, now_));
       schedule_tick(*joiner);
       schedule_work(*joiner);
+      if (early_joins_ > 0 && pick(2) == 0) {
+        --early_joins_;
+        fail_early(*joiner);
+      }
     });
   }
   if (effects.leave_done && node.leaving) end_process(node);
@@ -396,116 +413,6 @@ void MembershipSimulation::ask_to_join(Node& joiner, std::size_t first) {
     });
   }
   at(now_ + Ms(there ? 6000 : 200), [this, &joiner, first] { ask_to_join(joiner, first + 1); });
-}
-
-// ---- faults
-
-void MembershipSimulation::kill(bool restart) {
-  Node* victim = random_running();
-  if (victim == nullptr || (options_.blocks > 0 && victim->info().id.value() == 0)) return;
-  end_process(*victim);
-  if (!restart) return;
-  at(later(5000), [this, victim] {
-    Node& again = add_node(victim->info().id.value(), victim->info().epoch + 1, false);
-    ask_to_join(again, 0);
-  });
-}
-
-void MembershipSimulation::stop(int milliseconds) {
-  if (Node* victim = random_running()) stop(*victim, milliseconds);
-}
-
-void MembershipSimulation::stop(Node& victim, int milliseconds) {
-  victim.stopped = true;
-  at(now_ + Ms(milliseconds), [this, &victim] {
-    victim.stopped = false;
-    auto postponed = std::exchange(victim.postponed, {});
-    // Its timer and its readers race.
-    std::shuffle(postponed.begin(), postponed.end(), random_);
-
-    for (auto& each : postponed) at(now_ + Ms(pick(5)), std::move(each));
-  });
-}
-
-void MembershipSimulation::pause() {
-  Node* victim = random_running();
-  if (victim == nullptr) return;
-  at_fault_.insert({victim->info().id.value(), victim->info().epoch});
-  stop(*victim, 2100 + pick(800));
-}
-
-void MembershipSimulation::isolate() {
-  Node* victim = random_running();
-  if (victim == nullptr || !apart_.empty()) return;
-  for (const auto& node : nodes_) {  // of two workers, each has lost all others
-    if (node.get() == victim || nodes_.size() == 2)
-      at_fault_.insert({node->info().id.value(), node->info().epoch});
-  }
-  apart_.insert(victim->index);
-  at(now_ + Ms(2100 + pick(300)), [this] { apart_.clear(); });
-}
-
-// While the next one tries whether those two live, the former one joins again.
-void MembershipSimulation::replace_judge() {
-  Node* a = random_running();
-  Node* b = random_running();
-  if (a == nullptr || a == b || a->info().id.value() == 0 || b->info().id.value() == 0) return;
-  for (const auto& node : nodes_) {
-    if (node->info().id.value() != 0 || !node->takes_part()) continue;
-    end_process(*node);
-    end_link(*a, *b, "connection reset");
-    at(later(4000),
-       [this, epoch = node->info().epoch + 1] { ask_to_join(add_node(0, epoch, false), 0); });
-    return;
-  }
-}
-
-void MembershipSimulation::partition() {
-  if (!apart_.empty()) return;
-  for (const auto& node : nodes_) {
-    if (pick(2) == 0) apart_.insert(node->index);
-  }
-  at(now_ + Ms(500 + pick(8000)), [this] { apart_.clear(); });
-}
-
-void MembershipSimulation::inject() {
-  const auto often = [this](int count, const std::function<void()>& fault) {
-    for (int i = 0; i < count; ++i) at(later(kFaults.count()), fault);
-  };
-  for (int i = 0; i < options_.deaths; ++i)
-    at(later(kFaults.count()), [this, again = i < options_.restarts] { kill(again); });
-  often(options_.stops, [this] { stop(500 + pick(8000)); });
-  for (int i = 0; i < options_.short_stops; ++i)
-    at(later(1000) + Ms(4000 * i), [this] { stop(100 + pick(600)); });
-  // All are connected by then.
-  for (int i = 0; i < options_.pauses; ++i) at(later(5000) + Ms(3000), [this] { pause(); });
-  for (int i = 0; i < options_.isolations; ++i) at(later(5000) + Ms(3000), [this] { isolate(); });
-  often(options_.partitions, [this] { partition(); });
-  often(options_.cuts, [this] {
-    for (auto& [pair, between] : links_) {
-      if (between->state != Link::State::bound || pick(4) != 0) continue;
-      return end_link(*nodes_[pair.first], *nodes_[pair.second], "connection reset");
-    }
-  });
-  often(options_.blocks, [this] {
-    Node* a = random_running();
-    Node* b = random_running();
-    if (a == nullptr || a == b || a->info().id.value() == 0 || b->info().id.value() == 0) return;
-    blocked_.insert(std::minmax(a->index, b->index));
-  });
-  often(options_.returns, [this] { replace_judge(); });
-  often(options_.joins, [this] { ask_to_join(add_node(next_id_++, 1, false), 0); });
-  often(options_.leaves, [this] {
-    Node* leaver = random_running();
-    if (leaver == nullptr) return;
-    leaver->leaving = true;
-    perform(*leaver, leaver->protocol.leave(now_));
-  });
-  often(options_.duplicates, [this] {
-    Node* original = random_running();
-    if (original == nullptr) return;
-    ask_to_join(add_node(original->info().id.value(), original->info().epoch + 1, false), 0);
-  });
 }
 
 void MembershipSimulation::run() {

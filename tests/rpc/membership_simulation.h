@@ -35,10 +35,17 @@ class MembershipSimulation {
     int blocks = 0;  // two workers, neither of them the first, cannot reach each other any more
     int joins = 0;
     int leaves = 0;
+    int together = 0;    // so many leave at about the same time
     int duplicates = 0;  // a second worker starts under the name of a live one
     int isolations =
         0;            // one worker is cut off from all others for a while, as by its network card
     int returns = 0;  // the worker that decides dies and comes back; two others lose each other
+    int freezes = 0;  // processes that stop and never go on
+    // Processes that are killed, or stop and never go on, before they can have connected to others:
+    // right after the start, or after they have joined.
+    int early = 0;
+    int quiet = 0;  // not 0: no worker calls another
+    int slow = 0;   // pairs of workers whose first connection takes long
   };
   MembershipSimulation(std::uint64_t seed, Options options);
   ~MembershipSimulation();
@@ -87,18 +94,22 @@ class MembershipSimulation {
   void end_link(Node& a, Node& b, const std::string& why);
   void perform(Node& node, Effects effects);
   void probe(Node& node, Node& about, Ms left);
+  [[nodiscard]] std::vector<MembershipProtocol::Link> links_of(Node& node);
   void end_process(Node& node);
   void ask_to_join(Node& joiner, std::size_t first);
   void inject();
   void kill(bool restart);
   void stop(int milliseconds);
   void stop(Node& victim, int milliseconds);
+  void freeze(Node& victim);
+  void fail_early(Node& victim);
   void pause();
   void partition();
   void isolate();
   void replace_judge();
   void check_verdict(const Node& at, const MembershipProtocol::Event& event, const Node& subject);
   void check_welcome(const Node& sponsor, const Notice& welcome);
+  void check_noticed(const Node& victim);
   void check_rest();
   [[nodiscard]] static bool alive_at(const Node& node, const WorkerInfo& info);
   [[nodiscard]] bool decides(const Node& node);
@@ -120,14 +131,16 @@ class MembershipSimulation {
   std::vector<std::unique_ptr<Node>> nodes_;
   std::map<std::pair<std::size_t, std::size_t>, std::unique_ptr<Link>> links_;
   std::set<std::pair<std::size_t, std::size_t>> blocked_;
-  std::set<std::size_t> apart_;  // one side of a partition
+  std::map<std::pair<std::size_t, std::size_t>, Ms> slow_;  // how long a first connection takes
+  std::set<std::size_t> apart_;                             // one side of a partition
   std::set<std::pair<std::uint32_t, std::uint64_t>> declared_;
   bool as_judge_ = false;  // the worker that is told of a probe decides
   // The lives whose judge had no connection to them any more when it declared them dead.
   std::set<std::pair<std::uint32_t, std::uint64_t>> out_of_touch_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> at_fault_;  // were paused or isolated
   std::uint32_t next_id_ = 0;
-  bool calm_ = false;  // no faults any more
+  int early_joins_ = 0;  // of the next workers to join, so many fail early
+  bool calm_ = false;    // no faults any more
   Counts counts_;
   std::string failure_;
 };

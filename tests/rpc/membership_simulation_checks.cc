@@ -6,6 +6,11 @@
 
 namespace stitch::rpc::testing {
 
+namespace {
+// By workers that look for it one after another.
+constexpr std::chrono::milliseconds kNoticed{15'000};
+}  // namespace
+
 bool MembershipSimulation::alive_at(const Node& node, const WorkerInfo& info) {
   return node.protocol.state(info) == LifeState::alive;
 }
@@ -29,7 +34,8 @@ void MembershipSimulation::check_verdict(const Node& at, const MembershipProtoco
     out_of_touch_.insert(key);
   const bool out_of_touch =
       options_.cuts + options_.blocks + options_.returns > 0 && out_of_touch_.contains(key);
-  const int silent = options_.stops + options_.partitions + options_.pauses + options_.isolations;
+  const int silent = options_.stops + options_.partitions + options_.pauses + options_.isolations +
+                     options_.freezes + options_.early;
   if (subject.running && silent == 0 && !subject.protocol.fenced() && !out_of_touch)
     fail(who + " being dead, though it runs and its judge can reach it");
   if (options_.deaths + options_.returns + options_.blocks + silent == 0 && !out_of_touch)
@@ -48,11 +54,26 @@ void MembershipSimulation::check_welcome(const Node& sponsor, const Notice& welc
       0)
     return;
   for (const auto& node : nodes_) {
-    if (!node->takes_part() || node->leaving || node.get() == &sponsor) continue;
+    if (!node->takes_part() || node->leaving || node->frozen || node.get() == &sponsor) continue;
     if (sponsor.protocol.state(node->info()) != LifeState::alive) continue;
     if (!node->protocol.state(welcome.about))
       fail(to_string(welcome.about) + " is welcome before " + to_string(node->info()) + " knows");
   }
+}
+
+// One that is over is noticed by all others in time, also where none has a connection to it.
+void MembershipSimulation::check_noticed(const Node& victim) {
+  if (options_.stops + options_.short_stops + options_.partitions + options_.cuts +
+          options_.blocks + options_.pauses + options_.isolations + options_.returns +
+          options_.slow + options_.restarts + options_.leaves + options_.together >
+      0)
+    return;
+  at(now_ + kNoticed, [this, &victim] {
+    for (const auto& node : nodes_) {
+      if (node->takes_part() && !node->frozen && !node->leaving && alive_at(*node, victim.info()))
+        fail(to_string(node->info()) + " has not noticed the end of " + to_string(victim.info()));
+    }
+  });
 }
 
 void MembershipSimulation::check_rest() {
@@ -73,7 +94,7 @@ void MembershipSimulation::check_rest() {
            });
   };
   for (const auto& a : nodes_) {
-    if (!a->takes_part()) continue;
+    if (!a->takes_part() || a->frozen) continue;
     for (const KnownLife& life : a->protocol.lives()) {
       const WorkerInfo& info = life.card.info;
       if (life.state != LifeState::alive && !a->over.contains({info.id.value(), info.epoch}))
@@ -86,7 +107,7 @@ void MembershipSimulation::check_rest() {
       const std::string pair = to_string(a->info()) + " epoch " + std::to_string(a->info().epoch) +
                                " and " + to_string(b->info()) + " epoch " +
                                std::to_string(b->info().epoch);
-      if (!b->running || b->protocol.fenced()) {
+      if (!b->running || b->frozen || b->protocol.fenced()) {
         if (alive_at(*a, b->info()))
           return fail(pair + ": the second is over, the first believes it alive");
         continue;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -13,6 +14,8 @@
 
 namespace stitch::rpc::testing {
 
+inline constexpr std::chrono::milliseconds kFaults{12'000};  // faults begin within this time
+
 // One life of a worker.
 struct MembershipSimulation::Node {
   std::size_t index;
@@ -20,6 +23,8 @@ struct MembershipSimulation::Node {
   bool member;
   bool running = true;
   bool stopped = false;
+  bool frozen = false;  // stopped, and never to go on
+  bool doomed = false;  // will be killed or frozen early
   bool leaving = false;
   bool refused = false;
   std::uint64_t tickets = 0;
@@ -33,6 +38,7 @@ struct MembershipSimulation::Node {
 
 struct MembershipSimulation::Link {
   enum class State { none, bound, ended } state = State::none;
+  Time tried_since{};  // while there is none yet
   struct End {
     std::deque<Frame> incoming{};
     Time last_delivery{};

@@ -253,7 +253,11 @@ TEST(Worker, WorldsFollowOneAnotherAtOneStore) {
 }
 
 TEST(Worker, IsConnectedByItsFirstMessage) {
-  Cluster cluster(3);
+  // Workers connect to watch each other, too, half an interval after the start.
+  Cluster cluster(3, [](stitch::Options& options) {
+    options.heartbeat_interval = std::chrono::seconds(100);
+    options.heartbeat_timeout = std::chrono::seconds(300);
+  });
   const auto connections = [&](int rank) {
     return cluster[rank].debug_info().at("rpc.connections");
   };
