@@ -112,6 +112,10 @@ void Agent::set_membership(MembershipHooks hooks) { membership_->set_hooks(std::
 
 void Agent::join(Clock::time_point deadline) { membership_->join(deadline); }
 
+bool Agent::reaches_a_member(Clock::time_point deadline) {
+  return membership_->reaches_a_member(deadline);
+}
+
 // ---- messages
 
 namespace {

@@ -55,6 +55,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // Makes this worker known to all live members of a running world; see MembershipService::join().
   // After start(), before any call.
   void join(Clock::time_point deadline);
+  // Whether a member of it answers, instead of that; see MembershipService::reaches_a_member().
+  [[nodiscard]] bool reaches_a_member(Clock::time_point deadline);
 
   // ---- the world
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }

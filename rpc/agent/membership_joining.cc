@@ -1,4 +1,4 @@
-// How a worker asks the members of a running world to make it known.
+// How a worker asks the members of a running world: to make it known, or whether they are there.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +7,16 @@
 
 namespace stitch::rpc {
 
-void MembershipService::join(Clock::time_point deadline) {
+std::vector<MemberCard> MembershipService::other_members() const {
+  std::vector<MemberCard> cards = hooks_.members;
+  std::erase_if(cards, [this](const auto& card) { return card.info.id == agent_.self().id; });
+  std::sort(cards.begin(), cards.end(),
+            [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
+  return cards;
+}
+
+MembershipService::Asked MembershipService::ask(const MemberCard& card, const Notice* question,
+                                                Clock::time_point deadline) {
   struct Waiting {
     base::Mutex mutex;
     base::CondVar changed;
@@ -15,53 +24,62 @@ void MembershipService::join(Clock::time_point deadline) {
     bool answered STITCH_GUARDED_BY(mutex) = false;  // the handshake
     bool passed_over STITCH_GUARDED_BY(mutex) = false;
   };
-  std::vector<MemberCard> cards = hooks_.members;
-  std::sort(cards.begin(), cards.end(),
-            [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
-  joining_.store(true);
-  std::string tried;
-  for (const MemberCard& card : cards) {
-    if (card.info.id == agent_.self().id) continue;
-    const auto waiting = std::make_shared<Waiting>();
-    Inquiry inquiry;
-    inquiry.addresses = see(card).addresses;
-    inquiry.objection = [waiting,
-                         info = card.info](const transport::Hello& hello) -> std::optional<Error> {
-      if (hello.id != info.id.value() || hello.epoch != info.epoch)
-        return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
-      base::MutexLock lock(waiting->mutex);
-      if (waiting->passed_over)
-        return Error(ErrorCode::disconnected, "another member was asked meanwhile");
-      waiting->answered = true;
-      return std::nullopt;
-    };
-    inquiry.question = [this] {
-      return bare_message({Notice::Step::join, agent_.self(), agent_.self(), {}, {{hooks_.self}}});
-    };
-    // All of its acknowledgements are bounded by twice the timeout, a probe by one. One that does
-    // not answer the handshake within a timeout is lost to the others by then, too.
-    const std::chrono::nanoseconds timeout = agent_.options().heartbeat_timeout;
-    inquiry.deadline = std::min(deadline, Clock::now() + 4 * timeout);
-    const auto open_deadline = std::min(deadline, Clock::now() + timeout);
-    inquiry.done = [waiting](Inquiry::Outcome outcome) {
-      base::MutexLock lock(waiting->mutex);
-      waiting->outcome = std::move(outcome);
-      waiting->changed.notify_all();
-    };
-    agent_.peers().inquire(std::move(inquiry));
-    Inquiry::Outcome outcome;
-    {
-      base::MutexLock lock(waiting->mutex);
-      while (!waiting->outcome && (waiting->answered || Clock::now() < open_deadline)) {
-        if (waiting->answered) {
-          waiting->changed.wait(waiting->mutex);
-        } else {
-          waiting->changed.wait_until(waiting->mutex, open_deadline);
-        }
-      }
-      waiting->passed_over = !waiting->outcome.has_value();
-      if (waiting->outcome) outcome = std::move(*waiting->outcome);
+  const auto waiting = std::make_shared<Waiting>();
+  Inquiry inquiry;
+  inquiry.addresses = see(card).addresses;
+  inquiry.objection = [waiting,
+                       info = card.info](const transport::Hello& hello) -> std::optional<Error> {
+    if (hello.id != info.id.value() || hello.epoch != info.epoch)
+      return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
+    base::MutexLock lock(waiting->mutex);
+    if (waiting->passed_over)
+      return Error(ErrorCode::disconnected, "another member was asked meanwhile");
+    waiting->answered = true;
+    waiting->changed.notify_all();
+    return std::nullopt;
+  };
+  if (question != nullptr) inquiry.question = [notice = *question] { return bare_message(notice); };
+  // All of its acknowledgements are bounded by twice the timeout, a probe by one. One that does
+  // not answer the handshake within a timeout is lost to the others by then, too.
+  const std::chrono::nanoseconds timeout = agent_.options().heartbeat_timeout;
+  inquiry.deadline = std::min(deadline, Clock::now() + 4 * timeout);
+  const auto open_deadline = std::min(deadline, Clock::now() + timeout);
+  inquiry.done = [waiting](Inquiry::Outcome outcome) {
+    base::MutexLock lock(waiting->mutex);
+    waiting->outcome = std::move(outcome);
+    waiting->changed.notify_all();
+  };
+  agent_.peers().inquire(std::move(inquiry));
+  Asked asked;
+  base::MutexLock lock(waiting->mutex);
+  while (!waiting->outcome && (waiting->answered || Clock::now() < open_deadline)) {
+    if (!waiting->answered) {
+      waiting->changed.wait_until(waiting->mutex, open_deadline);
+    } else if (question != nullptr) {
+      waiting->changed.wait(waiting->mutex);
+    } else {
+      break;
     }
+  }
+  asked.is_there = waiting->answered;
+  waiting->passed_over = !waiting->outcome.has_value();
+  if (waiting->outcome) asked.outcome = std::move(*waiting->outcome);
+  return asked;
+}
+
+bool MembershipService::reaches_a_member(Clock::time_point deadline) {
+  joining_.store(true);
+  return std::ranges::any_of(other_members(), [&](const MemberCard& card) {
+    return ask(card, nullptr, deadline).is_there;
+  });
+}
+
+void MembershipService::join(Clock::time_point deadline) {
+  joining_.store(true);
+  const Notice question{Notice::Step::join, agent_.self(), agent_.self(), {}, {{hooks_.self}}};
+  std::string tried;
+  for (const MemberCard& card : other_members()) {
+    const Inquiry::Outcome outcome = ask(card, &question, deadline).outcome;
     if (outcome.answer) {
       const Notice notice = notice_in(*outcome.answer);
       const bool no_member = (notice.step == Notice::Step::refusal && !notice.lives.empty()) ||

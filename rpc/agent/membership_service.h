@@ -36,6 +36,8 @@ class MembershipService {
   // takes in what they know. Blocks. Throws Error(disconnected) when no member can be reached,
   // Error(invalid_argument) with the reason of a refusal, Error(timeout) at the deadline.
   void join(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // Whether a member of that world answers. This worker remains none. Blocks.
+  [[nodiscard]] bool reaches_a_member(std::chrono::steady_clock::time_point deadline);
   // Tells all live members that this worker leaves, and waits until they know. Blocks.
   void leave(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // Nothing is done any more.
@@ -60,6 +62,10 @@ class MembershipService {
  private:
   using Clock = std::chrono::steady_clock;
   using Effects = MembershipProtocol::Effects;
+  struct Asked {
+    bool is_there = false;  // it has answered the handshake
+    Inquiry::Outcome outcome{};
+  };
 
   // A notice as a message of its own, for connections that are not bound.
   [[nodiscard]] static transport::Message bare_message(const Notice& notice);
@@ -81,6 +87,11 @@ class MembershipService {
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
   void tick();
   void remember(const MembershipProtocol::Event& over);
+  // The members that hooks_ has described, by id.
+  [[nodiscard]] std::vector<MemberCard> other_members() const;
+  // Null: whether it is there. Blocks.
+  [[nodiscard]] Asked ask(const MemberCard& card, const Notice* question,
+                          Clock::time_point deadline);
   // The end of join(): returns once what the sponsor knows has been performed.
   void take_in(const Notice& welcome, Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Member see(const MemberCard& card) const;

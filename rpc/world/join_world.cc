@@ -55,6 +55,10 @@ class Entrance {
   std::shared_ptr<Agent> found(Rendezvous& rendezvous,
                                const std::vector<Rendezvous::Founder>& founders);
   std::shared_ptr<Agent> join(const WorldRecord& record, const WorkerInfo& info);
+  // Whether a member of the world answers.
+  bool lives(const WorldRecord& record);
+  // An agent that knows the live members of the world, as `info`.
+  std::shared_ptr<Agent> approach(const WorldRecord& record, const WorkerInfo& info);
   // This worker is a member: from here on it may have to keep the world's record.
   std::shared_ptr<Agent> keep(std::shared_ptr<Agent> agent);
   // The worker has its name, id and epoch.
@@ -93,7 +97,8 @@ std::shared_ptr<Agent> Entrance::enter() {
   };
   std::shared_ptr<Agent> agent;
   // Its keeper may have died unnoticed: the member that this worker asks notices.
-  const auto reach = [&](const WorldRecord& silent) {
+  RunningWorld::Reach reach;
+  reach.join = [&](const WorldRecord& silent) {
     const WorkerInfo info = running.claim(silent);
     try {
       agent = join(silent, info);
@@ -104,6 +109,11 @@ std::shared_ptr<Agent> Entrance::enter() {
       start_over();
       return false;
     }
+  };
+  reach.lives = [&](const WorldRecord& silent) {
+    const bool lives = this->lives(silent);
+    start_over();
+    return lives;
   };
   for (;;) {
     start_over();
@@ -158,7 +168,31 @@ std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
   return agent;
 }
 
+bool Entrance::lives(const WorldRecord& record) {
+  // A life that no member knows, and that none is told of.
+  WorkerInfo info{"stranger", {}, 1};
+  for (std::uint32_t id = 0; record.find(WorkerId(id)) != nullptr;) info.id = WorkerId(++id);
+  for (int i = 2; record.find(info.name) != nullptr; ++i)
+    info.name = "stranger" + std::to_string(i);
+  const auto agent = approach(record, info);
+  const bool lives = agent->reaches_a_member(deadline_);
+  static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+  keeper_ = nullptr;
+  return lives;
+}
+
 std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, const WorkerInfo& info) {
+  auto agent = approach(record, info);
+  try {
+    agent->join(deadline_);
+  } catch (...) {
+    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+    throw;
+  }
+  return agent;
+}
+
+std::shared_ptr<Agent> Entrance::approach(const WorldRecord& record, const WorkerInfo& info) {
   be(info);
   std::vector<MemberRecord> members{self_};
   for (const auto& entry : record.entries) {
@@ -170,14 +204,7 @@ std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, const WorkerInf
   std::erase_if(with_self.entries,
                 [&](const auto& entry) { return entry.card.info.id == info.id; });
   with_self.entries.push_back({own, true});
-  auto agent = start(own, with_self);
-  try {
-    agent->join(deadline_);
-  } catch (...) {
-    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
-    throw;
-  }
-  return agent;
+  return start(own, with_self);
 }
 
 MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,

@@ -42,12 +42,18 @@ bool RunningWorld::is_recorded() {
 }
 
 std::optional<WorldRecord> RunningWorld::find(const Reach& reach) {
+  bool waited = false;  // for the keeper of a world that lives
   for (;;) {
     const auto text = store_.try_get(world_key::kWorld);
     if (!text || text->empty()) return std::nullopt;
     const WorldRecord before = WorldRecord::decode(*text);
     if (!answers()) {
-      if (reach && has_place(before) && reach(before)) return before;
+      if (has_place(before)) {
+        if (reach.join && reach.join(before)) return before;
+      } else if (reach.lives && reach.lives(before)) {
+        if (std::exchange(waited, true)) check_place(before);
+        continue;
+      }
       bury(before);
       continue;
     }

@@ -39,11 +39,18 @@ class RunningWorld {
   void await_former_world(bool hosts);
   // Whether the store has the record of a world, living or dead. Quick.
   [[nodiscard]] bool is_recorded();
-  // The record of the living world; nothing if there is none. `reach` is called with a world that
-  // does not answer, and returns whether a member of it does. Throws Error(invalid_argument) when
-  // this worker has no place in it: its size is another, it has other members or is full.
-  using Reach = std::function<bool(const WorldRecord& silent)>;
-  [[nodiscard]] std::optional<WorldRecord> find(const Reach& reach = nullptr);
+  // What finds out about a world whose keeper does not answer, by its other members. Either may be
+  // null: false.
+  struct Reach {
+    using Function = std::function<bool(const WorldRecord& silent)>;
+    Function join;   // makes this worker a member; false: no member can be reached
+    Function lives;  // whether a member can be reached
+  };
+  // The record of the living world; nothing if there is none. Of a silent world, `join` is called
+  // where this worker has a place in it, else `lives`: then the next keeper is waited for, which
+  // knows whether there is a place now. Throws Error(invalid_argument) when this worker has no
+  // place in it: its size is another, it has other members or is full.
+  [[nodiscard]] std::optional<WorldRecord> find(const Reach& reach = {});
   // This worker's name, id and epoch there: those of its name if the world has seen it, with a
   // higher epoch, else an id that no other worker has. Throws Error(invalid_argument) when its rank
   // is another's.

@@ -269,6 +269,20 @@ TEST_F(Joining, ThereIsNoRoomBeyondTheMaximum) {
   EXPECT_EQ(a.rpc_sync<twice>("c", 8), 16);
 }
 
+// Over loopback the death of a worker that none has called is not noticed.
+TEST_F(Joining, AFullWorldWhoseKeeperDiedIsNotFoundedAnew) {
+  auto a = stitch::init(elastic("a", "1:2"));
+  auto b = stitch::init(elastic("b", "1:2"));
+  kill(a);
+  try {
+    auto c = stitch::init(elastic("c", "1:2"));
+    EXPECT_EQ(c.rpc_sync<twice>("b", 4), 8) << "it is another world";
+  } catch (const Error& error) {
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "worker \"c\" is one too many"))
+        << error.what();
+  }
+}
+
 TEST_F(Joining, TrafficGoesOnWhileWorkersComeAndGo) {
   auto a = stitch::init(elastic("a"));
   auto b = stitch::init(elastic("b"));

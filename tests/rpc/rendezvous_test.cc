@@ -255,6 +255,36 @@ TEST_P(Meeting, AWorkerWithoutAPlaceInTheWorldIsTold) {
                        "rank 0 is taken twice: by worker \"worker0\" and worker \"x\""));
 }
 
+// Its other members live, and the next keeper knows whether there is a place now.
+TEST_P(Meeting, AFullWorldWhoseKeeperHasDiedIsNotBuried) {
+  auto record = world_of(2, "1:2");
+  const Options late{.name = "x", .world_size = "1:2"};
+  int asked = 0;
+  RunningWorld::Reach reach;
+  reach.join = [](const WorldRecord&) -> bool {
+    ADD_FAILURE() << "it has no place there";
+    return false;
+  };
+  reach.lives = [&](const WorldRecord&) { return ++asked > 0; };
+  store().set(world_key::kWorld, record.encode());
+  const Error error = error_of([&] { static_cast<void>(running(late, 50ms).find(reach)); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+  EXPECT_TRUE(contains(error.what(), "worker \"x\" is one too many")) << error.what();
+  EXPECT_EQ(asked, 2) << "the next keeper had no time";
+  EXPECT_EQ(store().try_get(world_key::kWorld), record.encode());
+  reach.lives = [](const WorldRecord&) { return false; };
+  EXPECT_FALSE(running(late, 50ms).find(reach)) << "none of its members lives";
+  store().set(world_key::kWorld, record.encode());
+  reach.lives = [&](const WorldRecord&) {
+    record.entries[0].live = false;
+    keep(record);
+    return true;
+  };
+  const auto found = running(late, 2s).find(reach);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->live_names(), std::vector<std::string>{"worker1"});
+}
+
 TEST_P(Meeting, AnElasticWorldIsFoundedByTheFirstToArrive) {
   const auto records = found_together({{.name = "a", .world_size = "3:8"},
                                        {.name = "", .world_size = "3:8"},
