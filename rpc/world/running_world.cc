@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "stitch/base/error.h"
 #include "stitch/base/name_list.h"
+#include "stitch/base/published_table.h"
 #include "stitch/base/random.h"
 
 namespace stitch::rpc {
@@ -147,20 +149,33 @@ WorkerId RunningWorld::claim_id(const WorldRecord& record, std::string& name) {
                                                  " is taken twice: by worker \"" + owner +
                                                  "\" and worker \"" + name + "\"");
   }
-  for (std::uint32_t next = 0;; ++next) {
+  std::set<WorkerId> taken;
+  std::set<std::string> names;
+  for (const auto& entry : record.entries) {
+    taken.insert(entry.card.info.id);
+    names.insert(entry.card.info.name);
+  }
+  constexpr std::uint32_t kMaxIds = base::PublishedTable<WorldRecord>::kMaxSize;
+  for (std::uint32_t next = 0; next < kMaxIds; ++next) {
     const WorkerId id(next);
+    if (taken.contains(id)) continue;
     if (!name.empty()) {
       if (claim_this(record, id, name, nullptr)) return id;
       continue;
     }
     const std::string own_name = "worker" + std::to_string(next);
-    if (record.find(own_name) != nullptr) continue;
+    if (names.contains(own_name)) continue;
     // Two workers without a name would claim the same one.
     const std::string claimant = own_name + ' ' + std::to_string(base::random_number());
     if (!claim_this(record, id, claimant, nullptr)) continue;
     name = own_name;
     return id;
   }
+  throw Error(ErrorCode::invalid_argument,
+              (name.empty() ? "a worker without a name" : "worker \"" + name + "\"") +
+                  " cannot join the world at " + store_.describe() + ": it has had " +
+                  std::to_string(kMaxIds) +
+                  " names, and each keeps its id; take the name of a worker that is gone");
 }
 
 // Whether `id` is this worker's. Else `owner` (may be null) gets the name of the one that has it.

@@ -53,7 +53,7 @@ class RunningWorld {
   [[nodiscard]] std::optional<WorldRecord> find(const Reach& reach = {});
   // This worker's name, id and epoch there: those of its name if the world has seen it, with a
   // higher epoch, else an id that no other worker has. Throws Error(invalid_argument) when its rank
-  // is another's.
+  // is another's, or no id is left.
   [[nodiscard]] WorkerInfo claim(const WorldRecord& record);
   // No member of the world could be reached: takes its record away, unless it has changed.
   void bury(const WorldRecord& record);

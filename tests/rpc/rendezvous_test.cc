@@ -225,6 +225,26 @@ TEST_P(Meeting, WorkersThatStartAtOnceGetDifferentIds) {
   }
 }
 
+// Names keep their ids, also those of workers that are gone.
+TEST_P(Meeting, AWorkerForWhichNoIdIsLeftIsTold) {
+  constexpr int kIds = 65536;
+  auto record = world_of(kIds, "1:70000");
+  for (auto& entry : record.entries) entry.live = false;
+  const auto refusal = [&](const std::string& name) {
+    const Options options{.name = name, .world_size = "1:70000"};
+    auto world = running(options);
+    const Error error = error_of([&] { static_cast<void>(world.claim(record)); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return std::string(error.what());
+  };
+  for (const auto& text : {refusal("new"), refusal("")}) {
+    EXPECT_TRUE(contains(text, "it has had 65536 names, and each keeps its id")) << text;
+  }
+  const Options options{.name = "worker9", .world_size = "1:70000"};
+  auto world = running(options);
+  EXPECT_EQ(world.claim(record).id, WorkerId(9));
+}
+
 TEST_P(Meeting, AWorkerWithoutAPlaceInTheWorldIsTold) {
   auto record = world_of(2, 2);
   keep(record);
