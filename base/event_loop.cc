@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "stitch/base/callback_scope.h"
+#include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/reserve.h"
@@ -28,7 +29,7 @@ using Time = EventLoop::Clock::time_point;
 void check(int status, const char* what) {
   if (status < 0)
     throw Error(ErrorCode::internal,
-                std::string("event loop cannot ") + what + ": " + uv_strerror(status));
+                std::string("event loop cannot ") + what + ": " + errno_text(-status));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/signals.h"
@@ -117,7 +118,7 @@ void DumpThread::start() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     throw Error(ErrorCode::overloaded,
-                "a pipe for dumps cannot be made: " + std::generic_category().message(errno));
+                "a pipe for dumps cannot be made: " + base::errno_text(errno));
   }
   ::fcntl(ends[1], F_SETFL, O_NONBLOCK);  // a full pipe has dumps due already
   for (const int fd : ends) base::close_in_children(fd);

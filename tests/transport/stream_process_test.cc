@@ -217,6 +217,52 @@ TEST(StreamProcess, DISABLED_PoorClient) {
   peer.stay();
 }
 
+// Takes all descriptors, connects to the address that it is sent until that fails, and says why.
+TEST(StreamProcess, DISABLED_PoorText) {
+  const char* address = std::getenv(kAddressVariable);
+  const char* transport = std::getenv(kTaskVariable);
+  if (address == nullptr || transport == nullptr)
+    GTEST_SKIP() << "runs only as the peer of another test";
+  PoorPeer peer(address, transport);
+  ASSERT_TRUE(peer.heard().wait_messages(1));
+  const std::string target = peer.heard().take_texts().front();
+  std::vector<base::Descriptor> all;
+  do all.emplace_back(::dup(0));
+  while (all.back());
+  std::string result = "open";
+  std::vector<std::shared_ptr<Recorder>> own;
+  while (result == "open" && own.size() < 40) {
+    own.push_back(std::make_shared<Recorder>());
+    peer.endpoint().connect(target, own.back()->events());
+    if (!own.back()->wait_open()) result = own.back()->closed_text();
+  }
+  peer.say(result);
+  peer.stay();
+}
+
+TEST(StreamProcess, AMissingDescriptorNamesTheLimit) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    SCOPED_TRACE(transport);
+    const auto control = make_endpoint(1, {"tcp"});
+    const auto in = std::make_shared<Recorder>();
+    const auto control_addresses = control->listen([&] { return in->events(); });
+    const Process poor("PoorText", control_addresses[0], transport);
+    ASSERT_TRUE(in->wait_messages(1));
+    static_cast<void>(in->take_texts());
+    const auto target = make_endpoint(4, {transport});
+    const auto addresses = target->listen([] { return echo(); });
+    in->connection()->send(make_message(addresses[0]), nullptr);
+    ASSERT_TRUE(in->wait_messages(2));
+    const std::string text = in->take_texts().front();
+    EXPECT_NE(text.find("Too many open files: all "), std::string::npos) << text;
+    EXPECT_NE(text.find(" descriptors that this process may have are open (RLIMIT_NOFILE; the hard "
+                        "limit is "),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("`ulimit -n`"), std::string::npos) << text;
+  }
+}
+
 // Strangers have every descriptor that they can get; it can connect to its own peers all the same.
 TEST(StreamProcess, StrangersDoNotKeepItFromConnecting) {
   for (const std::string transport : {"shm", "tcp"}) {

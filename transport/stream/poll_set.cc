@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
 
+#include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 
 namespace stitch::transport {
@@ -27,7 +27,7 @@ constexpr std::size_t kEventsPerLook = 32;
 
 [[nodiscard]] int checked(int result, const char* what) {
   if (result < 0)
-    throw Error(ErrorCode::internal, std::string(what) + " failed: " + std::strerror(errno));
+    throw Error(ErrorCode::internal, std::string(what) + " failed: " + base::errno_text(errno));
   return result;
 }
 
@@ -67,7 +67,7 @@ void PollSet::add(SourceId id, int fd, std::shared_ptr<PollSource> source) {
   if (epoll_ctl(sockets_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     const int error = errno;
     watched_.erase(added);
-    throw Error(ErrorCode::internal, std::string("epoll_ctl failed: ") + std::strerror(error));
+    throw Error(ErrorCode::internal, "epoll_ctl failed: " + base::errno_text(error));
   }
   if (!cheap) expensive_.fetch_add(1);
   changed(id);

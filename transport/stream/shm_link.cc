@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/errno_text.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/stream/shm_memory.h"
 
@@ -104,7 +105,7 @@ class ShmLink final : public Link {
         mmap(nullptr, ShmLayout::kMemoryBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
     if (at == MAP_FAILED)
       throw Error(ErrorCode::disconnected,
-                  std::string("shared memory: mmap failed: ") + std::strerror(errno));
+                  "shared memory: mmap failed: " + base::errno_text(errno));
     memory_ = static_cast<std::byte*>(at);
     auto* controls = reinterpret_cast<RingControl*>(memory_);
     // The first ring carries what the offering side writes.

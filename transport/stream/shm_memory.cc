@@ -15,6 +15,7 @@
 #include <limits>
 #include <string>
 
+#include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 
 namespace stitch::transport {
@@ -29,7 +30,7 @@ struct Offer {
 
 [[noreturn]] void fail(const char* what) {
   throw Error(ErrorCode::disconnected,
-              std::string("shared memory: ") + what + " failed: " + std::strerror(errno));
+              std::string("shared memory: ") + what + " failed: " + base::errno_text(errno));
 }
 
 // Whether the system counts every page of shared memory against a limit when it is first touched
@@ -148,7 +149,7 @@ base::Descriptor accept_shm_memory(int socket) {
   // The kernel drops descriptors for which this process has no number: not the peer's fault.
   if (descriptors == 0 && (message.msg_flags & MSG_CTRUNC) != 0) {
     throw Error(ErrorCode::overloaded,
-                "shared memory: this process has no descriptor left for the peer's offer");
+                "shared memory: no descriptor for the peer's offer: " + base::errno_text(EMFILE));
   }
   const auto refuse = [](const std::string& what) {
     throw Error(ErrorCode::protocol, "shared memory: the peer's offer " + what);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 #include "stitch/base/random.h"
 #include "stitch/transport/ip_address.h"
@@ -69,7 +70,7 @@ ListeningSocket listen_on_new_address(const std::string& transport,
       ::listen(socket.get(), kBacklog) != 0) {
     const int error = errno;
     throw Error(ErrorCode::disconnected,
-                "address " + text + " could not be bound: " + std::strerror(error));
+                "address " + text + " could not be bound: " + base::errno_text(error));
   }
   if (transport == "tcp") text = "tcp://" + bound_tcp_address(socket.get());
   return {std::move(socket), std::move(text)};

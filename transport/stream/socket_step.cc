@@ -2,9 +2,13 @@
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <exception>
 #include <utility>
+
+#include "stitch/base/errno_text.h"
 
 namespace stitch::transport {
 
@@ -12,6 +16,14 @@ namespace {
 // Connections accepted in one go; then other sources have their turn, and the kernel reports the
 // rest again.
 constexpr int kAcceptBatch = 16;
+
+// Once for the process, whose limit it is.
+void say_exhausted(int error) {
+  static std::atomic<bool> said{false};
+  if (said.exchange(true)) return;
+  std::fprintf(stderr, "stitch: connections wait to be accepted: %s\n",
+               base::errno_text(error).c_str());
+}
 }  // namespace
 
 SocketStep::SocketStep(Poller& poller, base::Descriptor socket, Action action, Failed failed)
@@ -63,7 +75,11 @@ bool SocketListener::ready(std::uint32_t) {
             ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       });
       if (!socket) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) exhausted_();
+        const int error = errno;
+        if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+          exhausted_();
+          say_exhausted(error);
+        }
         break;
       }
       accepted_(std::move(socket));

@@ -3,9 +3,10 @@
 #include <sys/epoll.h>
 
 #include <cerrno>
-#include <cstring>
 #include <exception>
 #include <utility>
+
+#include "stitch/base/errno_text.h"
 
 namespace stitch::transport {
 
@@ -71,7 +72,7 @@ void StreamConnection::fail(const Error& error) {
 
 void StreamConnection::fail_to_connect(int error, bool same_host) {
   no_process_listens_.store(same_host && error == ECONNREFUSED);
-  fail(connect_error(std::strerror(error)));
+  fail(connect_error(base::errno_text(error)));
 }
 
 Error StreamConnection::connect_error(const std::string& what) const {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
+#include "stitch/base/errno_text.h"
 #include "stitch/base/exiting.h"
 #include "stitch/base/name_list.h"
 #include "stitch/transport/connection_set.h"
@@ -26,23 +26,20 @@ namespace stitch::transport {
 
 namespace {
 
-// Milliseconds. Accepting pauses this long when there is no descriptor left, so that some can come
-// free; until then the kernel keeps the connections in its backlog.
+// Accepting pauses this long when there is no descriptor left; until some have come free the kernel
+// keeps the connections in its backlog.
 constexpr std::chrono::milliseconds kExhaustedPause{50};
-// Half-open connections that are dropped then, oldest first.
-constexpr int kDroppedWhenExhausted = 8;
-// Milliseconds. Time until an accepted connection has sent its first record: a worker sends it as
-// soon as it has connected, and even a slow machine needs no longer.
+constexpr int kDroppedWhenExhausted = 8;  // half-open connections, oldest first
+// Until an accepted connection has sent its first record: a worker does as soon as it has
+// connected.
 constexpr std::chrono::milliseconds kFirstRecordTimeout{2500};
-// Milliseconds between attempts to connect to a Unix socket whose backlog is full.
-constexpr std::chrono::milliseconds kConnectRetryPause{5};
+constexpr std::chrono::milliseconds kConnectRetryPause{5};  // of a Unix socket with a full backlog
 
-[[nodiscard]] std::string text_of_errno(int error) { return std::strerror(error); }
 [[nodiscard]] base::Descriptor open_socket(DescriptorReserve& reserve, int family) {
   base::Descriptor socket = reserve.take([family] {
     return base::Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   });
-  if (!socket) throw Error(ErrorCode::disconnected, text_of_errno(errno));
+  if (!socket) throw Error(ErrorCode::disconnected, base::errno_text(errno));
   // Now that it is registered: else the end of the process has missed it.
   if (base::process_is_exiting()) throw Error(ErrorCode::disconnected, "this process is exiting");
   return socket;
@@ -64,7 +61,8 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   }
   [[nodiscard]] std::map<std::string, std::int64_t> counters() const {
     return {{"transport.handshakes_dropped", half_open_.dropped()},
-            {"transport.accepts_failed", accepts_failed_.load()}};
+            {"transport.accepts_failed", accepts_failed_.load()},
+            {"transport.accepts_paused", accepts_paused_.load()}};
   }
   void close();
   void join();
@@ -78,7 +76,7 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   [[nodiscard]] std::string open_listener(const std::string& transport);
   // On the thread that polls; throws when there is no memory for one more.
   void accepted(const std::string& transport, const std::string& address, base::Descriptor socket);
-  // On the thread that polls: no descriptor is left for the next connection.
+  // On the thread that polls: nothing is left for the next connection.
   void exhausted(Poller::SourceId listener);
   // Calls `expire` when an accepted connection has not sent a record in time.
   void expect_first_record(const std::shared_ptr<StreamConnection>& connection,
@@ -108,6 +106,7 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
   std::atomic<std::int64_t> accepts_failed_{0};  // no memory
+  std::atomic<std::int64_t> accepts_paused_{0};  // no descriptor
 };
 
 std::shared_ptr<StreamConnection> StreamEndpointState::make(std::string name, bool accepted,
@@ -166,6 +165,7 @@ std::string StreamEndpointState::open_listener(const std::string& transport) {
 }
 
 void StreamEndpointState::exhausted(Poller::SourceId listener) {
+  accepts_paused_.fetch_add(1);
   for (int i = 0; i < kDroppedWhenExhausted; ++i) half_open_.drop_oldest();
   poller_->pause(listener, true);
   try {
@@ -304,7 +304,7 @@ void StreamEndpointState::start_shm(const std::string& name,
     const base::Descriptor memory = reserve_.take(&open_shm_memory);
     if (!memory)
       throw Error(ErrorCode::disconnected,
-                  "shared memory: memfd_create failed: " + text_of_errno(errno));
+                  "shared memory: memfd_create failed: " + base::errno_text(errno));
     connection->begin(offer_shm_link(std::move(socket), memory));
     return;
   }
