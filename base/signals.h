@@ -1,20 +1,23 @@
 #pragma once
 
 #include <csignal>
+#include <initializer_list>
 
 namespace stitch::base {
 
-// Blocks signals on this thread for a block of code. A thread that is started in it inherits the
-// blocked signals and keeps them: for threads that must not run the program's signal handlers, and
-// those of libraries that write to sockets without MSG_NOSIGNAL (with SIGPIPE blocked they get
-// EPIPE, and the program keeps its own handling of the signal). Thread contract: used by the thread
-// that makes it; blocks may nest.
+// Blocks signals on this thread for a block of code, all but those of its own errors. A thread that
+// is started in it inherits the blocked signals and keeps them: for threads that must not run the
+// program's signal handlers, and those of libraries that write to sockets without MSG_NOSIGNAL
+// (with SIGPIPE blocked they get EPIPE, and the program keeps its own handling of the signal).
+// Thread contract: used by the thread that makes it; blocks may nest.
 class SignalsBlocked {
  public:
-  // All signals.
+  // All signals that come from elsewhere. One that the thread itself raises by an error would end
+  // the process, blocked, without the handler that writes what has happened.
   SignalsBlocked() noexcept {
     sigset_t all;
     sigfillset(&all);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   // One signal.

@@ -77,7 +77,7 @@ bool take_signal(int signal, void (*handler)(int)) {
   if (siginfo || before.sa_handler != SIG_DFL) return false;
   struct sigaction action {};
   action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
+  action.sa_flags = SA_RESTART | SA_ONSTACK;  // the stack may be what has failed
   ::sigemptyset(&action.sa_mask);
   return ::sigaction(signal, &action, nullptr) == 0;
 }

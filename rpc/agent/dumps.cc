@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "stitch/base/alternate_stack.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/dump_thread.h"
 #include "stitch/rpc/agent/worker_report.h"
@@ -82,6 +83,7 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
                 "dump_dir \"" + folder + "\" cannot be used: " + error.what());
   }
   running_ = true;
+  base::use_alternate_stack();  // this is the program's thread, which may overflow its stack
   agent_.outgoing_calls().set_on_timeout(
       [this](const std::vector<OutstandingCall>& calls) { on_timeout(calls); });
   DumpThread::of_this_process().add(agent);

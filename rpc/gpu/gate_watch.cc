@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/alternate_stack.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/mutex.h"
 
@@ -127,6 +128,7 @@ void GateWatch::State::start_thread(const std::shared_ptr<State>& self) {
   try {
     std::thread thread([self] {
       pthread_setname_np(pthread_self(), self->name.substr(0, 15).c_str());
+      base::use_alternate_stack();
       self->run();
     });
     thread.detach();  // stop() waits for its end

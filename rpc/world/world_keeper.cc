@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "stitch/base/alternate_stack.h"
 #include "stitch/base/error.h"
 
 namespace stitch::rpc {
@@ -57,7 +58,10 @@ void WorldKeeper::wake_or_start(const std::shared_ptr<Agent>& agent) {
   changed_.notify_all();
   if (opened_.alone || stopped_ || thread_.joinable() || !keeps(*agent)) return;
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this] {
+      base::use_alternate_stack();
+      run();
+    });
     pthread_setname_np(thread_.native_handle(), "stitch-keeper");
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "stitch: %s cannot keep the record of its world: %s\n",

@@ -23,6 +23,7 @@ TEST(SignalsBlocked, OneIsBlockedUntilTheEndOfTheBlock) {
     {
       const SignalsBlocked all;
       EXPECT_TRUE(is_blocked(SIGTERM));
+      EXPECT_FALSE(is_blocked(SIGSEGV)) << "an error of the thread itself";
     }
     EXPECT_FALSE(is_blocked(SIGTERM));
     EXPECT_TRUE(is_blocked(SIGPIPE));

@@ -1,13 +1,20 @@
 // Dumps that workers write, over clusters in one process.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "stitch/rpc/worker.h"
+#include "stitch/transport/store/hash_store.h"
 #include "tests/support/cluster.h"
+#include "tests/support/disabled_test_process.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/temporary_folder.h"
 
 namespace {
@@ -117,6 +124,47 @@ TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {
     EXPECT_NE(std::string(error.what()).find("dump_dir \"/no/such/folder\" cannot be made"),
               std::string::npos)
         << error.what();
+  }
+}
+
+// Uses the stack up: `more` is never 0.
+[[gnu::noinline]] int overflow(int more) {
+  volatile char page[4096];
+  page[0] = static_cast<char>(more);
+  return more == 0 ? 0 : overflow(more + (more < 0 ? -1 : 1)) + page[0];
+}
+void overflow_here() { overflow(1); }
+
+constexpr const char* kFolder = "DUMPS_TEST_FOLDER";
+constexpr const char* kWhere = "DUMPS_TEST_WHERE";
+
+TEST(Dumps, DISABLED_Overflow) {
+  const char* const folder = std::getenv(kFolder);
+  const char* const where = std::getenv(kWhere);
+  if (folder == nullptr || where == nullptr)
+    GTEST_SKIP() << "runs only as the process of another test";
+  ::alarm(30);
+  stitch::Options options;
+  options.world_size = 1;
+  options.store = stitch::transport::make_hash_store();
+  options.dump_dir = folder;
+  const auto self = stitch::init(options);  // on this thread
+  if (where == std::string("init")) overflow(1);
+  stitch::rpc_sync<overflow_here>(self.name());
+}
+
+TEST(Dumps, AreWrittenWhenAStackOverflows) {
+  if (stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer)
+    GTEST_SKIP() << "sanitizers handle SIGSEGV by themselves";
+  for (const char* const where : {"init", "handler"}) {
+    const TemporaryFolder folder;
+    stitch::testing::DisabledTestProcess dying("Dumps.DISABLED_Overflow",
+                                               {{kFolder, folder.path()}, {kWhere, where}});
+    EXPECT_EQ(dying.wait(), 128 + SIGSEGV) << where;
+    int dumps = 0;
+    for (const std::string& file : files_in(folder.path()))
+      dumps += file.find("fatal_signal_SIGSEGV") != std::string::npos ? 1 : 0;
+    EXPECT_EQ(dumps, 1) << where;
   }
 }
 

@@ -33,6 +33,13 @@ class DisabledTestProcess {
   DisabledTestProcess& operator=(const DisabledTestProcess&) = delete;
 
   [[nodiscard]] pid_t id() const { return pid_; }
+  // Waits for its end, once. The exit status, or 128 + the signal that ended it.
+  int wait() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    pid_ = 0;
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
   void kill() {
     if (pid_ == 0) return;
     EXPECT_EQ(::kill(pid_, SIGKILL), 0);
