@@ -138,6 +138,16 @@ class Peer {
   };
   [[nodiscard]] const std::optional<Broken>& broken() const noexcept { return broken_; }
   [[nodiscard]] std::uint64_t failed_attempts() const noexcept { return failed_attempts_; }
+  // Calls each(address, attempts that failed there) for those where some did, in the order in which
+  // they are tried; for the first kMaxAddressesTold of them.
+  static constexpr std::size_t kMaxAddressesTold = 16;
+  template <class Each>
+  void for_each_failed_address(Each&& each) const {
+    std::size_t told = 0;
+    for (const Address& address : addresses_) {
+      if (address.failures != 0 && told++ < kMaxAddressesTold) each(address.text, address.failures);
+    }
+  }
 
  private:
   struct Address {
@@ -146,6 +156,7 @@ class Peer {
     bool abandoned = false;          // no process listened there, in this round of attempts
     std::string refusal{};           // why it is not tried again
     std::optional<Error> failure{};  // the last one
+    std::uint64_t failures = 0;      // attempts that failed, in all
     [[nodiscard]] bool worth_trying() const noexcept { return reachable && refusal.empty(); }
   };
   [[nodiscard]] const WorkerInfo& info() const noexcept { return life_.info(); }

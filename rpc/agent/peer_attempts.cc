@@ -248,6 +248,7 @@ void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
   if (!failure_) first_failure_ = now_();
   failure_ = reason;
   addresses_[attempt.address].failure = reason;
+  ++addresses_[attempt.address].failures;
   // A refusal is an answer, too: a worker without room for strangers refuses with `overloaded`.
   answered_ = attempt.peer != nullptr || reason.remote();
   addresses_[attempt.address].abandoned = no_process_listens;

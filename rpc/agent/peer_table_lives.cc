@@ -231,6 +231,13 @@ bool PeerTable::awaits_acknowledgment(Unacknowledged what) const {
 void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   numbers.emplace("rpc.connections", static_cast<std::int64_t>(connections()));
   numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
+  members_.for_each([&](const Life& life) {
+    const std::string key = "rpc.peer." + life.info().name + ".connect_failures.";
+    base::MutexLock lock(mutex_);
+    peer(life).for_each_failed_address([&](const std::string& address, std::uint64_t failures) {
+      numbers.emplace(key + address, static_cast<std::int64_t>(failures));
+    });
+  });
   Session::Statistics all;
   const auto add = [&all](const Session& session) {
     const auto one = session.statistics();

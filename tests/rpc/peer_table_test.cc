@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -176,6 +177,15 @@ class Node {
     MutexLock lock(mutex_);
     return failures_;
   }
+  // What debug_info() says of failed attempts to connect to worker1, by address.
+  [[nodiscard]] std::map<std::string, std::int64_t> connect_failures() const {
+    std::map<std::string, std::int64_t> numbers, failures;
+    table_.debug_info(numbers);
+    const std::string key = "rpc.peer.worker1.connect_failures.";
+    for (const auto& [name, number] : numbers)
+      if (name.starts_with(key)) failures.emplace(name.substr(key.size()), number);
+    return failures;
+  }
   [[nodiscard]] Member member() const { return {{name_of(id_), WorkerId(id_), 0}, addresses_}; }
   [[nodiscard]] PeerTable& table() { return table_; }
   [[nodiscard]] base::EventLoop& loop() { return loop_; }
@@ -308,6 +318,7 @@ TEST_F(PeerTables, TheAddressesOfAPeerAreTriedInTurn) {
     EXPECT_TRUE(eventually([&] { return b.heard() == from(0, {"a"}); }));
     EXPECT_EQ(shm->begun, 1);
     EXPECT_TRUE(a.lost().empty());
+    EXPECT_EQ(a.connect_failures(), (std::map<std::string, std::int64_t>{{"shm:3", 1}}));
   }
 }
 
@@ -323,6 +334,10 @@ TEST_F(PeerTables, TheErrorNamesAllAddressesThatWereTried) {
   for (const char* part :
        {"shm:3", "loopback:2", "Too many open files", "shm belongs to another user"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
+  const auto failures = nodes[0]->connect_failures();
+  EXPECT_EQ(failures.size(), 2U);
+  EXPECT_EQ(failures.at("shm:3"), 1) << "it is not tried again";
+  EXPECT_EQ(failures.at("loopback:2"), nodes[0]->tries->begun);
 }
 
 TEST_F(PeerTables, AnAddressWithoutATransportDoesNotLoseThePeer) {
