@@ -1,10 +1,13 @@
 #include "stitch/rpc/gathering.h"
 
+#include <memory>
+#include <stop_token>
 #include <utility>
 
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/worker.h"
 
 namespace stitch::detail {
@@ -22,10 +25,28 @@ void Posted::load(rpc::InArchive&) {
 }
 
 Future<Posted> fetch_posted(std::string key, std::string type) {
+  // Ends the wait of a caller that has given up.
+  struct StopWaiting {
+    std::weak_ptr<rpc::Agent> agent;
+    std::string key;
+    WorkerInfo caller;
+    void operator()() const {
+      if (const auto alive = agent.lock()) alive->gather_exchange().stop_waiting(key, caller);
+    }
+  };
   Promise<Posted> promise;
-  auto posted = rpc::current_agent()->gather_exchange().fetch(key);
-  posted.on_ready([promise, posted, type = std::move(type)] {
+  const auto agent = rpc::current_agent();
+  const WorkerInfo& caller = rpc::IncomingCall::caller_here();
+  auto posted = agent->gather_exchange().fetch(key, caller);
+  std::shared_ptr<std::stop_callback<StopWaiting>> stop;
+  if (!posted.ready()) {
+    stop = std::make_shared<std::stop_callback<StopWaiting>>(
+        current_stop_token(), StopWaiting{agent, std::move(key), caller});
+  }
+  posted.on_ready([promise, posted, type = std::move(type), stop = std::move(stop)] {
     promise.fulfil([&] {
+      if (posted.has_error() && posted.error().code() == ErrorCode::cancelled)
+        throw rpc::CallRefused(posted.error());  // the exchange's own word
       Posted found{posted.get()};
       if (type != found.value.type->name()) {
         throw rpc::CallRefused(Error(ErrorCode::invalid_argument,

@@ -9,6 +9,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/function/registry.h"
@@ -148,6 +149,21 @@ std::vector<std::string> Worker::all_names() const {
   return names;
 }
 
+namespace {
+
+void expire_gatherings(const std::shared_ptr<rpc::Agent>& agent, rpc::Clock::time_point when) {
+  base::patiently([&] {
+    agent->loop().call_at(when, [weak = std::weak_ptr<rpc::Agent>(agent)] {
+      const auto alive = weak.lock();
+      if (!alive) return;
+      if (const auto next = alive->gather_exchange().expire(rpc::Clock::now()))
+        expire_gatherings(alive, *next);
+    });
+  });
+}
+
+}  // namespace
+
 Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::OwnedObject value) {
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -158,15 +174,24 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
                     "name it");
   }
   Gathering gathering;
-  std::vector<std::string> lives;
+  std::vector<WorkerInfo> lives;
   for (const auto& each : names) {
     const WorkerInfo& info = worker(each);
     if (info.id != id()) gathering.others.push_back(info);
-    lives.push_back(info.name + '/' + std::to_string(info.epoch));
+    lives.push_back(info);
   }
   agent_->throw_if_stopped();
-  gathering.key = agent_->gather_exchange().next_key(lives);
-  agent_->gather_exchange().post(gathering.key, std::move(value), gathering.others.size());
+  // The last of them arrives within rpc_timeout of this worker, or the gathering fails here; it has
+  // as long again to fetch what this worker gives.
+  const auto timeout = agent_->options().rpc_timeout;
+  auto posted = agent_->gather_exchange().post(
+      lives, std::move(value), gathering.others,
+      base::deadline_or_none(2 * std::min(timeout, timeout.max() / 2)));
+  gathering.key = std::move(posted.key);
+  if (posted.expires) expire_gatherings(agent_, *posted.expires);
+  for (const auto& other : gathering.others) {  // the exchange may have heard of it before
+    if (agent_->peers().lost(other)) agent_->gather_exchange().on_lost(other);
+  }
   return gathering;
 }
 

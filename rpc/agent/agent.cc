@@ -274,6 +274,7 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   tell([&] { outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason)); });
   tell([&] { served_calls_.on_peer_lost(peer); });
   tell([&] { device_tensors_.on_peer_lost(peer, reason); });
+  tell([&] { gather_exchange_->on_lost(peer); });
   for_each_extension(
       [&](Extension& extension) { tell([&] { extension.on_peer_lost(peer, reason); }); });
   tell([&] { graceful_shutdown_->on_peer_lost(peer); });
@@ -374,6 +375,7 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.pool_threads", pool_.threads()},
       {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
+      {"rpc.gatherings", static_cast<std::int64_t>(gather_exchange_->size())},
   };
   sender_.debug_info(numbers);
   device_tensors_.debug_info(numbers);

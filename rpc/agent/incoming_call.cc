@@ -126,6 +126,8 @@ std::string_view IncomingCall::function_name() const noexcept {
   return function_ == nullptr ? std::string_view() : std::string_view(function_->name);
 }
 
+const WorkerInfo& IncomingCall::caller_here() noexcept { return running_here->caller(); }
+
 void IncomingCall::run(void* object) {
   const IncomingCall* const outer = std::exchange(running_here, this);
   const Running running(*this);

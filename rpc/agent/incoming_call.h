@@ -75,6 +75,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   }
   // "3/42": creator and k of note_object(); empty without.
   [[nodiscard]] std::string awaited_object() const;
+  // The caller of the call whose function this thread runs, the innermost one. REQUIRES: called by
+  // such a function.
+  [[nodiscard]] static const WorkerInfo& caller_here() noexcept;
   // The StopFlag of its execution context, as OutstandingCall::under and ThreadWait::under have it.
   [[nodiscard]] const void* context_key() const noexcept { return stop_.get(); }
   // ---- its place among the calls of its caller: see PeerFlow

@@ -1,0 +1,83 @@
+// What barriers and all_gathers leave in the exchanges of their workers: nothing, however they end.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
+
+namespace gathering_test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::ErrorCode;
+using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::eventually;
+using stitch::testing::has_text;
+
+bool nothing_is_kept(Cluster& cluster, int workers) {
+  return eventually([&] {
+    for (int rank = 0; rank < workers; ++rank) {
+      if (cluster[rank].debug_info().at("rpc.gatherings") != 0) return false;
+    }
+    return true;
+  });
+}
+
+TEST(Gatherings, LeaveNothingWhenAllHaveTheValues) {
+  Cluster cluster(3);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (int round = 0; round < 20; ++round) {
+        cluster[rank].barrier();
+        EXPECT_EQ(cluster[rank].all_gather(rank).size(), 3U);
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_TRUE(nothing_is_kept(cluster, 3));
+}
+
+TEST(Gatherings, ThatFailForOneLeaveNothingAndALateWorkerIsToldSo) {
+  Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 200ms; });
+  EXPECT_EQ(error_of([&] { cluster[0].barrier(); }).code(), ErrorCode::timeout);
+  EXPECT_TRUE(nothing_is_kept(cluster, 3)) << "worker1 and worker2 have not come at all";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(has_text(error_of([&] { cluster[1].barrier(); }), ErrorCode::cancelled,
+                       "that worker is in this gathering no more"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 200ms) << "it does not wait in vain";
+  EXPECT_TRUE(nothing_is_kept(cluster, 3));
+  EXPECT_EQ(error_of([&] { cluster[2].barrier(); }).code(), ErrorCode::cancelled);
+  // All are in step again.
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) threads.emplace_back([&, rank] { cluster[rank].barrier(); });
+  threads.clear();
+  EXPECT_TRUE(nothing_is_kept(cluster, 3));
+}
+
+TEST(Gatherings, OfAWorkerThatIsGoneLeaveNothing) {
+  Cluster cluster(3);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const std::string text = error_of([&] { cluster[rank].barrier(); }).what();
+      EXPECT_NE(text.find("failed: no answer from worker \"worker2\" (id 2)"), std::string::npos)
+          << text;
+    });
+  }
+  // Both have arrived, and wait for the third at each other's and at its exchange.
+  EXPECT_TRUE(eventually([&] { return cluster[2].debug_info().at("rpc.calls_served") == 2; }));
+  cluster[2].shutdown({.graceful = false});
+  threads.clear();
+  EXPECT_TRUE(nothing_is_kept(cluster, 2));
+}
+
+}  // namespace
+}  // namespace gathering_test
