@@ -55,11 +55,12 @@ class CreationAnswers::Riding final : public rpc::Attachment {
 };
 
 void CreationAnswers::add(const WorkerInfo& caller, std::uint64_t id, bool later) {
-  if (!add_all(caller, {&id, 1}, later)) flush_all();  // without a timer they would stay
+  if (!add_all(caller, {&id, 1}, later, WhenFull::send))
+    flush_all();  // without a timer they would stay
 }
 
 bool CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls,
-                              bool later) {
+                              bool later, WhenFull when_full) {
   bool full = false;
   std::shared_ptr<rpc::Agent> alive;
   {
@@ -71,7 +72,7 @@ bool CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uin
     list.caller = &life->info();
     list.calls.insert(list.calls.end(), calls.begin(), calls.end());
     waiting_.fetch_add(calls.size());
-    full = list.calls.size() >= kMaxTogether;
+    full = when_full == WhenFull::send && list.calls.size() >= kMaxTogether;
     if (later && !full && !timer_runs_) {
       alive = agent_->weak_from_this().lock();
       timer_runs_ = alive != nullptr;
@@ -134,8 +135,9 @@ bool CreationAnswers::send(rpc::Agent& agent, const WorkerInfo& caller,
 void CreationAnswers::wait_again(const WorkerInfo& caller,
                                  std::span<const std::uint64_t> calls) noexcept {
   try {
-    // Without a timer they wait for the next answer.
-    static_cast<void>(add_all(caller, calls, true));
+    // Without a timer they wait for the next answer. Not sent here, however many they are: this may
+    // be within a send that has just found no memory, and the next one would find none either.
+    static_cast<void>(add_all(caller, calls, true, WhenFull::wait));
   } catch (...) {
     if (const auto alive = agent()) give_up(*alive, caller);
   }

@@ -59,9 +59,11 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
   using Lists = std::map<WorkerLife, Waiting, std::less<>,
                          base::ReservedAllocator<std::pair<const WorkerLife, Waiting>>>;
   class Riding;  // those in a message that is being sent
+  // Too many: sends them, or, those that could not be sent, leaves them to the timer.
+  enum class WhenFull : std::uint8_t { send, wait };
   // False where there was no memory for a timer that they need.
   [[nodiscard]] bool add_all(const WorkerInfo& caller, std::span<const std::uint64_t> calls,
-                             bool later) STITCH_EXCLUDES(mutex_);
+                             bool later, WhenFull when_full) STITCH_EXCLUDES(mutex_);
   // kMaxCreated of them at most.
   [[nodiscard]] Calls take(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
   // False where there was no memory: they wait again.
