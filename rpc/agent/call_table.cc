@@ -16,7 +16,7 @@ std::uint64_t CallTable::add(OutstandingCall&& call) {
     calls_.rehash(2 * calls_.bucket_count() + 1);
   const std::uint64_t id = call.id = next_++;
   OutstandingCall& added = calls_.emplace(id, std::move(call)).first->second;
-  if (limited) deadlines_.add(added, added.deadline);
+  if (limited) deadlines_.add(added, added.first_look());
   size_.store(calls_.size(), std::memory_order_relaxed);
   return id;
 }
@@ -134,6 +134,14 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   Expired expired;
   constexpr std::size_t kStep = 64;
   while (deadlines_.first_deadline() <= now) {
+    OutstandingCall& first = deadlines_.first();
+    if (first.deadline > now) {
+      const bool sent = first.share && (!first.queued || first.sent);
+      if (sent && expired.asked < kMaxToAsk) expired.to_ask[expired.asked++] = {first.id, first.to};
+      deadlines_.remove(first);
+      deadlines_.add(first, first.deadline);  // takes no memory
+      continue;
+    }
     if (expired.calls.size() == expired.calls.capacity()) {
       try {
         expired.calls.reserve(std::max(kStep, 2 * expired.calls.size()));
@@ -146,6 +154,13 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   }
   expired.next = deadlines_.first_deadline();
   return expired;
+}
+
+void CallTable::note_answered(std::uint64_t id, const WorkerInfo& from,
+                              std::unique_ptr<std::string> what) {
+  base::MutexLock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found != calls_.end() && *found->second.to == from) found->second.answered.swap(what);
 }
 
 CallTable::Clock::time_point CallTable::first_deadline() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -41,6 +42,15 @@ struct OutstandingCall {
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
   bool queued = false;
   std::optional<Clock::time_point> sent{};
+  // What its callee has said about it, when it was asked before the deadline; null: nothing.
+  std::unique_ptr<std::string> answered{};
+  // A call with a shorter timeout than this is asked about before its deadline, when a quarter of
+  // the timeout is left: the answer is to be there in time.
+  static constexpr std::chrono::milliseconds kAskedLate{250};
+  // When take_expired() has to look at it first.
+  [[nodiscard]] Clock::time_point first_look() const noexcept {
+    return timeout < kAskedLate ? deadline - timeout / 4 : deadline;
+  }
   std::size_t heap_place = DeadlineHeap<OutstandingCall>::kNowhere;  // the table's
 };
 
@@ -51,8 +61,8 @@ class CallTable {
   using Clock = OutstandingCall::Clock;
   // An empty table of no buckets would grow inside add(), after it has taken the call.
   CallTable() { calls_.reserve(1); }
-  // Returns the call's id, never 0. At its deadline take_expired() is to be called. If it throws,
-  // `call` is what it was.
+  // Returns the call's id, never 0. At its first_look() take_expired() is to be called. If it
+  // throws, `call` is what it was.
   std::uint64_t add(OutstandingCall&& call) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
   // Another id of the same kind.
@@ -98,13 +108,20 @@ class CallTable {
   }
   // Copies of all, without what waits for their outcomes.
   [[nodiscard]] std::vector<OutstandingCall> list() const STITCH_EXCLUDES(mutex_);
-  // Removes those whose deadline has passed, or as many as there is memory for. `next` is when to
-  // call this again, max() for never.
+  // Removes those whose deadline has passed, or as many as there is memory for. `to_ask`: others,
+  // sent, of which their callees are to be asked now, each named once; at most kMaxToAsk. `next` is
+  // when to call this again, max() for never.
+  static constexpr std::size_t kMaxToAsk = 16;
   struct Expired {
     std::vector<OutstandingCall> calls;
+    std::array<std::pair<std::uint64_t, const WorkerInfo*>, kMaxToAsk> to_ask{};
+    std::size_t asked = 0;  // of to_ask
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
+  // What `from` has said about a call; ignored if that is not outstanding.
+  void note_answered(std::uint64_t id, const WorkerInfo& from, std::unique_ptr<std::string> what)
+      STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Clock::time_point first_deadline() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 

@@ -122,6 +122,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   std::uint64_t id = 0;
   const Clock::time_point deadline = call.deadline;
+  const Clock::time_point first_look = limited ? call.first_look() : deadline;
   const PeerFlow::Size size{out->in_flight.counted().bytes, inside()};
   const bool begins = call.flow->try_begin(size);
   if (begins) [[likely]] {  // from here on the ends of these give back what has been counted
@@ -135,7 +136,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   if (begins) [[likely]] {
     const SendingRequest sending(*this, id);
-    transmit(to, std::move(*out), id, timeout, deadline);
+    transmit(to, std::move(*out), id, timeout, first_look);
     if (!sending.sent()) table_.note_queued(id);
   } else {
     start_later(to, size, id, deadline, std::move(*out), message.refuse_when_full);
@@ -149,9 +150,9 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
 // What is in flight keeps the agent alive, and with it this.
 void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
                              std::chrono::nanoseconds timeout,
-                             Clock::time_point deadline) noexcept {
+                             Clock::time_point first_look) noexcept {
   try {
-    watch_->watch(deadline);
+    watch_->watch(first_look);
     complete_header(out.message, id, timeout);
     sender_.transmit(
         to, nullptr, std::move(out),
@@ -179,7 +180,7 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
   PeerFlow& flow = sender_.flow(to);
   const WorkerInfo& peer = peers_->known(to).info();
   table_.note_queued(id);
-  watch_->watch(deadline);
+  watch_->watch(table_.first_deadline());
   PeerFlow::Waiting waiting{
       size, id, [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
         const auto now = Clock::now();

@@ -119,7 +119,7 @@ class OutgoingCalls {
                                 Clock::time_point deadline, Sender::LaidOut&& out);
   // Send what its flow has let begin.
   void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
-                std::chrono::nanoseconds timeout, Clock::time_point deadline) noexcept;
+                std::chrono::nanoseconds timeout, Clock::time_point first_look) noexcept;
   void transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size, Sender::LaidOut&& out);
   // Of a call that is out of the table. Whether it had begun.
   bool leave_flow(OutstandingCall& call) noexcept;
@@ -129,6 +129,8 @@ class OutgoingCalls {
   }
   // The limits of a peer are used up.
   [[nodiscard]] Error full(const WorkerInfo& peer);
+  // Asks the callees of calls whose deadline is near; on the event loop.
+  void ask_early(const CallTable::Expired& due, Clock::time_point now) noexcept;
   // Asks the callee what a call waits for.
   void ask_threads(const WorkerInfo& to, std::uint64_t question, std::uint64_t call_id) noexcept;
   // `detail`: what the callee says; empty: nothing.
@@ -152,6 +154,9 @@ class OutgoingCalls {
   CallTable table_;
   CallTable late_;  // their deadline has passed, and their callee is asked what they wait for
   std::atomic<std::uint64_t> decoding_{0};  // answers, on user-function threads
+  // Of questions before the deadline, on the event loop: how many there were since when.
+  Clock::time_point asking_since_{};
+  std::size_t asked_early_ = 0;
 };
 
 }  // namespace stitch::rpc

@@ -12,12 +12,13 @@ namespace stitch::rpc {
 
 namespace {
 
-// Calls with a shorter timeout are not asked about: they end in time.
-constexpr std::chrono::milliseconds kMinTimeoutToAsk{250};
 // How long the error of a call waits for the callee's answer: a tenth of the timeout, at most this.
 constexpr std::chrono::nanoseconds kMaxAnswerTime = std::chrono::milliseconds(100);
-// Questions at a time: calls that end together have one reason.
-constexpr std::size_t kMaxQuestions = 16;
+// Questions at a time, and within kMaxAnswerTime those before the deadline: calls that end together
+// have one reason.
+constexpr std::size_t kMaxQuestions = CallTable::kMaxToAsk;
+// Of a question about a call that is still outstanding; the other bits are its id.
+constexpr std::uint64_t kBeforeDeadline = std::uint64_t{1} << 63;
 
 std::string milliseconds(std::chrono::nanoseconds duration) {
   const double ms = std::chrono::duration<double, std::milli>(duration).count();
@@ -101,6 +102,7 @@ void OutgoingCalls::expire() {
   const auto now = Clock::now();
   auto expired = table_.take_expired(now);
   auto unanswered = late_.take_expired(now);
+  ask_early(expired, now);
   for (auto& call : unanswered.calls) complete_late(std::move(call), "");
   for (const auto& call : expired.calls) note("call timed out", call);
   if (on_timeout_ && !expired.calls.empty()) {
@@ -115,7 +117,7 @@ void OutgoingCalls::expire() {
     const WorkerInfo& to = *call.to;
     const bool begun = leave_flow(call);
     const bool sent = begun && (!call.queued || call.sent);
-    if (sent && call.timeout >= kMinTimeoutToAsk && late_.size() < kMaxQuestions &&
+    if (sent && call.timeout >= OutstandingCall::kAskedLate && late_.size() < kMaxQuestions &&
         !peers_->lost(to) && !state_.stopped()) {
       // The call is over. Its error waits a moment for what the callee's reader says about it.
       call.deadline = now + std::min(kMaxAnswerTime, call.timeout / 10);
@@ -125,7 +127,8 @@ void OutgoingCalls::expire() {
         complete_late(std::move(call), "");
       }
     } else {
-      complete_late(std::move(call), "");
+      const auto answered = std::move(call.answered);
+      complete_late(std::move(call), answered ? *answered : std::string());
     }
     if (begun) send_cancel(to, id);  // arrives after the question
   }
@@ -133,6 +136,15 @@ void OutgoingCalls::expire() {
     end_late(nullptr);
   }
   watch_->watch(std::min(expired.next, late_.first_deadline()));
+}
+
+void OutgoingCalls::ask_early(const CallTable::Expired& due, Clock::time_point now) noexcept {
+  if (now - asking_since_ >= kMaxAnswerTime) {
+    asking_since_ = now;
+    asked_early_ = 0;
+  }
+  for (std::size_t i = 0; i < due.asked && asked_early_ < kMaxQuestions; ++i, ++asked_early_)
+    ask_threads(*due.to_ask[i].second, due.to_ask[i].first | kBeforeDeadline, due.to_ask[i].first);
 }
 
 void OutgoingCalls::ask_threads(const WorkerInfo& to, std::uint64_t question,
@@ -151,6 +163,11 @@ void OutgoingCalls::ask_threads(const WorkerInfo& to, std::uint64_t question,
 void OutgoingCalls::on_threads(InMessage& message) {
   base::ByteReader in(message.view.body(), "threads");
   const auto question = in.read<std::uint64_t>();
+  if ((question & kBeforeDeadline) != 0) {
+    auto text = std::make_unique<std::string>(ThreadReport::read(message).text());
+    table_.note_answered(question & ~kBeforeDeadline, message.from, std::move(text));
+    return;
+  }
   auto call = late_.take(question, message.from);
   if (!call) return;
   std::string detail;

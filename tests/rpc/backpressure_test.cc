@@ -405,8 +405,9 @@ std::string timeout_of(const std::function<void()>& call) {
 const std::string kTime = "[0-9.]+ (ms|s)";
 // Whether what follows the state of the worker, and perhaps the time until the call was written,
 // is `expected`, a regular expression.
-bool ends_as(const std::string& text, const std::string& expected) {
-  const std::string until = "timed out after 2000 ms; worker is alive(, call was queued " + kTime;
+bool ends_as(const std::string& text, const std::string& expected, int ms = 2000) {
+  const std::string until =
+      "timed out after " + std::to_string(ms) + " ms; worker is alive(, call was queued " + kTime;
   return std::regex_search(text, std::regex(until + ")?" + expected + "$"));
 }
 
@@ -436,6 +437,28 @@ TEST_F(Backpressure, TimeoutsSayThatTheFunctionItselfIsRunningOrWaiting) {
   text = timeout_of([] { stitch::rpc_sync<answer_later>({.to = "worker1", .timeout = 2s}); });
   EXPECT_TRUE(ends_as(text, ", call has been waiting in its function there for " + kTime)) << text;
   gate.open();
+}
+
+// They are asked about before their deadline.
+TEST_F(Backpressure, ShortTimeoutsSayTheSame) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  const auto holds = stitch::rpc_async<hold_thread>("worker1");
+  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 1; }));
+  std::string text;
+  EXPECT_TRUE(eventually([&] {
+    text = timeout_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 100ms}); });
+    return ends_as(
+        text,
+        ", call was queued " + kTime +
+            R"( there behind backpressure_test::\(anonymous namespace\)::hold_thread\(\) )" +
+            R"(\(running )" + kTime + R"( on 1 of 1 threads\))",
+        100);
+  })) << text;
+  gate.open();
+  holds.get();
+  const auto sent = number(cluster[0], "rpc.messages_sent");
+  stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 200ms});
+  EXPECT_EQ(number(cluster[0], "rpc.messages_sent"), sent + 1) << "nothing is asked in time";
 }
 
 // ---- cancelled coroutines
