@@ -9,9 +9,11 @@
 #include "stitch/base/patience.h"
 #include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/control_frames.h"
+#include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
 #include "stitch/rpc/agent/torch_state.h"
+#include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -59,6 +61,13 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
                                   std::shared_ptr<AtSettled> at_settled) {
   context->throw_if_unusable();
   variable_list gradients = check_roots(roots, options);
+  // They are taken up under default streams, by a thread whose state is fresh.
+  for (const at::Tensor& gradient : gradients) {
+    if (!is_on_device(gradient)) continue;
+    const c10::Stream own = current_stream(gradient.device());
+    order_streams(own, default_stream(own));
+    keep_for(gradient, default_stream(own));
+  }
   check_inputs(options.inputs);
   if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links()))
     throw fast_mode_error();
@@ -108,6 +117,8 @@ void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<
       throw;
     }
     pass.replay_warnings();
+    // The pass has ordered the default streams after all that its nodes do here.
+    if (const auto streams = rpc::StreamSet::current()) streams->wait_for_default();
   };
   const auto run = [&](bool drive) {
     Promise<void> promise;

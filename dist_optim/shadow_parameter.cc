@@ -1,13 +1,12 @@
 #include "stitch/dist_optim/shadow_parameter.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <sstream>
 
 #include "stitch/base/error.h"
-#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_optim/parameter_lock.h"
 
 namespace stitch::optim {
@@ -44,10 +43,8 @@ void ShadowParameter::begin_step(const at::Tensor& gradient, std::string_view na
     shadow_.set_data(policy_ == StalePolicy::allow ? parameter_.data() : parameter_.detach());
   // Its memory may belong to the stream of the pass, and the context may drop it before the step
   // on this one has read it.
-  if (!gradient.device().is_cpu()) {
-    const c10::impl::VirtualGuardImpl device(gradient.device().type());
-    dist_autograd::hand_over(gradient, device.getStream(gradient.device()));
-  }
+  if (dist_autograd::is_on_device(gradient))
+    dist_autograd::keep_for(gradient, dist_autograd::current_stream(gradient.device()));
   shadow_.mutable_grad() = gradient;
 }
 

@@ -220,7 +220,8 @@ void Strand::take_arrivals() {
   taken_now_.clear();
 }
 
-// Gradients are read on default streams: by steps, and by calls without tensors on devices.
+// Those who use the gradients wait for these alone, but a step that changes parameters on the
+// default stream, or on one that begins after it, must not pass a node that still reads them.
 void Strand::publish_streams() {
   for (const c10::Stream& stream : std::exchange(used_streams_, {}))
     order_streams(stream, default_stream(stream));
@@ -237,19 +238,17 @@ void Strand::fail(StrandOwner& owner, Error error) {
 
 void Strand::run(std::uint32_t index, StrandOwner& owner) {
   Node& node = plan_->node(index);
-  c10::OptionalStreamGuard stream;
-  std::optional<c10::Stream> outer;
-  if (const auto wanted = node_stream(node)) {
-    outer = c10::impl::VirtualGuardImpl(wanted->device_type()).getStream(wanted->device());
-    stream.reset_stream(*wanted);
-    if (std::find(used_streams_.begin(), used_streams_.end(), *wanted) == used_streams_.end())
-      used_streams_.push_back(*wanted);
-    // The sum of a leaf may have been written on another stream.
-    if (plan_->kind(index) == NodeKind::accumulate) order_streams(default_stream(*wanted), *wanted);
+  NodeStreams streams(node);
+  for (const c10::Stream& stream : streams.streams()) {
+    if (std::find(used_streams_.begin(), used_streams_.end(), stream) == used_streams_.end())
+      used_streams_.push_back(stream);
+    // Nodes of earlier passes may still read what the leaf's gradient is added to.
+    if (plan_->kind(index) == NodeKind::accumulate) order_streams(default_stream(stream), stream);
   }
   variable_list inputs = std::move(slots_[index]);
   inputs.resize(node.num_inputs());
   slots_[index] = {};
+  on_devices_.wait_for(index, inputs);
   check_.runs(index);
   const GradientSink sink{*store_, plan_->inputs()};
   switch (plan_->kind(index)) {
@@ -258,8 +257,7 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
       break;
     case NodeKind::recv: {
       variable_list gradients = run_recv(plan_->recv(index), std::move(inputs), sink);
-      // They are sent later, under the strand's own streams.
-      for (const at::Tensor& gradient : gradients) hand_over(gradient, outer);
+      streams.leave_with(gradients);  // they are sent later, under the strand's own streams
       owner.gradients_ready(plan_->recv(index), std::move(gradients));
       break;
     }
@@ -286,14 +284,11 @@ void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
   if (!gradient.defined()) return;
   variable_list& slots = slots_[node];
   if (slots.size() <= input) slots.resize(plan_->node(node).num_inputs());
-  c10::OptionalStreamGuard stream;
-  if (!gradient.is_cpu()) {
-    if (const auto consumer = node_stream(plan_->node(node))) {
-      hand_over(gradient, consumer);
-      stream.reset_stream(*consumer);
-    }
+  if (is_on_device(gradient)) {
+    on_devices_.add(plan_->node(node), node, input, slots[input], std::move(gradient));
+  } else {
+    accumulate(slots[input], std::move(gradient));
   }
-  accumulate(slots[input], std::move(gradient));
 }
 
 // Counts one delivery. A node that is complete becomes ready, or dead; dead nodes
@@ -333,6 +328,7 @@ void Strand::drop_everything() {
     dropped.swap(inbox_);
   }
   slots_.clear();
+  on_devices_.clear();
   taken_now_.clear();
   ready_ = {};
 }

@@ -14,6 +14,7 @@
 #include "stitch/base/unique_function.h"
 #include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/executor/node_run.h"
+#include "stitch/dist_autograd/executor/node_streams.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 
@@ -124,6 +125,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // Touched only by the slice that runs (or before start()).
   std::vector<State> states_;
   std::vector<variable_list> slots_;
+  DeviceInputs on_devices_;  // of slots_
   std::priority_queue<Ready> ready_;
   std::vector<std::uint32_t> dead_;
   std::vector<c10::Stream> used_streams_;  // by nodes, since the strand was last quiet

@@ -1,9 +1,6 @@
 #pragma once
 
 #include <ATen/TensorSubclassLikeUtils.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/edge.h>
@@ -13,7 +10,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -49,49 +45,6 @@ template <class T, class... Args>
                               [](auto* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
-  }
-}
-
-// The stream on which a node's work belongs: that of its first input on an accelerator. None for
-// CPU nodes.
-[[nodiscard]] inline std::optional<c10::Stream> node_stream(const Node& node) {
-  for (std::uint32_t i = 0; i < node.num_inputs(); ++i) {
-    const auto& metadata = node.input_metadata(i);
-    if (!metadata.device().is_cpu() && !metadata.device().is_meta()) return metadata.stream();
-  }
-  return std::nullopt;
-}
-
-[[nodiscard]] inline c10::Stream default_stream(const c10::Stream& stream) {
-  return c10::impl::VirtualGuardImpl(stream.device_type()).getDefaultStream(stream.device());
-}
-
-// Has what `later` does from now on wait for what `earlier` has now.
-inline void order_streams(const c10::Stream& earlier, const c10::Stream& later) {
-  if (earlier == later) return;
-  c10::Event done(earlier.device_type());
-  done.record(earlier);
-  done.block(later);
-}
-
-// Makes work that `consumer` does later wait for what the current stream has done to `tensor`. CPU
-// tensors need nothing.
-inline void hand_over(const at::Tensor& tensor, const std::optional<c10::Stream>& consumer) {
-  if (!tensor.defined() || tensor.device().is_cpu() || tensor.device().is_meta() || !consumer)
-    return;
-  const c10::impl::VirtualGuardImpl device(tensor.device().type());
-  const c10::Stream producer = device.getStream(tensor.device());
-  if (consumer->device_type() != producer.device_type()) return;
-  order_streams(producer, *consumer);
-  // On the same stream, too: what a message brought was allocated on that of the copies.
-  const auto record = [&](const at::Tensor& part) {
-    if (part.has_storage()) device.recordDataPtrOnStream(part.storage().data_ptr(), *consumer);
-  };
-  if (tensor.is_sparse()) {
-    record(tensor._indices());
-    record(tensor._values());
-  } else {
-    record(tensor);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "stitch/dist_autograd/graph/gradient_store.h"
 
+#include <utility>
+
 #include "stitch/dist_autograd/graph/compat.h"
 
 namespace stitch::dist_autograd {
@@ -21,25 +23,55 @@ void GradientStore::accumulate(const at::Tensor& variable, at::Tensor&& grad,
   Shard& shard = shard_of(variable);
   base::MutexLock lock(shard.mutex);
   at::Tensor& kept = shard.gradients[variable];
-  if (kept.defined() && !at::GradMode::is_enabled() && !may_change(kept)) {
-    kept = kept.is_sparse() && !grad.is_sparse() ? grad + kept : kept + grad;
-    return;
+  const auto before = shard.on_devices.find(variable.unsafeGetTensorImpl());
+  bool shared = false;
+  if (before != shard.on_devices.end()) {
+    const c10::Stream adding = current_stream(kept.device());
+    before->second.ready.wait_on(adding);
+    keep_for(kept, adding);
+    shared = before->second.shared;
   }
-  accumulate_leaf(variable, kept, grad, stealable);
+  if (kept.defined() && !at::GradMode::is_enabled() && (shared || !may_change(kept))) {
+    kept = kept.is_sparse() && !grad.is_sparse() ? grad + kept : kept + grad;
+  } else {
+    accumulate_leaf(variable, kept, grad, stealable);
+  }
+  if (!is_on_device(kept)) return;
+  ReadyPoint ready(current_stream(kept.device()));
+  ready.record();
+  const bool first = before == shard.on_devices.end();
+  shard.on_devices.insert_or_assign(variable.unsafeGetTensorImpl(),
+                                    OnDevice{std::move(ready), first});
+}
+
+void GradientStore::hand_to_reader(Shard& shard, const at::Tensor& variable,
+                                   const at::Tensor& gradient) {
+  if (gradient.is_cpu()) return;
+  const auto found = shard.on_devices.find(variable.unsafeGetTensorImpl());
+  if (found == shard.on_devices.end()) return;
+  const c10::Stream reader = current_stream(gradient.device());
+  found->second.ready.wait_on(reader);
+  keep_for(gradient, reader);
+  found->second.shared = true;
 }
 
 at::Tensor GradientStore::find(const at::Tensor& variable) const {
   Shard& shard = shard_of(variable);
   base::MutexLock lock(shard.mutex);
   const auto found = shard.gradients.find(variable);
-  return found == shard.gradients.end() ? at::Tensor() : found->second;
+  if (found == shard.gradients.end()) return {};
+  if (found->second.defined()) hand_to_reader(shard, variable, found->second);
+  return found->second;
 }
 
 GradientMap GradientStore::snapshot() const {
   GradientMap all;
   for (Shard& shard : shards_) {
     base::MutexLock lock(shard.mutex);
-    all.insert(shard.gradients.begin(), shard.gradients.end());
+    for (const auto& [variable, gradient] : shard.gradients) {
+      if (gradient.defined()) hand_to_reader(shard, variable, gradient);
+      all.emplace(variable, gradient);
+    }
   }
   return all;
 }
@@ -58,6 +90,7 @@ void GradientStore::clear() {
     GradientMap dropped;  // destroyed after unlocking: a gradient may own a whole graph
     base::MutexLock lock(shard.mutex);
     dropped.swap(shard.gradients);
+    shard.on_devices.clear();
     lock.unlock();
   }
 }

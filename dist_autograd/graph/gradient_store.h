@@ -2,16 +2,19 @@
 
 #include <array>
 #include <cstddef>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "stitch/base/mutex.h"
+#include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/graph/gradient_map.h"
 
 namespace stitch::dist_autograd {
 
 // The gradients of one context on one worker: what `.grad` is for a local backward. Passes add,
-// readers take snapshots. Thread contract: any thread; each of 16 shards has its own mutex, held
-// during one addition. Lock order: innermost.
+// readers take snapshots. On devices, both work on their thread's current streams: each addition
+// and each reader waits there for the addition before it, and for nothing else. Thread contract:
+// any thread; each of 16 shards has its own mutex, held during one addition. Lock order: innermost.
 class GradientStore {
  public:
   // Adds `grad` to the gradient of `variable` by the rules of AccumulateGrad under the current grad
@@ -28,10 +31,22 @@ class GradientStore {
   void clear();
 
  private:
+  // Of a sum on a device.
+  struct OnDevice {
+    ReadyPoint ready;
+    // A stream may be reading it for who has let go of it: a reader, or another node that got the
+    // gradient. Then it is added to out of place.
+    bool shared = false;
+  };
   struct Shard {
     mutable base::Mutex mutex;
     GradientMap gradients STITCH_GUARDED_BY(mutex);
+    // By the variable, which `gradients` keeps.
+    std::unordered_map<const c10::TensorImpl*, OnDevice> on_devices STITCH_GUARDED_BY(mutex);
   };
+  // Has the current stream of the reader's thread wait for `gradient`, the sum of `variable`.
+  static void hand_to_reader(Shard& shard, const at::Tensor& variable, const at::Tensor& gradient)
+      STITCH_REQUIRES(shard.mutex);
   [[nodiscard]] Shard& shard_of(const at::Tensor& variable) const {
     return shards_[(TensorHash{}(variable) >> 6) % kShards];
   }

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <c10/core/StreamGuard.h>
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "stitch/dist_autograd/graph/compat.h"
+#include "stitch/dist_autograd/graph/device_order.h"
+
+namespace stitch::dist_autograd {
+
+// The stream on which a node works with its gradients on `device`: that on which forward made the
+// first of the tensors there that they belong to. None where it has none there.
+[[nodiscard]] std::optional<c10::Stream> node_stream(const Node& node, c10::Device device);
+
+// Makes the streams of a node current on this thread for a block, one for each device that it has
+// gradients on; the first of these is the current device. For a node of the CPU it does nothing.
+class NodeStreams {
+ public:
+  explicit NodeStreams(const Node& node);
+  ~NodeStreams() { leave(); }
+  NodeStreams(const NodeStreams&) = delete;
+  NodeStreams& operator=(const NodeStreams&) = delete;
+
+  [[nodiscard]] const std::vector<c10::Stream>& streams() const noexcept { return streams_; }
+  // Ends the block. What the node has made is then ordered before what this thread's own streams
+  // do with `made` from now on.
+  void leave_with(const variable_list& made);
+
+ private:
+  void leave() noexcept;
+
+  std::vector<c10::Stream> streams_;
+  std::vector<c10::Stream> outer_;  // of all but the first
+  c10::OptionalStreamGuard first_;
+};
+
+// Gradients on devices that wait in the inputs of nodes: each input has a point at which it is
+// ready, and the node that gets it waits for that alone. Thread contract: one thread at a time.
+class DeviceInputs {
+ public:
+  // Adds `gradient`, which is on a device and made by what this thread's current stream there has
+  // now, to `slot`, an input of `node`. They are added on the stream of the node.
+  void add(const Node& node, std::uint32_t index, std::uint32_t input, at::Tensor& slot,
+           at::Tensor gradient);
+  // Has this thread's current streams, those of the node, wait for its inputs.
+  void wait_for(std::uint32_t index, const variable_list& inputs);
+  void clear() { nodes_.clear(); }
+
+ private:
+  struct Input {
+    std::uint32_t input;
+    ReadyPoint ready;
+    bool sum = false;  // of several, made here
+  };
+  std::unordered_map<std::uint32_t, std::vector<Input>> nodes_;
+};
+
+}  // namespace stitch::dist_autograd
