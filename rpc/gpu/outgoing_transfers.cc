@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/rpc/gpu/device_gate.h"
+#include "stitch/rpc/gpu/device_kernels.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/sent_memory.h"
 #include "stitch/rpc/gpu/tensor_transfers.h"
@@ -128,9 +129,9 @@ void OutgoingTransfers::pack(c10::Device from, c10::Device to, std::vector<Small
 
 void OutgoingTransfers::copy_into(const at::Tensor& buffer, const std::vector<Small>& tensors) {
   const c10::Stream stream = VirtualGuardImpl(c10::kCUDA).getStream(buffer.device());
+  const transport::gpu::KernelTable* const kernels = device_kernels(buffer.device());
   const bool by_kernel =
-      transfers_.kernels_ != nullptr &&
-      std::all_of(tensors.begin(), tensors.end(), [](const Small& each) {
+      kernels != nullptr && std::all_of(tensors.begin(), tensors.end(), [](const Small& each) {
         return each.source.dim() <= static_cast<std::int64_t>(transport::gpu::kMaxPackedDimensions);
       });
   if (by_kernel) {
@@ -147,13 +148,13 @@ void OutgoingTransfers::copy_into(const at::Tensor& buffer, const std::vector<Sm
       entry.element_bytes = static_cast<std::uint32_t>(each.source.element_size());
       packed.push_back(entry);
     }
-    const int status = transfers_.kernels_->pack(
-        buffer.device().index(), packed.data(), packed.size(), buffer.data_ptr(),
-        static_cast<std::uint64_t>(buffer.numel()), nullptr, transfers_.bridge_.raw(stream));
-    if (status != 0)
+    const int status = kernels->pack(buffer.device().index(), packed.data(), packed.size(),
+                                     buffer.data_ptr(), static_cast<std::uint64_t>(buffer.numel()),
+                                     nullptr, transfers_.bridge_.raw(stream));
+    if (status == 0) return;
+    if (!kernels_cannot_run(buffer.device(), status))
       throw transport::gpu::kernel_error(
-          *transfers_.kernels_, "pack " + std::to_string(packed.size()) + " tensors", status);
-    return;
+          *kernels, "pack " + std::to_string(packed.size()) + " tensors", status);
   }
   for (const Small& each : tensors) {
     const TransferSection::Tensor& described = section_.tensors[each.described];

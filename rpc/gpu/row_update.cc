@@ -59,7 +59,8 @@ bool update_rows(const at::Tensor& parameter, const at::Tensor& gradient, const 
   if (!has_rows(parameter) || !suits(gradient, parameter) || !has_state(update, parameter))
     return false;
   const DeviceBridge* const bridge = device_bridge();
-  const KernelTable* const kernels = bridge != nullptr ? device_kernels() : nullptr;
+  const KernelTable* const kernels =
+      bridge != nullptr ? device_kernels(parameter.device()) : nullptr;
   if (kernels == nullptr) return false;
 
   const at::NoGradGuard no_grad;
@@ -94,7 +95,7 @@ bool update_rows(const at::Tensor& parameter, const at::Tensor& gradient, const 
   // What the kernels refuse, too many rows say, libtorch's operators may do all the same.
   int status = kernels->sparse_workspace(device.index(), described.count, described.rows,
                                          described.columns, &described.workspace_bytes);
-  if (status < 0) return false;
+  if (status < 0 || kernels_cannot_run(device, status)) return false;
   if (status > 0) throw failed(status);
   at::Tensor workspace;
   try {
@@ -106,7 +107,7 @@ bool update_rows(const at::Tensor& parameter, const at::Tensor& gradient, const 
   described.workspace = address(workspace);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
   status = kernels->sparse_update(device.index(), &described, nullptr, bridge->raw(stream));
-  if (status < 0) return false;
+  if (status < 0 || kernels_cannot_run(device, status)) return false;
   if (status > 0) throw failed(status);
   if (!parameter.is_inference()) torch::autograd::impl::bump_version(parameter);
   return true;

@@ -106,8 +106,7 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
     : self_(self),
       hooks_(std::move(hooks)),
       bridge_(*device_bridge()),
-      cuda_(*GpuLibraries::of_process().cuda()),
-      kernels_(device_kernels()) {
+      cuda_(*GpuLibraries::of_process().cuda()) {
   DeviceTransfers::Options options;
   options.self = peer_id(self_);
   options.lanes = Lanes::of_process();
@@ -233,6 +232,8 @@ void TensorTransfers::debug_info(std::map<std::string, std::int64_t>& numbers) c
   numbers.emplace("gpu.transfers_receiving", static_cast<std::int64_t>(counters.incoming));
   numbers.emplace("gpu.transfer_retries", static_cast<std::int64_t>(counters.retries));
   numbers.emplace("gpu.broken_communicators", static_cast<std::int64_t>(counters.breaks));
+  for (const auto& [device, status] : kernels_left_out())
+    numbers.emplace("gpu.kernels_left_out.cuda:" + std::to_string(device), status);
 }
 
 }  // namespace stitch::rpc

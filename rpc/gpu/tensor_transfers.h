@@ -22,7 +22,6 @@
 #include "stitch/rpc/gpu/transfer_section.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/gpu/device_transfers.h"
-#include "stitch/transport/gpu/kernels/kernel_abi.h"
 
 namespace stitch::rpc {
 
@@ -62,7 +61,7 @@ class TensorTransfers {
   // returned: 0 once nothing is on its way.
   [[nodiscard]] std::size_t under_way() const;
   // "gpu.sent_bytes.peer.worker1.cuda:0", "gpu.path_failures.ipc.worker1.cuda:0" and so on;
-  // "gpu.transfer_retries", "gpu.broken_communicators", ...
+  // "gpu.transfer_retries", "gpu.broken_communicators", "gpu.kernels_left_out.cuda:0", ...
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 
  private:
@@ -92,7 +91,6 @@ class TensorTransfers {
   const TransferHooks hooks_;
   const DeviceBridge& bridge_;
   const transport::gpu::CudaApi& cuda_;
-  const transport::gpu::KernelTable* kernels_ = nullptr;  // null: tensors are packed one by one
   const std::shared_ptr<Counter> messages_ = std::make_shared<Counter>(0);
   mutable base::Mutex mutex_;
   // By life. The number of a peer is its place here, plus 1.

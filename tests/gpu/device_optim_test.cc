@@ -151,6 +151,16 @@ TEST_F(DeviceOptimizer, LeavesAllToLibtorchWhereThereAreNoKernels) {
   stitch::rpc::set_device_bridge(bridge);
 }
 
+TEST_F(DeviceOptimizer, LeavesAllToLibtorchWhereTheDeviceCannotRunTheKernels) {
+  const auto* const before = stitch::rpc::device_bridge();
+  stitch::rpc::DeviceBridge bridge = *before;
+  bridge.kernels = &fake::kernels_without_image(fake::Says::at_use);
+  stitch::rpc::set_device_bridge(&bridge);
+  EXPECT_EQ(same_steps<SGD>(SGDOptions(0.05)), 0);
+  EXPECT_EQ(same_steps<SparseAdam>(SparseAdamOptions(0.05)), 0);
+  stitch::rpc::set_device_bridge(before);
+}
+
 // Parameters that a kernel cannot step as they lie.
 TEST_F(DeviceOptimizer, StepsRowsThatAreNotContiguous) {
   const Cluster cluster(1);

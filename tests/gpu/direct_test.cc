@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/rpc/gpu/device_bridge.h"
 #include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
@@ -234,6 +235,42 @@ TEST_F(DirectTensors, SmallTensorsOfAMessageArePackedByTheKernelIntoOneTransfer)
   EXPECT_EQ(results.front().storage().data_ptr().get(), results.back().storage().data_ptr().get());
   ASSERT_TRUE(all_is_counted(cluster[0]));
   EXPECT_EQ(count(cluster[0], "gpu.sent_messages.staging.worker1.cuda:0"), 1);
+}
+
+// Other kernels than those of the double, for a block.
+class UnderKernels {
+ public:
+  explicit UnderKernels(const stitch::transport::gpu::KernelTable& table)
+      : before_(stitch::rpc::device_bridge()), bridge_(*before_) {
+    bridge_.kernels = &table;
+    stitch::rpc::set_device_bridge(&bridge_);
+  }
+  ~UnderKernels() { stitch::rpc::set_device_bridge(before_); }
+  UnderKernels(const UnderKernels&) = delete;
+  UnderKernels& operator=(const UnderKernels&) = delete;
+
+ private:
+  const stitch::rpc::DeviceBridge* const before_;
+  stitch::rpc::DeviceBridge bridge_;
+};
+
+TEST_F(DirectTensors, WhereKernelsCannotRunOnADeviceTheyAreLeftOutThereAlone) {
+  for (const auto when : {fake::Says::at_load, fake::Says::at_use}) {
+    const UnderKernels under(fake::kernels_without_image(when));
+    Cluster cluster(2, worker0_maps);
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 40; ++i) tensors.push_back(cuda(0, static_cast<float>(i), {i + 1, 900}));
+    for (int call = 1; call <= 2; ++call) {
+      const auto launches = fake::packings();
+      const std::vector<at::Tensor> results = rpc_sync<all_same>("worker1", tensors);
+      EXPECT_EQ(fake::packings(), launches + 1) << "there, and not back";
+      ASSERT_EQ(results.size(), tensors.size());
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        EXPECT_TRUE(at::equal(results[i].cpu(), tensors[i].cpu())) << i;
+    }
+    EXPECT_EQ(count(cluster[1], "gpu.kernels_left_out.cuda:1"), 209);
+    EXPECT_FALSE(cluster[1].debug_info().contains("gpu.kernels_left_out.cuda:0"));
+  }
 }
 
 TEST_F(DirectTensors, AResultIsReceivedIntoATensorOnADevice) {

@@ -103,22 +103,51 @@ int sparse_update(int device, const SparseUpdate* update, std::uint32_t*, void* 
   return launch(device, stream, std::move(kernel));
 }
 
+int load(int) { return transport::gpu::kKernelSuccess; }
 const char* describe(int) { return "an error of the double"; }
+
+constexpr int kNoKernelImage = 209;  // cudaErrorNoKernelImageForDevice
+constexpr int kDeviceWithoutImage = 1;
+int load_but_for_one(int device) { return device == kDeviceWithoutImage ? kNoKernelImage : 0; }
+int pack_but_for_one(int device, const PackedTensor* tensors, std::size_t count, void* packed,
+                     std::uint64_t packed_bytes, std::uint32_t* errors, void* stream) {
+  if (device == kDeviceWithoutImage) return kNoKernelImage;
+  return pack(device, tensors, count, packed, packed_bytes, errors, stream);
+}
+int update_nothing(int, const SparseUpdate*, std::uint32_t*, void*) { return kNoKernelImage; }
+
+KernelTable make_table() {
+  KernelTable made{};
+  made.abi = transport::gpu::kKernelAbi;
+  made.bytes = sizeof(made);
+  made.pack = &pack;
+  made.sparse_workspace = &sparse_workspace;
+  made.sparse_update = &sparse_update;
+  made.load = &load;
+  made.describe = &describe;
+  return made;
+}
 
 }  // namespace
 
 const KernelTable& kernels() {
-  static const KernelTable table = [] {
-    KernelTable made{};
-    made.abi = transport::gpu::kKernelAbi;
-    made.bytes = sizeof(made);
-    made.pack = &pack;
-    made.sparse_workspace = &sparse_workspace;
-    made.sparse_update = &sparse_update;
-    made.describe = &describe;
+  static const KernelTable table = make_table();
+  return table;
+}
+
+const KernelTable& kernels_without_image(Says when) {
+  static const KernelTable at_load = [] {
+    KernelTable made = make_table();
+    made.load = &load_but_for_one;
     return made;
   }();
-  return table;
+  static const KernelTable at_use = [] {
+    KernelTable made = make_table();
+    made.pack = &pack_but_for_one;
+    made.sparse_update = &update_nothing;
+    return made;
+  }();
+  return when == Says::at_load ? at_load : at_use;
 }
 
 int packings() { return pack_launches; }

@@ -7,6 +7,10 @@
 namespace stitch::testing::double_device {
 
 [[nodiscard]] const transport::gpu::KernelTable& kernels();
+// The same with no code for the architecture of cuda:1 (and, at use, none for updates of rows on
+// any device): which CUDA says when they are loaded there, or only when they are to run.
+enum class Says { at_load, at_use };
+[[nodiscard]] const transport::gpu::KernelTable& kernels_without_image(Says when);
 // How often they have been launched.
 [[nodiscard]] int packings();
 [[nodiscard]] int row_updates();
