@@ -12,6 +12,7 @@
 
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
+#include "stitch/rref/serialized.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/cluster.h"
@@ -66,6 +67,18 @@ TEST_P(DeviceStreams, ACallCarriesWhatTheCallersStreamHasStillToCompute) {
   EXPECT_FALSE(result.ready());
   hold.release();
   EXPECT_TRUE(all_are(result.get(), 7));
+}
+
+TEST(DeviceStreamsOfCallers, FewBytesMayBeChangedByWhatIsQueuedAfterTheCall) {
+  Cluster cluster(2, worker0_maps);
+  const at::Tensor tensor = cuda(0, 0);
+  fake::Hold hold(fake::current_stream(device(0)));
+  fake::fill_later(tensor, 1);
+  const auto result = rpc_async<same>("worker1", tensor);
+  fake::fill_later(tensor, 2);
+  hold.release();
+  EXPECT_TRUE(all_are(result.get(), 1));
+  EXPECT_TRUE(all_are(tensor, 2));
 }
 
 TEST_P(DeviceStreams, AnArgumentMayBeDroppedOnceItsCallIsMade) {
@@ -149,6 +162,20 @@ TEST(DeviceStreamsOfHandlers, EachHasAStreamOfItsOwn) {
   EXPECT_NE(first, second);
 }
 
+std::int64_t stream_of_device(const at::Tensor&, int index) {
+  return fake::current_stream(device(index)).id();
+}
+
+TEST(DeviceStreamsOfHandlers, ThatGetTensorsOnDevicesAreOfEachDeviceInUseAndOthersAreDefaultOnes) {
+  Cluster cluster(2, worker0_maps);
+  // In use from now on.
+  static_cast<void>(rpc_sync<stream_of_device>("worker1", on("cuda:2", at::ones(3)), 2));
+  for (const int index : {1, 2}) {
+    EXPECT_NE(rpc_sync<stream_of_device>("worker1", cuda(0, 1), index), 0);
+    EXPECT_EQ(rpc_sync<stream_of_device>("worker1", at::ones(3), index), 0);
+  }
+}
+
 Future<bool> keeps_its_stream(at::Tensor tensor) {
   const auto before = fake::current_stream(tensor.device());
   const int two = co_await rpc_async<plus_one>("worker0", 1);
@@ -180,6 +207,11 @@ bool uses_its_stream(const at::Tensor& tensor) {
   return std::count(recorded.begin(), recorded.end(), fake::current_stream(tensor.device())) > 0;
 }
 
+Future<bool> is_kept_after_co_await(at::Tensor tensor) {
+  const at::Tensor result = co_await rpc_async<same>("worker1", tensor);
+  co_return uses_its_stream(result);
+}
+
 TEST(DeviceStreamsOfReceivers, MemoryIsKeptForTheStreamThatUsesIt) {
   Cluster cluster(2, worker0_maps);
   EXPECT_TRUE(rpc_sync<uses_its_stream>("worker1", cuda(0, 1)));
@@ -189,6 +221,7 @@ TEST(DeviceStreamsOfReceivers, MemoryIsKeptForTheStreamThatUsesIt) {
     return uses_its_stream(result);
   });
   EXPECT_TRUE(then.get());
+  EXPECT_TRUE(is_kept_after_co_await(cuda(0, 1)).get());
 }
 
 TEST(DeviceStreamsOfReceivers, AContinuationRunsUnderTheStreamsItWasAddedUnder) {
@@ -210,6 +243,36 @@ struct Counter {
     return value.clone();
   }
 };
+// A table whose rows are filled by what a call queues and leaves there.
+struct Table {
+  at::Tensor value;
+  Table() : value(cuda(1, 0)) {}
+  void fill_later(const at::Tensor& by) const {
+    held_by_handler = new fake::Hold(fake::current_stream(by.device()));
+    fake::fill_later(value, 5);
+  }
+  // Under the default streams, which no call has made wait for those of another.
+  [[nodiscard]] bool is_full() const { return all_are(value, 5); }
+};
+
+template <class Handle>
+void expect_turns(const Handle& table) {
+  const auto first = table.template rpc_async<&Table::fill_later>(cuda(0, 1));
+  ASSERT_TRUE(eventually([] { return fake::has_queued_work(device(1)); }));
+  const auto second = table.template rpc_async<&Table::is_full>();
+  EXPECT_EQ(rpc_sync<plus_one>("worker1", 1), 2);
+  EXPECT_FALSE(second.ready());
+  delete held_by_handler;
+  first.get();
+  EXPECT_TRUE(second.get()) << "it ran before what the first had queued";
+}
+
+TEST(DeviceStreamsOfHandlers, TurnsEndWhenWhatTheMethodQueuedHasEnded) {
+  Cluster cluster(2, worker0_maps);
+  expect_turns(stitch::remote<stitch::Serialized<Table>>("worker1"));
+  expect_turns(stitch::remote<Table>("worker1").ordered());
+}
+
 at::Tensor sum(const std::vector<at::Tensor>& tensors) {
   at::Tensor total = tensors.front().clone();
   for (std::size_t i = 1; i < tensors.size(); ++i) total.add_(tensors[i]);
