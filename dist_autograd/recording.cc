@@ -117,6 +117,16 @@ void require_own_context(const rpc::Agent& self, const ContextId& context) {
                   "tensors would be lost");
 }
 
+// The answer to such a call, none of whose arguments required grad.
+Error not_of_this_worker(const rpc::Agent& self, const ContextId& context) {
+  return Error(ErrorCode::invalid_argument,
+               "its result has gradients of dist_autograd context " +
+                   dist_autograd::to_string(context) + ", which " + stitch::to_string(self.self()) +
+                   " that made the call takes no part in, and they would be lost: the context was "
+                   "current, but a reference or member of another worker of the process was used; "
+                   "use its own, or call with grad mode off");
+}
+
 }  // namespace
 
 void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
@@ -180,7 +190,12 @@ void Recording::on_decode(rpc::InMessage& message, rpc::ExecutionContext& execut
   const Section section = Section::read(found->bytes);
   const auto context =
       request ? release_.join(section.context, message.from) : contexts_.find(section.context);
-  if (!context) return;  // it has ended: a late message is not recorded
+  if (!context) {
+    // What has ended is not recorded any more, when a message is late.
+    if (!request && section.link != 0 && !contexts_.has_ended(section.context))
+      throw not_of_this_worker(agent_, section.context);
+    return;
+  }
   LinkName call;
   if (request) {
     call = {.part = LinkName::Part::argument, .function = function_of(message.view.body())};

@@ -354,11 +354,14 @@ void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& messag
     call.pending->on_error(about(call, error, std::string("failed: ") + error.what()));
     return;
   }
+  const char* why = "its result does not match its type on the caller: ";
   try {
     ExecutionContext context;
     context.runtime = std::shared_ptr<Runtime>(owner_);
     decode_tensors(message);
+    const char* const later = std::exchange(why, "");
     for (const auto& extension : extensions_) extension->on_decode(message, context);
+    why = later;
     if (message.view.kind() == wire::kReply) {
       call.pending->on_reply(message);
       return;
@@ -374,9 +377,7 @@ void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& messag
     call.pending->on_error(about(call, error.with_remote(true), "failed: " + text));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    call.pending->on_error(about(
-        call, error,
-        std::string("failed: its result does not match its type on the caller: ") + error.what()));
+    call.pending->on_error(about(call, error, std::string("failed: ") + why + error.what()));
   }
 }
 

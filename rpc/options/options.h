@@ -80,8 +80,14 @@ class EncryptionChoice : public std::optional<Encryption> {
   using std::optional<Encryption>::optional;
   EncryptionChoice(std::optional<Encryption> encryption) : optional(encryption) {}  // NOLINT
   // "on", "integrity" or "off". Throws Error(invalid_argument) for any other text.
-  EncryptionChoice(const std::string& name);                                   // NOLINT: as a text
-  EncryptionChoice(const char* name) : EncryptionChoice(std::string(name)) {}  // NOLINT: as a text
+  EncryptionChoice(const std::string& name);  // NOLINT: as a text
+  EncryptionChoice(const char* name)          // NOLINT: as a text; null is such a text
+      : EncryptionChoice(std::string(name == nullptr ? "(null)" : name)) {}
+  // Without it the operators of std::optional are ambiguous.
+  friend bool operator==(const EncryptionChoice& a, const EncryptionChoice& b) {
+    return static_cast<const std::optional<Encryption>&>(a) ==
+           static_cast<const std::optional<Encryption>&>(b);
+  }
 };
 
 // How a worker joins its world. Every field has a default and an environment variable

@@ -195,7 +195,18 @@ TEST(Context, RefusesTensorsInACallThatAnotherWorkerOfTheProcessMakes) {
                 std::string::npos)
           << error.what();
     }
-    cluster[0].rpc_sync<times_parameter>("worker1", ones());
+    // Nor would the gradients of what the result is made of find their way.
+    const auto error = error_of([&] { cluster[0].rpc_sync<times_parameter>("worker1", ones()); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what())
+                  .find("which worker \"worker0\" (id 0) that made the call takes no part in"),
+              std::string::npos)
+        << error.what();
+    EXPECT_EQ(std::string(error.what()).find("does not match its type"), std::string::npos);
+    {
+      const at::NoGradGuard off;
+      EXPECT_FALSE(cluster[0].rpc_sync<times_parameter>("worker1", ones()).requires_grad());
+    }
     context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
     EXPECT_EQ(context.gradients().count(x), 1U);
   }

@@ -333,6 +333,13 @@ TEST(Encryption, NeedsASecretAndAKnownName) {
   EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::on);
   EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = "onn"; }).what()),
             "encryption is \"onn\"; allowed: on, integrity, off");
+  const char* const unset = nullptr;
+  EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = unset; }).what()),
+            "encryption is \"(null)\"; allowed: on, integrity, off");
+  stitch::Options other;
+  EXPECT_FALSE(options.encryption == other.encryption);
+  other.encryption = stitch::Encryption::on;
+  EXPECT_TRUE(options.encryption == other.encryption);
 }
 
 TEST(TensorPipe, IsRefusedWithASecretUnlessInsecureIsAllowed) {
