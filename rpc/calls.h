@@ -1,6 +1,8 @@
 #pragma once
 
+#include <exception>
 #include <memory>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -27,8 +29,8 @@ void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
   static_assert(
       Sendable<Value>,
       "stitch: a parameter of this remote function has a type that cannot be sent; give the type a "
-      "cereal "
-      "serialize(Archive&) member, or pass one of the sendable types listed at stitch::Sendable");
+      "default constructor and a cereal serialize(Archive&) member, or pass one of the sendable "
+      "types listed at stitch::Sendable");
   constexpr bool kConverts = std::is_convertible_v<Arg&&, Value>;
   constexpr bool kStandsIn = !kConverts && StandIn<std::remove_cvref_t<Arg>, Value>::kExists;
   static_assert(kConverts || kStandsIn,
@@ -66,12 +68,26 @@ void encode_arguments(rpc::OutMessage& message, Args&&... args) {
   (std::make_index_sequence<Traits::kArity>{});
 }
 
+// What an argument that cannot be written is: what its own serialize function throws is a mistake
+// of the program, missing memory is not.
+[[nodiscard]] inline ErrorCode code_of_writing(const std::exception_ptr& exception) noexcept {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    return error.code();
+  } catch (const std::bad_alloc&) {
+    return ErrorCode::internal;
+  } catch (...) {
+    return ErrorCode::invalid_argument;
+  }
+}
+
 // The error of a call whose arguments could not be written.
 [[nodiscard]] inline Error was_not_made(std::string_view function, const WorkerInfo& to,
                                         const std::exception_ptr& exception) {
   const Error error = to_error(exception);
-  return Error(error.code(), "call " + std::string(function) + "() to " + to_string(to) +
-                                 " was not made: " + error.what())
+  return Error(code_of_writing(exception), "call " + std::string(function) + "() to " +
+                                               to_string(to) + " was not made: " + error.what())
       .with_worker(to.name)
       .with_function(std::string(function));
 }
@@ -178,7 +194,11 @@ auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&
     return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
                          target.into());
   } catch (...) {
-    return make_failed<R>(to_error(std::current_exception()));
+    Error error = to_error(std::current_exception());
+    // Not for want of memory: there might be none for the name either.
+    if (error.code() != ErrorCode::internal && error.function().empty())
+      error = error.with_function(std::string(function.name));
+    return make_failed<R>(std::move(error));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -215,6 +216,29 @@ TEST(Misuse, AWorkerThatWasMovedFromSaysSo) {
   }
   EXPECT_EQ(kept.rpc_sync<one>("worker1"), 1);
   gone = std::move(kept);
+}
+
+struct Unwritable {
+  template <class Archive>
+  void serialize(Archive&) {
+    throw std::runtime_error("not today");
+  }
+};
+void take(Unwritable) {}
+
+TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsTheProgramsMistake) {
+  const Cluster cluster(2);
+  const auto error = error_of([] { stitch::rpc_sync<take>("worker1", Unwritable{}); });
+  EXPECT_TRUE(
+      has_text(error, ErrorCode::invalid_argument, "was not made: std::runtime_error: not today"));
+  EXPECT_EQ(error.worker(), "worker1");
+}
+
+TEST(Misuse, TheErrorOfACallToNoWorkerHasItsFunction) {
+  const Cluster cluster(2);
+  const auto error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error.function(), "misuse::(anonymous namespace)::one");
 }
 
 // --- gatherings that do not match
