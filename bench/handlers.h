@@ -12,5 +12,6 @@ void empty_inline();
 at::Tensor add(at::Tensor a, at::Tensor b);
 at::Tensor add_inline(at::Tensor a, at::Tensor b);
 at::Tensor echo(at::Tensor tensor);
+void take(at::Tensor tensor);
 
 }  // namespace stitch_bench

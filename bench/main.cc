@@ -132,9 +132,8 @@ int run_program(const std::vector<std::string>& arguments) {
   }
   for (const auto& name : settings.measures) {
     if (!find_measure(name).needs_device || has_device()) continue;
-    std::fprintf(stderr,
-                 "stitch-bench: the measure %s needs a CUDA device, and libtorch sees none here\n",
-                 name.c_str());
+    std::fprintf(stderr, "stitch-bench: no device: the measure %s needs a CUDA device: %s\n",
+                 name.c_str(), why_no_device().c_str());
     return kNoDevice;
   }
   return Benchmark(arguments, std::move(settings)).run();

@@ -10,10 +10,11 @@ namespace stitch_bench {
 // A measurement with a name. Its processes are started again for each round and each path.
 struct Measure {
   std::string name;
-  std::string about;                  // one line for --list
-  bool quick = false;                 // part of the default set
-  bool needs_device = false;          // left out of --all where there is no CUDA device
-  std::vector<std::string> paths{};   // of "same_host", "tcp": run for each; empty: run once
+  std::string about;          // one line for --list
+  bool quick = false;         // part of the default set
+  bool needs_device = false;  // left out of --all where there is no CUDA device
+  // Run for each, empty: once. Those of stitch's connection are "same_host" and "tcp".
+  std::vector<std::string> paths{};
   std::vector<std::string> floors{};  // measures that run with it
   void (*first)(Side&) = nullptr;     // run by rank 0
   void (*second)(Side&) = nullptr;    // run by rank 1; null: there is none
@@ -36,8 +37,9 @@ struct Measure {
 [[nodiscard]] Measure rref();
 [[nodiscard]] Measure allocs();
 [[nodiscard]] Measure gpu();
-// Whether libtorch sees a CUDA device.
+// Whether there is a CUDA device that libtorch sees, and what the measures need beside it.
 [[nodiscard]] bool has_device();
+[[nodiscard]] std::string why_no_device();
 // idle.cc and floors_*.cc
 [[nodiscard]] Measure memory_base();
 [[nodiscard]] Measure floor_sockets();

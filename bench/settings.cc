@@ -110,7 +110,9 @@ std::string help_text() {
          ")\n"
          "  --result-lines       also prints lines \"RESULT key value unit\"\n"
          "  --json FILE          writes everything, each round included, to FILE\n"
-         "  --help\n";
+         "  --help\n\n"
+         "Exit status: 0; 1 a measure failed; 2 a wrong command line; 77 no device, for a measure "
+         "that was named\nand needs one; 128 + signal after Ctrl-C.\n";
 }
 
 }  // namespace stitch_bench

@@ -22,7 +22,8 @@ class Side {
 
   [[nodiscard]] const Settings& settings() const { return settings_; }
   [[nodiscard]] int rank() const { return rank_; }
-  // The path on which stitch connects, "same_host" or "tcp"; empty for measures without stitch.
+  // Of Measure::paths: how stitch connects, "same_host" or "tcp", or how bytes go from device to
+  // device; empty for measures without stitch.
   [[nodiscard]] const std::string& path() const { return path_; }
   // The memory of a process that only loads libtorch, measured before; 0 when it was not.
   [[nodiscard]] double base_rss_mib() const { return base_rss_mib_; }
