@@ -40,6 +40,8 @@ at::Tensor over(c10::Storage storage, c10::DispatchKeySet keys, const at::Tensor
   auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   made.unsafeGetTensorImpl()->set_storage_offset(like.storage_offset());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
+  if (like.is_conj()) made.unsafeGetTensorImpl()->_set_conj(true);
+  if (like.is_neg()) made.unsafeGetTensorImpl()->_set_neg(true);
   return made;
 }
 
@@ -170,7 +172,9 @@ class Call {
     if (!device_) device_ = tensor.device();
     read_.push_back(tensor);
     if (written) written_.push_back(tensor);
-    wrapped_.emplace_back(tensor, as_cpu(tensor));
+    // An output without memory yet is given some by the operator.
+    const bool grows = written && tensor.numel() == 0 && base(tensor) == nullptr;
+    wrapped_.emplace_back(tensor, grows ? at::empty({0}, tensor.scalar_type()) : as_cpu(tensor));
     return wrapped_.back().second;
   }
 
@@ -196,10 +200,17 @@ class Call {
     return made;
   }
 
-  // Sparse tensors may have got other parts in place.
+  // Sparse tensors may have got other parts in place, and empty ones memory.
   void unwrap_changed() {
     for (const auto& [original, alias] : wrapped_) {
-      if (!original.is_sparse()) continue;
+      if (!original.is_sparse()) {
+        if (base(original) != nullptr || alias.numel() == 0) continue;
+        const at::Tensor made = unwrap_dense(alias);
+        auto* const impl = original.unsafeGetTensorImpl();
+        impl->set_storage_keep_dtype(made.storage());
+        impl->set_sizes_and_strides(made.sizes(), made.strides());
+        continue;
+      }
       auto* const impl = at::sparse::get_sparse_impl(original);
       const auto* const changed = at::sparse::get_sparse_impl(alias);
       if (base(changed->values()) != base(impl->values()))

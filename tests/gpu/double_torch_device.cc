@@ -264,6 +264,11 @@ struct OverDouble final : device_on_cpu::Device {
   c10::DataPtr allocate(std::size_t bytes) override { return take(bytes); }
   c10::DeleterFnPtr free_memory() const override { return &free_block; }
   void copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking) override {
+    if (to.is_cuda() && from.is_cuda() && to.device() != from.device()) {
+      copy_between(to, from);
+      if (!non_blocking) synchronize(current_stream(to.device()));
+      return;
+    }
     const c10::Stream stream = current_stream(to.is_cuda() ? to.device() : from.device());
     Kernel kernel;
     kernel.name = "copy_";
@@ -289,6 +294,35 @@ struct OverDouble final : device_on_cpu::Device {
   void put(const at::Tensor& made, const at::Tensor& result) override { copy(made, result, true); }
 
  private:
+  // As libtorch does it: one stream of the source copies, after what that of the destination has
+  // queued, which waits for it.
+  void copy_between(const at::Tensor& to, const at::Tensor& from) {
+    if (to.numel() == 0) return;
+    const c10::Stream source = current_stream(from.device());
+    const c10::Stream destination = current_stream(to.device());
+    const auto dense_on = [&](c10::Device device) {
+      return at::empty(to.sizes(), at::TensorOptions().dtype(to.scalar_type()).device(device));
+    };
+    const at::Tensor here = dense_on(from.device());
+    const at::Tensor there = dense_on(to.device());
+    copy(here, from, true);
+    const auto order = [](const c10::Stream& earlier, const c10::Stream& later) {
+      const cuda::Event event = record(earlier);
+      const OnDevice on(later.device_index());
+      check(api().stream_wait_event(handle(later), event, 0));
+      check(api().event_destroy(event));
+    };
+    order(destination, source);
+    {
+      const OnDevice on(source.device_index());
+      check(api().memcpy_peer_async(there.data_ptr(), to.device().index(), here.data_ptr(),
+                                    from.device().index(), there.nbytes(), handle(source)));
+    }
+    order(source, destination);
+    c10::impl::VirtualGuardImpl(c10::kCUDA)
+        .recordDataPtrOnStream(there.storage().data_ptr(), source);
+    copy(to, there, true);
+  }
   static void synchronize(const c10::Stream& stream) {
     const OnDevice on(stream.device_index());
     check(api().stream_synchronize(handle(stream)));

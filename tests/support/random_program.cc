@@ -17,6 +17,12 @@ std::uint64_t hash(std::uint64_t a, std::uint64_t b) {
   return h * 0x94d049bb133111ebu;
 }
 
+at::Device device_of(const RandomProgram& program, std::uint64_t number) {
+  if (program.devices == 0) return at::kCPU;
+  return {at::kCUDA,
+          static_cast<c10::DeviceIndex>(number % static_cast<std::uint64_t>(program.devices))};
+}
+
 at::Tensor random_matrix(std::mt19937_64& random, at::ScalarType dtype) {
   at::Tensor matrix = at::empty({2, 3, 3}, at::kDouble);
   std::uniform_real_distribution<double> uniform(-1.0, 1.0);
@@ -72,15 +78,19 @@ constexpr int kTable = kProgramParameters - 1;
 class Block {
  public:
   Block(const ProgramHost& host, const ProgramBlock& block, const Tensors& arguments)
-      : host_(host), block_(block), random_(block.path), hook_random_(hash(block.path, 11)) {
+      : host_(host),
+        block_(block),
+        random_(block.path),
+        hook_random_(hash(block.path, 11)),
+        device_(device_of(block.program, hash(block.path, 12))) {
     hook_received(arguments);
     for (const at::Tensor& argument : arguments)
-      values_.push_back(argument.defined() ? argument : random_matrix(random_, dtype()));
+      values_.push_back(argument.defined() ? argument : new_matrix());
     if (block_.table) {
       const at::Tensor table = values_.back();
       values_.back() = look_up(table);
     }
-    if (values_.empty()) values_.push_back(random_matrix(random_, dtype()));
+    if (values_.empty()) values_.push_back(new_matrix());
     values_.push_back(parameter());
   }
 
@@ -94,6 +104,7 @@ class Block {
 
  private:
   [[nodiscard]] at::ScalarType dtype() const { return block_.program.dtype; }
+  at::Tensor new_matrix() { return random_matrix(random_, dtype()).to(device_); }
   int pick(int count) { return static_cast<int>(random_() % static_cast<std::uint64_t>(count)); }
   at::Tensor parameter() {
     return host_.parameter(pick(block_.program.tables_apart ? kTable : kProgramParameters));
@@ -103,8 +114,10 @@ class Block {
   }
   at::Tensor any() { return values_[random_() % values_.size()]; }
 
-  // A value of the program as a 3x3 matrix of its dtype and of moderate size, differentiably.
-  at::Tensor squared(const at::Tensor& value) const {
+  // A value of the program as a 3x3 matrix of its dtype and of moderate size, on the device of this
+  // block, differentiably.
+  at::Tensor squared(const at::Tensor& anywhere) const {
+    const at::Tensor value = anywhere.to(device_);
     const bool foreign = value.is_complex() && !c10::isComplexType(dtype());
     const at::Tensor own = foreign ? at::real(value) : value;
     if (own.sizes() == at::IntArrayRef({3, 3})) return own;
@@ -113,7 +126,7 @@ class Block {
 
   // Rows of a table, with a sparse gradient for it.
   at::Tensor look_up(const at::Tensor& table) {
-    const at::Tensor rows = at::tensor({pick(3), pick(3), pick(3)}, at::kLong);
+    const at::Tensor rows = at::tensor({pick(3), pick(3), pick(3)}, at::kLong).to(table.device());
     return at::embedding(table, rows, -1, false, /*sparse=*/true);
   }
 
@@ -136,7 +149,7 @@ class Block {
         values_.push_back(squared(any()).t());
         break;
       case 5:
-        values_.push_back(squared(any()) * parameter().sum());
+        values_.push_back(squared(any()) * parameter().sum().to(device_));
         break;
       case 6:
         values_.push_back(parameter());
@@ -236,7 +249,7 @@ class Block {
   }
 
   Tensors results() {
-    at::Tensor sum = at::zeros({3, 3}, dtype());
+    at::Tensor sum = at::zeros({3, 3}, at::TensorOptions().dtype(dtype()).device(device_));
     for (const at::Tensor& value : values_) {
       if (block_.program.uses_everything || pick(3) != 0) sum = sum + squared(value);
     }
@@ -250,6 +263,7 @@ class Block {
   const ProgramBlock block_;
   std::mt19937_64 random_;
   std::mt19937_64 hook_random_;  // apart, so that a program does the same with and without hooks
+  const at::Device device_;
   Tensors values_;
   std::vector<std::pair<std::function<Tensors()>, bool>> waiting_;
   std::uint64_t calls_ = 0;
@@ -261,7 +275,9 @@ Tensors program_parameters(const RandomProgram& program, int worker) {
   std::mt19937_64 random(hash(program.seed, 1000 + static_cast<std::uint64_t>(worker)));
   Tensors parameters;
   for (int i = 0; i < kProgramParameters; ++i) {
-    parameters.push_back(random_matrix(random, program.dtype).requires_grad_());
+    const at::Device device =
+        device_of(program, static_cast<std::uint64_t>(worker) + static_cast<std::uint64_t>(i));
+    parameters.push_back(random_matrix(random, program.dtype).to(device).requires_grad_());
     if (program.hooks && i == 0) parameters.back().register_hook(uneven);
   }
   return parameters;
@@ -274,7 +290,7 @@ Tensors run_block(const ProgramHost& host, const ProgramBlock& block, const Tens
 at::Tensor run_program(const ProgramHost& host, const RandomProgram& program) {
   at::Tensor loss = real_sum(host.parameter(0));
   for (const at::Tensor& result : run_block(host, {program, hash(program.seed, 7), 0}, {})) {
-    if (result.defined()) loss = loss + real_sum(result);
+    if (result.defined()) loss = loss + real_sum(result).to(loss.device());
   }
   return loss;
 }
@@ -282,14 +298,14 @@ at::Tensor run_program(const ProgramHost& host, const RandomProgram& program) {
 at::Tensor run_second_program(const ProgramHost& host, const RandomProgram& program) {
   at::Tensor matrix = host.parameter(1) * 1;
   for (const at::Tensor& result : run_block(host, {program, hash(program.seed, 8), 0}, {})) {
-    if (result.defined()) matrix = matrix + real_sum(result);
+    if (result.defined()) matrix = matrix + real_sum(result).to(matrix.device());
   }
   return matrix;
 }
 
 at::Tensor program_seed(const RandomProgram& program, std::uint64_t root) {
   std::mt19937_64 random(hash(program.seed, 2000 + root));
-  return random_matrix(random, program.dtype);
+  return random_matrix(random, program.dtype).to(device_of(program, root));
 }
 
 }  // namespace stitch::testing

@@ -24,10 +24,12 @@ struct RandomProgram {
   // Parameters that are looked up in have no other use: libtorch cannot differentiate the sum of a
   // sparse gradient and a dense one.
   bool tables_apart = false;
+  // CUDA devices that tensors are on, those of one message on several; 0: on the CPU.
+  int devices = 0;
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse, tables_apart);
+    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse, tables_apart, devices);
   }
 };
 

@@ -1,0 +1,214 @@
+// Calls and backward passes with tensors on devices, between workers of one process, as the
+// contract of streams has them (docs/gpu_placement.md): on a GPU by scripts/gpu-test, and over the
+// double of CUDA on a machine without one. CALLS_TRIALS and CALLS_PROGRAMS say how much of it.
+#include "tests/gpu/device/calls_check.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/dist_autograd/context.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/oracle.h"
+
+namespace gpu_calls_check {  // its functions are registered under their full names
+namespace {
+
+using stitch::Options;
+using stitch::rpc_async;
+using stitch::rpc_sync;
+using stitch::gpu_check::delay;
+using stitch::gpu_check::pool_stream;
+using stitch::testing::Cluster;
+using stitch::testing::ProgramBlock;
+using stitch::testing::ProgramHost;
+using stitch::testing::RandomProgram;
+using stitch::testing::Tensors;
+namespace autograd = stitch::dist_autograd;
+
+at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
+
+// The consumer: it reads behind a delay, and what it returns is written behind another.
+at::Tensor plus_one_later(const at::Tensor& tensor) {
+  delay(tensor.device());
+  at::Tensor result = tensor + 1;
+  delay(tensor.device());
+  return result;
+}
+
+class StaleReads : public ::testing::TestWithParam<std::string> {
+ protected:
+  void TearDown() override { EXPECT_EQ(stitch::gpu_check::take_violations(), ""); }
+};
+INSTANTIATE_TEST_SUITE_P(By, StaleReads, ::testing::Values("local", "peer"),
+                         [](const auto& each) { return each.param; });
+
+// The same memory at the source and in `into` each time. Its bytes are written behind a delay, and
+// others as soon as the call has completed.
+TEST_P(StaleReads, AreNone) {
+  const bool peer = GetParam() == "peer";
+  if (peer && stitch::gpu_check::device_count() < 2) GTEST_SKIP() << "one device";
+  const int there = peer ? 1 : 0;
+  const Cluster cluster(2, [&](Options& options) {
+    if (options.rank == 0)
+      options.device_maps["worker1"] = {{"cuda:0", "cuda:" + std::to_string(there)}};
+  });
+  const int trials =
+      stitch::gpu_check::number_of("CALLS_TRIALS", stitch::gpu_check::default_trials());
+  const auto floats = at::TensorOptions().dtype(at::kFloat).device(device(0));
+  int stale = 0;
+  // In the message, packed, by itself.
+  for (const std::int64_t size : {1'000, 100'000, 600'000}) {
+    const c10::StreamGuard producer(pool_stream(device(0)));
+    at::Tensor source = at::zeros({size}, floats);
+    at::Tensor into = at::zeros({size}, floats);
+    for (int trial = 0; trial < (trials + 2) / 3; ++trial) {
+      source.fill_(-7);
+      into.fill_(-7);
+      delay(device(0));
+      source.fill_(trial);
+      const auto future = trial % 2 == 0
+                              ? rpc_async<plus_one_later>({.to = "worker1", .into = into}, source)
+                              : rpc_async<plus_one_later>("worker1", source);
+      const at::Tensor result = future.get();
+      source.fill_(-9);
+      const c10::StreamGuard consumer(pool_stream(device(0)));
+      if (!at::all(result.cpu() == trial + 1).item<bool>()) ++stale;
+    }
+  }
+  EXPECT_EQ(stale, 0);
+}
+
+// ---- random programs
+
+class Parameters {
+ public:
+  void put(std::uint64_t seed, std::vector<Tensors> all) {
+    const std::lock_guard lock(mutex_);
+    all_[seed] = std::move(all);
+  }
+  at::Tensor get(std::uint64_t seed, std::uint32_t worker, int index) {
+    const std::lock_guard lock(mutex_);
+    return all_.at(seed).at(worker).at(static_cast<std::size_t>(index));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::vector<Tensors>> all_;
+};
+Parameters& parameters() {
+  static auto* const all = new Parameters;  // tensors of devices do not outlive these
+  return *all;
+}
+
+ProgramHost remote_host(std::uint64_t seed);
+
+Tensors run_remote_block(const ProgramBlock& block, Tensors arguments) {
+  return run_block(remote_host(block.program.seed), block, arguments);
+}
+
+ProgramHost remote_host(std::uint64_t seed) {
+  ProgramHost host;
+  host.parameter = [seed, worker = stitch::rpc::current_agent()->self().id.value()](int index) {
+    return parameters().get(seed, worker, index);
+  };
+  host.call = [](int callee, const ProgramBlock& block, const Tensors& arguments) {
+    auto future = rpc_async<run_remote_block>(stitch::WorkerId(static_cast<std::uint32_t>(callee)),
+                                              block, arguments);
+    return [future] { return future.get(); };
+  };
+  return host;
+}
+
+at::Tensor on_cpu(const at::Tensor& tensor) { return tensor.defined() ? tensor.cpu() : tensor; }
+
+at::Tensor gradient_on(stitch::Worker& worker, const autograd::ContextId& context,
+                       const at::Tensor& parameter) {
+  const stitch::WorkerScope scope(worker);
+  try {
+    return autograd::find_context(context).gradient(parameter);
+  } catch (const stitch::Error&) {
+    return {};  // it took no part
+  }
+}
+
+class ProgramsOnDevices : public ::testing::TestWithParam<int> {
+ protected:
+  void TearDown() override { EXPECT_EQ(stitch::gpu_check::take_violations(), ""); }
+};
+INSTANTIATE_TEST_SUITE_P(Workers, ProgramsOnDevices, ::testing::Values(2, 4));
+
+// In fp64, to 1e-12, though calls, handlers and passes have streams of their own.
+TEST_P(ProgramsOnDevices, HaveTheGradientsOfOneProcess) {
+  Cluster cluster(GetParam());
+  const int programs =
+      stitch::gpu_check::number_of("CALLS_PROGRAMS", stitch::gpu_check::default_programs());
+  const bool local = stitch::gpu_check::has_local_engine();
+  for (int i = 0; i < programs && !HasFailure(); ++i) {
+    RandomProgram program;
+    program.seed = static_cast<std::uint64_t>(7'000 * GetParam() + i);
+    program.workers = GetParam();
+    program.devices = stitch::gpu_check::device_count();
+    SCOPED_TRACE("seed " + std::to_string(program.seed));
+    stitch::testing::Asking asking;
+    asking.two_losses = i % 2 == 1;
+    asking.own_seed = i % 3 == 1;
+    asking.passes = 1 + i % 2;
+    RandomProgram alone = program;
+    if (!local) alone.devices = 0;
+    std::vector<Tensors> own, theirs;
+    for (int worker = 0; worker < program.workers; ++worker) {
+      own.push_back(program_parameters(program, worker));
+      theirs.push_back(program_parameters(alone, worker));
+    }
+    const auto expected = run_oracle(alone, theirs, asking);
+
+    parameters().put(program.seed, own);
+    // A caller whose streams are not the default ones, now and then.
+    c10::OptionalStreamGuard caller;
+    if (i % 2 == 0) caller.reset_stream(pool_stream(device(0)));
+    autograd::Context context;
+    const auto roots = run_for_roots(remote_host(program.seed), program, asking);
+    EXPECT_NEAR(roots.tensors[0].item<double>(), expected.loss,
+                1e-12 * std::max(1.0, std::abs(expected.loss)));
+    autograd::Options options;
+    options.grads = roots.gradients;
+    for (int pass = 1; pass <= asking.passes; ++pass) {
+      options.retain_graph = pass < asking.passes;
+      context.backward(roots.tensors, options);
+    }
+    for (int worker = 0; worker < program.workers; ++worker) {
+      for (std::size_t p = 0; p < own[0].size(); ++p) {
+        const at::Tensor& parameter = own[static_cast<std::size_t>(worker)][p];
+        const at::Tensor got = gradient_on(cluster[worker], context.id(), parameter);
+        const at::Tensor& wanted = expected.gradients[static_cast<std::size_t>(worker)][p];
+        ASSERT_EQ(got.defined(), wanted.defined());
+        if (!got.defined()) continue;
+        EXPECT_EQ(got.device(), parameter.device());
+        EXPECT_TRUE(stitch::testing::equal_gradients(on_cpu(got), on_cpu(wanted), 1e-12));
+      }
+    }
+    parameters().put(program.seed, {});
+  }
+}
+
+}  // namespace
+}  // namespace gpu_calls_check
+
+namespace stitch::gpu_check {
+
+int number_of(const char* variable, int otherwise) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr ? std::atoi(value) : otherwise;
+}
+
+}  // namespace stitch::gpu_check

@@ -1,0 +1,48 @@
+// The devices of calls_check.cc: GPUs.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+#include "tests/gpu/device/calls_check.h"
+
+namespace stitch::gpu_check {
+
+namespace {
+
+constexpr int kNoDevice = 77;
+
+}  // namespace
+
+std::string set_up_devices() {
+  return torch::cuda::is_available() ? "" : "no device: libtorch sees no CUDA device";
+}
+int device_count() { return static_cast<int>(torch::cuda::device_count()); }
+bool has_local_engine() { return true; }
+
+c10::Stream pool_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(device);
+}
+
+// 128 MiB written eight times: some hundred microseconds on each GPU that there is.
+void delay(at::Device device) {
+  const at::Tensor memory =
+      at::empty({std::int64_t{32} << 20}, at::TensorOptions().dtype(at::kFloat).device(device));
+  for (int i = 0; i < 8; ++i) memory.fill_(i);
+}
+
+int default_trials() { return kTrialsOnGpu; }
+int default_programs() { return 100; }
+std::string take_violations() { return {}; }
+
+}  // namespace stitch::gpu_check
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const std::string why_not = stitch::gpu_check::set_up_devices();
+  if (!why_not.empty()) {
+    std::printf("%s\n", why_not.c_str());
+    return stitch::gpu_check::kNoDevice;
+  }
+  return RUN_ALL_TESTS();
+}
