@@ -103,7 +103,8 @@ int main(int argc, char** argv) try {
   const Arguments arguments = parse(argc, argv);
   const bool cuda = torch::Device(arguments.device).is_cuda();
   if (cuda && !torch::cuda::is_available())
-    throw std::invalid_argument("libtorch sees no CUDA device here; --device cpu does without");
+    throw std::invalid_argument(
+        "no device: libtorch sees no CUDA device here; --device cpu does without");
   const auto self = stitch::init();
   if (self.world_size() != 2)
     throw std::invalid_argument("two workers are needed: stitch-run -n 2 gpu_pipeline");

@@ -78,7 +78,7 @@ int main(int argc, char** argv) try {
     return 0;
   }
   if (torch::Device(line.device).is_cuda() && !torch::cuda::is_available())
-    throw std::invalid_argument("--device is \"" + line.device +
+    throw std::invalid_argument("no device: --device is \"" + line.device +
                                 "\", but libtorch sees no CUDA device here");
   stitch::Options options = stitch::resolve_options({});
   options.name = options.rank == 0 ? "ps" : "trainer" + std::to_string(options.rank);

@@ -160,9 +160,10 @@ TEST(Examples, GpuPipelineTrainsWithoutADevice) {
 }
 
 TEST(Examples, WithoutADeviceTheExamplesForDevicesSayThatThereIsNone) {
-  EXPECT_TRUE(contains(run({example("gpu_pipeline")}, 1), "libtorch sees no CUDA device here"));
+  EXPECT_TRUE(
+      contains(run({example("gpu_pipeline")}, 1), "no device: libtorch sees no CUDA device here"));
   EXPECT_TRUE(contains(run({example("parameter_server"), "--device", "cuda"}, 1),
-                       "--device is \"cuda\", but libtorch sees no CUDA device here"));
+                       "no device: --device is \"cuda\", but libtorch sees no CUDA device here"));
 }
 
 }  // namespace
