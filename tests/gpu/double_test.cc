@@ -153,6 +153,53 @@ TEST(GpuDouble, TheDefaultStreamWaitsForBlockingStreamsOnly) {
   }
 }
 
+TEST(GpuDouble, ACallThatMightBeUnsafeEndsACaptureUnlessItsThreadSaysOtherwise) {
+  FakeGpu world;
+  const auto stream = make_stream(world);
+  const auto captured = make_stream(world);
+  world.set_capturing(0, captured, true);
+  constexpr auto kStreamCaptureUnsupported = static_cast<cuda::Status>(900);
+  EXPECT_EQ(world.cuda(0).stream_query(stream), kStreamCaptureUnsupported);
+  EXPECT_TRUE(says(world.take_violations(), "the capture is invalid"));
+  EXPECT_EQ(world.cuda(1).device_synchronize(), cuda::kSuccess) << "in another process";
+  cuda::CaptureMode mode = cuda::kCaptureRelaxed;
+  EXPECT_EQ(world.cuda(0).thread_exchange_stream_capture_mode(&mode), cuda::kSuccess);
+  EXPECT_EQ(mode, cuda::kCaptureGlobal);
+  EXPECT_EQ(world.cuda(0).stream_query(stream), cuda::kSuccess);
+  EXPECT_EQ(world.cuda(0).thread_exchange_stream_capture_mode(&mode), cuda::kSuccess);
+  EXPECT_EQ(mode, cuda::kCaptureRelaxed);
+  world.set_capturing(0, captured, false);
+  EXPECT_EQ(world.cuda(0).stream_query(stream), cuda::kSuccess);
+}
+
+TEST(GpuDouble, ACallCreatesAContextOnTheCurrentDevice) {
+  FakeGpu world({.devices = 3});
+  int count = 0;
+  EXPECT_EQ(world.cuda(0).get_device_count(&count), cuda::kSuccess);
+  EXPECT_TRUE(world.contexts(0).empty());
+  EXPECT_EQ(world.cuda(0).set_device(2), cuda::kSuccess);
+  const auto event = make_event(world);
+  EXPECT_EQ(world.contexts(0), std::vector<int>{2});
+  {
+    const FakeGpu::AsHost other(world, "a thread that has set none");
+    EXPECT_EQ(world.cuda(0).event_query(event), cuda::kSuccess);
+  }
+  EXPECT_EQ(world.contexts(0), (std::vector<int>{0, 2}));
+  EXPECT_TRUE(world.contexts(1).empty());
+}
+
+TEST(GpuDouble, ThatAnEventHasNotHappenedIsNotedForTheThread) {
+  FakeGpu world;
+  const auto stream = make_stream(world);
+  const auto event = make_event(world);
+  world.launch(0, stream, kernel_of(microseconds(1)));
+  EXPECT_EQ(world.cuda().event_record(event, stream), cuda::kSuccess);
+  EXPECT_EQ(world.cuda().event_query(event), cuda::kNotReady);
+  EXPECT_EQ(world.cuda().get_last_error(), cuda::kNotReady);
+  EXPECT_EQ(world.cuda().get_last_error(), cuda::kSuccess);
+  EXPECT_EQ(world.run(), "");
+}
+
 TEST(GpuDouble, AHandleThatWasDestroyedIsReported) {
   FakeGpu world;
   const auto stream = make_stream(world);

@@ -3,43 +3,44 @@
 // The members of CudaApi and NcclApi with the names that CUDA and NCCL give these functions, for
 // those that go over all of them: X(member, symbol).
 
-#define STITCH_CUDA_RUNTIME_FUNCTIONS(X)                                \
-  X(get_device_count, cudaGetDeviceCount)                               \
-  X(get_device, cudaGetDevice)                                          \
-  X(set_device, cudaSetDevice)                                          \
-  X(runtime_get_version, cudaRuntimeGetVersion)                         \
-  X(driver_get_version, cudaDriverGetVersion)                           \
-  X(device_get_pci_bus_id, cudaDeviceGetPCIBusId)                       \
-  X(mem_get_info, cudaMemGetInfo)                                       \
-  X(device_get_stream_priority_range, cudaDeviceGetStreamPriorityRange) \
-  X(device_synchronize, cudaDeviceSynchronize)                          \
-  X(malloc, cudaMalloc)                                                 \
-  X(free, cudaFree)                                                     \
-  X(host_alloc, cudaHostAlloc)                                          \
-  X(free_host, cudaFreeHost)                                            \
-  X(host_register, cudaHostRegister)                                    \
-  X(host_unregister, cudaHostUnregister)                                \
-  X(memcpy_async, cudaMemcpyAsync)                                      \
-  X(memcpy_peer_async, cudaMemcpyPeerAsync)                             \
-  X(memset_async, cudaMemsetAsync)                                      \
-  X(stream_create_with_priority, cudaStreamCreateWithPriority)          \
-  X(stream_destroy, cudaStreamDestroy)                                  \
-  X(stream_query, cudaStreamQuery)                                      \
-  X(stream_synchronize, cudaStreamSynchronize)                          \
-  X(stream_wait_event, cudaStreamWaitEvent)                             \
-  X(stream_is_capturing, cudaStreamIsCapturing)                         \
-  X(event_create_with_flags, cudaEventCreateWithFlags)                  \
-  X(event_destroy, cudaEventDestroy)                                    \
-  X(event_record, cudaEventRecord)                                      \
-  X(event_query, cudaEventQuery)                                        \
-  X(event_synchronize, cudaEventSynchronize)                            \
-  X(ipc_get_mem_handle, cudaIpcGetMemHandle)                            \
-  X(ipc_open_mem_handle, cudaIpcOpenMemHandle)                          \
-  X(ipc_close_mem_handle, cudaIpcCloseMemHandle)                        \
-  X(device_can_access_peer, cudaDeviceCanAccessPeer)                    \
-  X(device_enable_peer_access, cudaDeviceEnablePeerAccess)              \
-  X(get_last_error, cudaGetLastError)                                   \
-  X(get_error_name, cudaGetErrorName)                                   \
+#define STITCH_CUDA_RUNTIME_FUNCTIONS(X)                                      \
+  X(get_device_count, cudaGetDeviceCount)                                     \
+  X(get_device, cudaGetDevice)                                                \
+  X(set_device, cudaSetDevice)                                                \
+  X(runtime_get_version, cudaRuntimeGetVersion)                               \
+  X(driver_get_version, cudaDriverGetVersion)                                 \
+  X(device_get_pci_bus_id, cudaDeviceGetPCIBusId)                             \
+  X(mem_get_info, cudaMemGetInfo)                                             \
+  X(device_get_stream_priority_range, cudaDeviceGetStreamPriorityRange)       \
+  X(device_synchronize, cudaDeviceSynchronize)                                \
+  X(malloc, cudaMalloc)                                                       \
+  X(free, cudaFree)                                                           \
+  X(host_alloc, cudaHostAlloc)                                                \
+  X(free_host, cudaFreeHost)                                                  \
+  X(host_register, cudaHostRegister)                                          \
+  X(host_unregister, cudaHostUnregister)                                      \
+  X(memcpy_async, cudaMemcpyAsync)                                            \
+  X(memcpy_peer_async, cudaMemcpyPeerAsync)                                   \
+  X(memset_async, cudaMemsetAsync)                                            \
+  X(stream_create_with_priority, cudaStreamCreateWithPriority)                \
+  X(stream_destroy, cudaStreamDestroy)                                        \
+  X(stream_query, cudaStreamQuery)                                            \
+  X(stream_synchronize, cudaStreamSynchronize)                                \
+  X(stream_wait_event, cudaStreamWaitEvent)                                   \
+  X(stream_is_capturing, cudaStreamIsCapturing)                               \
+  X(thread_exchange_stream_capture_mode, cudaThreadExchangeStreamCaptureMode) \
+  X(event_create_with_flags, cudaEventCreateWithFlags)                        \
+  X(event_destroy, cudaEventDestroy)                                          \
+  X(event_record, cudaEventRecord)                                            \
+  X(event_query, cudaEventQuery)                                              \
+  X(event_synchronize, cudaEventSynchronize)                                  \
+  X(ipc_get_mem_handle, cudaIpcGetMemHandle)                                  \
+  X(ipc_open_mem_handle, cudaIpcOpenMemHandle)                                \
+  X(ipc_close_mem_handle, cudaIpcCloseMemHandle)                              \
+  X(device_can_access_peer, cudaDeviceCanAccessPeer)                          \
+  X(device_enable_peer_access, cudaDeviceEnablePeerAccess)                    \
+  X(get_last_error, cudaGetLastError)                                         \
+  X(get_error_name, cudaGetErrorName)                                         \
   X(get_error_string, cudaGetErrorString)
 
 // The second version tells the parts of a divided GPU (MIG) apart.

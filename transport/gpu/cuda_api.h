@@ -33,6 +33,7 @@ struct Uuid {  // CUuuid
 };
 enum CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kAnyCopy = 4 };
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
+enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 
 inline constexpr unsigned kStreamNonBlocking = 1;     // cudaStreamNonBlocking
 inline constexpr unsigned kEventDisableTiming = 2;    // cudaEventDisableTiming
@@ -77,6 +78,9 @@ struct CudaApi {
   cuda::Status (*stream_synchronize)(cuda::Stream stream);
   cuda::Status (*stream_wait_event)(cuda::Stream stream, cuda::Event event, unsigned flags);
   cuda::Status (*stream_is_capturing)(cuda::Stream stream, cuda::CaptureStatus* status);
+
+  // Sets how captures of other threads restrict the calls of this thread; `mode` gets what it was.
+  cuda::Status (*thread_exchange_stream_capture_mode)(cuda::CaptureMode* mode);
 
   cuda::Status (*event_create_with_flags)(cuda::Event* event, unsigned flags);
   cuda::Status (*event_destroy)(cuda::Event event);

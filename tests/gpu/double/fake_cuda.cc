@@ -94,6 +94,7 @@ Status FakeCuda::get_device(Caller& caller, int* device) {
 Status FakeCuda::set_device(Caller& caller, int device) {
   if (physical(caller.process, device) < 0) return static_cast<Status>(101);
   caller.in.device = device;
+  machine_.contexts.insert({caller.process, physical(caller.process, device)});  // as of CUDA 12
   return cuda::kSuccess;
 }
 
@@ -316,6 +317,11 @@ Status FakeCuda::stream_is_capturing(Caller& caller, cuda::Stream handle,
   FakeStream* const stream = find(caller, handle, "stream_is_capturing");
   if (stream == nullptr) return kInvalidHandle;
   *status = stream->capturing ? cuda::kCaptureActive : cuda::kCaptureNone;
+  return cuda::kSuccess;
+}
+
+Status FakeCuda::thread_exchange_stream_capture_mode(Caller& caller, cuda::CaptureMode* mode) {
+  std::swap(*mode, caller.in.capture_mode);
   return cuda::kSuccess;
 }
 

@@ -48,6 +48,8 @@ class FakeCuda {
   cuda::Status stream_is_capturing(Caller& caller, cuda::Stream stream,
                                    cuda::CaptureStatus* status);
 
+  cuda::Status thread_exchange_stream_capture_mode(Caller& caller, cuda::CaptureMode* mode);
+
   cuda::Status event_create_with_flags(Caller& caller, cuda::Event* event, unsigned flags);
   cuda::Status event_destroy(Caller& caller, cuda::Event event);
   cuda::Status event_record(Caller& caller, cuda::Event event, cuda::Stream stream);

@@ -199,6 +199,16 @@ void FakeGpu::inject(int process, const std::string& function, nccl::Result resu
   machine_->injected.push_back({process, "nccl_" + function, static_cast<int>(result), nth});
 }
 
+bool FakeGpu::all_injected() const {
+  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  return machine_->injected.empty();
+}
+
+void FakeGpu::spare_this_host() {
+  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  machine_->this_host().spared = true;
+}
+
 void FakeGpu::break_context(int process, int device, cuda::Status status) {
   const std::unique_lock<std::mutex> lock(machine_->mutex_);
   const int physical = machine_->cuda->physical(process, device);
@@ -224,6 +234,11 @@ void FakeGpu::set_async_error(int process, nccl::Comm comm, nccl::Result result)
   if (found.process != process) throw std::out_of_range("the communicator is another process's");
   found.state = result;
   machine_->changed();
+}
+
+void FakeGpu::set_sync_on_alloc(bool sync) {
+  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  machine_->options.sync_on_alloc = sync;
 }
 
 void FakeGpu::set_nccl_version(int process, int version) {
@@ -253,6 +268,20 @@ std::size_t FakeGpu::calls(const std::string& function, int process) const {
     if (key.second == function && (process < 0 || key.first == process)) count += number;
   }
   return count;
+}
+
+std::uint64_t FakeGpu::calls_of_this_host() const {
+  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  return machine_->this_host().calls;
+}
+
+std::vector<int> FakeGpu::contexts(int process) const {
+  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  std::vector<int> devices;
+  for (const auto& [owner, device] : machine_->contexts) {
+    if (owner == process) devices.push_back(device);
+  }
+  return devices;
 }
 
 std::size_t FakeGpu::nccl_launching_hosts(int process, int device) const {
@@ -291,6 +320,11 @@ std::size_t FakeGpu::live_events(int process) const {
 std::size_t FakeGpu::device_memory_used(int device) const {
   const std::unique_lock<std::mutex> lock(machine_->mutex_);
   return machine_->memory.used(device);
+}
+
+std::size_t FakeGpu::pinned_memory_used() const {
+  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  return machine_->memory.pinned();
 }
 
 std::uint64_t FakeGpu::seed() const { return machine_->options.seed; }

@@ -155,6 +155,10 @@ class FakeGpu {
   // does nothing else.
   void inject(int process, const std::string& cuda_function, cuda::Status status, int nth = 1);
   void inject(int process, const std::string& nccl_function, nccl::Result result, int nth = 1);
+  // Calls of this host thread do not count for that, nor fail by it.
+  void spare_this_host();
+  // Whether all that was injected has come.
+  [[nodiscard]] bool all_injected() const;
   // The context of that process on that device is dead: its work vanishes, its calls return the
   // status from now on.
   void break_context(int process, int device, cuda::Status status);
@@ -162,21 +166,33 @@ class FakeGpu {
   void kill(int process);
   // What comm_get_async_error() says from now on.
   void set_async_error(int process, nccl::Comm comm, nccl::Result result);
+  // As Options::sync_on_alloc, from now on.
+  void set_sync_on_alloc(bool sync);
   void set_nccl_version(int process, int version);
   // Devices of the machine that the process sees, in its numbering (CUDA_VISIBLE_DEVICES).
   void set_visible_devices(int process, std::vector<int> devices);
+  // A thread of the program captures that stream into a graph, in CUDA's default mode, which is
+  // global: until it ends, a call of any thread that might be unsafe is reported, returns
+  // cudaErrorStreamCaptureUnsupported, and the capture is invalid; unless the thread is in another
+  // mode (thread_exchange_stream_capture_mode).
   void set_capturing(int process, cuda::Stream stream, bool capturing);
 
   // --- what was called -------------------------------------------------------------------------
   // How often a function of CudaApi was called, or of NcclApi with "nccl_" in front of its name, by
   // one process or all (-1).
   [[nodiscard]] std::size_t calls(const std::string& function, int process = -1) const;
+  // How many calls of the tables this host thread has made.
+  [[nodiscard]] std::uint64_t calls_of_this_host() const;
+  // The devices of the machine on which the process has a context: a thread that calls CUDA creates
+  // one on its current device, which is the first until it has set another.
+  [[nodiscard]] std::vector<int> contexts(int process) const;
   // Host threads that launched NCCL's kernels on a device of that process.
   [[nodiscard]] std::size_t nccl_launching_hosts(int process, int device) const;
   [[nodiscard]] std::size_t open_communicators(int process = -1) const;
   [[nodiscard]] std::size_t live_streams(int process = -1) const;
   [[nodiscard]] std::size_t live_events(int process = -1) const;
   [[nodiscard]] std::size_t device_memory_used(int device) const;
+  [[nodiscard]] std::size_t pinned_memory_used() const;
   [[nodiscard]] std::uint64_t seed() const;
 
  private:

@@ -329,6 +329,14 @@ std::size_t FakeMemory::used(int device) const {
   return bytes;
 }
 
+std::size_t FakeMemory::pinned() const {
+  std::size_t bytes = 0;
+  for (const auto& block : blocks_) {
+    if (block->live && block->kind == Kind::pinned) bytes += block->bytes;
+  }
+  return bytes;
+}
+
 void FakeMemory::check_red_zone(const Block& block) {
   if (block.kind == Kind::registered || block.other) return;
   for (std::size_t i = 0; i < kRedZone; ++i) {

@@ -84,6 +84,7 @@ class FakeMemory {
   void enable_peer_access(int process, int device, int peer);
   [[nodiscard]] bool has_peer_access(int process, int device, int peer) const;
   [[nodiscard]] std::size_t used(int device) const;
+  [[nodiscard]] std::size_t pinned() const;
   void check_red_zones();
 
  private:

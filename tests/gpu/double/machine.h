@@ -73,9 +73,12 @@ struct FakeHost {
   std::size_t timeline = 0;
   std::uint64_t actions = 0;
   VectorClock clock;
+  std::uint64_t calls = 0;  // of functions of the tables
+  bool spared = false;      // no injected error comes to it
   struct InProcess {
     int device = 0;
     cuda::Status last_error = cuda::kSuccess;
+    cuda::CaptureMode capture_mode = cuda::kCaptureGlobal;
     int group_depth = 0;
     int group_error =
         0;  // of a call between group_start() and group_end(), which then does nothing
@@ -170,6 +173,7 @@ class Machine {
   std::map<std::pair<int, int>, FakeStream*> default_streams;  // by process and device
   std::map<cuda::Event, std::unique_ptr<FakeEvent>> event_handles;
   std::map<std::pair<int, int>, cuda::Status> broken;  // contexts
+  std::set<std::pair<int, int>> contexts;              // created so far, by process and device
   std::map<std::pair<int, int>, int> peer_access;
   std::set<std::pair<int, std::string>> loaded;  // kernels, by process
   std::map<int, const FakeHost*> loading;        // processes whose context lock is held

@@ -2,6 +2,8 @@
 // pointer knows who calls.
 #include <algorithm>
 #include <cstddef>
+#include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -24,7 +26,8 @@ struct Name {
 std::optional<int> failure(Machine& machine, const Caller& caller, const std::string& name,
                            bool sticky) {
   for (auto injected = machine.injected.begin(); injected != machine.injected.end(); ++injected) {
-    if (injected->process != caller.process || injected->function != name) continue;
+    if (injected->process != caller.process || injected->function != name || caller.host.spared)
+      continue;
     if (--injected->left > 0) continue;
     const int status = injected->status;
     machine.injected.erase(injected);
@@ -40,6 +43,65 @@ std::optional<int> failure(Machine& machine, const Caller& caller, const std::st
 bool outlives_the_context(const std::string& name) {
   return name == "get_last_error" || name == "get_device_count" || name == "get_device" ||
          name == "set_device" || name == "runtime_get_version" || name == "driver_get_version";
+}
+
+// Those that do not create the context of the thread's current device. NCCL's functions that work
+// on a communicator return to the device that was current before, and so create its context.
+bool creates_no_context(const std::string& name) {
+  static const std::set<std::string> names = {
+      "get_device_count",    "get_device",         "runtime_get_version",
+      "driver_get_version",  "get_last_error",     "get_error_name",
+      "get_error_string",    "device_get_uuid",    "device_get_pci_bus_id",
+      "set_device",  // of another, which it does itself
+      "nccl_get_version",    "nccl_get_unique_id", "nccl_get_error_string",
+      "nccl_get_last_error", "nccl_group_start",   "nccl_comm_get_async_error",
+  };
+  return names.contains(name);
+}
+
+// Those that a capture of another thread does not forbid in the default mode: they only put work on
+// a stream that is not captured, or ask for what does not depend on the device. NCCL puts its own
+// calls in the relaxed mode.
+bool safe_during_capture(const std::string& name) {
+  static const std::set<std::string> names = {
+      "get_device_count",
+      "get_device",
+      "set_device",
+      "runtime_get_version",
+      "driver_get_version",
+      "get_last_error",
+      "get_error_name",
+      "get_error_string",
+      "device_get_uuid",
+      "device_get_pci_bus_id",
+      "memcpy_async",
+      "memcpy_peer_async",
+      "memset_async",
+      "stream_wait_event",
+      "stream_is_capturing",
+      "event_record",
+      "event_create_with_flags",
+      "device_can_access_peer",
+      "thread_exchange_stream_capture_mode",
+  };
+  return names.contains(name);
+}
+
+// In the default mode of a thread, a call that might be unsafe ends all captures that other threads
+// have begun in theirs.
+std::optional<int> forbidden_by_capture(Machine& machine, const Caller& caller,
+                                        const std::string& name) {
+  if (caller.in.capture_mode != cuda::kCaptureGlobal || safe_during_capture(name))
+    return std::nullopt;
+  for (const auto& [handle, stream] : machine.stream_handles) {
+    if (stream->process != caller.process || !stream->capturing) continue;
+    machine.violation(name + "() on host " + caller.host.name + " while stream " +
+                      std::to_string(stream->id) +
+                      " is captured in the global mode: the capture is invalid");
+    constexpr int kStreamCaptureUnsupported = 900;
+    return kStreamCaptureUnsupported;
+  }
+  return std::nullopt;
 }
 
 template <typename Part>
@@ -59,19 +121,27 @@ struct Call {
         caller(machine.enter(process)),
         name((is_cuda ? "" : "nccl_") + std::string(function)) {
     ++machine.calls[{process, name}];
+    ++caller.host.calls;
     const auto loaded = [&] {
       const auto loading = machine.loading.find(process);
       return loading == machine.loading.end() || loading->second == &caller.host;
     };
     machine.block_until(caller, name + "(), while a kernel is loaded", loaded,
                         [] { return std::vector<OpPtr>{}; });
+    if (!creates_no_context(name))
+      machine.contexts.insert({process, machine.cuda->current_device(caller)});
     failed = failure(machine, caller, name, is_cuda && !outlives_the_context(name));
+    if (!failed && is_cuda) failed = forbidden_by_capture(machine, caller, name);
     if (failed && !is_cuda && caller.in.group_depth > 0) caller.in.group_error = *failed;
+    if (failed && name == "nccl_group_end") {  // the group is over all the same
+      caller.in.group_depth = 0;
+      caller.in.group.reset();
+    }
   }
 
   // Notes a status for get_last_error().
   cuda::Status ended(cuda::Status status) {
-    if (status != cuda::kSuccess && status != cuda::kNotReady && name != "get_last_error") {
+    if (status != cuda::kSuccess && name != "get_last_error") {
       caller.in.last_error = status;
     }
     return status;
