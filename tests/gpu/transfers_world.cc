@@ -7,6 +7,19 @@ namespace {
 
 constexpr std::chrono::seconds kLimit(30);
 
+// What the thread that reads messages does: it makes no call of CUDA, which might block it.
+class Reading {
+ public:
+  explicit Reading(const FakeGpu& gpu) : gpu_(gpu), calls_(gpu.calls_of_this_host()) {}
+  ~Reading() { EXPECT_EQ(gpu_.calls_of_this_host(), calls_) << "the thread that reads calls CUDA"; }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  const FakeGpu& gpu_;
+  const std::uint64_t calls_;
+};
+
 }  // namespace
 
 TestNetwork::TestNetwork(std::size_t workers, std::uint64_t seed,
@@ -120,6 +133,7 @@ TransfersWorld::TransfersWorld(Options options)
     of_worker.send_frame = [this, i](PeerId to, base::Bytes frame) {
       auto bytes = std::make_shared<base::Bytes>(std::move(frame));
       network->send(i, to, [this, i, to, bytes] {
+        const Reading reading(gpu);
         try {
           transfers[to]->on_frame(i, bytes->span());
         } catch (const Error& error) {
@@ -133,7 +147,10 @@ TransfersWorld::TransfersWorld(Options options)
   }
 }
 
-TransfersWorld::~TransfersWorld() {
+TransfersWorld::~TransfersWorld() { end(); }
+
+void TransfersWorld::end() {
+  if (transfers.empty()) return;
   for (std::size_t i = 0; i < transfers.size(); ++i) shut_down(i, std::chrono::milliseconds(0));
   network->stop();
   transfers.clear();
@@ -181,6 +198,7 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
       if (event != nullptr) (void)cuda->event_destroy(event);
       if (stream != nullptr) (void)cuda->stream_destroy(stream);
       (void)cuda->set_device(before);
+      (void)cuda->get_last_error();
     }
   };
   auto source = std::make_shared<Source>();
@@ -211,8 +229,10 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
                               ++transfer->sent;
                               ended(transfer);
                             });
-  network->send(from, to, [this, from, to, id, transfer, receive] {
-    if (receive) return this->receive(to, from, id, transfer);
+  // Moved on: the thread that reads is not the last to have it, as that calls CUDA.
+  network->send(from, to, [this, from, to, id, transfer, receive]() mutable {
+    const Reading reading(gpu);
+    if (receive) return this->receive(to, from, id, std::move(transfer));
     transfers[to]->refuse(from, id, Error(ErrorCode::overloaded, "not wanted"));
     ++transfer->received;
     ended(transfer);
@@ -221,38 +241,50 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
 }
 
 void TransfersWorld::receive(std::size_t worker, std::size_t from, TransferId id,
-                             const std::shared_ptr<TestTransfer>& transfer) {
-  transfers[worker]->receive(
-      from, id, transfer->to_device, transfer->bytes,
-      [this, worker, transfer](int device, std::size_t bytes, cuda::Stream) -> DeviceMemory {
-        if (failing_allocations > 0 && failing_allocations-- > 0) return {};
-        void* memory = nullptr;
-        const CudaApi& api = cuda(worker);
-        if (api.malloc(&memory, bytes) != cuda::kSuccess) {
-          (void)api.get_last_error();
-          return {};
-        }
-        std::shared_ptr<void> owner(memory, [&api, device](void* freed) {
-          int before = 0;
-          (void)api.get_device(&before);
-          (void)api.set_device(device);
-          (void)api.free(freed);
-          (void)api.set_device(before);
-        });
-        transfer->memory = memory;
-        transfer->memory_owner = owner;
-        return {memory, owner};
-      },
-      [this, transfer](std::optional<Error> error, std::shared_ptr<void> acknowledgment) {
-        if (keep_acknowledgments) {
-          const std::lock_guard lock(mutex_);
-          acknowledgments.push_back(std::move(acknowledgment));
-        }
-        transfer->receive_error = std::move(error);
-        if (transfer->receive_error) transfer->memory_owner.reset();
-        ++transfer->received;
-        ended(transfer);
-      });
+                             std::shared_ptr<TestTransfer> transfer) {
+  const int device = transfer->to_device;
+  const std::size_t size = transfer->bytes;
+  DeviceTransfers::Allocate allocate =
+      [this, worker, transfer](int device, std::size_t bytes, cuda::Stream stream) -> DeviceMemory {
+    // libtorch would take it for an error of its own.
+    EXPECT_EQ(cuda(worker).get_last_error(), cuda::kSuccess);
+    if (failing_allocations > 0 && failing_allocations-- > 0) return {};
+    void* memory = nullptr;
+    const CudaApi& api = cuda(worker);
+    if (api.malloc(&memory, bytes) != cuda::kSuccess) {
+      (void)api.get_last_error();
+      return {};
+    }
+    std::shared_ptr<void> owner(memory, [&api, device, stream](void* freed) {
+      int before = 0;
+      (void)api.get_device(&before);
+      (void)api.set_device(device);
+      // As an allocator does that hands memory out again once its stream is done with it.
+      cuda::Event event = nullptr;
+      if (api.event_create_with_flags(&event, cuda::kEventDisableTiming) == cuda::kSuccess) {
+        (void)api.event_record(event, stream);
+        (void)api.event_destroy(event);
+      }
+      (void)api.free(freed);
+      (void)api.set_device(before);
+      (void)api.get_last_error();
+    });
+    transfer->memory = memory;
+    transfer->memory_owner = owner;
+    return {memory, owner};
+  };
+  transfers[worker]->receive(from, id, device, size, std::move(allocate),
+                             [this, transfer = std::move(transfer)](
+                                 std::optional<Error> error, std::shared_ptr<void> acknowledgment) {
+                               if (keep_acknowledgments) {
+                                 const std::lock_guard lock(mutex_);
+                                 acknowledgments.push_back(std::move(acknowledgment));
+                               }
+                               transfer->receive_error = std::move(error);
+                               if (transfer->receive_error) transfer->memory_owner.reset();
+                               ++transfer->received;
+                               ended(transfer);
+                             });
 }
 
 void TransfersWorld::wait(const TestTransfer& transfer) {
@@ -311,6 +343,7 @@ DeviceTransfers::PathCount TransfersWorld::count(std::size_t worker, std::size_t
 void TransfersWorld::lose(std::size_t worker) {
   const Error why(ErrorCode::disconnected, "worker " + std::to_string(worker) + " is gone");
   network->cut(worker, [this, worker, why](std::size_t other) {
+    const Reading reading(gpu);
     transfers[other]->on_peer_lost(worker, why);
   });
   for (std::size_t i = 0; i < transfers.size(); ++i) {

@@ -117,6 +117,8 @@ class TransfersWorld {
   [[nodiscard]] DeviceTransfers::PathCount count(std::size_t worker, std::size_t peer, Path path,
                                                  bool sent) const;
   void lose(std::size_t worker);
+  // Ends all but the machine; the destructor does it, too.
+  void end();
   void shut_down(std::size_t worker, std::chrono::milliseconds limit);
 
   [[nodiscard]] int process(std::size_t worker) const { return processes_.at(worker); }
@@ -142,7 +144,7 @@ class TransfersWorld {
     return options;
   }
   void receive(std::size_t worker, std::size_t from, TransferId id,
-               const std::shared_ptr<TestTransfer>& transfer);
+               std::shared_ptr<TestTransfer> transfer);
   void ended(const std::shared_ptr<TestTransfer>& transfer);
 
   std::mutex mutex_;

@@ -142,9 +142,14 @@ void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, Device
       return;
     }
     if (transfer->ready == nullptr) return self->begin(transfer);
-    transfer->lane->watch([self, transfer] {
-      const cuda::Status status = self->lanes_.cuda().event_query(transfer->ready);
+    transfer->lane->watch([self, transfer, failures = 0]() mutable {
+      const cuda::Status status = transfer->lane->query(transfer->ready);
       if (status == cuda::kNotReady) return false;
+      // The kernel that makes the bytes may run all the same: it is asked for again.
+      if (status != cuda::kSuccess && ++failures < Lane::kMaxFailures) {
+        transfer->lane->find_failure();
+        if (!transfer->lane->failure()) return false;
+      }
       self->guarded(transfer, [&] {
         if (status == cuda::kSuccess) return self->begin(transfer);
         self->cancel(transfer, transfer->lane->error_of(status, "the bytes to send are not made"));
@@ -296,6 +301,7 @@ bool DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
 void DeviceTransfers::Impl::call_on(Lane& lane, Done done, std::optional<Error> error) {
   lane.post(
       [self = shared_from_this(), done = std::move(done), error = std::move(error)]() mutable {
+        (void)self->lanes_.cuda().get_last_error();  // as in allocate()
         try {
           if (done) done(std::move(error));
         } catch (...) {

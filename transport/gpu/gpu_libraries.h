@@ -1,9 +1,11 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "stitch/transport/gpu/cuda_api.h"
+#include "stitch/transport/gpu/kept_streams.h"
 #include "stitch/transport/gpu/nccl_api.h"
 
 namespace stitch::transport::gpu {
@@ -38,6 +40,8 @@ class GpuLibraries {
   [[nodiscard]] const CudaApi* cuda() const { return has_cuda_ ? &cuda_ : nullptr; }
   // Null where there is no usable NCCL, or no CUDA device.
   [[nodiscard]] const NcclApi* nccl() const { return has_nccl_ ? &nccl_ : nullptr; }
+  // The streams that lanes over these libraries leave behind.
+  [[nodiscard]] const std::shared_ptr<KeptStreams>& streams() const { return streams_; }
   // Why there is none: "no CUDA device: the library libcuda.so.1 is not there: ..."; empty when
   // there is one.
   [[nodiscard]] const std::string& why_no_cuda() const { return why_no_cuda_; }
@@ -66,6 +70,7 @@ class GpuLibraries {
 
   CudaApi cuda_{};
   NcclApi nccl_{};
+  const std::shared_ptr<KeptStreams> streams_ = std::make_shared<KeptStreams>();
   bool has_cuda_ = false, has_nccl_ = false;
   std::string why_no_cuda_, why_no_nccl_;
   std::string cuda_path_, nccl_path_;

@@ -1,9 +1,11 @@
 #include "stitch/transport/gpu/lane.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "stitch/base/signals.h"
+#include "stitch/transport/gpu/own_thread.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -33,10 +35,20 @@ bool is_over(Lane::Watch& watch) {
 
 }  // namespace
 
-Lane::Lane(const CudaApi& cuda, int device)
-    : cuda_(cuda), device_(device), outgoing_(cuda), incoming_(cuda), outbox_(cuda) {
+Lane::Lane(const CudaApi& cuda, int device, KeptStreams& streams)
+    : cuda_(cuda),
+      device_(device),
+      kept_streams_(streams),
+      outgoing_(cuda),
+      incoming_(cuda),
+      outbox_(cuda) {
   const base::SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded, "the thread of device " + std::to_string(device_) +
+                                           " cannot be started: " + error.code().message());
+  }
 }
 
 Lane::~Lane() {
@@ -151,53 +163,6 @@ bool Lane::held() const {
 
 void Lane::watch(Watch watch) { watches_.push_back(std::move(watch)); }
 
-void Lane::when_done(cuda::Stream stream, base::UniqueFunction<void(cuda::Status)> then) {
-  cuda::Event event = nullptr;
-  cuda::Status status = cuda::kSuccess;
-  if (free_events_.empty()) {
-    status = cuda_.event_create_with_flags(&event, cuda::kEventDisableTiming);
-  } else {
-    event = free_events_.back();
-    free_events_.pop_back();
-  }
-  if (status == cuda::kSuccess) status = cuda_.event_record(event, stream);
-  watch([this, event, status, then = std::move(then)]() mutable {
-    if (status == cuda::kSuccess) {
-      const cuda::Status now = cuda_.event_query(event);
-      if (now == cuda::kNotReady) return false;
-      status = now;
-    }
-    if (event != nullptr) free_events_.push_back(event);
-    then(status);
-    return true;
-  });
-}
-
-Error Lane::error_of(cuda::Status status, const std::string& what) {
-  find_failure();
-  return Error(status == cuda::kOutOfMemory ? ErrorCode::overloaded : ErrorCode::internal,
-               "device " + std::to_string(device_) + ": " + what + ": " +
-                   cuda_.get_error_name(status) + ", " + cuda_.get_error_string(status));
-}
-
-// What the runtime notes for a thread says nothing of the device: a call to the driver does.
-void Lane::find_failure() {
-  (void)cuda_.get_last_error();
-  if (failure_ || streams_[0] == nullptr) return;
-  const cuda::Status status = cuda_.stream_query(streams_[0]);
-  if (status == cuda::kSuccess || status == cuda::kNotReady) return;
-  (void)cuda_.get_last_error();
-  // Another thread captures a graph, which forbids calls meanwhile: cudaErrorStreamCapture...
-  constexpr int kFirstOfCapture = 900;
-  constexpr int kLastOfCapture = 908;
-  if (static_cast<int>(status) >= kFirstOfCapture && static_cast<int>(status) <= kLastOfCapture)
-    return;
-  failure_.emplace(ErrorCode::internal, "device " + std::to_string(device_) +
-                                            " is lost to this process until it is restarted: " +
-                                            cuda_.get_error_name(status) + ", " +
-                                            cuda_.get_error_string(status));
-}
-
 void* Lane::sink() {
   if (sink_ != nullptr) return sink_;
   const cuda::Status status = cuda_.malloc(&sink_, kSinkBytes);
@@ -211,7 +176,13 @@ void* Lane::sink() {
 // --- the thread ---
 
 void Lane::set_up() {
-  cuda::Status status = cuda_.set_device(device_);
+  cuda::Status status = begin_own_thread(cuda_, device_);
+  const std::optional<KeptStreams::Streams> kept =
+      status == cuda::kSuccess ? kept_streams_.take(device_) : std::nullopt;
+  if (kept) {
+    streams_ = *kept;
+    return;
+  }
   int least = 0;
   int greatest = 0;
   if (status == cuda::kSuccess) status = cuda_.device_get_stream_priority_range(&least, &greatest);
@@ -224,17 +195,29 @@ void Lane::set_up() {
 
 void Lane::tear_down() {
   if (issuing_) watches_.push_back(std::move(issuing_));
+  issuing_ = nullptr;
+  const bool hangs = !watches_.empty();
   leak(std::move(watches_));
   watches_.clear();
-  issuing_ = nullptr;
+  // What hangs may still use all of it, and to free memory would wait for the device.
+  if (hangs) return;
   for (const cuda::Event event : free_events_) (void)cuda_.event_destroy(event);
-  for (const cuda::Stream stream : streams_) {
-    if (stream != nullptr) (void)cuda_.stream_destroy(stream);
-  }
+  const bool all = std::count(streams_.begin(), streams_.end(), nullptr) == 0;
+  if (all && !failure_) kept_streams_.keep(device_, streams_);
   if (sink_ != nullptr) (void)cuda_.free(sink_);
   outgoing_.free_memory();
   incoming_.free_memory();
   outbox_.free_memory();
+}
+
+// What they own may be device memory, which is given back where the device is current.
+void Lane::drop_tasks() {
+  std::vector<Task> tasks;
+  do {
+    tasks.clear();
+    const base::MutexLock lock(mutex_);
+    tasks.swap(tasks_);
+  } while (!tasks.empty());
 }
 
 void Lane::run() {
@@ -262,6 +245,7 @@ void Lane::run() {
     wait_for_work(last_progress, back_off);
   }
   tear_down();
+  drop_tasks();
 }
 
 bool Lane::run_tasks() {

@@ -15,6 +15,7 @@
 #include "stitch/base/unique_function.h"
 #include "stitch/transport/gpu/cuda_api.h"
 #include "stitch/transport/gpu/ipc_outbox.h"
+#include "stitch/transport/gpu/kept_streams.h"
 #include "stitch/transport/gpu/staging_ring.h"
 #include "stitch/transport/gpu/transfer_order.h"
 
@@ -42,7 +43,8 @@ class Lane {
   // launched before that returns true.
   using Launcher = std::function<Watch(std::uint64_t number)>;
 
-  Lane(const CudaApi& cuda, int device);
+  // `streams` must outlive it. Throws Error(overloaded) when the system gives no thread.
+  Lane(const CudaApi& cuda, int device, KeptStreams& streams);
   // Ends the thread, once what is watched has happened; waits a bounded time for that.
   ~Lane();
   Lane(const Lane&) = delete;
@@ -75,8 +77,12 @@ class Lane {
 
   // --- from tasks and watches ---
   void watch(Watch watch);
-  // Calls `then` when the host has seen that all work on `stream` so far is done, with kSuccess, or
-  // when that cannot be seen any more.
+  // Calls that fail one after another without a word from the device: then it counts as lost.
+  static constexpr int kMaxFailures = 100;
+  // Whether it has happened: kNotReady, or what went wrong. Leaves no error for others to find.
+  [[nodiscard]] cuda::Status query(cuda::Event event);
+  // Calls `then` when the host has seen that all work on `stream` so far is done, with kSuccess; or
+  // with an error, once the device is lost: nothing else says that the work does not go on.
   void when_done(cuda::Stream stream, base::UniqueFunction<void(cuda::Status)> then);
   // An Error that says which call on this device failed. As find_failure() besides.
   [[nodiscard]] Error error_of(cuda::Status status, const std::string& what);
@@ -102,13 +108,26 @@ class Lane {
   void run();
   void set_up();
   void tear_down();
+  void drop_tasks();
   bool run_tasks();
   bool poll();
+  // A watch of when_done(): what it waits for, and with which event.
+  struct Mark {
+    cuda::Stream stream = nullptr;
+    cuda::Event event = nullptr;
+    bool recorded = false;
+    int failures = 0;  // of calls, while the device seems to live
+  };
+  void record(Mark& mark);
+  // Nothing: not yet.
+  [[nodiscard]] std::optional<cuda::Status> look_at(Mark& mark);
+  void lost(cuda::Status status);
   bool launch();
   void wait_for_work(Clock::time_point last_progress, std::chrono::nanoseconds& back_off);
 
   const CudaApi& cuda_;
   const int device_;
+  KeptStreams& kept_streams_;
 
   mutable base::Mutex mutex_;
   base::CondVar changed_;
@@ -121,7 +140,7 @@ class Lane {
   base::CondVar idle_;  // what holders wait for may have come
 
   // Of the lane's thread.
-  cuda::Stream streams_[4] = {};
+  KeptStreams::Streams streams_{};
   std::vector<cuda::Event> free_events_;
   std::vector<Watch> watches_;
   Watch issuing_;

@@ -4,11 +4,13 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/error.h"
 #include "stitch/base/signals.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
+#include "stitch/transport/gpu/own_thread.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -17,7 +19,10 @@ constexpr std::chrono::seconds kAbortsTimeout(10);
 
 }  // namespace
 
-Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl) : cuda_(cuda), nccl_(nccl) {
+Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl, std::shared_ptr<KeptStreams> streams)
+    : cuda_(cuda),
+      nccl_(nccl),
+      streams_(streams != nullptr ? std::move(streams) : std::make_shared<KeptStreams>()) {
   int count = 0;
   const cuda::Status status = cuda_.get_device_count(&count);
   if (status != cuda::kSuccess) {
@@ -48,7 +53,7 @@ std::shared_ptr<Lanes> Lanes::of_process() {
     const GpuLibraries& libraries = GpuLibraries::of_process();
     if (libraries.cuda() == nullptr)
       throw Error(ErrorCode::invalid_argument, "CUDA cannot be used: " + libraries.why_no_cuda());
-    shared = std::make_shared<Lanes>(*libraries.cuda(), libraries.nccl());
+    shared = std::make_shared<Lanes>(*libraries.cuda(), libraries.nccl(), libraries.streams());
     lanes = shared;
   }
   return shared;
@@ -71,7 +76,7 @@ Lane& Lanes::lane(int device) {
   }
   const base::MutexLock lock(mutex_);
   auto& lane = lanes_[static_cast<std::size_t>(device)];
-  if (lane == nullptr) lane = std::make_unique<Lane>(cuda_, device);
+  if (lane == nullptr) lane = std::make_unique<Lane>(cuda_, device, *streams_);
   return *lane;
 }
 
@@ -88,7 +93,7 @@ bool Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done
   }
   auto run = [aborts = aborts_, cuda = &cuda_, nccl = nccl_, comm, device,
               done = std::move(done)]() mutable {
-    (void)cuda->set_device(device);
+    (void)begin_own_thread(*cuda, device);
     (void)nccl->comm_abort(comm);
     base::MutexLock lock(aborts->mutex);
     // While this counts as running, the lanes that `done` refers to are there.

@@ -14,6 +14,7 @@
 #include "stitch/base/task_thread.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/transport/gpu/cuda_api.h"
+#include "stitch/transport/gpu/kept_streams.h"
 #include "stitch/transport/gpu/lane.h"
 #include "stitch/transport/gpu/nccl_api.h"
 #include "stitch/transport/gpu/path_choice.h"
@@ -26,9 +27,10 @@ namespace stitch::transport::gpu {
 // Thread contract: any thread.
 class Lanes {
  public:
-  // The tables must outlive it. `nccl` may be null. Throws Error(invalid_argument) when CUDA says
-  // that it cannot be used.
-  Lanes(const CudaApi& cuda, const NcclApi* nccl);
+  // The tables must outlive it. `nccl` may be null. `streams`: those that lanes of this process
+  // have left behind; null: none. Throws Error(invalid_argument) when CUDA says that it cannot be
+  // used.
+  Lanes(const CudaApi& cuda, const NcclApi* nccl, std::shared_ptr<KeptStreams> streams = nullptr);
   // Those of this process, over its libraries, while anything refers to them. Throws
   // Error(invalid_argument) where CUDA is not there or cannot be used.
   [[nodiscard]] static std::shared_ptr<Lanes> of_process();
@@ -42,7 +44,8 @@ class Lanes {
   [[nodiscard]] int nccl_version() const noexcept { return nccl_version_; }  // 0: there is none
   [[nodiscard]] const CudaApi& cuda() const noexcept { return cuda_; }
   [[nodiscard]] const NcclApi& nccl() const noexcept { return *nccl_; }
-  // Throws Error(invalid_argument) for a device that is not there.
+  // Throws Error(invalid_argument) for a device that is not there, Error(overloaded) when the
+  // system gives no thread for it.
   [[nodiscard]] Lane& lane(int device);
   // Whether other users of NCCL hold it (Lane::hold). For a device that is there.
   [[nodiscard]] bool held(int device) const;
@@ -85,6 +88,7 @@ class Lanes {
  private:
   const CudaApi& cuda_;
   const NcclApi* const nccl_;
+  const std::shared_ptr<KeptStreams> streams_;  // lanes refer to it
   std::vector<std::array<char, 16>> uuids_;
   int nccl_version_ = 0;
   std::atomic<std::uint64_t> last_pair_{0};

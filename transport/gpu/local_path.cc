@@ -95,6 +95,7 @@ bool DeviceTransfers::Impl::adopt(const IncomingPtr& transfer, const Lanes::Loca
     adopt = std::move(transfer->adopt);
   }
   const CallOut call(*this);
+  (void)lanes_.cuda().get_last_error();  // as in allocate()
   return call && adopt && adopt(source.owner);
 }
 

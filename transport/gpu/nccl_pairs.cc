@@ -7,6 +7,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/transport/gpu/device_transfers_impl.h"
+#include "stitch/transport/gpu/own_thread.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -58,7 +59,8 @@ void DeviceTransfers::Impl::open_pair(const PairPtr& pair) {
   const NcclApi& nccl = lanes_.nccl();
   if (broken(*pair)) return;
   nccl::Result result = nccl::kSuccess;
-  if (lanes_.cuda().set_device(pair->lane->device()) != cuda::kSuccess) {
+  if (begin_own_thread(lanes_.cuda(), pair->lane->device()) != cuda::kSuccess) {
+    (void)lanes_.cuda().get_last_error();
     result = nccl::kUnhandledCudaError;
   }
   if (pair->end == End::source && result == nccl::kSuccess) {

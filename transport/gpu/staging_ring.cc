@@ -46,6 +46,7 @@ void StagingRing::free_memory() {
   if (memory_ != nullptr) (void)cuda_.free_host(memory_);
   memory_ = nullptr;
   free_.clear();
+  waiting_.clear();
 }
 
 }  // namespace stitch::transport::gpu

@@ -258,6 +258,7 @@ bool DeviceTransfers::Impl::allocate(const IncomingPtr& transfer, cuda::Stream s
   if (lane.failure()) {
     // Nothing is asked of it.
   } else if (const CallOut call(*this); call && allocate) {
+    (void)lanes_.cuda().get_last_error();  // of a call of ours; what it finds is its own
     try {
       transfer->memory = allocate(lane.device(), bytes, stream);
     } catch (...) {

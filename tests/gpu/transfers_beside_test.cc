@@ -1,0 +1,196 @@
+// The program beside the transfers: what its own calls of CUDA find, and what it keeps.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/transfers_world.h"
+#include "tests/support/eventually.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::eventually;
+
+// Runs `task` on that worker's lane of the device and waits for its end.
+void on_lane(TransfersWorld& world, std::size_t worker, int device,
+             const std::function<void(Lane&)>& task) {
+  Lane& lane = world.lanes(worker)->lane(device);
+  std::promise<void> done;
+  lane.post([&] {
+    task(lane);
+    done.set_value();
+  });
+  done.get_future().wait();
+}
+
+// What the lane's stream gets from now on waits for the gate.
+void hold(TransfersWorld& world, std::size_t worker, int device, int gate,
+          cuda::Stream (Lane::*stream)() const noexcept) {
+  on_lane(world, worker, device, [&](Lane& lane) {
+    FakeGpu::Kernel kernel;
+    kernel.gate = gate;
+    EXPECT_EQ(world.gpu.launch(world.process(worker), (lane.*stream)(), std::move(kernel)),
+              cuda::kSuccess);
+  });
+}
+
+// This thread of the test does what it likes while the program captures.
+void relax(TransfersWorld& world, std::size_t worker, int device) {
+  EXPECT_EQ(world.cuda(worker).set_device(device), cuda::kSuccess);
+  cuda::CaptureMode mode = cuda::kCaptureRelaxed;
+  EXPECT_EQ(world.cuda(worker).thread_exchange_stream_capture_mode(&mode), cuda::kSuccess);
+}
+
+TEST(Beside, AGraphThatTheProgramCapturesStaysValidWhateverPathIsUsed) {
+  for (const bool nccl : {true, false}) {
+    TransfersWorld world({.workers = 3,
+                          .processes = {0, 0, 1},
+                          .adjust = [nccl](std::size_t, DeviceTransfers::Options& options) {
+                            options.use_nccl = nccl;
+                          }});
+    for (const std::size_t worker : {0U, 2U}) {
+      relax(world, worker, 0);
+      cuda::Stream captured = nullptr;
+      ASSERT_EQ(
+          world.cuda(worker).stream_create_with_priority(&captured, cuda::kStreamNonBlocking, 0),
+          cuda::kSuccess);
+      world.gpu.set_capturing(world.process(worker), captured, true);
+    }
+    world.await_path(0, 0, 1, 0, Path::local);
+    world.await_path(0, 0, 1, 1, Path::peer);
+    world.await_path(0, 0, 2, 0, Path::ipc);
+    world.await_path(0, 0, 2, 1, nccl ? Path::nccl : Path::staging);
+    world.gpu.inject(0, "send", nccl::kSystemError);
+    world.expect_arrival(0, 0, 2, 1, 5 * kMegabyte, 'a');  // a communicator is aborted meanwhile
+    world.end();
+    EXPECT_EQ(world.gpu.violations(), "");
+  }
+}
+
+TEST(Beside, AProcessHasContextsOnTheDevicesThatItUsesAndNoOthers) {
+  TransfersWorld world({.gpu = {.devices = 4}, .adjust = [](std::size_t, auto& options) {
+                          options.reopen_backoff = 1ms;
+                        }});
+  ASSERT_EQ(world.cuda(0).set_device(1), cuda::kSuccess);
+  ASSERT_EQ(world.cuda(1).set_device(2), cuda::kSuccess);
+  world.await_path(0, 1, 1, 2, Path::nccl);
+  world.gpu.inject(0, "send", nccl::kSystemError);
+  world.expect_arrival(0, 1, 1, 2, 5000, 'a');
+  world.await_path(0, 1, 1, 2, Path::nccl);
+  world.end();
+  EXPECT_EQ(world.gpu.contexts(0), std::vector<int>{1});
+  EXPECT_EQ(world.gpu.contexts(1), std::vector<int>{2});
+}
+
+TEST(Beside, MemoryMayBeReturnedToItsStreamWhenTheLanesHaveEnded) {
+  TransfersWorld world({});
+  for (const Path path : {Path::nccl, Path::ipc, Path::staging}) {
+    const int to_device = path == Path::ipc ? 0 : 1;
+    if (path != Path::staging) world.await_path(0, 0, 1, to_device, path);
+  }
+  std::vector<std::shared_ptr<TestTransfer>> kept;
+  for (const int to_device : {0, 1}) kept.push_back(world.start(0, 0, 1, to_device, 5000, 'a'));
+  for (const auto& transfer : kept) world.wait(*transfer);
+  world.end();
+  ASSERT_EQ(world.gpu.violations(), "");
+  ASSERT_EQ(world.cuda(1).set_device(0), cuda::kSuccess);
+  for (const auto& transfer : kept) transfer->memory_owner.reset();
+  EXPECT_EQ(world.gpu.violations(), "");
+}
+
+TEST(Beside, StreamsOfLanesThatHaveEndedAreUsedAgain) {
+  FakeGpu world({.driving = FakeGpu::Driving::thread});
+  const auto streams = std::make_shared<KeptStreams>();
+  for (int i = 0; i < 3; ++i) {
+    Lanes lanes(world.cuda(), nullptr, streams);
+    std::promise<void> done;
+    lanes.lane(1).post([&] { done.set_value(); });
+    done.get_future().wait();
+    EXPECT_EQ(world.live_streams(), KeptStreams::kStreams);
+  }
+  Lanes two(world.cuda(), nullptr, streams);
+  Lanes more(world.cuda(), nullptr, streams);
+  for (Lanes* const lanes : {&two, &more}) {
+    std::promise<void> done;
+    lanes->lane(1).post([&] { done.set_value(); });
+    done.get_future().wait();
+  }
+  EXPECT_EQ(world.live_streams(), 2 * KeptStreams::kStreams) << "no two lanes have the same";
+}
+
+// An event that is not yet there leaves a note in the runtime, which the next one to look takes for
+// an own error. TransfersWorld looks.
+TEST(Beside, CallbacksFindNoErrorThatIsNotTheirs) {
+  TransfersWorld world({.gpu = {.hardware_queues = 0}});
+  const int gate = world.gpu.make_gate();
+  const auto late = world.start(1, 1, 0, 1, 5000, 'a', gate);
+  const auto polls = world.gpu.calls("event_query", 1);
+  ASSERT_TRUE(eventually([&] { return world.gpu.calls("event_query", 1) > polls; }));
+  for (int i = 0; i < 5; ++i) world.expect_arrival(0, 1, 1, 1, 3000, 'b');
+  world.gpu.open_gate(gate);
+  world.wait(*late);
+  world.expect_bytes(*late);
+}
+
+// Work whose end cannot be asked for still uses its memory.
+TEST(Beside, ACallThatFailsGivesBackNoMemoryThatIsInUse) {
+  for (const char* const function : {"event_create_with_flags", "event_record", "event_query"}) {
+    for (const Path path : {Path::staging, Path::ipc, Path::local}) {
+      SCOPED_TRACE(function + std::string(", ") + short_name(path).data());
+      TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
+                            .gpu = {.hardware_queues = 0},
+                            .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+                              options.use_nccl = false;
+                            }});
+      const int to_device = path == Path::staging ? 1 : 0;
+      world.await_path(0, 0, 1, to_device, path);
+      const int gate = world.gpu.make_gate();
+      hold(world, 1, to_device, gate, &Lane::copies_in);
+      const auto copies = world.gpu.calls("memcpy_async", world.process(1));
+      const auto transfer = world.start(0, 0, 1, to_device, 5 * kMegabyte, 'a');
+      const int process = world.process(1);
+      // All events are in use from now on.
+      on_lane(world, 1, to_device, [&](Lane& lane) {
+        for (int i = 0; i < 40; ++i) lane.when_done(lane.copies_in(), [](cuda::Status) {});
+        world.gpu.inject(process, function, cuda::kInvalidValue);
+      });
+      ASSERT_TRUE(eventually([&] { return world.gpu.calls("memcpy_async", process) > copies; }));
+      const auto calls = world.gpu.calls("stream_query", process);
+      (void)eventually([&] { return world.gpu.calls("stream_query", process) > calls + 3; }, 50ms);
+      world.gpu.open_gate(gate);
+      ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
+      world.expect_bytes(*transfer);
+    }
+  }
+}
+
+TEST(Beside, ALaneWhoseDeviceHangsEndsWithoutWaitingForIt) {
+  TransfersWorld world(
+      {.gpu = {.sync_on_free = true}, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+         options.use_nccl = false;
+         options.abort_timeout = 100ms;
+       }});
+  const auto kept = world.start(0, 0, 1, 1, 5000, 'a');  // whose memory is not freed meanwhile
+  world.wait(*kept);
+  const int gate = world.gpu.make_gate();
+  hold(world, 1, 1, gate, &Lane::copies_in);
+  const auto copies = world.gpu.calls("memcpy_async", 1);
+  const auto transfer = world.start(0, 0, 1, 1, 5000, 'b');
+  ASSERT_TRUE(eventually([&] { return world.gpu.calls("memcpy_async", 1) > copies; }));
+  const auto begun = std::chrono::steady_clock::now();
+  world.end();
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 15s);
+  EXPECT_EQ(transfer->received, 1);
+  EXPECT_EQ(world.gpu.violations(), "");
+  world.gpu.open_gate(gate);
+  EXPECT_EQ(world.gpu.wait_until_idle(), "");
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test
