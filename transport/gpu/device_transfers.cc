@@ -248,7 +248,7 @@ bool DeviceTransfers::Impl::end(const OutgoingPtr& transfer, std::optional<Error
 }
 
 bool DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error> error,
-                                std::shared_ptr<void> acknowledgment, bool refuse_later) {
+                                std::shared_ptr<void> acknowledgment, RefuseLater refuse_later) {
   auto later = std::make_shared<Incoming>();
   bool announced = false;
   Arrived arrived;
@@ -261,7 +261,10 @@ bool DeviceTransfers::Impl::end(const IncomingPtr& transfer, std::optional<Error
     lane = transfer->lane;
     announced = transfer->rts.has_value();
     incoming_.erase({transfer->from, transfer->id});
-    if (refuse_later && !announced && !peers_[transfer->from].lost) {
+    // Under this lock: RETRY, after which its source announces it once more, may be said meanwhile.
+    const bool to_refuse = refuse_later == RefuseLater::yes ||
+                           (refuse_later == RefuseLater::if_retried && transfer->retried);
+    if (to_refuse && !announced && !peers_[transfer->from].lost) {
       later->from = transfer->from;
       later->id = transfer->id;
       later->refused = error;
@@ -328,11 +331,8 @@ void DeviceTransfers::Impl::finish(const IncomingPtr& transfer, std::optional<Er
   }
   if (error) {
     const PeerId from = transfer->from;
-    {  // after RETRY its source announces it once more
-      const base::MutexLock lock(mutex_);
-      refuse_later = refuse_later || transfer->retried;
-    }
-    if (end(transfer, std::move(error), nullptr, refuse_later) && !is_lost(from))
+    const auto later = refuse_later ? RefuseLater::yes : RefuseLater::if_retried;
+    if (end(transfer, std::move(error), nullptr, later) && !is_lost(from))
       send_frame(from, encode(frame));
     return;
   }

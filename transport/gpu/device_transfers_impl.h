@@ -207,10 +207,11 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // --- device_transfers.cc ---
   void send_frame(PeerId to, base::Bytes frame);
   bool end(const OutgoingPtr& transfer, std::optional<Error> error);  // now, and `to` is not lost
-  // Whether it has ended now, announced by its source. If not, and `refuse_later`, it is refused
-  // when it is announced.
+  enum class RefuseLater : std::uint8_t { no, if_retried, yes };      // once it is announced
+  // Whether it has ended now, announced by its source.
   bool end(const IncomingPtr& transfer, std::optional<Error> error,
-           std::shared_ptr<void> acknowledgment = nullptr, bool refuse_later = false);
+           std::shared_ptr<void> acknowledgment = nullptr,
+           RefuseLater refuse_later = RefuseLater::no);
   void call_on(Lane& lane, Done done, std::optional<Error> error);  // then end_call()
   [[nodiscard]] bool is_lost(PeerId peer) const;
   // The destination's end: ends the transfer and tells the source, without an error once the
