@@ -185,6 +185,18 @@ TEST_F(Hostile, ARefusedTransferByNcclBreaksNoCommunicator) {
   EXPECT_EQ(world.lanes(0)->lane(0).pending(), 0U);
 }
 
+TEST_F(Hostile, ATextThatIsTooLongIsRefused) {
+  TransfersWorld world({.adjust = only_staging});
+  world.expect_arrival(0, 0, 1, 1, 1000, 'a');
+  base::Bytes cancel = encode(CancelFrame{9, 12, std::string(2048, 'x')});
+  EXPECT_FALSE(refused(world, cancel));
+  const std::uint32_t longer = 2049;
+  std::memcpy(cancel.data() + 1 + 8 + 1, &longer, sizeof(longer));
+  cancel.append("x", 1);
+  EXPECT_TRUE(refused(world, cancel));
+  EXPECT_EQ(encode(CancelFrame{9, 12, std::string(5000, 'x')}).size(), cancel.size() - 1);
+}
+
 // Its announced size is the peer's word alone.
 TEST_F(Hostile, ATransferOfAnAbsurdSizeByNcclFailsAndNoMore) {
   TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {

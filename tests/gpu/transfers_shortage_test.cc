@@ -6,6 +6,7 @@
 #include <future>
 #include <new>
 
+#include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/eventually.h"
 #include "tests/support/no_more_threads.h"
@@ -51,6 +52,20 @@ TEST(Shortage, TheLossOfAPeerIsDealtWithToTheEnd) {
   EXPECT_EQ(transfer->send_error->code(), ErrorCode::disconnected);
   world.gpu.open_gate(gate);
   EXPECT_TRUE(eventually([&] { return world.gpu.open_communicators() == 0; }));
+}
+
+TEST(Shortage, WhatAPeerOffersForADeviceIsRefusedWhenThereIsNoThreadForIt) {
+  TransfersWorld world({.gpu = {.devices = 3}, .adjust = with_short_back_off});
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  {
+    const NoMoreThreads none;  // device 2 of worker 1 has none yet
+    EXPECT_NO_THROW(world.transfers[1]->on_frame(0, encode(IpcOfferFrame{{0, 2, 0}, {}}).span()));
+    EXPECT_NO_THROW(world.transfers[1]->on_frame(
+        0, encode(CommOpenFrame{{1, 2, 1}, nccl::version_code(2, 28, 9), 4096, {}}).span()));
+    // Worker 0 is told, which has not offered anything.
+    EXPECT_TRUE(eventually([&] { return !world.take_protocol_error().empty(); }));
+  }
+  world.await_path(0, 0, 1, 2, Path::nccl);
 }
 
 TEST(Shortage, WhatAStepThrowsEndsThatStepAlone) {

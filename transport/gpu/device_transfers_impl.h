@@ -232,7 +232,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void fail(const OutgoingPtr& transfer, const std::exception_ptr& exception) noexcept;
   void fail(const IncomingPtr& transfer, const std::exception_ptr& exception) noexcept;
   void fail(const PairPtr& pair, const std::exception_ptr& exception) noexcept;
-  // The step as a task or a callback of a lane.
+  // The step as a task or a callback of a lane or the connector.
   template <class Owner, class Step>
   [[nodiscard]] auto on_lane(const Owner& owner, Step step) {
     return [self = shared_from_this(), owner, step = std::move(step)](auto... arguments) mutable {

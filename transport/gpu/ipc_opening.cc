@@ -54,7 +54,13 @@ void DeviceTransfers::Impl::open_ipc(Lane& lane, PeerId peer, std::uint32_t to_d
   lane.when_done(lane.copies_out(), [self = shared_from_this(), &lane, peer, pair](cuda::Status) {
     IpcOfferFrame offer{pair, {}};
     std::memcpy(offer.handle.data(), lane.outbox().handle().reserved, offer.handle.size());
-    self->send_frame(peer, encode(offer));
+    try {
+      self->send_frame(peer, encode(offer));
+    } catch (...) {  // without memory for it; it is offered again
+      lane.outbox().remove_user();
+      const base::MutexLock lock(self->mutex_);
+      self->ipc_failed({peer, pair.source_device, pair.destination_device});
+    }
   });
 }
 
@@ -72,6 +78,13 @@ void DeviceTransfers::Impl::on_ipc_offer(PeerId from, const IpcOfferFrame& frame
     send_frame(from, encode(IpcReadyFrame{frame.pair, 1, "it is not used here"}));
     return;
   }
+  Lane* lane = nullptr;
+  try {
+    lane = &lanes_.lane(device);
+  } catch (const Error& error) {  // no thread for it
+    send_frame(from, encode(IpcReadyFrame{frame.pair, 1, error.what()}));
+    return;
+  }
   {
     const base::MutexLock lock(mutex_);
     const auto [at, first] =
@@ -84,8 +97,7 @@ void DeviceTransfers::Impl::on_ipc_offer(PeerId from, const IpcOfferFrame& frame
     memory.offer = frame.pair.epoch;
     memory.closed = false;
   }
-  Lane& lane = lanes_.lane(device);
-  lane.post([self = shared_from_this(), &lane, from, frame] { self->map_ipc(lane, from, frame); });
+  lane->post([self = shared_from_this(), lane, from, frame] { self->map_ipc(*lane, from, frame); });
 }
 
 // Lane of the destination: maps the memory, and looks whether it is the right one.

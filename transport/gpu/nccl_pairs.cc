@@ -105,9 +105,10 @@ void DeviceTransfers::Impl::poll_opening(const PairPtr& pair, Clock::time_point 
   if (Clock::now() >= deadline) {
     break_pair(pair, nccl_error(*pair, state, "is not open in time"), true);
   }
-  lanes_.connector().post_at(
-      Clock::now() + kPollInterval,
-      [self = shared_from_this(), pair, deadline] { self->poll_opening(pair, deadline); });
+  lanes_.connector().post_at(Clock::now() + kPollInterval,
+                             on_lane(pair, [self = shared_from_this(), pair, deadline] {
+                               self->poll_opening(pair, deadline);
+                             }));
 }
 
 // The connector's last step with a pair: from here on, the lane uses the communicator.
@@ -138,7 +139,7 @@ void DeviceTransfers::Impl::order_if_ready(const PairPtr& pair) {
   if (pair->end == End::destination) {
     send_frame(pair->peer, encode(CommReadyFrame{pair->name}));
   } else {
-    pair->lane->post([self = shared_from_this(), pair] { self->begin_test(pair); });
+    pair->lane->post(on_lane(pair, [self = shared_from_this(), pair] { self->begin_test(pair); }));
   }
 }
 
@@ -161,6 +162,12 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
   } else if (lanes_.quarantined(device)) {
     refused = "device " + std::to_string(device) + " does not use NCCL after an abort that hung";
   }
+  Lane* lane = nullptr;
+  try {
+    if (refused.empty()) lane = &lanes_.lane(device);
+  } catch (const Error& error) {
+    refused = error.what();  // no thread for it
+  }
   PairPtr pair;
   PairPtr before;
   {
@@ -176,7 +183,7 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
       pair->peer = from;
       pair->end = End::destination;
       pair->token = lanes_.new_pair();
-      pair->lane = &lanes_.lane(device);
+      pair->lane = lane;
       pair->piece_bytes = frame.piece_bytes;
       pair->unique_id = frame.unique_id;
     }
@@ -194,7 +201,8 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
     slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}].pair =
         pair;
   }
-  lanes_.connector().post([self = shared_from_this(), pair] { self->open_pair(pair); });
+  lanes_.connector().post(
+      on_lane(pair, [self = shared_from_this(), pair] { self->open_pair(pair); }));
 }
 
 void DeviceTransfers::Impl::on_comm_ready(PeerId from, const CommReadyFrame& frame) {

@@ -76,7 +76,8 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
     }
   }
   if (to_open != nullptr) {
-    lanes_.connector().post([self = shared_from_this(), to_open] { self->open_pair(to_open); });
+    lanes_.connector().post(
+        on_lane(to_open, [self = shared_from_this(), to_open] { self->open_pair(to_open); }));
   }
   if (choice.open_ipc)
     open_ipc(*transfer->lane, transfer->to, static_cast<std::uint32_t>(transfer->to_device));

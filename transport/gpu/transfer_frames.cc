@@ -49,13 +49,16 @@ class Reader : public ByteReader {
     }
     return pair;
   }
+  std::string read_text() {
+    std::string text = read_string();
+    if (text.size() <= kMaxText) return text;
+    throw Error(ErrorCode::protocol, "device transfer frame has a text of more than 2048 bytes");
+  }
   bool read_flag() {
     const auto flag = read<std::uint8_t>();
-    if (flag > 1) {
-      throw Error(ErrorCode::protocol,
-                  "device transfer frame has flag " + std::to_string(flag) + ", expected 0 or 1");
-    }
-    return flag == 1;
+    if (flag <= 1) return flag == 1;
+    throw Error(ErrorCode::protocol,
+                "device transfer frame has flag " + std::to_string(flag) + ", expected 0 or 1");
   }
 };
 
@@ -99,7 +102,7 @@ Frame decode_text(FrameBytes bytes, std::string_view what) {
   Frame frame;
   frame.pair = reader.read_pair();
   if constexpr (requires { frame.failed; }) frame.failed = reader.read_flag() ? 1 : 0;
-  frame.text = reader.read_string();
+  frame.text = reader.read_text();
   reader.expect_end();
   return frame;
 }
@@ -238,7 +241,7 @@ FinishedFrame decode_finished(FrameBytes bytes) {
   frame.id = reader.read<std::uint64_t>();
   frame.pair = reader.read_pair();
   frame.failed = reader.read_flag() ? 1 : 0;
-  frame.text = reader.read_string();
+  frame.text = reader.read_text();
   reader.expect_end();
   return frame;
 }
@@ -256,7 +259,7 @@ CancelFrame decode_cancel(FrameBytes bytes) {
   CancelFrame frame;
   frame.id = reader.read<std::uint64_t>();
   frame.code = reader.read<std::uint8_t>();
-  frame.text = reader.read_string();
+  frame.text = reader.read_text();
   reader.expect_end();
   return frame;
 }
