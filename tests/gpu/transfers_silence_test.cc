@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -146,6 +147,52 @@ TEST(Silence, WhatASlowPeerHasStillToDoIsWaitedFor) {
     world.expect_bytes(*transfer);
   }
   EXPECT_EQ(world.transfers[0]->counters().silences + world.transfers[1]->counters().silences, 0U);
+}
+
+// What a process on a busy machine does late, again and again: `busy` each time.
+void keep_busy(base::TaskThread& thread, const std::shared_ptr<std::atomic<bool>>& stop,
+               std::chrono::milliseconds busy) {
+  thread.post([&thread, stop, busy] {
+    std::this_thread::sleep_for(busy);  // what keeps it, and no wait
+    if (!*stop) keep_busy(thread, stop, busy);
+  });
+}
+
+TEST(Silence, AProcessThatIsAlwaysLateNoticesItAllTheSame) {
+  TransfersWorld world({.adjust = impatient_without_nccl});
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  const auto stop = std::make_shared<std::atomic<bool>>(false);
+  keep_busy(world.lanes(0)->connector(), stop, 520ms);  // more than half of kSilence
+  const auto transfer = begun(world, 0, 0, 1, 1, 90 * kMegabyte);
+  world.network->freeze(1);
+  EXPECT_TRUE(eventually([&] { return transfer->sent == 1; }));
+  EXPECT_EQ(world.transfers[0]->counters().silences, 1U);
+  *stop = true;
+  world.network->resume(1);
+  world.wait(*transfer);
+}
+
+TEST(Silence, WhatWasSaidWhileAProcessWasStoppedItselfIsReadFirst) {
+  TransfersWorld world({.adjust = impatient_without_nccl});
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+  world.keep_acknowledgments = true;
+  const auto transfer = world.start(0, 0, 1, 1, 5000, 'b');
+  ASSERT_TRUE(eventually([&] { return transfer->received == 1; }));
+  // Worker 0 neither reads nor looks at its clock for some time.
+  world.network->pause(0);
+  std::promise<void> stopped;
+  world.lanes(0)->connector().post([&] {
+    std::this_thread::sleep_for(3 * kSilence);  // it is stopped
+    stopped.set_value();
+  });
+  stopped.get_future().wait();
+  std::this_thread::sleep_for(kSilence / 10);  // its clock comes first
+  world.network->resume(0);
+  world.keep_acknowledgments = false;
+  world.acknowledgments.clear();
+  world.wait(*transfer);
+  world.expect_bytes(*transfer);
+  EXPECT_EQ(world.transfers[0]->counters().silences, 0U);
 }
 
 TEST(Silence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {

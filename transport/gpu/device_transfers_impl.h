@@ -183,8 +183,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     std::size_t unacknowledged = 0;  // transfers that have arrived and were not dealt with yet
     // Once watch_peers() has seen that transfers with it are under way: when it was last told so.
     std::optional<Clock::time_point> told;
-    // Once it owes something: when it was last heard of, or when it began to owe.
-    std::optional<Clock::time_point> heard;
+    // Once it owes something: for how long this process has listened without hearing of it.
+    std::optional<std::chrono::nanoseconds> silent;
   };
   // Marks a call out of this object; false when it is closed and must not call out any more.
   class CallOut {
@@ -276,7 +276,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // Tells peers that transfers with them are under way, and ends those with peers that do not. On
   // the connector, as long as there are any.
   void start_watching();
-  void watch_peers(Clock::time_point due);
+  void watch_peers(Clock::time_point begun, std::chrono::nanoseconds interval);
   void end_silent(PeerId peer);
   [[nodiscard]] std::vector<OutgoingPtr> without_slot(Clock::time_point now) const
       STITCH_REQUIRES(mutex_);

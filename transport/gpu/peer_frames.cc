@@ -27,7 +27,7 @@ void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> fra
     const base::MutexLock lock(mutex_);
     Peer& peer = peers_[from];
     if (closed_ || peer.lost) return;
-    if (peer.heard) peer.heard = Clock::now();
+    if (peer.silent) peer.silent = std::chrono::nanoseconds(0);
   }
   switch (kind_of(frame)) {
     case FrameKind::hello:

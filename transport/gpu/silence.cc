@@ -23,15 +23,21 @@ void DeviceTransfers::Impl::start_watching() {
   }
   const auto interval = std::clamp<std::chrono::nanoseconds>(
       std::min(options_.silence_timeout, options_.stall_timeout) / 8, kMinInterval, kMaxInterval);
-  const auto due = base::deadline_after(interval);
-  lanes_.connector().post_at(due, [self = shared_from_this(), due] { self->watch_peers(due); });
+  const auto begun = Clock::now();
+  lanes_.connector().post_at(begun + interval, [self = shared_from_this(), begun, interval] {
+    self->watch_peers(begun, interval);
+  });
 }
 
-void DeviceTransfers::Impl::watch_peers(Clock::time_point due) {
+void DeviceTransfers::Impl::watch_peers(Clock::time_point begun,
+                                        std::chrono::nanoseconds interval) {
   const auto limit = options_.silence_timeout;
   const auto now = Clock::now();
-  // This process was stopped itself: what it has not heard may wait to be read.
-  const bool late = now - due > limit / 2;
+  // Time in which this process did not run itself is no silence of others: what they have said
+  // meanwhile waits to be read. Nor may it begin anew then: on a machine that is always late no
+  // peer would ever be silent for long enough.
+  const auto listened =
+      std::min<std::chrono::nanoseconds>(now - begun, std::max(interval, limit / 8));
   std::vector<PeerId> tell;
   std::vector<PeerId> silent;
   std::vector<OutgoingPtr> starved;
@@ -60,7 +66,7 @@ void DeviceTransfers::Impl::watch_peers(Clock::time_point due) {
       with.under_way = with.under_way || peer.unacknowledged > 0;
       if (peer.lost || !with.under_way) {
         peer.told.reset();
-        peer.heard.reset();
+        peer.silent.reset();
         continue;
       }
       active = true;
@@ -70,22 +76,22 @@ void DeviceTransfers::Impl::watch_peers(Clock::time_point due) {
         tell.push_back(id);
       }
       if (!with.owes) {
-        peer.heard.reset();
-      } else if (!peer.heard || late) {
-        peer.heard = now;
-      } else if (now - *peer.heard >= limit) {
+        peer.silent.reset();
+      } else if (!peer.silent) {
+        peer.silent = std::chrono::nanoseconds(0);
+      } else if (*peer.silent += listened; *peer.silent >= limit) {
         ++silences_;
-        peer.heard.reset();
+        peer.silent.reset();
         silent.push_back(id);
       }
     }
     starved = without_slot(now);
   }
+  if (active) start_watching();  // first: what follows may throw, for want of memory
   for (const PeerId peer : tell) send_frame(peer, encode(AliveFrame{}));
   for (const PeerId peer : silent) end_silent(peer);
   for (const OutgoingPtr& transfer : starved)
     ask_to_break_ipc(transfer, Error(ErrorCode::timeout, "peers do not give back its memory"));
-  if (active) start_watching();
 }
 
 // Lent slots do not come back before their peer is heard of or lost: it may still read them.
