@@ -92,7 +92,7 @@ static Seeds seeds() {
   add("forget", ForgetFrame{7});
   add("ipc-offer", IpcOfferFrame{pair, {}});
   add("ipc-ready", IpcReadyFrame{pair, 0, "mapped"});
-  add("ipc-slot", IpcSlotFrame{7, 1, 2, 4096});
+  add("ipc-slot", IpcSlotFrame{7, 1, 2, 4096, 12345});
   add("ipc-free", IpcFreeFrame{7, 1, 2});
   add("ipc-closed", IpcClosedFrame{pair, 1, "copy failed"});
   add("ipc-break", IpcBreakFrame{pair, "copy failed"});

@@ -149,6 +149,27 @@ TEST(Silence, WhatASlowPeerHasStillToDoIsWaitedFor) {
   EXPECT_EQ(world.transfers[0]->counters().silences + world.transfers[1]->counters().silences, 0U);
 }
 
+// A transfer from worker 0 to that peer on one device, which has got the four slots that it may
+// have and copies out of them once the gate opens.
+std::shared_ptr<TestTransfer> with_all_its_slots(TransfersWorld& world, std::size_t peer, int gate,
+                                                 std::size_t bytes = 100 * kMegabyte) {
+  Lane& lane = world.lanes(peer)->lane(0);
+  std::promise<void> held;
+  lane.post([&] {
+    FakeGpu::Kernel kernel;
+    kernel.gate = gate;
+    EXPECT_EQ(world.gpu.launch(world.process(peer), lane.copies_in(), std::move(kernel)),
+              cuda::kSuccess);
+    held.set_value();
+  });
+  held.get_future().wait();
+  const auto copies = world.gpu.calls("memcpy_async", world.process(peer));
+  const auto transfer = world.start(0, 0, peer, 0, bytes, 'x');
+  EXPECT_TRUE(eventually(
+      [&] { return world.gpu.calls("memcpy_async", world.process(peer)) == copies + 4; }));
+  return transfer;
+}
+
 // What a process on a busy machine does late, again and again: `busy` each time.
 void keep_busy(base::TaskThread& thread, const std::shared_ptr<std::atomic<bool>>& stop,
                std::chrono::milliseconds busy) {
@@ -201,20 +222,7 @@ TEST(Silence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {
   // Each of two peers is stopped with the four slots that a transfer may have.
   const int gate = world.gpu.make_gate();
   const auto stopped_with_slots = [&](std::size_t peer) {
-    Lane& lane = world.lanes(peer)->lane(0);
-    std::promise<void> held;
-    lane.post([&] {
-      FakeGpu::Kernel kernel;
-      kernel.gate = gate;
-      EXPECT_EQ(world.gpu.launch(world.process(peer), lane.copies_in(), std::move(kernel)),
-                cuda::kSuccess);
-      held.set_value();
-    });
-    held.get_future().wait();
-    const auto copies = world.gpu.calls("memcpy_async", world.process(peer));
-    const auto transfer = world.start(0, 0, peer, 0, 100 * kMegabyte, 'x');
-    EXPECT_TRUE(eventually(
-        [&] { return world.gpu.calls("memcpy_async", world.process(peer)) == copies + 4; }));
+    const auto transfer = with_all_its_slots(world, peer, gate);
     world.network->freeze(peer);
     return transfer;
   };
@@ -246,6 +254,65 @@ TEST(Silence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {
   world.wait(*other);
   world.await_path(0, 0, 2, 0, Path::ipc);
   world.expect_arrival(0, 0, 2, 0, 75 * kMegabyte, 'b');
+}
+
+// Two peers are lost with all slots: they may live, and still read them.
+TEST(Silence, NoTransferWaitsForSlotsThatLostPeersMayStillRead) {
+  TransfersWorld world({.workers = 5,
+                        .processes = {0, 1, 2, 3, 0},
+                        .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+                          impatient_without_nccl(worker, options);
+                          options.silence_timeout = 60s;
+                          options.slot_grace = 2s;
+                        }});
+  for (const std::size_t peer : {1U, 2U, 3U}) world.await_path(0, 0, peer, 0, Path::ipc);
+  world.await_path(4, 0, 2, 0, Path::ipc);  // of the same process
+  const int gate = world.gpu.make_gate();
+  std::vector<std::shared_ptr<TestTransfer>> lost;
+  for (const std::size_t peer : {1U, 3U}) lost.push_back(with_all_its_slots(world, peer, gate));
+  for (const std::size_t peer : {1U, 3U}) world.lose(peer);
+  for (const auto& transfer : lost) ASSERT_TRUE(eventually([&] { return transfer->sent == 1; }));
+  const auto begun = std::chrono::steady_clock::now();
+  for (const std::size_t source : {0U, 4U}) {
+    const auto before = world.count(source, 2, Path::staging, true).messages;
+    world.expect_arrival(source, 0, 2, 0, 5000, 'a');
+    EXPECT_GT(world.count(source, 2, Path::staging, true).messages, before) << source;
+    EXPECT_EQ(world.transfers[source]->counters().retries, 0U) << source;
+    EXPECT_TRUE(world.transfers[source]->counters().failures.empty()) << source;
+  }
+  world.gpu.open_gate(gate);
+  for (const std::size_t source : {0U, 4U}) world.await_path(source, 0, 2, 0, Path::ipc);
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, 1s) << "they may still read them";
+  world.expect_arrival(0, 0, 2, 0, 75 * kMegabyte, 'b');
+}
+
+// Worker 0 counts worker 1 as lost, which does not know it yet, and uses its slots again.
+TEST(Silence, WhatALostPeerReadsFromASlotTooLateIsNotItsTransfer) {
+  TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+    impatient_without_nccl(worker, options);
+    options.silence_timeout = 60s;
+    options.slot_grace = 300ms;
+  }});
+  world.await_path(0, 0, 1, 0, Path::ipc);
+  const int gate = world.gpu.make_gate();
+  const auto transfer = with_all_its_slots(world, 1, gate, 30 * kMegabyte);
+  world.network->freeze(1);
+  world.transfers[0]->on_peer_lost(1, Error(ErrorCode::disconnected, "worker 1 is gone"));
+  ASSERT_TRUE(eventually([&] { return transfer->sent == 1; }));
+  std::this_thread::sleep_for(600ms);  // in which the slots are free for others
+  world.gpu.open_gate(gate);
+  EXPECT_EQ(world.gpu.wait_until_idle(), "");
+  std::promise<void> looked;
+  world.lanes(1)->lane(0).post([&] {  // once its lane has seen that
+    world.lanes(1)->lane(0).when_done(world.lanes(1)->lane(0).copies_in(),
+                                      [&](cuda::Status) { looked.set_value(); });
+  });
+  looked.get_future().wait();
+  EXPECT_EQ(transfer->received, 0) << "it has what may be another's bytes";
+  world.network->resume(1);
+  world.lose(1);
+  EXPECT_TRUE(eventually([&] { return transfer->received == 1; }));
+  EXPECT_TRUE(transfer->receive_error);
 }
 
 }  // namespace

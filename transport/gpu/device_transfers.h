@@ -89,6 +89,8 @@ class DeviceTransfers {
     std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);
     // A peer that owes something and is not heard of for so long: its transfers fail.
     std::chrono::nanoseconds silence_timeout = std::chrono::seconds(60);
+    // How long a peer may read a slot of shared memory, should it be lost: then it is used again.
+    std::chrono::nanoseconds slot_grace = std::chrono::seconds(10);
     std::size_t nccl_piece_bytes = std::size_t{64} << 20;       // larger transfers go in pieces
     std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced, not asked for yet
   };

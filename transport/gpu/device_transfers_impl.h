@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -85,7 +86,6 @@ struct Outgoing {
   std::uint64_t data_sent = 0;            // those that were sent
   bool reading = false;                   // a launch of this end reads it or will
   std::optional<FinishedFrame> finished;  // what the destination said
-
   std::optional<std::chrono::steady_clock::time_point> slot_wanted;  // of the outbox, since then
 
   // Of the lane.
@@ -300,8 +300,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
 
   // --- ipc_opening.cc ---
   using IpcKey = std::tuple<PeerId, std::uint32_t, std::uint32_t>;  // with source, destination
-  [[nodiscard]] PathState ipc_state(PeerId peer, std::uint32_t device,
-                                    std::uint32_t to_device) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] PathState ipc_state(Lane& lane, PeerId peer, std::uint32_t to_device) const
+      STITCH_REQUIRES(mutex_);
   void open_ipc(Lane& lane, PeerId peer, std::uint32_t to_device);
   void ipc_failed(const IpcKey& key) STITCH_REQUIRES(mutex_);  // source: refused or broken
   void on_ipc_offer(PeerId from, const IpcOfferFrame& frame);
@@ -321,8 +321,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void start_ipc(const IncomingPtr& transfer);
   void on_ipc_slot(PeerId from, const IpcSlotFrame& frame);
   [[nodiscard]] bool still_by_ipc(const Outgoing& transfer) const;
-  void copy_from_slot(const IncomingPtr& transfer, const std::byte* bytes, std::uint64_t offset,
-                      const IpcFreeFrame& free);
+  void copy_from_slot(const IncomingPtr& transfer, const std::byte* from, const IpcSlotFrame& slot);
   void begin_ipc(const OutgoingPtr& transfer);
   void fill_slot(const OutgoingPtr& transfer);
   void on_ipc_free(PeerId from, const IpcFreeFrame& frame);
@@ -387,8 +386,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
   std::map<IpcKey, IpcOut> ipc_out_ STITCH_GUARDED_BY(mutex_);
   std::map<IpcKey, IpcIn> ipc_in_ STITCH_GUARDED_BY(mutex_);
-  // By peer, device, slot: since when.
-  std::map<std::tuple<PeerId, int, int>, Clock::time_point> ipc_lent_ STITCH_GUARDED_BY(mutex_);
+  // Slots of own memory that were named in a SLOT and not in a FREE: peer, device, slot.
+  std::set<std::tuple<PeerId, int, int>> ipc_lent_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;

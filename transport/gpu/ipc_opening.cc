@@ -12,20 +12,20 @@
 namespace stitch::transport::gpu {
 namespace {
 
-constexpr std::chrono::seconds kSlotGrace(10);
+// False: it is still mapped. Then its source is not told that it were not: it might free it.
+bool unmap(const CudaApi& cuda, void* memory) {
+  if (cuda.ipc_close_mem_handle(memory) == cuda::kSuccess) return true;
+  (void)cuda.get_last_error();
+  return false;
+}
 
 }  // namespace
 
-PathState DeviceTransfers::Impl::ipc_state(PeerId peer, std::uint32_t device,
-                                           std::uint32_t to_device) const {
+PathState DeviceTransfers::Impl::ipc_state(Lane& lane, PeerId peer, std::uint32_t to_device) const {
   if (!options_.use_ipc) return PathState::closed;
   // While peers hold all slots and do not give them back, none is waited for.
-  const auto since = Clock::now() - options_.stall_timeout;
-  const auto held = std::count_if(ipc_lent_.begin(), ipc_lent_.end(), [&](const auto& lent) {
-    return std::get<1>(lent.first) == static_cast<int>(device) && lent.second <= since;
-  });
-  if (static_cast<std::size_t>(held) >= IpcOutbox::kSlots) return PathState::closed;
-  const auto at = ipc_out_.find({peer, device, to_device});
+  if (lane.outbox().all_lent_since(Clock::now() - options_.stall_timeout)) return PathState::closed;
+  const auto at = ipc_out_.find({peer, static_cast<std::uint32_t>(lane.device()), to_device});
   if (at == ipc_out_.end()) return PathState::untried;
   const IpcOut& memory = at->second;
   const bool again = memory.state == PathState::closed && !memory.mapped && memory.pause.over();
@@ -38,7 +38,7 @@ void DeviceTransfers::Impl::open_ipc(Lane& lane, PeerId peer, std::uint32_t to_d
   PairName pair{device, to_device, 0};
   {
     const base::MutexLock lock(mutex_);
-    if (closing_ || peers_[peer].lost || ipc_state(peer, device, to_device) != PathState::untried)
+    if (closing_ || peers_[peer].lost || ipc_state(lane, peer, to_device) != PathState::untried)
       return;
     IpcOut& memory = ipc_out_[{peer, device, to_device}];
     memory.state = PathState::opening;
@@ -112,7 +112,8 @@ void DeviceTransfers::Impl::map_ipc(Lane& lane, PeerId from, const IpcOfferFrame
     if (closing_ || peers_[from].lost) return;
   }
   void* host = nullptr;
-  cuda::Status status = cuda.ipc_open_mem_handle(&mapped, handle, cuda::kIpcLazyPeerAccess);
+  cuda::Status status = cuda::kLaunchFailure;
+  if (!lane.failure()) status = cuda.ipc_open_mem_handle(&mapped, handle, cuda::kIpcLazyPeerAccess);
   if (status == cuda::kSuccess)
     status = cuda.host_alloc(&host, IpcOutbox::kPatternBytes, cuda::kHostAllocPortable);
   if (status == cuda::kSuccess) {
@@ -134,8 +135,7 @@ void DeviceTransfers::Impl::map_ipc(Lane& lane, PeerId from, const IpcOfferFrame
         if (!at->second.closed) at->second.mapped = static_cast<std::byte*>(mapped);
       }
     }
-    if ((gone || !why.empty()) && mapped != nullptr)
-      (void)self->lanes_.cuda().ipc_close_mem_handle(mapped);
+    if ((gone || !why.empty()) && mapped != nullptr && !unmap(self->lanes_.cuda(), mapped)) return;
     if (gone && why.empty()) why = "it is not wanted any more";
     const auto failed = static_cast<std::uint8_t>(why.empty() ? 0 : 1);
     self->send_frame(from, encode(IpcReadyFrame{pair, failed, std::move(why)}));
@@ -259,7 +259,7 @@ void DeviceTransfers::Impl::unmap_ipc(const IpcKey& key, const IpcIn& memory, bo
   lane.post(
       [self = shared_from_this(), &lane, key, memory, tell, closed = std::move(closed), ended] {
         lane.when_done(lane.copies_in(), [self, key, memory, tell, closed, ended](cuda::Status) {
-          (void)self->lanes_.cuda().ipc_close_mem_handle(memory.mapped);
+          if (!unmap(self->lanes_.cuda(), memory.mapped)) return;
           {
             const base::MutexLock lock(self->mutex_);
             const auto at = self->ipc_in_.find(key);
@@ -281,19 +281,17 @@ void DeviceTransfers::Impl::close_ipc(std::optional<PeerId> peer, bool tell) {
       mapped.emplace_back(key, memory);
       memory.mapped = nullptr;
     }
-    for (auto at = ipc_lent_.begin(); peer && at != ipc_lent_.end();) {
-      if (std::get<0>(at->first) != *peer) {
-        ++at;
-        continue;
-      }
-      lent.emplace_back(std::get<1>(at->first), std::get<2>(at->first));
-      at = ipc_lent_.erase(at);
+    for (const auto& [holder, device, slot] : ipc_lent_) {
+      if (peer && holder == *peer) lent.emplace_back(device, slot);
     }
+    std::erase_if(ipc_lent_, [&](const auto& each) { return peer && std::get<0>(each) == *peer; });
   }
-  // A peer whose connection broke may live, and still copy out of its slots.
+  // A peer whose connection broke may live, and still copy out of its slots: they stay lent, and no
+  // transfer is to wait for them.
   for (const auto& [device, slot] : lent) {
     Lane& lane = lanes_.lane(device);
-    lanes_.connector().post_at(Clock::now() + kSlotGrace, [&lane, slot = slot] {
+    lane.post([&lane, slot = slot] { lane.outbox().lend(slot, Clock::time_point::min()); });
+    lanes_.connector().post_at(base::deadline_after(options_.slot_grace), [&lane, slot = slot] {
       lane.post([&lane, slot] { lane.outbox().give_back(slot); });
     });
   }

@@ -1,5 +1,6 @@
 #include "stitch/transport/gpu/ipc_outbox.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace stitch::transport::gpu {
@@ -32,7 +33,13 @@ void IpcOutbox::take(Taken taken) {
   serve();
 }
 
+bool IpcOutbox::all_lent_since(Time time) const {
+  return std::all_of(lent_.begin(), lent_.end(),
+                     [time](const auto& since) { return since && *since <= time; });
+}
+
 void IpcOutbox::give_back(int slot) {
+  lent_.at(static_cast<std::size_t>(slot)).reset();
   free_.push_back(slot);
   serve();
 }

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "stitch/base/unique_function.h"
@@ -20,6 +23,7 @@ class IpcOutbox {
   static constexpr std::size_t kSlots = 8;
   static constexpr std::size_t kPatternBytes = 65536;
   static constexpr std::size_t kPatternAt = kSlots * kSlotBytes;
+  using Time = std::chrono::steady_clock::time_point;
   using Taken = base::UniqueFunction<void(int slot)>;
 
   explicit IpcOutbox(const CudaApi& cuda) : cuda_(cuda) {}
@@ -37,6 +41,10 @@ class IpcOutbox {
   // REQUIRES: prepare() has succeeded.
   void take(Taken taken);
   void give_back(int slot);
+  // A peer may read the slot from then on, until it is given back.
+  void lend(int slot, Time since) { lent_.at(static_cast<std::size_t>(slot)) = since; }
+  // Whether peers have had all slots since then, or longer.
+  [[nodiscard]] bool all_lent_since(Time time) const;
   [[nodiscard]] std::byte* slot(int number) const {
     return memory_ + static_cast<std::size_t>(number) * kSlotBytes;
   }
@@ -55,6 +63,7 @@ class IpcOutbox {
   int users_ = 0;
   bool serving_ = false;
   std::vector<int> free_;
+  std::array<std::optional<Time>, kSlots> lent_;
   std::deque<Taken> waiting_;
 };
 

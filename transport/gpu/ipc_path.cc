@@ -16,6 +16,12 @@ constexpr std::size_t kSlotsOfATransfer = IpcOutbox::kSlots / 2;
 
 std::size_t chunks_of(std::size_t bytes) { return bytes / kChunk + (bytes % kChunk != 0 ? 1 : 0); }
 
+// One clock for all processes of a host.
+std::uint64_t on_host_clock(std::chrono::steady_clock::time_point time) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
 }  // namespace
 
 // --- destination ---
@@ -70,14 +76,16 @@ void DeviceTransfers::Impl::on_ipc_slot(PeerId from, const IpcSlotFrame& frame) 
   if (bytes == nullptr)
     return send_frame(from, encode(freed));  // it has ended here, or is asked for again
   transfer->lane->post(
-      on_lane(transfer, [self = shared_from_this(), transfer, bytes, freed, offset = frame.offset] {
-        self->copy_from_slot(transfer, bytes, offset, freed);
+      on_lane(transfer, [self = shared_from_this(), transfer, bytes, slot = frame] {
+        self->copy_from_slot(transfer, bytes, slot);
       }));
 }
 
-void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const std::byte* bytes,
-                                           std::uint64_t offset, const IpcFreeFrame& freed) {
+void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const std::byte* from,
+                                           const IpcSlotFrame& slot) {
+  const IpcFreeFrame freed{slot.id, slot.device, slot.slot};
   Lane& lane = *transfer->lane;
+  const std::uint64_t offset = slot.offset;
   bool unwanted = false;
   {
     const base::MutexLock lock(mutex_);
@@ -86,7 +94,7 @@ void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const st
   if (unwanted) return send_frame(transfer->from, encode(freed));
   const std::size_t size = std::min<std::size_t>(kChunk, transfer->bytes - offset);
   const cuda::Status status =
-      lanes_.cuda().memcpy_async(static_cast<std::byte*>(transfer->memory.data) + offset, bytes,
+      lanes_.cuda().memcpy_async(static_cast<std::byte*>(transfer->memory.data) + offset, from,
                                  size, cuda::kDeviceToDevice, lane.copies_in());
   const auto failed = [self = shared_from_this(), transfer, &lane,
                        source = freed.device](cuda::Status why) {
@@ -99,8 +107,9 @@ void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const st
     send_frame(transfer->from, encode(freed));
     return failed(status);
   }
-  lane.when_done(lane.copies_in(), on_lane(transfer, [self = shared_from_this(), transfer, failed,
-                                                      freed](cuda::Status done) {
+  lane.when_done(lane.copies_in(),
+                 on_lane(transfer, [self = shared_from_this(), transfer, failed, freed,
+                                    until = slot.until](cuda::Status done) {
                    self->send_frame(transfer->from, encode(freed));
                    bool retried = false;
                    {
@@ -109,6 +118,8 @@ void DeviceTransfers::Impl::copy_from_slot(const IncomingPtr& transfer, const st
                    }
                    if (retried) return;
                    if (done != cuda::kSuccess) return failed(done);
+                   // Its source may count this process as lost, and have used the slot again.
+                   if (on_host_clock(Clock::now()) >= until) return self->retry(transfer);
                    if (++transfer->written == transfer->chunks.size())
                      self->finish(transfer, std::nullopt);
                  }));
@@ -160,12 +171,15 @@ void DeviceTransfers::Impl::fill_slot(const OutgoingPtr& transfer) {
       {
         const base::MutexLock lock(self->mutex_);
         ended_now = transfer->ended || transfer->retried || self->peers_[transfer->to].lost;
-        if (!ended_now) self->ipc_lent_[{transfer->to, lane.device(), slot}] = Clock::now();
+        if (!ended_now) self->ipc_lent_.insert({transfer->to, lane.device(), slot});
       }
       if (ended_now) return lane.outbox().give_back(slot);
+      const auto now = Clock::now();
+      lane.outbox().lend(slot, now);
       self->send_frame(transfer->to,
                        encode(IpcSlotFrame{transfer->id, static_cast<std::uint32_t>(lane.device()),
-                                           static_cast<std::uint32_t>(slot), offset}));
+                                           static_cast<std::uint32_t>(slot), offset,
+                                           on_host_clock(now + self->options_.slot_grace)}));
     }));
   }));
 }

@@ -46,8 +46,7 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
   return choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes,
-                     ipc_state(transfer.to, static_cast<std::uint32_t>(device),
-                               static_cast<std::uint32_t>(to_device)));
+                     ipc_state(*transfer.lane, transfer.to, static_cast<std::uint32_t>(to_device)));
 }
 
 void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {

@@ -330,6 +330,7 @@ Bytes encode(const IpcSlotFrame& frame) {
   writer.write(frame.device);
   writer.write(frame.slot);
   writer.write(frame.offset);
+  writer.write(frame.until);
   return out;
 }
 IpcSlotFrame decode_ipc_slot(FrameBytes bytes) {
@@ -339,6 +340,7 @@ IpcSlotFrame decode_ipc_slot(FrameBytes bytes) {
   frame.device = reader.read<std::uint32_t>();
   frame.slot = reader.read<std::uint32_t>();
   frame.offset = reader.read<std::uint64_t>();
+  frame.until = reader.read<std::uint64_t>();
   reader.expect_end();
   return frame;
 }

@@ -107,6 +107,7 @@ struct IpcSlotFrame {  // source: the bytes at `offset` are in that slot
   std::uint32_t device = 0;  // whose memory the slot is in, at the source
   std::uint32_t slot = 0;
   std::uint64_t offset = 0;
+  std::uint64_t until = 0;  // ns on the host's steady clock; then they may be gone
 };
 struct IpcFreeFrame {  // destination: has what was in that slot, or does not want it
   std::uint64_t id = 0;
