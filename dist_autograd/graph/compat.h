@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/edge.h>
@@ -94,11 +95,13 @@ void fit_dtype(const Metadata& metadata, at::Tensor& grad) {
 [[nodiscard]] inline bool owns_memory(const at::Tensor& tensor) {
   if (tensor.layout() == c10::kStrided)
     return tensor.has_storage() && tensor.storage().use_count() == 1;
-  if (tensor.layout() == c10::kSparse) {
-    return tensor._indices().storage().use_count() == 1 &&
-           tensor._values().storage().use_count() == 1;
-  }
-  return false;
+  if (tensor.layout() != c10::kSparse) return false;
+  // Above autograd's part of the dispatch these are views, which own the memory, too.
+  const at::AutoDispatchBelowADInplaceOrView parts_themselves;
+  const auto owns = [](const at::Tensor& part) {
+    return part.use_count() == 2 && part.storage().use_count() == 1;  // the tensor's, and `part`
+  };
+  return owns(tensor._indices()) && owns(tensor._values());
 }
 
 // slot += grad, in place only when no other reference to it exists. An undefined gradient adds
