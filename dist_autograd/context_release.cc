@@ -39,7 +39,7 @@ void ContextRelease::end_context(const std::shared_ptr<ContextState>& context) {
     base::patiently([&] { pass->abort(ended_error(context->id())); });
   for (const auto& pass : ended.passes) pass->wait_until_quiet();
   context->gradients()->clear();
-  release(ended.peers, {context->id(), contexts_.low_water()});
+  release(ended.peers, release_of_own(context->id()));
 }
 
 // Valid from the home, and from a worker that told this one the id. From others it is valid only if
@@ -55,6 +55,10 @@ void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& rel
     if (auto context = contexts_.remove(id)) over.push_back(std::move(context));
   });
   if (from_home) {
+    // Without this, what is remembered would grow while a context of that home goes on: of the
+    // others, this worker takes part in some only.
+    base::patiently(
+        [&] { contexts_.add_ended(id.home, id.epoch, release_of.ended_from, id.counter); });
     auto below = base::patiently(
         [&] { return contexts_.raise_low_water(id.home, id.epoch, release_of.low_water); });
     if (over.empty()) {
@@ -70,7 +74,7 @@ void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& rel
       base::patiently([&] { pass->abort(ended_error(context->id())); });
     std::erase_if(ended.peers,
                   [&](const WorkerInfo& peer) { return peer.id == from.id || peer.id == id.home; });
-    release(ended.peers, {context->id(), release_of.low_water});
+    release(ended.peers, {context->id(), release_of.low_water, context->id().counter});
   }
 }
 
@@ -81,7 +85,7 @@ void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
     const ContextId id{agent_.self().id, agent_.self().epoch, counter};
     const auto context = contexts_.find(id);
     if (!context || !context->add_peer(from)) {
-      release({from}, {id, contexts_.low_water()});
+      release({from}, release_of_own(id));
     } else if (const auto failure = context->failure()) {
       send_abort(agent_, from, {id, {}, 0}, *failure);
     }
@@ -121,6 +125,10 @@ void ContextRelease::hold(WorkerId home, std::uint64_t epoch, std::vector<std::u
     archive(held);
     return out;
   });
+}
+
+wire::Release ContextRelease::release_of_own(const ContextId& id) const {
+  return {id, contexts_.low_water(), contexts_.ended_from(id.counter)};
 }
 
 void ContextRelease::release(const std::vector<WorkerInfo>& peers,

@@ -33,6 +33,8 @@ class ContextRelease {
   void hold_contexts_told_by(const WorkerInfo& lost);
 
  private:
+  // Of a context of this worker that has ended.
+  [[nodiscard]] wire::Release release_of_own(const ContextId& id) const;
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
   void hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts);
 

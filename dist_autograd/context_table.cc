@@ -80,9 +80,21 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::take_below(WorkerId hom
   return taken;
 }
 
+void ContextTable::add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t first,
+                             std::uint64_t last) {
+  base::MutexLock lock(mutex_);
+  ended_[{home, epoch}].insert_run(first, last);
+}
+
 std::uint64_t ContextTable::low_water() const {
   base::MutexLock lock(mutex_);
   return own_.empty() ? next_ : *own_.begin();
+}
+
+std::uint64_t ContextTable::ended_from(std::uint64_t counter) const {
+  base::MutexLock lock(mutex_);
+  const auto next = own_.lower_bound(counter);
+  return next == own_.begin() ? 0 : *std::prev(next) + 1;
 }
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home,

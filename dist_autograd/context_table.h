@@ -47,8 +47,14 @@ class ContextTable {
                                                                            std::uint64_t epoch,
                                                                            std::uint64_t counter)
       STITCH_EXCLUDES(mutex_);
+  // All contexts of that home from counter `first` to `last` have ended. Those that are still here
+  // stay until their RELEASE comes. REQUIRES: first <= last.
+  void add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t first, std::uint64_t last)
+      STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
+  // The counter from which on all of them have ended, up to that of one that has.
+  [[nodiscard]] std::uint64_t ended_from(std::uint64_t counter) const STITCH_EXCLUDES(mutex_);
   // Takes out all contexts of a life of `home` that is over; none of its contexts will be accepted
   // again.
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_home(WorkerId home,

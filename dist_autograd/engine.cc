@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "stitch/base/deadline.h"
@@ -154,6 +156,10 @@ void Engine::on_frame(rpc::InMessage message) {
     if (release.context.home == agent_.self().id)
       throw Error(ErrorCode::protocol,
                   "only its home may end context " + to_string(release.context));
+    if (release.ended_from > release.context.counter)
+      throw Error(ErrorCode::protocol, "contexts up to " + to_string(release.context) +
+                                           " cannot have ended from " +
+                                           std::to_string(release.ended_from) + " on");
     // It is not sent again.
     agent_.post_where_read(base::patiently([&] {
       return base::UniqueFunction<void()>([agent = agent_.shared_from_this(), this,

@@ -141,9 +141,11 @@ struct Release {
   ContextId context;
   // All contexts of this home below this counter have ended. Only valid from the home itself.
   std::uint64_t low_water = 0;
+  // So have those from this counter on, up to that of `context`. As that.
+  std::uint64_t ended_from = 0;
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(context.home, context.epoch, context.counter, low_water);
+    archive(context.home, context.epoch, context.counter, low_water, ended_from);
   }
 };
 

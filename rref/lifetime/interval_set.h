@@ -45,14 +45,32 @@ class IntervalSet {
   }
   // Inserts every number below `end`.
   void insert_below(std::uint64_t end) {
-    if (end == 0) return;
-    std::uint64_t last = end - 1;
-    auto next = runs_.begin();
-    while (next != runs_.end() && next->first <= end) {  // overlaps or touches
-      last = std::max(last, next->second);
-      next = runs_.erase(next);
+    if (end != 0) insert_run(0, end - 1);
+  }
+  // Inserts every number from `first` to `last`. Changes nothing where it has no memory. REQUIRES:
+  // first <= last.
+  void insert_run(std::uint64_t first, std::uint64_t last) {
+    auto next = runs_.upper_bound(first);
+    decltype(runs_)::node_type merged;  // its memory is used again
+    if (next != runs_.begin()) {
+      const auto previous = std::prev(next);
+      if (last <= previous->second) return;
+      if (first <= previous->second + 1) {  // it is not the greatest number: `last` is greater
+        first = previous->first;
+        merged = runs_.extract(previous);
+      }
     }
-    runs_.emplace(0, last);
+    while (next != runs_.end() && next->first - 1 <= last) {  // overlaps or touches
+      last = std::max(last, next->second);
+      merged = runs_.extract(next++);
+    }
+    if (!merged) {
+      runs_.emplace(first, last);
+      return;
+    }
+    merged.key() = first;
+    merged.mapped() = last;
+    runs_.insert(std::move(merged));
   }
   [[nodiscard]] bool contains(std::uint64_t value) const {
     const auto next = runs_.upper_bound(value);

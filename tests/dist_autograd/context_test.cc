@@ -372,6 +372,22 @@ TEST(Context, RemembersOnlyAFewThingsWhileAnOuterOneGoesOn) {
   }
 }
 
+TEST(Context, RemembersOnlyAFewThingsOfManyThatReachOnlySomeWorkersWhileAnOuterOneGoesOn) {
+  Cluster cluster(4);
+  Context outer;
+  rpc_sync<times_parameter>("worker1", ones());
+  for (int i = 0; i < 600; ++i) {
+    Context inner;
+    rpc_sync<times_parameter>("worker" + std::to_string(1 + i % 3), ones());
+  }
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(eventually([&] { return count_on(cluster[i], "ended_contexts_remembered") < 5; }))
+        << count_on(cluster[i], "ended_contexts_remembered") << " on worker " << i;
+  }
+  outer.backward({rpc_sync<times_parameter>("worker1", ones()).sum()});
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], outer.id()), ones()));
+}
+
 TEST(Context, MakesOneNodeForAllTensorsOfAMessage) {
   Cluster cluster(2);
   Context context;

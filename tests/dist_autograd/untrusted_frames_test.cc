@@ -226,7 +226,7 @@ TEST_F(ForeignWords, FlagsThatChangeEndThePass) {
 
 TEST_F(ForeignWords, ReleaseIsAcceptedFromTheHomeAndFromAWorkerThatToldOfTheContext) {
   start();
-  const autograd_wire::Release release{context->id(), 1000};
+  const autograd_wire::Release release{context->id(), 1000, 1};
   send_as((*cluster)[3], 2, autograd_wire::kRelease, release);
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(count_on((*cluster)[2], "contexts"), 1);

@@ -148,7 +148,7 @@ static Seeds seeds() {
   list.push_back({"quiet", frame_of(wire::kQuiet, header)});
   list.push_back({"done", frame_of(wire::kDone, header, wire::Done{1, {"call f()"}})});
   list.push_back({"abort", frame_of(wire::kAbort, header, Error(ErrorCode::timeout, "late"))});
-  list.push_back({"release", frame_of(wire::kRelease, wire::Release{header.context, 4})});
+  list.push_back({"release", frame_of(wire::kRelease, wire::Release{header.context, 4, 1})});
   list.push_back({"hold", frame_of(wire::kHold, wire::Hold{1, {5, 6}})});
   // Undefined gradients are bits.
   wire::GradientEntry undefined;

@@ -60,6 +60,26 @@ TEST(IntervalSet, TakesInEverythingBelowANumber) {
   EXPECT_EQ(intervals.runs(), 1u);
 }
 
+TEST(IntervalSet, TakesInRunsAsIfNumberByNumber) {
+  constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+  std::mt19937_64 random(8);
+  for (int round = 0; round < 300; ++round) {
+    IntervalSet intervals, one_by_one;
+    // At both ends of what a number can be.
+    const std::uint64_t from = round % 2 == 0 ? 0 : kMax - 39;
+    for (int i = 0; i < 6; ++i) {
+      const std::uint64_t first = from + random() % 40;
+      const std::uint64_t last = first + random() % (kMax - first < 9 ? kMax - first + 1 : 9);
+      intervals.insert_run(first, last);
+      for (std::uint64_t value = first; value != last; ++value) one_by_one.insert(value);
+      one_by_one.insert(last);
+      EXPECT_EQ(intervals.runs(), one_by_one.runs());
+    }
+    for (std::uint64_t i = 0; i < 40; ++i)
+      EXPECT_EQ(intervals.contains(from + i), one_by_one.contains(from + i)) << i;
+  }
+}
+
 TEST(HolderTable, ABorrowThatEndsWithItsMessageSendsNothingToTheOwner) {
   HolderTable table;
   TableEffects effects;
