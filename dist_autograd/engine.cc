@@ -335,11 +335,12 @@ void Engine::on_abort(const wire::PassHeader& header, const Error& error) {
   if (!context) return;
   if (pass) pass->abort(error.with_remote(true));
   auto failing = context->fail(error.with_remote(true));
-  if (failing.first) spread_failure(*context, header, std::move(failing), {});
+  std::set<WorkerId> told;
+  if (failing.first) spread_failure(*context, header, failing, told);
 }
 
 void Engine::spread_failure(const ContextState& context, const wire::PassHeader& header,
-                            ContextState::FailEffects failing, std::set<WorkerId> told) {
+                            ContextState::FailEffects& failing, std::set<WorkerId>& told) {
   if (failing.first) {
     base::patiently([&] {
       for (const WorkerInfo& peer : failing.peers) told.insert(peer.id);
@@ -347,13 +348,18 @@ void Engine::spread_failure(const ContextState& context, const wire::PassHeader&
     });
     // No reader gets them any more. What a running pass still adds is cleared when that ends.
     agent_.post_where_read([gradients = context.gradients()] { gradients->clear(); });
+    failing.first = false;
   }
   told.erase(agent_.self().id);
-  for (const WorkerId to : told) {
-    base::patiently([&] { send_abort(agent_, agent_.peers().find(to), header, failing.error); });
+  while (!told.empty()) {
+    base::patiently(
+        [&] { send_abort(agent_, agent_.peers().find(*told.begin()), header, failing.error); });
+    told.erase(told.begin());
   }
-  for (const auto& pass : failing.passes) {
+  while (!failing.passes.empty()) {
+    const auto& pass = failing.passes.back();
     if (pass->id() != header.pass) pass->abort(failing.error);
+    failing.passes.pop_back();
   }
 }
 

@@ -54,9 +54,10 @@ class Engine final : public rpc::Extension {
   // For Pass.
   [[nodiscard]] LinkId next_link() noexcept { return recording_.next_link(); }
   // The context has failed because of the pass of `header`, which has been aborted. Ends its other
-  // passes here, and sends ABORT to `told` and to all that may read the context's gradients.
+  // passes here, and sends ABORT to `told` and to all that may read the context's gradients. Takes
+  // out of both what is done: after std::bad_alloc it may be called again for the rest.
   void spread_failure(const ContextState& context, const wire::PassHeader& header,
-                      ContextState::FailEffects failing, std::set<WorkerId> told);
+                      ContextState::FailEffects& failing, std::set<WorkerId>& told);
   // Whether a pass that was started here and has succeeded found links that the loss does not use.
   void found_unused(bool unused) noexcept { expect_unused_.store(unused); }
   void count_gradients(std::size_t links) noexcept {

@@ -4,7 +4,6 @@
 #include <new>
 #include <utility>
 
-#include "stitch/base/name_list.h"
 #include "stitch/base/patience.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
@@ -13,7 +12,6 @@
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::dist_autograd {
 
@@ -302,63 +300,7 @@ void Pass::send_done(const wire::Done& done) {
   }
 }
 
-void Pass::done_not_sent(const Error& error) {
-  std::set<WorkerId> told = base::patiently([&] {
-    base::MutexLock lock(mutex_);
-    return protocol_.concerned();
-  });
-  auto failing = base::patiently([&] { return context_->fail(found_here(error)); });
-  engine_.spread_failure(*context_, header(), std::move(failing), std::move(told));
-}
-
 // ---- ends
-
-void Pass::abort(const Error& error) {
-  std::set<WorkerId> told;
-  ContextState::FailEffects failing;
-  const bool fails = base::patiently([&] {
-    base::MutexLock lock(mutex_);
-    if (!protocol_.running()) return false;
-    told = protocol_.concerned();
-    // Under the lock, so that a pass that succeeds here has not failed its context.
-    failing = context_->fail(error);
-    error_ = failing.error;
-    return protocol_.fail();
-  });
-  if (!fails) return;
-  engine_.spread_failure(*context_, header(), std::move(failing), std::move(told));
-  base::patiently([&] { prepare(); });
-  if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
-  strand_->stop();
-}
-
-void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  {
-    base::MutexLock lock(mutex_);
-    if (!protocol_.needs(peer.id)) return;
-  }
-  const Error gone =
-      rpc::life_gone(peer, std::string(": ") + reason.what(), rpc::LifeName::with_id);
-  abort(Error(gone.code(), std::string("backward cannot go on: ") + gone.what())
-            .with_worker(peer.name));
-}
-
-void Pass::expire() {
-  std::vector<std::string> waiting;
-  rpc::Clock::time_point begun;
-  {
-    base::MutexLock lock(mutex_);
-    begun = begun_;
-    for (const WorkerId id : protocol_.awaited()) {
-      waiting.push_back(stitch::to_string(agent_->peers().find(id)));
-    }
-  }
-  const auto ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
-  abort(Error(ErrorCode::timeout,
-              "backward timed out after " + std::to_string(ms) + " ms" +
-                  (waiting.empty() ? std::string() : "; not done: " + base::join_names(waiting))));
-}
 
 // Ends the pass on this worker: takes it out of its context and, at the root, completes the future.
 void Pass::finish(const std::optional<Error>& error) {

@@ -77,8 +77,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
 
   // Ends the pass on all workers with this error, unless it has ended or failed already. Its
-  // context has failed then, too.
-  void abort(const Error& error);
+  // context has failed then, too. What there is no memory for is done a little later.
+  void abort(const Error& error) STITCH_EXCLUDES(mutex_);
   // Waits until no node of it runs here. Returns immediately when this thread is running one.
   void wait_until_quiet();
 
@@ -149,6 +149,10 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void run_at_settled(bool told) STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
+  void stop_strand() STITCH_EXCLUDES(mutex_);
+  // Does `step`, or again and again, by a timer, where it has no memory. It keeps the pass alive.
+  template <class Step>
+  void do_or_repeat(Step step);
   // Runs a slice of the strand: on this thread if that has collected work of the pass to do.
   void execute(base::UniqueFunction<void()> slice);
   [[nodiscard]] Error found_here(const Error& error) const noexcept;

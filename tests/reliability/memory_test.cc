@@ -368,6 +368,54 @@ TEST(DroppedReferences, AreCountedWhereThereIsNoMemory) {
   EXPECT_EQ(rpc_sync<twice>("worker1", 2), 4);
 }
 
+// A node of worker1 that waits until the test lets it go on.
+std::atomic<bool> node_waits{false}, node_may_go_on{false};
+at::Tensor times_held(at::Tensor x) {
+  const at::Tensor y = times(std::move(x));
+  y.register_hook([](const at::Tensor& gradient) {
+    node_waits = true;
+    while (!node_may_go_on) std::this_thread::sleep_for(1ms);
+    return gradient;
+  });
+  return y;
+}
+
+// Whichever step of that finds no memory, and the next ones for longer than is waited for it.
+TEST(PassesThatTimeOut, EndOnAllWorkersWhereThereIsNoMemoryForLong) {
+  constexpr auto kTimeLimit = 40ms, kOutage = 150ms;
+  const UnfailingMemory scaffold;
+  Watchdog watchdog(30s);  // the context, too, waits for the end of the pass
+  Cluster cluster(2);
+  const auto sent = [&] { return cluster[0].debug_info().at("rpc.messages_sent"); };
+  std::int64_t first = 1;
+  for (bool told = false; !told; ++first) {
+    watchdog.step();
+    ASSERT_LT(first, 300);
+    node_waits = node_may_go_on = false;
+    {
+      dist_autograd::Context context;
+      const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
+      const at::Tensor loss = rpc_sync<times_held>("worker1", x).sum();
+      const auto future = context.backward_async({loss}, {.timeout = kTimeLimit});
+      ASSERT_TRUE(eventually([&] { return node_waits.load(); }));
+      const auto before = sent();
+      FailingMemory::begin(first, 1'000'000'000);
+      std::this_thread::sleep_for(kTimeLimit + kOutage);
+      told = sent() != before;  // worker1, before the memory was missing: that is all
+      static_cast<void>(FailingMemory::end());
+      EXPECT_TRUE(future.wait_for(10s)) << "allocation " << first;
+      node_may_go_on = true;
+      EXPECT_EQ(future.error().code(), ErrorCode::timeout) << future.error().what();
+    }
+    if (told) break;
+    ASSERT_TRUE(eventually([&] { return left_behind(cluster).empty(); }, 10s))
+        << "allocation " << first << ":" << left_behind(cluster);
+  }
+  EXPECT_GT(first, 10) << "it shows little";
+  // What worker1 had no memory to read may be lost.
+  for (int i = 0; i < 2; ++i) cluster[i].shutdown({.graceful = false});
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, Memory, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -1,0 +1,96 @@
+// How a pass fails: on this worker, and how the others hear of it.
+#include <chrono>
+#include <memory>
+#include <new>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/base/name_list.h"
+#include "stitch/base/patience.h"
+#include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/pass.h"
+#include "stitch/rpc/message/life_text.h"
+
+namespace stitch::dist_autograd {
+
+// The timer, its task and what that keeps take no memory but a little of the reserve.
+template <class Step>
+void Pass::do_or_repeat(Step step) {
+  constexpr std::chrono::milliseconds kDelay{10};
+  try {
+    base::patiently(step);
+  } catch (const std::bad_alloc&) {
+    agent_->loop().call_at(rpc::Clock::now() + kDelay, std::move(step));
+  }
+}
+
+void Pass::abort(const Error& error) {
+  struct Failing {
+    std::set<WorkerId> told;
+    ContextState::FailEffects effects;
+  };
+  do_or_repeat([self = shared_from_this(), error] {
+    auto failing = std::make_shared<Failing>();
+    {
+      base::MutexLock lock(self->mutex_);
+      if (!self->protocol_.running()) return;
+      failing->told = self->protocol_.concerned();
+      // Under the lock, so that a pass that succeeds here has not failed its context.
+      failing->effects = self->context_->fail(error);
+      self->error_ = failing->effects.error;
+      self->protocol_.fail();
+    }
+    self->do_or_repeat([self, failing] {
+      self->engine_.spread_failure(*self->context_, self->header(), failing->effects,
+                                   failing->told);
+    });
+    self->do_or_repeat([self] { self->stop_strand(); });
+  });
+}
+
+void Pass::stop_strand() {
+  prepare();
+  if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
+  strand_->stop();
+}
+
+void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  {
+    base::MutexLock lock(mutex_);
+    if (!protocol_.needs(peer.id)) return;
+  }
+  const Error gone =
+      rpc::life_gone(peer, std::string(": ") + reason.what(), rpc::LifeName::with_id);
+  abort(Error(gone.code(), std::string("backward cannot go on: ") + gone.what())
+            .with_worker(peer.name));
+}
+
+void Pass::expire() {
+  std::vector<std::string> waiting;
+  rpc::Clock::time_point begun;
+  {
+    base::MutexLock lock(mutex_);
+    begun = begun_;
+    for (const WorkerId id : protocol_.awaited()) {
+      waiting.push_back(stitch::to_string(agent_->peers().find(id)));
+    }
+  }
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
+  abort(Error(ErrorCode::timeout,
+              "backward timed out after " + std::to_string(ms) + " ms" +
+                  (waiting.empty() ? std::string() : "; not done: " + base::join_names(waiting))));
+}
+
+void Pass::done_not_sent(const Error& error) {
+  std::set<WorkerId> told = base::patiently([&] {
+    base::MutexLock lock(mutex_);
+    return protocol_.concerned();
+  });
+  auto failing = base::patiently([&] { return context_->fail(found_here(error)); });
+  engine_.spread_failure(*context_, header(), failing, told);
+}
+
+}  // namespace stitch::dist_autograd
