@@ -73,20 +73,15 @@ bool CreationAnswers::add_all(const WorkerInfo& caller, std::span<const std::uin
     list.calls.insert(list.calls.end(), calls.begin(), calls.end());
     waiting_.fetch_add(calls.size());
     full = when_full == WhenFull::send && list.calls.size() >= kMaxTogether;
-    if (later && !full && !timer_runs_) {
-      alive = agent_->weak_from_this().lock();
-      timer_runs_ = alive != nullptr;
-    }
+    if (later && !full && !timer_.runs()) alive = agent_->weak_from_this().lock();
   }
   if (full) flush(caller);
   if (!alive) return true;
   try {
-    alive->loop().call_at(rpc::Clock::now() + kDelay, [weak = weak_from_this()] {
+    timer_.start(alive->loop(), rpc::Clock::now() + kDelay, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->flush_all();
     });
   } catch (...) {
-    base::MutexLock lock(mutex_);
-    timer_runs_ = false;
     return false;
   }
   return true;
@@ -168,9 +163,9 @@ void CreationAnswers::flush(const WorkerInfo& caller) {
 
 void CreationAnswers::flush_all() {
   Lists all;
+  timer_.fired();  // first: what comes later has another one
   {
     base::MutexLock lock(mutex_);
-    timer_runs_ = false;
     all.swap(lists_);
   }
   const auto alive = agent();

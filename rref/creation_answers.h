@@ -14,6 +14,7 @@
 #include "stitch/base/reserve.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/lifetime/rref_id.h"
+#include "stitch/rref/single_timer.h"
 
 namespace stitch::rref {
 
@@ -78,7 +79,7 @@ class CreationAnswers : public std::enable_shared_from_this<CreationAnswers> {
   mutable base::Mutex mutex_;
   rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
   Lists lists_ STITCH_GUARDED_BY(mutex_);
-  bool timer_runs_ STITCH_GUARDED_BY(mutex_) = false;
+  SingleTimer timer_;
   std::atomic<std::size_t> waiting_{0};
 };
 

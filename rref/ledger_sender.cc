@@ -129,55 +129,29 @@ void LedgerSender::flush(rpc::Agent& agent, const WorkerLife& peer) {
 
 void LedgerSender::start_ticking() {
   const auto alive = agent();
-  {
-    base::MutexLock lock(mutex_);
-    if (ticking_ || !alive) return;
-    ticking_ = true;
-  }
-  try {
-    alive->loop().call_at(rpc::Clock::now() + kTickInterval, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->tick();
-    });
-  } catch (...) {
-    base::MutexLock lock(mutex_);
-    ticking_ = false;
-    throw;
-  }
+  if (!alive) return;
+  tick_timer_.start(alive->loop(), rpc::Clock::now() + kTickInterval, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->tick();
+  });
 }
 
 // Out of memory, the timer runs again: so does this.
 void LedgerSender::tick() {
   schedule(lifetime_->tick());  // it calls no waiter and releases no object
-  {
-    base::MutexLock lock(mutex_);
-    ticking_ = false;
-  }
+  tick_timer_.fired();
   if (lifetime_->needs_tick()) start_ticking();
 }
 
 void LedgerSender::watch_kept() {
   const auto alive = agent();
-  {
-    base::MutexLock lock(mutex_);
-    if (watching_kept_ || !alive) return;
-    watching_kept_ = true;
-  }
-  try {
-    alive->loop().call_at(rpc::Clock::now() + kKeptInterval, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->register_kept();
-    });
-  } catch (...) {
-    base::MutexLock lock(mutex_);
-    watching_kept_ = false;
-    throw;
-  }
+  if (!alive) return;
+  kept_timer_.start(alive->loop(), rpc::Clock::now() + kKeptInterval, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->register_kept();
+  });
 }
 
 void LedgerSender::register_kept() {
-  {
-    base::MutexLock lock(mutex_);
-    watching_kept_ = false;
-  }
+  kept_timer_.fired();
   schedule(lifetime_->register_kept());  // as in tick()
 }
 

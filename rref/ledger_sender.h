@@ -8,6 +8,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/lifetime/lifetime.h"
+#include "stitch/rref/single_timer.h"
 
 namespace stitch::rref {
 
@@ -40,12 +41,11 @@ class LedgerSender : public std::enable_shared_from_this<LedgerSender> {
   const std::shared_ptr<Lifetime> lifetime_;
   mutable base::Mutex mutex_;
   rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
-  bool ticking_ STITCH_GUARDED_BY(mutex_) = false;
-  bool watching_kept_ STITCH_GUARDED_BY(mutex_) = false;
   // Peers whose ledger has a timer, and when it fires.
   std::map<WorkerLife, rpc::Clock::time_point, std::less<>,
            base::ReservedAllocator<std::pair<const WorkerLife, rpc::Clock::time_point>>>
       due_ STITCH_GUARDED_BY(mutex_);
+  SingleTimer tick_timer_, kept_timer_;
   std::atomic<std::uint64_t> frames_sent_{0};
 };
 
