@@ -8,6 +8,7 @@
 #include "stitch/dist_autograd/rref_backward.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
+#include "tests/support/gate.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -82,6 +83,44 @@ TEST_P(Backward, WorksWithCallsToItself) {
                    options());
   const auto p = parameter_of(cluster[0]).detach();
   EXPECT_TRUE(equal_gradients(context.gradient(x), p * p));
+}
+
+Gate node_gate;
+at::Tensor behind_the_gate(at::Tensor x) {
+  const auto y = times_parameter(x);
+  y.register_hook([](const at::Tensor& gradient) {
+    node_gate.pass();
+    return gradient;
+  });
+  return y;
+}
+at::Tensor behind_the_gate_via(std::string next, at::Tensor x) {
+  return rpc_sync<behind_the_gate>(next, times_parameter(x));
+}
+
+TEST_P(Backward, IsCountedOnEveryWorkerThatTakesPartWhileItRuns) {
+  Cluster cluster(4);
+  node_gate.close();
+  {
+    Context context;
+    const auto loss =
+        rpc_sync<behind_the_gate_via>("worker1", "worker2", ones().requires_grad_()).sum();
+    const auto future = context.backward_async({loss}, options());
+    ASSERT_TRUE(node_gate.wait_for_arrival());
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(count_on(cluster[i], "passes"), 1) << i;
+      EXPECT_EQ(count_on(cluster[i], "contexts"), 1) << i;
+    }
+    EXPECT_EQ(count_on(cluster[3], "passes") + count_on(cluster[3], "contexts"), 0);
+    node_gate.open();
+    future.get();
+    EXPECT_TRUE(eventually([&] {
+      return count_on(cluster[0], "passes") + count_on(cluster[1], "passes") +
+                 count_on(cluster[2], "passes") ==
+             0;
+    }));
+  }
+  EXPECT_TRUE(nothing_is_left(cluster));
 }
 
 TEST_P(Backward, TakesSeveralRootsWithGradientsOfTheirOwn) {

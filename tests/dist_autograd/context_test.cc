@@ -4,11 +4,15 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/extension.h"
 #include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
@@ -236,6 +240,36 @@ TEST(Context, FreesEverythingOnEveryWorkerItReached) {
     EXPECT_EQ(count_on(cluster[2], "gradients"), 1);
   }
   EXPECT_TRUE(nothing_is_left(cluster));
+}
+
+TEST(DebugInfo, IsTheUnionOfWhatEachPartTellsUnderNamesOfItsOwn) {
+  Cluster cluster(2);
+  const Context context;
+  const auto kept = remote<times_parameter>("worker1", ones().requires_grad_());
+  kept.to_here();
+  std::set<std::string> parts;
+  std::size_t told = 0;
+  rpc::current_agent()->for_each_extension([&](rpc::Extension& extension) {
+    std::map<std::string, std::int64_t> numbers;
+    extension.debug_info(numbers);
+    told += numbers.size();
+    std::set<std::string> prefixes;
+    for (const auto& [name, number] : numbers) prefixes.insert(name.substr(0, name.find('.')));
+    EXPECT_LE(prefixes.size(), 1u);
+    for (const auto& prefix : prefixes)
+      EXPECT_TRUE(parts.insert(prefix).second) << prefix << " is of two parts";
+  });
+  EXPECT_EQ(parts, (std::set<std::string>{"dist_autograd", "rref"}));
+  std::size_t of_calls = 0;
+  const auto all = cluster[0].debug_info();
+  for (const auto& [name, number] : all) {
+    const std::string prefix = name.substr(0, name.find('.'));
+    EXPECT_TRUE(parts.contains(prefix) || prefix == "rpc" || prefix == "transport") << name;
+    of_calls += parts.contains(prefix) ? 0 : 1;
+  }
+  EXPECT_EQ(all.size(), told + of_calls);
+  EXPECT_EQ(all.at("dist_autograd.contexts"), 1);
+  EXPECT_GE(all.at("rref.holds"), 1);
 }
 
 TEST(Context, RemembersOnlyAFewOfManyEndedContexts) {

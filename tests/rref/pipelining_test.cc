@@ -73,6 +73,8 @@ TEST_F(Pipelining, AReferenceStandsForItsObjectInEveryKindOfCall) {
     EXPECT_EQ(rpc_sync<&sum>("worker0", there, there, here), 223);
     EXPECT_EQ(rpc_sync<&sum_later>("worker2", there, here), 6);
     EXPECT_EQ(remote<&one_more>("worker2", there).to_here(), 3);
+    EXPECT_EQ(remote<&sum>("worker2", at_callee, remote<&one_more>("worker2", 6), 1).to_here(),
+              471);
     notify<&note>("worker2", there);
     EXPECT_TRUE(eventually([] { return noted == 2; }));
     const auto tally = remote<Tally>("worker2");

@@ -75,6 +75,23 @@ TEST(RemoteModule, HoldersOfLibtorchsOwnModulesWork) {
   EXPECT_EQ(linear.forward(at::ones({1, 2})).sizes(), (at::IntArrayRef{1, 5}));
 }
 
+RRef<RemoteModule<Net>::Host> reference_of(RemoteModule<Net> net) { return net.reference(); }
+
+TEST(RemoteModule, HasOneReferenceWhichGivesTheParametersOfTheModule) {
+  Cluster cluster(3);
+  const RemoteModule<Net> net("worker1", 3, 2), other("worker1", 3, 2);
+  const auto reference = net.reference();
+  EXPECT_EQ(reference.owner(), net.owner());
+  EXPECT_EQ(reference, RemoteModule<Net>(net).reference());
+  EXPECT_EQ(reference, rpc_sync<&reference_of>("worker2", net));
+  EXPECT_NE(reference, other.reference());
+  const auto parameters = reference.rpc_sync<&RemoteModule<Net>::Host::parameters>();
+  const auto state = net.state_dict();
+  ASSERT_EQ(parameters.size(), 2u);
+  EXPECT_TRUE(at::equal(parameters[0].to_here(), state.at("linear.weight")));
+  EXPECT_TRUE(at::equal(parameters[1].to_here(), state.at("linear.bias")));
+}
+
 TEST(RemoteModule, BuffersAreReferencesLikeParameters) {
   Cluster cluster(2);
   {

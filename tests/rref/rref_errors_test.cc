@@ -6,6 +6,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "stitch/rref/rref.h"
@@ -62,6 +63,23 @@ RRef<int> give_back() {
 void expect_in(const Error& error, const std::string& part) {
   EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << "\nis not in\n"
                                                                      << error.what();
+}
+
+TEST(RRefErrors, WithoutACurrentWorkerNoReferenceIsMade) {
+  const auto texts = [] {
+    std::vector<std::string> all;
+    std::jthread([&] {
+      all.emplace_back(error_of([] { static_cast<void>(make_rref(1)); }).what());
+      all.emplace_back(error_of([] { static_cast<void>(remote<&throws>("worker1", 1)); }).what());
+    }).join();
+    return all;
+  };
+  for (const std::string& text : texts())
+    EXPECT_TRUE(text.starts_with("there is no current worker: ")) << text;
+  Cluster cluster(2);
+  for (const std::string& text : texts()) {
+    EXPECT_NE(text.find("make one current with stitch::WorkerScope"), std::string::npos) << text;
+  }
 }
 
 TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEpoch) {

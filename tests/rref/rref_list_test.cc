@@ -12,9 +12,11 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
@@ -46,6 +48,33 @@ RRef<Tally> make_tally_at(std::string where) { return remote<Tally>(where); }
 RRef<RRef<Tally>> own_reference(RRef<Tally> tally) { return make_rref(std::move(tally)); }
 RRef<RRef<RRef<Tally>>> own_reference_again(RRef<RRef<Tally>> tally) {
   return make_rref(std::move(tally));
+}
+// What a worker makes of a reference when `Hops` more are to pass it on: the object itself, or a
+// reference to what the next one makes.
+template <int Hops>
+struct Passed {
+  using type = RRef<typename Passed<Hops - 1>::type>;
+};
+template <>
+struct Passed<0> {
+  using type = int;
+};
+template <int Hops>
+typename Passed<Hops>::type pass_on(RRef<int> number) {
+  if constexpr (Hops == 0) {
+    return number.to_here();
+  } else {
+    const WorkerId next((rpc::current_agent()->self().id.value() + 1) % 4);
+    return remote<&pass_on<Hops - 1>>(next, number);
+  }
+}
+template <class T>
+int unwrap(const T& value) {
+  if constexpr (std::is_same_v<T, int>) {
+    return value;
+  } else {
+    return unwrap(value.to_here());
+  }
 }
 at::Tensor make_sparse(int size) { return at::eye(size).to_sparse(); }
 at::Tensor fetch_it(RRef<at::Tensor> tensor) { return tensor.to_here(); }
@@ -80,7 +109,7 @@ TEST(RRefValues, HashCompareAndPrintByTheirObject) {
 
 TEST(RRefValues, MayBeTheObjectsOfOtherReferences) {
   Cluster cluster(4);
-  {
+  for (int round = 0; round < 20; ++round) {
     const auto outer = remote<&make_tally_at>("worker1", "worker2");
     EXPECT_EQ(outer.owner().name, "worker1");
     const RRef<Tally> inner = outer.to_here();
@@ -93,6 +122,13 @@ TEST(RRefValues, MayBeTheObjectsOfOtherReferences) {
     EXPECT_EQ(fourth.to_here().to_here(), inner);
     EXPECT_EQ(fourth.to_here().to_here().rpc_sync<&Tally::add>(1), 2);
   }
+  EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
+      << testing::tables(cluster);
+}
+
+TEST(RRefValues, WrappedAgainAtEachOfEightWorkersThatPassThemOnUnwrap) {
+  Cluster cluster(4);
+  EXPECT_EQ(unwrap(pass_on<8>(make_rref(7))), 7);
   EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
       << testing::tables(cluster);
 }

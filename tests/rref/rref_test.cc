@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <tuple>
@@ -80,6 +81,19 @@ Future<int> use_in_coroutine(RRef<Counter> counter) {
   int last = 0;
   for (int i = 0; i < 3; ++i) last = co_await counter.rpc_async<&Counter::add>(1);
   co_return last;
+}
+Future<int> fan_out(std::string to, int calls) {
+  std::vector<Future<int>> all;
+  for (int i = 0; i < calls; ++i) all.push_back(rpc_async<&twice>(to, i));
+  int sum = 0;
+  for (const int each : co_await when_all(std::move(all))) sum += each;
+  co_return sum;
+}
+base::Mutex promised_mutex;
+std::optional<Promise<int>> promised_number;
+Future<int> promised() {
+  base::MutexLock lock(promised_mutex);
+  return promised_number.emplace().future();
 }
 int throws(int) { throw std::runtime_error("no luck"); }
 int slow(int ms) {
@@ -225,6 +239,8 @@ TEST(RRef, MethodsRunOnTheOwnerOnATypeThatCannotBeCopiedOrSent) {
     EXPECT_EQ(counter.rpc_async<&Counter::add>(5).get(), 20);
     EXPECT_EQ(counter.rpc_sync<&Counter::name>(), "apples");
     EXPECT_EQ(counter.rpc_sync<&Counter::add_later>(1), 21);
+    EXPECT_EQ(counter.rpc_async<&Counter::add_later>(-1).get(), 20);
+    EXPECT_EQ(counter.remote<&Counter::add_later>(1).to_here(), 21);
     const auto history = counter.remote<&Counter::history>();
     EXPECT_EQ(history.to_here(), (std::vector<int>{1, 2, 21}));
     EXPECT_EQ(history.owner().name, "worker1");
@@ -268,6 +284,9 @@ TEST(RRef, RemoteToOneselfWorksAsToOthers) {
     EXPECT_EQ(counter.rpc_sync<&Counter::add>(1), 2);
     EXPECT_EQ(counter.local_value().value(), 2);
     EXPECT_EQ(rpc_sync<&use>("worker0", counter), 3);
+    EXPECT_EQ(counter.rpc_async<&Counter::add>(1).get(), 4);
+    EXPECT_EQ(counter.remote<&Counter::add>(1).to_here(), 5);
+    EXPECT_EQ(remote<&use>("worker0", counter).to_here(), 6);
     EXPECT_EQ(remote<&twice>("worker0", 4).to_here(), 8);
     EXPECT_EQ(remote<&throws>("worker0", 4)
                   .when_created()
@@ -313,6 +332,7 @@ TEST(RRef, OneRefersToTheSameObjectWhereverItHasBeen) {
     EXPECT_EQ(back.describe(), counter.describe());
     const std::unordered_set<WorkerInfo> owners{counter.owner(), back.owner(), cluster[1].info()};
     EXPECT_EQ(owners.size(), 1u);
+    EXPECT_FALSE(owners.contains(make_rref(1).owner()));
     EXPECT_EQ(rpc_sync<&use>("worker2", back), 1);
     EXPECT_EQ(rpc_sync<&use>("worker1", back), 2);
     EXPECT_EQ(rpc_sync<&use>("worker0", back), 3);
@@ -347,6 +367,31 @@ TEST(RRef, WhatIsAskedOfAnObjectStillBeingCreatedWaitsBehindItsCreation) {
     gate.open();
     EXPECT_EQ(fetched_elsewhere.get(), 100);
     EXPECT_EQ(fetched.get(), 100);
+  }
+  EXPECT_EMPTY(cluster);
+}
+
+TEST(RRef, AFunctionThatReturnsAFutureMakesItsObjectWhenThatCompletes) {
+  Cluster cluster(3);
+  {
+    const auto counter = remote<Counter>("worker2", 0);
+    EXPECT_EQ(remote<&use_in_coroutine>("worker1", counter).to_here(), 3);
+    EXPECT_EQ(remote<&fan_out>("worker1", "worker2", 20).to_here(), 380);
+    const auto number = remote<&promised>("worker1");
+    const auto fetched = number.to_here_async();
+    ASSERT_TRUE(eventually([] {
+      base::MutexLock lock(promised_mutex);
+      return promised_number.has_value();
+    }));
+    EXPECT_FALSE(fetched.ready());
+    std::jthread([] {
+      base::MutexLock lock(promised_mutex);
+      const Promise<int> promise = *std::exchange(promised_number, std::nullopt);
+      lock.unlock();
+      promise.set_value(7);
+    }).join();
+    EXPECT_EQ(fetched.get(), 7);
+    EXPECT_EQ(number.to_here(), 7);
   }
   EXPECT_EMPTY(cluster);
 }
