@@ -318,7 +318,7 @@ TEST(NestedBackward, OfManyPassesAtOnceKeepsTheirGradientsApart) {
   constexpr int kThreads = 4, kRounds = 25;
   Cluster cluster(2, [](Options& options) { options.num_threads = 4; });
   const auto x = leaf();
-  const auto [expected_x, expected_p] = one_process(cluster, without_checkpoints, x);
+  const auto expected = one_process(cluster, without_checkpoints, x);
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
@@ -328,8 +328,8 @@ TEST(NestedBackward, OfManyPassesAtOnceKeepsTheirGradientsApart) {
       for (int i = 0; i < kRounds; ++i) {
         Context context;
         context.backward({rpc_sync<nested_checkpoints>("worker1", own).sum()});
-        if (!equal_gradients(context.gradient(own), expected_x) ||
-            !equal_gradients(gradient_on(cluster[1], context.id()), expected_p))
+        if (!equal_gradients(context.gradient(own), expected.first) ||
+            !equal_gradients(gradient_on(cluster[1], context.id()), expected.second))
           ++wrong;
       }
     });

@@ -1,0 +1,105 @@
+// Hooks that libtorch 2.x runs when it has added to `.grad` of a leaf. A pass of a context has sums
+// of its own and does not run them.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "stitch/dist_autograd/context.h"
+#include "tests/dist_autograd/remote_parts.h"
+#include "tests/support/equal_gradients.h"
+
+namespace stitch::testing {
+namespace {
+
+using dist_autograd::Context;
+using dist_autograd::Mode;
+
+at::Tensor& leaf_of_worker1() {
+  static at::Tensor one;
+  return one;
+}
+at::Tensor times_leaf_of_worker1(at::Tensor x) { return x * leaf_of_worker1(); }
+
+// They are recognized by what a node has; the rest is a template, so that it is only compiled then.
+template <class N>
+concept HasPostAccumulateHooks = requires(const N& node) {
+  node.tensor_post_acc_grad_hooks();
+};
+template <class N>
+using PostAccumulateHook = typename std::remove_cvref_t<
+    decltype(std::declval<const N&>().tensor_post_acc_grad_hooks())>::element_type;
+
+// As an optimizer that steps in backward.
+template <class Hook>
+struct CountingHook final : Hook {
+  static inline std::atomic<int> calls{0};
+  void operator()(const torch::autograd::Variable& leaf) override {
+    ++calls;
+    leaf.mutable_grad() = at::Tensor();
+  }
+};
+
+template <HasPostAccumulateHooks N>
+void count_post_accumulate_calls(const at::Tensor& leaf) {
+  using namespace torch::autograd::impl;  // NOLINT: looked up where the hooks are there
+  using Hook = PostAccumulateHook<N>;
+  set_post_acc_grad_hooks(leaf, std::unique_ptr<Hook>(std::make_unique<CountingHook<Hook>>()));
+}
+
+template <HasPostAccumulateHooks N>
+class PostAccumulateHooks : public ::testing::Test {
+ public:
+  explicit PostAccumulateHooks(Mode mode) : mode_(mode) {}
+  void TestBody() override {
+    Cluster cluster(2);
+    const auto x = ones().requires_grad_();
+    const auto there = leaf_of_worker1() = (2 * ones()).requires_grad_();
+    count_post_accumulate_calls<N>(x);
+    count_post_accumulate_calls<N>(there);
+    auto& calls = CountingHook<PostAccumulateHook<N>>::calls;
+    calls = 0;
+    (x * there).sum().backward();
+    ASSERT_EQ(calls, 2) << "libtorch's own engine calls them";
+    x.mutable_grad() = 3 * ones();
+    Context context;
+    const auto product = rpc_sync<times_leaf_of_worker1>("worker1", x);
+    context.backward({product.sum()}, {.retain_graph = true, .mode = mode_});
+    context.backward({product.sum()}, {.mode = mode_});
+    EXPECT_EQ(calls, 2) << "a pass of a context does not";
+    EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * there.detach()));
+    EXPECT_TRUE(equal_gradients(x.grad(), 3 * ones())) << "and leaves .grad alone";
+    const WorkerScope scope(cluster[1]);
+    EXPECT_TRUE(
+        equal_gradients(dist_autograd::find_context(context.id()).gradient(there), 2 * x.detach()));
+    EXPECT_FALSE(there.grad().defined());
+    leaf_of_worker1() = at::Tensor();
+  }
+
+ private:
+  const Mode mode_;
+};
+
+// A test where this libtorch has such hooks, as TEST() makes one.
+template <class N>
+bool register_post_accumulate_tests() {
+  if constexpr (HasPostAccumulateHooks<N>) {
+    for (const Mode mode : {Mode::exact, Mode::fast}) {
+      const std::string name = std::string("AreNotCalledAndGradIsLeftAlone") +
+                               (mode == Mode::exact ? "InExactMode" : "InFastMode");
+      ::testing::RegisterTest(
+          "PostAccumulateHooks", name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
+          [mode]() -> ::testing::Test* { return new PostAccumulateHooks<N>(mode); });
+    }
+  }
+  return HasPostAccumulateHooks<N>;
+}
+[[maybe_unused]] const bool post_accumulate_tests =
+    register_post_accumulate_tests<torch::autograd::Node>();
+
+}  // namespace
+}  // namespace stitch::testing
