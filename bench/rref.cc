@@ -1,8 +1,9 @@
 // References: the rate at which objects are made on the other worker and released, the time to
-// fetch one, and the memory that one takes on either side.
+// fetch one, and the memory that one takes on either side; a remote module beside a call of it.
 #include <ATen/ATen.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -14,6 +15,7 @@
 #include "measure.h"
 #include "process_usage.h"
 #include "stitch/rpc/future/future.h"
+#include "stitch/rref/remote_module.h"
 #include "stitch/rref/rref.h"
 #include "timing.h"
 #include "world.h"
@@ -90,6 +92,42 @@ void report_reference_memory(Side& side, const std::string& key) {
   wait_until_none_is_kept(other(side));
 }
 
+// Adds to 8 floats: the time of its forward is that of the call.
+struct Offset : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x + offset; }
+  at::Tensor offset = register_parameter("offset", at::ones({8}), /*requires_grad=*/false);
+};
+
+at::Tensor forward_of_own_module(at::Tensor x) {
+  static Offset module;
+  return module.forward(x);
+}
+
+// RemoteModule::forward() and rpc_sync of a function that runs the same module, in turns, so that
+// both meet the same load.
+void report_module(Side& side, const std::string& key) {
+  const stitch::RemoteModule<Offset> module(other(side));
+  const auto x = at::arange(8, at::kFloat);
+  std::vector<double> functions, modules;
+  const auto timed = [&](std::vector<double>& times, auto&& call) {
+    const auto start = Clock::now();
+    const at::Tensor y = call();
+    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+    if (times.size() == 1 && !at::equal(y, x + 1)) throw std::runtime_error("the sum is wrong");
+  };
+  for (const double seconds : {side.settings().seconds / 2, side.settings().seconds * 2}) {
+    functions.clear();  // of the warm-up
+    modules.clear();
+    const auto end = after(seconds);
+    while (functions.size() < 20 || Clock::now() < end) {
+      timed(functions, [&] { return stitch::rpc_sync<&forward_of_own_module>(other(side), x); });
+      timed(modules, [&] { return module.forward(x); });
+    }
+  }
+  report_latency(side, key + ".module_function", functions);
+  report_latency(side, key + ".module_forward", modules, key + ".module_function");
+}
+
 void first(Side& side) {
   const stitch::Worker self = join_world(side);
   const std::string key = "rref." + side.path();
@@ -103,6 +141,7 @@ void first(Side& side) {
       time_each_us(side.settings().seconds, 20,
                    [&] { static_cast<void>(stitch::remote<&add>(other(side), a, b).to_here()); }),
       side.floor("tensorpipe.shm.rtt64", "tcp.rtt64"));
+  report_module(side, key);
   if (side.path() == "same_host") report_reference_memory(side, key);
   finish(side);
 }
@@ -113,7 +152,8 @@ Measure rref() {
   return {.name = "rref",
           .about =
               "objects made on the other worker and dropped, per second; time of remote() and "
-              "to_here() together; memory of a reference",
+              "to_here() together; forward of a remote module beside a call of it; memory of a "
+              "reference",
           .paths = {"same_host", "tcp"},
           .floors = {"floor-sockets", "floor-tensorpipe-latency"},
           .first = &first,
