@@ -29,6 +29,11 @@ class Outbox {
   // True when the batches should be sent before the next node runs: they hold kFlushBytes, or the
   // oldest gradient has waited for kFlushDelay.
   [[nodiscard]] bool due() const;
+  // Whether so many bytes more leave room below `limit` in the message that they would share: what
+  // is not refused link by link is not to be refused together.
+  [[nodiscard]] bool fits(std::size_t bytes, std::size_t limit) const {
+    return batches_.empty() || bytes_ + bytes <= limit / 2;
+  }
   // The bytes of the gradients in it, sparse ones included.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool empty() const noexcept { return batches_.empty(); }

@@ -153,6 +153,7 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
       gradient_link = link.counter;
     }
   }
+  if (!outbox_.fits(bytes, agent_->options().max_inflight_bytes)) flush();
   outbox_.add(node, std::move(gradients), bytes, gradient_link, std::move(differentiable));
 }
 

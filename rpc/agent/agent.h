@@ -114,8 +114,10 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   static void outside_delivery(const std::function<void()>& task);
 
   // ---- for extensions
-  // Sends a frame of an extension's own kind that carries data: throws `overloaded` when
-  // max_inflight_bytes are in flight. `done` (may be empty) as for Connection::send.
+  // Sends a frame of an extension's own kind that carries data. While replies and such frames take
+  // half of max_inflight_bytes it waits in a queue for room, in its order; this thread does not.
+  // Throws `overloaded` for one that is larger than that limit by itself. `done` (may be empty) as
+  // for Connection::send.
   void send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr) {
     sender_.send(to, std::move(message), Sender::Traffic::frame, std::move(done));
   }

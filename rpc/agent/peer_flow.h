@@ -25,12 +25,19 @@ namespace stitch::rpc {
 //     \--wait()--> waiting --> under way
 //
 // Calls of the program ("outside") may have half of the byte limit and `calls` calls under way; the
-// others wait here, within the whole limit; their threads wait for more. Calls of handlers,
-// continuations and callbacks ("inside") never wait for those, which may wait for them: they may
-// have the whole limit and twice the calls under way, and as many bytes again may wait. A request
-// of any size up to the limit goes when nothing else is under way. Whatever its peer has room for,
-// a request is passed to the transport only when little is unwritten there: so those that are
-// cancelled or late meanwhile are never written. Small and large ones do not wait for each other.
+// others wait here, up to three quarters of the limit with what is under way; their threads wait
+// for more. Calls of handlers, continuations and callbacks ("inside") never wait for those that
+// wait here, which may wait for them: they may have three quarters of the limit and twice the calls
+// under way, and go first. When all that is counted reaches the limit, the thread of a handler
+// waits for room, too, unless no request has ended for kMaxStandstill: those under way may wait for
+// what that handler is about to do. Then, and for threads that must not wait (readers), as many
+// bytes again may wait. So what is counted exceeds the limit only by what readers make, and by one
+// request for each handler and standstill.
+//
+// A request of any size up to the limit goes when nothing else is under way. Whatever its peer has
+// room for, a request is passed to the transport only when little is unwritten there: so those that
+// are cancelled or late meanwhile are never written. Small and large ones do not wait for each
+// other.
 //
 // Thread contract: any thread. No lock is held while a request's `go` is called.
 class PeerFlow {
@@ -47,6 +54,7 @@ class PeerFlow {
   static constexpr std::size_t kLargeWindow = std::size_t{4} << 20;
   static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
   static constexpr std::size_t kMaxCalls = std::size_t{1} << 20;  // of Limits::calls
+  static constexpr std::chrono::milliseconds kMaxStandstill{1000};
 
   explicit PeerFlow(const Limits& limits);
   PeerFlow(const PeerFlow&) = delete;
@@ -72,7 +80,7 @@ class PeerFlow {
   // Counts a request as under way and unwritten. False when it has to wait.
   [[nodiscard]] bool try_begin(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     if (waits_before(size)) return false;
-    if (take(size)) [[likely]]
+    if (take(size, waiting_bytes_.load(std::memory_order_relaxed))) [[likely]]
       return true;
     // What take() held for a moment may have kept another one from beginning.
     if (waiting_.load() != 0) pump();
@@ -81,7 +89,9 @@ class PeerFlow {
   // Its answer has come, or never will.
   void end(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     used_.fetch_sub(packed(size));
-    if (waiting_.load() != 0) pump();
+    if (waiting_.load() == 0) return;
+    ended_.fetch_add(1, std::memory_order_relaxed);
+    pump();
   }
   // The transport has written it, or dropped it.
   void written(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
@@ -97,10 +107,14 @@ class PeerFlow {
     base::UniqueFunction<bool()> go;
   };
   enum class Kept : std::uint8_t { waits, late, unwanted, full };
-  // Keeps a request until it can begin. Where bytes for that are missing, waits for them on this
-  // thread while `wanted` until the deadline; inside it does not: `full`. What is not kept stays
-  // the caller's.
-  [[nodiscard]] Kept wait(Waiting& request, Clock::time_point deadline,
+  // Where the bytes for it are missing:
+  enum class WithoutRoom : std::uint8_t {
+    full,       // it is not kept
+    wait,       // this thread waits for them while `wanted`, until the deadline
+    keep_more,  // of a thread that must not wait: it is kept if fewer than the limit wait; inside
+  };
+  // Keeps a request until it can begin. What is not kept stays the caller's.
+  [[nodiscard]] Kept wait(Waiting& request, WithoutRoom without, Clock::time_point deadline,
                           const std::function<bool()>& wanted) STITCH_EXCLUDES(mutex_);
   // Drops a waiting request, if it is there.
   void drop(std::uint64_t id) STITCH_EXCLUDES(mutex_);
@@ -139,17 +153,24 @@ class PeerFlow {
   }
   void end_held_data(std::size_t bytes) noexcept { held_data_.fetch_sub(bytes); }
 
-  // ---- replies and frames to the peer, which wait for nothing
-  // Counts one that is not written yet, or whose tensors beside it have not arrived. False, and it
-  // is not counted, when that exceeds the limit.
-  [[nodiscard]] bool add_data(std::size_t bytes) noexcept;
+  // ---- replies to the peer, which wait for nothing, and frames, which wait for them
+  // Counts a reply that is not written yet, or whose tensors beside it have not arrived. False, and
+  // it is not counted, when that exceeds the limit.
+  [[nodiscard]] bool add_data(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
+  // Counts a frame likewise. False, and it is not counted, when it has to wait: frames take half of
+  // the limit beside replies, and one that is larger goes once little else is unwritten.
+  [[nodiscard]] bool try_begin_frame(std::size_t bytes) noexcept;
+  // Keeps a frame until there is room, behind those that wait already. `go()` sends it once it is
+  // counted. Called in any case: when the peer is lost, to fail.
+  void wait_frame(std::size_t bytes, base::UniqueFunction<void()> go) STITCH_EXCLUDES(mutex_);
   void data_written(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
     const std::size_t left = data_bytes_.fetch_sub(bytes) - bytes;
+    if (frames_waiting_.load() != 0) pump_frames();
     if (parked_count_.load() != 0 && left <= limits_.bytes / 4) unpark();
   }
-  // Whether replies take half of the limit.
+  // Whether replies and frames take half of the limit, or what a frame that waits needs.
   [[nodiscard]] bool many_replies() const noexcept {
-    return data_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2;
+    return data_bytes_.load(std::memory_order_relaxed) > many_data_.load(std::memory_order_relaxed);
   }
   // Keeps `task`, which is about to make another reply, while they do: until some of them are
   // written. False, and it is left untouched, when they do not, or memory is short.
@@ -166,6 +187,8 @@ class PeerFlow {
     std::size_t held_calls = 0;  // of the peer
     std::size_t held_bytes = 0;
     std::size_t data_bytes = 0;
+    std::size_t waiting_frames = 0;
+    std::size_t waiting_frame_bytes = 0;
   };
   [[nodiscard]] Numbers numbers() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] const Limits& limits() const noexcept { return limits_; }
@@ -186,10 +209,21 @@ class PeerFlow {
     const auto waiting = waiting_.load(std::memory_order_relaxed);
     return size.inside ? waiting >= kInside : waiting != 0;
   }
-  [[nodiscard]] bool take(const Size& size) noexcept;
+  // Counts it as under way; `waiting`: bytes that count beside those under way.
+  [[nodiscard]] bool take(const Size& size, std::size_t waiting) noexcept;
+  [[nodiscard]] bool no_room(const Size& size, WithoutRoom without) const STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool has_room(const Size& size, std::uint64_t used) const noexcept;
   void pump() noexcept STITCH_EXCLUDES(mutex_);
   void unpark() noexcept STITCH_EXCLUDES(mutex_);
+  struct WaitingFrame {
+    std::size_t bytes;
+    base::UniqueFunction<void()> go;
+  };
+  // What may be unwritten besides when a frame goes.
+  [[nodiscard]] std::size_t data_before(std::size_t frame_bytes) const noexcept;
+  [[nodiscard]] bool take_frame(std::size_t bytes) noexcept;
+  void note_first_frame() noexcept STITCH_REQUIRES(mutex_);
+  void pump_frames() noexcept STITCH_EXCLUDES(mutex_);
   using Queue = std::map<std::uint64_t, Waiting>;
   [[nodiscard]] std::optional<Waiting> next() STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Waiting> next_of(Queue (&queues)[2]) STITCH_REQUIRES(mutex_);
@@ -203,23 +237,32 @@ class PeerFlow {
   std::atomic<std::size_t> unwritten_small_{0};
   std::atomic<std::size_t> unwritten_large_{0};
   std::atomic<std::uint64_t> waiting_{0};
+  std::atomic<std::uint64_t> ended_{0};        // requests, while others wait
+  std::atomic<std::size_t> waiting_bytes_{0};  // with kCallBytes each; written under mutex_
   alignas(64) std::atomic<std::uint64_t> held_{0};
   std::atomic<std::size_t> data_bytes_{0};
   std::atomic<std::size_t> held_data_{0};
   std::atomic<std::size_t> parked_count_{0};
+  std::atomic<std::size_t> frames_waiting_{0};
+  std::atomic<std::size_t> many_data_;  // written under mutex_
   std::atomic<std::uint64_t> handled_calls_{0};
   std::atomic<std::uint64_t> handled_bytes_{0};
   std::atomic<std::uint64_t> tell_at_;  // handled calls
 
   mutable base::Mutex mutex_;
   base::CondVar room_;
-  Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);  // inside, small
-  std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
+  Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);              // inside, small
+  std::size_t waiting_inside_ STITCH_GUARDED_BY(mutex_) = 0;  // of waiting_bytes_
   std::deque<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
+  std::deque<WaitingFrame> frames_ STITCH_GUARDED_BY(mutex_);
+  std::size_t frame_bytes_ STITCH_GUARDED_BY(mutex_) = 0;  // of frames_
+  bool pumping_frames_ STITCH_GUARDED_BY(mutex_) = false;
+  bool pump_frames_again_ STITCH_GUARDED_BY(mutex_) = false;
   bool pumping_ STITCH_GUARDED_BY(mutex_) = false;
   bool pump_again_ STITCH_GUARDED_BY(mutex_) = false;
   bool given_up_ STITCH_GUARDED_BY(mutex_) = false;
   int blocked_ STITCH_GUARDED_BY(mutex_) = 0;                  // threads
+  int blocked_inside_ STITCH_GUARDED_BY(mutex_) = 0;           // of these, those of handlers
   std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
   std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   Handled returned_ STITCH_GUARDED_BY(mutex_);

@@ -20,11 +20,42 @@ void Sender::start(const std::shared_ptr<void>& owner, PeerTable& peers) {
 
 void Sender::send(const WorkerInfo& to, OutMessage&& message, Traffic traffic,
                   transport::SendDone done) {
-  if (done) {
+  if (traffic == Traffic::frame) {
+    if (!done) done = [](const std::optional<Error>&) {};
+    send_frame(to, lay_out(to, message, traffic), std::move(done));
+  } else if (done) {
     send(to, nullptr, std::move(message), traffic, std::move(done));
   } else {
     send(to, nullptr, std::move(message), traffic, [](const std::optional<Error>&) {});
   }
+}
+
+void Sender::send_frame(const WorkerInfo& to, LaidOut&& out, transport::SendDone done) {
+  PeerFlow& flow = *out.in_flight.counted().flow;
+  const std::size_t bytes = out.in_flight.counted().bytes;
+  if (flow.try_begin_frame(bytes)) {
+    out.in_flight.begun();
+    transmit(to, nullptr, std::move(out), std::move(done));
+    return;
+  }
+  struct Waiting {
+    WorkerInfo to;
+    LaidOut out;
+    transport::SendDone done;
+    void tell(const std::optional<Error>& error) {
+      if (done) std::exchange(done, nullptr)(error);
+    }
+  };
+  auto waiting = std::shared_ptr<Waiting>(new Waiting{to, std::move(out), std::move(done)});
+  flow.wait_frame(bytes, [this, waiting = std::move(waiting)] {
+    waiting->out.in_flight.begun();
+    try {
+      transmit(waiting->to, nullptr, std::move(waiting->out),
+               [waiting](const std::optional<Error>& error) { waiting->tell(error); });
+    } catch (...) {
+      waiting->tell(to_error(std::current_exception()));
+    }
+  });
 }
 
 void Sender::send_reply(const WorkerInfo& to,
@@ -71,9 +102,9 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
                                           : counted.flow->counted_data(bytes, beside);
     }
     counted.bytes = bytes + (control ? kControlFrameCost : 0);
-    counted.kind = control                       ? Counted::control
-                   : traffic == Traffic::request ? Counted::nothing
-                                                 : Counted::data;
+    counted.kind = control                     ? Counted::control
+                   : traffic == Traffic::reply ? Counted::data
+                                               : Counted::nothing;
     counted.in_sent = wire::is_work(kind);
     count(to, counted);
     if (counted.in_sent) sent_.fetch_add(1);
@@ -322,6 +353,8 @@ void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     add("calls_waiting_bytes", &PeerFlow::Numbers::waiting_bytes);
     add("calls_unwritten_bytes", &PeerFlow::Numbers::unwritten_bytes);
     add("replies_unwritten_bytes", &PeerFlow::Numbers::data_bytes);
+    add("gradients_waiting", &PeerFlow::Numbers::waiting_frames);
+    add("gradients_waiting_bytes", &PeerFlow::Numbers::waiting_frame_bytes);
     add("calls_held", &PeerFlow::Numbers::held_calls);
     add("calls_held_bytes", &PeerFlow::Numbers::held_bytes);
     control_bytes += flow.control_bytes.load();
@@ -330,7 +363,8 @@ void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     numbers.emplace(name, static_cast<std::int64_t>(value));
   };
   total("rpc.messages_sent", sent_.load());
-  total("rpc.outgoing_bytes", all.unwritten_bytes + all.data_bytes + all.waiting_bytes);
+  total("rpc.outgoing_bytes",
+        all.unwritten_bytes + all.data_bytes + all.waiting_bytes + all.waiting_frame_bytes);
   total("rpc.incoming_bytes", all.held_bytes);
   total("rpc.calls_waiting", all.waiting);
   total("rpc.control_bytes", control_bytes);

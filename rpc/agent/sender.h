@@ -31,7 +31,7 @@ class Sender {
     request,      // seen by extensions, counted by PeerFlow
     reply,        // likewise, counted in the peer's budget for data, max_inflight_bytes
     error_reply,  // seen by extensions, counted in the peer's control budget
-    frame,        // an extension's own frames with data, counted in the peer's budget for data
+    frame,        // an extension's own frames with data, in the same budget: wait for room in it
     control,      // small frames that must arrive, counted in the peer's control budget
   };
   // The budget of each peer for control traffic that waits to be sent: bytes, and
@@ -48,7 +48,7 @@ class Sender {
   // What is counted of a message.
   struct Counted {
     enum Kind : std::uint8_t {
-      nothing,  // a request that waits
+      nothing,  // a request or a frame that waits
       data,
       control,
       request,
@@ -72,6 +72,8 @@ class Sender {
     ~InFlight() {
       if (sender_) sender_->count_unsent(counted_);
     }
+    // A frame: PeerFlow has counted it.
+    void begun() noexcept { counted_.kind = Counted::data; }
     // A request: PeerFlow has it under way.
     void begun(const PeerFlow::Size& size, bool one_way) noexcept {
       counted_.inside = size.inside;
@@ -94,10 +96,9 @@ class Sender {
     DepartingAttachments attachments;
   };
 
-  // Lays a message out and counts it; a request is not counted yet. Its attachments are told when
-  // the result is dropped. Throws `out_of_range` or
-  // `overloaded` when a limit refuses the message, and what extensions throw; the attachments have
-  // then been notified.
+  // Lays a message out and counts it; a request or a frame is not counted yet. Its attachments are
+  // told when the result is dropped. Throws `out_of_range` or `overloaded` when a limit refuses the
+  // message, and what extensions throw; the attachments have then been notified.
   [[nodiscard]] LaidOut lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic);
   // As lay_out() and transmit().
   template <class Done>
@@ -136,7 +137,8 @@ class Sender {
         },
         call_id);
   }
-  // The same with a `done` that may be empty.
+  // The same with a `done` that may be empty; called once unless this throws. A frame is sent once
+  // the peer's budget has room for it, which it waits for in a queue: this thread does not.
   void send(const WorkerInfo& to, OutMessage&& message, Traffic traffic, transport::SendDone done);
   // A reply or an error reply.
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
@@ -164,6 +166,7 @@ class Sender {
     std::unique_ptr<DeviceGate> gate;
     std::shared_ptr<OutgoingTransfers> transfers;
   };
+  void send_frame(const WorkerInfo& to, LaidOut&& out, transport::SendDone done);
   [[nodiscard]] DeviceParts encode_staged(OutMessage& message, const WorkerInfo& to) const;
   void send_when_open(const WorkerInfo& to,
                       const std::shared_ptr<transport::Connection>& connection, LaidOut out,

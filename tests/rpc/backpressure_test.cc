@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
@@ -28,7 +27,6 @@ using namespace std::chrono_literals;
 using stitch::Error;
 using stitch::ErrorCode;
 using stitch::Future;
-using stitch::rpc::PeerFlow;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
@@ -37,105 +35,6 @@ using stitch::testing::has_text;
 using stitch::testing::kind_of;
 using stitch::testing::LoopbackFaults;
 using stitch::transport::Fate;
-using Time = PeerFlow::Clock::time_point;
-
-// ---- PeerFlow alone
-
-bool keep(PeerFlow& flow, std::uint64_t id, const PeerFlow::Size& size,
-          std::vector<std::uint64_t>& begun) {
-  PeerFlow::Waiting request{size, id, [&begun, id] {
-                              begun.push_back(id);
-                              return true;
-                            }};
-  return flow.wait(request, Time::max(), [] { return true; }) == PeerFlow::Kept::waits;
-}
-
-TEST(PeerFlow, LetsWaitingRequestsBeginInTheirOrder) {
-  PeerFlow flow({1 << 20, 2});
-  const PeerFlow::Size size{100, false};
-  EXPECT_TRUE(flow.try_begin(size));
-  EXPECT_TRUE(flow.try_begin(size));
-  EXPECT_FALSE(flow.try_begin(size));
-  std::vector<std::uint64_t> begun;
-  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_TRUE(keep(flow, id, size, begun));
-  EXPECT_EQ(flow.numbers().waiting, 4U);
-  flow.end(size);
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1}));
-  EXPECT_FALSE(flow.try_begin(size)) << "others wait before it";
-  flow.drop(2);
-  flow.end(size);
-  flow.end(size);
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 3, 4}));
-  EXPECT_EQ(flow.numbers().calls, 2U);
-  EXPECT_EQ(flow.numbers().waiting_bytes, 0U);
-}
-
-TEST(PeerFlow, CallsOfHandlersDoNotWaitForThoseOfTheProgram) {
-  PeerFlow flow({1 << 20, 1});
-  EXPECT_TRUE(flow.try_begin({100, false}));
-  std::vector<std::uint64_t> begun;
-  EXPECT_TRUE(keep(flow, 1, {100, false}, begun));
-  EXPECT_TRUE(flow.try_begin({100, true}));
-  EXPECT_FALSE(flow.try_begin({100, true})) << "twice the calls, no more";
-  EXPECT_TRUE(keep(flow, 2, {100, true}, begun));
-  flow.end({100, true});
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2})) << "and first";
-  flow.end({100, true});
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
-  flow.end({100, false});
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
-}
-
-TEST(PeerFlow, OneThatIsLargerThanItsShareGoesAlone) {
-  PeerFlow flow({1 << 20, 100});
-  EXPECT_TRUE(flow.try_begin({1 << 20, false}));
-  EXPECT_FALSE(flow.try_begin({1, false}));
-  std::vector<std::uint64_t> begun;
-  flow.written({1 << 20, false});
-  flow.end({1 << 20, false});
-  EXPECT_TRUE(flow.try_begin({1, false}));
-}
-
-TEST(PeerFlow, SmallOnesDoNotWaitForLargeOnesToBeWritten) {
-  PeerFlow flow({std::size_t{1} << 30, 100});
-  const PeerFlow::Size large{8 << 20, false};
-  EXPECT_TRUE(flow.try_begin(large));
-  EXPECT_FALSE(flow.try_begin(large)) << "the first one is not written";
-  std::vector<std::uint64_t> begun;
-  EXPECT_TRUE(keep(flow, 1, large, begun));
-  EXPECT_TRUE(keep(flow, 2, {100, false}, begun));
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
-  flow.written(large);
-  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
-}
-
-TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {
-  PeerFlow sender({1 << 20, 16}), receiver({1 << 20, 16});
-  const PeerFlow::Size size{100, false};
-  std::uint64_t asked = 0;
-  for (int i = 0; i < 16; ++i) {
-    ASSERT_TRUE(sender.try_begin(size));
-    sender.written(size);
-    if (const auto ask = sender.one_way_begun(size)) {
-      EXPECT_EQ(asked, 0U) << "one question at a time";
-      asked = ask;
-    }
-  }
-  ASSERT_NE(asked, 0U);
-  EXPECT_FALSE(sender.try_begin(size));
-  EXPECT_EQ(sender.given_back(receiver.asked(asked)), 0U);
-  std::size_t handled = 0;
-  for (int i = 0; i < 16; ++i) {
-    if (const auto told = receiver.handled(100)) {
-      static_cast<void>(sender.given_back(*told));
-      handled = told->calls;
-    }
-  }
-  EXPECT_GE(handled, asked);
-  static_cast<void>(sender.given_back({1000, 1 << 30}));  // a peer that lies
-  EXPECT_EQ(sender.numbers().calls, 0U);
-  EXPECT_EQ(sender.numbers().bytes, 0U);
-}
 
 // ---- calls
 
@@ -233,9 +132,9 @@ TEST_F(Backpressure, AThreadOfTheProgramWaitsForBytesWithinItsDeadline) {
       ++made;
     }
   });
-  EXPECT_TRUE(eventually([&] { return made == 3; }));
+  EXPECT_TRUE(eventually([&] { return made == 2; }));
   std::this_thread::sleep_for(50ms);
-  EXPECT_EQ(made, 3) << "a fourth one would exceed 4 MiB";
+  EXPECT_EQ(made, 2) << "a third one would exceed 3 MiB, what handlers leave of 4 MiB";
   const auto begun = std::chrono::steady_clock::now();
   const Error error =
       error_of([&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 1s}, tensor); });
