@@ -82,9 +82,13 @@ int outlive(stitch::Worker& self, const std::string& victim, const std::string& 
 // `count` are there, in NAME-OTHER-dead of each that is gone, and in NAME-misses-one when fewer
 // than `count` are left. `end`: how it ends itself as soon
 // as it is a member.
-int watch(const std::string& folder, const std::string& name, int count, const std::string& end) {
-  auto self = stitch::init(
-      {.name = name, .world_size = "3:8", .init_timeout = 40s, .shutdown_timeout = 40s});
+int watch(const std::string& folder, int rank, int count, const std::string& end) {
+  const std::string name = "w" + std::to_string(rank);
+  auto self = stitch::init({.name = name,
+                            .rank = rank,
+                            .world_size = "3:8",
+                            .init_timeout = 40s,
+                            .shutdown_timeout = 40s});
   if (end != "no") kill(getpid(), end == "kill" ? SIGKILL : SIGSTOP);
   const auto tell = [&](const std::string& what) { std::ofstream(folder + '/' + what) << '\n'; };
   const auto watching = self.on_leave([&](const stitch::WorkerInfo& gone, stitch::LeaveReason why) {
@@ -104,7 +108,8 @@ int watch(const std::string& folder, const std::string& name, int count, const s
 int main(int argc, char** argv) try {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string what = argc > 1 ? argv[1] : "";
-  if (what == "watch" && argc > 5) return watch(argv[2], argv[3], std::atoi(argv[4]), argv[5]);
+  if (what == "watch" && argc > 5)
+    return watch(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argv[5]);
   stitch::Options options{.init_timeout = 40s, .shutdown_timeout = 40s};
   // The store of the launcher is a file; here worker 0 serves one.
   if (what == "host") options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
