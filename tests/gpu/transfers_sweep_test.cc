@@ -1,0 +1,177 @@
+// Each call of CUDA and NCCL fails once, the first, the second, and so on, while a path is opened
+// and used: every transfer ends, the same way at both ends, and the ones that follow arrive.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/transfers_world.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Way {
+  Path path;
+  bool one_process;
+  int to_device;
+};
+
+struct Call {
+  const char* function;
+  int limit = 3;  // of calls to fail one after another
+  bool is_nccl = false;
+};
+// Those that a lane makes once, when it is made: without them its device cannot be used.
+constexpr Call kFirst[] = {
+    {"set_device"},
+    {"thread_exchange_stream_capture_mode"},
+    {"device_get_stream_priority_range"},
+    {"stream_create_with_priority"},
+};
+constexpr Call kCuda[] = {
+    {"malloc"},
+    {"free"},
+    {"host_alloc"},
+    {"free_host"},
+    {"memcpy_async"},
+    {"memcpy_peer_async"},
+    {"memset_async"},
+    {"stream_query"},
+    {"event_create_with_flags"},
+    {"event_record"},
+    {"event_query"},
+    {"ipc_get_mem_handle"},
+    {"ipc_open_mem_handle"},
+    {"ipc_close_mem_handle"},
+    {"device_can_access_peer"},
+    {"device_enable_peer_access"},
+};
+constexpr Call kNccl[] = {
+    {"get_unique_id", 3, true},
+    {"comm_init_rank_config", 3, true},
+    {"comm_get_async_error", 3, true},
+    {"send", 3, true},
+    {"recv", 3, true},
+    {"group_start", 3, true},
+    {"group_end", 3, true},
+};
+
+class Sweep {
+ public:
+  Sweep(const Way& way, int process, const Call& call, int nth)
+      : way_(way),
+        call_(call),
+        world_({.processes = {0, way.one_process ? 0 : 1},
+                .max_delay = 0us,
+                .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
+                  options.use_nccl = way.path == Path::nccl;
+                  options.nccl_piece_bytes = 4096;
+                  options.reopen_backoff = 1ms;
+                  options.stall_timeout = 1s;
+                }}) {
+    world_.gpu.spare_this_host();
+    if (call.is_nccl) {
+      world_.gpu.inject(process, call.function, nccl::kSystemError, nth);
+    } else {
+      world_.gpu.inject(process, call.function, cuda::kInvalidValue, nth);
+    }
+  }
+
+  // Whether there was such a call.
+  bool run(bool is_usable_afterwards) {
+    const auto by_path = [&] {
+      return std::min(world_.count(0, 1, way_.path, true).messages,
+                      world_.count(1, 0, way_.path, true).messages);
+    };
+    for (int i = 0; i < 200 && by_path() < 2; ++i) {
+      round();
+      if (::testing::Test::HasFailure()) return false;
+      if (world_.gpu.all_injected() && !is_usable_afterwards) break;
+    }
+    const bool came = world_.gpu.all_injected();
+    if (is_usable_afterwards) {
+      EXPECT_GE(by_path(), 2U) << "it is not used any more";
+      round();
+    }
+    world_.end();
+    check_leaks();
+    return came;
+  }
+
+ private:
+  void round() {
+    std::vector<std::shared_ptr<TestTransfer>> started;
+    for (const char value : {'a', 'b'})
+      started.push_back(world_.start(0, 0, 1, way_.to_device, 9000, value));
+    started.push_back(world_.start(1, way_.to_device, 0, 0, 9000, 'c'));
+    for (const auto& transfer : started) {
+      world_.wait(*transfer);
+      if (::testing::Test::HasFatalFailure()) return;
+      EXPECT_EQ(transfer->send_error.has_value(), transfer->receive_error.has_value())
+          << (transfer->send_error ? transfer->send_error : transfer->receive_error)->what();
+      if (!transfer->send_error && !transfer->receive_error) world_.expect_bytes(*transfer);
+    }
+  }
+  void check_leaks() {
+    const std::string function = call_.function;
+    constexpr std::size_t kOutbox = IpcOutbox::kPatternAt + IpcOutbox::kPatternBytes;
+    for (const int device : {0, 1}) {
+      // An outbox that a peer has not closed is left to the end of its process.
+      const std::size_t used = world_.gpu.device_memory_used(device);
+      if (function == "free") continue;
+      EXPECT_EQ(used % kOutbox, 0U) << "device " << device;
+      EXPECT_LE(used, way_.path == Path::ipc ? 2 * kOutbox : 0U) << "device " << device;
+    }
+    if (function != "free_host") {
+      EXPECT_EQ(world_.gpu.pinned_memory_used(), 0U);
+    }
+    EXPECT_EQ(world_.gpu.live_events(), 0U);
+  }
+
+  const Way way_;
+  const Call call_;
+  TransfersWorld world_;
+};
+
+void sweep(const Way& way, std::span<const Call> calls, bool is_usable_afterwards = true) {
+  // Each process is source and destination.
+  const int process = way.one_process ? 0 : 1;
+  int failed = 0;
+  for (const Call& call : calls) {
+    for (int nth = 1; nth <= call.limit; ++nth) {
+      SCOPED_TRACE(std::string(short_name(way.path)) + ": call " + std::to_string(nth) + " of " +
+                   call.function + "()");
+      const bool came = Sweep(way, process, call, nth).run(is_usable_afterwards);
+      if (::testing::Test::HasFailure()) return;
+      if (!came) break;
+      ++failed;
+    }
+  }
+  EXPECT_GT(failed, 3);
+}
+
+constexpr Way kStaging{Path::staging, false, 1};
+constexpr Way kLocal{Path::local, true, 0};
+constexpr Way kPeer{Path::peer, true, 1};
+constexpr Way kIpc{Path::ipc, false, 0};
+constexpr Way kNcclWay{Path::nccl, false, 1};
+
+TEST(Sweep, ByStagingEveryTransferEndsWhateverCallFails) { sweep(kStaging, kCuda); }
+TEST(Sweep, ByACopyOnTheDeviceEveryTransferEndsWhateverCallFails) { sweep(kLocal, kCuda); }
+TEST(Sweep, ByACopyBetweenDevicesEveryTransferEndsWhateverCallFails) { sweep(kPeer, kCuda); }
+TEST(Sweep, BySharedMemoryEveryTransferEndsWhateverCallFails) { sweep(kIpc, kCuda); }
+TEST(Sweep, ByNcclEveryTransferEndsWhateverCallOfCudaFails) { sweep(kNcclWay, kCuda); }
+TEST(Sweep, ByNcclEveryTransferEndsWhateverCallOfNcclFails) { sweep(kNcclWay, kNccl); }
+TEST(Sweep, ADeviceThatCannotBeSetUpFailsItsTransfers) {
+  for (const Way& way : {kStaging, kIpc, kNcclWay}) sweep(way, kFirst, false);
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test
