@@ -1,5 +1,7 @@
 // How the calls of OutgoingCalls end without an answer.
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -137,8 +139,10 @@ void OutgoingCalls::expire() {
         complete_late(std::move(call), "");
       }
     } else {
+      static const std::string nothing;
       const auto answered = std::move(call.answered);
-      complete_late(std::move(call), answered ? *answered : std::string());
+      complete_late(std::move(call),
+                    answered ? *answered : nothing);  // copies no text: that throws
     }
     if (begun) send_cancel(to, id);  // arrives after the question
   }
@@ -174,8 +178,12 @@ void OutgoingCalls::on_threads(InMessage& message) {
   base::ByteReader in(message.view.body(), "threads");
   const auto question = in.read<std::uint64_t>();
   if ((question & kBeforeDeadline) != 0) {
-    auto text = std::make_unique<std::string>(ThreadReport::read(message).text());
-    table_.note_answered(question & ~kBeforeDeadline, message.from, std::move(text));
+    try {
+      auto text = std::make_unique<std::string>(ThreadReport::read(message).text());
+      table_.note_answered(question & ~kBeforeDeadline, message.from, std::move(text));
+    } catch (const std::bad_alloc&) {
+      // Then the error does not say it.
+    }
     return;
   }
   auto call = late_.take(question, message.from);
@@ -183,6 +191,8 @@ void OutgoingCalls::on_threads(InMessage& message) {
   std::string detail;
   try {
     detail = ThreadReport::read(message).text();
+  } catch (const std::bad_alloc&) {
+    detail.clear();
   } catch (...) {
     complete_late(std::move(*call), "");
     throw;

@@ -74,20 +74,30 @@ class WorldSize {
 
 // What protects traffic over TCP, as an option: an Encryption or its name, so that both
 // `options.encryption = Encryption::integrity` and `options.encryption = "integrity"` do. Not set:
-// what fits the secret. A plain value, used as a std::optional.
-class EncryptionChoice : public std::optional<Encryption> {
+// what fits the secret. A plain value.
+class EncryptionChoice {
  public:
-  using std::optional<Encryption>::optional;
-  EncryptionChoice(std::optional<Encryption> encryption) : optional(encryption) {}  // NOLINT
-  // "on", "integrity" or "off". Throws Error(invalid_argument) for any other text.
+  EncryptionChoice() = default;
+  EncryptionChoice(std::nullopt_t) {}                                          // NOLINT: not set
+  EncryptionChoice(Encryption encryption) : encryption_(encryption) {}         // NOLINT: as a value
+  EncryptionChoice(std::optional<Encryption> choice) : encryption_(choice) {}  // NOLINT
+  // "on", "integrity" or "off". Throws Error(invalid_argument) for any other text, and for null.
   EncryptionChoice(const std::string& name);  // NOLINT: as a text
-  EncryptionChoice(const char* name)          // NOLINT: as a text; null is such a text
+  EncryptionChoice(const char* name)          // NOLINT: as a text
       : EncryptionChoice(std::string(name == nullptr ? "(null)" : name)) {}
-  // Without it the operators of std::optional are ambiguous.
-  friend bool operator==(const EncryptionChoice& a, const EncryptionChoice& b) {
-    return static_cast<const std::optional<Encryption>&>(a) ==
-           static_cast<const std::optional<Encryption>&>(b);
+
+  [[nodiscard]] bool has_value() const noexcept { return encryption_.has_value(); }
+  explicit operator bool() const noexcept { return has_value(); }
+  operator std::optional<Encryption>() const noexcept { return encryption_; }  // NOLINT: a value
+  // REQUIRES: has_value().
+  [[nodiscard]] Encryption operator*() const noexcept { return *encryption_; }
+  [[nodiscard]] Encryption value_or(Encryption other) const noexcept {
+    return encryption_.value_or(other);
   }
+  friend bool operator==(const EncryptionChoice&, const EncryptionChoice&) = default;
+
+ private:
+  std::optional<Encryption> encryption_;
 };
 
 // How a worker joins its world. Every field has a default and an environment variable

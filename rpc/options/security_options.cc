@@ -33,7 +33,7 @@ Encryption encryption_of(const std::string& subject, const std::string& name) {
 }  // namespace
 
 EncryptionChoice::EncryptionChoice(const std::string& name)
-    : optional(encryption_of("encryption", name)) {}
+    : encryption_(encryption_of("encryption", name)) {}
 
 namespace rpc {
 
