@@ -1,8 +1,10 @@
 // Dumps that workers write, over clusters in one process.
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -144,6 +146,10 @@ TEST(Dumps, DISABLED_Overflow) {
   if (folder == nullptr || where == nullptr)
     GTEST_SKIP() << "runs only as the process of another test";
   ::alarm(30);
+  rlimit stack{};
+  ASSERT_EQ(::getrlimit(RLIMIT_STACK, &stack), 0);
+  stack.rlim_cur = std::min<rlim_t>(stack.rlim_cur, 8U << 20);  // with none it would not overflow
+  ASSERT_EQ(::setrlimit(RLIMIT_STACK, &stack), 0);
   stitch::Options options;
   options.world_size = 1;
   options.store = stitch::transport::make_hash_store();
