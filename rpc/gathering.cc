@@ -1,5 +1,6 @@
 #include "stitch/rpc/gathering.h"
 
+#include <cstdint>
 #include <memory>
 #include <stop_token>
 #include <utility>
@@ -15,6 +16,16 @@ namespace stitch::detail {
 // Inline: a barrier must pass even while every user-function thread is taken.
 STITCH_INLINE(&fetch_posted);
 
+namespace {
+
+// Whether the exchange says that itself; the others are about this worker.
+bool is_own_word(const Error& error) {
+  return error.code() == ErrorCode::cancelled || error.code() == ErrorCode::timeout ||
+         error.code() == ErrorCode::invalid_argument;
+}
+
+}  // namespace
+
 std::string gathering_of(const std::type_info& given) {
   return given == typeid(Presence) ? "a barrier"
                                    : "an all_gather of " + base::demangle(given.name());
@@ -25,28 +36,27 @@ void Posted::load(rpc::InArchive&) {
 }
 
 Future<Posted> fetch_posted(std::string key, std::string type) {
-  // Ends the wait of a caller that has given up.
-  struct StopWaiting {
+  struct Wait {
     std::weak_ptr<rpc::Agent> agent;
     std::string key;
-    WorkerInfo caller;
-    void operator()() const {
-      if (const auto alive = agent.lock()) alive->gather_exchange().stop_waiting(key, caller);
+    std::uint64_t number = 0;
+  };
+  // Ends the wait of a caller that has given up, and with that itself.
+  struct StopWaiting {
+    std::shared_ptr<const Wait> wait;
+    void operator()() const noexcept {
+      const auto ended = wait;
+      if (const auto alive = ended->agent.lock())
+        alive->gather_exchange().stop_waiting(ended->key, ended->number);
     }
   };
-  Promise<Posted> promise;
+  const Promise<Posted> promise;
   const auto agent = rpc::current_agent();
-  const WorkerInfo& caller = rpc::IncomingCall::caller_here();
-  auto posted = agent->gather_exchange().fetch(key, caller);
-  std::shared_ptr<std::stop_callback<StopWaiting>> stop;
-  if (!posted.ready()) {
-    stop = std::make_shared<std::stop_callback<StopWaiting>>(
-        current_stop_token(), StopWaiting{agent, std::move(key), caller});
-  }
-  posted.on_ready([promise, posted, type = std::move(type), stop = std::move(stop)] {
+  const auto fetched = agent->gather_exchange().fetch(key, rpc::IncomingCall::caller_here());
+  const auto& posted = fetched.value;
+  const auto answer = [promise, posted, type = std::move(type)] {
     promise.fulfil([&] {
-      if (posted.has_error() && posted.error().code() == ErrorCode::cancelled)
-        throw rpc::CallRefused(posted.error());  // the exchange's own word
+      if (posted.has_error() && is_own_word(posted.error())) throw rpc::CallRefused(posted.error());
       Posted found{posted.get()};
       if (type != found.value.type->name()) {
         throw rpc::CallRefused(Error(ErrorCode::invalid_argument,
@@ -54,7 +64,19 @@ Future<Posted> fetch_posted(std::string key, std::string type) {
       }
       return found;
     });
-  });
+  };
+  try {
+    std::shared_ptr<std::stop_callback<StopWaiting>> stop;
+    if (!posted.ready()) {
+      auto wait = std::make_shared<const Wait>(Wait{agent, key, fetched.wait});
+      stop = std::make_shared<std::stop_callback<StopWaiting>>(current_stop_token(),
+                                                               StopWaiting{std::move(wait)});
+    }
+    posted.on_ready([answer, stop = std::move(stop)] { answer(); });
+  } catch (...) {
+    agent->gather_exchange().stop_waiting(key, fetched.wait);
+    throw;
+  }
   return promise.future();
 }
 

@@ -10,7 +10,6 @@
 #include "stitch/base/alternate_stack.h"
 #include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/function/registry.h"
@@ -153,21 +152,6 @@ std::vector<std::string> Worker::all_names() const {
   return names;
 }
 
-namespace {
-
-void expire_gatherings(const std::shared_ptr<rpc::Agent>& agent, rpc::Clock::time_point when) {
-  base::patiently([&] {
-    agent->loop().call_at(when, [weak = std::weak_ptr<rpc::Agent>(agent)] {
-      const auto alive = weak.lock();
-      if (!alive) return;
-      if (const auto next = alive->gather_exchange().expire(rpc::Clock::now()))
-        expire_gatherings(alive, *next);
-    });
-  });
-}
-
-}  // namespace
-
 Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::OwnedObject value) {
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -188,11 +172,9 @@ Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::O
   // The last of them arrives within rpc_timeout of this worker, or the gathering fails here; it has
   // as long again to fetch what this worker gives.
   const auto timeout = agent_->options().rpc_timeout;
-  auto posted = agent_->gather_exchange().post(
+  gathering.key = agent_->gather_exchange().post(
       lives, std::move(value), gathering.others,
       base::deadline_or_none(2 * std::min(timeout, timeout.max() / 2)));
-  gathering.key = std::move(posted.key);
-  if (posted.expires) expire_gatherings(agent_, *posted.expires);
   for (const auto& other : gathering.others) {  // the exchange may have heard of it before
     if (agent_->peers().lost(other)) agent_->gather_exchange().on_lost(other);
   }
@@ -206,7 +188,11 @@ void Worker::fail_gathering(const std::string& what,
     if (error.code() == ErrorCode::invalid_argument)
       throw Error(error.code(), here + error.what()).with_worker(error.worker());
   }
-  const Error& first = failures.front().second;
+  // One that is gone is why others, which wait for it, too, have not answered.
+  const auto gone = std::ranges::find_if(failures, [](const auto& failure) {
+    return failure.second.code() == ErrorCode::disconnected;
+  });
+  const Error& first = (gone == failures.end() ? failures.begin() : gone)->second;
   std::vector<std::string> names;
   for (const auto& [info, error] : failures) names.push_back(to_string(info));
   throw Error(first.code(),

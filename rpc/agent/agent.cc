@@ -74,6 +74,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   dumps_.start(self);
   outgoing_calls_.start(self, *peers_, loop_);
   served_calls_.start(self, loop_);
+  gather_exchange_->start(loop_, self);
   peers_->record_events(shared_events());
   peers_->limit_flows({options_.max_inflight_bytes, options_.max_inflight_calls});
   membership_->start(members);

@@ -2,24 +2,60 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <iterator>
+#include <new>
+#include <string_view>
 #include <utility>
 
 namespace stitch::rpc {
 
-bool GatherExchange::has_passed(const std::string& key) const {
-  const auto end = key.rfind('#');
-  if (end == std::string::npos) return false;
+namespace {
+
+// A key: the lives in the gathering, and its number among theirs.
+struct Key {
+  std::string_view names;  // with the blank behind each
   std::uint64_t number = 0;
-  const char* const last = key.data() + key.size();
-  const auto read = std::from_chars(key.data() + end + 1, last, number);
-  if (read.ec != std::errc() || read.ptr != last) return false;
-  const auto set = sets_.find(key.substr(0, end));
-  return set != sets_.end() && number < set->second.next;
+};
+
+std::string name_in_key(const WorkerInfo& life) {
+  return life.name + '/' + std::to_string(life.epoch) + ' ';
 }
 
-GatherExchange::Contributions::iterator GatherExchange::drop_if_done(Contributions::iterator at,
-                                                                     Contributions& dropped) {
+std::optional<Key> read_key(std::string_view text) {
+  const auto end = text.rfind('#');
+  if (end == std::string_view::npos) return std::nullopt;
+  Key key{text.substr(0, end)};
+  const char* const last = text.data() + text.size();
+  const auto read = std::from_chars(text.data() + end + 1, last, key.number);
+  if (read.ec != std::errc() || read.ptr != last) return std::nullopt;
+  return key;
+}
+
+bool names(const Key& key, const WorkerInfo& life) {
+  const std::string name = name_in_key(life);
+  return key.names.starts_with(name) || key.names.find(' ' + name) != std::string_view::npos;
+}
+
+// Names have one id each: equal without a look at them.
+bool same_life(const WorkerInfo& a, const WorkerInfo& b) noexcept {
+  return a.id == b.id && a.epoch == b.epoch;
+}
+
+void erase_life(std::vector<WorkerInfo>& lives, const WorkerInfo& life) noexcept {
+  std::erase_if(lives, [&](const WorkerInfo& each) { return same_life(each, life); });
+}
+
+}  // namespace
+
+void GatherExchange::start(const std::weak_ptr<base::EventLoop>& loop, std::weak_ptr<void> owner) {
+  watch_ = std::make_shared<DeadlineWatch>(loop, [this, weak = std::move(owner)] {
+    if (const auto alive = weak.lock()) expire(Clock::now());
+  });
+}
+
+GatherExchange::Contributions::iterator GatherExchange::drop_if_done(
+    Contributions::iterator at, Contributions& dropped) noexcept {
   const auto next = std::next(at);
   if (!at->second.done()) return next;
   dropped.insert(contributions_.extract(at));
@@ -27,111 +63,180 @@ GatherExchange::Contributions::iterator GatherExchange::drop_if_done(Contributio
   return next;
 }
 
-GatherExchange::Posted GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObject value,
-                                            std::vector<WorkerInfo> others,
-                                            Clock::time_point over) {
+GatherExchange::Set& GatherExchange::set_of(const std::string& names,
+                                            const std::vector<WorkerInfo>& lives) {
+  const auto found = sets_.find(names);
+  if (found != sets_.end()) return found->second;
+  std::erase_if(sets_, [&](const auto& each) {
+    return std::ranges::any_of(each.second.lives, [&](const WorkerInfo& old) {
+      const auto at = std::ranges::lower_bound(lives, old.name, {}, &WorkerInfo::name);
+      return at != lives.end() && at->name == old.name && at->epoch > old.epoch;
+    });
+  });
+  return sets_.try_emplace(names, Set{lives}).first->second;
+}
+
+void GatherExchange::note_given_up(const WorkerInfo& from, const std::string& key) noexcept {
+  try {
+    GivenUp& given_up = given_up_[from.id];
+    if (given_up.epoch != from.epoch) given_up = GivenUp{from.epoch};
+    given_up.keys[given_up.count++ % GivenUp::kMax] = std::hash<std::string>{}(key);
+  } catch (const std::bad_alloc&) {
+    // What is posted there is kept until its time is over.
+  }
+}
+
+bool GatherExchange::has_given_up(const WorkerInfo& from, std::size_t key_hash) const noexcept {
+  const auto found = given_up_.find(from.id);
+  if (found == given_up_.end() || found->second.epoch != from.epoch) return false;
+  const auto& keys = found->second.keys;
+  const auto* const end = keys.data() + std::min(found->second.count, GivenUp::kMax);
+  return std::find(keys.data(), end, key_hash) != end;
+}
+
+void GatherExchange::fail(Fetches& fetches, const Error& why) noexcept {
+  for (const Fetch& fetch : fetches) {
+    try {
+      fetch.promise.set_error(why);
+    } catch (...) {
+      // It fails when its promise goes.
+    }
+  }
+}
+
+std::string GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObject value,
+                                 std::vector<WorkerInfo> others, Clock::time_point over) {
   std::string names;
-  for (const auto& life : lives) names += life.name + '/' + std::to_string(life.epoch) + ' ';
-  Posted posted;
+  for (const auto& life : lives) names += name_in_key(life);
+  std::string key;
   Contributions dropped;
-  std::vector<Fetch> waiting;
+  Fetches waiting;
+  bool kept = false;
   {
     base::MutexLock lock(mutex_);
-    Set& set = sets_[names];
-    if (set.next == 0) set.lives = lives;
-    posted.key = names + '#' + std::to_string(set.next++);
-    if (closed_ || others.empty()) return posted;
-    const auto at = contributions_.try_emplace(posted.key).first;
+    Set& set = set_of(names, lives);
+    key = names + '#' + std::to_string(set.next);
+    if (closed_ || others.empty()) {
+      ++set.next;
+      return key;
+    }
+    const auto at = contributions_.try_emplace(key).first;
+    ++set.next;  // nothing throws from here on
     Contribution& contribution = at->second;
     waiting.swap(contribution.waiting);
     contribution.value = value;
     contribution.posted = true;
     contribution.left = std::move(others);
     contribution.over = over;
-    for (const Fetch& fetch : waiting) std::erase(contribution.left, fetch.from);
-    if (!contribution.done() && over != Clock::time_point::max() && !expires_)
-      posted.expires = expires_ = over;
+    for (const Fetch& fetch : waiting) erase_life(contribution.left, fetch.from);
+    if (!given_up_.empty()) {
+      const std::size_t hash = std::hash<std::string>{}(key);
+      std::erase_if(contribution.left,
+                    [&](const WorkerInfo& each)
+                        STITCH_NO_THREAD_SAFETY_ANALYSIS { return has_given_up(each, hash); });
+    }
+    kept = !contribution.done();
     drop_if_done(at, dropped);
   }
-  for (auto& fetch : waiting) fetch.promise.set_value(value);
-  return posted;
-}
-
-std::optional<GatherExchange::Clock::time_point> GatherExchange::expire(Clock::time_point now) {
-  Contributions over;  // destroyed without the lock
-  base::MutexLock lock(mutex_);
-  Clock::time_point next = Clock::time_point::max();
-  for (auto each = contributions_.begin(); each != contributions_.end();) {
-    const auto at = each++;
-    if (at->second.over <= now) {
-      over.insert(contributions_.extract(at));
-    } else {
-      next = std::min(next, at->second.over);
+  for (const Fetch& fetch : waiting) fetch.promise.fulfil([&] { return value; });
+  if (kept && watch_) {
+    try {
+      watch_->watch(over);
+    } catch (const std::bad_alloc&) {
+      // The next one sets the timer. This gathering need not fail.
     }
   }
-  if (contributions_.empty()) fetched_.notify_all();
-  expires_.reset();
-  if (next != Clock::time_point::max()) expires_ = next;
-  return expires_;
+  return key;
 }
 
-Future<OwnedObject> GatherExchange::fetch(const std::string& key, const WorkerInfo& from) {
+void GatherExchange::expire(Clock::time_point now) {
+  Contributions over;
+  Clock::time_point next = Clock::time_point::max();
+  {
+    base::MutexLock lock(mutex_);
+    for (auto each = contributions_.begin(); each != contributions_.end();) {
+      const auto at = each++;
+      if (at->second.over <= now) {
+        over.insert(contributions_.extract(at));
+      } else {
+        next = std::min(next, at->second.over);
+      }
+    }
+    if (contributions_.empty()) fetched_.notify_all();
+  }
+  if (watch_) watch_->watch(next);
+}
+
+GatherExchange::Fetched GatherExchange::fetch(const std::string& key, const WorkerInfo& from) {
+  const auto parts = read_key(key);
+  if (!parts || !names(*parts, from)) {
+    return {make_failed<OwnedObject>(
+        Error(ErrorCode::invalid_argument, to_string(from) + " has no part in that gathering"))};
+  }
   Contributions dropped;
+  Fetches own;  // destroyed without the lock, too
   base::MutexLock lock(mutex_);
-  if (closed_) return make_failed<OwnedObject>(*closed_);
+  if (closed_) return {make_failed<OwnedObject>(*closed_)};
   auto at = contributions_.find(key);
   if (at == contributions_.end()) {
-    if (leaving_) return make_failed<OwnedObject>(*leaving_);
-    if (has_passed(key)) {
-      return make_failed<OwnedObject>(
-          Error(ErrorCode::cancelled, "that worker is in this gathering no more"));
+    if (leaving_) return {make_failed<OwnedObject>(*leaving_)};
+    const auto set = sets_.find(std::string(parts->names));
+    if (set != sets_.end() && parts->number < set->second.next) {
+      return {make_failed<OwnedObject>(Error(
+          ErrorCode::timeout, "that worker has left gathering " + std::to_string(parts->number) +
+                                  " of these workers long ago: its next one is gathering " +
+                                  std::to_string(set->second.next)))};
     }
-    at = contributions_.try_emplace(key).first;
   }
-  Contribution& contribution = at->second;
-  if (!contribution.posted) {
-    contribution.waiting.push_back({from, {}});
-    return contribution.waiting.back().promise.future();
+  if (at == contributions_.end() || !at->second.posted) {
+    Fetch& fetch = own.emplace_back(Fetch{from});
+    Fetched fetched{fetch.promise.future(), ++fetches_};
+    fetch.number = fetched.wait;
+    if (at == contributions_.end()) at = contributions_.try_emplace(key).first;
+    at->second.waiting.splice(at->second.waiting.end(), own);
+    return fetched;
   }
-  OwnedObject value = contribution.value;
-  std::erase(contribution.left, from);
+  OwnedObject value = at->second.value;
+  erase_life(at->second.left, from);
   drop_if_done(at, dropped);
-  return make_ready(std::move(value));
+  return {make_ready(std::move(value))};
 }
 
-void GatherExchange::stop_waiting(const std::string& key, const WorkerInfo& from) {
-  std::vector<Fetch> stopped;
+void GatherExchange::stop_waiting(const std::string& key, std::uint64_t wait) noexcept {
+  Fetches stopped;
   Contributions dropped;
   {
     base::MutexLock lock(mutex_);
     const auto at = contributions_.find(key);
     if (at == contributions_.end()) return;
-    auto& waiting = at->second.waiting;
-    const auto first = std::stable_partition(
-        waiting.begin(), waiting.end(), [&](const Fetch& fetch) { return fetch.from != from; });
-    stopped.assign(std::move_iterator(first), std::move_iterator(waiting.end()));
-    waiting.erase(first, waiting.end());
+    Fetches& waiting = at->second.waiting;
+    const auto fetch = std::ranges::find(waiting, wait, &Fetch::number);
+    if (fetch == waiting.end()) return;
+    note_given_up(fetch->from, key);
+    stopped.splice(stopped.end(), waiting, fetch);
     drop_if_done(at, dropped);
   }
-  for (auto& fetch : stopped)
-    fetch.promise.set_error(Error(ErrorCode::cancelled, "its caller waits no more"));
+  fail(stopped, stopped_);
 }
 
-void GatherExchange::on_lost(const WorkerInfo& life) {
-  std::vector<std::string> keys;
+void GatherExchange::on_lost(const WorkerInfo& life) noexcept {
+  Fetches stopped;
   Contributions dropped;
   {
     base::MutexLock lock(mutex_);
-    std::erase_if(sets_, [&](const auto& each) {
-      return std::ranges::find(each.second.lives, life) != each.second.lives.end();
-    });
     for (auto each = contributions_.begin(); each != contributions_.end();) {
-      if (!each->second.waiting.empty()) keys.push_back(each->first);
-      std::erase(each->second.left, life);
+      Fetches& waiting = each->second.waiting;
+      for (auto at = waiting.begin(); at != waiting.end();) {
+        const auto fetch = at++;
+        if (same_life(fetch->from, life)) stopped.splice(stopped.end(), waiting, fetch);
+      }
+      erase_life(each->second.left, life);
       each = drop_if_done(each, dropped);
     }
+    const auto found = given_up_.find(life.id);
+    if (found != given_up_.end() && found->second.epoch == life.epoch) given_up_.erase(found);
   }
-  for (const auto& key : keys) stop_waiting(key, life);
+  fail(stopped, stopped_);
 }
 
 std::vector<GatherExchange::Listed> GatherExchange::list() const {
@@ -148,18 +253,17 @@ std::size_t GatherExchange::size() const {
 }
 
 void GatherExchange::leave(const Error& why, Clock::time_point deadline) {
-  std::vector<Fetch> waiting;
+  Fetches waiting;
   Contributions dropped;
   {
     base::MutexLock lock(mutex_);
     leaving_ = why;
     for (auto each = contributions_.begin(); each != contributions_.end();) {
-      for (auto& fetch : each->second.waiting) waiting.push_back(std::move(fetch));
-      each->second.waiting.clear();
+      waiting.splice(waiting.end(), each->second.waiting);
       each = drop_if_done(each, dropped);
     }
   }
-  for (auto& fetch : waiting) fetch.promise.set_error(why);
+  fail(waiting, why);
   base::MutexLock lock(mutex_);
   while (!closed_ && !contributions_.empty() && Clock::now() < deadline)
     fetched_.wait_until(mutex_, deadline);
@@ -173,9 +277,7 @@ void GatherExchange::close(const Error& why) {
     contributions.swap(contributions_);
     fetched_.notify_all();
   }
-  for (auto& [key, contribution] : contributions) {
-    for (auto& fetch : contribution.waiting) fetch.promise.set_error(why);
-  }
+  for (auto& [key, contribution] : contributions) fail(contribution.waiting, why);
 }
 
 }  // namespace stitch::rpc

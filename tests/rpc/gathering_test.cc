@@ -46,15 +46,15 @@ TEST(Gatherings, LeaveNothingWhenAllHaveTheValues) {
 }
 
 TEST(Gatherings, ThatFailForOneLeaveNothingAndALateWorkerIsToldSo) {
-  Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 200ms; });
+  Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 1s; });
   EXPECT_EQ(error_of([&] { cluster[0].barrier(); }).code(), ErrorCode::timeout);
   EXPECT_TRUE(nothing_is_kept(cluster, 3)) << "worker1 and worker2 have not come at all";
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_TRUE(has_text(error_of([&] { cluster[1].barrier(); }), ErrorCode::cancelled,
-                       "that worker is in this gathering no more"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 200ms) << "it does not wait in vain";
-  EXPECT_TRUE(nothing_is_kept(cluster, 3));
-  EXPECT_EQ(error_of([&] { cluster[2].barrier(); }).code(), ErrorCode::cancelled);
+  for (const int late : {1, 2}) {
+    EXPECT_TRUE(has_text(error_of([&] { cluster[late].barrier(); }), ErrorCode::timeout,
+                         "failed: that worker has left gathering 0 of these workers long ago: its "
+                         "next one is gathering 1"));
+    EXPECT_TRUE(nothing_is_kept(cluster, 3));
+  }
   // All are in step again.
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < 3; ++rank) threads.emplace_back([&, rank] { cluster[rank].barrier(); });

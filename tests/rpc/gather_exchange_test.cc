@@ -1,0 +1,156 @@
+// What workers give to barriers and all_gathers: published, fetched and dropped, without a network.
+#include "stitch/rpc/agent/gather_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "stitch/base/event_loop.h"
+#include "tests/support/eventually.h"
+#include "tests/support/failing_memory.h"
+
+namespace stitch::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::eventually;
+using stitch::testing::FailingMemory;
+using Clock = GatherExchange::Clock;
+
+const WorkerInfo kA{"a", WorkerId(0), 1};
+const WorkerInfo kB{"b", WorkerId(1), 1};
+const WorkerInfo kC{"c", WorkerId(2), 1};
+constexpr auto kNever = Clock::time_point::max();
+
+OwnedObject value() { return OwnedObject::of(std::make_shared<int>(7)); }
+
+void expect_failed(const Future<OwnedObject>& future, ErrorCode code, const std::string& text) {
+  ASSERT_TRUE(future.ready() && future.has_error());
+  EXPECT_EQ(future.error().code(), code);
+  EXPECT_EQ(future.error().what(), text);
+}
+
+// The exchange of worker b.
+class GatherExchanges : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::string post(const std::vector<WorkerInfo>& lives,
+                                 const std::vector<WorkerInfo>& others,
+                                 Clock::time_point over = kNever) {
+    return exchange.post(lives, value(), others, over);
+  }
+  GatherExchange exchange;
+};
+
+TEST_F(GatherExchanges, ThoseThatHaveGivenUpAreNotWaitedFor) {
+  const auto first = exchange.fetch("a/1 b/1 c/1 #0", kA);
+  exchange.stop_waiting("a/1 b/1 c/1 #0", first.wait);
+  expect_failed(first.value, ErrorCode::cancelled, "its caller waits no more");
+  EXPECT_EQ(exchange.size(), 0U);
+  EXPECT_EQ(post({kA, kB, kC}, {kA, kC}), "a/1 b/1 c/1 #0");
+  ASSERT_EQ(exchange.size(), 1U);
+  EXPECT_EQ(exchange.list().at(0).left, 1U) << "c may still come";
+  EXPECT_TRUE(exchange.fetch("a/1 b/1 c/1 #0", kC).value.ready());
+  EXPECT_EQ(exchange.size(), 0U) << "a does not";
+  // It had given up that one only.
+  EXPECT_EQ(post({kA, kB, kC}, {kA}), "a/1 b/1 c/1 #1");
+  EXPECT_EQ(exchange.size(), 1U);
+}
+
+TEST_F(GatherExchanges, ALifeHasNotGivenUpWhatAFormerOneHas) {
+  exchange.stop_waiting("a/1 b/1 #0", exchange.fetch("a/1 b/1 #0", kA).wait);
+  const WorkerInfo again{"a", WorkerId(0), 2};
+  EXPECT_EQ(post({again, kB}, {again}), "a/2 b/1 #0");
+  EXPECT_EQ(exchange.size(), 1U);
+}
+
+TEST_F(GatherExchanges, StoppingOneWaitLeavesAnotherOfTheSameCaller) {
+  const auto first = exchange.fetch("a/1 b/1 #0", kA);
+  const auto second = exchange.fetch("a/1 b/1 #0", kA);
+  exchange.stop_waiting("a/1 b/1 #0", first.wait);
+  EXPECT_TRUE(first.value.has_error());
+  EXPECT_FALSE(second.value.ready());
+  EXPECT_EQ(post({kA, kB}, {kA}), "a/1 b/1 #0");
+  EXPECT_TRUE(second.value.ready() && !second.value.has_error());
+  EXPECT_EQ(exchange.size(), 0U);
+}
+
+constexpr std::int64_t kAll = std::int64_t{1} << 40;
+
+TEST_F(GatherExchanges, WaitsEndWithoutMemory) {
+  const std::string key = "a/1 b/1 c/1 #0";
+  const auto stopped = exchange.fetch(key, kA);
+  const auto lost = exchange.fetch(key, kC);
+  FailingMemory::begin(1, kAll);
+  exchange.stop_waiting(key, stopped.wait);
+  exchange.on_lost(kC);
+  FailingMemory::end();
+  expect_failed(stopped.value, ErrorCode::cancelled, "its caller waits no more");
+  expect_failed(lost.value, ErrorCode::cancelled, "its caller waits no more");
+  EXPECT_EQ(exchange.size(), 0U);
+}
+
+TEST_F(GatherExchanges, AFetchThatFindsNoMemoryLeavesNothing) {
+  const std::string key = "a/1 b/1 c/1 #0";
+  int thrown = 0;
+  for (std::int64_t allocation = 1;; ++allocation) {
+    FailingMemory::begin(allocation);
+    try {
+      static_cast<void>(exchange.fetch(key, kA));
+      FailingMemory::end();
+      break;
+    } catch (const std::bad_alloc&) {
+      FailingMemory::end();
+    }
+    ++thrown;
+    EXPECT_EQ(exchange.size(), 0U) << allocation;
+  }
+  EXPECT_GT(thrown, 1);
+}
+
+TEST_F(GatherExchanges, OnlyThoseInTheGatheringMayFetch) {
+  const std::string key = post({kA, kB}, {kA});
+  for (const std::string& each :
+       {key, std::string("ac/1 b/1 #0"), std::string("c/10 #0"), std::string("c/1 #"),
+        std::string("c/1 #x"), std::string("c/1 "), std::string()}) {
+    const auto fetched = exchange.fetch(each, kC);
+    expect_failed(fetched.value, ErrorCode::invalid_argument,
+                  "worker \"c\" (id 2) has no part in that gathering");
+  }
+  EXPECT_EQ(exchange.size(), 1U) << "only what a has not fetched";
+}
+
+TEST_F(GatherExchanges, NumbersGoOnWhenAWorkerIsLost) {
+  EXPECT_EQ(post({kA, kB, kC}, {}), "a/1 b/1 c/1 #0");
+  exchange.on_lost(kC);
+  // a may not know yet, and has the same number.
+  EXPECT_EQ(post({kA, kB, kC}, {kA}), "a/1 b/1 c/1 #1");
+  const auto fetched = exchange.fetch("a/1 b/1 c/1 #1", kA);
+  EXPECT_TRUE(fetched.value.ready() && !fetched.value.has_error());
+  const WorkerInfo again{"c", WorkerId(2), 2};
+  EXPECT_EQ(post({kA, kB, again}, {kA}), "a/1 b/1 c/2 #0");
+}
+
+TEST_F(GatherExchanges, WhatIsOverIsDroppedByATimerAndALateFetchSaysSo) {
+  const auto loop = std::make_shared<base::EventLoop>("test-loop");
+  const auto owner = std::make_shared<int>(0);
+  exchange.start(loop, owner);
+  const auto kept = std::make_shared<int>(7);
+  const std::string key = exchange.post({kA, kB}, OwnedObject::of(kept), {kA}, Clock::now() + 1ms);
+  EXPECT_TRUE(eventually([&] { return exchange.size() == 0; }));
+  EXPECT_TRUE(eventually([&] { return kept.use_count() == 1; }));
+  expect_failed(exchange.fetch(key, kA).value, ErrorCode::timeout,
+                "that worker has left gathering 0 of these workers long ago: its next one is "
+                "gathering 1");
+  // The timer is set again.
+  EXPECT_EQ(exchange.post({kA, kB}, value(), {kA}, Clock::now() + 1ms), "a/1 b/1 #1");
+  EXPECT_TRUE(eventually([&] { return exchange.size() == 0; }));
+  loop->close();
+}
+
+}  // namespace
+}  // namespace stitch::rpc
