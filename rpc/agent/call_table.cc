@@ -137,7 +137,10 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
     OutstandingCall& first = deadlines_.first();
     if (first.deadline > now) {
       const bool sent = first.share && (!first.queued || first.sent);
-      if (sent && expired.asked < kMaxToAsk) expired.to_ask[expired.asked++] = {first.id, first.to};
+      if (sent && expired.asked < kMaxToAsk) {
+        expired.to_ask[expired.asked++] = {first.id, first.to};
+        first.asked = true;
+      }
       deadlines_.remove(first);
       deadlines_.add(first, first.deadline);  // takes no memory
       continue;
@@ -160,7 +163,8 @@ void CallTable::note_answered(std::uint64_t id, const WorkerInfo& from,
                               std::unique_ptr<std::string> what) {
   base::MutexLock lock(mutex_);
   const auto found = calls_.find(id);
-  if (found != calls_.end() && *found->second.to == from) found->second.answered.swap(what);
+  if (found == calls_.end() || *found->second.to != from) return;
+  if (std::exchange(found->second.asked, false)) found->second.answered = std::move(what);
 }
 
 CallTable::Clock::time_point CallTable::first_deadline() const {

@@ -42,7 +42,8 @@ struct OutstandingCall {
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
   bool queued = false;
   std::optional<Clock::time_point> sent{};
-  // What its callee has said about it, when it was asked before the deadline; null: nothing.
+  bool asked = false;  // before the deadline, and not answered yet
+  // What its callee has said about it then; null: nothing.
   std::unique_ptr<std::string> answered{};
   // A call with a shorter timeout than this is asked about before its deadline, when a quarter of
   // the timeout is left: the answer is to be there in time.
@@ -119,7 +120,8 @@ class CallTable {
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
-  // What `from` has said about a call; ignored if that is not outstanding.
+  // What `from` has said about a call; ignored if that is not outstanding, or take_expired() has
+  // not named it in to_ask since the last answer.
   void note_answered(std::uint64_t id, const WorkerInfo& from, std::unique_ptr<std::string> what)
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Clock::time_point first_deadline() const STITCH_EXCLUDES(mutex_);

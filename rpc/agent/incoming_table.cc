@@ -76,6 +76,13 @@ IncomingTable::Expired IncomingTable::expired(Clock::time_point now) {
   return expired;
 }
 
+std::shared_ptr<IncomingCall> IncomingTable::find(const WorkerInfo& caller,
+                                                  std::uint64_t call_id) const {
+  base::MutexLock lock(mutex_);
+  const auto found = calls_.find(Key{caller.id, caller.epoch, call_id});
+  return found == calls_.end() ? nullptr : found->second.call.lock();
+}
+
 std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
     const std::optional<WorkerInfo>& caller) const {
   std::vector<std::shared_ptr<IncomingCall>> found;

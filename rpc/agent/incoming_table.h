@@ -44,6 +44,10 @@ class IncomingTable {
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
+  // One call; null when it is not here.
+  [[nodiscard]] std::shared_ptr<IncomingCall> find(const WorkerInfo& caller,
+                                                   std::uint64_t call_id) const
+      STITCH_EXCLUDES(mutex_);
   // Those of one life of a caller, or all.
   [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list(
       const std::optional<WorkerInfo>& caller) const STITCH_EXCLUDES(mutex_);

@@ -1,6 +1,7 @@
 #include "stitch/rpc/agent/served_calls.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -191,32 +192,52 @@ void ServedCalls::on_ask_threads(const InMessage& message) {
   }
 }
 
-ThreadReport ServedCalls::report(const WorkerInfo& caller, std::uint64_t call_id) const {
+ThreadReport ServedCalls::report(const WorkerInfo& caller, std::uint64_t call_id) {
   using Stage = IncomingCall::Stage;
   const auto now = Clock::now();
   ThreadReport report;
   report.threads = static_cast<std::uint32_t>(pool_.max_running());
-  for (const auto& call : table_.list(std::nullopt)) {
-    const auto progress = call->progress();
-    const std::int64_t ns = (now - progress.since).count();
-    if (call->caller() == caller && call->id() == call_id) {
-      report.state = progress.stage == Stage::queued    ? ThreadReport::queued
-                     : progress.stage == Stage::running ? ThreadReport::running
-                                                        : ThreadReport::waiting;
-      report.ns = ns;
-    } else if (progress.stage == Stage::running) {
-      const std::string name = call->function() == nullptr ? "unknown" : call->function()->name;
-      auto at = std::find_if(report.holders.begin(), report.holders.end(),
-                             [&](const auto& each) { return each.function == name; });
-      if (at == report.holders.end()) at = report.holders.insert(at, {name, 0, 0});
-      at->longest_ns = std::max(at->longest_ns, ns);
-      ++at->threads;
+  const auto call = table_.find(caller, call_id);
+  if (call == nullptr) return report;
+  const auto progress = call->progress();
+  report.state = progress.stage == Stage::queued    ? ThreadReport::queued
+                 : progress.stage == Stage::running ? ThreadReport::running
+                                                    : ThreadReport::waiting;
+  report.ns = (now - progress.since).count();
+  if (report.state == ThreadReport::queued) report.holders = holders(now);
+  return report;
+}
+
+std::vector<ThreadReport::Holder> ServedCalls::holders(Clock::time_point now) {
+  {
+    base::MutexLock lock(holders_mutex_);
+    if (now < holders_until_) {
+      auto again = holders_;
+      for (auto& each : again) each.longest_ns += (now - holders_found_).count();
+      return again;
     }
   }
-  std::sort(report.holders.begin(), report.holders.end(),
-            [](const auto& a, const auto& b) { return a.longest_ns > b.longest_ns; });
-  if (report.holders.size() > ThreadReport::kHolders) report.holders.resize(ThreadReport::kHolders);
-  return report;
+  std::vector<ThreadReport::Holder> found;
+  for (const auto& call : table_.list(std::nullopt)) {
+    const auto progress = call->progress();
+    if (progress.stage != IncomingCall::Stage::running) continue;
+    std::string name = call->function() == nullptr
+                           ? "unknown"
+                           : call->function()->name.substr(0, ThreadReport::kMaxName);
+    const std::int64_t ns = (now - progress.since).count();
+    auto at = std::ranges::find(found, name, &ThreadReport::Holder::function);
+    if (at == found.end()) at = found.insert(at, {std::move(name), 0, 0});
+    at->longest_ns = std::max(at->longest_ns, ns);
+    ++at->threads;
+  }
+  std::ranges::sort(found, std::greater<>(), &ThreadReport::Holder::longest_ns);
+  if (found.size() > ThreadReport::kHolders) found.resize(ThreadReport::kHolders);
+  const auto done = Clock::now();
+  base::MutexLock lock(holders_mutex_);
+  holders_ = found;
+  holders_found_ = now;
+  holders_until_ = done + 10 * (done - now);
+  return found;
 }
 
 void ServedCalls::stop_all() {

@@ -1,11 +1,22 @@
 #include "stitch/rpc/agent/thread_report.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/message/archive.h"
 
 namespace stitch::rpc {
+
+namespace {
+
+// Identifiers may have any other byte.
+bool is_control(char c) noexcept {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte < 0x20 || byte == 0x7f;
+}
+
+}  // namespace
 
 void ThreadReport::write(OutMessage& message) const {
   OutArchive archive(message);
@@ -19,6 +30,10 @@ ThreadReport ThreadReport::read(InMessage& message) {
   archive.expect_end();
   if (report.holders.size() > kHolders)
     throw Error(ErrorCode::protocol, "a report about threads names too many functions");
+  for (const Holder& holder : report.holders) {
+    if (holder.function.size() > kMaxName || std::ranges::any_of(holder.function, is_control))
+      throw Error(ErrorCode::protocol, "a report about threads names what is no function");
+  }
   return report;
 }
 

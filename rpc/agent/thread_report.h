@@ -24,11 +24,13 @@ struct ThreadReport {
   std::uint8_t state = unknown;  // of the call; waiting: its function has begun and holds no thread
   std::int64_t ns = 0;           // for how long it has been
   std::uint32_t threads = 0;     // of the callee, for functions
-  std::vector<Holder> holders{};  // the call itself excepted; the longest first, at most kHolders
+  // Only of a queued call: the longest first, at most kHolders.
+  std::vector<Holder> holders{};
 
   static constexpr std::size_t kHolders = 4;
+  static constexpr std::size_t kMaxName = 512;  // of a function; the rest of a longer one is cut
   // Appends to the body, and reads what follows the question's number there. Throws
-  // Error(protocol).
+  // Error(protocol): more or longer names than that, or control characters in them.
   void write(OutMessage& message) const;
   [[nodiscard]] static ThreadReport read(InMessage& message);
   // "call was queued 4.9 s there behind f() (running 5.2 s on 2 of 2 threads)"; empty if unknown.
