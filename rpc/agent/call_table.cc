@@ -149,7 +149,7 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) {
       try {
         expired.calls.reserve(std::max(kStep, 2 * expired.calls.size()));
       } catch (const std::bad_alloc&) {
-        if (expired.calls.empty()) throw;
+        if (expired.calls.empty() && expired.asked == 0) throw;
         break;
       }
     }

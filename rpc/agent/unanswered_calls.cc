@@ -112,10 +112,10 @@ void OutgoingCalls::stop() {
 
 void OutgoingCalls::expire() {
   const auto now = Clock::now();
+  // Each is completed before memory for the next ones may be missing.
+  for (auto& call : late_.take_expired(now).calls) complete_late(std::move(call), "");
   auto expired = table_.take_expired(now);
-  auto unanswered = late_.take_expired(now);
   ask_early(expired, now);
-  for (auto& call : unanswered.calls) complete_late(std::move(call), "");
   for (const auto& call : expired.calls) note("call timed out", call);
   if (on_timeout_ && !expired.calls.empty()) {
     try {
