@@ -233,9 +233,11 @@ void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
   members_.for_each([&](const Life& life) {
     const std::string key = "rpc.peer." + life.info().name + ".connect_failures.";
+    if (life.over.load(std::memory_order_acquire)) return;
     base::MutexLock lock(mutex_);
+    // A worker may name an address twice.
     peer(life).for_each_failed_address([&](const std::string& address, std::uint64_t failures) {
-      numbers.emplace(key + address, static_cast<std::int64_t>(failures));
+      numbers[key + address] += static_cast<std::int64_t>(failures);
     });
   });
   Session::Statistics all;

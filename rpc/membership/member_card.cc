@@ -1,9 +1,23 @@
 #include "stitch/rpc/membership/member_card.h"
 
+#include <algorithm>
+
 #include "stitch/base/error.h"
 #include "stitch/base/published_table.h"
 
 namespace stitch::rpc {
+
+namespace {
+
+constexpr std::size_t kMaxAddress = 256;
+
+// They are parts of error texts and of names of numbers.
+bool is_address(const std::string& text) {
+  return text.size() <= kMaxAddress &&
+         std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
+}
+
+}  // namespace
 
 void MemberCard::write(base::ByteWriter& out) const {
   out.write_string(info.name);
@@ -32,7 +46,13 @@ MemberCard MemberCard::read(base::ByteReader& in) {
   if (count > kMaxAddresses)
     throw Error(ErrorCode::protocol, "card of a member has " + std::to_string(count) +
                                          " addresses; at most " + std::to_string(kMaxAddresses));
-  for (std::uint32_t i = 0; i < count; ++i) card.addresses.push_back(in.read_string());
+  for (std::uint32_t i = 0; i < count; ++i) {
+    card.addresses.push_back(in.read_string());
+    if (!is_address(card.addresses.back()))
+      throw Error(ErrorCode::protocol,
+                  "card of " + to_string(card.info) + " has what is no address; one is at most " +
+                      std::to_string(kMaxAddress) + " printable characters of ASCII");
+  }
   card.record = in.read_string();
   return card;
 }

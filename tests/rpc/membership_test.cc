@@ -201,6 +201,26 @@ TEST_F(Membership, ASecondWorkerUnderTheNameOfALiveOneIsRefused) {
   EXPECT_EQ(first.call("w1"), "w1");
 }
 
+// They become parts of texts and of the names of numbers.
+TEST(MemberCards, AddressesThatCannotBeAreRefused) {
+  const auto read_with_address = [](const std::string& address) {
+    const MemberCard card{{"w", WorkerId(1), 1}, {"loopback:1", address}, "record"};
+    stitch::base::Bytes bytes;
+    stitch::base::ByteWriter out(bytes);
+    card.write(out);
+    stitch::base::ByteReader in(bytes.span(), "card");
+    return MemberCard::read(in);
+  };
+  const std::string longest(256, 'a');
+  EXPECT_EQ(read_with_address(longest).addresses.back(), longest);
+  for (const std::string& address :
+       {longest + 'a', std::string("tcp://a b"), std::string("tcp://\n"), std::string("tcp://\x80"),
+        std::string("tcp://\x7f"), std::string(1, '\0')}) {
+    EXPECT_EQ(error_of([&] { static_cast<void>(read_with_address(address)); }).code(),
+              ErrorCode::protocol);
+  }
+}
+
 // Tables of workers end there.
 TEST(MemberCards, IdsThatAreTooLargeAreRefused) {
   const auto read_with_id = [](std::uint32_t id) {

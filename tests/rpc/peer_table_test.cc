@@ -322,6 +322,24 @@ TEST_F(PeerTables, TheAddressesOfAPeerAreTriedInTurn) {
   }
 }
 
+TEST_F(PeerTables, OneNumberForAnAddressThatIsNamedTwiceAndNoneForALifeThatIsOver) {
+  Node a(0, network);
+  Node b(1, network);
+  const auto shm =
+      a.add_useless_endpoint(network, "shm", Error(ErrorCode::disconnected, "shm is out of reach"));
+  auto with_shm = b.member();
+  with_shm.addresses.insert(with_shm.addresses.begin(), {"shm:3", "shm:3"});
+  const std::vector<Member> world{a.member(), with_shm};
+  a.start(world);
+  b.start(world);
+  a.send(1, "a");
+  EXPECT_TRUE(eventually([&] { return b.heard() == from(0, {"a"}); }));
+  EXPECT_EQ(shm->begun, 2);
+  EXPECT_EQ(a.connect_failures(), (std::map<std::string, std::int64_t>{{"shm:3", 2}}));
+  a.table().end(with_shm.info, Error(ErrorCode::disconnected, "it is dead"), true);
+  EXPECT_TRUE(a.connect_failures().empty());
+}
+
 TEST_F(PeerTables, TheErrorNamesAllAddressesThatWereTried) {
   nodes[0]->tries->fails = [](int) { return kNoDescriptors; };
   static_cast<void>(nodes[0]->add_useless_endpoint(
