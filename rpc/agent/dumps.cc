@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "stitch/base/alternate_stack.h"
+#include "stitch/base/errno_text.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/dump_thread.h"
 #include "stitch/rpc/agent/worker_report.h"
@@ -26,7 +26,7 @@ constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
 
 [[noreturn]] void fail(const std::string& path) {
   throw Error(ErrorCode::internal,
-              "dump \"" + path + "\" cannot be written: " + std::generic_category().message(errno));
+              "dump \"" + path + "\" cannot be written: " + base::errno_text(errno));
 }
 
 // Whole or not at all: readers see no half of a file. Only the user may read it.
@@ -73,8 +73,8 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
   const std::string& folder = agent_.options().dump_dir;
   if (folder.empty()) return;
   if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
-    throw Error(ErrorCode::invalid_argument, "dump_dir \"" + folder + "\" cannot be made: " +
-                                                 std::generic_category().message(errno));
+    throw Error(ErrorCode::invalid_argument,
+                "dump_dir \"" + folder + "\" cannot be made: " + base::errno_text(errno));
   }
   try {
     write_file(running_file(), head("running") + "  \"tables\": []\n}\n");
