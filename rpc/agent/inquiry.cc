@@ -97,7 +97,10 @@ class RunningInquiry : public std::enable_shared_from_this<RunningInquiry> {
       base::MutexLock lock(mutex_);
       connection_.reset();
       opened = outcome_.opened;
-      outcome_.failure = reason;
+      const auto& former = outcome_.failure;
+      // Of this worker's own resources: what the other addresses say decides nothing then.
+      const bool shortage = former && !former->remote() && former->code() == ErrorCode::overloaded;
+      if (!shortage || opened) outcome_.failure = reason;
     }
     if (opened) {
       finish();

@@ -18,7 +18,8 @@ struct Inquiry {
   struct Outcome {
     bool opened = false;                         // the right worker has answered the handshake
     std::optional<transport::Message> answer{};  // its first message that is not BIND
-    std::optional<Error> failure{};              // why the last address could not be reached
+    // Why the last address could not be reached; a shortage at this worker comes first.
+    std::optional<Error> failure{};
   };
   std::vector<std::string> addresses;  // tried in turn
   // Why the worker that answers is the wrong one; nothing if it is right.

@@ -286,6 +286,25 @@ TEST(StrangersShm, AnOfferWithoutADescriptorToSpareIsNotThePeersFault) {
   EXPECT_EQ(seen.code(), ErrorCode::overloaded) << seen.what();
 }
 
+// Of its own, which says nothing about the other side.
+TEST(StreamShortages, AWorkerWithoutADescriptorToConnectWithIsOverloaded) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    SCOPED_TRACE(transport);
+    const Server server(transport);
+    const auto client = make_stream_endpoint(options(3), over({transport}));
+    const auto out = std::make_shared<Recorder>();
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit none{0, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+    const auto connection = client->connect(server.address, out->events());
+    const bool closed = out->wait_closed();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    ASSERT_TRUE(closed);
+    EXPECT_EQ(out->closed_code(), ErrorCode::overloaded) << out->closed_text();
+  }
+}
+
 TEST(StrangersShm, AFileInsteadOfSharedMemoryIsRefused) {
   Server server("shm");
   const base::Descriptor stranger = connect_raw(server.address);

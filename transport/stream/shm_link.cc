@@ -14,9 +14,9 @@
 #include <string>
 #include <utility>
 
-#include "stitch/base/errno_text.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/stream/shm_memory.h"
+#include "stitch/transport/stream/socket_address.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define STITCH_TSAN 1
@@ -103,9 +103,7 @@ class ShmLink final : public Link {
       : socket_(std::move(socket)), tsan_order_(memory.get()) {
     void* at =
         mmap(nullptr, ShmLayout::kMemoryBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-    if (at == MAP_FAILED)
-      throw Error(ErrorCode::disconnected,
-                  "shared memory: mmap failed: " + base::errno_text(errno));
+    if (at == MAP_FAILED) throw socket_error(errno).with_prefix("shared memory: mmap failed");
     memory_ = static_cast<std::byte*>(at);
     auto* controls = reinterpret_cast<RingControl*>(memory_);
     // The first ring carries what the offering side writes.

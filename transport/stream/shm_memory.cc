@@ -17,6 +17,7 @@
 
 #include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
+#include "stitch/transport/stream/socket_address.h"
 
 namespace stitch::transport {
 
@@ -29,8 +30,7 @@ struct Offer {
 };
 
 [[noreturn]] void fail(const char* what) {
-  throw Error(ErrorCode::disconnected,
-              std::string("shared memory: ") + what + " failed: " + base::errno_text(errno));
+  throw socket_error(errno).with_prefix(std::string("shared memory: ") + what + " failed");
 }
 
 // Whether the system counts every page of shared memory against a limit when it is first touched

@@ -41,6 +41,19 @@ constexpr int kBacklog = 1024;
 
 }  // namespace
 
+Error socket_error(int error) {
+  switch (error) {
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case EADDRNOTAVAIL:  // no port is left
+      return Error(ErrorCode::overloaded, base::errno_text(error));
+    default:
+      return Error(ErrorCode::disconnected, base::errno_text(error));
+  }
+}
+
 SocketAddress abstract_address(const std::string& name) {
   SocketAddress address;
   auto* unix_address = reinterpret_cast<sockaddr_un*>(&address.storage);

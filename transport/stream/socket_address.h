@@ -6,6 +6,7 @@
 #include <string>
 
 #include "stitch/base/descriptor.h"
+#include "stitch/base/error.h"
 
 namespace stitch::transport {
 
@@ -17,6 +18,10 @@ struct SocketAddress {
     return reinterpret_cast<const sockaddr*>(&storage);
   }
 };
+
+// What an errno of a system call for a connection means: `overloaded` where this process or its
+// host is short of something, which says nothing about the other side, else `disconnected`.
+[[nodiscard]] Error socket_error(int error);
 
 // Characters of an abstract Unix socket's name; the system allows 107.
 inline constexpr std::size_t kMaxAbstractName = 100;

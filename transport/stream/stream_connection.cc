@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "stitch/base/errno_text.h"
+#include "stitch/transport/stream/socket_address.h"
 
 namespace stitch::transport {
 
@@ -72,17 +72,21 @@ void StreamConnection::fail(const Error& error) {
 
 void StreamConnection::fail_to_connect(int error, bool same_host) {
   no_process_listens_.store(same_host && error == ECONNREFUSED);
-  fail(connect_error(base::errno_text(error)));
+  fail(connect_error(socket_error(error)));
 }
 
-Error StreamConnection::connect_error(const std::string& what) const {
-  return Error(ErrorCode::disconnected, "connect to \"" + name_ + "\" failed: " + what);
+Error StreamConnection::connect_error(const Error& error) const {
+  // What is short here says nothing about the other side.
+  const bool here = !error.remote() &&
+                    (error.code() == ErrorCode::overloaded || error.code() == ErrorCode::internal);
+  return Error(here ? ErrorCode::overloaded : ErrorCode::disconnected,
+               "connect to \"" + name_ + "\" failed: " + error.what());
 }
 
 Error StreamConnection::translate(const Error& error) const {
   if (error.code() == ErrorCode::protocol)
     return Error(error.code(), std::string(error.what()) + " from " + name_);
-  if (in_handshake() && !accepted_) return connect_error(error.what());
+  if (in_handshake() && !accepted_) return connect_error(error);
   return error.with_prefix("connection " + name_ + " ended");
 }
 

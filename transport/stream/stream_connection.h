@@ -55,8 +55,9 @@ class StreamConnection final : public HandshakingConnection,
   // The same, because connect() failed with `error` at an address which is this host's or not.
   void fail_to_connect(int error, bool same_host);
   [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
-  // The error of a connection that could not be made: connect to "tcp://..." failed: `what`.
-  [[nodiscard]] Error connect_error(const std::string& what) const;
+  // The error of a connection that could not be made: connect to "tcp://..." failed: `error`.
+  // `overloaded` if that was for want of something here, else `disconnected`.
+  [[nodiscard]] Error connect_error(const Error& error) const;
   // How far the handshake of an accepted one has come.
   using HandshakingConnection::half_open;
   [[nodiscard]] bool has_received_record() const noexcept { return received_record_.load(); }

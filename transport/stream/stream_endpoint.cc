@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "stitch/base/errno_text.h"
 #include "stitch/base/exiting.h"
 #include "stitch/base/name_list.h"
 #include "stitch/transport/connection_set.h"
@@ -39,7 +38,7 @@ constexpr std::chrono::milliseconds kConnectRetryPause{5};  // of a Unix socket 
   base::Descriptor socket = reserve.take([family] {
     return base::Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   });
-  if (!socket) throw Error(ErrorCode::disconnected, base::errno_text(errno));
+  if (!socket) throw socket_error(errno);
   // Now that it is registered: else the end of the process has missed it.
   if (base::process_is_exiting()) throw Error(ErrorCode::disconnected, "this process is exiting");
   return socket;
@@ -285,7 +284,7 @@ std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& addr
     }
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    connection->fail(connection->connect_error(error.what()));
+    connection->fail(connection->connect_error(error));
   }
   return connection;
 }
@@ -302,9 +301,7 @@ void StreamEndpointState::start_shm(const std::string& name,
   if (::connect(socket.get(), address.get(), address.bytes) == 0) {
     check_peer_user(socket.get());
     const base::Descriptor memory = reserve_.take(&open_shm_memory);
-    if (!memory)
-      throw Error(ErrorCode::disconnected,
-                  "shared memory: memfd_create failed: " + base::errno_text(errno));
+    if (!memory) throw socket_error(errno).with_prefix("shared memory: memfd_create failed");
     connection->begin(offer_shm_link(std::move(socket), memory));
     return;
   }
@@ -320,7 +317,7 @@ void StreamEndpointState::start_shm(const std::string& name,
                        self->start_shm(name, connection, attempt + 1);
                      } catch (...) {
                        const Error error = to_error(std::current_exception());
-                       connection->fail(connection->connect_error(error.what()));
+                       connection->fail(connection->connect_error(error));
                      }
                    });
 }
@@ -347,17 +344,15 @@ void StreamEndpointState::start_tcp(const std::string& address,
         }
         return true;
       },
-      [connection](const Error& error) {
-        connection->fail(connection->connect_error(error.what()));
-      });
+      [connection](const Error& error) { connection->fail(connection->connect_error(error)); });
   expire_later(step, connection);
 }
 
 void StreamEndpointState::begin_tcp(const std::shared_ptr<StreamConnection>& connection,
                                     base::Descriptor socket) {
   if (connects_itself(socket.get())) {
-    connection->fail(
-        connection->connect_error("no process listens there: the socket connected to itself"));
+    connection->fail(connection->connect_error(Error(
+        ErrorCode::disconnected, "no process listens there: the socket connected to itself")));
   } else {
     connection->begin(make_tcp_link(std::move(socket)));
   }
