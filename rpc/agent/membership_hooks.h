@@ -21,6 +21,7 @@ struct MembershipHooks {
   // Why `joiner` cannot be a member beside `live`; nothing if it can. Pure. Null: it can.
   std::function<std::optional<Error>(const MemberCard& joiner, const std::vector<MemberCard>& live)>
       admit{};
+  bool joins = false;  // no member knows `self` yet, until join()
 };
 
 }  // namespace stitch::rpc

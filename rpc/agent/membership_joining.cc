@@ -69,9 +69,16 @@ MembershipService::Asked MembershipService::ask(const MemberCard& card, const No
 
 bool MembershipService::reaches_a_member(Clock::time_point deadline) {
   joining_.store(true);
-  return std::ranges::any_of(other_members(), [&](const MemberCard& card) {
-    return ask(card, nullptr, deadline).is_there;
-  });
+  for (const MemberCard& card : other_members()) {
+    if (ask(card, nullptr, deadline).is_there) return true;
+    if (Clock::now() >= deadline) {
+      throw Error(ErrorCode::timeout, to_string(agent_.self()) +
+                                          " could not ask all members of its world within the "
+                                          "time limit; asked last was " +
+                                          to_string(card.info));
+    }
+  }
+  return false;
 }
 
 void MembershipService::join(Clock::time_point deadline) {

@@ -28,7 +28,10 @@ class MembershipService {
   explicit MembershipService(Agent& agent) : agent_(agent) {}
 
   // Before start(). Without it, the members are what start() gets.
-  void set_hooks(MembershipHooks hooks) { hooks_ = std::move(hooks); }
+  void set_hooks(MembershipHooks hooks) {
+    hooks_ = std::move(hooks);
+    joining_.store(hooks_.joins);
+  }
   void start(const std::vector<Member>& members);
   // The first tick follows. Needs the peers.
   void begin_ticks();
@@ -36,7 +39,8 @@ class MembershipService {
   // takes in what they know. Blocks. Throws Error(disconnected) when no member can be reached,
   // Error(invalid_argument) with the reason of a refusal, Error(timeout) at the deadline.
   void join(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
-  // Whether a member of that world answers. This worker remains none. Blocks.
+  // Whether a member of that world answers. This worker remains none. Blocks. Throws
+  // Error(timeout) at the deadline, by which not all have been asked.
   [[nodiscard]] bool reaches_a_member(std::chrono::steady_clock::time_point deadline);
   // Tells all live members that this worker leaves, and waits until they know. Blocks.
   void leave(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);

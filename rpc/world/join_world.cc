@@ -66,7 +66,8 @@ class Entrance {
   // Listens where `members` will connect from; the card to be published.
   MemberCard listen(const WorkerInfo& info, std::uint64_t world,
                     const std::vector<MemberRecord>& members);
-  std::shared_ptr<Agent> start(const MemberCard& own, const WorldRecord& record);
+  // `joins`: the other members do not know it yet.
+  std::shared_ptr<Agent> start(const MemberCard& own, const WorldRecord& record, bool joins);
 
   Options& options_;
   const std::shared_ptr<base::EventLoop> loop_;
@@ -157,7 +158,7 @@ std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
   record.size = options_.world_size;
   const MemberCard own = listen(info, record.number, members);
   for (auto& card : rendezvous.exchange(own)) record.entries.push_back({std::move(card), true});
-  auto agent = start(own, record);
+  auto agent = start(own, record, false);
   try {
     rendezvous.finish(record);
   } catch (...) {
@@ -175,10 +176,18 @@ bool Entrance::lives(const WorldRecord& record) {
   for (int i = 2; record.find(info.name) != nullptr; ++i)
     info.name = "stranger" + std::to_string(i);
   const auto agent = approach(record, info);
-  const bool lives = agent->reaches_a_member(deadline_);
-  static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
-  keeper_ = nullptr;
-  return lives;
+  const auto end = [&] {
+    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+    keeper_ = nullptr;
+  };
+  try {
+    const bool lives = agent->reaches_a_member(deadline_);
+    end();
+    return lives;
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
 std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, const WorkerInfo& info) {
@@ -204,7 +213,7 @@ std::shared_ptr<Agent> Entrance::approach(const WorldRecord& record, const Worke
   std::erase_if(with_self.entries,
                 [&](const auto& entry) { return entry.card.info.id == info.id; });
   with_self.entries.push_back({own, true});
-  return start(own, with_self);
+  return start(own, with_self, true);
 }
 
 MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
@@ -245,13 +254,15 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   return own;
 }
 
-std::shared_ptr<Agent> Entrance::start(const MemberCard& own, const WorldRecord& record) {
+std::shared_ptr<Agent> Entrance::start(const MemberCard& own, const WorldRecord& record,
+                                       bool joins) {
   auto agent = std::make_shared<Agent>(options_, own.info, loop_, receive_pool_);
   agent->set_world(record.number);
   agent->set_faults(faults_);
   const Reach reach(options_, self_);
   MembershipHooks hooks;
   hooks.self = own;
+  hooks.joins = joins;
   std::vector<Member> members;
   for (const auto& entry : record.entries) {
     if (!entry.live) continue;

@@ -56,6 +56,7 @@ std::optional<WorldRecord> RunningWorld::find(const Reach& reach) {
         if (std::exchange(waited, true)) check_place(before);
         continue;
       }
+      check_time();  // members that were not asked in time may live
       bury(before);
       continue;
     }
@@ -76,15 +77,18 @@ bool RunningWorld::answers() {
     if (number_in(store_.try_get(world_key::kRung)) >= ring) return true;
     const auto now = steady_clock::now();
     if (now >= give_up) return false;
-    if (now >= deadline_) {
-      throw Error(ErrorCode::timeout, "worker \"" + options_.name + "\" waited " +
-                                          std::to_string(options_.init_timeout / milliseconds(1)) +
-                                          " ms for an answer of the world that is recorded in " +
-                                          store_.describe());
-    }
+    check_time();
     if (!is_recorded()) return true;  // looked at again by the caller
     std::this_thread::sleep_for(kPollInterval);
   }
+}
+
+void RunningWorld::check_time() const {
+  if (steady_clock::now() < deadline_) return;
+  throw Error(ErrorCode::timeout, "worker \"" + options_.name + "\" waited " +
+                                      std::to_string(options_.init_timeout / milliseconds(1)) +
+                                      " ms for an answer of the world that is recorded in " +
+                                      store_.describe());
 }
 
 void RunningWorld::bury(const WorldRecord& record) {

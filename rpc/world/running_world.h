@@ -64,6 +64,7 @@ class RunningWorld {
 
  private:
   [[nodiscard]] bool answers();
+  void check_time() const;
   void check_place(const WorldRecord& record) const;
   [[nodiscard]] bool has_place(const WorldRecord& record) const;
   [[nodiscard]] WorkerId claim_id(const WorldRecord& record, std::string& name);

@@ -305,6 +305,23 @@ TEST_P(Meeting, AFullWorldWhoseKeeperHasDiedIsNotBuried) {
   EXPECT_EQ(found->live_names(), std::vector<std::string>{"worker1"});
 }
 
+// Those that were not asked in time may live.
+TEST_P(Meeting, AWorldIsNotBuriedAfterTheTimeLimit) {
+  const auto record = world_of(2, "1:4");
+  const Options late{.name = "x", .world_size = "1:4"};
+  const auto deadline = std::chrono::steady_clock::now() + 300ms;
+  RunningWorld::Reach reach;
+  reach.join = [&](const WorldRecord&) {
+    std::this_thread::sleep_until(deadline);
+    return false;
+  };
+  store().set(world_key::kWorld, record.encode());
+  RunningWorld world(late, store(), deadline, 50ms);
+  const Error error = error_of([&] { static_cast<void>(world.find(reach)); });
+  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+  EXPECT_EQ(store().try_get(world_key::kWorld), record.encode());
+}
+
 TEST_P(Meeting, AnElasticWorldIsFoundedByTheFirstToArrive) {
   const auto records = found_together({{.name = "a", .world_size = "3:8"},
                                        {.name = "", .world_size = "3:8"},
