@@ -71,8 +71,8 @@ void MembershipService::tick() {
   for (const auto& link : links)
     seen.push_back({link.life->info().id, link.life->info().epoch, link.heard, link.sent});
   if (!joining_.load()) {
-    for (const WorkerInfo& info : agent_.peers().unconnected())
-      seen.push_back({info.id, info.epoch, {}, false, false});
+    for (const Life* life : agent_.peers().unconnected())
+      seen.push_back({life->info().id, life->info().epoch, {}, false, false});
   }
   step([&](MembershipProtocol& protocol) { return protocol.on_tick(Clock::now(), seen); });
 }
@@ -151,8 +151,8 @@ bool MembershipService::perform(Effects& effects) {
     }
   }
   for (const WorkerInfo& to : effects.reach)
-    attempt("connect to", to, [&] { agent_.peers().reach(to); });
-  for (const WorkerInfo& about : effects.probes) attempt("probe", about, [&] { probe(about); });
+    attempt("connect to", to, [&] { agent_.peers().try_to_reach(to); });
+  for (const auto& each : effects.probes) attempt("probe", each.about, [&] { probe(each); });
   for (const auto& each : effects.answers)
     attempt("answer", each.notice.about, [&] { answer(each); });
   if (effects.leave_done) {
@@ -240,35 +240,47 @@ void MembershipService::send(const WorkerInfo& to, Make&& make) {
   }
 }
 
-void MembershipService::probe(const WorkerInfo& about) {
+void MembershipService::probe(const MembershipProtocol::Probe& probe) {
+  try {
+    begin_probe(probe);
+  } catch (...) {
+    // It would be taken for one that is under way.
+    base::patiently([&] { end_probe(probe.about, std::nullopt); });
+    throw;
+  }
+}
+
+void MembershipService::end_probe(const WorkerInfo& about, std::optional<bool> answered) {
+  const bool connected = agent_.peers().life(about) != nullptr && agent_.peers().connected(about);
+  step([&](MembershipProtocol& protocol) {
+    return protocol.on_probe(about, answered, Clock::now(), connected);
+  });
+}
+
+void MembershipService::begin_probe(const MembershipProtocol::Probe& probe) {
+  const WorkerInfo& about = probe.about;
   const Life* life = agent_.peers().life(about);
-  const auto report = [this, about](std::optional<bool> answered) {
-    step([&](MembershipProtocol& protocol) {
-      return protocol.on_probe(about, answered, Clock::now());
-    });
-  };
-  if (life == nullptr) return report(std::nullopt);
+  if (life == nullptr || life->member.addresses.empty()) return end_probe(about, std::nullopt);
   Inquiry inquiry;
   inquiry.addresses = life->member.addresses;
-  if (inquiry.addresses.empty()) return report(std::nullopt);
   inquiry.objection = [about](const transport::Hello& hello) -> std::optional<Error> {
     if (hello.id == about.id.value() && hello.epoch == about.epoch) return std::nullopt;
     return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
   };
-  inquiry.deadline = Clock::now() + agent_.options().heartbeat_timeout;
+  inquiry.deadline = Clock::now() + probe.limit;
   if (const auto verdict = verdict_on(about)) {
     // It runs, and learns that it is over; where it closes the connection first, by its own probes.
     inquiry.question = [notice = *verdict] { return bare_message(notice); };
   }
-  inquiry.done = [this, about, report](Inquiry::Outcome outcome) {
+  inquiry.done = [this, about](Inquiry::Outcome outcome) {
     if (outcome.answer) on_notice(about, *outcome.answer);
-    if (outcome.opened) return report(true);
-    if (!outcome.failure) return report(false);  // it is silent
+    if (outcome.opened) return end_probe(about, true);
+    if (!outcome.failure) return end_probe(about, false);  // it is silent
     const ErrorCode code = outcome.failure->code();
-    if (outcome.failure->remote() && code == ErrorCode::overloaded) return report(true);
+    if (outcome.failure->remote() && code == ErrorCode::overloaded) return end_probe(about, true);
     const bool here = code == ErrorCode::overloaded || code == ErrorCode::unimplemented ||
                       code == ErrorCode::shutting_down || code == ErrorCode::internal;
-    report(here ? std::nullopt : std::optional(false));
+    end_probe(about, here ? std::nullopt : std::optional(false));
   };
   agent_.peers().inquire(std::move(inquiry));
 }

@@ -87,7 +87,9 @@ class MembershipService {
   // Sends what `make` returns.
   template <class Make>
   void send(const WorkerInfo& to, Make&& make);
-  void probe(const WorkerInfo& about);
+  void probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
+  void begin_probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
+  void end_probe(const WorkerInfo& about, std::optional<bool> answered) STITCH_EXCLUDES(mutex_);
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
   void tick();
   void remember(const MembershipProtocol::Event& over);

@@ -56,7 +56,8 @@ using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 // more, when it has sent GONE or broken the protocol, or when this worker gives it up. Before the
 // first connection its addresses are tried in turn, repeated for a second after the first failure,
 // or for five while the peer answers, except those where the peer has refused this worker or
-// another worker answers.
+// another worker answers. An attempt that nobody needs yet (try_to_connect()) is made once, and
+// costs nothing when it fails.
 //
 // Pure state, under the lock of its PeerTable: calls nothing but the clock, returns effects. Not
 // thread-safe.
@@ -111,6 +112,9 @@ class Peer {
   }
   // Begins to connect unless there is a connection or an attempt.
   void connect(Effects& effects);
+  // The same once, for the first connection, while nobody needs one: the peer is not lost when that
+  // fails. connect() makes it an attempt like any other.
+  void try_to_connect(Effects& effects);
   // Whether on_timer() is due though no timer says so: memory was short when it was to be set.
   [[nodiscard]] bool forgotten() const noexcept;
 
@@ -186,6 +190,11 @@ class Peer {
                          bool no_process_listens, Effects& effects);
   void retry_or_lose(Effects& effects);
   void retry_later(Clock::duration delay, Effects& effects);
+  [[nodiscard]] bool is_trying() const noexcept {
+    return bound_ || own_ || offered_ || successor_ || retry_scheduled_;
+  }
+  // What failed before says nothing any more.
+  void begin_anew();
   // Of a peer whose connection could not be replaced.
   void lose_broken(const std::string& why, Effects& effects);
 
@@ -212,6 +221,7 @@ class Peer {
   int breaks_ = 0;              // within a second of the first of them
   Clock::time_point first_break_{};
   Clock::time_point bound_since_{};
+  bool tentative_ = false;  // the attempts since the last success, which nobody needs
   bool retry_scheduled_ = false;
   Clock::time_point retry_at_{};
   std::optional<Error> failure_;

@@ -178,8 +178,24 @@ void Peer::on_timer(Effects& effects) {
 // ---- attempts
 
 void Peer::connect(Effects& effects) {
+  if (std::exchange(tentative_, false)) begin_anew();  // the time limit, too
   if (lost_ || bound_ || own_ || offered_ || successor_ || retry_scheduled_) return;
   try_next(0, effects);
+}
+
+void Peer::try_to_connect(Effects& effects) {
+  if (lost_ || has_session_ || is_trying()) return;
+  tentative_ = true;
+  begin_anew();
+  try_next(0, effects);
+}
+
+void Peer::begin_anew() {
+  failure_.reset();
+  for (Address& address : addresses_) {
+    address.abandoned = false;
+    address.refusal.clear();
+  }
 }
 
 void Peer::try_next(std::size_t first, Effects& effects) {
@@ -197,6 +213,7 @@ void Peer::try_next(std::size_t first, Effects& effects) {
 }
 
 void Peer::retry_or_lose(Effects& effects) {
+  if (tentative_) return;
   bool worth_trying = false;
   std::vector<std::string> tried;
   std::string refused;

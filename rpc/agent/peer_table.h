@@ -27,9 +27,10 @@ namespace stitch::rpc {
 // "tcp" of "tcp://127.0.0.1:1": what tells the transport of an address.
 [[nodiscard]] std::string scheme_of(const std::string& address);
 
-// The workers of the world and the connections to them, opened on first use (see Peer). Thread
-// contract: any thread; events run on the endpoints' threads and the timer's, no lock held. infos()
-// and find() need start(); what find() returns is valid as long as the table.
+// The workers of the world and the connections to them, opened on first use, and to those that
+// membership watches before (see Peer). Thread contract: any thread; events run on the endpoints'
+// threads and the timer's, no lock held. infos() and find() need start(); what find() returns is
+// valid as long as the table.
 class PeerTable {
  public:
   using Clock = std::chrono::steady_clock;
@@ -116,7 +117,7 @@ class PeerTable {
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
   // The lives in other processes that this worker can connect to and to which there has been no
   // connection yet; none once broken connections are expected.
-  [[nodiscard]] std::vector<WorkerInfo> unconnected() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::vector<const Life*> unconnected() const STITCH_EXCLUDES(mutex_);
   // Asks a worker over a connection of its own.
   void inquire(Inquiry inquiry);
 
@@ -132,8 +133,8 @@ class PeerTable {
   // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
   // Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
-  // The same of this very life; nothing if this worker does not know it.
-  void reach(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
+  // Tries once to open one, for which nothing waits: a failure is no loss.
+  void try_to_reach(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   // Closes the connection to a life of a worker, which is then lost for `reason`, at once.
   void give_up(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
   // Why the present life of this worker is lost; nothing if it is not.

@@ -22,8 +22,15 @@ void PeerTable::send(const WorkerInfo& to, const ConnectionPtr& connection,
 
 void PeerTable::reach(WorkerId id) { reach(*members_.life(id)); }
 
-void PeerTable::reach(const WorkerInfo& info) {
-  if (Life* life = members_.life(info.id, info.epoch)) reach(*life);
+void PeerTable::try_to_reach(const WorkerInfo& info) {
+  Life* life = members_.life(info.id, info.epoch);
+  if (life == nullptr) return;
+  Effects effects;
+  {
+    base::MutexLock lock(mutex_);
+    peer(*life).try_to_connect(effects);
+  }
+  perform(*life, std::move(effects));
 }
 
 void PeerTable::reach(Life& life) {

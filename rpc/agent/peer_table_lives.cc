@@ -121,10 +121,10 @@ std::vector<PeerTable::Link> PeerTable::links() {
   return links;
 }
 
-std::vector<WorkerInfo> PeerTable::unconnected() const {
-  std::vector<WorkerInfo> infos;
+std::vector<const Life*> PeerTable::unconnected() const {
+  std::vector<const Life*> lives;
   base::MutexLock lock(mutex_);
-  if (closing_) return infos;
+  if (closing_) return lives;
   members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     const Peer& about = peer(life);
     if (life.info().id == self_ || about.bound() || about.broken() || about.lost()) return;
@@ -132,9 +132,9 @@ std::vector<WorkerInfo> PeerTable::unconnected() const {
     const auto first = std::ranges::find_if(
         addresses, [&](const auto& address) { return by_scheme_.contains(scheme_of(address)); });
     // Within a process all end together.
-    if (first != addresses.end() && !first->starts_with("loopback:")) infos.push_back(life.info());
+    if (first != addresses.end() && !first->starts_with("loopback:")) lives.push_back(&life);
   });
-  return infos;
+  return lives;
 }
 
 void PeerTable::on_timer(Life& life) {

@@ -31,9 +31,9 @@ void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time n
     declare(*entry, by,
             life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
             now, effects);
-    entries_.erase(info.id);
+    erase(*entry);
   }
-  entries_.try_emplace(info.id, Entry{life});
+  insert(life);
   if (life.state == LifeState::alive) {
     effects.events.push_back({Event::Kind::joined, life.card, {}});
   } else if (life.state == LifeState::left) {
@@ -113,7 +113,7 @@ MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
   Entry* former = find(card.info.id);
   if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {
     // Two workers of one name, or one that came back before its death was noticed.
-    if (!std::exchange(former->probing, true)) effects.probes.push_back(former->info());
+    if (!former->probing) begin_probe(*former, now, effects);
     return effects;
   }
   announce(joining, now, effects);

@@ -20,29 +20,32 @@ std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
 }  // namespace
 
 // A life to which there has been no connection yet.
-void MembershipProtocol::watch(Entry& entry, Time now, Effects& effects) {
-  if (entry.absent || leaving_) return;
-  const WorkerId decider = judge();
+void MembershipProtocol::watch(Entry& entry, WorkerId decider, Time now, Effects& effects) {
+  if (leaving_) return;
+  const auto timeout = settings_.heartbeat_timeout;
   const bool decides = decider == self_.info.id;
-  if (!decides && entry.info().id != decider) return end_absence(entry);
-  if (!entry.awaited_since) entry.awaited_since = now;
-  const bool late =
-      now - std::max(*entry.awaited_since, awake_since_) >= settings_.heartbeat_timeout;
-  if (!entry.reached_for && (!decides || late)) {
-    entry.reached_for = true;
-    entry.awaited_since = now;
-    effects.reach.push_back(entry.info());
-  } else if (entry.reached_for && late) {
-    entry.absent = true;
-    entry.askers.insert(self_.info.id);
+  if (!entry.absent) {
+    if (!decides && entry.info().id != decider) return end_absence(entry);
+    if (!entry.awaited_since) entry.awaited_since = now;
+    const bool late = now - std::max(*entry.awaited_since, awake_since_) >= timeout;
+    if (!entry.reached_at) {
+      if (decides && !late) return;  // it connects by itself
+      entry.awaited_since = now;
+    } else if (late) {
+      entry.askers.insert(self_.info.id);
+      entry.absent = true;
+    }
   }
+  if (entry.reached_at && now - *entry.reached_at < timeout) return;
+  entry.reached_at = now;
+  effects.reach.push_back(entry.info());
 }
 
 // It is there, or need not be.
 void MembershipProtocol::end_absence(Entry& entry) {
   if (std::exchange(entry.absent, false)) entry.askers.erase(self_.info.id);
   entry.awaited_since.reset();
-  entry.reached_for = false;
+  entry.reached_at.reset();
 }
 
 MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<const Link> links) {
@@ -51,14 +54,16 @@ MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<cons
   // After a pause of this process, silence says nothing about the others.
   if (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) awake_since_ = now;
   last_tick_ = now;
+  const WorkerId decider = judge();
   for (const Link& link : links) {
     Entry* entry = find(link.id);
     if (entry == nullptr || entry->info().epoch != link.epoch || !entry->within_reach()) continue;
+    entry->unconnected = !link.bound;
     if (!link.bound) {
-      watch(*entry, now, effects);
+      watch(*entry, decider, now, effects);
       continue;
     }
-    end_absence(*entry);
+    end_doubt(*entry);
     entry->heard = std::max(link.heard, awake_since_);
     if (now - entry->heard >= settings_.heartbeat_timeout) {
       lose(*entry,
@@ -75,10 +80,13 @@ MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<cons
   }
   for (auto& [id, entry] : entries_) {
     // What fails on this side must not cost a judge that comes first its turn.
-    const auto again = entry.undecided ? settings_.heartbeat_interval
-                                       : (entry.answers_since ? kGivesUp : kAskAgain) *
-                                             settings_.heartbeat_timeout;
-    const bool due = now >= entry.asked_at + again;
+    ask_witnesses(entry, now, effects);
+    const auto timeout = settings_.heartbeat_timeout;
+    const Time next = entry.undecided ? entry.asked_at + settings_.heartbeat_interval
+                      : entry.doubted
+                          ? entry.probed_at + timeout
+                          : entry.asked_at + (entry.answers_since ? kGivesUp : kAskAgain) * timeout;
+    const bool due = now >= next;
     if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
       pursue(entry, now, effects);
   }

@@ -18,13 +18,25 @@ MembershipProtocol::Entry* MembershipProtocol::find(const WorkerInfo& info) {
   return entry != nullptr && entry->info().epoch == info.epoch ? entry : nullptr;
 }
 
-std::uint64_t MembershipProtocol::digest() const {
-  const auto of = [](const WorkerInfo& info, bool over) {
-    return base::mix_bits(base::mix_bits(info.epoch + 1) + info.id.value() * 2 + (over ? 1 : 0));
-  };
-  std::uint64_t sum = of(self_.info, false);
-  for (const auto& [id, entry] : entries_) sum += of(entry.info(), !entry.alive());
-  return sum;
+std::uint64_t MembershipProtocol::summand(const WorkerInfo& info, bool over) {
+  return base::mix_bits(base::mix_bits(info.epoch + 1) + info.id.value() * 2 + (over ? 1 : 0));
+}
+
+void MembershipProtocol::insert(const KnownLife& life) {
+  const auto [at, inserted] = entries_.try_emplace(life.card.info.id, Entry{life});
+  if (inserted) digest_ += summand(life.card.info, !at->second.alive());
+}
+
+void MembershipProtocol::erase(const Entry& entry) {
+  digest_ -= summand(entry.info(), !entry.alive());
+  const WorkerId id = entry.info().id;
+  entries_.erase(id);
+}
+
+void MembershipProtocol::end_life(Entry& entry, LifeState state) {
+  digest_ -= summand(entry.info(), !entry.alive());
+  entry.life.state = state;
+  digest_ += summand(entry.info(), !entry.alive());
 }
 
 std::vector<KnownLife> MembershipProtocol::lives() const {

@@ -15,6 +15,10 @@ namespace {
 constexpr int kLowerFirst = 3;
 // ... and if it is itself the likely cause, after so many: the others come first.
 constexpr int kOthersFirst = 6;
+// How many others are asked whether they hear a life to which there was never a connection here.
+constexpr int kWitnesses = 3;
+// The limit of the second probe of such a life, in timeouts.
+constexpr int kSecondProbe = 2;
 
 std::string verdict_text(const WorkerInfo& about, const WorkerInfo& by, const std::string& why) {
   return life_text(about) + " was declared dead by " + to_string(by) + ": " + why;
@@ -27,7 +31,7 @@ MembershipProtocol::MembershipProtocol(MemberCard self, Settings settings)
 
 void MembershipProtocol::start(std::span<const KnownLife> lives) {
   for (const KnownLife& life : lives) {
-    if (life.card.info.id != self_.info.id) entries_.try_emplace(life.card.info.id, Entry{life});
+    if (life.card.info.id != self_.info.id) insert(life);
   }
 }
 
@@ -79,10 +83,16 @@ void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
   if (entry.probing || !entry.suspected() || leaving_) return;
   entry.undecided = false;
   const WorkerId decider = judge_of(entry);
-  if (decider == self_.info.id) {
-    entry.probing = true;
+  if (decider == self_.info.id || is_awaited(entry)) {
     entry.asked.reset();
-    effects.probes.push_back(entry.info());
+    return begin_probe(entry, now, effects);
+  }
+  if (const Entry* judge = find(decider); judge->unconnected) {
+    // The question would end a first connection that fails for good. It waits for that connection,
+    // or until the judge is absent.
+    entry.asked.reset();
+    entry.asked_at = {};
+    effects.reach.push_back(judge->info());
     return;
   }
   if (entry.asked == decider && now < entry.asked_at + kAskAgain * settings_.heartbeat_timeout)
@@ -93,6 +103,46 @@ void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
       find(decider)->info(),
       Notice{Notice::Step::suspect, entry.info(), self_.info,
              entry.unreachable ? entry.unreachable->what() : "another worker suspects it"});
+}
+
+void MembershipProtocol::begin_probe(Entry& entry, Time now, Effects& effects) {
+  entry.probing = true;
+  entry.probed_at = now;
+  effects.probes.push_back(
+      {entry.info(), (entry.doubted ? kSecondProbe : 1) * settings_.heartbeat_timeout});
+  ask_witnesses(entry, now, effects);
+}
+
+// Whether others hear a life that is being probed here and to which there was no connection yet.
+void MembershipProtocol::ask_witnesses(const Entry& entry, Time now, Effects& effects) const {
+  if (!entry.probing || !entry.unconnected || entry.unreachable) return;
+  int asked = 0;
+  for (const auto& [id, other] : entries_) {
+    if (asked == kWitnesses) break;
+    if (id < self_.info.id || &other == &entry || !other.within_reach() || other.absent) continue;
+    ++asked;
+    if (other.unconnected) effects.reach.push_back(other.info());  // to be asked then
+    if (!hears(other, now)) continue;
+    effects.send.emplace_back(
+        other.info(), Notice{Notice::Step::suspect, entry.info(), self_.info,
+                             "there was no connection to it yet, and it has to answer a probe"});
+  }
+}
+
+bool MembershipProtocol::hears(const Entry& entry, Time now) const {
+  return !entry.unreachable && entry.heard != Time{} &&
+         now - entry.heard < settings_.heartbeat_timeout;
+}
+
+bool MembershipProtocol::is_awaited(const Entry& entry) const {
+  return std::ranges::any_of(joining_, [&](const auto& each) {
+    return !each.second.announced && each.second.card.info.id == entry.info().id;
+  });
+}
+
+bool MembershipProtocol::slept(const Entry& entry, Time now) const {
+  return (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) ||
+         awake_since_ > entry.probed_at;
 }
 
 void MembershipProtocol::settle_askers(Entry& entry, const Notice& answer, Effects& effects) {
@@ -129,7 +179,7 @@ void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::
   if (!entry.alive()) return;
   const Error reason = Error(ErrorCode::disconnected, verdict).with_worker(entry.info().name);
   lose(entry, reason, effects);
-  entry.life.state = LifeState::dead;
+  end_life(entry, LifeState::dead);
   entry.life.verdict = verdict;
   entry.probing = false;
   entry.askers.clear();
@@ -149,7 +199,7 @@ void MembershipProtocol::mark_left(Entry& entry, Time now, Effects& effects) {
        Error(ErrorCode::disconnected, life_text(entry.info()) + " has left")
            .with_worker(entry.info().name),
        effects);
-  entry.life.state = LifeState::left;
+  end_life(entry, LifeState::left);
   entry.askers.clear();
   entry.asked.reset();
   effects.events.push_back({Event::Kind::left, entry.life.card, {}});
@@ -191,13 +241,19 @@ MembershipProtocol::Effects MembershipProtocol::on_link_lost(const WorkerInfo& p
 }
 
 MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about,
-                                                         std::optional<bool> answered, Time now) {
+                                                         std::optional<bool> answered, Time now,
+                                                         bool connected) {
   Effects effects;
   Entry* entry = find(about);
   if (over() || entry == nullptr || !entry->alive()) return effects;
   if (std::exchange(entry->confirming, false) && !entry->probing) return effects;
   entry->probing = false;
-  entry->undecided = !answered;
+  const bool failed = answered.has_value() && !*answered;
+  const bool met = failed && entry->unconnected && connected;  // since the last tick
+  const bool asleep = failed && !met && slept(*entry, now);    // perhaps the reason
+  const bool lives = answered.value_or(false) || met;
+  const bool silent = failed && !met && !asleep;
+  entry->undecided = !lives && !silent;
   entry->asked_at = now;
   const auto refuse_joins = [&](const std::string& why) {
     for (auto each = joining_.begin(); each != joining_.end();) {
@@ -215,39 +271,43 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   const bool decides = !leaving_ && judge_of(*entry) == self_.info.id;
   // A judge that is absent may have a connection to it.
   const bool first = decides && lowest(entry, true) == self_.info.id;
-  const bool cut_off = answered == true && first && gives_up(*entry, now);
-  if (answered == true && !cut_off) {
-    end_absence(*entry);
+  const bool cut_off = lives && first && gives_up(*entry, now);
+  if (lives && !cut_off) {
+    end_doubt(*entry);
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
     refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
                  std::to_string(about.epoch));
     return effects;
   }
   // What goes over the link proves more than a connection that could not be made.
-  const bool link_holds = !entry->unreachable && now - entry->heard < settings_.heartbeat_timeout &&
-                          entry->heard != Time{};
-  if (answered == false && link_holds) {
+  if (silent && hears(*entry, now)) {
     // A process that has just ended: the end of its link is pursued. New lives wait for that.
     entry->askers.insert(self_.info.id);
     return effects;
   }
-  if (!answered) {
+  if (asleep && is_awaited(*entry)) {
+    entry->askers.insert(self_.info.id);
+    return effects;  // as soon as it runs evenly
+  }
+  if (entry->undecided) {
     refuse_joins("whether worker \"" + about.name + "\" is alive in epoch " +
                  std::to_string(about.epoch) + " cannot be decided now");
     return effects;  // again after a while
   }
-  const bool awaited = std::ranges::any_of(joining_, [&](const auto& each) {
-    return !each.second.announced && each.second.card.info.id == about.id;
-  });
+  const bool awaited = is_awaited(*entry);
   if (!decides && !awaited) {  // the judge is asked
     entry->askers.insert(self_.info.id);
     pursue(*entry, now, effects);
     return effects;
   }
+  if (entry->unconnected && !entry->unreachable && !awaited) {
+    if (!entry->suspected()) return effects;  // another worker hears it
+    if (!std::exchange(entry->doubted, true)) return effects;
+  }
   std::string why = entry->unreachable ? entry->unreachable->what() : "it does not answer";
   if (cut_off) why = "it runs, but the connection between these two is over: " + why;
   declare(*entry, self_.info, verdict_text(about, self_.info, why), now, effects);
-  if (cut_off) effects.probes.push_back(about);  // that tells it
+  if (cut_off) effects.probes.push_back({about, settings_.heartbeat_timeout});  // that tells it
   // Of several new lives that have waited for this, the last one joins.
   Joining* last = nullptr;
   for (auto& [ticket, joining] : joining_) {
@@ -277,11 +337,11 @@ MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from
       if (Entry* entry = find(notice.about); entry != nullptr && entry->alive()) {
         entry->asked.reset();
         entry->asked_at = now;
-        end_absence(*entry);
+        end_doubt(*entry);
         settle_askers(*entry, notice, effects);
         // Only this link is down; or that worker has declared this one dead, and says so.
         if (entry->unreachable && !entry->probing && !std::exchange(entry->confirming, true))
-          effects.probes.push_back(entry->info());
+          effects.probes.push_back({entry->info(), settings_.heartbeat_timeout});
       }
       break;
     case Notice::Step::dead:
@@ -323,6 +383,11 @@ void MembershipProtocol::on_suspect(const WorkerInfo& from, const Notice& notice
   }
   Entry* entry = find(notice.about);
   if (entry == nullptr || entry->info() == from) return;
+  if (from.id < self_.info.id) {  // that one decides, and asks for what this one knows
+    if (entry->alive() && hears(*entry, now))
+      effects.send.emplace_back(from, Notice{Notice::Step::alive, entry->info(), self_.info});
+    return;
+  }
   entry->askers.insert(from.id);
   pursue(*entry, now, effects);
 }

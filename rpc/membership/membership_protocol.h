@@ -49,14 +49,20 @@ class MembershipProtocol {
     std::uint64_t ticket;
     Notice notice;  // welcome or refusal
   };
+  // A connection of its own to a life, to learn whether it answers within `limit`.
+  struct Probe {
+    WorkerInfo about;
+    Clock::duration limit;
+  };
   // To be performed in the order of the members, with no lock held, before those of later calls.
   struct Effects {
     std::vector<std::pair<WorkerInfo, Error>> lose;  // end the connection; it fails its calls
     std::vector<Event> events;
     std::vector<std::pair<WorkerInfo, Notice>> send;  // reliably, while the link holds
     std::vector<WorkerInfo> heartbeats;               // each with digest()
-    std::vector<WorkerInfo> reach;   // open a connection to it, unless there is one
-    std::vector<WorkerInfo> probes;  // each answered by on_probe()
+    // Try to connect to it, unless there is a connection: one that fails is no loss.
+    std::vector<WorkerInfo> reach;
+    std::vector<Probe> probes;  // each answered by on_probe()
     std::vector<Answer> answers;
     bool leave_done = false;
     // Whether this is news: it waits for the end of its connections.
@@ -95,7 +101,9 @@ class MembershipProtocol {
   [[nodiscard]] Effects on_notice(const WorkerInfo& from, const Notice& notice, Time now);
   [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now);
   // Whether a life has answered a connection of its own; nothing if that could not be found out.
-  [[nodiscard]] Effects on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now);
+  // `connected`: there is a bound connection to it by now.
+  [[nodiscard]] Effects on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now,
+                                 bool connected = false);
   // A worker that is no member asks to be one. One Answer with this ticket follows.
   [[nodiscard]] Effects on_join(std::uint64_t ticket, const MemberCard& card, Time now);
   // What this worker was told when it joined.
@@ -107,7 +115,7 @@ class MembershipProtocol {
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_.info; }
   [[nodiscard]] const std::optional<Error>& fenced() const noexcept { return fenced_; }
   // A number that is equal at two workers that know the same; see on_heartbeat().
-  [[nodiscard]] std::uint64_t digest() const;
+  [[nodiscard]] std::uint64_t digest() const { return digest_ + summand(self_.info, false); }
   // The last life of each worker, this one among them, by id.
   [[nodiscard]] std::vector<KnownLife> lives() const;
   [[nodiscard]] std::vector<MemberCard> live_cards() const;
@@ -124,14 +132,17 @@ class MembershipProtocol {
     Time heard{};                        // as of the last tick
     Time beat_at{};                      // when it was last sent a heartbeat
     // Before there is a connection (R1a):
+    bool unconnected = false;             // as of the last tick
     std::optional<Time> awaited_since{};  // that there is one
-    bool reached_for = false;             // this worker is opening one
+    std::optional<Time> reached_at{};     // when this worker last began to open one
     bool absent = false;                  // suspected because there is none
+    bool doubted = false;                 // a probe has failed, which alone proves nothing
     // While it is suspected:
     std::set<WorkerId> askers{};      // who want to know
     std::optional<WorkerId> asked{};  // whom this worker has asked
     Time asked_at{};                  // or has had an answer
     bool probing = false;
+    Time probed_at{};
     bool undecided = false;               // the last probe has failed on this worker's side
     bool confirming = false;              // a probe is under way that decides nothing
     std::optional<Time> answers_since{};  // probes, though the connection is over
@@ -164,6 +175,11 @@ class MembershipProtocol {
   [[nodiscard]] bool over() const noexcept { return fenced_.has_value(); }
   [[nodiscard]] Entry* find(const WorkerInfo& info);
   [[nodiscard]] Entry* find(WorkerId id);
+  // What a life adds to digest().
+  [[nodiscard]] static std::uint64_t summand(const WorkerInfo& info, bool over);
+  void insert(const KnownLife& life);
+  void erase(const Entry& entry);
+  void end_life(Entry& entry, LifeState state);
   void tell_all(const Notice& notice, Effects& effects) const;
   void lose(Entry& entry, const Error& reason, Effects& effects);
   void after_loss(const WorkerInfo& lost, Time now, Effects& effects);
@@ -171,9 +187,22 @@ class MembershipProtocol {
   [[nodiscard]] WorkerId judge_of(const Entry& entry) const { return lowest(&entry, false); }
   [[nodiscard]] WorkerId judge() const { return lowest(nullptr, false); }
   [[nodiscard]] WorkerId lowest(const Entry* but_for, bool absent_too) const;
-  void watch(Entry& entry, Time now, Effects& effects);
+  void watch(Entry& entry, WorkerId decider, Time now, Effects& effects);
   void end_absence(Entry& entry);
   void pursue(Entry& entry, Time now, Effects& effects);
+  void begin_probe(Entry& entry, Time now, Effects& effects);
+  void ask_witnesses(const Entry& entry, Time now, Effects& effects) const;
+  // It lives, as far as is known.
+  void end_doubt(Entry& entry) {
+    end_absence(entry);
+    entry.doubted = false;
+  }
+  // Whether something came over the link within the timeout.
+  [[nodiscard]] bool hears(const Entry& entry, Time now) const;
+  // Whether a new life waits for the verdict about this one.
+  [[nodiscard]] bool is_awaited(const Entry& entry) const;
+  // Whether this process did not run for a while during the probe that ends now.
+  [[nodiscard]] bool slept(const Entry& entry, Time now) const;
   void settle_askers(Entry& entry, const Notice& answer, Effects& effects);
   [[nodiscard]] bool gives_up(Entry& entry, Time now) const;
   void declare(Entry& entry, const WorkerInfo& by, const std::string& verdict, Time now,
@@ -196,6 +225,7 @@ class MembershipProtocol {
   const MemberCard self_;
   const Settings settings_;
   std::map<WorkerId, Entry> entries_;  // the others: the last life of each
+  std::uint64_t digest_ = 0;           // of them, changed with them
   std::map<std::uint64_t, Joining> joining_;
   std::optional<Time> last_tick_;
   Time awake_since_{};  // this process did not run for a while before

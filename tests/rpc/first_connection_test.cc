@@ -50,6 +50,18 @@ class FirstConnection : public ::testing::Test {
     open(own);
     return own;
   }
+  // An attempt for which nothing waits.
+  PeerConnectionPtr tried() {
+    Peer::Effects effects;
+    peer_.try_to_connect(effects);
+    EXPECT_NE(effects.connect, nullptr);
+    return effects.connect;
+  }
+  Peer::Effects failed(const PeerConnectionPtr& connection) {
+    Peer::Effects effects;
+    peer_.on_closed(connection, Error(stitch::ErrorCode::disconnected, "no route"), false, effects);
+    return effects;
+  }
   // The peer's; this worker has sent OFFER.
   PeerConnectionPtr offered() {
     auto connection = std::make_shared<PeerConnection>();
@@ -80,6 +92,12 @@ class FirstConnection : public ::testing::Test {
     return timers_.empty() ? 0ns : timers_.back() - now_();
   }
 
+  Life life_{{{"worker0", WorkerId(0), 1}, {"test:1"}}, nullptr};
+  const Peer::Clock::time_point start_ = Peer::Clock::now();
+  std::chrono::nanoseconds moved_on_{0};
+  const Peer::Now now_ = [this] { return start_ + moved_on_; };
+  Peer peer_{life_, WorkerId(1), {true}, 1s, 7, now_};
+
  private:
   void open(const PeerConnectionPtr& connection) {
     connection->peer = &life_;
@@ -89,13 +107,37 @@ class FirstConnection : public ::testing::Test {
     timers_ = effects.timers;
   }
 
-  Life life_{{{"worker0", WorkerId(0), 1}, {"test:1"}}, nullptr};
-  const Peer::Clock::time_point start_ = Peer::Clock::now();
-  std::chrono::nanoseconds moved_on_{0};
-  const Peer::Now now_ = [this] { return start_ + moved_on_; };
-  Peer peer_{life_, WorkerId(1), {true}, 1s, 7, now_};
   std::vector<Peer::Clock::time_point> timers_;
 };
+
+TEST_F(FirstConnection, AnAttemptThatNobodyNeedsCostsNothingWhenItFails) {
+  for (int i = 0; i < 5; ++i) {
+    const auto effects = failed(tried());
+    EXPECT_FALSE(effects.connect) << "it is repeated";
+    EXPECT_TRUE(effects.timers.empty()) << "it is repeated";
+    EXPECT_FALSE(effects.lost);
+    EXPECT_FALSE(peer_.lost());
+    moved_on_ += 1s;
+  }
+  // Whoever needs it then has the whole time.
+  auto effects = failed(attempt());
+  EXPECT_FALSE(effects.lost);
+  EXPECT_FALSE(effects.timers.empty());
+}
+
+TEST_F(FirstConnection, AnAttemptIsLikeAnyOtherOnceItIsNeeded) {
+  const auto own = tried();
+  Peer::Effects effects;
+  peer_.connect(effects);
+  EXPECT_FALSE(effects.connect) << "there is one";
+  effects = failed(own);
+  EXPECT_FALSE(effects.timers.empty());
+  moved_on_ += 2s;
+  effects = {};
+  peer_.on_timer(effects);
+  ASSERT_TRUE(effects.connect);
+  EXPECT_TRUE(failed(effects.connect).lost);
+}
 
 // The worker with the lower id may be trying by itself so long.
 TEST_F(FirstConnection, AnAttemptThatIsOpenAndGetsNoOfferIsGivenUpAfterFifteenSeconds) {

@@ -32,6 +32,12 @@ inline constexpr MembershipSimulation::Options kMembershipKinds[] = {
     {.cuts = 2, .slow = 4},
     {.freezes = 1, .quiet = 1, .slow = 4},
     {.together = 4},
+    {.slow = 4},
+    {.quiet = 1, .slow = 4},
+    {.pauses = 1, .quiet = 1, .slow = 4},
+    {.quiet = 1, .failing = 4},
+    {.quiet = 1, .strained = 2},
+    {.freezes = 1, .quiet = 1, .strained = 2},
 };
 
 }  // namespace stitch::rpc::testing

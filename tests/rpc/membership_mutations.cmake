@@ -9,12 +9,21 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
   [[  if (entry.probing || !entry.suspected() || leaving_) return;]]
   [[  if (entry.probing || !entry.suspected() || (leaving_ && !broken(Mutation::judges_while_it_leaves))) return;]]
 
-  [[    entry.probing = true;
-    entry.asked.reset();]]
+  [[    entry.asked.reset();
+    return begin_probe(entry, now, effects);]]
   [[    if (broken(Mutation::decides_without_a_probe))
       return declare(entry, self_.info, "it is suspected", now, effects);
-    entry.probing = true;
-    entry.asked.reset();]]
+    entry.asked.reset();
+    return begin_probe(entry, now, effects);]]
+
+  [[judge->unconnected) {]]
+  [[judge->unconnected && !broken(Mutation::asks_a_judge_without_a_connection)) {]]
+
+  [[    if (asked == kWitnesses) break;]]
+  [[    if (asked == kWitnesses || broken(Mutation::asks_no_witness)) break;]]
+
+  [[    if (!std::exchange(entry->doubted, true)) return effects;]]
+  [[    if (!std::exchange(entry->doubted, true) && !broken(Mutation::believes_one_probe)) return effects;]]
 
   [[  if (over() || sender == nullptr || !sender->alive()) return effects;]]
   [[  if (over() || sender == nullptr || (!sender->alive() && !broken(Mutation::obeys_the_dead)))
@@ -68,6 +77,11 @@ stitch_mutated_copy(rpc/membership/membership_links.cc tests/rpc/membership_muta
   [[  if (decides && broken(Mutation::judge_waits_to_be_called)) return;
   if (!entry.awaited_since) entry.awaited_since = now;]]
 
+  [[  if (leaving_) return;
+  const auto timeout]]
+  [[  if (leaving_ && !broken(Mutation::judges_while_it_leaves)) return;
+  const auto timeout]]
+
   [[    entry.absent = true;]]
   [[    if (broken(Mutation::takes_absence_for_death))
       return declare(entry, self_.info, "no connection to it could be made", now, effects);
@@ -100,8 +114,8 @@ stitch_mutated_copy(rpc/membership/membership_joins.cc tests/rpc/membership_muta
               life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
               now, effects);]]
 
-  [[  entries_.try_emplace(info.id, Entry{life});
+  [[  insert(life);
   if (life.state == LifeState::alive) {]]
-  [[  entries_.try_emplace(info.id, Entry{life});
+  [[  insert(life);
   if (broken(Mutation::keeps_quiet_of_the_past) && life.state != LifeState::alive) return;
   if (life.state == LifeState::alive) {]])

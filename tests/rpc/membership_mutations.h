@@ -29,7 +29,10 @@ enum class Mutation {
   judge_waits_to_be_called,
   takes_absence_for_death,
   stays_absent,
-  last = stays_absent,
+  asks_a_judge_without_a_connection,
+  believes_one_probe,
+  asks_no_witness,
+  last = asks_no_witness,
 };
 
 // Whether this mutation is turned on.

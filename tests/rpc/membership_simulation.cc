@@ -10,7 +10,6 @@ namespace stitch::rpc::testing {
 namespace {
 constexpr std::chrono::milliseconds kRest{40'000};  // and then all comes to rest
 constexpr std::chrono::milliseconds kConnectTimeout{1000};
-constexpr std::chrono::milliseconds kProbe{1500};
 }  // namespace
 
 MembershipSimulation::MembershipSimulation(std::uint64_t seed, Options options)
@@ -86,7 +85,10 @@ void MembershipSimulation::send(Node& from, Node& to, Frame frame) {
   between.ends[from.index].sent = true;
   Link::End& there = between.ends[to.index];
   there.incoming.push_back(std::move(frame));
-  if (between.state == Link::State::none) connect(from, to);
+  if (between.state == Link::State::none) {
+    between.wanted = true;
+    connect(from, to);
+  }
   if (between.state != Link::State::bound) return;
   const Time when = std::max(there.last_delivery, now_ + delay());
   there.last_delivery = when;
@@ -95,18 +97,20 @@ void MembershipSimulation::send(Node& from, Node& to, Frame frame) {
 
 void MembershipSimulation::connect(Node& from, Node& to) {
   Link& between = link(from, to);
-  const auto give_up = [this, &from, &to](const std::string& why, Ms after) {
-    at(now_ + after, [this, &from, &to, why] { lose(from, to, why, true); });
-  };
-  if (!to.running) return give_up("connection refused", kConnectTimeout);
-  if (!reaches(from, to)) return give_up("no answer", kConnectTimeout);
+  const auto failing = failing_.find(std::minmax(from.index, to.index));
+  if (!to.running) return give_up(from, to, "connection refused", kConnectTimeout);
+  if (!reaches(from, to)) return give_up(from, to, "no answer", kConnectTimeout);
+  if (failing != failing_.end() && now_ < failing->second)
+    return give_up(from, to, "no route", kConnectTimeout);
   if (between.tried_since == Time{}) between.tried_since = now_;
   const auto slow = slow_.find(std::minmax(from.index, to.index));
   if (from.stopped || to.stopped || (!to.protocol.fenced() && !to.protocol.state(from.info())) ||
       (slow != slow_.end() && now_ - between.tried_since < slow->second)) {
     // It waits: for a process, or until the other side knows this one.
+    between.ends[from.index].trying = true;
     at(now_ + Ms(50), [this, &from, &to] {
-      const Link& waiting = link(from, to);
+      Link& waiting = link(from, to);
+      waiting.ends[from.index].trying = false;
       if (waiting.state == Link::State::none && from.running && !waiting.ends.at(from.index).lost)
         connect(from, to);
     });
@@ -116,7 +120,7 @@ void MembershipSimulation::connect(Node& from, Node& to) {
     at(now_ + delay(), [this, &from, &to, notice = *obituary] {
       if (from.running) perform(from, from.protocol.on_notice(to.info(), notice, now_));
     });
-    return give_up("refused", Ms(250));
+    return give_up(from, to, "refused", Ms(250));
   }
   between.state = Link::State::bound;
   for (auto& [index, end] : between.ends) {
@@ -128,6 +132,19 @@ void MembershipSimulation::connect(Node& from, Node& to) {
       at(end.last_delivery, [this, &sender, &receiver] { deliver(sender, receiver); });
     }
   }
+}
+
+// An attempt for which nothing waits is made again when it is asked for; others lose the peer.
+void MembershipSimulation::give_up(Node& from, Node& to, const std::string& why, Ms after) {
+  at(now_ + after, [this, &from, &to, why, was_wanted = link(from, to).wanted] {
+    const Link& between = link(from, to);
+    if (was_wanted) {
+      lose(from, to, why, true);
+    } else if (between.wanted && between.state == Link::State::none && from.running &&
+               !between.ends.at(from.index).lost) {
+      connect(from, to);
+    }
+  });
 }
 
 void MembershipSimulation::deliver(Node& from, Node& to) {
@@ -310,11 +327,14 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
   }
   for (const WorkerInfo& to : effects.reach) {
     Node* other = node_of(to);
-    if (other == nullptr || link(node, *other).ends[node.index].lost) continue;
+    if (other == nullptr) continue;
+    const Link::End& end = link(node, *other).ends[node.index];
+    if (end.lost || end.trying) continue;
     if (link(node, *other).state == Link::State::none) connect(node, *other);
   }
-  for (const WorkerInfo& about : effects.probes) {
-    if (Node* other = node_of(about)) probe(node, *other, kProbe);
+  for (const auto& each : effects.probes) {
+    if (Node* other = node_of(each.about))
+      probe(node, *other, std::chrono::duration_cast<Ms>(each.limit));
   }
   for (const auto& answer : effects.answers) {
     Node* joiner = node_of(answer.notice.about);
@@ -342,21 +362,30 @@ void MembershipSimulation::perform(Node& node, Effects effects) {
   if (effects.leave_done && node.leaving) end_process(node);
 }
 
-void MembershipSimulation::probe(Node& node, Node& about, Ms left) {
-  const auto report = [this, &node, &about](Ms after, std::optional<bool> answered) {
-    at(now_ + after, [this, &node, &about, answered] {
-      const auto tell = [this, &node, &about, answered] {
-        as_judge_ = decides(node);  // whatever was so when it began
-        perform(node, node.protocol.on_probe(about.info(), answered, now_));
-        as_judge_ = false;
-      };
-      if (node.stopped) {
-        node.postponed.push_back(tell);
-      } else if (node.running) {
-        tell();
-      }
-    });
-  };
+void MembershipSimulation::report(Node& node, Node& about, Ms after, std::optional<bool> answered,
+                                  Time deadline) {
+  at(now_ + after, [this, &node, &about, answered, deadline] {
+    const auto tell = [this, &node, &about, answered, deadline] {
+      // Its timer and its readers race.
+      const bool timer_first = now_ > deadline && pick(2) == 0;
+      const auto known = timer_first && answered ? std::optional(false) : answered;
+      as_judge_ = decides(node);  // whatever was so when it began
+      const Link& between = link(node, about);
+      const bool connected =
+          between.state == Link::State::bound && !between.ends.at(node.index).lost;
+      perform(node, node.protocol.on_probe(about.info(), known, now_, connected));
+      as_judge_ = false;
+    };
+    if (node.stopped) {
+      node.postponed.push_back(tell);
+    } else if (node.running) {
+      tell();
+    }
+  });
+}
+
+void MembershipSimulation::probe(Node& node, Node& about, Ms limit) {
+  const Time deadline = now_ + limit;
   // It may close the connection before it has read that.
   if (const auto verdict = node.protocol.obituary(about.info());
       verdict && pick(2) == 0 && about.running && !about.stopped && reaches(node, about)) {
@@ -365,13 +394,23 @@ void MembershipSimulation::probe(Node& node, Node& about, Ms left) {
         perform(about, about.protocol.on_notice(node.info(), notice, now_));
     });
   }
-  if (left == kProbe && options_.pauses == 0 && pick(20) == 0) return report(delay(), std::nullopt);
-  if (!about.running && reaches(node, about)) return report(delay(), false);
+  if (options_.pauses == 0 && pick(20) == 0)
+    return report(node, about, delay(), std::nullopt, deadline);
+  const auto strain = strained_.find({node.index, about.index});
+  if (strain == strained_.end()) return wait_for_answer(node, about, limit, deadline);
+  if (strain->second >= limit) return report(node, about, limit, false, deadline);
+  at(now_ + strain->second, [this, &node, &about, deadline, left = limit - strain->second] {
+    if (node.running) wait_for_answer(node, about, left, deadline);
+  });
+}
+
+void MembershipSimulation::wait_for_answer(Node& node, Node& about, Ms left, Time deadline) {
+  if (!about.running && reaches(node, about)) return report(node, about, delay(), false, deadline);
   if (about.stopped || !about.running || !reaches(node, about)) {
     // It is answered if that changes before its end.
-    if (left <= Ms(0)) return report(Ms(0), false);
-    at(now_ + Ms(100), [this, &node, &about, left] {
-      if (node.running) probe(node, about, left - Ms(100));
+    if (left <= Ms(0)) return report(node, about, Ms(0), false, deadline);
+    at(now_ + Ms(100), [this, &node, &about, left, deadline] {
+      if (node.running) wait_for_answer(node, about, left - Ms(100), deadline);
     });
     return;
   }
@@ -381,7 +420,7 @@ void MembershipSimulation::probe(Node& node, Node& about, Ms left) {
         perform(node, node.protocol.on_notice(about.info(), notice, now_));
     });
   }
-  report(delay(), true);
+  report(node, about, delay(), true, deadline);
 }
 
 void MembershipSimulation::end_process(Node& node) {

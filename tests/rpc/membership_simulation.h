@@ -44,8 +44,10 @@ class MembershipSimulation {
     // Processes that are killed, or stop and never go on, before they can have connected to others:
     // right after the start, or after they have joined.
     int early = 0;
-    int quiet = 0;  // not 0: no worker calls another
-    int slow = 0;   // pairs of workers whose first connection takes long
+    int quiet = 0;     // not 0: no worker calls another
+    int slow = 0;      // pairs of workers whose first connection takes long
+    int failing = 0;   // pairs of workers whose first connection fails for a while
+    int strained = 0;  // pairs where that takes long, and probes of the one by the other, too
   };
   MembershipSimulation(std::uint64_t seed, Options options);
   ~MembershipSimulation();
@@ -88,12 +90,15 @@ class MembershipSimulation {
   void schedule_work(Node& node);
   void send(Node& from, Node& to, Frame frame);
   void connect(Node& from, Node& to);
+  void give_up(Node& from, Node& to, const std::string& why, Ms after);
   void deliver(Node& from, Node& to);
   void handle(Node& from, Node& to, const Frame& frame);
   void lose(Node& at, Node& other, const std::string& why, bool tell);
   void end_link(Node& a, Node& b, const std::string& why);
   void perform(Node& node, Effects effects);
-  void probe(Node& node, Node& about, Ms left);
+  void probe(Node& node, Node& about, Ms limit);
+  void wait_for_answer(Node& node, Node& about, Ms left, Time deadline);
+  void report(Node& node, Node& about, Ms after, std::optional<bool> answered, Time deadline);
   [[nodiscard]] std::vector<MembershipProtocol::Link> links_of(Node& node);
   void end_process(Node& node);
   void ask_to_join(Node& joiner, std::size_t first);
@@ -110,6 +115,7 @@ class MembershipSimulation {
   void check_verdict(const Node& at, const MembershipProtocol::Event& event, const Node& subject);
   void check_welcome(const Node& sponsor, const Notice& welcome);
   void check_noticed(const Node& victim);
+  void check_noticed_by(Time deadline, const Node& victim, bool again);
   void check_rest();
   [[nodiscard]] static bool alive_at(const Node& node, const WorkerInfo& info);
   [[nodiscard]] bool decides(const Node& node);
@@ -132,7 +138,10 @@ class MembershipSimulation {
   std::map<std::pair<std::size_t, std::size_t>, std::unique_ptr<Link>> links_;
   std::set<std::pair<std::size_t, std::size_t>> blocked_;
   std::map<std::pair<std::size_t, std::size_t>, Ms> slow_;  // how long a first connection takes
-  std::set<std::size_t> apart_;                             // one side of a partition
+  std::map<std::pair<std::size_t, std::size_t>, Time> failing_;  // until when one fails
+  // How long a probe of the second by the first takes.
+  std::map<std::pair<std::size_t, std::size_t>, Ms> strained_;
+  std::set<std::size_t> apart_;  // one side of a partition
   std::set<std::pair<std::uint32_t, std::uint64_t>> declared_;
   bool as_judge_ = false;  // the worker that is told of a probe decides
   // The lives whose judge had no connection to them any more when it declared them dead.

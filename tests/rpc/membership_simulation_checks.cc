@@ -7,8 +7,9 @@
 namespace stitch::rpc::testing {
 
 namespace {
-// By workers that look for it one after another.
-constexpr std::chrono::milliseconds kNoticed{15'000};
+// One to which none is connected: two timeouts until it is absent, two probes, and looks between.
+// Each worker that ends while it looks for another has the next one begin anew.
+constexpr std::chrono::milliseconds kNoticed{9'500};
 }  // namespace
 
 bool MembershipSimulation::alive_at(const Node& node, const WorkerInfo& info) {
@@ -32,15 +33,19 @@ void MembershipSimulation::check_verdict(const Node& at, const MembershipProtoco
                           std::to_string(about.epoch);
   if (declared_.insert(key).second && link(at, subject).ends[at.index].lost && as_judge_)
     out_of_touch_.insert(key);
-  const bool out_of_touch =
-      options_.cuts + options_.blocks + options_.returns > 0 && out_of_touch_.contains(key);
+  // Of one that has stopped for a while, which nobody else was connected to.
+  const bool none_saw = options_.pauses > 0 && options_.slow > 0;
+  const bool out_of_touch = (options_.cuts + options_.blocks + options_.returns > 0 || none_saw) &&
+                            out_of_touch_.contains(key);
   const int silent = options_.stops + options_.partitions + options_.pauses + options_.isolations +
                      options_.freezes + options_.early;
-  if (subject.running && silent == 0 && !subject.protocol.fenced() && !out_of_touch)
+  // One that stops for good can be told from the others.
+  const bool may_be_silent = silent - options_.freezes - options_.early > 0 || subject.frozen;
+  if (subject.running && !may_be_silent && !subject.protocol.fenced() && !out_of_touch)
     fail(who + " being dead, though it runs and its judge can reach it");
   if (options_.deaths + options_.returns + options_.blocks + silent == 0 && !out_of_touch)
     fail(who + " being dead, in a world without deaths: " + event.reason.what());
-  if (options_.pauses + options_.isolations > 0 && !at_fault_.contains(key))
+  if (options_.pauses + options_.isolations > 0 && !out_of_touch && !at_fault_.contains(key))
     fail(who + " being dead for the fault of another: " + event.reason.what());
   if (options_.cuts == 1 && options_.deaths + silent == 0 &&
       (about.id.value() == 0 || declared_.size() > 1))
@@ -65,10 +70,20 @@ void MembershipSimulation::check_welcome(const Node& sponsor, const Notice& welc
 void MembershipSimulation::check_noticed(const Node& victim) {
   if (options_.stops + options_.short_stops + options_.partitions + options_.cuts +
           options_.blocks + options_.pauses + options_.isolations + options_.returns +
-          options_.slow + options_.restarts + options_.leaves + options_.together >
+          options_.slow + options_.failing + options_.strained + options_.restarts +
+          options_.leaves + options_.together >
       0)
     return;
-  at(now_ + kNoticed, [this, &victim] {
+  check_noticed_by(now_ + kNoticed, victim, true);
+}
+
+void MembershipSimulation::check_noticed_by(Time deadline, const Node& victim, bool again) {
+  at(deadline, [this, &victim, deadline, again] {
+    if (again) {  // others may have ended meanwhile
+      const auto lives = [](const auto& node) { return node->takes_part() && !node->frozen; };
+      const auto first = std::ranges::find_if(nodes_, lives);
+      return check_noticed_by(deadline + (first - nodes_.begin()) * kNoticed, victim, false);
+    }
     for (const auto& node : nodes_) {
       if (node->takes_part() && !node->frozen && !node->leaving && alive_at(*node, victim.info()))
         fail(to_string(node->info()) + " has not noticed the end of " + to_string(victim.info()));

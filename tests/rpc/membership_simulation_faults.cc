@@ -126,6 +126,22 @@ void MembershipSimulation::inject() {
     const int b = pick(options_.workers);
     if (a != b) slow_[std::minmax<std::size_t>(a, b)] = Ms(1000 + pick(9000));
   }
+  for (int i = 0; i < options_.failing; ++i) {
+    const int a = pick(2) * pick(options_.workers);
+    const int b = pick(options_.workers);
+    if (a != b) failing_[std::minmax<std::size_t>(a, b)] = later(10'000) + Ms(500);
+  }
+  for (int i = 0; i < options_.strained; ++i) {
+    // Others hear the first worker, of which the last probe may therefore fail, too.
+    const bool of_the_first =
+        i == 0 && options_.workers > 2 && options_.freezes == 0 && pick(2) == 0;
+    const int a = of_the_first ? 1 + pick(options_.workers - 1) : pick(options_.workers);
+    const int b = of_the_first ? 0 : pick(options_.workers);
+    if (a == b) continue;
+    const Ms takes(1600 + pick(of_the_first ? 7000 : 1200));
+    strained_[{a, b}] = takes;
+    slow_[std::minmax<std::size_t>(a, b)] = takes;
+  }
   often(options_.partitions, [this] { partition(); });
   often(options_.cuts, [this] {
     for (auto& [pair, between] : links_) {

@@ -38,13 +38,15 @@ struct MembershipSimulation::Node {
 
 struct MembershipSimulation::Link {
   enum class State { none, bound, ended } state = State::none;
-  Time tried_since{};  // while there is none yet
+  Time tried_since{};   // while there is none yet
+  bool wanted = false;  // something waits for it
   struct End {
     std::deque<Frame> incoming{};
     Time last_delivery{};
     Time heard{};
     bool sent = false;
-    bool lost = false;  // it knows
+    bool lost = false;    // it knows
+    bool trying = false;  // it waits for the connection to be made
   };
   std::map<std::size_t, End> ends{};  // by the node there
 };
