@@ -221,8 +221,8 @@ void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args
 // types as in a direct call. Errors reach the future; only a worker that has shut down (or none)
 // throws here. The target may also be written
 // {.to = "ps0", .timeout = 5s}. Any thread. A call for which its peer has no room waits for it, and
-// its future is pending; where those that wait take all that Options::max_inflight_bytes allows, a
-// thread of the program or a handler waits itself, until the deadline. Callbacks never wait here.
+// its future is pending; a thread of the program waits itself, until the deadline, once calls that
+// wait take all that Options::max_inflight_bytes allows. Handlers and callbacks never wait here.
 template <auto F, class... Args>
 auto rpc_async(Target target, Args&&... args) {
   return detail::call<F>(rpc::current_agent(), target, std::forward<Args>(args)...);

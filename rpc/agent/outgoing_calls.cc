@@ -89,7 +89,7 @@ std::chrono::nanoseconds OutgoingCalls::effective_timeout(
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
-// Code of the worker itself: room may need its own end.
+// Code of the worker itself: it must not wait for room, which may need its own end.
 bool OutgoingCalls::inside() noexcept {
   return ThreadPool::on_any_pool_thread() || base::CallbackScope::on_this_thread();
 }
@@ -193,27 +193,19 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
         return true;
       }};
   ask_room(peer, flow.to_ask());
-  const auto kept = wait_for_room(flow, waiting, deadline,
-                                  [&] { return !state_.stopped() && table_.contains(id); });
+  const auto kept =
+      flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
   return kept != PeerFlow::Kept::full;
 }
 
-PeerFlow::Kept OutgoingCalls::wait_for_room(PeerFlow& flow, PeerFlow::Waiting& request,
-                                            Clock::time_point deadline,
-                                            const std::function<bool()>& wanted) {
-  using WithoutRoom = PeerFlow::WithoutRoom;
-  if (!request.size.inside) return flow.wait(request, WithoutRoom::wait, deadline, wanted);
-  const auto kept = flow.wait(request, WithoutRoom::full, deadline, wanted);
-  if (kept != PeerFlow::Kept::full) return kept;
-  // Half of the threads that the pool adds for those that wait: what they wait for may need others.
-  constexpr int kMaxBlocked = ThreadPool::kMaxExtra / 2;
-  const std::unique_ptr<OutgoingCalls, void (*)(OutgoingCalls*)> counted(
-      this, [](OutgoingCalls* calls) { calls->blocked_handlers_.fetch_sub(1); });
-  const bool few = blocked_handlers_.fetch_add(1) < kMaxBlocked;
-  if (!few || base::CallbackScope::on_this_thread())
-    return flow.wait(request, WithoutRoom::keep_more, deadline, wanted);
-  const BlockingRegion blocking;
-  return flow.wait(request, WithoutRoom::wait, deadline, wanted);
+Error OutgoingCalls::full(const WorkerInfo& peer) {
+  const auto numbers = sender_.flow(peer).numbers();
+  return Error(ErrorCode::overloaded,
+               std::to_string(numbers.calls) + " calls of " + std::to_string(numbers.bytes) +
+                   " bytes are unanswered there and " + std::to_string(numbers.waiting) +
+                   " wait here; the limits are max_inflight_bytes " +
+                   std::to_string(options_.max_inflight_bytes) + " and max_inflight_calls " +
+                   std::to_string(options_.max_inflight_calls));
 }
 
 void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function,
@@ -245,8 +237,8 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
                               return true;
                             }};
   ask_room(peer, flow.to_ask());
-  const auto kept = wait_for_room(flow, waiting, base::deadline_or_none(timeout),
-                                  [&] { return !state_.stopped(); });
+  const auto kept =
+      flow.wait(waiting, base::deadline_or_none(timeout), [&] { return !state_.stopped(); });
   if (kept == PeerFlow::Kept::unwanted) state_.throw_if_stopped();
   if (kept != PeerFlow::Kept::waits) throw was_not_made(full(to));
 }

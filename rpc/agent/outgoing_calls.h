@@ -109,13 +109,8 @@ class OutgoingCalls {
   }
   // A control frame of one number.
   void send_number(const WorkerInfo& to, std::uint16_t kind, std::uint64_t number) noexcept;
-  // Whether this thread runs code of a worker: others may wait for that.
+  // Whether this thread runs code of a worker: that must not wait for room.
   [[nodiscard]] static bool inside() noexcept;
-  // Passes a request that has no room to its flow, as PeerFlow::wait(); a handler's thread that
-  // waits for room is replaced meanwhile.
-  [[nodiscard]] PeerFlow::Kept wait_for_room(PeerFlow& flow, PeerFlow::Waiting& request,
-                                             Clock::time_point deadline,
-                                             const std::function<bool()>& wanted);
   // The request of a call of the table has to wait, or the call fails.
   void start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
                    Clock::time_point deadline, Sender::LaidOut&& out, bool refuse);
@@ -159,7 +154,6 @@ class OutgoingCalls {
   CallTable table_;
   CallTable late_;  // their deadline has passed, and their callee is asked what they wait for
   std::atomic<std::uint64_t> decoding_{0};  // answers, on user-function threads
-  std::atomic<int> blocked_handlers_{0};    // that wait for room
   // Of questions before the deadline, on the event loop: how many there were since when.
   Clock::time_point asking_since_{};
   std::size_t asked_early_ = 0;

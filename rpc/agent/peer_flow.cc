@@ -26,8 +26,7 @@ bool PeerFlow::has_room(const Size& size, std::uint64_t used) const noexcept {
   const std::uint64_t calls = used >> kByteBits;
   const std::uint64_t bytes = used & kByteMask;
   if (calls >= (size.inside ? 2 * limits_.calls : limits_.calls)) return false;
-  const std::size_t quarter = limits_.bytes / 4;
-  return bytes == 0 || bytes + size.cost() <= (size.inside ? 3 : 2) * quarter;
+  return bytes == 0 || bytes + size.cost() <= (size.inside ? limits_.bytes : limits_.bytes / 2);
 }
 
 std::size_t PeerFlow::counted(std::size_t bytes, std::size_t beside) const noexcept {
@@ -37,14 +36,12 @@ std::size_t PeerFlow::counted(std::size_t bytes, std::size_t beside) const noexc
 }
 
 // The window of the transport is looked at first: it changes by itself, and pump() is called then.
-bool PeerFlow::take(const Size& size, std::size_t waiting) noexcept {
+bool PeerFlow::take(const Size& size) noexcept {
   auto& unwritten = size.small() ? unwritten_small_ : unwritten_large_;
   if (unwritten.load(std::memory_order_relaxed) > (size.small() ? kSmallWindow : kLargeWindow))
     return false;
   const std::uint64_t before = used_.fetch_add(packed(size));
-  const std::size_t all = waiting + (before & kByteMask);
-  const bool over = waiting != 0 && all + size.cost() > limits_.bytes;
-  if (over || !has_room(size, before)) {
+  if (!has_room(size, before)) {
     used_.fetch_sub(packed(size));
     return false;
   }
@@ -52,57 +49,36 @@ bool PeerFlow::take(const Size& size, std::size_t waiting) noexcept {
   return true;
 }
 
-bool PeerFlow::no_room(const Size& size, WithoutRoom without) const {
-  if (given_up_) return false;
-  const std::size_t waiting = waiting_bytes_.load(std::memory_order_relaxed);
-  std::size_t bytes = waiting + (used_.load() & kByteMask);
-  std::size_t limit = limits_.bytes;
-  if (without == WithoutRoom::keep_more) {
-    bytes = waiting_inside_;
-  } else if (!size.inside) {
-    // Else a large one of a handler would never find room.
-    if (blocked_inside_ > 0) return true;
-    limit = 3 * (limit / 4);
-  }
-  return bytes != 0 && bytes + size.cost() > limit;
-}
-
-PeerFlow::Kept PeerFlow::wait(Waiting& request, WithoutRoom without, Clock::time_point deadline,
+PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
                               const std::function<bool()>& wanted) {
   const bool inside = request.size.inside;
+  const std::size_t cost = request.size.cost();
   base::MutexLock lock(mutex_);
-  if (no_room(request.size, without)) {
-    if (without != WithoutRoom::wait) return Kept::full;
+  const auto no_room = [&]() STITCH_REQUIRES(mutex_) {
+    const std::size_t kept = waiting_bytes_[0] + waiting_bytes_[1];
+    const std::size_t bytes = inside ? waiting_bytes_[1] : kept + (used_.load() & kByteMask);
+    return !given_up_ && bytes != 0 && bytes + cost > limits_.bytes;
+  };
+  if (inside && no_room()) return Kept::full;
+  if (no_room()) {
     // The program has freed what was under way, not always in a form that it can use again.
     lock.unlock();
     base::return_freed_memory();
     lock.lock();
   }
-  std::uint64_t ended = ended_.load();
-  Clock::time_point last_end = Clock::now();
-  while (no_room(request.size, without)) {
+  while (no_room()) {
     ++blocked_;
-    if (inside) ++blocked_inside_;
     waiting_.fetch_add(1);  // first: who makes room looks at it afterwards
-    if (no_room(request.size, without))
-      room_.wait_until(mutex_, std::min(deadline, Clock::now() + kLook));
+    if (no_room()) room_.wait_until(mutex_, std::min(deadline, Clock::now() + kLook));
     waiting_.fetch_sub(1);
-    if (inside) --blocked_inside_;
     --blocked_;
-    const std::uint64_t ended_now = ended_.load();
     lock.unlock();
-    const auto now = Clock::now();
-    const bool late = now >= deadline;
+    const bool late = Clock::now() >= deadline;
     if (late || !wanted()) return late ? Kept::late : Kept::unwanted;
     lock.lock();
-    if (std::exchange(ended, ended_now) != ended_now) last_end = now;
-    const bool standstill = inside && now - last_end >= kMaxStandstill;
-    if (standstill && !no_room(request.size, WithoutRoom::keep_more)) break;
   }
-  const std::size_t cost = request.size.cost();
   queues_[inside][request.size.small()].emplace(request.id, std::move(request));
-  waiting_bytes_.fetch_add(cost);
-  if (inside) waiting_inside_ += cost;
+  waiting_bytes_[inside] += cost;
   waiting_.fetch_add(inside ? kInside : 1);
   lock.unlock();
   pump();
@@ -112,8 +88,7 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, WithoutRoom without, Clock::time
 PeerFlow::Waiting PeerFlow::extract(Queue& queue, Queue::iterator at) {
   Waiting request = std::move(at->second);
   queue.erase(at);
-  waiting_bytes_.fetch_sub(request.size.cost());
-  if (request.size.inside) waiting_inside_ -= request.size.cost();
+  waiting_bytes_[request.size.inside] -= request.size.cost();
   return request;
 }
 
@@ -127,7 +102,7 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Queue (&queues)[2]) {
     Queue& queue = queues[small];
     if (queue.empty()) continue;
     const Size& size = queue.begin()->second.size;
-    if (given_up_ || take(size, 0)) {
+    if (given_up_ || take(size)) {
       if (given_up_) {
         used_.fetch_add(packed(size));
         (small ? unwritten_small_ : unwritten_large_).fetch_add(size.bytes);
@@ -244,7 +219,6 @@ std::uint64_t PeerFlow::given_back(const Handled& handled) {
     if (now.calls == one_way_calls_) now.bytes = one_way_bytes_;
     const std::uint64_t calls = now.calls - returned_.calls;
     used_.fetch_sub(packed(now.bytes - returned_.bytes + calls * kCallBytes, calls));
-    if (calls != 0) ended_.fetch_add(1, std::memory_order_relaxed);
     returned_ = now;
     if (now.calls >= asked_for_) {
       asked_for_ = 0;
@@ -305,7 +279,7 @@ PeerFlow::Numbers PeerFlow::numbers() const {
   for (const auto& queues : queues_) {
     for (const Queue& queue : queues) numbers.waiting += queue.size();
   }
-  numbers.waiting_bytes = waiting_bytes_.load();
+  numbers.waiting_bytes = waiting_bytes_[0] + waiting_bytes_[1];
   numbers.waiting_frames = frames_.size();
   numbers.waiting_frame_bytes = frame_bytes_;
   return numbers;

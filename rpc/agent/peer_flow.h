@@ -25,19 +25,12 @@ namespace stitch::rpc {
 //     \--wait()--> waiting --> under way
 //
 // Calls of the program ("outside") may have half of the byte limit and `calls` calls under way; the
-// others wait here, up to three quarters of the limit with what is under way; their threads wait
-// for more. Calls of handlers, continuations and callbacks ("inside") never wait for those that
-// wait here, which may wait for them: they may have three quarters of the limit and twice the calls
-// under way, and go first. When all that is counted reaches the limit, the thread of a handler
-// waits for room, too, unless no request has ended for kMaxStandstill: those under way may wait for
-// what that handler is about to do. Then, and for threads that must not wait (readers), as many
-// bytes again may wait. So what is counted exceeds the limit only by what readers make, and by one
-// request for each handler and standstill.
-//
-// A request of any size up to the limit goes when nothing else is under way. Whatever its peer has
-// room for, a request is passed to the transport only when little is unwritten there: so those that
-// are cancelled or late meanwhile are never written. Small and large ones do not wait for each
-// other.
+// others wait here, within the whole limit; their threads wait for more. Calls of handlers,
+// continuations and callbacks ("inside") never wait for those, which may wait for them: they may
+// have the whole limit and twice the calls under way, and as many bytes again may wait. A request
+// of any size up to the limit goes when nothing else is under way. Whatever its peer has room for,
+// a request is passed to the transport only when little is unwritten there: so those that are
+// cancelled or late meanwhile are never written. Small and large ones do not wait for each other.
 //
 // Thread contract: any thread. No lock is held while a request's `go` is called.
 class PeerFlow {
@@ -54,7 +47,6 @@ class PeerFlow {
   static constexpr std::size_t kLargeWindow = std::size_t{4} << 20;
   static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
   static constexpr std::size_t kMaxCalls = std::size_t{1} << 20;  // of Limits::calls
-  static constexpr std::chrono::milliseconds kMaxStandstill{1000};
 
   explicit PeerFlow(const Limits& limits);
   PeerFlow(const PeerFlow&) = delete;
@@ -80,7 +72,7 @@ class PeerFlow {
   // Counts a request as under way and unwritten. False when it has to wait.
   [[nodiscard]] bool try_begin(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     if (waits_before(size)) return false;
-    if (take(size, waiting_bytes_.load(std::memory_order_relaxed))) [[likely]]
+    if (take(size)) [[likely]]
       return true;
     // What take() held for a moment may have kept another one from beginning.
     if (waiting_.load() != 0) pump();
@@ -89,9 +81,7 @@ class PeerFlow {
   // Its answer has come, or never will.
   void end(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     used_.fetch_sub(packed(size));
-    if (waiting_.load() == 0) return;
-    ended_.fetch_add(1, std::memory_order_relaxed);
-    pump();
+    if (waiting_.load() != 0) pump();
   }
   // The transport has written it, or dropped it.
   void written(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
@@ -107,14 +97,10 @@ class PeerFlow {
     base::UniqueFunction<bool()> go;
   };
   enum class Kept : std::uint8_t { waits, late, unwanted, full };
-  // Where the bytes for it are missing:
-  enum class WithoutRoom : std::uint8_t {
-    full,       // it is not kept
-    wait,       // this thread waits for them while `wanted`, until the deadline
-    keep_more,  // of a thread that must not wait: it is kept if fewer than the limit wait; inside
-  };
-  // Keeps a request until it can begin. What is not kept stays the caller's.
-  [[nodiscard]] Kept wait(Waiting& request, WithoutRoom without, Clock::time_point deadline,
+  // Keeps a request until it can begin. Where bytes for that are missing, waits for them on this
+  // thread while `wanted` until the deadline; inside it does not: `full`. What is not kept stays
+  // the caller's.
+  [[nodiscard]] Kept wait(Waiting& request, Clock::time_point deadline,
                           const std::function<bool()>& wanted) STITCH_EXCLUDES(mutex_);
   // Drops a waiting request, if it is there.
   void drop(std::uint64_t id) STITCH_EXCLUDES(mutex_);
@@ -209,9 +195,7 @@ class PeerFlow {
     const auto waiting = waiting_.load(std::memory_order_relaxed);
     return size.inside ? waiting >= kInside : waiting != 0;
   }
-  // Counts it as under way; `waiting`: bytes that count beside those under way.
-  [[nodiscard]] bool take(const Size& size, std::size_t waiting) noexcept;
-  [[nodiscard]] bool no_room(const Size& size, WithoutRoom without) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool take(const Size& size) noexcept;
   [[nodiscard]] bool has_room(const Size& size, std::uint64_t used) const noexcept;
   void pump() noexcept STITCH_EXCLUDES(mutex_);
   void unpark() noexcept STITCH_EXCLUDES(mutex_);
@@ -237,8 +221,6 @@ class PeerFlow {
   std::atomic<std::size_t> unwritten_small_{0};
   std::atomic<std::size_t> unwritten_large_{0};
   std::atomic<std::uint64_t> waiting_{0};
-  std::atomic<std::uint64_t> ended_{0};        // requests, while others wait
-  std::atomic<std::size_t> waiting_bytes_{0};  // with kCallBytes each; written under mutex_
   alignas(64) std::atomic<std::uint64_t> held_{0};
   std::atomic<std::size_t> data_bytes_{0};
   std::atomic<std::size_t> held_data_{0};
@@ -251,8 +233,8 @@ class PeerFlow {
 
   mutable base::Mutex mutex_;
   base::CondVar room_;
-  Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);              // inside, small
-  std::size_t waiting_inside_ STITCH_GUARDED_BY(mutex_) = 0;  // of waiting_bytes_
+  Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);  // inside, small
+  std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
   std::deque<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
   std::deque<WaitingFrame> frames_ STITCH_GUARDED_BY(mutex_);
   std::size_t frame_bytes_ STITCH_GUARDED_BY(mutex_) = 0;  // of frames_
@@ -262,7 +244,6 @@ class PeerFlow {
   bool pump_again_ STITCH_GUARDED_BY(mutex_) = false;
   bool given_up_ STITCH_GUARDED_BY(mutex_) = false;
   int blocked_ STITCH_GUARDED_BY(mutex_) = 0;                  // threads
-  int blocked_inside_ STITCH_GUARDED_BY(mutex_) = 0;           // of these, those of handlers
   std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
   std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   Handled returned_ STITCH_GUARDED_BY(mutex_);

@@ -56,16 +56,6 @@ bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
   return false;
 }
 
-Error OutgoingCalls::full(const WorkerInfo& peer) {
-  const auto numbers = sender_.flow(peer).numbers();
-  return Error(ErrorCode::overloaded,
-               std::to_string(numbers.calls) + " calls of " + std::to_string(numbers.bytes) +
-                   " bytes are unanswered there and " + std::to_string(numbers.waiting) +
-                   " wait here; the limits are max_inflight_bytes " +
-                   std::to_string(options_.max_inflight_bytes) + " and max_inflight_calls " +
-                   std::to_string(options_.max_inflight_calls));
-}
-
 void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const auto give_up = [&] {
     sender_.flow(peer).give_up();

@@ -1,6 +1,6 @@
 // A fast caller and a slow callee, for flood_test.cc: each watches its own memory. Arguments: what
-// travels ("calls", "tensors", "tensors without a pool", "tensors of all sizes", "notify"; with "of
-// a handler" behind it, it is a handler that calls), and for how many seconds.
+// travels ("calls", "tensors", "tensors without a pool", "tensors of all sizes", "notify"), and for
+// how many seconds.
 #include <ATen/ATen.h>
 #include <unistd.h>
 
@@ -67,44 +67,35 @@ void report(const char* who, Watch& watch, std::chrono::seconds duration) {
   std::fflush(stdout);
 }
 
-std::atomic<int> failed{0}, made{0};
-
-// Makes calls without an end.
-void make_calls(std::string what) {
+void flood(const std::string& what, std::chrono::seconds duration) {
   const std::string text(1024, 'x');
-  const auto tensor = at::ones({2 << 20}, at::kByte);
   // The sizes of a tensor in turn: all of 1 MiB, or from 20 KiB to 2 MiB, between those of blocks.
   std::vector<std::int64_t> sizes{1 << 20};
   if (what == "tensors of all sizes") {
     for (std::int64_t size = 20 << 10; size < 2 << 20; size += size / 3) sizes.push_back(size);
   }
-  const auto count_failure = [](const auto& future) {
-    future.on_ready([future] { failed += future.has_error() ? 1 : 0; });
-  };
-  for (;; ++made) {
-    if (what.starts_with("notify")) {
-      stitch::notify<take_text>({.to = "worker1", .timeout = 300s}, text);
-    } else if (what.starts_with("calls")) {
-      count_failure(stitch::rpc_async<take_text>({.to = "worker1", .timeout = 300s}, text));
-    } else {
-      const auto size = sizes[static_cast<std::size_t>(made * 7) % sizes.size()];
-      count_failure(stitch::rpc_async<take_tensor>({.to = "worker1", .timeout = 300s},
-                                                   tensor.narrow(0, 0, size).clone()));
-    }
-  }
-}
-
-void flood(const std::string& what, std::chrono::seconds duration) {
-  stitch::rpc_sync<take_text>("worker1", std::string(1024, 'x'));
-  stitch::rpc_sync<take_tensor>("worker1", at::ones({2 << 20}, at::kByte));
+  const auto tensor = at::ones({2 << 20}, at::kByte);
+  stitch::rpc_sync<take_text>("worker1", text);
+  stitch::rpc_sync<take_tensor>("worker1", tensor);
   stitch::rpc_sync<begin>("worker1");
   Watch watch;
-  stitch::Future<void> handler;
-  if (what.ends_with(" of a handler")) {
-    handler = stitch::rpc_async<make_calls>({.to = "worker0", .timeout = 300s}, what);
-  } else {
-    std::thread([&what] { make_calls(what); }).detach();
-  }
+  static std::atomic<int> failed{0}, made{0};
+  std::thread([&what, text, tensor, sizes] {
+    const auto count_failure = [](const auto& future) {
+      future.on_ready([future] { failed += future.has_error() ? 1 : 0; });
+    };
+    for (;; ++made) {
+      if (what == "notify") {
+        stitch::notify<take_text>({.to = "worker1", .timeout = 300s}, text);
+      } else if (what == "calls") {
+        count_failure(stitch::rpc_async<take_text>({.to = "worker1", .timeout = 300s}, text));
+      } else {
+        const auto size = sizes[static_cast<std::size_t>(made * 7) % sizes.size()];
+        count_failure(stitch::rpc_async<take_tensor>({.to = "worker1", .timeout = 300s},
+                                                     tensor.narrow(0, 0, size).clone()));
+      }
+    }
+  }).detach();
   std::this_thread::sleep_for(duration);
   std::printf("made %d, failed %d\n", made.load(), failed.load());
   report("caller", watch, 0s);

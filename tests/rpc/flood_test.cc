@@ -46,9 +46,5 @@ TEST(Floods, OfTensorsStayWithinTheLimit) { flood("tensors"); }
 TEST(Floods, OfTensorsWithoutAPoolStayWithinTheLimit) { flood("tensors without a pool"); }
 TEST(Floods, OfTensorsOfAllSizesStayWithinTheLimit) { flood("tensors of all sizes"); }
 TEST(Floods, OfOneWayCallsStayWithinTheLimit) { flood("notify"); }
-// A handler that calls without an end waits for room as the program does.
-TEST(Floods, OfSmallCallsOfAHandlerStayWithinTheLimit) { flood("calls of a handler"); }
-TEST(Floods, OfTensorsOfAHandlerStayWithinTheLimit) { flood("tensors of a handler"); }
-TEST(Floods, OfOneWayCallsOfAHandlerStayWithinTheLimit) { flood("notify of a handler"); }
 
 }  // namespace

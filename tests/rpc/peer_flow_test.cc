@@ -1,21 +1,15 @@
 // What a PeerFlow lets begin, and what it keeps waiting.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <thread>
 #include <vector>
 
 #include "stitch/rpc/agent/peer_flow.h"
-#include "tests/support/eventually.h"
 
 namespace peer_flow_test {
 namespace {
 
-using namespace std::chrono_literals;
 using stitch::rpc::PeerFlow;
-using stitch::testing::eventually;
 using Time = PeerFlow::Clock::time_point;
 
 bool keep(PeerFlow& flow, std::uint64_t id, const PeerFlow::Size& size,
@@ -24,8 +18,7 @@ bool keep(PeerFlow& flow, std::uint64_t id, const PeerFlow::Size& size,
                               begun.push_back(id);
                               return true;
                             }};
-  return flow.wait(request, PeerFlow::WithoutRoom::wait, Time::max(), [] { return true; }) ==
-         PeerFlow::Kept::waits;
+  return flow.wait(request, Time::max(), [] { return true; }) == PeerFlow::Kept::waits;
 }
 
 TEST(PeerFlow, LetsWaitingRequestsBeginInTheirOrder) {
@@ -115,59 +108,19 @@ TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {
   EXPECT_EQ(sender.numbers().bytes, 0U);
 }
 
-TEST(PeerFlow, WhatHandlersCallCountsWithAllElseThatWaits) {
+// One that is above any share would otherwise keep what it waits for from beginning.
+TEST(PeerFlow, CallsOfHandlersBeginWhileALargeOneIsUnderWay) {
   PeerFlow flow({1 << 20, 100});
-  constexpr std::size_t kEighth = (1 << 17) - PeerFlow::kCallBytes;
-  const auto request = [](std::size_t bytes, std::uint64_t id) {
-    return PeerFlow::Waiting{{bytes, true}, id, [] { return true; }};
-  };
-  const auto wanted = [] { return true; };
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(flow.try_begin({kEighth, false}));
+  const PeerFlow::Size large{900 << 10, false};
+  EXPECT_TRUE(flow.try_begin(large));
+  flow.written(large);
+  EXPECT_TRUE(flow.try_begin({64 << 10, true}));
   std::vector<std::uint64_t> begun;
-  for (std::uint64_t id = 1; id <= 2; ++id) EXPECT_TRUE(keep(flow, id, {kEighth, false}, begun));
-  auto late = request(kEighth, 3);
-  late.size.inside = false;
-  EXPECT_EQ(flow.wait(late, PeerFlow::WithoutRoom::wait, PeerFlow::Clock::now() + 10ms, wanted),
-            PeerFlow::Kept::late)
-      << "a quarter is left to handlers";
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(flow.try_begin({kEighth, true}));
-  EXPECT_FALSE(flow.try_begin({kEighth, true})) << "all is counted";
-  auto full = request(kEighth, 4);
-  EXPECT_EQ(flow.wait(full, PeerFlow::WithoutRoom::full, Time::max(), wanted),
-            PeerFlow::Kept::full);
-  // The thread of a handler waits until a call has ended.
-  std::atomic<bool> kept{false};
-  std::jthread handler([&] {
-    auto waiting = request(kEighth, 5);
-    EXPECT_EQ(flow.wait(waiting, PeerFlow::WithoutRoom::wait, Time::max(), wanted),
-              PeerFlow::Kept::waits);
-    kept = true;
-  });
-  std::this_thread::sleep_for(100ms);
-  EXPECT_FALSE(kept);
-  flow.written({kEighth, true});
-  flow.end({kEighth, true});
-  EXPECT_TRUE(eventually([&] { return kept.load(); }));
-  EXPECT_EQ(flow.numbers().bytes + flow.numbers().waiting_bytes, std::size_t{1} << 20);
-}
-
-TEST(PeerFlow, AHandlerWaitsForRoomNoLongerThanTheStandstillLasts) {
-  PeerFlow flow({1 << 20, 100});
-  const PeerFlow::Size half{(1 << 19) - PeerFlow::kCallBytes, true};
-  EXPECT_TRUE(flow.try_begin(half));
-  std::vector<std::uint64_t> begun;
-  EXPECT_TRUE(keep(flow, 1, half, begun)) << "within the limit";
-  const auto begin = PeerFlow::Clock::now();
-  EXPECT_TRUE(keep(flow, 2, half, begun)) << "those under way may wait for what it does next";
-  const auto waited = PeerFlow::Clock::now() - begin;
-  EXPECT_GE(waited, PeerFlow::kMaxStandstill);
-  EXPECT_LT(waited, 5 * PeerFlow::kMaxStandstill);
-  // As much as the limit again may wait then, and so it may for a thread that must not wait.
-  const auto wanted = [] { return true; };
-  PeerFlow::Waiting too_much{half, 3, [] { return true; }};
-  EXPECT_EQ(flow.wait(too_much, PeerFlow::WithoutRoom::keep_more, Time::max(), wanted),
-            PeerFlow::Kept::full);
-  flow.give_up();
+  EXPECT_TRUE(keep(flow, 1, {512 << 10, true}, begun)) << "no thread waits";
+  EXPECT_TRUE(keep(flow, 2, {400 << 10, true}, begun));
+  EXPECT_FALSE(keep(flow, 3, {400 << 10, true}, begun)) << "as many bytes as the limit wait";
+  flow.end(large);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 2}));
 }
 
 TEST(PeerFlow, FramesWaitForRoomAndGoInTheirOrder) {
