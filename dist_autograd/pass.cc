@@ -157,8 +157,24 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
   outbox_.add(node, std::move(gradients), bytes, gradient_link, std::move(differentiable));
 }
 
-void Pass::before_node() {
+// Where gradients wait for a peer, nodes would make more of them than memory holds. This pass goes
+// on once its own are written: then it has added one batch to what waits, at most.
+bool Pass::before_node() {
   if (outbox_.due()) flush();
+  if (!crowded_) [[likely]]
+    return true;
+  flush();  // others may wait for the rest
+  base::MutexLock lock(mutex_);
+  crowded_ = held_ = unwritten_ != 0;
+  return !held_;
+}
+
+void Pass::gradients_left() {
+  {
+    base::MutexLock lock(mutex_);
+    if (--unwritten_ != 0 || !std::exchange(held_, false)) return;
+  }
+  do_or_repeat([self = shared_from_this()] { self->strand_->resume(); });
 }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
@@ -179,6 +195,7 @@ void Pass::stopped() {
     base::MutexLock lock(mutex_);
     error = error_;
   }
+  agent_->drop_frames(this);  // no flush() comes after this
   finish(error);
 }
 
@@ -270,6 +287,7 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   const WorkerInfo& peer = agent_->peers().find(to);
   const auto sent = [self = shared_from_this(), to,
                      carries_gradients](const std::optional<Error>& error) {
+    if (carries_gradients) self->gradients_left();
     if (error) {
       const WorkerInfo& peer = self->agent_->peers().find(to);
       self->abort(Error(error->code(),
@@ -281,7 +299,11 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   };
   try {
     if (carries_gradients) {
-      agent_->send_frame(peer, std::move(message), sent);
+      {
+        base::MutexLock lock(mutex_);
+        ++unwritten_;
+      }
+      if (!agent_->send_frame(peer, std::move(message), sent, this)) crowded_ = true;
     } else {
       agent_->send_control(peer, std::move(message), sent);
     }

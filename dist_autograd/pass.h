@@ -1,13 +1,17 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/executor/plan.h"
@@ -102,7 +106,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
  private:
   // StrandOwner
   void gradients_ready(RecvNode& node, variable_list gradients) override;
-  void before_node() override;
+  [[nodiscard]] bool before_node() override STITCH_EXCLUDES(mutex_);
   void went_quiet(std::uint64_t taken, bool resolved) override;
   void failed(Error error) override;
   void stopped() override;
@@ -146,6 +150,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   [[nodiscard]] rpc::OutMessage message(std::uint16_t kind, const Parts&... parts) const;
   void send(WorkerId to, rpc::OutMessage message, bool carries_gradients = false)
       STITCH_EXCLUDES(mutex_);
+  // One of its messages with gradients has been written, or never will be.
+  void gradients_left() STITCH_EXCLUDES(mutex_);
   void run_at_settled(bool told) STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
@@ -175,6 +181,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Only on the strand.
   Outbox outbox_;
   std::vector<PassSummary::Sent> sent_;
+  bool crowded_ = false;  // too much waits for a peer to which it has sent gradients
 
   std::atomic<bool> driver_wanted_{false};
   bool collects_warnings_ = false;  // constant once nodes may run
@@ -188,7 +195,20 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   std::optional<Error> error_ STITCH_GUARDED_BY(mutex_);
   std::optional<Promise<void>> promise_ STITCH_GUARDED_BY(mutex_);
   rpc::Clock::time_point begun_ STITCH_GUARDED_BY(mutex_);
+  std::size_t unwritten_ STITCH_GUARDED_BY(mutex_) = 0;  // messages with gradients
+  bool held_ STITCH_GUARDED_BY(mutex_) = false;          // the strand, until there are none
   base::EventLoop::TimerId timer_ STITCH_GUARDED_BY(mutex_) = 0;
 };
+
+// The timer, its task and what that keeps take no memory but a little of the reserve.
+template <class Step>
+void Pass::do_or_repeat(Step step) {
+  constexpr std::chrono::milliseconds kDelay{10};
+  try {
+    base::patiently(step);
+  } catch (const std::bad_alloc&) {
+    agent_->loop().call_at(rpc::Clock::now() + kDelay, std::move(step));
+  }
+}
 
 }  // namespace stitch::dist_autograd

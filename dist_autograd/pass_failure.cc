@@ -1,7 +1,6 @@
 // How a pass fails: on this worker, and how the others hear of it.
 #include <chrono>
 #include <memory>
-#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,17 +13,6 @@
 #include "stitch/rpc/message/life_text.h"
 
 namespace stitch::dist_autograd {
-
-// The timer, its task and what that keeps take no memory but a little of the reserve.
-template <class Step>
-void Pass::do_or_repeat(Step step) {
-  constexpr std::chrono::milliseconds kDelay{10};
-  try {
-    base::patiently(step);
-  } catch (const std::bad_alloc&) {
-    agent_->loop().call_at(rpc::Clock::now() + kDelay, std::move(step));
-  }
-}
 
 void Pass::abort(const Error& error) {
   struct Failing {

@@ -123,6 +123,23 @@ void Strand::post(std::vector<Arrival> arrivals) {
   schedule();
 }
 
+void Strand::resume() {
+  {
+    base::MutexLock lock(mutex_);
+    if (stop_ || ended_) return;
+    resumed_ = true;
+    if (!started_ || scheduled_) return;
+    scheduled_ = true;
+  }
+  try {
+    schedule();
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    scheduled_ = false;
+    throw;
+  }
+}
+
 void Strand::stop() {
   {
     base::MutexLock lock(mutex_);
@@ -156,7 +173,7 @@ Strand::Next Strand::take_inbox(bool leave_if_empty) {
     ended_ = true;
     return Next::stop;
   }
-  if (inbox_.empty() && leave_if_empty) {
+  if (!std::exchange(resumed_, false) && inbox_.empty() && leave_if_empty) {
     scheduled_ = false;
     return Next::leave;
   }
@@ -192,11 +209,14 @@ void Strand::run_slice(StrandOwner& owner) {
       continue;
     }
     const std::uint32_t next = ready_.top().node;
-    ready_.pop();
     thread_.store(base::this_thread_id(), std::memory_order_relaxed);
     try {
-      owner.before_node();
-      run(next, owner);
+      if (owner.before_node()) [[likely]] {
+        ready_.pop();
+        run(next, owner);
+      } else {
+        leave_if_empty = true;  // resume() makes the next slice
+      }
     } catch (...) {
       Error error = failure_of(plan_->node(next));
       if (flags_.anomaly) plan_->node(next).metadata()->print_stack(plan_->node(next).name());

@@ -27,8 +27,9 @@ using Executor = std::function<void(base::UniqueFunction<void()>)>;
 class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
-  // A node is about to run: send now what should not wait for it.
-  virtual void before_node() {}
+  // A node is about to run: send now what should not wait for it. False: no node runs until
+  // Strand::resume(), which may be called before this returns.
+  [[nodiscard]] virtual bool before_node() { return true; }
   // A recv node has its complete gradients, some of them perhaps undefined. If this throws, the
   // node has failed.
   virtual void gradients_ready(RecvNode& node, variable_list gradients) = 0;
@@ -70,6 +71,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients);
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes);
+  // Asks StrandOwner::before_node() again. Where it throws, it may be called again.
+  void resume() STITCH_EXCLUDES(mutex_);
   // Ends the pass here: the running node finishes, no other starts. Before start() it takes effect
   // with start().
   void stop();
@@ -144,6 +147,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
   bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;
   bool stop_ STITCH_GUARDED_BY(mutex_) = false;
+  bool resumed_ STITCH_GUARDED_BY(mutex_) = false;  // since the inbox was last taken
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
 };
 

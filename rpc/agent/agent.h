@@ -114,13 +114,17 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   static void outside_delivery(const std::function<void()>& task);
 
   // ---- for extensions
-  // Sends a frame of an extension's own kind that carries data. While replies and such frames take
-  // half of max_inflight_bytes it waits in a queue for room, in its order; this thread does not.
-  // Throws `overloaded` for one that is larger than that limit by itself. `done` (may be empty) as
-  // for Connection::send.
-  void send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr) {
-    sender_.send(to, std::move(message), Sender::Traffic::frame, std::move(done));
+  // Sends a frame of an extension's own kind that carries data. While those to that peer that are
+  // not written take half of max_inflight_bytes it waits in a queue for room, in its order; this
+  // thread does not. Throws `overloaded` for one that is larger than that limit by itself. `done`
+  // (may be empty) as for Connection::send. False: it is kept, but those that wait exceed half of
+  // the limit; `owner` should make no more until `done` has been called for its own.
+  bool send_frame(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr,
+                  const void* owner = nullptr) {
+    return sender_.send_frame(to, std::move(message), std::move(done), owner);
   }
+  // Drops those of `owner` that wait: their `done` is called with the error `cancelled`.
+  void drop_frames(const void* owner) noexcept { sender_.drop_frames(owner); }
   // Sends a small frame that must arrive: max_inflight_bytes does not refuse it. A peer that does
   // not read while Sender::kMaxControlBytes wait for it is given up, and on_peer_lost() is called.
   // So a control frame reaches its peer, or the peer is lost.

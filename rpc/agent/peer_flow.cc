@@ -19,7 +19,6 @@ constexpr std::chrono::milliseconds kLook{50};
 PeerFlow::PeerFlow(const Limits& limits)
     : limits_{std::min(limits.bytes, kMaxBytes),
               std::clamp<std::size_t>(limits.calls, 1, kMaxCalls)},
-      many_data_(limits_.bytes / 2),
       tell_at_(kNever) {}
 
 bool PeerFlow::has_room(const Size& size, std::uint64_t used) const noexcept {
@@ -275,13 +274,14 @@ PeerFlow::Numbers PeerFlow::numbers() const {
   numbers.held_calls = held >> kByteBits;
   numbers.held_bytes = (held & kByteMask) - numbers.held_calls * kCallBytes;
   numbers.data_bytes = data_bytes_.load();
+  numbers.frame_bytes = frames_unwritten_.load();
   base::MutexLock lock(mutex_);
   for (const auto& queues : queues_) {
     for (const Queue& queue : queues) numbers.waiting += queue.size();
   }
   numbers.waiting_bytes = waiting_bytes_[0] + waiting_bytes_[1];
   numbers.waiting_frames = frames_.size();
-  numbers.waiting_frame_bytes = frame_bytes_;
+  numbers.waiting_frame_bytes = waiting_frame_bytes_.load();
   return numbers;
 }
 

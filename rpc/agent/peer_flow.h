@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <optional>
 #include <utility>
@@ -139,28 +140,41 @@ class PeerFlow {
   }
   void end_held_data(std::size_t bytes) noexcept { held_data_.fetch_sub(bytes); }
 
-  // ---- replies to the peer, which wait for nothing, and frames, which wait for them
-  // Counts a reply that is not written yet, or whose tensors beside it have not arrived. False, and
-  // it is not counted, when that exceeds the limit.
+  // ---- replies to the peer, which wait for nothing
+  // Counts one that is not written yet, or whose tensors beside it have not arrived. False, and it
+  // is not counted, when that exceeds the limit.
   [[nodiscard]] bool add_data(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
-  // Counts a frame likewise. False, and it is not counted, when it has to wait: frames take half of
-  // the limit beside replies, and one that is larger goes once little else is unwritten.
-  [[nodiscard]] bool try_begin_frame(std::size_t bytes) noexcept;
-  // Keeps a frame until there is room, behind those that wait already. `go()` sends it once it is
-  // counted. Called in any case: when the peer is lost, to fail.
-  void wait_frame(std::size_t bytes, base::UniqueFunction<void()> go) STITCH_EXCLUDES(mutex_);
   void data_written(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
     const std::size_t left = data_bytes_.fetch_sub(bytes) - bytes;
-    if (frames_waiting_.load() != 0) pump_frames();
     if (parked_count_.load() != 0 && left <= limits_.bytes / 4) unpark();
   }
-  // Whether replies and frames take half of the limit, or what a frame that waits needs.
+  // Whether replies take half of the limit.
   [[nodiscard]] bool many_replies() const noexcept {
-    return data_bytes_.load(std::memory_order_relaxed) > many_data_.load(std::memory_order_relaxed);
+    return data_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2;
   }
   // Keeps `task`, which is about to make another reply, while they do: until some of them are
   // written. False, and it is left untouched, when they do not, or memory is short.
   [[nodiscard]] bool park(base::UniqueFunction<void()>& task) STITCH_EXCLUDES(mutex_);
+
+  // ---- frames to the peer, which wait for each other, not for replies, which could keep them out
+  // Counts one that is not written yet, as a reply. False, and it is not counted, when it has to
+  // wait: frames take half of the limit, a larger one goes alone.
+  [[nodiscard]] bool try_begin_frame(std::size_t bytes) noexcept;
+  // Keeps a frame until there is room, behind those that wait already. `go(true)` sends it once it
+  // is counted, also when the peer is lost: it fails then. `go(false)`: it has been dropped. One of
+  // them is called, once, unless this throws.
+  using FrameGo = base::UniqueFunction<void(bool)>;
+  void wait_frame(std::size_t bytes, const void* owner, FrameGo go) STITCH_EXCLUDES(mutex_);
+  // Drops those of `owner` that wait.
+  void drop_frames(const void* owner) noexcept STITCH_EXCLUDES(mutex_);
+  void frame_written(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
+    frames_unwritten_.fetch_sub(bytes);
+    if (frames_waiting_.load() != 0) pump_frames();
+  }
+  // Whether those that wait exceed half of the limit: who makes them should stop.
+  [[nodiscard]] bool many_frames() const noexcept {
+    return waiting_frame_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2;
+  }
 
   // ---- numbers
   std::atomic<std::size_t> control_bytes{0};  // control frames, not written yet
@@ -173,6 +187,7 @@ class PeerFlow {
     std::size_t held_calls = 0;  // of the peer
     std::size_t held_bytes = 0;
     std::size_t data_bytes = 0;
+    std::size_t frame_bytes = 0;  // not written yet
     std::size_t waiting_frames = 0;
     std::size_t waiting_frame_bytes = 0;
   };
@@ -201,12 +216,10 @@ class PeerFlow {
   void unpark() noexcept STITCH_EXCLUDES(mutex_);
   struct WaitingFrame {
     std::size_t bytes;
-    base::UniqueFunction<void()> go;
+    const void* owner;
+    FrameGo go;
   };
-  // What may be unwritten besides when a frame goes.
-  [[nodiscard]] std::size_t data_before(std::size_t frame_bytes) const noexcept;
   [[nodiscard]] bool take_frame(std::size_t bytes) noexcept;
-  void note_first_frame() noexcept STITCH_REQUIRES(mutex_);
   void pump_frames() noexcept STITCH_EXCLUDES(mutex_);
   using Queue = std::map<std::uint64_t, Waiting>;
   [[nodiscard]] std::optional<Waiting> next() STITCH_REQUIRES(mutex_);
@@ -226,7 +239,8 @@ class PeerFlow {
   std::atomic<std::size_t> held_data_{0};
   std::atomic<std::size_t> parked_count_{0};
   std::atomic<std::size_t> frames_waiting_{0};
-  std::atomic<std::size_t> many_data_;  // written under mutex_
+  std::atomic<std::size_t> frames_unwritten_{0};     // bytes
+  std::atomic<std::size_t> waiting_frame_bytes_{0};  // of frames_; written under mutex_
   std::atomic<std::uint64_t> handled_calls_{0};
   std::atomic<std::uint64_t> handled_bytes_{0};
   std::atomic<std::uint64_t> tell_at_;  // handled calls
@@ -236,8 +250,7 @@ class PeerFlow {
   Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);  // inside, small
   std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
   std::deque<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
-  std::deque<WaitingFrame> frames_ STITCH_GUARDED_BY(mutex_);
-  std::size_t frame_bytes_ STITCH_GUARDED_BY(mutex_) = 0;  // of frames_
+  std::list<WaitingFrame> frames_ STITCH_GUARDED_BY(mutex_);
   bool pumping_frames_ STITCH_GUARDED_BY(mutex_) = false;
   bool pump_frames_again_ STITCH_GUARDED_BY(mutex_) = false;
   bool pumping_ STITCH_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,4 @@
-// What a PeerFlow counts of replies and frames: see "replies to the peer" in its header.
+// What a PeerFlow counts of replies and frames: see there.
 #include <algorithm>
 #include <exception>
 #include <new>
@@ -14,20 +14,13 @@ bool PeerFlow::add_data(std::size_t bytes) noexcept {
   return false;
 }
 
-// A frame of at most a quarter of the limit finds room in half of it; a larger one needs less to be
-// unwritten than that, and nothing if both would exceed the limit.
-std::size_t PeerFlow::data_before(std::size_t frame_bytes) const noexcept {
-  const std::size_t half = limits_.bytes / 2;
-  const std::size_t quarter = limits_.bytes / 4;
-  if (frame_bytes <= quarter) return half - frame_bytes;
-  return frame_bytes + quarter <= limits_.bytes ? quarter : 0;
-}
+// ---- frames
 
 bool PeerFlow::take_frame(std::size_t bytes) noexcept {
-  std::size_t before = data_bytes_.load();
+  std::size_t before = frames_unwritten_.load();
   do {
-    if (before > data_before(bytes)) return false;
-  } while (!data_bytes_.compare_exchange_weak(before, before + bytes));
+    if (before != 0 && before + bytes > limits_.bytes / 2) return false;
+  } while (!frames_unwritten_.compare_exchange_weak(before, before + bytes));
   return true;
 }
 
@@ -35,21 +28,38 @@ bool PeerFlow::try_begin_frame(std::size_t bytes) noexcept {
   return frames_waiting_.load() == 0 && take_frame(bytes);
 }
 
-void PeerFlow::wait_frame(std::size_t bytes, base::UniqueFunction<void()> go) {
+void PeerFlow::wait_frame(std::size_t bytes, const void* owner, FrameGo go) {
   {
     base::MutexLock lock(mutex_);
-    frames_.push_back({bytes, std::move(go)});
-    frame_bytes_ += bytes;
+    frames_.push_back({bytes, owner, std::move(go)});
+    waiting_frame_bytes_.fetch_add(bytes);
     frames_waiting_.fetch_add(1);  // before room is looked for: who makes some looks at it then
-    note_first_frame();
   }
   pump_frames();
 }
 
-// While a frame waits, no handler begins that would keep its room taken with its reply.
-void PeerFlow::note_first_frame() noexcept {
-  const std::size_t half = limits_.bytes / 2;
-  many_data_.store(frames_.empty() ? half : std::min(half, data_before(frames_.front().bytes)));
+void PeerFlow::drop_frames(const void* owner) noexcept {
+  std::list<WaitingFrame> dropped;
+  {
+    base::MutexLock lock(mutex_);
+    for (auto at = frames_.begin(); at != frames_.end();) {
+      const auto each = at++;
+      if (each->owner != owner) continue;
+      waiting_frame_bytes_.fetch_sub(each->bytes);
+      frames_waiting_.fetch_sub(1);
+      dropped.splice(dropped.end(), frames_, each);
+    }
+  }
+  if (dropped.empty()) return;
+  for (WaitingFrame& frame : dropped) {
+    try {
+      frame.go(false);
+    } catch (const std::exception&) {
+      // As in pump_frames().
+    }
+  }
+  dropped.clear();
+  pump_frames();  // one of them may have been the first
 }
 
 // One thread at a time, so that frames keep their order.
@@ -67,28 +77,30 @@ void PeerFlow::pump_frames() noexcept {
       if (pump_frames_again_) continue;
       break;
     }
-    WaitingFrame frame = std::move(frames_.front());
-    frames_.pop_front();
-    frame_bytes_ -= frame.bytes;
-    note_first_frame();
-    if (given_up_) data_bytes_.fetch_add(frame.bytes);
+    std::list<WaitingFrame> first;
+    first.splice(first.end(), frames_, frames_.begin());
+    const std::size_t bytes = first.front().bytes;
+    waiting_frame_bytes_.fetch_sub(bytes);
+    if (given_up_) frames_unwritten_.fetch_add(bytes);
     lock.unlock();
     try {
-      frame.go();
+      first.front().go(true);
     } catch (const std::exception&) {
       // Who waits for it has been told; it had no memory for what follows from that.
     }
-    frame.go = nullptr;
+    first.clear();
     frames_waiting_.fetch_sub(1);  // after it was sent: until then later ones wait
     lock.lock();
   }
   pumping_frames_ = false;
 }
 
+// ---- handlers that would make more replies
+
 bool PeerFlow::park(base::UniqueFunction<void()>& task) {
   base::MutexLock lock(mutex_);
   parked_count_.fetch_add(1);  // first: who writes a reply looks at it afterwards
-  if (given_up_ || data_bytes_.load() <= many_data_.load()) {
+  if (given_up_ || data_bytes_.load() <= limits_.bytes / 2) {
     parked_count_.fetch_sub(1);
     return false;
   }

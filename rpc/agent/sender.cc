@@ -20,42 +20,54 @@ void Sender::start(const std::shared_ptr<void>& owner, PeerTable& peers) {
 
 void Sender::send(const WorkerInfo& to, OutMessage&& message, Traffic traffic,
                   transport::SendDone done) {
-  if (traffic == Traffic::frame) {
-    if (!done) done = [](const std::optional<Error>&) {};
-    send_frame(to, lay_out(to, message, traffic), std::move(done));
-  } else if (done) {
+  if (done) {
     send(to, nullptr, std::move(message), traffic, std::move(done));
   } else {
     send(to, nullptr, std::move(message), traffic, [](const std::optional<Error>&) {});
   }
 }
 
-void Sender::send_frame(const WorkerInfo& to, LaidOut&& out, transport::SendDone done) {
+bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::SendDone done,
+                        const void* owner) {
+  if (!done) done = [](const std::optional<Error>&) {};
+  LaidOut out = lay_out(to, message, Traffic::frame);
   PeerFlow& flow = *out.in_flight.counted().flow;
   const std::size_t bytes = out.in_flight.counted().bytes;
   if (flow.try_begin_frame(bytes)) {
     out.in_flight.begun();
     transmit(to, nullptr, std::move(out), std::move(done));
-    return;
+    return true;
   }
   struct Waiting {
     WorkerInfo to;
-    LaidOut out;
+    std::optional<LaidOut> out;
     transport::SendDone done;
     void tell(const std::optional<Error>& error) {
       if (done) std::exchange(done, nullptr)(error);
     }
   };
   auto waiting = std::shared_ptr<Waiting>(new Waiting{to, std::move(out), std::move(done)});
-  flow.wait_frame(bytes, [this, waiting = std::move(waiting)] {
-    waiting->out.in_flight.begun();
+  // What is counted as sent keeps the agent alive, and with it this.
+  flow.wait_frame(bytes, owner, [this, waiting = std::move(waiting)](bool sent) {
+    if (!sent) {
+      const std::shared_ptr<Sender> alive(self_);
+      waiting->out.reset();
+      waiting->tell(Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
+      return;
+    }
+    waiting->out->in_flight.begun();
     try {
-      transmit(waiting->to, nullptr, std::move(waiting->out),
+      transmit(waiting->to, nullptr, std::move(*waiting->out),
                [waiting](const std::optional<Error>& error) { waiting->tell(error); });
     } catch (...) {
       waiting->tell(to_error(std::current_exception()));
     }
   });
+  return !flow.many_frames();
+}
+
+void Sender::drop_frames(const void* owner) noexcept {
+  peers_->for_each([owner](Life& life) { life.flow->drop_frames(owner); });
 }
 
 void Sender::send_reply(const WorkerInfo& to,
@@ -223,7 +235,8 @@ void Sender::send_when_open(const WorkerInfo& to,
             const auto transfers = std::move(waiting->transfers);
             if (why || !transfers) return end(*waiting, why);
             // Now, so that a transfer never begins whose message does not come.
-            if (waiting->in_flight.counted().kind != Counted::data) {
+            const auto kind = waiting->in_flight.counted().kind;
+            if (kind != Counted::data && kind != Counted::frame) {
               transfers->begin(waiting->to, nullptr);
               return end(*waiting, why);
             }
@@ -302,6 +315,9 @@ void Sender::end_count(const Counted& counted) noexcept {
     case Counted::data:
       counted.flow->data_written(counted.bytes);
       return;
+    case Counted::frame:
+      counted.flow->frame_written(counted.bytes);
+      return;
     case Counted::control:
       counted.flow->control_bytes.fetch_sub(counted.bytes);
       return;
@@ -353,6 +369,7 @@ void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     add("calls_waiting_bytes", &PeerFlow::Numbers::waiting_bytes);
     add("calls_unwritten_bytes", &PeerFlow::Numbers::unwritten_bytes);
     add("replies_unwritten_bytes", &PeerFlow::Numbers::data_bytes);
+    add("gradients_unwritten_bytes", &PeerFlow::Numbers::frame_bytes);
     add("gradients_waiting", &PeerFlow::Numbers::waiting_frames);
     add("gradients_waiting_bytes", &PeerFlow::Numbers::waiting_frame_bytes);
     add("calls_held", &PeerFlow::Numbers::held_calls);
@@ -363,8 +380,8 @@ void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     numbers.emplace(name, static_cast<std::int64_t>(value));
   };
   total("rpc.messages_sent", sent_.load());
-  total("rpc.outgoing_bytes",
-        all.unwritten_bytes + all.data_bytes + all.waiting_bytes + all.waiting_frame_bytes);
+  total("rpc.outgoing_bytes", all.unwritten_bytes + all.data_bytes + all.frame_bytes +
+                                  all.waiting_bytes + all.waiting_frame_bytes);
   total("rpc.incoming_bytes", all.held_bytes);
   total("rpc.calls_waiting", all.waiting);
   total("rpc.control_bytes", control_bytes);

@@ -31,7 +31,7 @@ class Sender {
     request,      // seen by extensions, counted by PeerFlow
     reply,        // likewise, counted in the peer's budget for data, max_inflight_bytes
     error_reply,  // seen by extensions, counted in the peer's control budget
-    frame,        // an extension's own frames with data, in the same budget: wait for room in it
+    frame,        // an extension's own frames with data: send_frame()
     control,      // small frames that must arrive, counted in the peer's control budget
   };
   // The budget of each peer for control traffic that waits to be sent: bytes, and
@@ -50,6 +50,7 @@ class Sender {
     enum Kind : std::uint8_t {
       nothing,  // a request or a frame that waits
       data,
+      frame,
       control,
       request,
       one_way,  // a request
@@ -73,7 +74,7 @@ class Sender {
       if (sender_) sender_->count_unsent(counted_);
     }
     // A frame: PeerFlow has counted it.
-    void begun() noexcept { counted_.kind = Counted::data; }
+    void begun() noexcept { counted_.kind = Counted::frame; }
     // A request: PeerFlow has it under way.
     void begun(const PeerFlow::Size& size, bool one_way) noexcept {
       counted_.inside = size.inside;
@@ -137,9 +138,16 @@ class Sender {
         },
         call_id);
   }
-  // The same with a `done` that may be empty; called once unless this throws. A frame is sent once
-  // the peer's budget has room for it, which it waits for in a queue: this thread does not.
+  // The same with a `done` that may be empty; called once unless this throws.
   void send(const WorkerInfo& to, OutMessage&& message, Traffic traffic, transport::SendDone done);
+  // A frame, which is sent once PeerFlow has room for it. It waits for that in a queue: this thread
+  // does not. `done` (may be empty) is called once unless this throws. False: those that wait for
+  // that peer exceed half of max_inflight_bytes, this one is kept all the same, and `owner` should
+  // make no more until its own are written.
+  bool send_frame(const WorkerInfo& to, OutMessage&& message, transport::SendDone done,
+                  const void* owner);
+  // Drops the frames of `owner` that wait: their `done` gets the error `cancelled`.
+  void drop_frames(const void* owner) noexcept;
   // A reply or an error reply.
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage&& message);
@@ -166,7 +174,6 @@ class Sender {
     std::unique_ptr<DeviceGate> gate;
     std::shared_ptr<OutgoingTransfers> transfers;
   };
-  void send_frame(const WorkerInfo& to, LaidOut&& out, transport::SendDone done);
   [[nodiscard]] DeviceParts encode_staged(OutMessage& message, const WorkerInfo& to) const;
   void send_when_open(const WorkerInfo& to,
                       const std::shared_ptr<transport::Connection>& connection, LaidOut out,

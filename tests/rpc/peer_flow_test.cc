@@ -126,27 +126,66 @@ TEST(PeerFlow, CallsOfHandlersBeginWhileALargeOneIsUnderWay) {
 TEST(PeerFlow, FramesWaitForRoomAndGoInTheirOrder) {
   PeerFlow flow({1 << 20, 100});
   std::vector<int> gone;
+  const int owner = 0;
   const auto wait = [&](int number, std::size_t bytes) {
-    flow.wait_frame(bytes, [&gone, number] { gone.push_back(number); });
+    flow.wait_frame(bytes, &owner, [&gone, number](bool sent) {
+      EXPECT_TRUE(sent);
+      gone.push_back(number);
+    });
   };
-  EXPECT_TRUE(flow.add_data(700 << 10));
-  EXPECT_FALSE(flow.try_begin_frame(100 << 10)) << "replies take half of the limit";
+  EXPECT_TRUE(flow.add_data(1 << 20));
+  EXPECT_TRUE(flow.try_begin_frame(500 << 10)) << "replies do not keep it out";
+  EXPECT_FALSE(flow.try_begin_frame(100 << 10)) << "more than half of the limit";
   wait(1, 900 << 10);
   wait(2, 100 << 10);
+  EXPECT_TRUE(flow.many_frames());
   EXPECT_FALSE(flow.try_begin_frame(1)) << "others wait before it";
   EXPECT_EQ(flow.numbers().waiting_frames, 2U);
   EXPECT_EQ(flow.numbers().waiting_frame_bytes, std::size_t{1000} << 10);
-  flow.data_written(690 << 10);
-  EXPECT_TRUE(gone.empty()) << "both would exceed the limit";
-  EXPECT_TRUE(flow.many_replies()) << "no reply is to take the room that it needs";
-  flow.data_written(10 << 10);
+  EXPECT_TRUE(gone.empty()) << "a large one goes alone";
+  flow.frame_written(500 << 10);
   EXPECT_EQ(gone, (std::vector<int>{1}));
-  flow.data_written(900 << 10);
+  EXPECT_FALSE(flow.many_frames());
+  flow.frame_written(900 << 10);
   EXPECT_EQ(gone, (std::vector<int>{1, 2}));
-  EXPECT_FALSE(flow.many_replies());
   wait(3, 1 << 20);
   flow.give_up();
   EXPECT_EQ(gone, (std::vector<int>{1, 2, 3})) << "it is to fail";
+}
+
+TEST(PeerFlow, DroppedFramesAreToldOnceAndMakeRoom) {
+  PeerFlow flow({1 << 20, 100});
+  std::vector<int> gone, dropped;
+  const int owners[2] = {};
+  const auto wait = [&](int number, std::size_t bytes) {
+    flow.wait_frame(bytes, &owners[number % 2],
+                    [&, number](bool sent) { (sent ? gone : dropped).push_back(number); });
+  };
+  EXPECT_TRUE(flow.try_begin_frame(400 << 10));
+  wait(1, 300 << 10);  // keeps those behind it waiting
+  wait(2, 50 << 10);
+  wait(3, 300 << 10);
+  wait(4, 50 << 10);
+  EXPECT_TRUE(flow.many_frames());
+  flow.drop_frames(&owners[1]);
+  EXPECT_EQ(dropped, (std::vector<int>{1, 3}));
+  EXPECT_EQ(gone, (std::vector<int>{2, 4})) << "they have room now";
+  EXPECT_EQ(flow.numbers().waiting_frames, 0U);
+  EXPECT_EQ(flow.numbers().waiting_frame_bytes, 0U);
+  flow.drop_frames(&owners[1]);
+  EXPECT_EQ(dropped.size(), 2U);
+  EXPECT_EQ(flow.numbers().frame_bytes, std::size_t{500} << 10);
+}
+
+// Frames that wait are no reason to keep handlers from beginning, which is what makes replies.
+TEST(PeerFlow, FramesDoNotKeepHandlersFromBeginning) {
+  PeerFlow flow({1 << 20, 100});
+  EXPECT_TRUE(flow.try_begin_frame(1 << 20));
+  flow.wait_frame(1 << 20, nullptr, [](bool) {});
+  EXPECT_FALSE(flow.many_replies());
+  EXPECT_TRUE(flow.add_data(600 << 10));
+  EXPECT_TRUE(flow.many_replies());
+  flow.give_up();
 }
 
 }  // namespace
