@@ -82,6 +82,9 @@ void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& rel
 // on this worker tells it of their end.
 void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
   for (const std::uint64_t counter : hold.contexts) {
+    // It has not begun, so it has not ended: who told of it was wrong. To release it would end
+    // those that come between, or that one itself, for `from`.
+    if (!contexts_.made(counter)) continue;
     const ContextId id{agent_.self().id, agent_.self().epoch, counter};
     const auto context = contexts_.find(id);
     if (!context || !context->add_peer(from)) {

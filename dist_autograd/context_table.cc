@@ -86,6 +86,11 @@ void ContextTable::add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t f
   ended_[{home, epoch}].insert_run(first, last);
 }
 
+bool ContextTable::made(std::uint64_t counter) const {
+  base::MutexLock lock(mutex_);
+  return counter < next_;
+}
+
 std::uint64_t ContextTable::low_water() const {
   base::MutexLock lock(mutex_);
   return own_.empty() ? next_ : *own_.begin();

@@ -51,9 +51,12 @@ class ContextTable {
   // stay until their RELEASE comes. REQUIRES: first <= last.
   void add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t first, std::uint64_t last)
       STITCH_EXCLUDES(mutex_);
+  // Whether this worker has ever made a context of its own with that counter.
+  [[nodiscard]] bool made(std::uint64_t counter) const STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
-  // The counter from which on all of them have ended, up to that of one that has.
+  // The counter from which on all of them have ended, up to that of one that has. REQUIRES:
+  // made(counter).
   [[nodiscard]] std::uint64_t ended_from(std::uint64_t counter) const STITCH_EXCLUDES(mutex_);
   // Takes out all contexts of a life of `home` that is over; none of its contexts will be accepted
   // again.

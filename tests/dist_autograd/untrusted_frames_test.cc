@@ -239,6 +239,27 @@ TEST_F(ForeignWords, ReleaseIsAcceptedFromTheHomeAndFromAWorkerThatToldOfTheCont
   EXPECT_TRUE(eventually([&] { return count_on((*cluster)[2], "contexts") == 0; }));
 }
 
+// A worker that was told of a context by one that is lost now asks the home for its end. The home
+// must not say that what it has yet to make has ended.
+TEST(ForeignContexts, ThatTheirHomeHasNotMadeYetHaveNotEnded) {
+  Cluster cluster(2);
+  ContextId first;
+  {
+    const Context context;
+    first = context.id();
+  }
+  for (const std::uint64_t ahead : {std::uint64_t{1}, std::uint64_t{1} << 62}) {
+    send_as(cluster[1], 0, autograd_wire::kHold,
+            autograd_wire::Hold{first.epoch, {first.counter + ahead}});
+  }
+  std::this_thread::sleep_for(50ms);
+  for (int i = 0; i < 2; ++i) {
+    const Context context;
+    context.backward({rpc_sync<times_parameter>("worker1", ones()).sum()});
+    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
+  }
+}
+
 TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
   Cluster cluster(2);
   const auto self = rpc::current_agent();
