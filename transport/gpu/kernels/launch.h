@@ -5,10 +5,14 @@
 // What the launchers share. For the .cu files only.
 namespace stitch::transport::gpu::kernels {
 
-// Makes `device` the calling thread's current device until the end of the scope.
+// Makes `device` the calling thread's current device until the end of the scope. CUDA notes the
+// last error of a thread until it is asked for: what calls before the scope have left would be
+// taken for an error of a launch in it, and what fails in it, which its caller is told, for one of
+// calls after it. So no note is there at the beginning, and none is left at the end.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
+    (void)cudaGetLastError();
     status_ = cudaGetDevice(&before_);
     if (status_ == cudaSuccess && before_ != device) {
       status_ = cudaSetDevice(device);
@@ -17,6 +21,7 @@ class DeviceScope {
   }
   ~DeviceScope() {
     if (changed_) (void)cudaSetDevice(before_);
+    (void)cudaGetLastError();
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
