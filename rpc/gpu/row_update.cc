@@ -107,6 +107,8 @@ bool update_rows(const at::Tensor& parameter, const at::Tensor& gradient, const 
   described.workspace = address(workspace);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
   status = kernels->sparse_update(device.index(), &described, nullptr, bridge->raw(stream));
+  // Libtorch's operators would step some rows twice.
+  if (status == transport::gpu::kKernelCutShort) throw failed(status);
   if (status < 0 || kernels_cannot_run(device, status)) return false;
   if (status > 0) throw failed(status);
   if (!parameter.is_inference()) torch::autograd::impl::bump_version(parameter);

@@ -39,6 +39,7 @@ using optim::SparseSGDOptions;
 using stitch::RRef;
 using stitch::testing::Cluster;
 using stitch::testing::device;
+using stitch::testing::error_of;
 using torch::optim::Adagrad;
 using torch::optim::AdagradOptions;
 using torch::optim::SGD;
@@ -158,6 +159,25 @@ TEST_F(DeviceOptimizer, LeavesAllToLibtorchWhereTheDeviceCannotRunTheKernels) {
   stitch::rpc::set_device_bridge(&bridge);
   EXPECT_EQ(same_steps<SGD>(SGDOptions(0.05)), 0);
   EXPECT_EQ(same_steps<SparseAdam>(SparseAdamOptions(0.05)), 0);
+  stitch::rpc::set_device_bridge(before);
+}
+
+// Libtorch's operators would step the rows again that are stepped.
+TEST_F(DeviceOptimizer, AStepThatTheKernelsHaveDoneByHalfIsAnErrorAndNotDoneAgain) {
+  const auto* const before = stitch::rpc::device_bridge();
+  stitch::rpc::DeviceBridge bridge = *before;
+  bridge.kernels = &fake::kernels_that_stop_halfway();
+  stitch::rpc::set_device_bridge(&bridge);
+  {
+    const Cluster cluster(2);
+    const auto table = remote_table(first_rows().to(device(0)));
+    DistributedOptimizer<SparseSGD> optimizer({table.rpc_sync<&Table::parameter>()},
+                                              SparseSGDOptions(0.05));
+    const auto failed = error_of([&] { step_once(table, optimizer, 0); });
+    EXPECT_NE(std::string(failed.what()).find("update 145 rows on device cuda:0"),
+              std::string::npos)
+        << failed.what();
+  }
   stitch::rpc::set_device_bridge(before);
 }
 

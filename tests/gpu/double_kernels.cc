@@ -116,6 +116,17 @@ int pack_but_for_one(int device, const PackedTensor* tensors, std::size_t count,
 }
 int update_nothing(int, const SparseUpdate*, std::uint32_t*, void*) { return kNoKernelImage; }
 
+std::atomic<int> failing_loads{0};
+std::atomic<int> load_status{0};
+int load_later(int) { return failing_loads.fetch_sub(1) > 0 ? load_status.load() : 0; }
+// The rows of the second half of the indices are left as they are.
+int update_halfway(int device, const SparseUpdate* update, std::uint32_t* errors, void* stream) {
+  SparseUpdate half = *update;
+  half.count = update->count / 2;
+  const int status = sparse_update(device, &half, errors, stream);
+  return status != 0 ? status : transport::gpu::kKernelCutShort;
+}
+
 KernelTable make_table() {
   KernelTable made{};
   made.abi = transport::gpu::kKernelAbi;
@@ -148,6 +159,26 @@ const KernelTable& kernels_without_image(Says when) {
     return made;
   }();
   return when == Says::at_load ? at_load : at_use;
+}
+
+const KernelTable& kernels_that_fail_to_load(int status, int times) {
+  load_status = status;
+  failing_loads = times;
+  static const KernelTable table = [] {
+    KernelTable made = make_table();
+    made.load = &load_later;
+    return made;
+  }();
+  return table;
+}
+
+const KernelTable& kernels_that_stop_halfway() {
+  static const KernelTable table = [] {
+    KernelTable made = make_table();
+    made.sparse_update = &update_halfway;
+    return made;
+  }();
+  return table;
 }
 
 int packings() { return pack_launches; }

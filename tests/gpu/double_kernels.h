@@ -11,6 +11,10 @@ namespace stitch::testing::double_device {
 // any device): which CUDA says when they are loaded there, or only when they are to run.
 enum class Says { at_load, at_use };
 [[nodiscard]] const transport::gpu::KernelTable& kernels_without_image(Says when);
+// The same, of which loading fails the next `times`, with `status`; or whose updates of rows step
+// some rows and no others.
+[[nodiscard]] const transport::gpu::KernelTable& kernels_that_fail_to_load(int status, int times);
+[[nodiscard]] const transport::gpu::KernelTable& kernels_that_stop_halfway();
 // How often they have been launched.
 [[nodiscard]] int packings();
 [[nodiscard]] int row_updates();

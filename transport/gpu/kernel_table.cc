@@ -73,7 +73,8 @@ KernelLibrary load_kernels(int devices) {
 }
 
 Error kernel_error(const KernelTable& table, std::string_view what, int status) {
-  return {status < 0 ? ErrorCode::invalid_argument : ErrorCode::internal,
+  const bool refused = status < 0 && status != kKernelCutShort;
+  return {refused ? ErrorCode::invalid_argument : ErrorCode::internal,
           std::string(what) + ": " + table.describe(status) + " (" + std::to_string(status) + ")"};
 }
 

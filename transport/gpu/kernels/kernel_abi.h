@@ -8,7 +8,7 @@
 // change of anything below counts up kKernelAbi, and a loader refuses another number.
 namespace stitch::transport::gpu {
 
-inline constexpr std::uint32_t kKernelAbi = 1;
+inline constexpr std::uint32_t kKernelAbi = 2;
 
 // Tensors of one message begin at multiples of this many bytes in its packed buffer.
 inline constexpr std::uint64_t kPackedAlignment = 256;
@@ -17,15 +17,18 @@ inline constexpr int kMaxPackedDimensions = 8;
 // Zero, one of these, or a cudaError_t, which is positive. KernelTable::describe has the text.
 enum KernelStatus : int {
   kKernelSuccess = 0,
-  kKernelBadOffset = -1,      // packed offset: no multiple of 256, not ascending, or overlapping
-  kKernelBadRange = -2,       // the tensors do not fit into the packed buffer
-  kKernelBadShape = -3,       // a size is negative, or sizes and strides overflow 64 bits
-  kKernelBadElement = -4,     // an element size of 0, or a cast of elements other than float
-  kKernelMisaligned = -5,     // an address or stride does not suit the type it points to
-  kKernelTooManyDims = -6,    // more than kMaxPackedDimensions dimensions that do not merge
-  kKernelOverlap = -7,        // unpacking into a tensor with a stride of 0
-  kKernelBadRule = -8,        // an unknown rule, or a state tensor that the rule needs is missing
-  kKernelSmallWorkspace = -9  // the workspace has fewer bytes than sparse_workspace() says
+  kKernelBadOffset = -1,       // packed offset: no multiple of 256, not ascending, or overlapping
+  kKernelBadRange = -2,        // the tensors do not fit into the packed buffer
+  kKernelBadShape = -3,        // a size is negative, or sizes and strides overflow 64 bits
+  kKernelBadElement = -4,      // an element size of 0, or a cast of elements other than float
+  kKernelMisaligned = -5,      // an address or stride does not suit the type it points to
+  kKernelTooManyDims = -6,     // more than kMaxPackedDimensions dimensions that do not merge
+  kKernelOverlap = -7,         // unpacking into a tensor with a stride of 0
+  kKernelBadRule = -8,         // an unknown rule, or a state tensor that the rule needs is missing
+  kKernelSmallWorkspace = -9,  // the workspace has fewer bytes than sparse_workspace() says
+  // Some rows are stepped, and what was to step the others was not launched. All other errors of
+  // sparse_update() leave all rows as they are.
+  kKernelCutShort = -10
 };
 
 enum class PackCast : std::uint32_t { none = 0, float_to_bfloat16 = 1, float_to_half = 2 };

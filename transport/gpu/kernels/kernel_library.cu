@@ -34,6 +34,8 @@ const char* describe(int status) {
       return "the rule is unknown, its state is missing, or the step is below 1";
     case kKernelSmallWorkspace:
       return "the workspace is smaller than sparse_workspace() says";
+    case kKernelCutShort:
+      return "the second kernel of the update was not launched: some rows are stepped, others not";
     default:
       return cudaGetErrorString(static_cast<cudaError_t>(status));
   }

@@ -115,7 +115,7 @@ int launch(const SparseArguments& a, cudaStream_t stream) {
   if (const int status = cudaGetLastError()) return status;
   if (a.count <= kBlockPositions) return cudaSuccess;
   run_kernel<kWidth><<<sparse_blocks(a.count), kThreads, 0, stream>>>(a);
-  return cudaGetLastError();
+  return cudaGetLastError() == cudaSuccess ? kKernelSuccess : kKernelCutShort;
 }
 
 template <class Kernel>
