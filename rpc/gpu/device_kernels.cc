@@ -17,7 +17,6 @@ using transport::gpu::KernelTable;
 
 constexpr int kUsable = 0;
 constexpr int kNoLibrary = -1;
-constexpr int kMemoryShort = 2;  // cudaErrorMemoryAllocation: it may be there later
 
 // Values of cudaError_t by which CUDA says that code does not fit the device or the driver.
 constexpr std::array kCannotRun{
@@ -34,6 +33,10 @@ constexpr std::array kCannotRun{
     803,  // cudaErrorSystemDriverMismatch
     804   // cudaErrorCompatNotSupportedOnDevice
 };
+
+bool cannot_run(int status) {
+  return std::find(kCannotRun.begin(), kCannotRun.end(), status) != kCannotRun.end();
+}
 
 const KernelTable* table_of_process() {
   const DeviceBridge* const bridge = device_bridge();
@@ -59,7 +62,9 @@ class KnownDevices {
     }
     // Two threads may both ask the device: it says the same.
     const int found_out = table == nullptr ? kNoLibrary : table->load(device);
-    if (found_out != kMemoryShort) note(table, device, found_out);
+    // Any other error, no memory say, may be over the next time.
+    if (found_out == kUsable || found_out == kNoLibrary || cannot_run(found_out))
+      note(table, device, found_out);
     return found_out;
   }
   void note(const KernelTable* table, c10::DeviceIndex device, int status) {
@@ -87,7 +92,7 @@ const KernelTable* device_kernels(c10::Device device) {
 }
 
 bool kernels_cannot_run(c10::Device device, int status) {
-  if (std::find(kCannotRun.begin(), kCannotRun.end(), status) == kCannotRun.end()) return false;
+  if (!cannot_run(status)) return false;
   KnownDevices::of_process().note(table_of_process(), device.index(), status);
   return true;
 }

@@ -273,6 +273,21 @@ TEST_F(DirectTensors, WhereKernelsCannotRunOnADeviceTheyAreLeftOutThereAlone) {
   }
 }
 
+// cudaErrorLaunchFailure of some kernel of the program, say, which has nothing to do with them.
+TEST_F(DirectTensors, KernelsWhoseLoadingFailsForNoReasonOfTheirOwnAreTriedAgain) {
+  constexpr int kLaunchFailure = 719;
+  const UnderKernels under(fake::kernels_that_fail_to_load(kLaunchFailure, 1));
+  Cluster cluster(2, worker0_maps);
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 40; ++i) tensors.push_back(cuda(0, static_cast<float>(i), {i + 1, 900}));
+  const auto launches = fake::packings();
+  for (int call = 1; call <= 2; ++call) {
+    EXPECT_EQ(rpc_sync<all_same>("worker1", tensors).size(), tensors.size());
+  }
+  EXPECT_EQ(fake::packings(), launches + 3) << "all but the first";
+  EXPECT_FALSE(cluster[0].debug_info().contains("gpu.kernels_left_out.cuda:0"));
+}
+
 TEST_F(DirectTensors, AResultIsReceivedIntoATensorOnADevice) {
   Cluster cluster(2, worker0_maps);
   for (const std::int64_t size : {std::int64_t{10}, kLarge, kOwn}) {
