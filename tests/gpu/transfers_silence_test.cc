@@ -286,6 +286,28 @@ TEST(Silence, NoTransferWaitsForSlotsThatLostPeersMayStillRead) {
   world.expect_arrival(0, 0, 2, 0, 75 * kMegabyte, 'b');
 }
 
+// Workers 0 and 2 are of one process, whose outbox they share.
+TEST(Silence, AWorkerThatStopsTakesNoSlotsFromTheOthersOfItsProcess) {
+  TransfersWorld world({.workers = 3,
+                        .processes = {0, 1, 0},
+                        .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+                          impatient_without_nccl(worker, options);
+                          options.silence_timeout = 60s;
+                          options.slot_grace = 2s;
+                        }});
+  world.await_path(0, 0, 1, 0, Path::ipc);
+  world.await_path(2, 0, 1, 0, Path::ipc);
+  const int gate = world.gpu.make_gate();
+  // Worker 1 reads none of them before the other has stopped.
+  const auto first = with_all_its_slots(world, 1, gate);
+  const auto second = world.start(0, 0, 1, 0, 75 * kMegabyte, 'b');
+  world.shut_down(0, 0ms);
+  world.gpu.open_gate(gate);
+  ASSERT_TRUE(eventually([&] { return first->sent == 1 && second->sent == 1; }));
+  world.await_path(2, 0, 1, 0, Path::ipc);
+  world.expect_arrival(2, 0, 1, 0, 75 * kMegabyte, 'c');
+}
+
 // Worker 0 counts worker 1 as lost, which does not know it yet, and uses its slots again.
 TEST(Silence, WhatALostPeerReadsFromASlotTooLateIsNotItsTransfer) {
   TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {

@@ -282,12 +282,13 @@ void DeviceTransfers::Impl::close_ipc(std::optional<PeerId> peer, bool tell) {
       memory.mapped = nullptr;
     }
     for (const auto& [holder, device, slot] : ipc_lent_) {
-      if (peer && holder == *peer) lent.emplace_back(device, slot);
+      if (!peer || holder == *peer) lent.emplace_back(device, slot);
     }
-    std::erase_if(ipc_lent_, [&](const auto& each) { return peer && std::get<0>(each) == *peer; });
+    std::erase_if(ipc_lent_, [&](const auto& each) { return !peer || std::get<0>(each) == *peer; });
   }
-  // A peer whose connection broke may live, and still copy out of its slots: they stay lent, and no
-  // transfer is to wait for them.
+  // A peer whose connection broke may live, and still copy out of its slots, as may the peers of a
+  // worker that shuts down, which reads no FREE any more: they stay lent, and no transfer of any
+  // worker of the process is to wait for them.
   for (const auto& [device, slot] : lent) {
     Lane& lane = lanes_.lane(device);
     lane.post([&lane, slot = slot] { lane.outbox().lend(slot, Clock::time_point::min()); });

@@ -190,6 +190,7 @@ void DeviceTransfers::Impl::on_ipc_free(PeerId from, const IpcFreeFrame& frame) 
     const base::MutexLock lock(mutex_);
     if (ipc_lent_.erase({from, static_cast<int>(frame.device), static_cast<int>(frame.slot)}) ==
         0) {
+      if (closing_) return;  // close_ipc() has it come back
       throw Error(ErrorCode::protocol, "FREE frame for slot " + std::to_string(frame.slot) +
                                            " of device " + std::to_string(frame.device) +
                                            ", which is not lent");
