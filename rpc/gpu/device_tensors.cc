@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <set>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
@@ -150,6 +151,13 @@ c10::Device DeviceTensors::existing_device(const WorkerInfo& of, c10::Device dev
 StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& to) {
   const at::NoGradGuard no_grad;
   const auto there = destinations(message, *peers_.at(to.id.value()));
+  if (transfers_) {
+    std::set<c10::DeviceIndex> devices;
+    for (const auto& tensor : message.tensors) {
+      if (tensor.defined() && tensor.is_cuda() && devices.insert(tensor.device().index()).second)
+        transfers_->refuse_capture(tensor.device());
+    }
+  }
   StagedTensors staged;
   base::ByteWriter section(staged.section);
   std::uint32_t listed = 0;

@@ -43,6 +43,17 @@ std::vector<std::int64_t> dense_strides(at::IntArrayRef sizes) {
 
 }  // namespace
 
+void TensorTransfers::refuse_capture(c10::Device device) const {
+  const c10::DeviceGuard on(device);
+  const auto stream =
+      static_cast<gpu_cuda::Stream>(bridge_.raw(VirtualGuardImpl(c10::kCUDA).getStream(device)));
+  gpu_cuda::CaptureStatus capture = gpu_cuda::kCaptureNone;
+  check_status(cuda_, cuda_.stream_is_capturing(stream, &capture), device, "its stream");
+  if (capture == gpu_cuda::kCaptureNone) return;
+  throw Error(ErrorCode::invalid_argument, "a call cannot be made while a stream of device " +
+                                               device.str() + " is being captured");
+}
+
 // When the bytes of one device are there.
 struct OutgoingTransfers::Event {
   const transport::gpu::CudaApi& api;
@@ -184,12 +195,6 @@ base::Bytes OutgoingTransfers::seal() {
       const c10::DeviceGuard on(piece.from);
       const auto stream = static_cast<gpu_cuda::Stream>(
           transfers_.bridge_.raw(VirtualGuardImpl(c10::kCUDA).getStream(piece.from)));
-      gpu_cuda::CaptureStatus capture = gpu_cuda::kCaptureNone;
-      check_status(api, api.stream_is_capturing(stream, &capture), piece.from, "its stream");
-      if (capture != gpu_cuda::kCaptureNone) {
-        throw Error(ErrorCode::invalid_argument, "a call cannot be made while a stream of device " +
-                                                     piece.from.str() + " is being captured");
-      }
       ready = std::make_shared<Event>(api, stream);
       check_status(api, api.event_create_with_flags(&ready->event, gpu_cuda::kEventDisableTiming),
                    piece.from, "an event");

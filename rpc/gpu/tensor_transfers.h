@@ -37,6 +37,10 @@ class TensorTransfers {
   // Throws Error(invalid_argument) when CUDA cannot be used after all.
   TensorTransfers(const WorkerInfo& self, TransferHooks hooks);
 
+  // Throws Error(invalid_argument) while the current stream of that device is being captured: to be
+  // asked for each device of a message before anything is queued there, which would be part of the
+  // graph.
+  void refuse_capture(c10::Device device) const;
   // What a message takes along: add(), then seal(), then begin() once the message is sent. If
   // begin() is not called nothing happens.
   [[nodiscard]] std::shared_ptr<OutgoingTransfers> prepare();

@@ -41,6 +41,7 @@ using stitch::testing::has_text;
 using stitch::testing::holds;
 using stitch::testing::worker0_maps;
 namespace fake = stitch::testing::double_device;
+namespace cuda_api = stitch::transport::gpu::cuda;
 
 [[maybe_unused]] const bool installed = fake::install();
 
@@ -286,6 +287,29 @@ TEST_F(DirectTensors, KernelsWhoseLoadingFailsForNoReasonOfTheirOwnAreTriedAgain
   }
   EXPECT_EQ(fake::packings(), launches + 3) << "all but the first";
   EXPECT_FALSE(cluster[0].debug_info().contains("gpu.kernels_left_out.cuda:0"));
+}
+
+// By transfer, packed into one, and in the message itself.
+TEST_F(DirectTensors, ACallDuringACaptureIsRefusedBeforeAnythingIsPartOfTheGraph) {
+  const Cluster cluster(2);
+  const c10::Stream stream = fake::pool_stream(device(0));
+  const auto raw = static_cast<cuda_api::Stream>(stitch::rpc::device_bridge()->raw(stream));
+  const auto queued = [] {
+    return fake::gpu().calls("memcpy_async") + fake::gpu().calls("event_record") +
+           static_cast<std::size_t>(fake::packings());
+  };
+  for (const std::int64_t size : {kOwn, kLarge, std::int64_t{10}}) {
+    // The other device is not captured, and comes first.
+    const std::vector<at::Tensor> tensors{cuda(1, 1, {size}), cuda(0, 2, {size})};
+    ASSERT_EQ(fake::gpu().wait_until_idle(), "");
+    const auto before = queued();
+    const c10::StreamGuard on(stream);
+    fake::gpu().set_capturing(0, raw, true);
+    const auto error = error_of([&] { rpc_sync<all_same>("worker1", tensors); });
+    fake::gpu().set_capturing(0, raw, false);
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "device cuda:0 is being captured"));
+    EXPECT_EQ(queued(), before) << size;
+  }
 }
 
 TEST_F(DirectTensors, AResultIsReceivedIntoATensorOnADevice) {
