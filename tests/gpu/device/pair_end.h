@@ -47,6 +47,8 @@ class PairEnd {
     std::shared_ptr<Lanes> lanes;
     Path path = Path::staging;    // the only one it is to use, but while that is being opened
     std::size_t delay_bytes = 0;  // written on the device before and after each transfer
+    // As of DeviceTransfers, if it is to be another than there.
+    std::optional<std::chrono::nanoseconds> slot_grace{};
   };
   struct Outcome {
     bool sent = false;             // its end at the source
