@@ -157,6 +157,33 @@ TEST(Retry, ACommunicatorThatDoesNotOpenIsOpenedAgain) {
   EXPECT_EQ(failures(world, 0, 1, Path::nccl), 1U);
 }
 
+// Where NCCL's own allocations wait for a device that hangs, the time limits come all the same.
+TEST(Retry, ACommunicatorThatCannotBeMadeHoldsUpNoTimeLimit) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.reopen_backoff = 1ms;
+    options.open_timeout = 300ms;
+  }});
+  world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
+  const int begin = world.gpu.make_gate();
+  const auto transfer = world.start(0, 0, 1, 1, 5000, 'b', begin);
+  cuda::Stream stream = nullptr;
+  ASSERT_EQ(world.cuda(0).set_device(0), cuda::kSuccess);
+  ASSERT_EQ(world.cuda(0).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
+            cuda::kSuccess);
+  const int gate = world.gpu.make_gate();
+  FakeGpu::Kernel kernel;
+  kernel.gate = gate;
+  ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
+  world.gpu.set_sync_on_alloc(true);
+  world.gpu.open_gate(begin);
+  EXPECT_TRUE(eventually([&] { return failures(world, 0, 1, Path::nccl) > 0; }));
+  world.gpu.open_gate(gate);
+  world.wait(*transfer);
+  world.gpu.set_sync_on_alloc(false);
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  EXPECT_EQ(world.cuda(0).stream_destroy(stream), cuda::kSuccess);
+}
+
 // A pause begins anew only once the path has carried something, not when it has passed its test.
 TEST(Retry, ACommunicatorThatBreaksWithItsFirstTransferWaitsLongerEachTime) {
   TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {

@@ -36,6 +36,7 @@ struct NcclPair {
 
   // Guarded by the lock of the transfers.
   State state = State::opening;
+  bool being_made = false;   // on a thread of its own, which alone uses `comm` then
   bool initialized = false;  // here
   bool peer_ready = false;
   bool tested = false;      // destination: its test was announced, and entered in the order
@@ -49,7 +50,8 @@ struct NcclPair {
   std::map<std::uint64_t, Launched> launched;  // and not finished
   bool aborted = false;
 
-  // Of the connector until it is ordered. Then the lane calls it under `comm_mutex`, and not once
+  nccl::Result made = nccl::kSuccess;  // how it went; of that thread, then of the connector
+  // Of the connector until it is ordered, but while it is being made. Then the lane calls it under `comm_mutex`, and not once
   // `comm_gone` is set: a lane that is blocked in a CUDA call, maybe until this very communicator
   // is aborted, does not delay that.
   nccl::Comm comm = nullptr;
@@ -329,6 +331,10 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // --- nccl_pairs.cc ---
   [[nodiscard]] PathState nccl_state(const PairSlot& slot, int device) const;
   void open_pair(const PairPtr& pair);  // connector
+  // A thread of its own: makes the communicator, which may wait for the device. False: the pair was
+  // broken meanwhile, and the communicator has been aborted.
+  [[nodiscard]] bool make_comm(const PairPtr& pair);
+  void comm_made(const PairPtr& pair, Clock::time_point deadline);  // connector
   void poll_opening(const PairPtr& pair, Clock::time_point deadline);
   void order_if_ready(const PairPtr& pair);
   void begin_test(const PairPtr& pair);

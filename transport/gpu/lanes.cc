@@ -62,10 +62,10 @@ std::shared_ptr<Lanes> Lanes::of_process() {
 Lanes::~Lanes() {
   connector_.join();
   const auto deadline = base::deadline_after(kAbortsTimeout);
-  base::MutexLock lock(aborts_->mutex);
-  while (aborts_->running > 0 && aborts_->changed.wait_until(aborts_->mutex, deadline)) {
+  base::MutexLock lock(apart_->mutex);
+  while (apart_->running > 0 && apart_->changed.wait_until(apart_->mutex, deadline)) {
   }
-  aborts_->abandoned = true;
+  apart_->abandoned = true;
 }
 
 Lane& Lanes::lane(int device) {
@@ -87,35 +87,42 @@ bool Lanes::held(int device) const {
 }
 
 bool Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done) {
+  return run_apart(
+      device, [nccl = nccl_, comm] { (void)nccl->comm_abort(comm); }, std::move(done));
+}
+
+bool Lanes::run_apart(int device, base::UniqueFunction<void()> call,
+                      base::UniqueFunction<void()> done) {
   {
-    const base::MutexLock lock(aborts_->mutex);
-    ++aborts_->running;
+    const base::MutexLock lock(apart_->mutex);
+    ++apart_->running;
   }
-  auto run = [aborts = aborts_, cuda = &cuda_, nccl = nccl_, comm, device,
+  auto run = [apart = apart_, cuda = &cuda_, device, call = std::move(call),
               done = std::move(done)]() mutable {
     (void)begin_own_thread(*cuda, device);
-    (void)nccl->comm_abort(comm);
-    base::MutexLock lock(aborts->mutex);
-    // While this counts as running, the lanes that `done` refers to are there.
-    if (!aborts->abandoned) {
+    call();
+    base::MutexLock lock(apart->mutex);
+    // While this counts as running, the lanes that these refer to are there.
+    if (!apart->abandoned) {
       lock.unlock();
       done();
       done = nullptr;
+      call = nullptr;
       lock.lock();
-    } else {
-      new base::UniqueFunction<void()>(std::move(done));  // leaked: what it owns needs the lanes
+    } else {  // leaked: what they own needs the lanes
+      new std::pair(std::move(call), std::move(done));
     }
-    --aborts->running;
-    aborts->changed.notify_all();
+    --apart->running;
+    apart->changed.notify_all();
   };
   try {
     const base::SignalsBlocked blocked;
     std::thread(std::move(run)).detach();
     return true;
   } catch (const std::exception&) {
-    const base::MutexLock lock(aborts_->mutex);
-    --aborts_->running;
-    aborts_->changed.notify_all();
+    const base::MutexLock lock(apart_->mutex);
+    --apart_->running;
+    apart_->changed.notify_all();
     return false;
   }
 }

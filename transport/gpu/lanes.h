@@ -49,13 +49,17 @@ class Lanes {
   [[nodiscard]] Lane& lane(int device);
   // Whether other users of NCCL hold it (Lane::hold). For a device that is there.
   [[nodiscard]] bool held(int device) const;
-  // Where communicators are opened, and what can wait.
+  // Where time limits are, and what waits for them. It makes no call that may wait for a device or
+  // for a peer: nothing would notice that one does.
   [[nodiscard]] base::TaskThread& connector() noexcept { return connector_; }
   [[nodiscard]] std::uint64_t new_pair() noexcept { return ++last_pair_; }
 
-  // Aborts a communicator on a thread of its own, which may hang; then calls `done` there. False,
-  // and nothing is done, when the system gives no thread. REQUIRES: no other thread uses the
-  // communicator.
+  // Calls `call` on a thread of its own, which may hang, with `device` as its current one; then
+  // `done` there. False, and nothing is done, when the system gives no thread. `call` throws
+  // nothing and may run longer than there is this; then `done` is not called.
+  [[nodiscard]] bool run_apart(int device, base::UniqueFunction<void()> call,
+                               base::UniqueFunction<void()> done);
+  // Aborts a communicator so. REQUIRES: no other thread uses the communicator.
   [[nodiscard]] bool abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done);
   // A device whose aborts hang is not used with NCCL any more.
   void quarantine(int device);
@@ -102,14 +106,14 @@ class Lanes {
   std::map<std::pair<int, int>, PeerPath> peer_paths_ STITCH_GUARDED_BY(mutex_);
   std::vector<bool> quarantined_ STITCH_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Lane>> lanes_ STITCH_GUARDED_BY(mutex_);
-  // Shared with the threads that abort, which may outlive this.
-  struct Aborts {
+  // Shared with the threads of run_apart(), which may outlive this.
+  struct Apart {
     base::Mutex mutex;
     base::CondVar changed;
     std::size_t running STITCH_GUARDED_BY(mutex) = 0;
     bool abandoned STITCH_GUARDED_BY(mutex) = false;
   };
-  const std::shared_ptr<Aborts> aborts_ = std::make_shared<Aborts>();
+  const std::shared_ptr<Apart> apart_ = std::make_shared<Apart>();
   base::TaskThread connector_;
 };
 

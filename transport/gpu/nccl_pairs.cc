@@ -55,34 +55,88 @@ DeviceTransfers::Impl::PairPtr DeviceTransfers::Impl::find_pair(PeerId peer, End
 
 // --- opening ---
 
+// To make a communicator NCCL initializes CUDA and allocates, also where it does not block for its
+// peer: that may wait for the device, and the device for a transfer that a time limit has to end,
+// which the connector looks at.
 void DeviceTransfers::Impl::open_pair(const PairPtr& pair) {
-  const NcclApi& nccl = lanes_.nccl();
-  if (broken(*pair)) return;
-  nccl::Result result = nccl::kSuccess;
-  if (begin_own_thread(lanes_.cuda(), pair->lane->device()) != cuda::kSuccess) {
-    (void)lanes_.cuda().get_last_error();
-    result = nccl::kUnhandledCudaError;
+  const auto deadline = base::deadline_after(options_.open_timeout);
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->state == NcclPair::State::broken) return;
+    pair->being_made = true;
   }
-  if (pair->end == End::source && result == nccl::kSuccess) {
-    result = nccl.get_unique_id(&pair->unique_id);
-    if (result == nccl::kSuccess) {
+  const auto in_time = std::make_shared<bool>(false);
+  const bool begun = lanes_.run_apart(
+      pair->lane->device(),
+      [self = shared_from_this(), pair, in_time] { *in_time = self->make_comm(pair); },
+      [self = shared_from_this(), pair, in_time, deadline] {
+        if (!*in_time) {
+          pair->lane->post([self, pair] { self->retired(pair); });
+          return;
+        }
+        self->lanes_.connector().post(
+            self->on_lane(pair, [self, pair, deadline] { self->comm_made(pair, deadline); }));
+      });
+  if (!begun) {
+    {
+      const base::MutexLock lock(mutex_);
+      pair->being_made = false;
+    }
+    const Error why(ErrorCode::overloaded, "the system gives no thread to open a communicator");
+    return break_pair(pair, why, true);
+  }
+  lanes_.connector().post_at(deadline, on_lane(pair, [self = shared_from_this(), pair] {
+                               {
+                                 const base::MutexLock lock(self->mutex_);
+                                 if (!pair->being_made) return;
+                               }
+                               const Error why(ErrorCode::internal,
+                                               "NCCL does not make a communicator in time");
+                               self->break_pair(pair, why, true);
+                             }));
+}
+
+bool DeviceTransfers::Impl::make_comm(const PairPtr& pair) {
+  const NcclApi& nccl = lanes_.nccl();
+  guarded(pair, [&] {
+    pair->made = nccl::kSystemError;
+    if (begin_own_thread(lanes_.cuda(), pair->lane->device()) != cuda::kSuccess) {
+      pair->made = nccl::kUnhandledCudaError;
+      return;
+    }
+    if (pair->end == End::source) {
+      pair->made = nccl.get_unique_id(&pair->unique_id);
+      if (pair->made != nccl::kSuccess || broken(*pair)) return;
       send_frame(pair->peer, encode(CommOpenFrame{pair->name, lanes_.nccl_version(),
                                                   pair->piece_bytes, pair->unique_id}));
     }
-  }
-  if (result == nccl::kSuccess) {
     nccl::Config config;
     config.blocking = 0;
     config.min_ctas = 1;
     config.max_ctas = 8;
     config.cga_cluster_size = 0;
-    result = nccl.comm_init_rank_config(&pair->comm, 2, pair->unique_id,
-                                        pair->end == End::source ? 0 : 1, &config);
+    pair->made = nccl.comm_init_rank_config(&pair->comm, 2, pair->unique_id,
+                                            pair->end == End::source ? 0 : 1, &config);
+  });
+  {
+    const base::MutexLock lock(mutex_);
+    if (pair->state != NcclPair::State::broken) {
+      pair->being_made = false;
+      return true;
+    }
   }
-  if (result != nccl::kSuccess && result != nccl::kInProgress) {
-    break_pair(pair, nccl_error(*pair, result, "cannot be opened"), true);
-  }
-  poll_opening(pair, base::deadline_after(options_.open_timeout));
+  if (pair->comm != nullptr) (void)nccl.comm_abort(pair->comm);
+  const base::MutexLock lock(mutex_);
+  pair->being_made = false;
+  pair->aborted = true;
+  return false;
+}
+
+void DeviceTransfers::Impl::comm_made(const PairPtr& pair, Clock::time_point deadline) {
+  if (broken(*pair)) return;
+  if (pair->made != nccl::kSuccess && pair->made != nccl::kInProgress)
+    return break_pair(pair, nccl_error(*pair, pair->made, "cannot be opened"), true);
+  poll_opening(pair, deadline);
 }
 
 void DeviceTransfers::Impl::poll_opening(const PairPtr& pair, Clock::time_point deadline) {
@@ -324,10 +378,16 @@ void DeviceTransfers::Impl::retire(const PairPtr& pair) {
     const base::MutexLock lock(pair->comm_mutex);
     pair->comm_gone = true;
   }
-  if (pair->comm == nullptr) return;  // broken before it was opened
+  bool being_made = false;
+  {
+    const base::MutexLock lock(mutex_);
+    being_made = pair->being_made;
+    if (!being_made && !pair->aborted && pair->comm == nullptr) pair->aborted = true;  // there is none
+    if (pair->aborted) return;
+  }
   lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
                              [self = shared_from_this(), pair] { self->on_abort_stuck(pair); });
-  abort(pair);
+  if (!being_made) abort(pair);  // else make_comm() does
 }
 
 void DeviceTransfers::Impl::abort(const PairPtr& pair) {

@@ -75,6 +75,8 @@ class FakeCuda {
   [[nodiscard]] int device_count(int process) const;
   // Null, after a violation, when there is none; null `stream` is the default one.
   FakeStream* find(Caller& caller, cuda::Stream stream, const char* function);
+  // Where `wanted`, waits for the current device. False: that is over without it.
+  bool implicit_sync(Caller& caller, bool wanted, const char* what);
 
  private:
   FakeEvent* find_event(Caller& caller, cuda::Event event, const char* function);
@@ -82,7 +84,6 @@ class FakeCuda {
   cuda::Status copy(Caller& caller, void* to, const void* from, std::size_t bytes,
                     cuda::Stream stream, const char* what);
   cuda::Status release(Caller& caller, FakeMemory::Kind kind, void* memory, const char* what);
-  bool implicit_sync(Caller& caller, bool wanted, const char* what);
 
   Machine& machine_;
 };

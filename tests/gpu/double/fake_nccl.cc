@@ -79,6 +79,10 @@ Result FakeNccl::get_unique_id(Caller&, nccl::UniqueId* id) {
 Result FakeNccl::comm_init_rank_config(Caller& caller, nccl::Comm* handle, int ranks,
                                        nccl::UniqueId id, int rank, nccl::Config* config) {
   *handle = nullptr;
+  // It initializes CUDA and allocates on the calling thread, whatever the configuration says.
+  if (!machine_.cuda->implicit_sync(caller, machine_.options.sync_on_alloc,
+                                    "comm_init_rank_config"))
+    return nccl::kUnhandledCudaError;
   std::uint64_t words[2];
   std::memcpy(words, id.internal, sizeof(words));
   const std::string far(id.internal + sizeof(words));  // a path, or nothing
