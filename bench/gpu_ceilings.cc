@@ -163,6 +163,13 @@ double GpuCeilings::from_host(int device, std::size_t bytes) const {
   });
 }
 
+namespace {
+
+constexpr int kWarm = 5;
+constexpr int kTimes = 20;
+
+}  // namespace
+
 NcclPair::UniqueId NcclPair::new_id(const Nccl& nccl) {
   UniqueId id{};
   const auto result = nccl.get_unique_id(&id);
@@ -172,7 +179,7 @@ NcclPair::UniqueId NcclPair::new_id(const Nccl& nccl) {
 }
 
 NcclPair::NcclPair(const Cuda& cuda, const Nccl& nccl, const UniqueId& id, int rank, int device)
-    : cuda_(cuda), nccl_(nccl), other_(1 - rank), device_(device) {
+    : cuda_(cuda), nccl_(nccl), rank_(rank), device_(device) {
   stitch_bench::require(cuda_, cuda_.set_device(device_), "cudaSetDevice");
   // Neither end may wait in NCCL for one that has failed: the other process is stopped then.
   nccl::Config config;
@@ -198,31 +205,52 @@ void NcclPair::wait_until_done(nccl::Result result, const char* what) const {
   const auto limit = Clock::now() + 60s;
   while (result == nccl::kInProgress) {
     if (Clock::now() > limit) throw std::runtime_error(std::string(what) + " takes over 60 s");
-    std::this_thread::sleep_for(50us);  // NCCL offers nothing to wait for
+    // NCCL offers nothing to wait for, and to sleep between groups would be measured.
+    std::this_thread::yield();
     const auto asked = nccl_.comm_get_async_error(comm_, &result);
     if (asked != nccl::kSuccess) result = asked;
   }
   require(result, what);
 }
 
-double NcclPair::send_and_receive(std::size_t bytes) {
-  constexpr int kWarm = 5;
-  constexpr int kTimes = 20;
-  const DeviceBytes from(cuda_, device_, bytes);
-  const DeviceBytes to(cuda_, device_, bytes);
-  const Stream stream(cuda_, device_);
-  from.clear(bytes, stream);
+void NcclPair::exchange(cuda::Stream stream, const void* from, std::size_t sent, void* to,
+                        std::size_t received) {
   // Within a group, calls only note what the end of the group begins.
   const auto queued = [&](nccl::Result result, const char* what) {
     if (result != nccl::kInProgress) require(result, what);
   };
+  const int other = 1 - rank_;
+  require(nccl_.group_start(), "ncclGroupStart");
+  if (sent > 0) queued(nccl_.send(from, sent, nccl::kInt8, other, comm_, stream), "ncclSend");
+  if (received > 0) queued(nccl_.recv(to, received, nccl::kInt8, other, comm_, stream), "ncclRecv");
+  wait_until_done(nccl_.group_end(), "ncclGroupEnd");
+}
+
+double NcclPair::send_and_receive(std::size_t bytes) {
+  const DeviceBytes from(cuda_, device_, bytes);
+  const DeviceBytes to(cuda_, device_, bytes);
+  const Stream stream(cuda_, device_);
+  from.clear(bytes, stream);
   const auto run = [&](int times) {
-    for (int i = 0; i < times; ++i) {
-      require(nccl_.group_start(), "ncclGroupStart");
-      queued(nccl_.send(from.get(), bytes, nccl::kInt8, other_, comm_, stream.get()), "ncclSend");
-      queued(nccl_.recv(to.get(), bytes, nccl::kInt8, other_, comm_, stream.get()), "ncclRecv");
-      wait_until_done(nccl_.group_end(), "ncclGroupEnd");
-    }
+    for (int i = 0; i < times; ++i) exchange(stream.get(), from.get(), bytes, to.get(), bytes);
+    stream.wait();
+  };
+  run(kWarm);
+  const auto start = Clock::now();
+  run(kTimes);
+  return kTimes * static_cast<double>(bytes) / seconds_since(start) / 1e9;
+}
+
+double NcclPair::send_one_way(std::size_t bytes) {
+  const DeviceBytes memory(cuda_, device_, bytes);
+  const Stream stream(cuda_, device_);
+  memory.clear(bytes, stream);
+  const bool sends = rank_ == 0;
+  const auto run = [&](int times) {
+    for (int i = 0; i < times; ++i)
+      exchange(stream.get(), memory.get(), sends ? bytes : 0, memory.get(), sends ? 0 : bytes);
+    // One byte back: the sender's own kernels end before the last bytes have arrived.
+    exchange(stream.get(), memory.get(), sends ? 0 : 1, memory.get(), sends ? 1 : 0);
     stream.wait();
   };
   run(kWarm);

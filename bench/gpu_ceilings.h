@@ -36,8 +36,7 @@ class GpuCeilings {
   const double seconds_;
 };
 
-// One of two ranks, in a process or thread each, that send one another `bytes` at the same time, as
-// sendrecv_perf of nccl-tests has them do. Not thread-safe; owned by its rank.
+// One of two ranks, in a process or thread each. Not thread-safe; owned by its rank.
 class NcclPair {
  public:
   using Cuda = stitch::transport::gpu::CudaApi;
@@ -51,16 +50,22 @@ class NcclPair {
   NcclPair& operator=(const NcclPair&) = delete;
   [[nodiscard]] static UniqueId new_id(const Nccl& nccl);
 
-  // GB/s in each direction. Both ranks call it with the same number.
+  // GB/s. Both ranks call the same with the same number. Both send and receive at once, as in
+  // sendrecv_perf of nccl-tests: in each direction.
   [[nodiscard]] double send_and_receive(std::size_t bytes);
+  // Rank 0 sends and rank 1 receives, as a transfer of stitch does.
+  [[nodiscard]] double send_one_way(std::size_t bytes);
 
  private:
+  // Sends and receives within one group, on `stream`; 0: not.
+  void exchange(stitch::transport::gpu::cuda::Stream stream, const void* from, std::size_t sent,
+                void* to, std::size_t received);
   void require(stitch::transport::gpu::nccl::Result result, const char* what) const;
   void wait_until_done(stitch::transport::gpu::nccl::Result result, const char* what) const;
 
   const Cuda& cuda_;
   const Nccl& nccl_;
-  const int other_;
+  const int rank_;
   const int device_;
   stitch::transport::gpu::nccl::Comm comm_ = nullptr;
 };

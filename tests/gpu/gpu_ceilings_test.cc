@@ -51,5 +51,18 @@ TEST(GpuCeilings, TwoRanksSendAndReceiveAtTheSameTime) {
   EXPECT_GT(other.get(), 0);
 }
 
+TEST(GpuCeilings, OneRankSendsAndTheOtherReceives) {
+  FakeGpu world(driven_by_a_thread());
+  const auto id = NcclPair::new_id(world.nccl(0));
+  const auto rank = [&](int number) {
+    NcclPair pair(world.cuda(number), world.nccl(number), id, number, number);
+    return pair.send_one_way(kBytes);
+  };
+  auto other = std::async(std::launch::async, rank, 1);
+  EXPECT_GT(rank(0), 0);
+  EXPECT_GT(other.get(), 0);
+  EXPECT_EQ(world.calls("nccl_send", 1), 2U) << "of one byte, after each batch";
+}
+
 }  // namespace
 }  // namespace stitch_bench
