@@ -60,8 +60,9 @@ bool creates_no_context(const std::string& name) {
 }
 
 // Those that a capture of another thread does not forbid in the default mode: they only put work on
-// a stream that is not captured, or ask for what does not depend on the device. NCCL puts its own
-// calls in the relaxed mode.
+// a stream that is not captured, or ask for what does not depend on the device. Calls
+// of NCCL pass for safe: its own calls of CUDA are in the relaxed mode, but for some of threads
+// that it has while a communicator is opened, which the double does not have.
 bool safe_during_capture(const std::string& name) {
   static const std::set<std::string> names = {
       "get_device_count",
