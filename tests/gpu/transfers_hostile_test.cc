@@ -122,6 +122,38 @@ TEST_F(Hostile, ACommunicatorIsTestedOnce) {
   world.may_come = "second test of a communicator from device 0 to device 1";
 }
 
+// Each aborts the one before it, on a thread of its own.
+TEST_F(Hostile, CommunicatorsThatAreOpenedOneAfterAnotherAreFewAtATime) {
+  TransfersWorld world({});
+  world.expect_arrival(0, 1, 1, 1, 5000, 'a');
+  world.network->pause(0);
+  const auto open = [](std::uint32_t source, std::uint64_t epoch) {
+    return encode(CommOpenFrame{{source, 1, epoch}, nccl::version_code(2, 28, 9), 4096, {}});
+  };
+  EXPECT_TRUE(refused(world, open(2, 1))) << "of a device that its sender does not have";
+  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
+  cuda::Stream stream = nullptr;
+  ASSERT_EQ(world.cuda(1).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
+            cuda::kSuccess);
+  FakeGpu::Kernel kernel;
+  const int gate = world.gpu.make_gate();
+  kernel.gate = gate;
+  ASSERT_EQ(world.gpu.launch(world.process(1), stream, std::move(kernel)), cuda::kSuccess);
+  world.gpu.set_sync_on_alloc(true);  // none is made before the gate opens
+  const auto made = [&world] { return world.gpu.calls("nccl_comm_init_rank_config", 1); };
+  const auto before = made();
+  for (std::uint64_t epoch = 1; epoch <= 50; ++epoch) {
+    EXPECT_FALSE(refused(world, open(0, epoch)));
+    if (epoch <= 4) ASSERT_TRUE(eventually([&] { return made() == before + epoch; })) << epoch;
+  }
+  world.gpu.set_sync_on_alloc(false);
+  world.gpu.open_gate(gate);
+  EXPECT_TRUE(eventually([&] { return world.gpu.open_communicators(1) == 0; }));
+  EXPECT_EQ(made(), before + 4);
+  EXPECT_EQ(world.cuda(1).stream_destroy(stream), cuda::kSuccess);
+  world.network->resume(0);
+}
+
 TEST_F(Hostile, MemoryIsOfferedOnce) {
   TransfersWorld world({});
   world.await_path(0, 1, 1, 1, Path::ipc);

@@ -1,5 +1,7 @@
 #pragma once
 
+// One file, though long: the methods of one class, grouped by the files that they are in.
+
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -51,9 +53,9 @@ struct NcclPair {
   bool aborted = false;
 
   nccl::Result made = nccl::kSuccess;  // how it went; of that thread, then of the connector
-  // Of the connector until it is ordered, but while it is being made. Then the lane calls it under `comm_mutex`, and not once
-  // `comm_gone` is set: a lane that is blocked in a CUDA call, maybe until this very communicator
-  // is aborted, does not delay that.
+  // Of the connector until it is ordered, but while it is being made. Then the lane calls it under
+  // `comm_mutex`, and not once `comm_gone` is set: a lane that is blocked in a CUDA call, maybe
+  // until this very communicator is aborted, does not delay that.
   nccl::Comm comm = nullptr;
   base::Mutex comm_mutex;  // after the lock of the transfers; held for calls that do not block
   bool comm_gone STITCH_GUARDED_BY(comm_mutex) = false;
@@ -161,6 +163,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     std::uint64_t epoch = 0;  // of the last pair
     PairPtr pair;             // null: there is none that is not broken
     PathPause pause;
+    std::vector<PairPtr> accepted{};  // destination: those that may not have ended yet
   };
   // Own memory that a peer maps.
   struct IpcOut {

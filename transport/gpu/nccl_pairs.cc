@@ -1,7 +1,9 @@
+// One file, though long: each step of a pair depends on those before it.
 // The lives of two-rank communicators: opened in the background, tested by a first transfer, broken
 // by the first error at either end, aborted, opened again after a while.
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -14,6 +16,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr std::chrono::milliseconds kAbortAgain(100);
+// Of one name and not aborted yet: a source that breaks and opens faster waits for its pause.
+constexpr std::size_t kMaxUnfinished = 4;
 constexpr std::size_t kMinPieceBytes = 4096;
 constexpr std::size_t kMaxPieceBytes = Lane::kSinkBytes;
 
@@ -224,13 +228,26 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
   }
   PairPtr pair;
   PairPtr before;
+  std::vector<PairPtr> ended;  // without the lock
   {
     const base::MutexLock lock(mutex_);
+    const auto& hello = peers_[from].hello;
+    if (hello && frame.pair.source_device >= hello->device_uuids.size()) {
+      throw Error(ErrorCode::protocol,
+                  "COMM_OPEN frame is of device " + std::to_string(frame.pair.source_device) +
+                      ", its sender has " + std::to_string(hello->device_uuids.size()));
+    }
     PairSlot& slot =
         slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}];
     if (closing_ || frame.pair.epoch <= slot.epoch) return;
     slot.epoch = frame.pair.epoch;
     before = slot.pair;
+    const auto going_on = std::partition(slot.accepted.begin(), slot.accepted.end(),
+                                         [](const PairPtr& each) { return !each->aborted; });
+    ended.assign(std::make_move_iterator(going_on), std::make_move_iterator(slot.accepted.end()));
+    slot.accepted.erase(going_on, slot.accepted.end());
+    if (refused.empty() && slot.accepted.size() >= kMaxUnfinished)
+      refused = std::to_string(kMaxUnfinished) + " communicators of this name are being aborted";
     if (refused.empty()) {
       pair = std::make_shared<NcclPair>();
       pair->name = frame.pair;
@@ -240,6 +257,7 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
       pair->lane = lane;
       pair->piece_bytes = frame.piece_bytes;
       pair->unique_id = frame.unique_id;
+      slot.accepted.push_back(pair);
     }
   }
   if (before != nullptr) {
@@ -382,7 +400,8 @@ void DeviceTransfers::Impl::retire(const PairPtr& pair) {
   {
     const base::MutexLock lock(mutex_);
     being_made = pair->being_made;
-    if (!being_made && !pair->aborted && pair->comm == nullptr) pair->aborted = true;  // there is none
+    if (!being_made && !pair->aborted && pair->comm == nullptr)
+      pair->aborted = true;  // there is none
     if (pair->aborted) return;
   }
   lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
