@@ -150,6 +150,38 @@ TEST(Retry, CopiesBetweenDevicesThatFailTheirTestAreTestedAgain) {
   EXPECT_EQ(failures(world, 0, 1, Path::peer), 1U);
 }
 
+// The memory of the test at the source waits for the source's device, on its lane.
+TEST(Retry, TestingCopiesBetweenDevicesHoldsUpNothingThatIsForTheDestination) {
+  TransfersWorld world({.workers = 3,
+                        .processes = {0, 0, 1},
+                        .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+                          options.use_nccl = false;
+                          options.use_ipc = false;
+                        }});
+  world.expect_arrival(2, 0, 1, 1, 5000, 'a');  // by staging, whose memory is there from now on
+  world.expect_arrival(0, 0, 1, 0, 5000, 'b');  // they know each other
+  const int begin = world.gpu.make_gate();
+  const auto tested = world.start(0, 0, 1, 1, 5000, 'c', begin);
+  const auto next = world.start(2, 0, 1, 1, 5000, 'd', begin);
+  cuda::Stream stream = nullptr;
+  ASSERT_EQ(world.cuda(0).set_device(0), cuda::kSuccess);
+  ASSERT_EQ(world.cuda(0).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
+            cuda::kSuccess);
+  const int gate = world.gpu.make_gate();
+  FakeGpu::Kernel kernel;
+  kernel.gate = gate;
+  ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
+  world.gpu.set_sync_on_alloc(true);
+  world.gpu.open_gate(begin);
+  // Its own test is what waits for the device of the kernel.
+  EXPECT_TRUE(eventually([&] { return next->ended.load(); }));
+  world.gpu.open_gate(gate);
+  world.wait(*tested);
+  world.gpu.set_sync_on_alloc(false);
+  world.await_path(0, 0, 1, 1, Path::peer);
+  EXPECT_EQ(world.cuda(0).stream_destroy(stream), cuda::kSuccess);
+}
+
 TEST(Retry, ACommunicatorThatDoesNotOpenIsOpenedAgain) {
   TransfersWorld world({.adjust = with_short_pauses});
   world.gpu.inject(1, "comm_init_rank_config", nccl::kSystemError);

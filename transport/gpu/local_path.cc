@@ -2,6 +2,7 @@
 // as between processes, but no address is in them: the source offers its memory in Lanes.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -17,12 +18,10 @@ class PeerCopyTest {
  public:
   static constexpr std::size_t kBytes = 65536;
 
-  PeerCopyTest(const CudaApi& cuda, int source, int destination)
-      : cuda_(cuda), source_(source), destination_(destination) {}
+  // `at_source`: so many bytes of the source.
+  PeerCopyTest(const CudaApi& cuda, int source, void* at_source, int destination)
+      : cuda_(cuda), source_(source), destination_(destination), at_source_(at_source) {}
   ~PeerCopyTest() {
-    (void)cuda_.set_device(source_);
-    if (at_source_ != nullptr) (void)cuda_.free(at_source_);
-    (void)cuda_.set_device(destination_);
     if (at_destination_ != nullptr) (void)cuda_.free(at_destination_);
     if (host_ != nullptr) (void)cuda_.free_host(host_);
   }
@@ -31,13 +30,8 @@ class PeerCopyTest {
 
   // On the destination's lane.
   cuda::Status start(cuda::Stream stream) {
-    cuda::Status status = cuda_.set_device(source_);
-    if (status == cuda::kSuccess) status = cuda_.malloc(&at_source_, kBytes);
-    const cuda::Status back = cuda_.set_device(destination_);
-    if (status == cuda::kSuccess) status = back;
     int can = 0;
-    if (status == cuda::kSuccess)
-      status = cuda_.device_can_access_peer(&can, destination_, source_);
+    cuda::Status status = cuda_.device_can_access_peer(&can, destination_, source_);
     if (status == cuda::kSuccess && can != 0) {
       status = cuda_.device_enable_peer_access(source_, 0);
       if (status == cuda::kPeerAccessAlreadyEnabled) {
@@ -80,7 +74,7 @@ class PeerCopyTest {
   const CudaApi& cuda_;
   const int source_;
   const int destination_;
-  void* at_source_ = nullptr;
+  void* const at_source_;
   void* at_destination_ = nullptr;
   unsigned char* host_ = nullptr;
 };
@@ -145,15 +139,33 @@ void DeviceTransfers::Impl::peer_copies_failed(PeerId peer, int device, int sour
   path_failed(peer, device, Path::peer);
 }
 
+// Lane of the source. Its memory is allocated and freed there: on the destination's lane that could
+// wait for the source's device, of whose order that lane knows nothing.
 void DeviceTransfers::Impl::test_peer_copies(PeerId to, int source, int destination) {
   lanes_.set_peer_state(source, destination, PathState::opening);
+  const CudaApi& cuda = lanes_.cuda();
+  Lane& own = lanes_.lane(source);
   Lane& lane = lanes_.lane(destination);
-  lane.post([self = shared_from_this(), &lane, to, source, destination] {
-    auto test = std::make_shared<PeerCopyTest>(self->lanes_.cuda(), source, destination);
+  void* memory = nullptr;
+  const cuda::Status allocated = cuda.malloc(&memory, PeerCopyTest::kBytes);
+  if (allocated != cuda::kSuccess) {
+    (void)own.error_of(allocated, "peer copies cannot be tested");
+    return peer_copies_failed(to, source, source, destination);
+  }
+  const auto over = std::make_shared<std::atomic<bool>>(false);
+  own.watch([&cuda, memory, over] {
+    if (!over->load()) return false;
+    (void)cuda.free(memory);
+    return true;
+  });
+  // With what the destination's lane has of the test, whether that runs or is dropped.
+  const std::shared_ptr<void> in_use(nullptr, [over](void*) { over->store(true); });
+  lane.post([self = shared_from_this(), &lane, to, source, memory, destination, in_use] {
+    auto test = std::make_shared<PeerCopyTest>(self->lanes_.cuda(), source, memory, destination);
     const cuda::Status started = test->start(lane.copies_in());
     if (started != cuda::kSuccess) (void)lane.error_of(started, "peer copies cannot be tested");
     lane.when_done(lane.copies_in(),
-                   [self, test, started, to, source, destination](cuda::Status done) {
+                   [self, test, in_use, started, to, source, destination](cuda::Status done) {
                      if (started == cuda::kSuccess && done == cuda::kSuccess && test->passed())
                        return self->lanes_.set_peer_state(source, destination, PathState::open);
                      self->peer_copies_failed(to, source, source, destination);
