@@ -6,7 +6,19 @@
 #include <new>
 #include <string>
 
+#include "stitch/transport/gpu/gpu_libraries.h"
+#include "stitch/transport/gpu/relaxed_capture.h"
+
 namespace stitch::rpc {
+
+namespace {
+
+// Gates are asked on whatever thread calls, answers or reads.
+const transport::gpu::CudaApi* cuda_of_process() noexcept {
+  return transport::gpu::GpuLibraries::of_process().cuda();
+}
+
+}  // namespace
 
 Error device_error(const std::string& what, const std::exception& exception) {
   const auto* const from_torch = dynamic_cast<const c10::Error*>(&exception);
@@ -18,6 +30,7 @@ Error device_error(const std::string& what, const std::exception& exception) {
 }
 
 void DeviceGate::add(const c10::Stream& stream) {
+  const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   try {
     if (c10::impl::VirtualGuardImpl(stream.device_type()).queryStream(stream)) return;
     c10::Event event(stream.device_type());
@@ -33,6 +46,8 @@ void DeviceGate::add_all(const StreamSet& streams) {
 }
 
 bool DeviceGate::open() {
+  if (marks_.empty()) return true;  // there may be no CUDA, which need not be looked for
+  const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   while (!marks_.empty()) {
     try {
       if (!marks_.back().event.query()) return false;

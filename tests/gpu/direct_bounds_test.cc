@@ -21,6 +21,8 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/peer_flow.h"
+#include "stitch/rpc/gpu/device_bridge.h"
+#include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/rpc/gpu/device_tensors.h"
 #include "stitch/rpc/gpu/gate_watch.h"
 #include "stitch/rpc/gpu/transfer_section.h"
@@ -325,6 +327,24 @@ TEST(GateWatches, WhatTheyHandOverCountsUntilItHasBeenTaken) {
   watch.then(nullptr, [&](const std::optional<Error>&) { inside.set_value(watch.waiting()); });
   EXPECT_EQ(inside.get_future().get(), 1u);
   EXPECT_TRUE(eventually([&] { return watch.waiting() == 0; }));
+}
+
+// By the program, on another thread and in CUDA's default mode.
+TEST_F(DirectBounds, AskingADeviceEndsNoCapture) {
+  const c10::Stream captured = fake::pool_stream({c10::kCUDA, 1});
+  const c10::Stream busy = fake::pool_stream({c10::kCUDA, 0});
+  const int gate = fake::gpu().make_gate();
+  fake::hold(busy, gate);
+  const auto raw = static_cast<stitch::transport::gpu::cuda::Stream>(
+      stitch::rpc::device_bridge()->raw(captured));
+  stitch::rpc::DeviceGate waits;
+  fake::gpu().set_capturing(0, raw, true);
+  waits.add(busy);
+  EXPECT_FALSE(waits.open());
+  EXPECT_EQ(fake::take_violations(), "");
+  fake::gpu().set_capturing(0, raw, false);
+  fake::gpu().open_gate(gate);
+  EXPECT_TRUE(eventually([&] { return waits.open(); }));
 }
 
 TEST(GateWatches, WithoutAThreadWhatWaitsIsToldSo) {
