@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/forked.h"
@@ -15,9 +17,13 @@ namespace {
 
 constexpr int kFirstFiveDigitVersion = 10000;  // NCCL 2.9 and later: major * 10000 + minor * 100
 
-std::array<std::uint64_t, 2> boot_id() {
+// Of the boot, and of the namespace whose steady clock the process has: processes of one host
+// compare readings of it (IpcSlotFrame).
+std::array<std::uint64_t, 2> host_id() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+  std::error_code none;  // of a kernel without them
+  text += std::filesystem::read_symlink("/proc/self/ns/time", none).string();
   std::array<std::uint64_t, 2> id{0, 1};
   for (const char letter : text) {
     id[0] = base::mix_bits(id[0] + static_cast<unsigned char>(letter));
@@ -66,7 +72,7 @@ ProcessIdentity this_process() {
   static std::uint32_t forks = ~0U;
   const base::MutexLock lock(mutex);
   if (forks != base::fork_count()) {
-    identity = {boot_id(), base::random_number()};
+    identity = {host_id(), base::random_number()};
     forks = base::fork_count();
   }
   return identity;

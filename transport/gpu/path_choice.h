@@ -24,7 +24,7 @@ inline constexpr std::size_t kPaths = 5;
 
 // What tells whether two workers share a process. Equal identities: the same process.
 struct ProcessIdentity {
-  std::array<std::uint64_t, 2> host{};  // of the boot
+  std::array<std::uint64_t, 2> host{};  // of the boot and the steady clock
   std::uint64_t process = 0;            // of this process; random, so that no other has it
   friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };
