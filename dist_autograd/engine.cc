@@ -1,3 +1,4 @@
+// One file, though long: each frame of a pass beside the step that it causes.
 #include "stitch/dist_autograd/engine.h"
 
 #include <algorithm>

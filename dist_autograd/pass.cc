@@ -161,11 +161,11 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
 // on once its own are written: then it has added one batch to what waits, at most.
 bool Pass::before_node() {
   if (outbox_.due()) flush();
-  if (!crowded_) [[likely]]
+  if (!no_room_) [[likely]]
     return true;
   flush();  // others may wait for the rest
   base::MutexLock lock(mutex_);
-  crowded_ = held_ = unwritten_ != 0;
+  no_room_ = held_ = unwritten_ != 0;
   return !held_;
 }
 
@@ -303,7 +303,7 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
         base::MutexLock lock(mutex_);
         ++unwritten_;
       }
-      if (!agent_->send_frame(peer, std::move(message), sent, this)) crowded_ = true;
+      if (!agent_->send_frame(peer, std::move(message), sent, this)) no_room_ = true;
     } else {
       agent_->send_control(peer, std::move(message), sent);
     }

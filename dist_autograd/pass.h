@@ -181,7 +181,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Only on the strand.
   Outbox outbox_;
   std::vector<PassSummary::Sent> sent_;
-  bool crowded_ = false;  // too much waits for a peer to which it has sent gradients
+  bool no_room_ = false;  // too much waits for a peer to which it has sent gradients
 
   std::atomic<bool> driver_wanted_{false};
   bool collects_warnings_ = false;  // constant once nodes may run

@@ -1,3 +1,4 @@
+// One file, though long: what the protocol asks for and what it is told stand side by side.
 #include "stitch/rpc/agent/membership_service.h"
 
 #include <cstdio>

@@ -56,7 +56,7 @@ using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 // more, when it has sent GONE or broken the protocol, or when this worker gives it up. Before the
 // first connection its addresses are tried in turn, repeated for a second after the first failure,
 // or for five while the peer answers, except those where the peer has refused this worker or
-// another worker answers. An attempt that nobody needs yet (try_to_connect()) is made once, and
+// another worker answers. An attempt that no call needs yet (try_to_connect()) is made once, and
 // costs nothing when it fails.
 //
 // Pure state, under the lock of its PeerTable: calls nothing but the clock, returns effects. Not
@@ -112,8 +112,8 @@ class Peer {
   }
   // Begins to connect unless there is a connection or an attempt.
   void connect(Effects& effects);
-  // The same once, for the first connection, while nobody needs one: the peer is not lost when that
-  // fails. connect() makes it an attempt like any other.
+  // The same once, for the first connection, while no call needs one: the peer is not lost when
+  // that fails. connect() makes it an attempt like any other.
   void try_to_connect(Effects& effects);
   // Whether on_timer() is due though no timer says so: memory was short when it was to be set.
   [[nodiscard]] bool forgotten() const noexcept;
@@ -221,7 +221,7 @@ class Peer {
   int breaks_ = 0;              // within a second of the first of them
   Clock::time_point first_break_{};
   Clock::time_point bound_since_{};
-  bool tentative_ = false;  // the attempts since the last success, which nobody needs
+  bool tentative_ = false;  // the attempts since the last success, which no call needs
   bool retry_scheduled_ = false;
   Clock::time_point retry_at_{};
   std::optional<Error> failure_;

@@ -1,4 +1,5 @@
-// How a MembershipProtocol suspects and decides: what becomes of a life whose connection is over.
+// One file, though long: how a MembershipProtocol suspects and decides, that is what becomes of a
+// life whose connection is over, is one chain of steps.
 #include "stitch/rpc/membership/membership_protocol.h"
 
 #include <algorithm>

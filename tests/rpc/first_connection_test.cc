@@ -110,7 +110,7 @@ class FirstConnection : public ::testing::Test {
   std::vector<Peer::Clock::time_point> timers_;
 };
 
-TEST_F(FirstConnection, AnAttemptThatNobodyNeedsCostsNothingWhenItFails) {
+TEST_F(FirstConnection, AnAttemptThatIsNotNeededCostsNothingWhenItFails) {
   for (int i = 0; i < 5; ++i) {
     const auto effects = failed(tried());
     EXPECT_FALSE(effects.connect) << "it is repeated";
@@ -119,7 +119,7 @@ TEST_F(FirstConnection, AnAttemptThatNobodyNeedsCostsNothingWhenItFails) {
     EXPECT_FALSE(peer_.lost());
     moved_on_ += 1s;
   }
-  // Whoever needs it then has the whole time.
+  // A call that needs it then has the whole time.
   auto effects = failed(attempt());
   EXPECT_FALSE(effects.lost);
   EXPECT_FALSE(effects.timers.empty());

@@ -33,7 +33,7 @@ void MembershipSimulation::check_verdict(const Node& at, const MembershipProtoco
                           std::to_string(about.epoch);
   if (declared_.insert(key).second && link(at, subject).ends[at.index].lost && as_judge_)
     out_of_touch_.insert(key);
-  // Of one that has stopped for a while, which nobody else was connected to.
+  // Of one that has stopped for a while, which no other was connected to.
   const bool none_saw = options_.pauses > 0 && options_.slow > 0;
   const bool out_of_touch = (options_.cuts + options_.blocks + options_.returns > 0 || none_saw) &&
                             out_of_touch_.contains(key);

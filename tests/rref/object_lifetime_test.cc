@@ -186,5 +186,12 @@ TEST_F(ObjectLifetime, ObjectsAreDestroyedOnUserFunctionThreadsWhereverTheLastRe
   EXPECT_NE(gone_on.load(), std::this_thread::get_id());
 }
 
+TEST_F(ObjectLifetime, AWorkerThatIsNotCurrentOwnsWhatItsMemberMakes) {
+  Cluster cluster(2);
+  const RRef<int> there = cluster[1].make_rref(5);
+  EXPECT_EQ(there.owner(), cluster[1].info());
+  EXPECT_EQ(there.local_value(), 5);
+}
+
 }  // namespace
 }  // namespace stitch::object_lifetime_test

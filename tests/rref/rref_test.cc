@@ -270,13 +270,6 @@ TEST(RRef, AnObjectOwnedHereIsSharedNotCopied) {
   EXPECT_EMPTY(cluster);
 }
 
-TEST(RRef, AWorkerThatIsNotCurrentOwnsWhatItsMemberMakes) {
-  Cluster cluster(2);
-  const RRef<int> there = cluster[1].make_rref(5);
-  EXPECT_EQ(there.owner(), cluster[1].info());
-  EXPECT_EQ(there.local_value(), 5);
-}
-
 TEST(RRef, RemoteToOneselfWorksAsToOthers) {
   Cluster cluster(1);
   {
