@@ -81,14 +81,11 @@ void DeviceTensors::receive(const std::shared_ptr<InMessage>& message, const Ann
     receive_transfers(message, transfers, std::move(next));
     return;
   }
-  // Readers serve all connections.
-  if (total_bytes(message->raw) <= 2 * kInlineBytes) {
-    place(message, std::move(next), std::make_shared<Received>(), true, std::nullopt);
-    return;
-  }
+  // Not on the thread that reads, however small it is: to allocate and to copy may wait for the
+  // device, maybe for a transfer whose peer waits for what that thread has to read next.
   watch_.then(nullptr, [this, message, received = std::make_shared<Received>(),
                         next = std::move(next)](const std::optional<Error>& stopped) mutable {
-    place(message, std::move(next), received, false, stopped);
+    place(message, std::move(next), received, stopped);
   });
 }
 
@@ -107,13 +104,13 @@ void DeviceTensors::receive_transfers(const std::shared_ptr<InMessage>& message,
                         // Not on a lane, which serves all transfers of its device.
                         watch_.then(nullptr, [this, message, received, next = std::move(next)](
                                                  const std::optional<Error>& stopped) mutable {
-                          place(message, std::move(next), received, false, stopped);
+                          place(message, std::move(next), received, stopped);
                         });
                       });
 }
 
 void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
-                          const std::shared_ptr<Received>& come, bool small,
+                          const std::shared_ptr<Received>& come,
                           const std::optional<Error>& stopped) {
   if (stopped && stopped->code() == ErrorCode::shutting_down) {
     next(std::move(*message), stopped);
@@ -161,7 +158,7 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
       message->arrival = std::move(arrival);
       gate = std::make_unique<DeviceGate>();
       if (!message->arrival->error) put_on_devices(*message, *gate, received, cast);
-      open = small ? gate->opens_within(kSpin) : gate->open();
+      open = gate->open();
     } catch (...) {
       const Error failed = to_error(std::current_exception());
       if (failed.code() == ErrorCode::protocol) throw;

@@ -1,5 +1,6 @@
 #include "stitch/rpc/gpu/device_gate.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -50,6 +51,8 @@ bool DeviceGate::open() {
   const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   while (!marks_.empty()) {
     try {
+      // On its device: a thread that has none would create a context on the first one.
+      const c10::DeviceGuard on(marks_.back().device);
       if (!marks_.back().event.query()) return false;
     } catch (const std::exception& exception) {
       throw device_error("device " + marks_.back().device.str() + " has failed", exception);

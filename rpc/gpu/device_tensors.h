@@ -155,8 +155,7 @@ class DeviceTensors {
   void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
                          Next next);
   void place(const std::shared_ptr<InMessage>& message, Next next,
-             const std::shared_ptr<Received>& received, bool small,
-             const std::optional<Error>& stopped);
+             const std::shared_ptr<Received>& received, const std::optional<Error>& stopped);
   static void put_received(InMessage& message, const Received& received);
   // `received` is put in place by then; those in `cast` become float32 again.
   void put_on_devices(InMessage& message, DeviceGate& gate, const Received& received,

@@ -1,9 +1,11 @@
 #include "stitch/rpc/gpu/gate_watch.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <list>
 #include <system_error>
 #include <thread>
@@ -12,6 +14,9 @@
 #include "stitch/base/alternate_stack.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/mutex.h"
+#include "stitch/rpc/future/current_streams.h"
+#include "stitch/transport/gpu/gpu_libraries.h"
+#include "stitch/transport/gpu/own_thread.h"
 
 namespace stitch::rpc {
 
@@ -28,6 +33,24 @@ struct Item {
   std::unique_ptr<DeviceGate> gate;
   GateWatch::Then next;
 };
+
+// As transport::gpu::begin_own_thread(), on a device that this process uses. False when it uses
+// none yet: then there is nothing to wait for either.
+bool begin_thread() noexcept {
+  const std::uint64_t used = devices_in_use.load(std::memory_order_acquire);
+  if (used == 0) return false;
+  try {
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(std::countr_zero(used)));
+    c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
+    const transport::gpu::CudaApi* const cuda = transport::gpu::GpuLibraries::of_process().cuda();
+    if (cuda != nullptr &&
+        begin_own_thread(*cuda, device.index()) != transport::gpu::cuda::kSuccess)
+      static_cast<void>(cuda->get_last_error());
+  } catch (const std::exception&) {
+    // What asks the device later says what is wrong with it.
+  }
+  return true;
+}
 
 Error stopped_error() {
   return Error(ErrorCode::shutting_down, "the worker is shutting down: it waits for no device");
@@ -55,6 +78,7 @@ struct GateWatch::State {
   bool ended STITCH_GUARDED_BY(mutex) = false;
   std::atomic<std::size_t> waiting{0};
   std::list<Item> active;  // the thread's alone
+  bool begun = false;      // likewise
 
   explicit State(std::string thread_name) : name(std::move(thread_name)) {}
 
@@ -65,6 +89,7 @@ struct GateWatch::State {
   }
   // What is due of the active items is done. False when nothing was.
   bool advance() {
+    if (!begun && !active.empty()) begun = begin_thread();
     bool some = false;
     for (auto at = active.begin(); at != active.end();) {
       std::optional<Error> error;

@@ -6,12 +6,15 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/gpu/gate_watch.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
 #include "tests/gpu/device_tensors.h"
@@ -33,6 +36,7 @@ using stitch::testing::count;
 using stitch::testing::eventually;
 using stitch::testing::holds;
 namespace fake = stitch::testing::double_device;
+namespace cuda_api = stitch::transport::gpu::cuda;
 
 constexpr std::int64_t kOwn = 300'000;       // floats: a transfer of its own
 constexpr std::int64_t kChunks = 1'600'000;  // floats: four chunks by staging
@@ -40,6 +44,7 @@ constexpr std::int64_t kChunks = 1'600'000;  // floats: four chunks by staging
 at::Tensor cuda(int index, float value, std::int64_t size = kOwn) {
   return stitch::testing::filled(index, value, {size});
 }
+int next(int number) { return number + 1; }
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
 
 std::atomic<int> handled{0};
@@ -93,6 +98,35 @@ TEST_F(DirectLives, AWorkerThatJoinsSendsAndReceivesByTransfers) {
     b.shutdown();
     a.shutdown();
   }
+}
+
+// A device that does not answer may wait for a peer, which waits for what the reader reads next.
+TEST_F(DirectLives, AThreadThatReadsWaitsForNoDevice) {
+  auto a = start("a");
+  auto b = start("b");
+  const auto small = [&] { return a.rpc_async<twice>("b", on("cuda:1", at::ones({10}))); };
+  EXPECT_TRUE(holds(small().get(), 1, 2));  // what is made once has been made
+  const int gate = fake::gpu().make_gate();
+  fake::hold(fake::pool_stream({c10::kCUDA, 1}), gate);
+  fake::gpu().set_sync_on_alloc(true);
+  auto late = small();
+  EXPECT_EQ(a.rpc_sync<next>({.to = "b", .timeout = 5s}, 3), 4);
+  EXPECT_FALSE(late.ready());
+  fake::gpu().set_sync_on_alloc(false);
+  fake::gpu().open_gate(gate);
+  EXPECT_TRUE(holds(late.get(), 1, 2));
+}
+
+// It asks for events while the program may be capturing a graph.
+TEST_F(DirectLives, TheThreadThatWaitsForDevicesEndsNoCapture) {
+  stitch::rpc::note_device_in_use({c10::kCUDA, 1});
+  stitch::rpc::GateWatch watch("watch");
+  auto mode = cuda_api::kCaptureGlobal;
+  watch.then(nullptr, [&](const std::optional<stitch::Error>&) {
+    static_cast<void>(fake::gpu().cuda().thread_exchange_stream_capture_mode(&mode));
+  });
+  EXPECT_TRUE(eventually([&] { return watch.waiting() == 0; }));
+  EXPECT_EQ(mode, cuda_api::kCaptureRelaxed);
 }
 
 // In a world that workers leave one by one, none waits for the others' shutdown.
