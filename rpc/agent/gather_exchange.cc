@@ -73,6 +73,8 @@ GatherExchange::Set& GatherExchange::set_of(const std::string& names,
       return at != lives.end() && at->name == old.name && at->epoch > old.epoch;
     });
   });
+  for (auto& each : sets_) each.second.passed += each.second.over ? 1 : 0;
+  std::erase_if(sets_, [](const auto& each) { return each.second.passed > kSetsKept; });
   return sets_.try_emplace(names, Set{lives}).first->second;
 }
 
@@ -232,6 +234,11 @@ void GatherExchange::on_lost(const WorkerInfo& life) noexcept {
       }
       erase_life(each->second.left, life);
       each = drop_if_done(each, dropped);
+    }
+    for (auto& [names, set] : sets_) {
+      set.over = set.over || std::ranges::any_of(set.lives, [&](const WorkerInfo& each) {
+                   return same_life(each, life);
+                 });
     }
     const auto found = given_up_.find(life.id);
     if (found != given_up_.end() && found->second.epoch == life.epoch) given_up_.erase(found);

@@ -89,7 +89,12 @@ class GatherExchange {
   struct Set {
     std::vector<WorkerInfo> lives;
     std::uint64_t next = 0;  // number
+    bool over = false;       // one of its lives was lost
+    int passed = 0;          // sets that were begun since
   };
+  // Sets of workers that one was lost of are remembered so long, so that those left agree on the
+  // number of the next gathering, and not longer: names of an elastic world may never come back.
+  static constexpr int kSetsKept = 64;
   // Gatherings that a caller has given up before this worker has come to them, as hashes of their
   // keys: it fetches nothing there. The oldest is overwritten first.
   struct GivenUp {

@@ -98,9 +98,11 @@ class RunningInquiry : public std::enable_shared_from_this<RunningInquiry> {
       connection_.reset();
       opened = outcome_.opened;
       const auto& former = outcome_.failure;
-      // Of this worker's own resources: what the other addresses say decides nothing then.
-      const bool shortage = former && !former->remote() && former->code() == ErrorCode::overloaded;
-      if (!shortage || opened) outcome_.failure = reason;
+      // A sign of life, or of this worker's own resources: what the other addresses say decides
+      // nothing then.
+      const bool stays = former && (former->code() == ErrorCode::overloaded ||
+                                    (!former->remote() && former->code() == ErrorCode::internal));
+      if (!stays || opened) outcome_.failure = reason;
     }
     if (opened) {
       finish();

@@ -67,10 +67,20 @@ MembershipService::Asked MembershipService::ask(const MemberCard& card, const No
   return asked;
 }
 
+namespace {
+// That this worker cannot ask says nothing about the member.
+void throw_if_short_here(const Inquiry::Outcome& outcome) {
+  const auto& failure = outcome.failure;
+  if (failure && !failure->remote() && failure->code() == ErrorCode::overloaded) throw *failure;
+}
+}  // namespace
+
 bool MembershipService::reaches_a_member(Clock::time_point deadline) {
   joining_.store(true);
   for (const MemberCard& card : other_members()) {
-    if (ask(card, nullptr, deadline).is_there) return true;
+    const Asked asked = ask(card, nullptr, deadline);
+    if (asked.is_there) return true;
+    throw_if_short_here(asked.outcome);
     if (Clock::now() >= deadline) {
       throw Error(ErrorCode::timeout, to_string(agent_.self()) +
                                           " could not ask all members of its world within the "
@@ -108,6 +118,7 @@ void MembershipService::join(Clock::time_point deadline) {
                                           " was not admitted within the time limit; asked was " +
                                           to_string(card.info));
     }
+    throw_if_short_here(outcome);
     tried += (tried.empty() ? "" : ", ") + to_string(card.info) +
              (outcome.failure ? std::string(": ") + outcome.failure->what() : ": no answer");
   }

@@ -36,6 +36,9 @@ void Peer::send(const PeerConnectionPtr& to, Bind::Step step, Effects& effects) 
 
 void Peer::on_open(const PeerConnectionPtr& opened, Effects& effects) {
   const ConnectionPtr& connection = opened->connection;
+  // An attempt that no call needs does not keep the peer's connection waiting.
+  if (tentative_ && !lost_ && !opened->target && own_ && !own_->peer)
+    drop(own_, "the peer has connected", effects);
   if (lost_) {
     if (opened->target) {
       effects.close.emplace_back(connection, *lost_);

@@ -233,6 +233,9 @@ void Peer::retry_or_lose(Effects& effects) {
     return;
   }
   const auto now = now_();
+  // What is short here says nothing about the peer: it is tried as long as that lasts.
+  if (failure_ && !failure_->remote() && failure_->code() == ErrorCode::overloaded)
+    first_failure_ = now;
   const auto time_limit = answered_ ? kConnectTimeoutWhenAnswered : kConnectTimeout;
   const bool in_time = broken_ ? now - broken_->since < grace_ : now - first_failure_ < time_limit;
   const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };

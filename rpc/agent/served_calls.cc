@@ -224,6 +224,9 @@ std::vector<ThreadReport::Holder> ServedCalls::holders(Clock::time_point now) {
     std::string name = call->function() == nullptr
                            ? "unknown"
                            : call->function()->name.substr(0, ThreadReport::kMaxName);
+    // A name that a program exports may be any text; the caller takes none with these.
+    std::ranges::replace_if(
+        name, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
     const std::int64_t ns = (now - progress.since).count();
     auto at = std::ranges::find(found, name, &ThreadReport::Holder::function);
     if (at == found.end()) at = found.insert(at, {std::move(name), 0, 0});

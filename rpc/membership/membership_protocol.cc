@@ -286,13 +286,9 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
     entry->askers.insert(self_.info.id);
     return effects;
   }
-  if (asleep && is_awaited(*entry)) {
-    entry->askers.insert(self_.info.id);
-    return effects;  // as soon as it runs evenly
-  }
   if (entry->undecided) {
-    refuse_joins("whether worker \"" + about.name + "\" is alive in epoch " +
-                 std::to_string(about.epoch) + " cannot be decided now");
+    // A new life waits, and asks the next member when that takes too long.
+    if (is_awaited(*entry)) entry->askers.insert(self_.info.id);
     return effects;  // again after a while
   }
   const bool awaited = is_awaited(*entry);

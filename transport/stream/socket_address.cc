@@ -47,7 +47,6 @@ Error socket_error(int error) {
     case ENFILE:
     case ENOBUFS:
     case ENOMEM:
-    case EADDRNOTAVAIL:  // no port is left
       return Error(ErrorCode::overloaded, base::errno_text(error));
     default:
       return Error(ErrorCode::disconnected, base::errno_text(error));
