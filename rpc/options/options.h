@@ -78,22 +78,31 @@ class WorldSize {
 class EncryptionChoice {
  public:
   EncryptionChoice() = default;
-  EncryptionChoice(std::nullopt_t) {}                                          // NOLINT: not set
-  EncryptionChoice(Encryption encryption) : encryption_(encryption) {}         // NOLINT: as a value
-  EncryptionChoice(std::optional<Encryption> choice) : encryption_(choice) {}  // NOLINT
+  // Not set.
+  EncryptionChoice(std::nullopt_t) {}  // NOLINT: as std::optional
+  // This one.
+  EncryptionChoice(Encryption encryption) : encryption_(encryption) {}  // NOLINT: as a value
+  // Set where `choice` is.
+  EncryptionChoice(std::optional<Encryption> choice) : encryption_(choice) {}  // NOLINT: the same
   // "on", "integrity" or "off". Throws Error(invalid_argument) for any other text, and for null.
   EncryptionChoice(const std::string& name);  // NOLINT: as a text
-  EncryptionChoice(const char* name)          // NOLINT: as a text
+  // The same.
+  EncryptionChoice(const char* name)  // NOLINT: as a text
       : EncryptionChoice(std::string(name == nullptr ? "(null)" : name)) {}
 
+  // Whether it is set.
   [[nodiscard]] bool has_value() const noexcept { return encryption_.has_value(); }
+  // The same.
   explicit operator bool() const noexcept { return has_value(); }
+  // For those who keep it as that.
   operator std::optional<Encryption>() const noexcept { return encryption_; }  // NOLINT: a value
   // REQUIRES: has_value().
   [[nodiscard]] Encryption operator*() const noexcept { return *encryption_; }
+  // What it is set to, or `other`.
   [[nodiscard]] Encryption value_or(Encryption other) const noexcept {
     return encryption_.value_or(other);
   }
+  // Both are not set, or set to the same.
   friend bool operator==(const EncryptionChoice&, const EncryptionChoice&) = default;
 
  private:
