@@ -36,6 +36,17 @@ std::uint64_t failures(const TransfersWorld& world, std::size_t worker, std::siz
   return sum;
 }
 
+// A kernel of the program, on a stream that this makes, keeps device 0 of worker 0 busy until the
+// gate opens.
+void run_until(TransfersWorld& world, int gate, cuda::Stream& stream) {
+  ASSERT_EQ(world.cuda(0).set_device(0), cuda::kSuccess);
+  ASSERT_EQ(world.cuda(0).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
+            cuda::kSuccess);
+  FakeGpu::Kernel kernel;
+  kernel.gate = gate;
+  ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
+}
+
 TEST(PathPause, GrowsUntilATransferHasComeByThePath) {
   PathPause pause;
   EXPECT_TRUE(pause.over());
@@ -163,14 +174,9 @@ TEST(Retry, TestingCopiesBetweenDevicesHoldsUpNothingThatIsForTheDestination) {
   const int begin = world.gpu.make_gate();
   const auto tested = world.start(0, 0, 1, 1, 5000, 'c', begin);
   const auto next = world.start(2, 0, 1, 1, 5000, 'd', begin);
-  cuda::Stream stream = nullptr;
-  ASSERT_EQ(world.cuda(0).set_device(0), cuda::kSuccess);
-  ASSERT_EQ(world.cuda(0).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
-            cuda::kSuccess);
   const int gate = world.gpu.make_gate();
-  FakeGpu::Kernel kernel;
-  kernel.gate = gate;
-  ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
+  cuda::Stream stream = nullptr;
+  ASSERT_NO_FATAL_FAILURE(run_until(world, gate, stream));
   world.gpu.set_sync_on_alloc(true);
   world.gpu.open_gate(begin);
   // Its own test is what waits for the device of the kernel.
@@ -198,14 +204,9 @@ TEST(Retry, ACommunicatorThatCannotBeMadeHoldsUpNoTimeLimit) {
   world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
   const int begin = world.gpu.make_gate();
   const auto transfer = world.start(0, 0, 1, 1, 5000, 'b', begin);
-  cuda::Stream stream = nullptr;
-  ASSERT_EQ(world.cuda(0).set_device(0), cuda::kSuccess);
-  ASSERT_EQ(world.cuda(0).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
-            cuda::kSuccess);
   const int gate = world.gpu.make_gate();
-  FakeGpu::Kernel kernel;
-  kernel.gate = gate;
-  ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
+  cuda::Stream stream = nullptr;
+  ASSERT_NO_FATAL_FAILURE(run_until(world, gate, stream));
   world.gpu.set_sync_on_alloc(true);
   world.gpu.open_gate(begin);
   EXPECT_TRUE(eventually([&] { return failures(world, 0, 1, Path::nccl) > 0; }));
