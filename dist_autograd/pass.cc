@@ -196,7 +196,12 @@ void Pass::stopped() {
     error = error_;
   }
   agent_->drop_frames(this);  // no flush() comes after this
-  finish(error);
+  if (error) {
+    finish(error);
+  } else {  // abort() has had no memory yet, and is repeated
+    agent_->loop().call_at(rpc::Clock::now() + kRepeatDelay,
+                           [self = shared_from_this()] { self->stopped(); });
+  }
 }
 
 void Pass::flush(std::optional<std::uint64_t> quiet_at) {

@@ -156,6 +156,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   void stop_strand() STITCH_EXCLUDES(mutex_);
+  // Between two tries of what has no memory.
+  static constexpr std::chrono::milliseconds kRepeatDelay{10};
   // Does `step`, or again and again, by a timer, where it has no memory. It keeps the pass alive.
   template <class Step>
   void do_or_repeat(Step step);
@@ -203,11 +205,10 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 // The timer, its task and what that keeps take no memory but a little of the reserve.
 template <class Step>
 void Pass::do_or_repeat(Step step) {
-  constexpr std::chrono::milliseconds kDelay{10};
   try {
     base::patiently(step);
   } catch (const std::bad_alloc&) {
-    agent_->loop().call_at(rpc::Clock::now() + kDelay, std::move(step));
+    agent_->loop().call_at(rpc::Clock::now() + kRepeatDelay, std::move(step));
   }
 }
 

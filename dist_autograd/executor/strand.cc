@@ -126,24 +126,18 @@ void Strand::post(std::vector<Arrival> arrivals) {
 void Strand::resume() {
   {
     base::MutexLock lock(mutex_);
-    if (stop_ || ended_) return;
+    if (ended_) return;
     resumed_ = true;
     if (!started_ || scheduled_) return;
     scheduled_ = true;
   }
-  try {
-    schedule();
-  } catch (...) {
-    base::MutexLock lock(mutex_);
-    scheduled_ = false;
-    throw;
-  }
+  schedule();
 }
 
 void Strand::stop() {
   {
     base::MutexLock lock(mutex_);
-    if (stop_ || ended_) return;
+    if (ended_) return;
     stop_ = true;
     news_.store(true, std::memory_order_release);
     if (!started_ || scheduled_)
@@ -155,12 +149,19 @@ void Strand::stop() {
 
 bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
 
+// REQUIRES: scheduled_, which this call has set. It is taken back if this throws.
 void Strand::schedule() {
-  executor_([self = shared_from_this()] {
-    const Strand* const outer = std::exchange(running_strand, self.get());
-    if (const auto owner = self->owner_.lock()) self->run_slice(*owner);
-    running_strand = outer;
-  });
+  try {
+    executor_([self = shared_from_this()] {
+      const Strand* const outer = std::exchange(running_strand, self.get());
+      if (const auto owner = self->owner_.lock()) self->run_slice(*owner);
+      running_strand = outer;
+    });
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    scheduled_ = false;
+    throw;
+  }
 }
 
 // Moves the inbox to the slice. After `leave` another slice may run: this one must not touch

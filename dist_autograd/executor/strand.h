@@ -74,8 +74,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // Asks StrandOwner::before_node() again. Where it throws, it may be called again.
   void resume() STITCH_EXCLUDES(mutex_);
   // Ends the pass here: the running node finishes, no other starts. Before start() it takes effect
-  // with start().
-  void stop();
+  // with start(). Where it throws, it may be called again.
+  void stop() STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::uint64_t nodes_run() const noexcept {
     return nodes_run_.load(std::memory_order_relaxed);
@@ -105,7 +105,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   };
 
   void post(std::vector<Arrival> arrivals) STITCH_EXCLUDES(mutex_);
-  void schedule();
+  void schedule() STITCH_EXCLUDES(mutex_);
   void run_slice(StrandOwner& owner) STITCH_EXCLUDES(mutex_);
   enum class Next : std::uint8_t { go_on, leave, stop };
   [[nodiscard]] Next take_inbox(bool leave_if_empty) STITCH_EXCLUDES(mutex_);

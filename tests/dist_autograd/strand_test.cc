@@ -4,7 +4,11 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <memory>
+#include <new>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "tests/dist_autograd/local_world.h"
 
@@ -334,6 +338,46 @@ TEST(Strand, SurvivesAGraphDeeperThanAStack) {
   const auto outcome = world.backward({.roots = {y.sum()}});
   ASSERT_FALSE(outcome.error);
   EXPECT_TRUE(same_gradient(world.gradient(x), at::ones({1}, at::kDouble)));
+}
+
+// As where there is no memory for that.
+TEST(Strand, MayBeStoppedAgainWhenASliceCouldNotBeScheduled) {
+  struct Owner final : StrandOwner {
+    void gradients_ready(RecvNode&, variable_list) override {}
+    void went_quiet(std::uint64_t, bool) override {}
+    void failed(Error) override {}
+    void stopped() override { ++times_stopped; }
+    int times_stopped = 0;
+  };
+  const auto x = leaf({2});
+  const auto loss = (x * 2).sum();
+  const auto plan = std::make_shared<const Plan>(
+      std::vector<torch::autograd::Edge>{torch::autograd::impl::gradient_edge(loss)},
+      std::vector<NodePtr>{}, std::nullopt);
+  for (const bool resumed : {false, true}) {
+    const auto owner = std::make_shared<Owner>();
+    bool fails = false;
+    const auto strand = std::make_shared<Strand>(
+        plan, RunFlags{}, std::make_shared<GradientStore>(),
+        [&](base::UniqueFunction<void()> slice) {
+          if (fails) throw std::bad_alloc();
+          slice();
+        },
+        owner);
+    strand->start();
+    fails = true;
+    if (resumed) {
+      EXPECT_THROW(strand->resume(), std::bad_alloc);
+    }
+    for (int i = 0; i < 2; ++i) EXPECT_THROW(strand->stop(), std::bad_alloc);
+    EXPECT_EQ(owner->times_stopped, 0);
+    fails = false;
+    strand->stop();
+    EXPECT_EQ(owner->times_stopped, 1);
+    strand->stop();
+    strand->resume();
+    EXPECT_EQ(owner->times_stopped, 1);
+  }
 }
 
 TEST(RecvNode, TellsTheLocalEngineThatItCannotFollow) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -413,6 +414,50 @@ TEST(PassesThatTimeOut, EndOnAllWorkersWhereThereIsNoMemoryForLong) {
   }
   EXPECT_GT(first, 10) << "it shows little";
   // What worker1 had no memory to read may be lost.
+  for (int i = 0; i < 2; ++i) cluster[i].shutdown({.graceful = false});
+}
+
+// A node that throws, and from its k-th allocation on there is no memory.
+std::atomic<std::int64_t> first_failing{0};
+const std::runtime_error hook_error("the hook has failed");
+at::Tensor throws_in_backward(const at::Tensor& x) {
+  const at::Tensor y = times(x);
+  y.register_hook([](const at::Tensor& gradient) {
+    FailingMemory::begin(first_failing, 1'000'000'000);
+    node_waits = true;
+    if (node_waits) throw hook_error;
+    return gradient;
+  });
+  return y;
+}
+
+// At the worker that called backward(), and at another.
+TEST(PassesWithANodeThatThrows, FailWhereThereIsNoMemoryForLong) {
+  constexpr auto kOutage = 150ms;
+  const UnfailingMemory scaffold;
+  Watchdog watchdog(30s);
+  Cluster cluster(2);
+  for (const bool remote : {false, true}) {
+    for (std::int64_t first = 1; first < 30; first += first < 8 ? 1 : 7) {
+      watchdog.step();
+      node_waits = false;
+      first_failing = first;
+      {
+        dist_autograd::Context context;
+        const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
+        const at::Tensor y =
+            remote ? rpc_sync<throws_in_backward>("worker1", x) : throws_in_backward(x);
+        const auto future = context.backward_async({y.sum()}, {.timeout = 20s});
+        EXPECT_TRUE(eventually([&] { return node_waits.load(); }));
+        std::this_thread::sleep_for(kOutage);
+        static_cast<void>(FailingMemory::end());
+        ASSERT_TRUE(future.wait_for(10s)) << "remote " << remote << ", allocation " << first;
+        ASSERT_TRUE(future.has_error()) << "remote " << remote << ", allocation " << first;
+      }
+      ASSERT_TRUE(eventually([&] { return left_behind(cluster).empty(); }, 10s))
+          << "remote " << remote << ", allocation " << first << ":" << left_behind(cluster);
+    }
+  }
   for (int i = 0; i < 2; ++i) cluster[i].shutdown({.graceful = false});
 }
 
