@@ -57,6 +57,37 @@ TEST(PeerFlow, CallsOfHandlersDoNotWaitForThoseOfTheProgram) {
   EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
 }
 
+// A program that always has some under way would never leave it enough room.
+TEST(PeerFlow, NoneOfTheProgramBeginsWhileALargeOneOfAHandlerWaits) {
+  PeerFlow flow({1 << 20, 100});
+  const PeerFlow::Size outside{200 << 10, false};
+  const PeerFlow::Size inside{700 << 10, true};
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(flow.try_begin(outside));
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(keep(flow, 1, outside, begun));
+  EXPECT_TRUE(keep(flow, 2, inside, begun));
+  const auto ends = [&](const PeerFlow::Size& size) {
+    flow.written(size);
+    flow.end(size);
+  };
+  EXPECT_FALSE(flow.try_begin({100, false}));
+  ends(outside);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
+  EXPECT_FALSE(flow.try_begin(outside));
+  ends(inside);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
+  // One that the program leaves enough for holds nothing up: it waits for a count of calls only.
+  PeerFlow few({1 << 20, 1});
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(few.try_begin({100, true}));
+  begun.clear();
+  EXPECT_TRUE(keep(few, 1, {100, true}, begun));
+  EXPECT_TRUE(keep(few, 2, {100, false}, begun));
+  few.end({100, true});
+  few.end({100, true});
+  few.end({100, true});
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 2}));
+}
+
 TEST(PeerFlow, OneThatIsLargerThanItsShareGoesAlone) {
   PeerFlow flow({1 << 20, 100});
   EXPECT_TRUE(flow.try_begin({1 << 20, false}));
