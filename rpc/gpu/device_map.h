@@ -10,8 +10,6 @@
 
 namespace stitch::rpc {
 
-// "cpu", "cuda:1"; "cuda" is cuda:0. Throws Error(invalid_argument) for any other text.
-[[nodiscard]] c10::Device parse_device(const std::string& text);
 // cuda:0 for a CUDA device without a number.
 [[nodiscard]] c10::Device with_index(c10::Device device);
 

@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "stitch/rpc/message/parse_device.h"
+
 namespace stitch {
 
 // A tensor, and the device of the receiver that it is to be put on, whatever the device map says.
@@ -38,12 +40,13 @@ class PlacedTensor {
 
 // Has `tensor`, of any device here, put on `device` of the receiver: "cpu", "cuda:1", at::kCPU.
 // "cuda" without a number is its first. The call fails with invalid_argument, before anything is
-// sent, when the receiver has no such device.
+// sent, when the receiver has no such device. Throws Error(invalid_argument) for a text that names
+// none.
 [[nodiscard]] inline PlacedTensor on(c10::Device device, at::Tensor tensor) {
   return {device, std::move(tensor)};
 }
 [[nodiscard]] inline PlacedTensor on(const std::string& device, at::Tensor tensor) {
-  return {c10::Device(device), std::move(tensor)};
+  return {rpc::parse_device(device), std::move(tensor)};
 }
 
 namespace detail {

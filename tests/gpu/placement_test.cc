@@ -141,6 +141,16 @@ TEST(DevicePlacement, OnWorksInsideContainers) {
   EXPECT_TRUE(holds(results.at(1), "cpu", 6));
 }
 
+TEST(DevicePlacement, OnRefusesATextThatNamesNoDevice) {
+  for (const char* const text : {"cudda", "cuda:", "cuda:-1", "cuda:300", "cuda:1x", ""}) {
+    const auto error = error_of([&] { static_cast<void>(on(text, at::ones(1))); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << text;
+    EXPECT_NE(std::string(error.what()).find('"' + std::string(text) + "\" is no device"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(DevicePlacement, OnRefusesADeviceThatTheReceiverDoesNotHave) {
   Cluster cluster(2);
   const auto error = error_of(
@@ -148,8 +158,8 @@ TEST(DevicePlacement, OnRefusesADeviceThatTheReceiverDoesNotHave) {
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
                        "argument 1 (tensor 1 of 1) is to be put on device cuda:9 of worker "
                        "\"worker1\" (id 1), which has the CPU and 4 CUDA devices"));
-  const auto kind =
-      error_of([] { static_cast<void>(rpc_sync<device_of>("worker1", on("mps", at::ones(1)))); });
+  const auto kind = error_of(
+      [] { static_cast<void>(rpc_sync<device_of>("worker1", on(at::kMPS, at::ones(1)))); });
   EXPECT_TRUE(has_text(kind, ErrorCode::invalid_argument, "is to be put on device mps"));
 }
 
