@@ -82,7 +82,9 @@ Future<Posted> fetch_posted(std::string key, std::string type) {
 
 FetchRequest begin_fetch(const std::string& key, const std::type_info& type) {
   const rpc::Function& function = kFunction<&fetch_posted>;
-  FetchRequest request{function.name, rpc::begin_request(function.id)};
+  const bool barrier = type == typeid(Presence);
+  FetchRequest request{barrier ? "stitch::Worker::barrier" : "stitch::Worker::all_gather",
+                       rpc::begin_request(function.id)};
   encode_arguments<rpc::TraitsOf<&fetch_posted>>(request.message, key, std::string(type.name()));
   return request;
 }

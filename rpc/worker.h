@@ -235,7 +235,7 @@ void wait_until_all_complete(const std::vector<Future<T>>& futures) {
 
 // The request for what another worker gives to a gathering, as a T (fetch_posted()).
 struct FetchRequest {
-  std::string_view function;  // its registered name
+  std::string_view function;  // what its errors name: the member of Worker that the program called
   rpc::OutMessage message;
 };
 [[nodiscard]] FetchRequest begin_fetch(const std::string& key, const std::type_info& type);

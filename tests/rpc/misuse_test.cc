@@ -277,11 +277,11 @@ TEST(Misuse, AGatheringOfOtherTypesFailsOnEveryWorkerNamingBoth) {
   const auto errors = errors_of_all(cluster, {gathers(7), gathers(7.5)});
   EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument,
                        "all_gather of int on worker \"worker0\" (id 0) failed: call "
-                       "stitch::detail::fetch_posted() to worker \"worker1\" (id 1) failed: that "
+                       "stitch::Worker::all_gather() to worker \"worker1\" (id 1) failed: that "
                        "worker is in an all_gather of double"));
   EXPECT_TRUE(has_text(errors[1], ErrorCode::invalid_argument,
                        "all_gather of double on worker \"worker1\" (id 1) failed: call "
-                       "stitch::detail::fetch_posted() to worker \"worker0\" (id 0) failed: that "
+                       "stitch::Worker::all_gather() to worker \"worker0\" (id 0) failed: that "
                        "worker is in an all_gather of int"));
   expect_in_step(cluster);
 }
