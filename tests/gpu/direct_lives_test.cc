@@ -104,8 +104,9 @@ TEST_F(DirectLives, AWorkerThatJoinsSendsAndReceivesByTransfers) {
 TEST_F(DirectLives, AThreadThatReadsWaitsForNoDevice) {
   auto a = start("a");
   auto b = start("b");
+  // Its result returns by the inverse of the map, from cuda:1 to cuda:0.
   const auto small = [&] { return a.rpc_async<twice>("b", on("cuda:1", at::ones({10}))); };
-  EXPECT_TRUE(holds(small().get(), 1, 2));  // what is made once has been made
+  EXPECT_TRUE(holds(small().get(), 0, 2));  // what is made once has been made
   const int gate = fake::gpu().make_gate();
   fake::hold(fake::pool_stream({c10::kCUDA, 1}), gate);
   fake::gpu().set_sync_on_alloc(true);
@@ -114,7 +115,7 @@ TEST_F(DirectLives, AThreadThatReadsWaitsForNoDevice) {
   EXPECT_FALSE(late.ready());
   fake::gpu().set_sync_on_alloc(false);
   fake::gpu().open_gate(gate);
-  EXPECT_TRUE(holds(late.get(), 1, 2));
+  EXPECT_TRUE(holds(late.get(), 0, 2));
 }
 
 // It asks for events while the program may be capturing a graph.

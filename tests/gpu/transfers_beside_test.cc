@@ -53,6 +53,7 @@ TEST(Beside, AGraphThatTheProgramCapturesStaysValidWhateverPathIsUsed) {
                           .processes = {0, 0, 1},
                           .adjust = [nccl](std::size_t, DeviceTransfers::Options& options) {
                             options.use_nccl = nccl;
+                            options.reopen_backoff = 1ms;
                           }});
     for (const std::size_t worker : {0U, 2U}) {
       relax(world, worker, 0);

@@ -166,9 +166,9 @@ std::string TransfersWorld::take_protocol_error() {
   return std::exchange(protocol_error, "");
 }
 
-void TransfersWorld::ended(const std::shared_ptr<TestTransfer>& transfer) {
+void TransfersWorld::ended(TestTransfer::Ends& ends) {
   const std::lock_guard lock(mutex_);
-  if (transfer->sent > 0 && transfer->received > 0) transfer->ended = true;
+  if (ends.sent > 0 && ends.received > 0) ends.ended = true;
   changed_.notify_all();
 }
 
@@ -224,10 +224,10 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
   EXPECT_EQ(api.event_record(source->event, source->stream), cuda::kSuccess);
   const TransferId id =
       transfers[from]->send(to, to_device, {from_device, source->memory, bytes}, source->event,
-                            source, [this, transfer](std::optional<Error> error) {
-                              transfer->send_error = std::move(error);
-                              ++transfer->sent;
-                              ended(transfer);
+                            source, [this, ends = transfer->ends](std::optional<Error> error) {
+                              ends->send_error = std::move(error);
+                              ++ends->sent;
+                              ended(*ends);
                             });
   // Moved on: the thread that reads is not the last to have it, as that calls CUDA.
   network->send(from, to, [this, from, to, id, transfer, receive]() mutable {
@@ -235,7 +235,7 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
     if (receive) return this->receive(to, from, id, std::move(transfer));
     transfers[to]->refuse(from, id, Error(ErrorCode::overloaded, "not wanted"));
     ++transfer->received;
-    ended(transfer);
+    ended(*transfer->ends);
   });
   return transfer;
 }
@@ -283,7 +283,7 @@ void TransfersWorld::receive(std::size_t worker, std::size_t from, TransferId id
                                transfer->receive_error = std::move(error);
                                if (transfer->receive_error) transfer->memory_owner.reset();
                                ++transfer->received;
-                               ended(transfer);
+                               ended(*transfer->ends);
                              });
 }
 

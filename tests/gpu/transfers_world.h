@@ -75,15 +75,22 @@ class TestNetwork {
 
 // One transfer as its two ends see it.
 struct TestTransfer {
+  // All that the source has of it: the memory is the destination's, which may be another process.
+  struct Ends {
+    std::atomic<int> sent{0}, received{0};  // calls of the ends' callbacks
+    std::optional<Error> send_error, receive_error;
+    std::atomic<bool> ended{false};  // both
+  };
+  const std::shared_ptr<Ends> ends = std::make_shared<Ends>();
   std::size_t from = 0, to = 0;
   int from_device = 0, to_device = 0;
   std::size_t bytes = 0;
   char value = 0;
-  std::atomic<int> sent{0}, received{0};  // calls of the ends' callbacks
-  std::optional<Error> send_error, receive_error;
+  std::atomic<int>&sent = ends->sent, &received = ends->received;
+  std::optional<Error>&send_error = ends->send_error, &receive_error = ends->receive_error;
   void* memory = nullptr;  // at the destination
   std::shared_ptr<void> memory_owner;
-  std::atomic<bool> ended{false};  // both
+  std::atomic<bool>& ended = ends->ended;
 };
 
 // Workers over the double, each a process of its own unless `processes` says which it shares, with
@@ -145,7 +152,7 @@ class TransfersWorld {
   }
   void receive(std::size_t worker, std::size_t from, TransferId id,
                std::shared_ptr<TestTransfer> transfer);
-  void ended(const std::shared_ptr<TestTransfer>& transfer);
+  void ended(TestTransfer::Ends& ends);
 
   std::mutex mutex_;
   std::condition_variable changed_;
