@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -16,7 +18,9 @@ namespace stitch_run {
 namespace {
 
 constexpr std::size_t kMaxLinks = 64;
-constexpr std::string_view kBarrierCall = "fetch_posted";
+// Of a gathering: as its caller names it, and as the worker that serves it does.
+constexpr std::string_view kGatherings[] = {"stitch::Worker::barrier", "stitch::Worker::all_gather",
+                                            "stitch::detail::fetch_posted"};
 
 std::string in_quotes(std::string_view worker) { return "\"" + std::string(worker) + "\""; }
 
@@ -25,7 +29,9 @@ std::string with_brackets(const std::string& function) {
 }
 
 bool is_barrier(const std::string& function) {
-  return function.find(kBarrierCall) != std::string::npos;
+  return std::any_of(std::begin(kGatherings), std::end(kGatherings), [&](std::string_view name) {
+    return function.find(name) != std::string::npos;
+  });
 }
 
 // Follows one chain from link to link.

@@ -115,8 +115,8 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Queue (&queues)[2]) {
 
 std::optional<PeerFlow::Waiting> PeerFlow::next() {
   if (auto inside = next_of(queues_[1])) return inside;
-  // One that needs more than the program's requests leave would wait for ever while others of these
-  // take the place of those that end.
+  // One that needs more than the program's requests leave would starve while others of these take
+  // the place of those that end.
   for (const Queue& queue : queues_[1]) {
     if (queue.empty()) continue;
     const Size& size = queue.begin()->second.size;

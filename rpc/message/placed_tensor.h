@@ -7,8 +7,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "stitch/rpc/message/parse_device.h"
-
 namespace stitch {
 
 // A tensor, and the device of the receiver that it is to be put on, whatever the device map says.
@@ -45,9 +43,7 @@ class PlacedTensor {
 [[nodiscard]] inline PlacedTensor on(c10::Device device, at::Tensor tensor) {
   return {device, std::move(tensor)};
 }
-[[nodiscard]] inline PlacedTensor on(const std::string& device, at::Tensor tensor) {
-  return {rpc::parse_device(device), std::move(tensor)};
-}
+[[nodiscard]] PlacedTensor on(const std::string& device, at::Tensor tensor);
 
 namespace detail {
 
