@@ -206,6 +206,11 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
     return nullptr;
   }
   start_ticking();
+  // One that could not be set up has no streams, and another device may be current here.
+  if (lane.failure()) {
+    break_pair(pair, *lane.failure(), true);
+    return nullptr;
+  }
   void* memory = nullptr;
   std::size_t bytes = kTestBytes;
   bool to_sink = false;
