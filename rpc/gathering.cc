@@ -24,11 +24,12 @@ bool is_own_word(const Error& error) {
          error.code() == ErrorCode::invalid_argument;
 }
 
+bool is_barrier(const std::type_info& given) { return given == typeid(Presence); }
+
 }  // namespace
 
 std::string gathering_of(const std::type_info& given) {
-  return given == typeid(Presence) ? "a barrier"
-                                   : "an all_gather of " + base::demangle(given.name());
+  return is_barrier(given) ? "a barrier" : "an all_gather of " + base::demangle(given.name());
 }
 
 void Posted::load(rpc::InArchive&) {
@@ -82,8 +83,7 @@ Future<Posted> fetch_posted(std::string key, std::string type) {
 
 FetchRequest begin_fetch(const std::string& key, const std::type_info& type) {
   const rpc::Function& function = kFunction<&fetch_posted>;
-  const bool barrier = type == typeid(Presence);
-  FetchRequest request{barrier ? "stitch::Worker::barrier" : "stitch::Worker::all_gather",
+  FetchRequest request{is_barrier(type) ? "stitch::Worker::barrier" : "stitch::Worker::all_gather",
                        rpc::begin_request(function.id)};
   encode_arguments<rpc::TraitsOf<&fetch_posted>>(request.message, key, std::string(type.name()));
   return request;

@@ -29,7 +29,7 @@ namespace stitch::rpc {
 // others wait here, within the whole limit; their threads wait for more. Calls of handlers,
 // continuations and callbacks ("inside") never wait for those, which may wait for them: they may
 // have the whole limit and twice the calls under way, and as many bytes again may wait. While one
-// that exceeds half of the limit waits for room, no other of the program begins. A request
+// that exceeds half of the limit waits for room, no call of the program begins. A request
 // of any size up to the limit goes when nothing else is under way. Whatever its peer has room for,
 // a request is passed to the transport only when little is unwritten there: so those that are
 // cancelled or late meanwhile are never written. Small and large ones do not wait for each other.

@@ -142,7 +142,7 @@ TEST(DevicePlacement, OnWorksInsideContainers) {
 }
 
 TEST(DevicePlacement, OnRefusesATextThatNamesNoDevice) {
-  for (const char* const text : {"cudda", "cuda:", "cuda:-1", "cuda:300", "cuda:1x", ""}) {
+  for (const char* const text : {"mps", "cudda", "cuda:", "cuda:-1", "cuda:300", "cuda:1x", ""}) {
     const auto error = error_of([&] { static_cast<void>(on(text, at::ones(1))); });
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << text;
     EXPECT_NE(std::string(error.what()).find('"' + std::string(text) + "\" is no device"),

@@ -449,7 +449,7 @@ TEST(PassesWithANodeThatThrows, FailWhereThereIsNoMemoryForLong) {
             remote ? rpc_sync<throws_in_backward>("worker1", x) : throws_in_backward(x);
         const auto future = context.backward_async({y.sum()}, {.timeout = 20s});
         EXPECT_TRUE(eventually([&] { return node_waits.load(); }));
-        std::this_thread::sleep_for(kOutage);
+        std::this_thread::sleep_for(kOutage);  // longer than patiently() waits: it has to give up
         static_cast<void>(FailingMemory::end());
         ASSERT_TRUE(future.wait_for(10s)) << "remote " << remote << ", allocation " << first;
         ASSERT_TRUE(future.has_error()) << "remote " << remote << ", allocation " << first;
