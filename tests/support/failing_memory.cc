@@ -4,6 +4,7 @@
 #include <execinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -24,13 +25,13 @@ std::atomic<std::int64_t> last_fails{kOff};  // kOff: none
 std::atomic<std::int64_t> seen{0};
 std::atomic<std::int64_t> failed{0};
 void* frames[kFrames];
-int frames_known = 0;
+std::atomic<int> frames_known{0};
 
 // Whether what needs the memory is a destructor of libtorch that ends the process without it.
-bool must_not_fail() noexcept {
-  for (int i = 0; i < frames_known; ++i) {
+bool must_not_fail(void* const* callers, int count) noexcept {
+  for (int i = 0; i < count; ++i) {
     Dl_info where;
-    if (::dladdr(frames[i], &where) == 0 || where.dli_sname == nullptr) continue;
+    if (::dladdr(callers[i], &where) == 0 || where.dli_sname == nullptr) continue;
     if (std::strstr(where.dli_sname, "deleteNode") != nullptr) return true;
   }
   return false;
@@ -42,9 +43,13 @@ bool fails() noexcept {
   const std::int64_t number = seen.fetch_add(1) + 1;
   if (number < first_fails.load() || number > last) return false;
   const UnfailingMemory own;
-  frames_known = ::backtrace(frames, kFrames);
+  void* callers[kFrames];  // of this thread: others may fail at the same time
+  const int count = ::backtrace(callers, kFrames);
   failed.fetch_add(1);
-  if (must_not_fail()) return false;
+  if (must_not_fail(callers, count)) return false;
+  frames_known = 0;
+  std::copy_n(callers, count, frames);
+  frames_known = count;
   if (std::getenv("FAILING_MEMORY_TRACE") != nullptr) FailingMemory::print_where();
   return true;
 }
