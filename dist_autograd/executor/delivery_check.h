@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cassert>
 #include <cstdint>
 #include <vector>
 
@@ -8,53 +7,35 @@
 
 namespace stitch::dist_autograd {
 
-#ifdef NDEBUG
-
-// Without assertions: nothing.
-class DeliveryCheck {
- public:
-  explicit DeliveryCheck(const Plan&) {}
-  void starts(std::uint32_t) {}
-  void arrives(std::uint32_t) {}
-  void delivers(std::uint32_t) {}
-  void runs(std::uint32_t) {}
-  void resolved() {}
-};
-
-#else
-
 // Asserts what the strand of a pass relies on: a node runs at most once, a send node gets one
-// gradient message or one kill, no node gets more deliveries than it waits for, and at the end each
-// has got exactly those. Thread contract: only on the strand.
+// gradient message or one kill, no node gets more deliveries than it waits for, nothing goes to a
+// node that the pass has not marked, and at the end each has got exactly what it waits for. Ends
+// the process where one does not hold. On in debug builds; otherwise a strand has an empty one.
+// Thread contract: only on the strand; switch_on() from any thread.
 class DeliveryCheck {
  public:
-  explicit DeliveryCheck(const Plan& plan) : plan_(plan), nodes_(plan.size()) {}
+  // For strands that are made from now on, in all of this process. Tests of optimized builds do it.
+  static void switch_on();
+
+  explicit DeliveryCheck(const Plan& plan);
+
   // A root node is ready without having been waited for.
   void starts(std::uint32_t node) {
-    if (plan_.pending(node) == 0 && !plan_.trimmed(node)) nodes_[node].wanted = 1;
+    if (!nodes_.empty()) on_start(node);
   }
   // A gradient message or a kill.
   void arrives(std::uint32_t node) {
-    assert(plan_.kind(node) == NodeKind::send && "only send nodes get messages");
-    assert(!nodes_[node].arrived && "a send node gets one gradient message or one kill");
-    nodes_[node].arrived = true;
+    if (!nodes_.empty()) on_arrival(node);
   }
   void delivers(std::uint32_t node) {
-    assert(!plan_.trimmed(node) && "no delivery to a trimmed node");
-    assert(nodes_[node].deliveries < wanted(node) && "no more deliveries than edges");
-    ++nodes_[node].deliveries;
+    if (!nodes_.empty()) on_delivery(node);
   }
   void runs(std::uint32_t node) {
-    assert(nodes_[node].deliveries == wanted(node) && "a node runs with complete inputs");
-    assert(!nodes_[node].ran && "a node runs at most once a pass");
-    nodes_[node].ran = true;
+    if (!nodes_.empty()) on_run(node);
   }
   // Every node has run or is dead.
   void resolved() const {
-    for (std::uint32_t i = 0; i < plan_.size(); ++i) {
-      assert((plan_.trimmed(i) || nodes_[i].deliveries == wanted(i)) &&
-             "deliveries and kills add up");
-    }
+    if (!nodes_.empty()) on_resolved();
   }
 
  private:
@@ -64,14 +45,19 @@ class DeliveryCheck {
     bool arrived = false;
     bool ran = false;
   };
+  void on_start(std::uint32_t node);
+  void on_arrival(std::uint32_t node);
+  void on_delivery(std::uint32_t node);
+  void on_run(std::uint32_t node);
+  void on_resolved() const;
+  // `rule` is what does not hold for the node.
+  void require(bool holds, const char* rule, std::uint32_t node) const;
   [[nodiscard]] std::uint32_t wanted(std::uint32_t node) const {
     return plan_.pending(node) + nodes_[node].wanted;
   }
 
   const Plan& plan_;
-  std::vector<Node> nodes_;
+  std::vector<Node> nodes_;  // empty: nothing is checked
 };
-
-#endif
 
 }  // namespace stitch::dist_autograd

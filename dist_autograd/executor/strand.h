@@ -133,7 +133,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::vector<std::uint32_t> dead_;
   std::vector<c10::Stream> used_streams_;  // by nodes, since the strand was last quiet
   std::vector<Arrival> taken_now_;
-  [[no_unique_address]] DeliveryCheck check_;
+  DeliveryCheck check_;
   std::uint32_t unresolved_ = 0;
   std::uint64_t taken_ = 0;
 

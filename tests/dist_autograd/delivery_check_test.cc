@@ -1,12 +1,10 @@
-// The assertions of debug builds about deliveries fire. They are built into this file whatever the
-// build, under another name than the class that the library has.
-#undef NDEBUG
-#define DeliveryCheck DeliveryCheckWithAssertions
+// The assertions about deliveries fire, alone and in the strand.
 #include "stitch/dist_autograd/executor/delivery_check.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "stitch/dist_autograd/executor/strand.h"
 #include "stitch/dist_autograd/graph/send_node.h"
 
 namespace stitch::dist_autograd::testing {
@@ -16,6 +14,7 @@ namespace {
 class DeliveryAssertionsDeathTest : public ::testing::Test {
  protected:
   DeliveryAssertionsDeathTest() {
+    DeliveryCheck::switch_on();
     const auto x = at::ones({3}).requires_grad_();
     const auto product = x * 2;
     const LinkId link{WorkerId(0), 1};
@@ -26,7 +25,7 @@ class DeliveryAssertionsDeathTest : public ::testing::Test {
     send = plan->find(link);
     after = plan->edges(send)[0].node;
     leaf = plan->edges(after)[0].node;
-    check = std::make_unique<DeliveryCheckWithAssertions>(*plan);
+    check = std::make_unique<DeliveryCheck>(*plan);
   }
   void run(std::uint32_t node) {
     check->delivers(node);
@@ -34,7 +33,7 @@ class DeliveryAssertionsDeathTest : public ::testing::Test {
   }
 
   std::unique_ptr<Plan> plan;
-  std::unique_ptr<DeliveryCheckWithAssertions> check;
+  std::unique_ptr<DeliveryCheck> check;
   std::uint32_t send = 0, after = 0, leaf = 0;
 };
 
@@ -74,6 +73,26 @@ TEST_F(DeliveryAssertionsDeathTest, FindAPassThatEndsWithoutAllItsDeliveries) {
   check->arrives(send);
   run(send);
   EXPECT_DEATH(check->resolved(), "deliveries and kills add up");
+}
+
+// An owner that has nothing to send.
+class NoOwner : public StrandOwner {
+  void gradients_ready(RecvNode&, variable_list) override {}
+  void went_quiet(std::uint64_t, bool) override {}
+  void failed(Error error) override { ADD_FAILURE() << error.what(); }
+  void stopped() override {}
+};
+
+TEST_F(DeliveryAssertionsDeathTest, AreMadeByTheStrand) {
+  const auto owner = std::make_shared<NoOwner>();
+  const auto strand = std::make_shared<Strand>(
+      std::move(plan), RunFlags{}, std::make_shared<GradientStore>(),
+      [](base::UniqueFunction<void()> slice) { slice(); }, owner);
+  strand->start();
+  EXPECT_DEATH(strand->deliver({after}, {{at::ones({3})}}), "only send nodes get messages");
+  strand->deliver({send}, {{at::ones({3})}});
+  EXPECT_EQ(strand->nodes_run(), 3u);
+  EXPECT_DEATH(strand->deliver({send}, {{at::ones({3})}}), "one gradient message or one kill");
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/frame_kinds.h"
@@ -77,11 +78,8 @@ ProgramHost remote_host(std::uint64_t seed) {
 at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context,
                        const at::Tensor& parameter) {
   const WorkerScope scope(worker);
-  try {
-    return dist_autograd::find_context(context).gradient(parameter);
-  } catch (const Error&) {
-    return {};
-  }
+  const auto handle = dist_autograd::find_usable_context(context);
+  return handle ? handle->gradient(parameter) : at::Tensor();
 }
 
 // Asking::twice_remote: the gradients of the parameters of the worker that runs this.
@@ -236,6 +234,7 @@ void run_trials(int workers, std::uint64_t first_seed, const Vary& vary) {
   const std::uint64_t count =
       (wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : kPrograms) / (kTests * kWorlds) + 1;
   const char* const alone = std::getenv("RANDOM_PROGRAM_SEED");
+  dist_autograd::DeliveryCheck::switch_on();
   Cluster cluster(workers, [](Options& options) { options.num_threads = 4; });
   const auto run_one = [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
