@@ -19,6 +19,9 @@ namespace {
 constexpr std::size_t kMaxBulkBytes = std::size_t{512} << 10;
 // The same while small messages are about, which wait behind the piece.
 constexpr std::size_t kMaxBulkBytesBesideSmall = std::size_t{128} << 10;
+// What the kernel may keep that it has not sent yet. Heartbeats wait behind it: on a slow network,
+// the megabytes that it would take by default last longer than a peer may be silent.
+constexpr int kUnsentBytes = 512 << 10;
 
 class TcpLink final : public Link {
  public:
@@ -27,6 +30,7 @@ class TcpLink final : public Link {
     fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
     const int on = 1;
     setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
   }
 
   int descriptor() const noexcept override { return socket_.get(); }
