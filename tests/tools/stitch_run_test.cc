@@ -219,8 +219,11 @@ TEST_F(StitchRun, LeavesNothingBehindWhenKilledByAChild) {
 TEST_F(StitchRun, ContinuesWithoutItsGuardian) {
   const Result result = run(shell(
       {"-n", "2"},
-      "[ $RANK = 1 ] || for child in $(cat /proc/$PPID/task/$PPID/children); do "
-      "grep -q guardian /proc/$child/comm && kill -KILL $child && echo killed; done; exit 0"));
+      // It may not have its name yet.
+      "[ $RANK = 1 ] || for try in $(seq 500); do "
+      "for child in $(cat /proc/$PPID/task/$PPID/children); do "
+      "grep -q guardian /proc/$child/comm && kill -KILL $child && echo killed && exit 0; done; "
+      "sleep 0.01; done; exit 0"));
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(result.out, "[worker0] killed\n");
 }
