@@ -100,9 +100,9 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
              membership_->on_stranger(connection, stranger, message);
            },
        .on_notice =
-           [this](const WorkerInfo& from, transport::Message message) {
+           [this](const auto& connection, const WorkerInfo& from, transport::Message message) {
              const base::CallbackScope callback;
-             membership_->on_notice(from, message);
+             membership_->on_notice(connection, from, message);
            },
        .obituary = [this](const WorkerInfo& info) { return membership_->obituary(info); },
        .wanted = [this](std::uint64_t call) { return outgoing_calls_.contains(call); }});
@@ -111,7 +111,9 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
 
 void Agent::set_membership(MembershipHooks hooks) { membership_->set_hooks(std::move(hooks)); }
 
-void Agent::join(Clock::time_point deadline) { membership_->join(deadline); }
+std::optional<Notice> Agent::join(Clock::time_point deadline) {
+  return membership_->join(deadline);
+}
 
 bool Agent::reaches_a_member(Clock::time_point deadline) {
   return membership_->reaches_a_member(deadline);
@@ -300,11 +302,11 @@ Error Agent::with_last_sign(const WorkerInfo& peer, const Error& reason) const {
 
 std::vector<WorkerInfo> Agent::live_members() const {
   std::vector<WorkerInfo> live;
-  for (auto& card : live_cards()) live.push_back(std::move(card.info));
+  for (auto& card : membership_->live_cards()) live.push_back(std::move(card.info));
   return live;
 }
 
-std::vector<MemberCard> Agent::live_cards() const { return membership_->live_cards(); }
+std::vector<KnownLife> Agent::known_lives() const { return membership_->lives(); }
 
 // ---- running code
 

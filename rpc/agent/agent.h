@@ -32,8 +32,9 @@ namespace stitch::rpc {
 class GracefulShutdown;
 class GatherExchange;
 class MembershipService;
+struct KnownLife;
 struct MembershipHooks;
-struct MemberCard;
+struct Notice;
 
 // One worker: owns its peers, calls, extensions and threads, routes messages between them, and ends
 // them in order. Several live in one process, independent of each other. Shared by its Worker and
@@ -54,7 +55,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   void set_membership(MembershipHooks hooks);
   // Makes this worker known to all live members of a running world; see MembershipService::join().
   // After start(), before any call.
-  void join(Clock::time_point deadline);
+  [[nodiscard]] std::optional<Notice> join(Clock::time_point deadline);
   // Whether a member of it answers, instead of that; see MembershipService::reaches_a_member().
   [[nodiscard]] bool reaches_a_member(Clock::time_point deadline);
 
@@ -68,8 +69,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // worker included, by id. One whose connection to this worker broke is among them until the
   // verdict.
   [[nodiscard]] std::vector<WorkerInfo> live_members() const;
-  // The same with what else is known of them.
-  [[nodiscard]] std::vector<MemberCard> live_cards() const;
+  // The last life of each worker that has been a member, this worker included, by id.
+  [[nodiscard]] std::vector<KnownLife> known_lives() const;
   // The number that all workers of one world share. Set before start().
   void set_world(std::uint64_t world) noexcept { world_ = world; }
   [[nodiscard]] std::uint64_t world() const noexcept { return world_; }

@@ -91,30 +91,37 @@ bool MembershipService::reaches_a_member(Clock::time_point deadline) {
   return false;
 }
 
-void MembershipService::join(Clock::time_point deadline) {
+std::optional<Notice> MembershipService::join(Clock::time_point deadline) {
   joining_.store(true);
-  const Notice question{Notice::Step::join, agent_.self(), agent_.self(), {}, {{hooks_.self}}};
+  const WorkerInfo& self = agent_.self();
+  const Notice question{Notice::Step::join, self, self, {}, {{hooks_.self}}};
   std::string tried;
   for (const MemberCard& card : other_members()) {
     const Inquiry::Outcome outcome = ask(card, &question, deadline).outcome;
     if (outcome.answer) {
-      const Notice notice = notice_in(*outcome.answer);
+      Notice notice = notice_in(*outcome.answer);
+      const bool refused =
+          notice.step == Notice::Step::refusal || notice.step == Notice::Step::dead;
+      if (refused && notice.about == self && !notice.lives.empty()) {
+        const WorkerInfo& known = notice.lives[0].card.info;
+        if (known.id == self.id && known.name == self.name && known.epoch >= self.epoch)
+          return notice;
+      }
       const bool no_member = (notice.step == Notice::Step::refusal && !notice.lives.empty()) ||
                              (notice.step == Notice::Step::dead && notice.about == card.info);
       if (no_member) {
         tried += (tried.empty() ? "" : ", ") + to_string(card.info) + ": " + notice.text;
         continue;
       }
-      if (notice.step == Notice::Step::refusal || notice.step == Notice::Step::dead)
-        throw Error(ErrorCode::invalid_argument, notice.text).with_worker(agent_.self().name);
+      if (refused) throw Error(ErrorCode::invalid_argument, notice.text).with_worker(self.name);
       if (notice.step != Notice::Step::welcome)
         throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
       take_in(notice, deadline);
       joining_.store(false);
-      return;
+      return std::nullopt;
     }
     if (Clock::now() >= deadline) {
-      throw Error(ErrorCode::timeout, to_string(agent_.self()) +
+      throw Error(ErrorCode::timeout, to_string(self) +
                                           " was not admitted within the time limit; asked was " +
                                           to_string(card.info));
     }
@@ -123,7 +130,7 @@ void MembershipService::join(Clock::time_point deadline) {
              (outcome.failure ? std::string(": ") + outcome.failure->what() : ": no answer");
   }
   throw Error(ErrorCode::disconnected,
-              to_string(agent_.self()) + " reached no member of its world: " + tried);
+              to_string(self) + " reached no member of its world: " + tried);
 }
 
 }  // namespace stitch::rpc

@@ -274,7 +274,7 @@ void MembershipService::begin_probe(const MembershipProtocol::Probe& probe) {
     inquiry.question = [notice = *verdict] { return bare_message(notice); };
   }
   inquiry.done = [this, about](Inquiry::Outcome outcome) {
-    if (outcome.answer) on_notice(about, *outcome.answer);
+    if (outcome.answer) on_notice(nullptr, about, *outcome.answer);
     if (outcome.opened) return end_probe(about, true);
     if (!outcome.failure) return end_probe(about, false);  // it is silent
     const ErrorCode code = outcome.failure->code();
@@ -329,10 +329,15 @@ void MembershipService::on_frame(InMessage message) {
   });
 }
 
-void MembershipService::on_notice(const WorkerInfo& from, const transport::Message& message) {
+void MembershipService::on_notice(const std::shared_ptr<transport::Connection>& connection,
+                                  const WorkerInfo& from, const transport::Message& message) {
   try {
     const Notice notice = notice_in(message);
-    // Over such a connection a worker only learns that one of its two ends is over.
+    // A process whose name, id and epoch are those of a member: it may be that one, which asks
+    // again because its sponsor has died, or another one.
+    if (connection && notice.step == Notice::Step::join && notice.lives[0].card.info == from)
+      return on_join(connection, notice.lives[0].card);
+    // Else over such a connection a worker only learns that one of its two ends is over.
     if (notice.step != Notice::Step::dead) return;
     if (notice.about != agent_.self() && notice.about != from) return;
     step([&](MembershipProtocol& protocol) {
@@ -349,14 +354,19 @@ void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>
     const Notice notice = notice_in(message);
     if (notice.step != Notice::Step::join || notice.lives[0].card.info != stranger)
       throw Error(ErrorCode::protocol, to_string(stranger) + " is no member and asked nothing");
-    step([&](MembershipProtocol& protocol) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-      const std::uint64_t ticket = next_ticket_++;
-      tickets_.emplace(ticket, connection);
-      return protocol.on_join(ticket, notice.lives[0].card, Clock::now());
-    });
+    on_join(connection, notice.lives[0].card);
   } catch (const Error& error) {
     connection->close(error);
   }
+}
+
+void MembershipService::on_join(const std::shared_ptr<transport::Connection>& connection,
+                                const MemberCard& card) {
+  step([&](MembershipProtocol& protocol) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    const std::uint64_t ticket = next_ticket_++;
+    tickets_.emplace(ticket, connection);
+    return protocol.on_join(ticket, card, Clock::now());
+  });
 }
 
 // ---- joining and leaving
@@ -383,6 +393,11 @@ void MembershipService::leave(Clock::time_point deadline) {
 std::vector<MemberCard> MembershipService::live_cards() const {
   base::MutexLock lock(mutex_);
   return protocol_ ? protocol_->live_cards() : std::vector<MemberCard>();
+}
+
+std::vector<KnownLife> MembershipService::lives() const {
+  base::MutexLock lock(mutex_);
+  return protocol_ ? protocol_->lives() : std::vector<KnownLife>();
 }
 
 std::optional<Notice> MembershipService::verdict_on(const WorkerInfo& info) const {

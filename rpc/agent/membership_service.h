@@ -36,9 +36,12 @@ class MembershipService {
   // The first tick follows. Needs the peers.
   void begin_ticks();
   // Makes this worker known to all live members of the world that set_hooks() has described, and
-  // takes in what they know. Blocks. Throws Error(disconnected) when no member can be reached,
-  // Error(invalid_argument) with the reason of a refusal, Error(timeout) at the deadline.
-  void join(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // takes in what they know. Returns nothing then; else the refusal of a member that knows a life
+  // of this worker, `lives[0]`, whose epoch is not below this one's: with a later epoch it may
+  // join. Blocks. Throws Error(disconnected) when no member can be reached, Error(invalid_argument)
+  // with the reason of any other refusal, Error(timeout) at the deadline.
+  [[nodiscard]] std::optional<Notice> join(std::chrono::steady_clock::time_point deadline)
+      STITCH_EXCLUDES(mutex_);
   // Whether a member of that world answers. This worker remains none. Blocks. Throws
   // Error(timeout) at the deadline, by which not all have been asked.
   [[nodiscard]] bool reaches_a_member(std::chrono::steady_clock::time_point deadline);
@@ -51,8 +54,9 @@ class MembershipService {
   // After everything else has been told.
   void on_link_lost(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
   void on_frame(InMessage message) STITCH_EXCLUDES(mutex_);
-  // Over connections that are not bound.
-  void on_notice(const WorkerInfo& from, const transport::Message& message) STITCH_EXCLUDES(mutex_);
+  // Over connections that are not bound; null for that of a probe.
+  void on_notice(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
+                 const transport::Message& message) STITCH_EXCLUDES(mutex_);
   void on_stranger(const std::shared_ptr<transport::Connection>& connection,
                    const WorkerInfo& stranger, const transport::Message& message)
       STITCH_EXCLUDES(mutex_);
@@ -60,6 +64,8 @@ class MembershipService {
   // ---- state
   // Without those that are dead or have left; this worker among them.
   [[nodiscard]] std::vector<MemberCard> live_cards() const STITCH_EXCLUDES(mutex_);
+  // As MembershipProtocol::lives().
+  [[nodiscard]] std::vector<KnownLife> lives() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<transport::Message> obituary(const WorkerInfo& info) const
       STITCH_EXCLUDES(mutex_);
 
@@ -91,6 +97,8 @@ class MembershipService {
   void begin_probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
   void end_probe(const WorkerInfo& about, std::optional<bool> answered) STITCH_EXCLUDES(mutex_);
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
+  void on_join(const std::shared_ptr<transport::Connection>& connection, const MemberCard& card)
+      STITCH_EXCLUDES(mutex_);
   void tick();
   void remember(const MembershipProtocol::Event& over);
   // The members that hooks_ has described, by id.

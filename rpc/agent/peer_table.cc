@@ -252,7 +252,7 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
     return;
   }
   if (from != nullptr) {
-    if (events_.on_notice) events_.on_notice(from->info(), std::move(message));
+    if (events_.on_notice) events_.on_notice(connection, from->info(), std::move(message));
     return;
   }
   if (effects.attach) record("connection bound", *life);

@@ -53,7 +53,9 @@ class PeerTable {
                        transport::Message)>
         on_stranger{};
     // A notice of membership over a connection that is not the bound one.
-    std::function<void(const WorkerInfo& from, transport::Message)> on_notice{};
+    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
+                       transport::Message)>
+        on_notice{};
     // A life that is over has connected: what to tell it; nothing to say nothing.
     std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
     // Whether the call of a waiting request is still outstanding.

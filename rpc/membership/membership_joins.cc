@@ -52,11 +52,11 @@ void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInf
   }
 }
 
-std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
+std::optional<Notice> MembershipProtocol::refusal(const MemberCard& card) const {
   const WorkerInfo& info = card.info;
   const auto refused = [&](const std::string& why) {
-    return Error(ErrorCode::invalid_argument, to_string(info) + " cannot join: " + why)
-        .with_worker(info.name);
+    return Notice{Notice::Step::refusal, info, self_.info,
+                  to_string(info) + " cannot join: " + why};
   };
   if (info.id == self_.info.id || info.name == self_.info.name)
     return refused("it is " + to_string(self_.info) + ", which is alive");
@@ -65,14 +65,23 @@ std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
     if ((id == info.id) != (known.name == info.name))
       return refused("there is " + to_string(known) + " already");
     if (id != info.id) continue;
-    if (known.epoch > info.epoch || (known.epoch == info.epoch && !entry.alive()))
-      return refused("its epoch " + std::to_string(info.epoch) + " is over; it was epoch " +
-                     std::to_string(known.epoch) + " last");
+    // Of equal epochs, the card tells a process that asks again from another one.
+    const bool asks_again = entry.alive() && entry.life.card == card;
+    if (known.epoch < info.epoch || (known.epoch == info.epoch && asks_again)) continue;
+    auto notice =
+        refused("its epoch " + std::to_string(info.epoch) +
+                (known.epoch == info.epoch && entry.alive()
+                     ? " is that of another process"
+                     : " is over; it was epoch " + std::to_string(known.epoch) + " last"));
+    notice.lives.push_back(in_brief(entry.life));
+    return notice;
   }
   if (!settings_.admit) return std::nullopt;
   std::vector<MemberCard> live = live_cards();
   std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
-  return settings_.admit(card, live);
+  const auto why = settings_.admit(card, live);
+  if (!why) return std::nullopt;
+  return Notice{Notice::Step::refusal, info, self_.info, why->what()};
 }
 
 // Whether several members live and none of them, `besides` left out, can be told anything: a worker
@@ -104,9 +113,8 @@ MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
                                                    : self + " has lost all other members")});
     return effects;
   }
-  if (const auto why = refusal(card)) {
-    effects.answers.push_back(
-        {ticket, {Notice::Step::refusal, card.info, self_.info, why->what()}});
+  if (auto notice = refusal(card)) {
+    effects.answers.push_back({ticket, std::move(*notice)});
     return effects;
   }
   Joining& joining = joining_[ticket] = {ticket, card};
@@ -140,9 +148,8 @@ void MembershipProtocol::answer_joins(Time now, Effects& effects) {
     if (!joining.announced && (former == nullptr || !former->alive() ||
                                former->info().epoch >= joining.card.info.epoch)) {
       // What was being probed is over by another's word.
-      if (const auto why = refusal(joining.card)) {
-        effects.answers.push_back(
-            {joining.ticket, {Notice::Step::refusal, joining.card.info, self_.info, why->what()}});
+      if (auto notice = refusal(joining.card)) {
+        effects.answers.push_back({joining.ticket, std::move(*notice)});
         each = joining_.erase(each);
         continue;
       }

@@ -70,12 +70,15 @@ std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const
   const Entry& entry = found->second;
   const std::uint64_t epoch = entry.info().epoch;
   if (epoch < info.epoch || (epoch == info.epoch && entry.alive())) return std::nullopt;
+  Notice dead{Notice::Step::dead, info, self_.info, entry.life.verdict};
+  // A process that comes back with an epoch that is used up learns from it which one is not.
+  if (entry.info().name == info.name) dead.lives.push_back(in_brief(entry.life));
   if (epoch > info.epoch) {
-    return Notice{Notice::Step::dead, info, self_.info,
-                  life_text(info) + " is over: it is now epoch " + std::to_string(epoch)};
+    dead.text = life_text(info) + " is over: it is now epoch " + std::to_string(epoch);
+  } else if (entry.life.state == LifeState::left) {
+    return Notice{Notice::Step::left, info};
   }
-  if (entry.life.state == LifeState::left) return Notice{Notice::Step::left, info};
-  return Notice{Notice::Step::dead, info, self_.info, entry.life.verdict};
+  return dead;
 }
 
 }  // namespace stitch::rpc

@@ -311,12 +311,8 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
     if (joining.announced || joining.card.info.id != about.id) continue;
     if (last == nullptr || last->card.info.epoch < joining.card.info.epoch) last = &joining;
   }
-  if (last != nullptr) {
-    announce(*last, now, effects);
-    refuse_joins("worker \"" + about.name + "\" has come back in epoch " +
-                 std::to_string(last->card.info.epoch));
-  }
-  answer_joins(now, effects);
+  if (last != nullptr) announce(*last, now, effects);
+  answer_joins(now, effects);  // the others are told which one has joined
   return effects;
 }
 

@@ -177,6 +177,10 @@ class MembershipProtocol {
   [[nodiscard]] Entry* find(WorkerId id);
   // What a life adds to digest().
   [[nodiscard]] static std::uint64_t summand(const WorkerInfo& info, bool over);
+  // Who it is and what has become of it, without where it listened.
+  [[nodiscard]] static KnownLife in_brief(const KnownLife& life) {
+    return {{life.card.info, {}, {}}, life.state};
+  }
   void insert(const KnownLife& life);
   void erase(const Entry& entry);
   void end_life(Entry& entry, LifeState state);
@@ -213,7 +217,9 @@ class MembershipProtocol {
   void fence(const std::string& verdict, Effects& effects);
   void add(const KnownLife& life, const WorkerInfo& by, Time now, Effects& effects);
   void merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now, Effects& effects);
-  [[nodiscard]] std::optional<Error> refusal(const MemberCard& card) const;
+  // What a joiner is told that cannot be a member; nothing if it can. With a later epoch it could
+  // if `lives` has the last life of its name.
+  [[nodiscard]] std::optional<Notice> refusal(const MemberCard& card) const;
   void announce(Joining& joining, Time now, Effects& effects);
   void answer_joins(Time now, Effects& effects);
   void acknowledged(WorkerId by, const WorkerInfo& about);

@@ -9,6 +9,7 @@
 #include "stitch/base/deadline.h"
 #include "stitch/base/event_loop.h"
 #include "stitch/rpc/agent/membership_hooks.h"
+#include "stitch/rpc/membership/notice.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/admission.h"
 #include "stitch/rpc/world/member_record.h"
@@ -28,6 +29,10 @@ namespace stitch::rpc {
 namespace {
 
 using Deadline = std::chrono::steady_clock::time_point;
+
+// With one epoch after the other. The first refusal names the last epoch that a member knows; more
+// follow only where members know different ones, or others of the name come at the same time.
+constexpr int kMaxEpochTries = 8;
 
 // What an agent keeps of the store until its end. The keeper ends before the store it writes to.
 struct Kept {
@@ -54,7 +59,8 @@ class Entrance {
  private:
   std::shared_ptr<Agent> found(Rendezvous& rendezvous,
                                const std::vector<Rendezvous::Founder>& founders);
-  std::shared_ptr<Agent> join(const WorldRecord& record, const WorkerInfo& info);
+  // Becomes a member as `info`, with a higher epoch where members know one that the store has lost.
+  std::shared_ptr<Agent> join(const WorldRecord& record, WorkerInfo& info);
   // Whether a member of the world answers.
   bool lives(const WorldRecord& record);
   // An agent that knows the live members of the world, as `info`.
@@ -100,7 +106,7 @@ std::shared_ptr<Agent> Entrance::enter() {
   // Its keeper may have died unnoticed: the member that this worker asks notices.
   RunningWorld::Reach reach;
   reach.join = [&](const WorldRecord& silent) {
-    const WorkerInfo info = running.claim(silent);
+    WorkerInfo info = running.claim(silent);
     try {
       agent = join(silent, info);
       return true;
@@ -122,7 +128,8 @@ std::shared_ptr<Agent> Entrance::enter() {
     if (agent) return keep(std::move(agent));
     if (record) {
       try {
-        return keep(join(*record, running.claim(*record)));
+        WorkerInfo info = running.claim(*record);
+        return keep(join(*record, info));
       } catch (const Error& error) {
         // Its last members may have ended meanwhile.
         if (error.code() != ErrorCode::disconnected || tried) throw;
@@ -190,15 +197,27 @@ bool Entrance::lives(const WorldRecord& record) {
   }
 }
 
-std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, const WorkerInfo& info) {
-  auto agent = approach(record, info);
-  try {
-    agent->join(deadline_);
-  } catch (...) {
-    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
-    throw;
+std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, WorkerInfo& info) {
+  for (int tries = 1;; ++tries) {
+    const auto agent = approach(record, info);
+    const auto end = [&] {
+      static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+      keeper_ = nullptr;
+    };
+    std::optional<Notice> refusal;
+    try {
+      refusal = agent->join(deadline_);
+    } catch (...) {
+      end();
+      throw;
+    }
+    if (!refusal) return agent;
+    end();
+    if (tries == kMaxEpochTries)
+      throw Error(ErrorCode::invalid_argument, refusal->text).with_worker(info.name);
+    // A member knows a life that neither the record nor the counter of the store knew.
+    info.epoch = RunningWorld::next_epoch(*store_, info.name, refusal->lives[0].card.info.epoch);
   }
-  return agent;
 }
 
 std::shared_ptr<Agent> Entrance::approach(const WorldRecord& record, const WorkerInfo& info) {

@@ -10,6 +10,7 @@
 
 #include "stitch/base/alternate_stack.h"
 #include "stitch/base/error.h"
+#include "stitch/rpc/membership/notice.h"
 
 namespace stitch::rpc {
 
@@ -142,16 +143,20 @@ void WorldKeeper::look_after_store(Agent& agent, bool ending) {
   }
 }
 
-// Each worker's last life; a life that is over keeps its place.
-void WorldKeeper::update_entries(Agent& agent) {
+// Each worker's last life. One that is over keeps its place: its name keeps its id, and the next
+// life gets a higher epoch, also if that life has come and gone while another worker kept the
+// record, in a store that is lost.
+void WorldKeeper::update_entries(const Agent& agent) {
   for (auto& entry : record_.entries) entry.live = false;
-  for (auto& card : agent.live_cards()) {
-    const auto same = [&](const auto& entry) { return entry.card.info.id == card.info.id; };
+  for (auto& life : agent.known_lives()) {
+    const WorkerInfo& info = life.card.info;
+    const bool live = life.state == LifeState::alive;
+    const auto same = [&](const auto& entry) { return entry.card.info.id == info.id; };
     const auto found = std::find_if(record_.entries.begin(), record_.entries.end(), same);
     if (found == record_.entries.end()) {
-      record_.entries.push_back({std::move(card), true});
-    } else {
-      *found = {std::move(card), true};
+      record_.entries.push_back({std::move(life.card), live});
+    } else if (found->card.info.epoch <= info.epoch) {  // else this worker has not heard of it yet
+      *found = {std::move(life.card), live};
     }
   }
   std::sort(record_.entries.begin(), record_.entries.end(),

@@ -45,7 +45,7 @@ class WorldKeeper {
   void look_after_store(Agent& agent, bool ending) STITCH_EXCLUDES(mutex_);
   void write_record(transport::Store& store, bool ending);
   void answer(transport::Store& store);
-  void update_entries(Agent& agent);
+  void update_entries(const Agent& agent);
   void wake_or_start(const std::shared_ptr<Agent>& agent) STITCH_REQUIRES(mutex_);
 
   const OpenStore opened_;

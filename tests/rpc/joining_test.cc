@@ -6,6 +6,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -77,6 +78,10 @@ class Joining : public ::testing::Test {
     const auto keys = stitch::transport::make_prefix_store("stitch", store_);
     return keys->try_get(stitch::rpc::world_key::kWorld).value_or("");
   }
+  // As if the store had come back without it.
+  void lose(const char* key) const {
+    static_cast<void>(stitch::transport::make_prefix_store("stitch", store_)->erase(key));
+  }
   // Whether a worker keeps the record of the world: it answers those who look for it.
   [[nodiscard]] bool is_kept(const std::string& ring) const {
     const auto keys = stitch::transport::make_prefix_store("stitch", store_);
@@ -128,6 +133,84 @@ TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheRecordOfTheWorldNoMore) {
   EXPECT_FALSE(record.empty());
   a.shutdown();
   EXPECT_EQ(world_record(), record);
+}
+
+// Lives that have come and gone while another worker kept the record, in a store that is lost.
+TEST_F(Joining, AStoreThatComesBackEmptyIsToldTheLastEpochOfEachWorker) {
+  auto workers = fixed_world(3);
+  kill(workers[1]);
+  auto back = stitch::init(fixed(1, 3));
+  EXPECT_EQ(back.info().epoch, 2u);
+  // The end of a connection is noticed.
+  for (const char* name : {"worker0", "worker1"}) EXPECT_EQ(workers[2].rpc_sync<twice>(name, 4), 8);
+  kill(back);
+  kill(workers[0]);  // which has kept the record
+  EXPECT_TRUE(eventually([&] { return workers[2].workers().size() == 1; }));
+  for (const char* key : {"epoch/worker0", "epoch/worker1", "epoch/worker2", "world"}) lose(key);
+  using stitch::rpc::WorldRecord;
+  EXPECT_TRUE(eventually([&] {
+    const std::string text = world_record();
+    return !text.empty() &&
+           WorldRecord::decode(text).live_names() == std::vector<std::string>{"worker2"};
+  }));
+  const auto record = WorldRecord::decode(world_record());
+  ASSERT_NE(record.find("worker1"), nullptr);
+  EXPECT_EQ(record.find("worker1")->card.info.epoch, 2u);
+  std::vector<Worker> left;
+  left.push_back(std::move(workers[2]));
+  left.push_back(stitch::init(fixed(1, 3)));
+  EXPECT_EQ(left[1].info().epoch, 3u);
+  EXPECT_EQ(left[0].rpc_sync<twice>("worker1", 3), 6);
+  shut_down_together(std::move(left));
+}
+
+// Shows the record of a world as it once was.
+class OldRecordStore final : public stitch::transport::Store {
+ public:
+  OldRecordStore(std::shared_ptr<Store> store, std::string record)
+      : store_(std::move(store)), record_(std::move(record)) {}
+  std::optional<std::string> try_get(const std::string& key) override {
+    return key == "stitch/world" ? record_ : store_->try_get(key);
+  }
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  std::string get(const std::string& key, Timeout timeout) override {
+    return store_->get(key, timeout);
+  }
+  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    store_->wait(keys, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t delta) override {
+    return store_->add(key, delta);
+  }
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
+    return store_->compare_and_set(key, expected, desired);
+  }
+  bool erase(const std::string& key) override { return store_->erase(key); }
+  std::string describe() const override { return store_->describe(); }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::optional<std::string> record_;
+};
+
+// Neither the record nor the counter knows the last life, but the members do.
+TEST_F(Joining, AWorkerTakesTheEpochAfterTheLastThatTheMembersKnow) {
+  auto workers = fixed_world(2);
+  const std::string record = world_record();
+  for (std::uint64_t epoch = 2; epoch <= 5; ++epoch) {
+    kill(workers[1]);
+    workers[1] = stitch::init(fixed(1, 2));
+    EXPECT_EQ(workers[1].info().epoch, epoch);
+  }
+  kill(workers[1]);
+  lose("epoch/worker1");
+  Options options = fixed(1, 2);
+  options.store = std::make_shared<OldRecordStore>(options.store, record);
+  workers[1] = stitch::init(options);
+  EXPECT_EQ(workers[1].info().epoch, 6u);
+  EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", 3), 6);
+  shut_down_together(std::move(workers));
 }
 
 TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {

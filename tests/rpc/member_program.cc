@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "stitch/rpc/worker.h"
 
@@ -41,6 +42,35 @@ stitch::WorkerInfo until_back(const stitch::Worker& self, const stitch::WorkerIn
   throw std::runtime_error(former.name + " did not come back");
 }
 
+// Until init has returned there, it still reads the store that worker 0 may serve.
+void await_serving(stitch::Worker& self, const std::vector<std::string>& workers) {
+  for (const auto& each : workers) {
+    for (int i = 0; i < 3000 && !self.rpc_sync<is_serving>(each); ++i)
+      std::this_thread::sleep_for(10ms);
+  }
+}
+
+// The workers of each round are killed at once, after those of the one before have come back.
+int outlive_rounds(stitch::Worker& self, const std::vector<std::vector<std::string>>& rounds) {
+  if (self.name() != "worker1") {
+    serve();
+    return 0;
+  }
+  await_serving(self, {"worker0", "worker2"});
+  for (const auto& victims : rounds) {
+    std::vector<stitch::WorkerInfo> former;
+    for (const auto& name : victims) former.push_back(self.worker(name));
+    for (const auto& each : former) self.notify<die>(each);
+    for (const auto& each : former) {
+      const auto now = until_back(self, each);
+      std::printf("%s is back, epoch %d\n", now.name.c_str(), static_cast<int>(now.epoch));
+    }
+    await_serving(self, victims);
+  }
+  for (const char* name : {"worker0", "worker2"}) self.notify<end>(name);
+  return 0;
+}
+
 // Worker `victim` is killed and comes back while `witness` and `other` call each other.
 int outlive(stitch::Worker& self, const std::string& victim, const std::string& witness,
             const std::string& other) {
@@ -48,11 +78,7 @@ int outlive(stitch::Worker& self, const std::string& victim, const std::string& 
     serve();
     return 0;
   }
-  // Until init has returned there, it still reads the store that worker 0 may serve.
-  for (const auto& each : {victim, other}) {
-    for (int i = 0; i < 3000 && !self.rpc_sync<is_serving>(each); ++i)
-      std::this_thread::sleep_for(10ms);
-  }
+  await_serving(self, {victim, other});
   const stitch::WorkerInfo former = self.worker(victim);
   const int process = self.rpc_sync<process_id>(former);
   self.notify<die>(former);
@@ -112,10 +138,14 @@ int main(int argc, char** argv) try {
     return watch(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argv[5]);
   stitch::Options options{.init_timeout = 40s, .shutdown_timeout = 40s};
   // The store of the launcher is a file; here worker 0 serves one.
-  if (what == "host") options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
+  if (what.starts_with("host"))
+    options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
   auto self = stitch::init(options);
   if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
   if (what == "host") return outlive(self, "worker0", "worker1", "worker2");
+  if (what == "host twice") return outlive_rounds(self, {{"worker0"}, {"worker0"}});
+  if (what == "host and another")
+    return outlive_rounds(self, {{"worker2"}, {"worker0", "worker2"}});
   if (what == "wait" && argc > 2) {
     std::ofstream(argv[2] + self.name()) << self.info().epoch << '\n';
     serve();

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/membership_hooks.h"
 #include "stitch/rpc/calls.h"
+#include "stitch/rpc/membership/notice.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/trimmed_pool.h"
@@ -123,13 +125,19 @@ class Node {
     agent_->start(std::move(peers_), members, nullptr);
   }
   void join(const std::vector<MemberCard>& others) {
+    EXPECT_EQ(epoch_in_the_way(others), std::nullopt);
+  }
+  // Joins; else the last epoch of its name that the refusing member knows.
+  std::optional<std::uint64_t> epoch_in_the_way(const std::vector<MemberCard>& others) {
     std::vector<MemberCard> cards;
     for (const MemberCard& each : others) {
       if (each.info.id != card_.info.id) cards.push_back(each);
     }
     cards.push_back(card_);
     start(cards);
-    agent_->join(stitch::rpc::Clock::now() + 20s);
+    const auto refusal = agent_->join(stitch::rpc::Clock::now() + 20s);
+    if (!refusal) return std::nullopt;
+    return refusal->lives.at(0).card.info.epoch;
   }
   [[nodiscard]] std::string call(const std::string& name) {
     stitch::rpc::ExecutionContext context;
@@ -199,6 +207,44 @@ TEST_F(Membership, ASecondWorkerUnderTheNameOfALiveOneIsRefused) {
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_STREQ(error.what(), "worker \"w1\" is still alive in epoch 1");
   EXPECT_EQ(first.call("w1"), "w1");
+}
+
+// A store that has come back empty hands out epochs once more.
+TEST_F(Membership, AProcessWithAnEpochThatIsUsedUpIsToldTheLastOne) {
+  EXPECT_EQ(first.call("w1"), "w1");
+  {
+    Node twin(network, 1, 1);  // the death of the one before might not be known yet
+    EXPECT_EQ(twin.epoch_in_the_way(founders()), 1u);
+  }
+  EXPECT_EQ(first.call("w1"), "w1");
+  second.end_abruptly();
+  EXPECT_TRUE(eventually([&] { return first.agent().live_members().size() == 1; }));
+  {
+    Node again(network, 1, 1);
+    EXPECT_EQ(again.epoch_in_the_way({first.card()}), 1u);
+  }
+  {
+    Node third(network, 1, 3);
+    third.join({first.card()});
+    EXPECT_EQ(first.call("w1"), "w1");
+    third.end_abruptly();
+  }
+  EXPECT_TRUE(eventually([&] { return first.agent().live_members().size() == 1; }));
+  {
+    Node again(network, 1, 2);
+    EXPECT_EQ(again.epoch_in_the_way({first.card()}), 3u);
+  }
+  Node last(network, 1, 4);
+  last.join({first.card()});
+  EXPECT_EQ(first.call("w1"), "w1");
+}
+
+// It asks again, because its sponsor has died before it answered.
+TEST_F(Membership, AProcessThatAsksAgainWithItsOwnCardIsWelcome) {
+  Node third(network, 2, 1);
+  third.join(founders());
+  EXPECT_FALSE(third.agent().join(stitch::rpc::Clock::now() + 20s));
+  EXPECT_EQ(first.call("w2"), "w2");
 }
 
 // They become parts of texts and of the names of numbers.

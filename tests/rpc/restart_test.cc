@@ -43,6 +43,27 @@ TEST(Restarts, TheHostOfTheStoreComesBackToItsWorld) {
   EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();  // nothing is said about the store
 }
 
+// The record of the one that keeps it meanwhile is not to be as old as the first death.
+TEST(Restarts, TheHostOfTheStoreComesBackTwice) {
+  RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "2", MEMBER_PROGRAM, "host twice"},
+                     std::chrono::seconds(100));
+  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+  EXPECT_TRUE(contains(run.out(), "worker0 is back, epoch 2\n")) << run.out();
+  EXPECT_TRUE(contains(run.out(), "worker0 is back, epoch 3\n")) << run.out();
+  EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();
+}
+
+// With the store the epochs of all workers are lost.
+TEST(Restarts, TheHostOfTheStoreComesBackWithAWorkerThatHadComeBackBefore) {
+  RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "2", MEMBER_PROGRAM, "host and another"},
+                     std::chrono::seconds(100));
+  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+  for (const char* line :
+       {"worker2 is back, epoch 2\n", "worker0 is back, epoch 2\n", "worker2 is back, epoch 3\n"})
+    EXPECT_TRUE(contains(run.out(), line)) << line << run.out();
+  EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();
+}
+
 // Two workers that meet at a file and are killed, all of them.
 class AllKilled : public ::testing::Test {
  protected:
