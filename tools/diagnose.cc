@@ -115,6 +115,10 @@ std::string diagnosis_text(const Dumps& dumps) {
     text += "\nleft out, because they cannot be read:\n";
     for (const std::string& each : dumps.left_out) text += "  " + each + '\n';
   }
+  if (!dumps.other_runs.empty()) {
+    text += "\nof other runs, left out:\n";
+    for (const std::string& each : dumps.other_runs) text += "  " + each + '\n';
+  }
   return text;
 }
 

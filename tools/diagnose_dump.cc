@@ -89,6 +89,8 @@ Dump read_dump(const std::filesystem::path& file) {
   dump.name = required_text(json, "name");
   dump.id = required_number(json, "id");
   dump.epoch = required_number(json, "epoch");
+  if (const Json* const world = json.member("world"); world != nullptr && world->text() != nullptr)
+    dump.world = readable(*world->text());
   const double pid = required_number(json, "pid");
   dump.pid = pid >= 0 && pid < 1e9 ? static_cast<long>(pid) : 0;
   dump.host = required_text(json, "host");
@@ -123,6 +125,47 @@ const Dump* Dumps::find(std::string_view worker) const {
   return found == by_worker.end() ? nullptr : &found->second;
 }
 
+namespace {
+
+// What a folder has of one world.
+struct Run {
+  std::map<std::string, Dump, std::less<>> by_worker;
+  std::map<std::string, Dump, std::less<>> running;
+  double newest = 0;  // dump of it
+};
+
+std::string other_run_text(const std::string& world, const Run& run, double newest) {
+  std::string text = world.empty() ? "files without the number of a world" : "world " + world;
+  if (run.by_worker.empty()) {
+    return text + ": no dump, but " + std::to_string(run.running.size()) +
+           " workers run that write them there: send them SIGUSR1";
+  }
+  return text + ": dumps of " + std::to_string(run.by_worker.size()) + " workers, " +
+         std::to_string(static_cast<long long>(std::clamp(newest - run.newest, 0.0, 1e12))) +
+         " s older";
+}
+
+// The run of the newest dump; the others are named. Empty if none has a dump. Takes it out of
+// `runs`.
+Dumps newest_run(std::map<std::string, Run>& runs) {
+  Dumps dumps;
+  auto newest = runs.end();
+  for (auto each = runs.begin(); each != runs.end(); ++each) {
+    if (each->second.by_worker.empty()) continue;
+    if (newest == runs.end() || each->second.newest > newest->second.newest) newest = each;
+  }
+  if (newest == runs.end()) return dumps;
+  for (const auto& [world, run] : runs) {
+    if (&run != &newest->second)
+      dumps.other_runs.push_back(other_run_text(world, run, newest->second.newest));
+  }
+  dumps.by_worker = std::move(newest->second.by_worker);
+  dumps.running = std::move(newest->second.running);
+  return dumps;
+}
+
+}  // namespace
+
 Dumps read_dumps(const std::filesystem::path& folder) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
@@ -137,24 +180,30 @@ Dumps read_dumps(const std::filesystem::path& folder) {
     if (files.size() == kMaxFiles) break;
   }
   std::sort(files.begin(), files.end());
-  Dumps dumps;
+  std::map<std::string, Run> runs;  // by world
+  std::vector<std::string> left_out;
   for (const auto& file : files) {
     try {
       Dump dump = read_dump(file);
-      auto& all = dump.only_running() ? dumps.running : dumps.by_worker;
+      Run& run = runs[dump.world];
+      if (!dump.only_running()) run.newest = std::max(run.newest, dump.time);
+      auto& all = dump.only_running() ? run.running : run.by_worker;
       const auto found = all.find(dump.name);
       const bool newer = found == all.end() || dump.epoch > found->second.epoch ||
                          (dump.epoch == found->second.epoch && dump.time >= found->second.time);
       if (newer) all.insert_or_assign(dump.name, std::move(dump));
     } catch (const std::exception& why) {
-      dumps.left_out.push_back("\"" + readable(file.filename().string()) +
-                               "\": " + readable(why.what()));
+      left_out.push_back("\"" + readable(file.filename().string()) + "\": " + readable(why.what()));
     }
   }
+  Dumps dumps = newest_run(runs);
+  dumps.left_out = std::move(left_out);
   if (dumps.by_worker.empty()) {
     std::string text = "there is no dump in \"" + folder.string() + "\"";
-    if (!dumps.running.empty()) {
-      text += ", but " + std::to_string(dumps.running.size()) +
+    std::size_t running = 0;
+    for (const auto& [world, run] : runs) running += run.running.size();
+    if (running > 0) {
+      text += ", but " + std::to_string(running) +
               " workers run that write them there: send them SIGUSR1";
     }
     for (const std::string& each : dumps.left_out) text += "\n  left out: " + each;

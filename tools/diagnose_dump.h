@@ -36,6 +36,7 @@ class Dump {
   std::string name;
   double id = 0;
   double epoch = 0;
+  std::string world;  // its number, equal in all dumps of one run; empty in those of older versions
   long pid = 0;
   std::string host;
   std::string reason;
@@ -57,11 +58,13 @@ class Dump {
 // Throws std::runtime_error saying what is wrong with the file.
 [[nodiscard]] Dump read_dump(const std::filesystem::path& file);
 
-// The dumps of a folder: of each worker the newest of its highest epoch, and its sign of life.
+// The dumps of one run in a folder, the one of the newest dump: of each worker the newest of its
+// highest epoch, and its sign of life.
 struct Dumps {
   std::map<std::string, Dump, std::less<>> by_worker;
   std::map<std::string, Dump, std::less<>> running;
-  std::vector<std::string> left_out;  // files that cannot be read, and why
+  std::vector<std::string> left_out;    // files that cannot be read, and why
+  std::vector<std::string> other_runs;  // what the folder has of others, a line for each
   [[nodiscard]] const Dump* find(std::string_view worker) const;
 };
 // Throws std::runtime_error for what is no folder, or holds no dump that can be read.

@@ -105,6 +105,8 @@ std::string Dumps::head(const std::string& reason) const {
   append_json(json, agent_.name());
   json += ",\n  \"id\": " + std::to_string(agent_.self().id.value()) +
           ",\n  \"epoch\": " + std::to_string(agent_.self().epoch) +
+          // A text: readers of JSON take numbers for doubles, which have not all of its digits.
+          ",\n  \"world\": \"" + std::to_string(agent_.world()) + "\"" +
           ",\n  \"pid\": " + std::to_string(::getpid()) + ",\n  \"host\": ";
   append_json(json, host_);
   json += ",\n  \"reason\": ";

@@ -66,6 +66,11 @@ TEST(Dumps, SayWhatIsMadeServedAndWaitedFor) {
     served = text_of(cluster[1].dump(folder.path()));
   }
   EXPECT_NE(made.find("\"name\": \"worker0\",\n"), std::string::npos);
+  // Of one run.
+  const auto world = made.find("\"world\": \"");
+  ASSERT_NE(world, std::string::npos) << made;
+  EXPECT_NE(served.find(made.substr(world, made.find('\n', world) - world)), std::string::npos)
+      << served;
   EXPECT_NE(table_of(made, "calls made").find("waits_for_the_gate\", \"worker1\", 1, "),
             std::string::npos)
       << made;

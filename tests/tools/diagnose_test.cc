@@ -97,6 +97,39 @@ TEST_F(Diagnose, TakesTheNewestDumpOfAWorker) {
   EXPECT_NE(run().out.find("call newer() since"), std::string::npos);
 }
 
+// As `dump`, of one world.
+std::string dump_of(const std::string& world, const std::string& name, const std::string& tables,
+                    double time, const std::string& reason = "signal SIGUSR1") {
+  return R"({"stitch_dump": 1, "name": ")" + name + R"(", "id": 0, "epoch": 1, "world": ")" +
+         world + R"(", "pid": 1, "host": "h", "reason": ")" + reason + R"(", "time": )" +
+         std::to_string(time) + R"(, "tables": [)" + tables + "]}";
+}
+
+// A long wait of yesterday does not hide the one of today, and a worker of then is not missing now.
+TEST_F(Diagnose, TakesTheRunOfTheNewestDumpAndNamesTheOthers) {
+  put("a.json", dump_of("18446744073709551615", "a", made("b", "today", 12), 90'000));
+  put("b.json", dump_of("18446744073709551615", "b", "", 90'001));
+  put("b_before.json", dump_of("7", "b", made("c", "yesterday", 300), 3'600));
+  put("c_before.json", dump_of("7", "c", "", 3'601));
+  put("d_older.json", dump("d", made("e", "long_ago", 900), 100));
+  put("f.running.json", dump_of("9", "f", "", 90'100, "running"));
+  const Result result = run();
+  EXPECT_EQ(result.status, 0);
+  EXPECT_TRUE(
+      result.out.starts_with("worker \"a\" waits for worker \"b\": call today() since 12.0 s"))
+      << result.out;
+  for (const char* absent : {"yesterday", "long_ago", "\"c\"", "\"d\""})
+    EXPECT_EQ(result.out.find(absent), std::string::npos) << absent << " is in\n" << result.out;
+  EXPECT_NE(
+      result.out.find("\nof other runs, left out:\n"
+                      "  files without the number of a world: dumps of 1 workers, 89901 s older\n"
+                      "  world 7: dumps of 2 workers, 86400 s older\n"
+                      "  world 9: no dump, but 1 workers run that write them there: send them "
+                      "SIGUSR1\n"),
+      std::string::npos)
+      << result.out;
+}
+
 TEST_F(Diagnose, SaysThatNothingWaits) {
   put("a.json", dump("a", ""));
   EXPECT_TRUE(run().out.starts_with("no worker waits for another\n"));
