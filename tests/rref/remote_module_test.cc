@@ -160,7 +160,7 @@ TEST(RemoteModule, ForwardThatTakesReferencesGetsThem) {
   EXPECT_EQ(module.forward(linear.forward_remote(at::ones({1, 3}))).item<double>(), 2);
 }
 
-TEST(RemoteModule, LivesOnTheCpuAndRefusesOtherDevicesByName) {
+TEST(RemoteModule, LivesOnTheCpuAndRefusesADeviceThatItsWorkerLacks) {
   Cluster cluster(2);
   const RemoteModule<torch::nn::Linear> linear({.to = "worker1", .device = at::kCPU}, 2, 5);
   EXPECT_EQ(linear.forward(at::ones({1, 2})).sizes(), (at::IntArrayRef{1, 5}));
