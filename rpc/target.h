@@ -36,7 +36,8 @@ enum class WhenFull : std::uint8_t { wait, refuse };
 // to, and not require grad: else the call fails with invalid_argument. On a device the result is
 // copied behind what the caller's current stream had queued at the call. From the call until its
 // future is ready the memory is the call's, and its content is unspecified when the call fails;
-// after a timeout or cancel() an answer that is just arriving may still be written into it.
+// after a timeout or cancel() an answer that is just arriving may still be written into it. Thread
+// contract: as a value.
 class Target {
  public:
   // The worker of that name or id, with the usual timeout. Implicit by design, all of them.

@@ -146,7 +146,7 @@ class [[nodiscard]] RRef {
   // takes longer than to_here() would wait.
   Future<void> when_created() const { return rref::when_created(handle(), use().timeout); }
 
-  // Runs distributed backward from the owner's tensor, wherever it lives. Defined by
+  // Runs distributed backward from the owner's tensor, wherever it lives, and waits. Defined by
   // dist_autograd/rref_backward.h.
   void backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor>;
 
