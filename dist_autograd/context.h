@@ -68,7 +68,10 @@ class ContextHandle {
   // forward again. `.grad` is not changed. Several passes may run at the same time; when one
   // fails, so do the others. Warnings of libtorch (TORCH_WARN) that nodes of this worker raise are
   // given to this thread's handler before this returns or throws, in order; those of other workers
-  // go to their processes' own handlers, not to this worker.
+  // go to their processes' own handlers, not to this worker. In libtorch's anomaly mode NaN that a
+  // node returns is an error (unless the mode allows it), and the worker of a node that fails warns
+  // with the stack of the forward that made it. The mode of this process counts, on all workers,
+  // but that stack is known only where it was on in the node's own process during forward.
   void backward(std::vector<at::Tensor> roots, const Options& options = {}) const;
   // The same without waiting. Cancelling the future ends the pass; the context has failed then.
   // Warnings go to the process's own handler on every worker.
@@ -104,14 +107,16 @@ class ContextHandle {
 // current. Autocast travels with every call, in a context or not: a handler, its continuations and
 // the calls it makes run under the autocast of the caller (on or off, and the dtype, for the CPU
 // and for CUDA), without libtorch's cache of casts. Hooks for saved tensors do not travel: they are
-// code of one process. With backward passes nothing of this travels: nodes run under the state of a
-// new thread on all workers, so that a backward called under autocast runs outside of it. Hooks
-// must be safe to run from several passes concurrently. What a node that runs libtorch's own engine
-// inside (checkpointing) finds for parameters goes to the context; while it runs for the first
-// time, no other thread may use `.grad` of these; see PROTOCOL.md. The tensors of one message are
-// one unit: when the loss uses one of them, backward goes through what is behind the others, too,
-// with undefined gradients. Belongs to the worker that was current when it was made. Its end frees
-// what it owns on every worker that took part. Thread contract: as ContextHandle; made and
+// code of one process. Neither does anomaly mode, which libtorch has on or off for a whole process:
+// turn it on in each, before forward, to see where the nodes made there come from. With backward
+// passes nothing of this travels but anomaly mode (ContextHandle::backward()): nodes run under the
+// state of a new thread on all workers, so that a backward called under autocast runs outside of
+// it. Hooks must be safe to run from several passes concurrently. What a node that runs libtorch's
+// own engine inside (checkpointing) finds for parameters goes to the context; while it runs for the
+// first time, no other thread may use `.grad` of these; see PROTOCOL.md. The tensors of one message
+// are one unit: when the loss uses one of them, backward goes through what is behind the others,
+// too, with undefined gradients. Belongs to the worker that was current when it was made. Its end
+// frees what it owns on every worker that took part. Thread contract: as ContextHandle; made and
 // destroyed by one thread (or one coroutine).
 class Context : public ContextHandle {
  public:

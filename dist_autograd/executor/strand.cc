@@ -41,6 +41,17 @@ Error failure_of(const Node& node) try {
   return to_error(std::current_exception());  // without saying where
 }
 
+// Warns with the stack of the forward that made a node. Libtorch records it as the node is made,
+// where anomaly mode is on in that process, whatever it is in that of the root.
+void print_forward_stack(Node& node) {
+  node.metadata()->print_stack(node.name());
+  if (torch::autograd::AnomalyMode::is_enabled()) return;
+  TORCH_WARN(
+      "anomaly mode is off in this process: it came with the backward pass alone. The traceback "
+      "above is empty unless it was on here during forward: turn it on in every process, by "
+      "torch::autograd::AnomalyMode::set_enabled(true).");
+}
+
 }  // namespace
 
 Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags,
@@ -220,7 +231,7 @@ void Strand::run_slice(StrandOwner& owner) {
       }
     } catch (...) {
       Error error = failure_of(plan_->node(next));
-      if (flags_.anomaly) plan_->node(next).metadata()->print_stack(plan_->node(next).name());
+      if (flags_.anomaly) print_forward_stack(plan_->node(next));
       fail(owner, std::move(error));
     }
     thread_.store(0, std::memory_order_relaxed);

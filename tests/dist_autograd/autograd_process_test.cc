@@ -1,23 +1,44 @@
-// A worker process that dies in the middle of a backward pass.
+// Backward passes over worker processes: what one that dies ends, and what state of libtorch that
+// belongs to a process does.
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "tests/support/contains.h"
 #include "tests/support/process_world.h"
 
 namespace {
 
+using stitch::testing::contains;
 using stitch::testing::ProcessWorld;
 
 TEST(AutogradProcesses, AKilledWorkerFailsThePassAndItsContextAndNothingElse) {
   for (const char* transport : {"shm", "tcp"}) {
-    ProcessWorld world(3, {WORLD_PROGRAM}, {std::string("STITCH_TRANSPORTS=") + transport});
+    ProcessWorld world(3, {WORLD_PROGRAM, "death"},
+                       {std::string("STITCH_TRANSPORTS=") + transport});
     EXPECT_EQ(world[0].wait(), 0) << world[0].err();
     EXPECT_EQ(world[1].wait(), 0) << world[1].err();
     EXPECT_EQ(world[2].wait(), 128 + 9);
     EXPECT_EQ(world[0].out(),
               "backward: disconnected, worker2\ngradients: disconnected\nthen: 6\nleft: 0\n");
   }
+}
+
+TEST(AutogradProcesses, APassHasTheAnomalyModeOfItsRootAndStacksWhereItWasOnInForward) {
+  ProcessWorld world(3, {WORLD_PROGRAM, "anomaly"});
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world[rank].wait(), 0) << world[rank].err();
+  // The root's mode alone decides what fails, and changes no other process.
+  EXPECT_EQ(world[0].out(),
+            "worker1: no error, mode off\nworker2: no error, mode on\n"
+            "worker1: NaN of worker1, mode off\nworker2: NaN of worker2, mode on\n");
+  for (int rank : {1, 2}) {
+    const bool on = rank == 2;
+    const std::string err = world[rank].err();
+    EXPECT_TRUE(contains(err, "Error detected in SqrtBackward0")) << err;
+    EXPECT_EQ(contains(err, "frame #"), on) << err;
+    EXPECT_EQ(contains(err, "anomaly mode is off in this process"), !on) << err;
+  }
+  EXPECT_FALSE(contains(world[0].err(), "Error detected")) << world[0].err();
 }
 
 }  // namespace
