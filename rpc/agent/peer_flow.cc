@@ -181,12 +181,13 @@ void PeerFlow::drop(std::uint64_t id) {
   pump();  // it may have been the first
 }
 
-void PeerFlow::give_up() {
+void PeerFlow::give_up() noexcept {
   {
     base::MutexLock lock(mutex_);
     given_up_ = true;
   }
   pump();
+  pump_replies();
   pump_frames();
   unpark();
 }

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -107,7 +106,8 @@ class PeerFlow {
   // Drops a waiting request, if it is there.
   void drop(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The peer is lost, or this worker stops: drops all, and nothing waits from now on.
-  void give_up() STITCH_EXCLUDES(mutex_);
+  // Takes no memory: what waits for a lost peer ends where there is none.
+  void give_up() noexcept STITCH_EXCLUDES(mutex_);
 
   // ---- one-way requests: who sends them asks for room, who has handled them gives it back
   // One is under way. Returns the number to ask for (see asked()), 0: nothing is to be asked.
@@ -141,10 +141,23 @@ class PeerFlow {
   }
   void end_held_data(std::size_t bytes) noexcept { held_data_.fetch_sub(bytes); }
 
-  // ---- replies to the peer, which wait for nothing
-  // Counts one that is not written yet, or whose tensors beside it have not arrived. False, and it
-  // is not counted, when that exceeds the limit.
-  [[nodiscard]] bool add_data(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
+  // ---- replies to the peer, which are refused for nothing: they are what makes room
+  // Counts one that has been made, until it is written, or its tensors beside it have arrived.
+  void add_data(std::size_t bytes) noexcept { data_bytes_.fetch_add(bytes); }
+  // Counts one as passed to the transport, which gets at most the limit: what it has not written it
+  // has to keep until the peer says that it has it. False, and it is not counted, when it has to
+  // wait.
+  [[nodiscard]] bool try_begin_reply(std::size_t bytes) noexcept {
+    return replies_waiting_.load() == 0 && take_reply(bytes);
+  }
+  // Keeps a reply until there is room, behind those that wait already. `go()` sends it once it is
+  // counted, also when the peer is lost: it fails then. Called once, unless this throws.
+  void wait_reply(std::size_t bytes, base::UniqueFunction<void()> go) STITCH_EXCLUDES(mutex_);
+  // One that was passed to the transport: before data_written().
+  void reply_ended(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
+    replies_begun_.fetch_sub(bytes);
+    if (replies_waiting_.load() != 0) pump_replies();
+  }
   void data_written(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_) {
     const std::size_t left = data_bytes_.fetch_sub(bytes) - bytes;
     if (parked_count_.load() != 0 && left <= limits_.bytes / 4) unpark();
@@ -220,6 +233,12 @@ class PeerFlow {
     const void* owner;
     FrameGo go;
   };
+  struct WaitingReply {
+    std::size_t bytes;
+    base::UniqueFunction<void()> go;
+  };
+  [[nodiscard]] bool take_reply(std::size_t bytes) noexcept;
+  void pump_replies() noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool take_frame(std::size_t bytes) noexcept;
   void pump_frames() noexcept STITCH_EXCLUDES(mutex_);
   using Queue = std::map<std::uint64_t, Waiting>;
@@ -236,7 +255,9 @@ class PeerFlow {
   std::atomic<std::size_t> unwritten_large_{0};
   std::atomic<std::uint64_t> waiting_{0};
   alignas(64) std::atomic<std::uint64_t> held_{0};
-  std::atomic<std::size_t> data_bytes_{0};
+  std::atomic<std::size_t> data_bytes_{0};     // replies that are made
+  std::atomic<std::size_t> replies_begun_{0};  // of these, with the transport; bytes
+  std::atomic<std::size_t> replies_waiting_{0};
   std::atomic<std::size_t> held_data_{0};
   std::atomic<std::size_t> parked_count_{0};
   std::atomic<std::size_t> frames_waiting_{0};
@@ -250,7 +271,10 @@ class PeerFlow {
   base::CondVar room_;
   Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);  // inside, small
   std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
-  std::deque<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
+  std::list<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
+  std::list<WaitingReply> replies_ STITCH_GUARDED_BY(mutex_);
+  bool pumping_replies_ STITCH_GUARDED_BY(mutex_) = false;
+  bool pump_replies_again_ STITCH_GUARDED_BY(mutex_) = false;
   std::list<WaitingFrame> frames_ STITCH_GUARDED_BY(mutex_);
   bool pumping_frames_ STITCH_GUARDED_BY(mutex_) = false;
   bool pump_frames_again_ STITCH_GUARDED_BY(mutex_) = false;

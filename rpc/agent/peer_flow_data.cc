@@ -8,10 +8,55 @@
 
 namespace stitch::rpc {
 
-bool PeerFlow::add_data(std::size_t bytes) noexcept {
-  if (data_bytes_.fetch_add(bytes) + bytes <= limits_.bytes) return true;
-  data_written(bytes);
-  return false;
+// ---- replies
+
+// One of any size goes when no other is with the transport.
+bool PeerFlow::take_reply(std::size_t bytes) noexcept {
+  std::size_t before = replies_begun_.load();
+  do {
+    if (before != 0 && before + bytes > limits_.bytes) return false;
+  } while (!replies_begun_.compare_exchange_weak(before, before + bytes));
+  return true;
+}
+
+void PeerFlow::wait_reply(std::size_t bytes, base::UniqueFunction<void()> go) {
+  {
+    base::MutexLock lock(mutex_);
+    replies_.push_back({bytes, std::move(go)});
+    replies_waiting_.fetch_add(1);  // before room is looked for: who makes some looks at it then
+  }
+  pump_replies();
+}
+
+// One thread at a time, so that replies keep their order.
+void PeerFlow::pump_replies() noexcept {
+  base::MutexLock lock(mutex_);
+  if (pumping_replies_) {
+    pump_replies_again_ = true;
+    return;
+  }
+  pumping_replies_ = true;
+  for (;;) {
+    pump_replies_again_ = false;
+    const bool room = !replies_.empty() && (given_up_ || take_reply(replies_.front().bytes));
+    if (!room) {
+      if (pump_replies_again_) continue;
+      break;
+    }
+    std::list<WaitingReply> first;
+    first.splice(first.end(), replies_, replies_.begin());
+    if (given_up_) replies_begun_.fetch_add(first.front().bytes);
+    lock.unlock();
+    try {
+      first.front().go();
+    } catch (const std::exception&) {
+      // Its caller has been told, or will be by the end of the connection.
+    }
+    first.clear();
+    replies_waiting_.fetch_sub(1);  // after it was sent: until then later ones wait
+    lock.lock();
+  }
+  pumping_replies_ = false;
 }
 
 // ---- frames
@@ -114,13 +159,19 @@ bool PeerFlow::park(base::UniqueFunction<void()>& task) {
 }
 
 void PeerFlow::unpark() noexcept {
-  std::deque<base::UniqueFunction<void()>> tasks;
+  std::list<base::UniqueFunction<void()>> tasks;  // takes no memory
   {
     base::MutexLock lock(mutex_);
     tasks.swap(parked_);
     parked_count_.fetch_sub(tasks.size());
   }
-  for (auto& task : tasks) task();
+  for (auto& task : tasks) {
+    try {
+      task();
+    } catch (const std::exception&) {
+      // No memory for it: the call that it drops is answered with an error.
+    }
+  }
 }
 
 }  // namespace stitch::rpc

@@ -1,3 +1,5 @@
+// One file, though long: what each kind of message is counted as, and what sends it or keeps it,
+// stand side by side.
 #include "stitch/rpc/agent/sender.h"
 
 #include <algorithm>
@@ -12,6 +14,17 @@
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
+
+namespace {
+// The call that `frame` answers; nothing if it is no reply.
+std::optional<std::uint64_t> reply_to(const base::Bytes& frame) {
+  const auto head = transport::peek_frame(frame);
+  if (!head || head->kind != wire::kReply) return std::nullopt;
+  std::uint64_t id = 0;
+  std::memcpy(&id, head->body.data(), sizeof(id));
+  return base::to_wire_order(id);
+}
+}  // namespace
 
 void Sender::start(const std::shared_ptr<void>& owner, PeerTable& peers) {
   self_ = std::shared_ptr<Sender>(owner, this);
@@ -73,9 +86,38 @@ void Sender::drop_frames(const void* owner) noexcept {
 void Sender::send_reply(const WorkerInfo& to,
                         const std::shared_ptr<transport::Connection>& connection,
                         OutMessage&& message) {
-  const bool error = message.frame.kind() == wire::kErrorReply;
-  send(to, connection, std::move(message), error ? Traffic::error_reply : Traffic::reply,
-       [](const std::optional<Error>&) {});
+  const auto nothing = [](const std::optional<Error>&) {};
+  if (message.frame.kind() == wire::kErrorReply) {
+    send(to, connection, std::move(message), Traffic::error_reply, nothing);
+    return;
+  }
+  LaidOut out = lay_out(to, message, Traffic::reply);
+  PeerFlow& flow = *out.in_flight.counted().flow;
+  const std::size_t bytes = out.in_flight.counted().bytes;
+  if (flow.try_begin_reply(bytes)) [[likely]] {
+    out.in_flight.reply_begun();
+    transmit(to, connection, std::move(out), nothing);
+    return;
+  }
+  struct Waiting {
+    WorkerInfo to;
+    std::shared_ptr<transport::Connection> connection;
+    std::uint64_t call_id;
+    std::optional<LaidOut> out;
+  };
+  auto waiting = std::shared_ptr<Waiting>(
+      new Waiting{to, connection, reply_to(out.message.frame).value_or(0), std::move(out)});
+  // What is counted as sent keeps the agent alive, and with it this.
+  flow.wait_reply(bytes, [this, nothing, waiting = std::move(waiting)] {
+    const std::shared_ptr<Sender> alive(self_);
+    waiting->out->in_flight.reply_begun();
+    try {
+      transmit(waiting->to, waiting->connection, std::move(*waiting->out), nothing);
+    } catch (...) {
+      send_error_reply(waiting->to, waiting->connection, waiting->call_id,
+                       to_error(std::current_exception()));
+    }
+  });
 }
 
 Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic) {
@@ -115,7 +157,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
     }
     counted.bytes = bytes + (control ? kControlFrameCost : 0);
     counted.kind = control                     ? Counted::control
-                   : traffic == Traffic::reply ? Counted::data
+                   : traffic == Traffic::reply ? Counted::reply
                                                : Counted::nothing;
     counted.in_sent = wire::is_work(kind);
     count(to, counted);
@@ -175,14 +217,7 @@ void Sender::give_up_transfers(const WorkerInfo& to, const Error& error) noexcep
 void Sender::send_when_open(const WorkerInfo& to,
                             const std::shared_ptr<transport::Connection>& connection, LaidOut out,
                             transport::SendDone done, std::uint64_t call_id) {
-  // Of a reply; read before the frame is passed on.
-  std::optional<std::uint64_t> answered;
-  if (const auto head = transport::peek_frame(out.message.frame);
-      head && head->kind == wire::kReply) {
-    std::uint64_t id = 0;
-    std::memcpy(&id, head->body.data(), sizeof(id));
-    answered = base::to_wire_order(id);
-  }
+  const auto answered = reply_to(out.message.frame);  // before the frame is passed on
   struct Waiting {
     WorkerInfo to;
     std::shared_ptr<transport::Connection> connection;
@@ -294,8 +329,8 @@ Error Sender::exceeds(std::size_t bytes) const {
 
 void Sender::count(const WorkerInfo& to, const Counted& counted) {
   if (counted.kind == Counted::nothing) return;
-  if (counted.kind == Counted::data) {
-    if (!counted.flow->add_data(counted.bytes)) throw exceeds(counted.bytes);
+  if (counted.kind == Counted::reply) {
+    counted.flow->add_data(counted.bytes);
     return;
   }
   auto& queued = counted.flow->control_bytes;
@@ -313,6 +348,9 @@ void Sender::count(const WorkerInfo& to, const Counted& counted) {
 void Sender::end_count(const Counted& counted) noexcept {
   switch (counted.kind) {
     case Counted::data:
+      counted.flow->reply_ended(counted.bytes);
+      [[fallthrough]];
+    case Counted::reply:
       counted.flow->data_written(counted.bytes);
       return;
     case Counted::frame:

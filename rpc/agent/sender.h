@@ -29,7 +29,7 @@ class Sender {
  public:
   enum class Traffic : std::uint8_t {
     request,      // seen by extensions, counted by PeerFlow
-    reply,        // likewise, counted in the peer's budget for data, max_inflight_bytes
+    reply,        // seen by extensions; PeerFlow says when: send_reply()
     error_reply,  // seen by extensions, counted in the peer's control budget
     frame,        // an extension's own frames with data: send_frame()
     control,      // small frames that must arrive, counted in the peer's control budget
@@ -49,7 +49,8 @@ class Sender {
   struct Counted {
     enum Kind : std::uint8_t {
       nothing,  // a request or a frame that waits
-      data,
+      reply,    // made, and not passed on yet
+      data,     // a reply that has been passed on
       frame,
       control,
       request,
@@ -75,6 +76,8 @@ class Sender {
     }
     // A frame: PeerFlow has counted it.
     void begun() noexcept { counted_.kind = Counted::frame; }
+    // A reply: likewise.
+    void reply_begun() noexcept { counted_.kind = Counted::data; }
     // A request: PeerFlow has it under way.
     void begun(const PeerFlow::Size& size, bool one_way) noexcept {
       counted_.inside = size.inside;
@@ -148,7 +151,8 @@ class Sender {
                   const void* owner);
   // Drops the frames of `owner` that wait: their `done` gets the error `cancelled`.
   void drop_frames(const void* owner) noexcept;
-  // A reply or an error reply.
+  // A reply or an error reply. A reply for which PeerFlow has no room is kept, and sent later: its
+  // call has been run, and must not fail for that. This thread does not wait.
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage&& message);
   // A frame of device transfers, in no budget: their protocol bounds how many wait. It counts as no

@@ -70,6 +70,14 @@ std::int64_t call_back(const at::Tensor&) { return stitch::rpc_sync<call_again>(
 void stop_reading() { gate.pass(); }
 STITCH_INLINE(stop_reading);
 
+// Ends, without a thread, once the test says so.
+stitch::base::Mutex later_mutex;
+std::vector<stitch::Promise<void>> later STITCH_GUARDED_BY(later_mutex);
+std::size_t waiting_later() {
+  const stitch::base::MutexLock lock(later_mutex);
+  return later.size();
+}
+
 // Numbers of a peer are there once something was sent to it or came from it; all others always.
 std::int64_t number(stitch::Worker& worker, const std::string& name) {
   const auto numbers = worker.debug_info();
@@ -297,6 +305,52 @@ TEST_F(Backpressure, HandlersWaitWhileTheirCallerDoesNotReadAnswers) {
   gate.open();
   standing.get();
   for (const auto& answer : answers) EXPECT_EQ(answer.get().size(), std::size_t{1} << 20);
+}
+
+// All of them have begun when the first one answers.
+Future<std::string> text_later(std::size_t bytes) {
+  Future<void> until;
+  {
+    const stitch::base::MutexLock lock(later_mutex);
+    later.emplace_back();
+    until = later.back().future();
+  }
+  co_await std::move(until);
+  co_return std::string(bytes, 'x');
+}
+
+TEST_F(Backpressure, RepliesBeyondTheLimitWaitAndAllArrive) {
+  constexpr int kCalls = 100;
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.transports = {"shm"};
+    options.heartbeat_timeout = 60s;
+    options.max_inflight_bytes = 16 << 20;
+    options.num_threads = 2;
+  });
+  std::vector<Future<std::string>> answers;
+  for (int i = 0; i < kCalls; ++i)
+    answers.push_back(stitch::rpc_async<text_later>("worker1", std::size_t{1} << 20));
+  ASSERT_TRUE(eventually([] { return waiting_later() == kCalls; }));
+  auto standing = cluster[1].rpc_async<stop_reading>("worker0");
+  ASSERT_TRUE(gate.wait_for_arrival());
+  std::vector<stitch::Promise<void>> promises;
+  {
+    const stitch::base::MutexLock lock(later_mutex);
+    promises.swap(later);
+  }
+  for (auto& promise : promises) promise.set_value();
+  const auto unwritten = [&] {
+    return number(cluster[1], "rpc.peer.worker0.replies_unwritten_bytes");
+  };
+  EXPECT_TRUE(eventually([&] { return unwritten() > 48 << 20; })) << unwritten();
+  const auto begun = stitch::rpc_async<count_run>("worker1");  // is not begun
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(runs, 0);
+  gate.open();
+  standing.get();
+  for (const auto& answer : answers) EXPECT_EQ(answer.get().size(), std::size_t{1} << 20);
+  EXPECT_EQ(begun.get(), 1);
+  EXPECT_TRUE(eventually([&] { return unwritten() == 0; }));
 }
 
 // ---- who holds the threads

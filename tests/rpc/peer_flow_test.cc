@@ -164,7 +164,7 @@ TEST(PeerFlow, FramesWaitForRoomAndGoInTheirOrder) {
       gone.push_back(number);
     });
   };
-  EXPECT_TRUE(flow.add_data(1 << 20));
+  flow.add_data(1 << 20);
   EXPECT_TRUE(flow.try_begin_frame(500 << 10)) << "replies do not keep it out";
   EXPECT_FALSE(flow.try_begin_frame(100 << 10)) << "more than half of the limit";
   wait(1, 900 << 10);
@@ -208,13 +208,44 @@ TEST(PeerFlow, DroppedFramesAreToldOnceAndMakeRoom) {
   EXPECT_EQ(flow.numbers().frame_bytes, std::size_t{500} << 10);
 }
 
+TEST(PeerFlow, RepliesWaitForRoomAndGoInTheirOrder) {
+  PeerFlow flow({1 << 20, 100});
+  std::vector<int> gone;
+  const auto wait = [&](int number, std::size_t bytes) {
+    flow.add_data(bytes);
+    flow.wait_reply(bytes, [&gone, number] { gone.push_back(number); });
+  };
+  const auto end = [&](std::size_t bytes) {
+    flow.reply_ended(bytes);
+    flow.data_written(bytes);
+  };
+  flow.add_data(900 << 10);
+  EXPECT_TRUE(flow.try_begin_reply(900 << 10));
+  flow.add_data(200 << 10);
+  EXPECT_FALSE(flow.try_begin_reply(200 << 10)) << "more than the limit";
+  flow.data_written(200 << 10);
+  wait(1, 200 << 10);
+  wait(2, 2 << 20);
+  flow.add_data(1);
+  EXPECT_FALSE(flow.try_begin_reply(1)) << "others wait before it";
+  flow.data_written(1);
+  EXPECT_EQ(flow.numbers().data_bytes, std::size_t{1100 + 2048} << 10);
+  end(900 << 10);
+  EXPECT_EQ(gone, (std::vector<int>{1})) << "a large one goes alone";
+  end(200 << 10);
+  EXPECT_EQ(gone, (std::vector<int>{1, 2}));
+  wait(3, 1 << 10);
+  flow.give_up();
+  EXPECT_EQ(gone, (std::vector<int>{1, 2, 3})) << "it is to fail";
+}
+
 // Frames that wait are no reason to keep handlers from beginning, which is what makes replies.
 TEST(PeerFlow, FramesDoNotKeepHandlersFromBeginning) {
   PeerFlow flow({1 << 20, 100});
   EXPECT_TRUE(flow.try_begin_frame(1 << 20));
   flow.wait_frame(1 << 20, nullptr, [](bool) {});
   EXPECT_FALSE(flow.many_replies());
-  EXPECT_TRUE(flow.add_data(600 << 10));
+  flow.add_data(600 << 10);
   EXPECT_TRUE(flow.many_replies());
   flow.give_up();
 }
