@@ -254,6 +254,12 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
       case wire::kErrorReply:
         outgoing_calls_.fail_answered(call_id, from, error);
         return true;
+      case wire::kHeartbeat:
+      case wire::kMembership:
+      case wire::kLeave:
+        // For a lack of memory. It is as one that was lost: notices are repaired by lists and asked
+        // for again, messages of shutdown are repeated. A living peer is not given up for it.
+        return true;
       default:
         return false;  // what waits for this frame learns of the loss of the peer
     }
@@ -274,7 +280,8 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
                    exception.what());
     }
   };
-  tell([&] { outgoing_calls_.on_peer_lost(peer, with_last_sign(peer, reason)); });
+  const Error last_sign = with_last_sign(peer, reason);
+  tell([&] { outgoing_calls_.on_peer_lost(peer, last_sign); });
   tell([&] { served_calls_.on_peer_lost(peer); });
   tell([&] { device_tensors_.on_peer_lost(peer, reason); });
   tell([&] { gather_exchange_->on_lost(peer); });
@@ -284,8 +291,9 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   tell([&] { membership_->on_link_lost(peer, reason); });
 }
 
-// The reason, with the life that it is about and when it was last heard of.
-Error Agent::with_last_sign(const WorkerInfo& peer, const Error& reason) const {
+// The reason, with the life that it is about and when it was last heard of; without these where
+// there is no memory for the text: what waits for the peer must end all the same.
+Error Agent::with_last_sign(const WorkerInfo& peer, const Error& reason) const noexcept try {
   std::string text = std::string(reason.what()) + " (epoch " + std::to_string(peer.epoch);
   const Life* life = peers_->life(peer);
   const auto heard = life == nullptr ? 0 : life->heard.load(std::memory_order_relaxed);
@@ -298,6 +306,8 @@ Error Agent::with_last_sign(const WorkerInfo& peer, const Error& reason) const {
             " ago)";
   }
   return Error(reason.code(), text).with_worker(reason.worker());
+} catch (const std::exception&) {
+  return reason;
 }
 
 std::vector<WorkerInfo> Agent::live_members() const {

@@ -233,7 +233,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                                   const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
                                   const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
-  [[nodiscard]] Error with_last_sign(const WorkerInfo& peer, const Error& reason) const;
+  [[nodiscard]] Error with_last_sign(const WorkerInfo& peer, const Error& reason) const noexcept;
   // Leaves an elastic world, which goes on.
   std::optional<Error> leave(Clock::time_point deadline);
   void stop_everything(Clock::time_point deadline);

@@ -81,8 +81,11 @@ void Peer::offer_spare(Effects& effects) {
 }
 
 void Peer::drop(PeerConnectionPtr& connection, const std::string& why, Effects& effects) {
-  if (connection && connection->connection)
-    effects.close.emplace_back(connection->connection, Error(ErrorCode::disconnected, why));
+  if (connection) drop(connection, Error(ErrorCode::disconnected, why), effects);
+}
+
+void Peer::drop(PeerConnectionPtr& connection, const Error& why, Effects& effects) {
+  if (connection && connection->connection) effects.close.emplace_back(connection->connection, why);
   connection.reset();
 }
 
@@ -224,16 +227,21 @@ void Peer::give_up(const Error& reason, Effects& effects) {
 }
 
 void Peer::lose(const Error& reason, Effects& effects) {
-  drop(bound_, reason.what(), effects);
-  drop(own_, reason.what(), effects);
-  drop(offered_, reason.what(), effects);
-  drop(spare_, reason.what(), effects);
-  drop(successor_, reason.what(), effects);
+  // What takes memory comes first: without it nothing has changed, and the peer is lost later.
+  const Error over(ErrorCode::disconnected, reason.what());
+  const Error gone =
+      lost_ ? *lost_ : life_gone(info(), std::string(": ") + reason.what(), LifeName::with_id);
+  effects.close.reserve(effects.close.size() + 5);
+  drop(bound_, over, effects);
+  drop(own_, over, effects);
+  drop(offered_, over, effects);
+  drop(spare_, over, effects);
+  drop(successor_, over, effects);
   broken_.reset();
   retry_scheduled_ = false;
   if (lost_) return;
   effects.end = reason;
-  lost_ = life_gone(info(), std::string(": ") + reason.what(), LifeName::with_id);
+  lost_ = gone;
   if (!closing_) effects.lost = reason;
 }
 

@@ -181,6 +181,7 @@ class Peer {
   static void attach(const PeerConnection& connection, std::uint64_t generation,
                      const Session::Received& received, Effects& effects);
   static void drop(PeerConnectionPtr& connection, const std::string& why, Effects& effects);
+  static void drop(PeerConnectionPtr& connection, const Error& why, Effects& effects);
   // The bound connection has ended.
   void on_broken(const Error& reason, Effects& effects);
   // Begins an attempt at the first address from `first` on that is worth trying; after the last one

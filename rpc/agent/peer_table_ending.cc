@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/peer_table.h"
 
 namespace stitch::rpc {
@@ -58,10 +59,10 @@ void PeerTable::give_up(const WorkerInfo& given_up, const Error& reason) {
 
 void PeerTable::give_up(Life& life, const Error& reason) {
   Effects effects;
-  {
+  base::patiently([&] {
     base::MutexLock lock(mutex_);
     peer(life).give_up(reason, effects);
-  }
+  });
   perform(life, std::move(effects));
 }
 

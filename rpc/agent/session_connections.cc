@@ -1,8 +1,10 @@
 // The connections of a Session: from one to the next, and the end.
 
+#include <array>
+#include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/agent/session.h"
@@ -43,10 +45,9 @@ void Session::send_kept(std::uint64_t generation) {
     Kept* kept;
     bool first;
   };
-  std::vector<ToSend> batch;
-  batch.reserve(kBatch);
+  std::array<ToSend, kBatch> batch;  // takes no memory: the peer would be given up without it
   for (;;) {
-    batch.clear();
+    std::size_t count = 0;
     Kept* done_with = nullptr;
     ConnectionPtr connection;
     {
@@ -55,20 +56,20 @@ void Session::send_kept(std::uint64_t generation) {
       if (ended_ || generation_ != generation || connection == nullptr) return;
       done_with = take_acknowledged();
       for (Stream& stream : streams_) {
-        while (stream.unsent != nullptr && batch.size() < kBatch) {
+        while (stream.unsent != nullptr && count < kBatch) {
           Kept& kept = *stream.unsent;
           stream.unsent = kept.next;
           kept.state.fetch_add(1, std::memory_order_relaxed);
           const bool first = !std::exchange(kept.sent, true);
           resent_ += first ? 0 : 1;
-          batch.push_back({&kept, first});
+          batch[count++] = {&kept, first};
         }
       }
-      usable_ = batch.empty();
+      usable_ = count == 0;
     }
     settle(done_with);
-    if (batch.empty()) break;
-    for (const ToSend& each : batch) {
+    if (count == 0) break;
+    for (const ToSend& each : std::span(batch).first(count)) {
       if (each.first && each.kept->call_id != 0 && !events_.wanted(each.kept->call_id))
         withdraw_unwanted(*each.kept);
       transmit(*each.kept, *connection);

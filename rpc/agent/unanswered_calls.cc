@@ -57,8 +57,9 @@ bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
 }
 
 void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const auto give_up = [&] {
-    sender_.flow(peer).give_up();
+  PeerFlow& flow = sender_.flow(peer);
+  const auto give_up = [&]() noexcept {  // else the calls that have been taken out would not end
+    flow.give_up();
     end_late(&peer);
   };
   table_.end_all(&peer, give_up, [&](const OutstandingCall& call) {

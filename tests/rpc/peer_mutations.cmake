@@ -43,9 +43,9 @@ stitch_mutated_copy(rpc/agent/peer.cc tests/rpc/peer_mutations.h mutated_peer
   drop(offered_, "another connection is used", effects);
   drop(spare_, "another connection is used", effects);]]
 
-  [[  drop(bound_, reason.what(), effects);]]
+  [[  drop(bound_, over, effects);]]
   [[  if (rpc::broken(Mutation::keeps_the_lost)) bound_.reset();
-  drop(bound_, reason.what(), effects);]]
+  drop(bound_, over, effects);]]
 
   [[    if (connection == bound_ || connection == own_) return give_up(reason, effects);]]
   [[    if ((connection == bound_ || connection == own_) && !rpc::broken(Mutation::ignores_that_it_is_lost))

@@ -54,8 +54,8 @@ stitch_mutated_copy(rpc/agent/session_connections.cc tests/rpc/session_mutations
         while (next != nullptr && next->sent) next = next->next;
       streams_[i].unsent = next;]]
 
-  [[      usable_ = batch.empty();]]
-  [[      usable_ = batch.empty() || broken(Mutation::lets_others_overtake);]]
+  [[      usable_ = count == 0;]]
+  [[      usable_ = count == 0 || broken(Mutation::lets_others_overtake);]]
 
   [[    if (replaced) tell(kept, why);]]
   [[    if (replaced || broken(Mutation::reports_too_early)) tell(kept, why);]]
