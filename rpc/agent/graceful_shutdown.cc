@@ -1,8 +1,10 @@
 #include "stitch/rpc/agent/graceful_shutdown.h"
 
+#include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -28,19 +30,22 @@ ShutdownProtocol::Status GracefulShutdown::own_status() const {
 }
 
 void GracefulShutdown::send(WorkerId to, const ShutdownProtocol::Message& said) {
-  const auto status =
-      said.step == ShutdownProtocol::Step::status ? own_status() : ShutdownProtocol::Status{};
-  OutMessage message(wire::kLeave);
-  base::ByteWriter out(message.frame.body());
-  out.write(said.step);
-  out.write(said.round);
-  out.write(status.busy);
-  out.write(status.sent);
-  out.write(status.received);
-  out.write(status.lost);
+  const auto status = said.step == ShutdownProtocol::Step::status
+                          ? base::patiently([this] { return own_status(); })
+                          : ShutdownProtocol::Status{};
   try {
-    agent_.send_control(agent_.peers().find(to), std::move(message));
-  } catch (const Error&) {
+    base::patiently([&] {
+      OutMessage message(wire::kLeave);
+      base::ByteWriter out(message.frame.body());
+      out.write(said.step);
+      out.write(said.round);
+      out.write(status.busy);
+      out.write(status.sent);
+      out.write(status.received);
+      out.write(status.lost);
+      agent_.send_control(agent_.peers().find(to), std::move(message));
+    });
+  } catch (const std::exception&) {
     // The peer is lost, or the message will be repeated: continue with the others.
   }
 }
@@ -48,7 +53,7 @@ void GracefulShutdown::send(WorkerId to, const ShutdownProtocol::Message& said) 
 void GracefulShutdown::carry_out(const ShutdownProtocol::Effects& effects) {
   if (effects.expect_closing) agent_.peers().expect_closing();
   for (const auto& [to, said] : effects.sends) send(to, said);
-  for (const WorkerId id : effects.reach) agent_.peers().reach(id);
+  for (const WorkerId id : effects.reach) base::patiently([&] { agent_.peers().reach(id); });
 }
 
 void GracefulShutdown::on_message(InMessage message) {
@@ -60,10 +65,10 @@ void GracefulShutdown::on_message(InMessage message) {
                  in.read<std::uint64_t>()};
   in.expect_end();
   ShutdownProtocol::Effects effects;
-  {
+  base::patiently([&] {
     base::MutexLock lock(mutex_);
     effects = protocol_.on_message(message.from.id, said);
-  }
+  });
   carry_out(effects);
   if (said.step == ShutdownProtocol::Step::poll) return;
   base::MutexLock lock(mutex_);
@@ -97,19 +102,19 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
       view.losses = protocol_.losses();
       events = events_;
     }
-    view.live = live();
+    view.live = base::patiently([this] { return live(); });
     ShutdownProtocol::Effects effects;
-    {
+    base::patiently([&] {
       base::MutexLock lock(mutex_);
       effects = protocol_.on_time(steady_clock::now(), view);
-    }
+    });
     carry_out(effects);
     if (effects.sample) {
-      const auto own = own_status();
-      {
+      const auto own = base::patiently([this] { return own_status(); });
+      base::patiently([&] {
         base::MutexLock lock(mutex_);
         effects = protocol_.on_sample(steady_clock::now(), own);
-      }
+      });
       carry_out(effects);
     }
     base::MutexLock lock(mutex_);

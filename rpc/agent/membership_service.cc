@@ -2,6 +2,7 @@
 #include "stitch/rpc/agent/membership_service.h"
 
 #include <cstdio>
+#include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
@@ -57,11 +58,13 @@ void MembershipService::start(const std::vector<Member>& members) {
 
 void MembershipService::begin_ticks() {
   const auto interval = agent_.options().heartbeat_interval / MembershipProtocol::kTicks;
-  agent_.loop().call_at(Clock::now() + interval, [this, weak = agent_.weak_from_this()] {
-    const auto alive = weak.lock();
-    if (!alive || stopped_.load() || alive->forked()) return;
-    tick();
-    begin_ticks();
+  base::patiently([&] {
+    agent_.loop().call_at(Clock::now() + interval, [this, weak = agent_.weak_from_this()] {
+      const auto alive = weak.lock();
+      if (!alive || stopped_.load() || alive->forked()) return;
+      attempt("look after the connections of", agent_.self(), [this] { tick(); });
+      begin_ticks();
+    });
   });
 }
 
@@ -82,40 +85,41 @@ void MembershipService::tick() {
 
 template <class F>
 void MembershipService::step(F&& change) {
-  {
+  base::patiently([&] {
+    std::list<Effects> added(1);  // once the protocol has changed, nothing takes memory
     base::MutexLock lock(mutex_);
     if (!protocol_ || stopped_.load()) return;
-    Effects effects = change(*protocol_);
-    if (!effects.empty()) queue_.push_back(std::move(effects));
-  }
+    added.front() = change(*protocol_);
+    if (!added.front().empty()) queue_.splice(queue_.end(), added);
+  });
   drain();
 }
 
 // What cannot be done is said and left out: everything else goes on.
 template <class F>
-void MembershipService::attempt(const char* what, const WorkerInfo& about, F&& act) {
+void MembershipService::attempt(const char* what, const WorkerInfo& about, F&& act) noexcept {
   try {
     act();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "stitch: %s cannot %s %s: %s\n", to_string(agent_.self()).c_str(), what,
-                 to_string(about).c_str(), error.what());
+    std::fprintf(stderr, "stitch: worker \"%s\" (id %u) cannot %s worker \"%s\" (id %u): %s\n",
+                 agent_.self().name.c_str(), agent_.self().id.value(), what, about.name.c_str(),
+                 about.id.value(), error.what());
   }
 }
 
 void MembershipService::drain() {
   for (bool first = true;; first = false) {
-    Effects next;
+    std::list<Effects> next;
     {
       base::MutexLock lock(mutex_);
       if (first && draining_) return;
       draining_ = !queue_.empty();
       if (queue_.empty()) return;
-      next = std::move(queue_.front());
-      queue_.pop_front();
+      next.splice(next.end(), queue_, queue_.begin());
     }
-    if (perform(next)) continue;
+    if (perform(next.front())) continue;
     base::MutexLock lock(mutex_);
-    queue_.push_front(std::move(next));
+    queue_.splice(queue_.begin(), next);
     const auto& about = queue_.front().events.front().card.info;
     const Life* life = agent_.peers().life(about);
     if (life != nullptr && life->loss_reported.load()) continue;  // meanwhile
@@ -127,7 +131,7 @@ void MembershipService::drain() {
 bool MembershipService::perform(Effects& effects) {
   for (const auto& [to, why] : std::exchange(effects.lose, {})) {
     attempt("end its connection to", to, [&, &peer = to, &reason = why] {
-      agent_.peers().end(peer, reason, false, effects.has_left(peer));
+      base::patiently([&] { agent_.peers().end(peer, reason, false, effects.has_left(peer)); });
     });
   }
   while (!effects.events.empty()) {
@@ -144,11 +148,13 @@ bool MembershipService::perform(Effects& effects) {
       return protocol_->digest();
     }();
     for (const WorkerInfo& to : effects.heartbeats) {
-      send(to, [digest] {
+      try {
         OutMessage message(wire::kHeartbeat);
         base::ByteWriter(message.frame.body()).write(digest);
-        return message;
-      });
+        agent_.send_control(to, std::move(message));
+      } catch (const std::exception&) {
+        // The worker is lost; or there is no memory, and another heartbeat follows.
+      }
     }
   }
   for (const WorkerInfo& to : effects.reach)
@@ -169,12 +175,14 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
   PeerTable& peers = agent_.peers();
   switch (event.kind) {
     case Kind::joined: {
-      const Member member = see(event.card);
-      agent_.device_tensors().add({member.info, member.devices});
-      Life& life = peers.add_life(member);  // throws for a life that is known
-      agent_.for_each_extension(
-          [&](Extension& extension) { extension.on_member_joined(life.info()); });
-      peers.admit(life);
+      const Member member = base::patiently([&] { return see(event.card); });
+      base::patiently([&] { agent_.device_tensors().add({member.info, member.devices}); });
+      // Throws for a life that is known.
+      Life& life = *base::patiently([&] { return &peers.add_life(member); });
+      agent_.for_each_extension([&](Extension& extension) {
+        base::patiently([&] { extension.on_member_joined(life.info()); });
+      });
+      base::patiently([&] { peers.admit(life); });
       return true;
     }
     case Kind::dead:
@@ -186,20 +194,22 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       }
       life->over.store(true, std::memory_order_release);
       if (!life->loss_reported.load() && !stopped_.load() && !peers.closing()) {
-        peers.end(life->info(), event.reason, false);
+        base::patiently([&] { peers.end(life->info(), event.reason, false); });
         if (!life->loss_reported.load()) return false;
       }
       agent_.for_each_extension([&](Extension& extension) {
-        if (event.kind == Kind::dead) {
-          extension.on_member_dead(life->info(), event.reason);
-        } else {
-          extension.on_member_left(life->info());
-        }
+        base::patiently([&] {
+          if (event.kind == Kind::dead) {
+            extension.on_member_dead(life->info(), event.reason);
+          } else {
+            extension.on_member_left(life->info());
+          }
+        });
       });
       return true;
     }
     case Kind::fenced:
-      agent_.fence(event.reason);
+      base::patiently([&] { agent_.fence(event.reason); });
       return true;
   }
   return true;
@@ -227,9 +237,9 @@ void MembershipService::remember(const MembershipProtocol::Event& over) {
 }
 
 template <class Make>
-void MembershipService::send(const WorkerInfo& to, Make&& make) {
+void MembershipService::send(const WorkerInfo& to, Make&& make) noexcept {
   try {
-    agent_.send_control(to, make());
+    base::patiently([&] { agent_.send_control(to, make()); });
   } catch (const Error&) {
     // The worker is lost, which the protocol is told.
   } catch (...) {
@@ -288,6 +298,7 @@ void MembershipService::begin_probe(const MembershipProtocol::Probe& probe) {
 
 void MembershipService::answer(const MembershipProtocol::Answer& answer) {
   std::shared_ptr<transport::Connection> connection;
+  auto message = base::patiently([&] { return bare_message(answer.notice); });
   {
     base::MutexLock lock(mutex_);
     const auto found = tickets_.find(answer.ticket);
@@ -295,7 +306,7 @@ void MembershipService::answer(const MembershipProtocol::Answer& answer) {
     connection = std::move(found->second);
     tickets_.erase(found);
   }
-  connection->send(bare_message(answer.notice), [](const std::optional<Error>&) {});
+  connection->send(std::move(message), [](const std::optional<Error>&) {});
   agent_.loop().call_at(Clock::now() + agent_.options().heartbeat_timeout,
                         [weak = agent_.weak_from_this(), over = std::weak_ptr(connection)] {
                           const auto alive = weak.lock();
@@ -323,7 +334,7 @@ void MembershipService::on_frame(InMessage message) {
     });
     return;
   }
-  const Notice notice = Notice::read(message.view.body());
+  const Notice notice = base::patiently([&] { return Notice::read(message.view.body()); });
   step([&](MembershipProtocol& protocol) {
     return protocol.on_notice(message.from, notice, Clock::now());
   });
@@ -343,7 +354,7 @@ void MembershipService::on_notice(const std::shared_ptr<transport::Connection>& 
     step([&](MembershipProtocol& protocol) {
       return protocol.on_notice(from, notice, Clock::now());
     });
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // The connection ends anyway.
   }
 }
@@ -355,16 +366,19 @@ void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>
     if (notice.step != Notice::Step::join || notice.lives[0].card.info != stranger)
       throw Error(ErrorCode::protocol, to_string(stranger) + " is no member and asked nothing");
     on_join(connection, notice.lives[0].card);
-  } catch (const Error& error) {
-    connection->close(error);
+  } catch (...) {
+    connection->close(to_error(std::current_exception()));  // a joiner asks the next member
   }
 }
 
 void MembershipService::on_join(const std::shared_ptr<transport::Connection>& connection,
                                 const MemberCard& card) {
+  std::uint64_t ticket = 0;
   step([&](MembershipProtocol& protocol) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-    const std::uint64_t ticket = next_ticket_++;
-    tickets_.emplace(ticket, connection);
+    if (ticket == 0) {
+      tickets_.emplace(next_ticket_, connection);
+      ticket = next_ticket_++;
+    }
     return protocol.on_join(ticket, card, Clock::now());
   });
 }

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -81,7 +81,8 @@ class MembershipService {
   [[nodiscard]] static transport::Message bare_message(const Notice& notice);
   // Throws Error(protocol) when `message` is no notice.
   [[nodiscard]] static Notice notice_in(const transport::Message& message);
-  // Changes the protocol under the lock, and has what follows performed.
+  // Changes the protocol under the lock, and has what follows performed. A short lack of memory is
+  // waited for: `change` may be called more than once.
   template <class F>
   void step(F&& change) STITCH_EXCLUDES(mutex_);
   void drain() STITCH_EXCLUDES(mutex_);
@@ -89,10 +90,10 @@ class MembershipService {
   [[nodiscard]] bool perform(Effects& effects);
   [[nodiscard]] bool tell(const MembershipProtocol::Event& event);
   template <class F>
-  void attempt(const char* what, const WorkerInfo& about, F&& act);
-  // Sends what `make` returns.
+  void attempt(const char* what, const WorkerInfo& about, F&& act) noexcept;
+  // Sends what `make` returns, which is called again where there was no memory.
   template <class Make>
-  void send(const WorkerInfo& to, Make&& make);
+  void send(const WorkerInfo& to, Make&& make) noexcept;
   void probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
   void begin_probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
   void end_probe(const WorkerInfo& about, std::optional<bool> answered) STITCH_EXCLUDES(mutex_);
@@ -120,7 +121,8 @@ class MembershipService {
   mutable base::Mutex mutex_;
   base::CondVar left_changed_;
   std::optional<MembershipProtocol> protocol_ STITCH_GUARDED_BY(mutex_);
-  std::deque<Effects> queue_ STITCH_GUARDED_BY(mutex_);
+  // A list: what is taken out and put back takes no memory.
+  std::list<Effects> queue_ STITCH_GUARDED_BY(mutex_);
   bool draining_ STITCH_GUARDED_BY(mutex_) = false;
   bool left_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t next_ticket_ STITCH_GUARDED_BY(mutex_) = 1;

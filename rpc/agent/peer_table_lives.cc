@@ -73,6 +73,7 @@ void PeerTable::admit(Life& life) {
   std::vector<std::pair<PeerConnectionPtr, ConnectionPtr>> waiting;
   {
     base::MutexLock lock(mutex_);
+    waiting.reserve(strangers_.size());
     life.announced.store(true);
     std::erase_if(strangers_, [&](const PeerConnectionPtr& each) {
       const transport::Hello& hello = each->connection->peer();

@@ -205,10 +205,10 @@ ShutdownProtocol::Effects ShutdownProtocol::on_sample(Time now, const Status& ow
   // may be live: once a worker has lost a peer, equal rounds have to suffice.
   const bool balanced = sum.sent == sum.received || lost;
   if (busy_.empty() && balanced && statuses == previous_) {
+    send_to_all(Step::go, 0, effects);  // first: without memory, the round is looked at again
     phase_ = Phase::closing;
     effects.expect_closing = true;
     go_sent_ = true;
-    send_to_all(Step::go, 0, effects);
     start_waiting(now);
     next_ = now;
     return effects;

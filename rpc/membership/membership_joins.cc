@@ -33,15 +33,17 @@ void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time n
             now, effects);
     erase(*entry);
   }
+  // What takes memory comes first: what is known here, the layers above have to hear of.
+  Event news{life.state == LifeState::alive  ? Event::Kind::joined
+             : life.state == LifeState::left ? Event::Kind::left
+                                             : Event::Kind::dead,
+             life.card,
+             {}};
+  if (life.state == LifeState::dead)
+    news.reason = Error(ErrorCode::disconnected, life.verdict).with_worker(info.name);
+  make_room(effects.events);
   insert(life);
-  if (life.state == LifeState::alive) {
-    effects.events.push_back({Event::Kind::joined, life.card, {}});
-  } else if (life.state == LifeState::left) {
-    effects.events.push_back({Event::Kind::left, life.card, {}});
-  } else {
-    effects.events.push_back({Event::Kind::dead, life.card,
-                              Error(ErrorCode::disconnected, life.verdict).with_worker(info.name)});
-  }
+  effects.events.push_back(std::move(news));
 }
 
 void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now,
@@ -102,35 +104,32 @@ Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::stri
   return notice;
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_join(std::uint64_t ticket,
-                                                        const MemberCard& card, Time now) {
-  Effects effects;
+void MembershipProtocol::on_join(std::uint64_t ticket, const MemberCard& card, Time now,
+                                 Effects& effects) {
   if (fenced_ || leaving_ || isolated(card.info.id)) {
     const std::string self = to_string(self_.info);
     effects.answers.push_back(
         {ticket, ask_another(card.info, fenced_    ? std::string(fenced_->what())
                                         : leaving_ ? self + " is leaving"
                                                    : self + " has lost all other members")});
-    return effects;
+    return;
   }
   if (auto notice = refusal(card)) {
     effects.answers.push_back({ticket, std::move(*notice)});
-    return effects;
+    return;
   }
   Joining& joining = joining_[ticket] = {ticket, card};
   Entry* former = find(card.info.id);
   if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {
     // Two workers of one name, or one that came back before its death was noticed.
     if (!former->probing) begin_probe(*former, now, effects);
-    return effects;
+    return;
   }
   announce(joining, now, effects);
   answer_joins(now, effects);
-  return effects;
 }
 
 void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) {
-  joining.announced = true;
   joining.deadline = now + kAskAgain * settings_.heartbeat_timeout;
   add({joining.card}, self_.info, now, effects);
   const Notice notice{Notice::Step::member, joining.card.info, self_.info, {}, {{joining.card}}};
@@ -139,6 +138,7 @@ void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) 
     joining.pending.insert(id);
     effects.send.emplace_back(entry.info(), notice);
   }
+  joining.announced = true;  // last: without memory before, this is done again
 }
 
 void MembershipProtocol::answer_joins(Time now, Effects& effects) {
@@ -178,14 +178,11 @@ void MembershipProtocol::finish_leave(Effects& effects) {
   effects.leave_done = true;
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_welcome(const Notice& welcome, Time now) {
-  Effects effects;
+void MembershipProtocol::on_welcome(const Notice& welcome, Time now, Effects& effects) {
   if (!over()) merge(welcome.lives, welcome.by, now, effects);
-  return effects;
 }
 
-MembershipProtocol::Effects MembershipProtocol::leave(Time now) {
-  Effects effects;
+void MembershipProtocol::leave(Time now, Effects& effects) {
   leaving_ = true;
   const Notice notice{Notice::Step::left, self_.info, self_.info};
   for (const auto& [id, entry] : entries_) {
@@ -198,7 +195,6 @@ MembershipProtocol::Effects MembershipProtocol::leave(Time now) {
   } else {
     leave_deadline_ = now + settings_.heartbeat_timeout;
   }
-  return effects;
 }
 
 }  // namespace stitch::rpc

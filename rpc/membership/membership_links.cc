@@ -48,9 +48,8 @@ void MembershipProtocol::end_absence(Entry& entry) {
   entry.reached_at.reset();
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<const Link> links) {
-  Effects effects;
-  if (over()) return effects;
+void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects& effects) {
+  if (over()) return;
   // After a pause of this process, silence says nothing about the others.
   if (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) awake_since_ = now;
   last_tick_ = now;
@@ -93,14 +92,12 @@ MembershipProtocol::Effects MembershipProtocol::on_tick(Time now, std::span<cons
   answer_joins(now, effects);
   if (leave_deadline_ && now >= *leave_deadline_) leave_pending_.clear();
   finish_leave(effects);
-  return effects;
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_heartbeat(const WorkerInfo& from,
-                                                             std::uint64_t digest, Time now) {
-  Effects effects;
+void MembershipProtocol::on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now,
+                                      Effects& effects) {
   Entry* entry = find(from);
-  if (over() || entry == nullptr || !entry->within_reach()) return effects;
+  if (over() || entry == nullptr || !entry->within_reach()) return;
   if (digest == this->digest()) {
     entry->mismatches = 0;
   } else if (++entry->mismatches >= kMismatches &&
@@ -111,7 +108,6 @@ MembershipProtocol::Effects MembershipProtocol::on_heartbeat(const WorkerInfo& f
     list.lives = lives();
     effects.send.emplace_back(from, std::move(list));
   }
-  return effects;
 }
 
 }  // namespace stitch::rpc

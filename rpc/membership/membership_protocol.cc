@@ -46,8 +46,8 @@ void MembershipProtocol::tell_all(const Notice& notice, Effects& effects) const 
 
 void MembershipProtocol::lose(Entry& entry, const Error& reason, Effects& effects) {
   if (entry.unreachable) return;
-  entry.unreachable = reason;
   effects.lose.emplace_back(entry.info(), reason);
+  entry.unreachable = reason;
 }
 
 // What depended on a link to `lost`.
@@ -57,8 +57,8 @@ void MembershipProtocol::after_loss(const WorkerInfo& lost, Time now, Effects& e
   for (auto& [id, entry] : entries_) {
     // It may have died while it told the others of a verdict.
     if (!entry.relayed && entry.by == lost.id) {
-      entry.relayed = true;
       if (const auto notice = obituary(entry.info())) tell_all(*notice, effects);
+      entry.relayed = true;
     }
     entry.askers.erase(lost.id);
     if (entry.asked == lost.id) {
@@ -98,19 +98,20 @@ void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
   }
   if (entry.asked == decider && now < entry.asked_at + kAskAgain * settings_.heartbeat_timeout)
     return;
-  entry.asked = decider;
-  entry.asked_at = now;
   effects.send.emplace_back(
       find(decider)->info(),
       Notice{Notice::Step::suspect, entry.info(), self_.info,
              entry.unreachable ? entry.unreachable->what() : "another worker suspects it"});
+  entry.asked = decider;
+  entry.asked_at = now;
 }
 
 void MembershipProtocol::begin_probe(Entry& entry, Time now, Effects& effects) {
-  entry.probing = true;
-  entry.probed_at = now;
+  // First, else this worker would take it for under way, and never probe that life again.
   effects.probes.push_back(
       {entry.info(), (entry.doubted ? kSecondProbe : 1) * settings_.heartbeat_timeout});
+  entry.probing = true;
+  entry.probed_at = now;
   ask_witnesses(entry, now, effects);
 }
 
@@ -147,9 +148,11 @@ bool MembershipProtocol::slept(const Entry& entry, Time now) const {
 }
 
 void MembershipProtocol::settle_askers(Entry& entry, const Notice& answer, Effects& effects) {
-  for (const WorkerId id : std::exchange(entry.askers, {})) {
-    if (const Entry* asker = find(id); asker != nullptr && asker->within_reach())
+  while (!entry.askers.empty()) {
+    const auto first = entry.askers.begin();
+    if (const Entry* asker = find(*first); asker != nullptr && asker->within_reach())
       effects.send.emplace_back(asker->info(), answer);
+    entry.askers.erase(first);
   }
 }
 
@@ -179,9 +182,14 @@ void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::
                                  Time now, Effects& effects) {
   if (!entry.alive()) return;
   const Error reason = Error(ErrorCode::disconnected, verdict).with_worker(entry.info().name);
+  // What takes memory, before the state says that it is dead: the layers above must hear of it.
+  Event news{Event::Kind::dead, entry.life.card, reason};
+  std::string why = verdict;
+  make_room(effects.events);
   lose(entry, reason, effects);
+  effects.events.push_back(std::move(news));
   end_life(entry, LifeState::dead);
-  entry.life.verdict = verdict;
+  entry.life.verdict = std::move(why);
   entry.probing = false;
   entry.askers.clear();
   entry.asked.reset();
@@ -189,47 +197,50 @@ void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::
   const Entry* judge = find(by);
   // All have to hear of it, also when the worker that decided dies before it has told them all.
   entry.relayed = by.id == self_.info.id || judge == nullptr || !judge->within_reach();
-  effects.events.push_back({Event::Kind::dead, entry.life.card, reason});
   if (entry.relayed) tell_all({Notice::Step::dead, entry.info(), by, verdict}, effects);
   after_loss(entry.info(), now, effects);
 }
 
 void MembershipProtocol::mark_left(Entry& entry, Time now, Effects& effects) {
   if (!entry.alive()) return;
+  Event news{Event::Kind::left, entry.life.card, {}};
+  make_room(effects.events);
   lose(entry,
        Error(ErrorCode::disconnected, life_text(entry.info()) + " has left")
            .with_worker(entry.info().name),
        effects);
+  effects.events.push_back(std::move(news));
   end_life(entry, LifeState::left);
   entry.askers.clear();
   entry.asked.reset();
-  effects.events.push_back({Event::Kind::left, entry.life.card, {}});
   after_loss(entry.info(), now, effects);
 }
 
 void MembershipProtocol::fence(const std::string& verdict, Effects& effects) {
   if (fenced_) return;
-  fenced_ =
+  const Error why =
       Error(ErrorCode::disconnected, "this worker (epoch " + std::to_string(self_.info.epoch) +
                                          ") was declared dead: " + verdict)
           .with_worker(self_.info.name);
   for (auto& [id, entry] : entries_) {
-    if (entry.alive()) lose(entry, *fenced_, effects);
+    if (entry.alive()) lose(entry, why, effects);
   }
-  effects.events.push_back({Event::Kind::fenced, self_, *fenced_});
-  for (const auto& [ticket, joining] : std::exchange(joining_, {})) {
-    effects.answers.push_back({ticket, ask_another(joining.card.info, fenced_->what())});
+  while (!joining_.empty()) {
+    const auto& [ticket, joining] = *joining_.begin();
+    effects.answers.push_back({ticket, ask_another(joining.card.info, why.what())});
+    joining_.erase(joining_.begin());
   }
+  effects.events.push_back({Event::Kind::fenced, self_, why});
+  fenced_ = why;
   effects.leave_done = leave_deadline_.has_value();
 }
 
 // ---- events
 
-MembershipProtocol::Effects MembershipProtocol::on_link_lost(const WorkerInfo& peer,
-                                                             const Error& reason, Time now) {
-  Effects effects;
+void MembershipProtocol::on_link_lost(const WorkerInfo& peer, const Error& reason, Time now,
+                                      Effects& effects) {
   Entry* entry = find(peer);
-  if (over() || entry == nullptr || !entry->within_reach()) return effects;
+  if (over() || entry == nullptr || !entry->within_reach()) return;
   entry->unreachable = reason;
   after_loss(peer, now, effects);
   if (leave_deadline_) {
@@ -238,16 +249,13 @@ MembershipProtocol::Effects MembershipProtocol::on_link_lost(const WorkerInfo& p
     pursue(*entry, now, effects);
   }
   answer_joins(now, effects);
-  return effects;
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about,
-                                                         std::optional<bool> answered, Time now,
-                                                         bool connected) {
-  Effects effects;
+void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now,
+                                  bool connected, Effects& effects) {
   Entry* entry = find(about);
-  if (over() || entry == nullptr || !entry->alive()) return effects;
-  if (std::exchange(entry->confirming, false) && !entry->probing) return effects;
+  if (over() || entry == nullptr || !entry->alive()) return;
+  if (std::exchange(entry->confirming, false) && !entry->probing) return;
   entry->probing = false;
   const bool failed = answered.has_value() && !*answered;
   const bool met = failed && entry->unconnected && connected;  // since the last tick
@@ -278,28 +286,28 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
     refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
                  std::to_string(about.epoch));
-    return effects;
+    return;
   }
   // What goes over the link proves more than a connection that could not be made.
   if (silent && hears(*entry, now)) {
     // A process that has just ended: the end of its link is pursued. New lives wait for that.
     entry->askers.insert(self_.info.id);
-    return effects;
+    return;
   }
   if (entry->undecided) {
     // A new life waits, and asks the next member when that takes too long.
     if (is_awaited(*entry)) entry->askers.insert(self_.info.id);
-    return effects;  // again after a while
+    return;  // again after a while
   }
   const bool awaited = is_awaited(*entry);
   if (!decides && !awaited) {  // the judge is asked
     entry->askers.insert(self_.info.id);
     pursue(*entry, now, effects);
-    return effects;
+    return;
   }
   if (entry->unconnected && !entry->unreachable && !awaited) {
-    if (!entry->suspected()) return effects;  // another worker hears it
-    if (!std::exchange(entry->doubted, true)) return effects;
+    if (!entry->suspected()) return;  // another worker hears it
+    if (!std::exchange(entry->doubted, true)) return;
   }
   std::string why = entry->unreachable ? entry->unreachable->what() : "it does not answer";
   if (cut_off) why = "it runs, but the connection between these two is over: " + why;
@@ -313,15 +321,13 @@ MembershipProtocol::Effects MembershipProtocol::on_probe(const WorkerInfo& about
   }
   if (last != nullptr) announce(*last, now, effects);
   answer_joins(now, effects);  // the others are told which one has joined
-  return effects;
 }
 
-MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from,
-                                                          const Notice& notice, Time now) {
-  Effects effects;
+void MembershipProtocol::on_notice(const WorkerInfo& from, const Notice& notice, Time now,
+                                   Effects& effects) {
   Entry* sender = find(from);
   // What a dead life says is not heard.
-  if (over() || sender == nullptr || !sender->alive()) return effects;
+  if (over() || sender == nullptr || !sender->alive()) return;
   switch (notice.step) {
     case Notice::Step::suspect:
       on_suspect(from, notice, now, effects);
@@ -333,8 +339,10 @@ MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from
         end_doubt(*entry);
         settle_askers(*entry, notice, effects);
         // Only this link is down; or that worker has declared this one dead, and says so.
-        if (entry->unreachable && !entry->probing && !std::exchange(entry->confirming, true))
+        if (entry->unreachable && !entry->probing && !entry->confirming) {
           effects.probes.push_back({entry->info(), settings_.heartbeat_timeout});
+          entry->confirming = true;
+        }
       }
       break;
     case Notice::Step::dead:
@@ -365,7 +373,6 @@ MembershipProtocol::Effects MembershipProtocol::on_notice(const WorkerInfo& from
       break;  // over connections of their own
   }
   answer_joins(now, effects);
-  return effects;
 }
 
 void MembershipProtocol::on_suspect(const WorkerInfo& from, const Notice& notice, Time now,

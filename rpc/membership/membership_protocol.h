@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +24,11 @@ namespace stitch::rpc {
 // suspicion, the verdict, joining and leaving. PROTOCOL.md has the rules and what they guarantee.
 // Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
 // MembershipService, or by a simulation. Not thread-safe.
+//
+// An event for which there is no memory throws std::bad_alloc. Every change of state has been made
+// together with the effect that belongs to it, or not at all; the effects that there are by then
+// are returned by the next event. So the same event may be passed on again, which repeats nothing
+// but notices; one that is not is as a notice that was lost, which R1 to R7 repair.
 class MembershipProtocol {
  public:
   using Clock = std::chrono::steady_clock;
@@ -94,22 +100,38 @@ class MembershipProtocol {
   // them are `dead` or `left`.
   void start(std::span<const KnownLife> lives);
   // Every kTicks-th part of the heartbeat interval.
-  [[nodiscard]] Effects on_tick(Time now, std::span<const Link> links);
+  [[nodiscard]] Effects on_tick(Time now, std::span<const Link> links) {
+    return collect([&](Effects& effects) { on_tick(now, links, effects); });
+  }
   static constexpr int kTicks = 2;
   // The connection to a life is over, and there will be no other.
-  [[nodiscard]] Effects on_link_lost(const WorkerInfo& peer, const Error& reason, Time now);
-  [[nodiscard]] Effects on_notice(const WorkerInfo& from, const Notice& notice, Time now);
-  [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now);
+  [[nodiscard]] Effects on_link_lost(const WorkerInfo& peer, const Error& reason, Time now) {
+    return collect([&](Effects& effects) { on_link_lost(peer, reason, now, effects); });
+  }
+  [[nodiscard]] Effects on_notice(const WorkerInfo& from, const Notice& notice, Time now) {
+    return collect([&](Effects& effects) { on_notice(from, notice, now, effects); });
+  }
+  [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now) {
+    return collect([&](Effects& effects) { on_heartbeat(from, digest, now, effects); });
+  }
   // Whether a life has answered a connection of its own; nothing if that could not be found out.
   // `connected`: there is a bound connection to it by now.
   [[nodiscard]] Effects on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now,
-                                 bool connected = false);
+                                 bool connected = false) {
+    return collect([&](Effects& effects) { on_probe(about, answered, now, connected, effects); });
+  }
   // A worker that is no member asks to be one. One Answer with this ticket follows.
-  [[nodiscard]] Effects on_join(std::uint64_t ticket, const MemberCard& card, Time now);
+  [[nodiscard]] Effects on_join(std::uint64_t ticket, const MemberCard& card, Time now) {
+    return collect([&](Effects& effects) { on_join(ticket, card, now, effects); });
+  }
   // What this worker was told when it joined.
-  [[nodiscard]] Effects on_welcome(const Notice& welcome, Time now);
+  [[nodiscard]] Effects on_welcome(const Notice& welcome, Time now) {
+    return collect([&](Effects& effects) { on_welcome(welcome, now, effects); });
+  }
   // This worker leaves: leave_done follows, at the latest after the heartbeat timeout.
-  [[nodiscard]] Effects leave(Time now);
+  [[nodiscard]] Effects leave(Time now) {
+    return collect([&](Effects& effects) { leave(now, effects); });
+  }
 
   // ---- state
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_.info; }
@@ -172,6 +194,34 @@ class MembershipProtocol {
   // after so many timeouts, in which it learns what else it has lost.
   static constexpr int kGivesUp = 1;
 
+  // The effects of `change`, behind those of events that had no memory to end.
+  template <class Change>
+  [[nodiscard]] Effects collect(Change&& change) {
+    Effects effects = std::exchange(unfinished_, {});
+    try {
+      change(effects);
+    } catch (...) {
+      unfinished_ = std::move(effects);
+      throw;
+    }
+    return effects;
+  }
+  // Room for one more, so that the state can be changed before it is added.
+  template <class T>
+  static void make_room(std::vector<T>& list) {
+    if (list.size() == list.capacity()) list.reserve(std::max<std::size_t>(4, 2 * list.capacity()));
+  }
+  // The events above.
+  void on_tick(Time now, std::span<const Link> links, Effects& effects);
+  void on_link_lost(const WorkerInfo& peer, const Error& reason, Time now, Effects& effects);
+  void on_notice(const WorkerInfo& from, const Notice& notice, Time now, Effects& effects);
+  void on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now, Effects& effects);
+  void on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now, bool connected,
+                Effects& effects);
+  void on_join(std::uint64_t ticket, const MemberCard& card, Time now, Effects& effects);
+  void on_welcome(const Notice& welcome, Time now, Effects& effects);
+  void leave(Time now, Effects& effects);
+
   [[nodiscard]] bool over() const noexcept { return fenced_.has_value(); }
   [[nodiscard]] Entry* find(const WorkerInfo& info);
   [[nodiscard]] Entry* find(WorkerId id);
@@ -230,6 +280,7 @@ class MembershipProtocol {
 
   const MemberCard self_;
   const Settings settings_;
+  Effects unfinished_;                 // of events that had no memory to end
   std::map<WorkerId, Entry> entries_;  // the others: the last life of each
   std::uint64_t digest_ = 0;           // of them, changed with them
   std::map<std::uint64_t, Joining> joining_;

@@ -2,9 +2,11 @@
 
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
+#include "stitch/base/patience.h"
 #include "stitch/rpc/future/execution_context.h"
 
 namespace stitch {
@@ -40,7 +42,15 @@ void Watcher::notify(const std::shared_ptr<Runtime>& runtime, const WorkerInfo& 
     events_.push_back({info, reason});
     if (std::exchange(scheduled_, true)) return;
   }
-  runtime->post([self = shared_from_this(), runtime] { self->call_back(runtime); });
+  try {
+    runtime->post([self = shared_from_this(), runtime] { self->call_back(runtime); });
+  } catch (const std::bad_alloc&) {
+    // Told again, or with the next event: as it was before.
+    const base::MutexLock lock(mutex_);
+    scheduled_ = false;
+    if (!events_.empty()) events_.pop_back();
+    throw;
+  }
 }
 
 void Watcher::call_back(const std::shared_ptr<Runtime>& runtime) {
@@ -106,7 +116,10 @@ void Watchers::notify(const std::shared_ptr<Runtime>& runtime, const WorkerInfo&
     watchers = watchers_;
   }
   for (const auto& weak : watchers) {
-    if (const auto watcher = weak.lock()) watcher->notify(runtime, info, reason);
+    const auto watcher = weak.lock();
+    if (!watcher) continue;
+    // Each for itself: those before it must not be told twice.
+    base::patiently([&] { watcher->notify(runtime, info, reason); });
   }
 }
 

@@ -22,12 +22,12 @@ stitch_mutated_copy(rpc/membership/membership_protocol.cc tests/rpc/membership_m
   [[    if (asked == kWitnesses) break;]]
   [[    if (asked == kWitnesses || broken(Mutation::asks_no_witness)) break;]]
 
-  [[    if (!std::exchange(entry->doubted, true)) return effects;]]
-  [[    if (!std::exchange(entry->doubted, true) && !broken(Mutation::believes_one_probe)) return effects;]]
+  [[    if (!std::exchange(entry->doubted, true)) return;]]
+  [[    if (!std::exchange(entry->doubted, true) && !broken(Mutation::believes_one_probe)) return;]]
 
-  [[  if (over() || sender == nullptr || !sender->alive()) return effects;]]
+  [[  if (over() || sender == nullptr || !sender->alive()) return;]]
   [[  if (over() || sender == nullptr || (!sender->alive() && !broken(Mutation::obeys_the_dead)))
-    return effects;]]
+    return;]]
 
   [[    if (about.epoch == self_.info.epoch) fence(notice.text, effects);]]
   [[    if (about.epoch == self_.info.epoch && !broken(Mutation::goes_on_when_declared_dead))
@@ -115,7 +115,7 @@ stitch_mutated_copy(rpc/membership/membership_joins.cc tests/rpc/membership_muta
               now, effects);]]
 
   [[  insert(life);
-  if (life.state == LifeState::alive) {]]
+  effects.events.push_back(std::move(news));]]
   [[  insert(life);
   if (broken(Mutation::keeps_quiet_of_the_past) && life.state != LifeState::alive) return;
-  if (life.state == LifeState::alive) {]])
+  effects.events.push_back(std::move(news));]])
